@@ -1,0 +1,8 @@
+"""uprmc: a durable memcached-compatible server that replicates over UPR.
+
+Start reading at ``docs/architecture.md``; the layers are, from the bottom up, the vocabulary
+(`model`, `errors`, `ports`, `config`), the codec and the store (`protocol`, `storage`), the rules
+of one node (`engine`), the conversations (`kv`) and the running node (`server`, `cli`).
+"""
+
+__version__ = "0.1.0"

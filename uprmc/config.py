@@ -1,0 +1,346 @@
+"""Every setting of a node: default, unit, range and one line of help, checked once.
+
+A setting is named ``section.name`` everywhere: in the TOML file (``[section]`` tables), in the
+environment (``UPRMC_SECTION_NAME``), on the command line (``--set section.name=value``) and in
+statistics. Later sources win in that order. Whatever is unknown, malformed or out of range is
+refused with the reason (`ConfigError`, one line).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from uprmc.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_SIZE_SUFFIXES = {"": 1, "b": 1, "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB}
+
+
+def _setting(
+    default: Any, unit: str, doc: str, low: float | None = None, high: float | None = None
+) -> Any:
+    return field(default=default, metadata={"unit": unit, "low": low, "high": high, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Listeners and connections."""
+
+    memcached: str = _setting(
+        "127.0.0.1:11211", "address", "Listener for memcached clients: HOST:PORT or an endpoint."
+    )
+    upr: str = _setting(
+        "127.0.0.1:11210", "address", "Listener where the vBucket field is authoritative."
+    )
+    http: str = _setting(
+        "127.0.0.1:8091", "address", "Listener for health, status and metrics; 'off' for none."
+    )
+    tls_cert: str = _setting("", "path", "PEM certificate chain; serves TLS on both listeners.")
+    tls_key: str = _setting("", "path", "PEM private key that belongs to tls_cert.")
+    max_connections: int = _setting(
+        10_000, "connections", "One more is told so and closed.", 1, 1_000_000
+    )
+    idle_timeout_s: float = _setting(
+        0.0, "seconds", "Close a connection that sends nothing for so long; 0 = never.", 0, 86_400
+    )
+    listen_backlog: int = _setting(1_024, "connections", "Length of the accept queue.", 1, 65_535)
+
+
+@dataclass(frozen=True, slots=True)
+class KvSettings:
+    """Limits of one client conversation."""
+
+    max_item_bytes: int = _setting(
+        1 * MIB, "bytes", "Largest item: key, value and about 50 bytes.", 1 * KIB, 128 * MIB
+    )
+    max_frame_bytes: int = _setting(
+        160 * MIB,
+        "bytes",
+        "A frame that announces more closes the connection instead of being read and dropped.",
+        2 * MIB,
+        2 * GIB,
+    )
+    max_line_bytes: int = _setting(
+        2_048, "bytes", "A text line that grows longer without its end closes.", 512, 64 * KIB
+    )
+    max_retrieval_line_bytes: int = _setting(
+        1 * MIB, "bytes", "The same for lines that start with get or gets.", 2 * KIB, 64 * MIB
+    )
+    max_unsent_bytes: int = _setting(
+        1 * MIB,
+        "bytes",
+        "Replies held for a peer that does not read; then its requests wait.",
+        64 * KIB,
+        1 * GIB,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The vBuckets and what they hold."""
+
+    vbuckets: int = _setting(
+        1_024, "count", "Number of vBuckets, a power of two; fixed when data is made.", 1, 1_024
+    )
+    expiry_interval_s: float = _setting(
+        3_600.0, "seconds", "How often all items are looked over for expired ones.", 1, 604_800
+    )
+    lock_default_s: int = _setting(15, "seconds", "Length of a lock that names none.", 1, 30)
+    lock_max_s: int = _setting(30, "seconds", "Longest lock; a longer one gets the default.", 1, 30)
+    max_failover_entries: int = _setting(25, "entries", "Failover log length.", 2, 1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """The quota and its marks, as shares of it."""
+
+    quota: int = _setting(
+        1 * GIB, "bytes", "What keys, values and their bookkeeping may take.", 8 * MIB, 4_096 * GIB
+    )
+    low_mark: float = _setting(0.75, "share", "Ejection stops, warm-up stops loading.", 0.1, 0.98)
+    high_mark: float = _setting(0.85, "share", "Ejection of clean values starts.", 0.1, 0.98)
+    mutation_limit: float = _setting(
+        0.93, "share", "Writes get temporary failure above this.", 0.1, 1.0
+    )
+    pager_slice: int = _setting(
+        2_000, "items", "Items the pager looks at before it lets others run.", 10, 1_000_000
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FlushSettings:
+    """How queued changes reach the disk."""
+
+    batch_items: int = _setting(
+        10_000, "items", "A commit takes at most so many; so many queued start one.", 1, 1_000_000
+    )
+    quiet_items: int = _setting(
+        256, "items", "A queue no longer than this is written after quiet_delay_s.", 0, 1_000_000
+    )
+    quiet_delay_s: float = _setting(
+        0.02, "seconds", "Age of the oldest change when a short queue is written.", 0, 60
+    )
+    busy_delay_s: float = _setting(
+        0.5, "seconds", "Age of the oldest change when a long queue is written.", 0, 60
+    )
+    retry_delay_s: float = _setting(
+        1.0, "seconds", "Wait after a commit failed before it is tried again.", 0.01, 600
+    )
+    sync: bool = _setting(True, "yes/no", "Force every commit to the device.")
+    fetch_batch: int = _setting(
+        1_000, "keys", "Ejected values read from disk in one go.", 1, 100_000
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """The files."""
+
+    data: str = _setting("./uprmc-data", "path", "Data directory; made when it is absent.")
+    map_initial: int = _setting(
+        16 * GIB, "bytes", "Address space reserved for the store; grows.", 1 * MIB, 64 * 1024 * GIB
+    )
+    map_max: int = _setting(
+        16 * 1024 * GIB, "bytes", "The store never grows beyond this.", 1 * MIB, 64 * 1024 * GIB
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What standard error says."""
+
+    level: str = _setting("info", "debug|info|warn|error", "Least important level that is shown.")
+    format: str = _setting("text", "text|json", "One line per event, for people or for machines.")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All sections. Build it with `load`, or directly in tests."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    kv: KvSettings = field(default_factory=KvSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    flush: FlushSettings = field(default_factory=FlushSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingInfo:
+    """One setting, described for help pages and statistics."""
+
+    name: str
+    kind: type
+    default: Any
+    unit: str
+    low: float | None
+    high: float | None
+    doc: str
+
+
+_CHOICES = {
+    "log.level": ("debug", "info", "warn", "error"),
+    "log.format": ("text", "json"),
+}
+
+
+def describe() -> Iterator[SettingInfo]:
+    """Yield every setting in the order in which they are declared."""
+    defaults = Settings()
+    for section in fields(Settings):
+        values = getattr(defaults, section.name)
+        for item in fields(values):
+            default = getattr(values, item.name)
+            meta = item.metadata
+            yield SettingInfo(
+                f"{section.name}.{item.name}",
+                type(default),
+                default,
+                meta["unit"],
+                meta["low"],
+                meta["high"],
+                meta["doc"],
+            )
+
+
+def values_of(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Yield ``(name, value)`` of every setting in force."""
+    for info in describe():
+        section, name = info.name.split(".")
+        yield info.name, getattr(getattr(settings, section), name)
+
+
+def parse_size(text: str) -> int:
+    """Turn ``"512M"``, ``"2GiB"`` or ``"1048576"`` into bytes; raises `ConfigError`."""
+    digits = text.strip().lower()
+    number = digits.rstrip("bikmg")
+    suffix = digits[len(number) :]
+    try:
+        return int(float(number) * _SIZE_SUFFIXES[suffix])
+    except (KeyError, ValueError, OverflowError):
+        raise ConfigError(f"{text!r} is not a size: say 512M, 2G or a number of bytes") from None
+
+
+def _converted(info: SettingInfo, value: Any) -> Any:
+    if isinstance(value, str) and info.kind is not str:
+        value = _from_text(info, value)
+    if info.kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not info.kind:
+        raise ConfigError(f"{info.name}: {value!r} is not {_kind_name(info)}")
+    return value
+
+
+def _from_text(info: SettingInfo, text: str) -> Any:
+    if info.kind is bool:
+        words = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+        if text.lower() not in words:
+            raise ConfigError(f"{info.name}: {text!r} is neither yes nor no")
+        return words[text.lower()]
+    if info.unit == "bytes":
+        try:
+            return parse_size(text)
+        except ConfigError as error:
+            raise ConfigError(f"{info.name}: {error}") from None
+    try:
+        return info.kind(text)
+    except ValueError:
+        raise ConfigError(f"{info.name}: {text!r} is not {_kind_name(info)}") from None
+
+
+def _kind_name(info: SettingInfo) -> str:
+    names = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
+    return f"{names[info.kind]} of {info.unit}" if info.kind in (int, float) else names[info.kind]
+
+
+def _checked(info: SettingInfo, value: Any) -> Any:
+    value = _converted(info, value)
+    if info.low is not None and not value >= info.low:
+        raise ConfigError(f"{info.name}: {value} is below the least, {info.low} {info.unit}")
+    if info.high is not None and not value <= info.high:
+        raise ConfigError(f"{info.name}: {value} is above the most, {info.high} {info.unit}")
+    choices = _CHOICES.get(info.name)
+    if choices and value not in choices:
+        raise ConfigError(f"{info.name}: {value!r} is none of {', '.join(choices)}")
+    return value
+
+
+def build(changes: Mapping[str, Any]) -> Settings:
+    """Make settings from the defaults and ``{"section.name": value}``; text values are converted.
+
+    Raises:
+        ConfigError: a name is unknown, a value malformed or out of range, or two contradict.
+    """
+    known = {info.name: info for info in describe()}
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise ConfigError(f"there is no setting {name!r}; 'uprmc settings' lists them all")
+        section, item = name.split(".")
+        sections.setdefault(section, {})[item] = _checked(known[name], value)
+    settings = Settings(
+        **{
+            section.name: section.default_factory(**sections.get(section.name, {}))  # type: ignore[misc]  # every section has a factory
+            for section in fields(Settings)
+        }
+    )
+    _check_together(settings)
+    return settings
+
+
+def _check_together(settings: Settings) -> None:
+    vbuckets = settings.engine.vbuckets
+    if vbuckets & (vbuckets - 1):
+        raise ConfigError(f"engine.vbuckets: {vbuckets} is not a power of two")
+    memory = settings.memory
+    if not memory.low_mark < memory.high_mark < memory.mutation_limit:
+        raise ConfigError("memory: low_mark < high_mark < mutation_limit must hold")
+    if bool(settings.server.tls_cert) != bool(settings.server.tls_key):
+        raise ConfigError("server.tls_cert and server.tls_key go together; one is missing")
+    if settings.storage.map_initial > settings.storage.map_max:
+        raise ConfigError("storage.map_initial is above storage.map_max")
+
+
+def from_file(path: Path) -> dict[str, Any]:
+    """Read a TOML file into ``{"section.name": value}``; raises `ConfigError`."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    found: dict[str, Any] = {}
+    for section, table in document.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {section!r} stands outside of a [section]")
+        found.update({f"{section}.{name}": value for name, value in table.items()})
+    return found
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Pick ``UPRMC_SECTION_NAME`` variables; one that names no setting is refused."""
+    known = {f"UPRMC_{info.name.replace('.', '_').upper()}": info.name for info in describe()}
+    found: dict[str, Any] = {}
+    for variable, value in environment.items():
+        if not variable.startswith("UPRMC_"):
+            continue
+        if variable not in known:
+            raise ConfigError(f"the environment variable {variable} names no setting")
+        found[known[variable]] = value
+    return found
+
+
+def load(file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
+    """Combine file, environment and command line options, later ones winning."""
+    changes = from_file(file) if file else {}
+    changes.update(from_environment(environment))
+    changes.update(options)
+    return build(changes)

@@ -1,0 +1,119 @@
+"""Every exception that crosses a layer, in one tree.
+
+`CommandError` ends one command, `ProtocolError` one connection, `StoreError` one commit or the
+start of a node. The engine raises these domain words; `kv` translates them into opcodes' statuses
+and text lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class UprmcError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class ConfigError(UprmcError):
+    """A setting, option or configuration file is wrong; the text is one line for the operator."""
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+class CommandError(UprmcError):
+    """A command was understood and refused; nothing changed."""
+
+
+class KeyNotFound(CommandError):
+    """No live document has this key."""
+
+
+class KeyExists(CommandError):
+    """The document exists, or its CAS differs from the one given."""
+
+
+class NotStored(CommandError):
+    """Append or prepend found nothing to extend."""
+
+
+class TooLarge(CommandError):
+    """The item exceeds the item limit."""
+
+
+class DeltaBadValue(CommandError):
+    """The stored value is not a number below 2**64."""
+
+
+class Locked(CommandError):
+    """Somebody holds the key's lock (get-and-lock)."""
+
+
+class NotLocked(CommandError):
+    """Unlock of a key that is not locked, or with another lock's CAS."""
+
+
+class NotMyVBucket(CommandError):
+    """The vBucket is absent here or not in a state that allows the command."""
+
+
+class TemporaryFailure(CommandError):
+    """Not now: memory is short, the disk is full, or warm-up is going on. Trying again helps."""
+
+
+class OutOfMemory(CommandError):
+    """The item could never fit into the memory quota."""
+
+
+class InvalidArguments(CommandError):
+    """The numbers of a well-formed command make no sense."""
+
+
+class NotResident(CommandError):
+    """The value is on disk: fetch it, then run the command again.
+
+    Raised before anything changed, so running the whole command again is safe.
+    """
+
+    def __init__(self, vbucket: int, keys: Sequence[bytes]) -> None:
+        super().__init__(vbucket, keys)
+        self.vbucket = vbucket
+        self.keys = keys
+
+
+# --- conversations ------------------------------------------------------------------------------
+
+
+class ProtocolError(UprmcError):
+    """A conversation cannot go on."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own code asked for something the protocol forbids."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol; the connection is to be closed."""
+
+
+# --- storage ------------------------------------------------------------------------------------
+
+
+class StoreError(UprmcError):
+    """The store could not do what was asked. A failed commit has changed nothing."""
+
+
+class StoreFull(StoreError):
+    """No room on the device; the same commit may succeed later."""
+
+
+class StoreMapFull(StoreError):
+    """The store's own size limit is reached: call `grow`, then commit again."""
+
+
+class StoreCorrupt(StoreError):
+    """A record cannot be read back."""
+
+
+class StoreRefused(StoreError):
+    """The data directory cannot be used; the text is one line for the operator."""

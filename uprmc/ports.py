@@ -1,0 +1,57 @@
+"""The doors between rules and the outside world; the store is one more (`storage.interface`).
+
+`Clock` and `Entropy` are what rules may ask for; real ones live in `server.world`, simulated ones
+in ``tests/sim``. `Session` is the other direction: what the outside may do with one peer's
+conversation, whatever protocol it speaks. Adapters and the simulator are written once against it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where rules get the time from."""
+
+    def now(self) -> float:
+        """Return Unix time in seconds. It may jump; use it for expiry times only."""
+
+
+class Entropy(Protocol):
+    """Where rules get identifiers from."""
+
+    def uuid48(self) -> int:
+        """Return a random number in ``1 .. 2**48 - 1`` to name a branch of history."""
+
+
+class Session(Protocol):
+    """One peer's conversation, without a socket.
+
+    After each call of any method the adapter looks at the two attributes and at `data_to_send`.
+
+    Attributes:
+        closing: hang up as soon as everything from `data_to_send` has been written; no more input
+            is wanted.
+        input_full: do not read from the peer for now: unprocessed input or unsent output is at its
+            limit. Draining `data_to_send` (or the session's own wake-up) clears it.
+    """
+
+    closing: bool
+    input_full: bool
+
+    def receive_data(self, data: bytes) -> None:
+        """Take the next bytes from the peer, cut anywhere. Never raises for what a peer sends."""
+
+    def tick(self, now: float) -> None:
+        """Learn the (monotonic) time in seconds: time-outs and keep-alives happen here."""
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """Return pieces to write, in order, about `budget` bytes at most (one piece may overshoot).
+
+        Pulling is the backpressure: what a slow peer does not take is not produced. An empty list
+        means there is nothing to send now; the session calls the wake-up it was given when that
+        changes by itself.
+        """
+
+    def connection_lost(self) -> None:
+        """The peer is gone: let go of everything held for it."""

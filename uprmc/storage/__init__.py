@@ -1,0 +1,1 @@
+"""What is on disk: the contract (`interface`), its reference model (`memory`), and LMDB."""

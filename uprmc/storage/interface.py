@@ -1,0 +1,139 @@
+"""The contract between the rules and whatever keeps the data.
+
+A store is a set of vBuckets, each with a header and two indexes over one set of records: **by id**
+(key -> newest version) and **by seq** (seqno -> that same version). It holds at most one record of
+a key, live or tombstone: a newer one replaces the older and the older's by-seq entry goes in the
+same commit.
+
+Threads: `commit` may run in a worker thread, one at a time. A `StoreView` may be *read* in a worker
+thread. Everything else, opening and closing views included, happens in the one thread that runs the
+rules. The store itself takes no locks and starts no threads.
+
+Implementations: `memory.MemoryStore` (the reference model) and `lmdb_store.LmdbStore`. Both pass
+``tests/contracts/store_contract.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from uprmc.model import Item, VBucketHeader
+
+
+@dataclass(frozen=True, slots=True)
+class VBucketChange:
+    """What one commit does to one vBucket.
+
+    Attributes:
+        vbucket: its number.
+        header: the header to store; ``None`` removes the vBucket with everything in it.
+        items: new versions, seqnos strictly rising, at most one per key, values present (tombstones
+            have none). Seqnos need not be above those already stored: a replica that rolled back
+            writes lower ones.
+        reset: forget all of the vBucket's records first.
+        drop: tombstones to remove for good, as (key, seqno); one whose key has meanwhile another
+            seqno is left alone.
+    """
+
+    vbucket: int
+    header: VBucketHeader | None
+    items: Sequence[Item] = ()
+    reset: bool = False
+    drop: Sequence[tuple[bytes, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One atomic commit: all of it is on disk afterwards, or none of it.
+
+    Attributes:
+        changes: at most one per vBucket.
+        local: local documents to write (``None`` deletes); they are in no index and no stream.
+        reset_all: forget every vBucket, header and record (not local documents) first.
+    """
+
+    changes: Sequence[VBucketChange] = ()
+    local: Mapping[bytes, bytes | None] = field(default_factory=dict)
+    reset_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """Sizes for statistics, in bytes; ``free_bytes`` is space inside the file that is reusable."""
+
+    file_bytes: int
+    map_bytes: int
+    free_bytes: int
+
+
+class StoreView(Protocol):
+    """A consistent reading of the last commit at the time it was opened; later commits never show.
+
+    A view pins disk space: close it soon. Reading a closed view raises `StoreError`.
+    """
+
+    #: Records handed out so far by this view: cost accounting for "a scan reads what it returns".
+    records_read: int
+
+    def headers(self) -> dict[int, VBucketHeader]:
+        """Return the header of every stored vBucket."""
+
+    def header(self, vbucket: int) -> VBucketHeader | None:
+        """Return one header, ``None`` when the vBucket is not stored."""
+
+    def get(self, vbucket: int, key: bytes) -> Item | None:
+        """Return the stored version of `key`, tombstones included, with its value."""
+
+    def metadata(self, vbucket: int, key: bytes) -> Item | None:
+        """Like `get`, without reading the value (``value`` is ``None``)."""
+
+    def dump_metadata(self, vbucket: int | None = None) -> Iterator[tuple[int, Item, int]]:
+        """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one."""
+
+    def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
+        """Yield every record of the vBucket with a higher seqno, by rising seqno."""
+
+    def count(self) -> int:
+        """Return the number of records of all vBuckets, tombstones included."""
+
+    def close(self) -> None:
+        """Let go of the reading. Closing twice is harmless."""
+
+
+class Store(Protocol):
+    """See the module docstring for who may call what from where."""
+
+    def commit(self, batch: Batch) -> None:
+        """Write `batch` atomically; when this returns it survives a crash of the process.
+
+        With syncing on (the default of every implementation) it survives a power loss too.
+
+        Raises:
+            StoreFull: no room on the device. Nothing changed.
+            StoreMapFull: `grow` first. Nothing changed.
+            StoreError: anything else. Nothing changed.
+        """
+
+    def grow(self) -> bool:
+        """Make room after `StoreMapFull`.
+
+        Returns:
+            ``False`` when it is impossible now because views are open: close them, try again.
+        """
+
+    def view(self) -> StoreView:
+        """Open a reading of the newest commit."""
+
+    def local(self, name: bytes) -> bytes | None:
+        """Return a local document as of the newest commit."""
+
+    def usage(self) -> StoreUsage:
+        """Return sizes for statistics."""
+
+    def sync(self) -> None:
+        """Force what was committed without syncing to the device. May run in a worker thread."""
+
+    def close(self) -> None:
+        """Close files and release the directory. No view or commit may be open."""
