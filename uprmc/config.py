@@ -186,6 +186,16 @@ class SettingInfo:
     doc: str
 
 
+_SECTIONS: dict[str, type[Any]] = {
+    "server": ServerSettings,
+    "kv": KvSettings,
+    "engine": EngineSettings,
+    "memory": MemorySettings,
+    "flush": FlushSettings,
+    "storage": StorageSettings,
+    "log": LogSettings,
+}
+
 _CHOICES = {
     "log.level": ("debug", "info", "warn", "error"),
     "log.format": ("text", "json"),
@@ -287,10 +297,7 @@ def build(changes: Mapping[str, Any]) -> Settings:
         section, item = name.split(".")
         sections.setdefault(section, {})[item] = _checked(known[name], value)
     settings = Settings(
-        **{
-            section.name: section.default_factory(**sections.get(section.name, {}))  # type: ignore[misc]  # every section has a factory
-            for section in fields(Settings)
-        }
+        **{name: kind(**sections.get(name, {})) for name, kind in _SECTIONS.items()}
     )
     _check_together(settings)
     return settings

@@ -39,9 +39,9 @@ class Life(IntEnum):
 class Item:
     """One version of one document. Never changed once it is shared: an update makes a new one.
 
-    Whoever holds an item (hash table, write queue, a reply on its way out) keeps it alive; reference
-    counting frees it. The one exception to immutability is `nru`, a hint for the memory pager that
-    is no part of the document.
+    Whoever holds an item (hash table, write queue, a reply on its way out) keeps it alive;
+    reference counting frees it. The one exception to immutability is `nru`, a hint for the memory
+    pager that is no part of the document.
 
     Attributes:
         key: 1 to 250 bytes.
