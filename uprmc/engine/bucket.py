@@ -1,0 +1,169 @@
+"""The bucket: all vBuckets of a node, and the front door for key operations.
+
+Job: know which vBucket a key belongs to and whether it may be used now; own what the vBuckets share
+(ledger, counters) and the helpers that move data between memory and store.
+
+Neighbours: sessions look vBuckets up here; `server` drives `flusher`, `fetcher`, `pager` and
+`tick`; `warmup` fills it before traffic is let in.
+
+What surprises: `active` holds the vBuckets that may serve clients *now*. It is empty until warm-up
+is over, so the hot path needs one lookup to know everything; only a failed lookup asks why
+(`locate`).
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from uprmc.config import Settings
+from uprmc.engine.failover_log import branched, last_complete_seqno
+from uprmc.engine.fetcher import Fetcher
+from uprmc.engine.flusher import Flusher, Waiter
+from uprmc.engine.ledger import Ledger
+from uprmc.engine.pager import Pager
+from uprmc.engine.stats import Stats
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.write_queue import WriteQueue
+from uprmc.errors import NotMyVBucket, TemporaryFailure
+from uprmc.model import VBucketHeader, VBucketState
+from uprmc.ports import Clock, Entropy
+from uprmc.storage.interface import Store
+
+_CAS_PER_SECOND = 1_000_000_000
+
+
+class Bucket:
+    """See the module docstring.
+
+    Attributes:
+        vbuckets: number -> vBucket, whatever its state.
+        active: number -> vBucket, those that serve clients now.
+        traffic: whether clients are let in (warm-up is over).
+    """
+
+    def __init__(self, settings: Settings, store: Store, clock: Clock, entropy: Entropy) -> None:
+        self.settings = settings
+        self.store = store
+        self.clock = clock
+        self.entropy = entropy
+        self.vbuckets: dict[int, VBucket] = {}
+        self.active: dict[int, VBucket] = {}
+        self.traffic = False
+        self.stats = Stats()
+        self.ledger = Ledger(settings.memory, int(clock.now()) * _CAS_PER_SECOND)
+        self.flusher = Flusher(store, self.vbuckets, self.ledger, self.stats, settings.flush)
+        self.fetcher = Fetcher(store, self.vbuckets, self.stats, settings.flush.fetch_batch)
+        self.pager = Pager(
+            self.vbuckets.values, self.ledger, self.stats, settings.memory.pager_slice
+        )
+        self._flush_at: float | None = None
+        self._mask = settings.engine.vbuckets - 1
+
+    def vbucket_of(self, key: bytes) -> int:
+        """Return the number of the vBucket that `key` belongs to (design, decision 3)."""
+        return (crc32(key) >> 16) & 0x7FFF & self._mask
+
+    def locate(self, number: int) -> VBucket:
+        """Return an active vBucket, or raise the reason why clients cannot use it.
+
+        Raises:
+            TemporaryFailure: warm-up is going on.
+            NotMyVBucket: absent, or in another state.
+        """
+        vbucket = self.active.get(number)
+        if vbucket is not None:
+            return vbucket
+        if not self.traffic:
+            raise TemporaryFailure("warming up")
+        raise NotMyVBucket(number)
+
+    def of_key(self, key: bytes) -> VBucket:
+        """Return the active vBucket of `key`; raises as `locate`."""
+        return self.locate(self.vbucket_of(key))
+
+    def create(self, number: int, state: VBucketState) -> VBucket:
+        """Make an empty vBucket with a history of its own."""
+        vbucket = self._new(number, state)
+        vbucket.change_header()
+        return vbucket
+
+    def restore(self, number: int, header: VBucketHeader, *, clean: bool) -> VBucket:
+        """Make a vBucket from its stored header; its items are installed afterwards.
+
+        Args:
+            number: its number.
+            header: as stored.
+            clean: whether the node was stopped in order. If not, it cannot know what it had
+                promised beyond what is stored, so an active vBucket begins a new branch (D11).
+        """
+        vbucket = self._new(number, header.state)
+        vbucket.failover_log = header.failover_log
+        vbucket.high_seqno = vbucket.persisted_seqno = header.high_seqno
+        vbucket.queue = WriteQueue(header.high_seqno)
+        vbucket.purge_seqno = header.purge_seqno
+        vbucket.max_deleted_rev = header.max_deleted_rev
+        if not clean and header.state == VBucketState.ACTIVE:
+            vbucket.failover_log = branched(
+                header.failover_log,
+                self.entropy.uuid48(),
+                last_complete_seqno(header.high_seqno, header.snapshot),
+                self.settings.engine.max_failover_entries,
+            )
+            vbucket.change_header()
+        return vbucket
+
+    def let_traffic_in(self) -> None:
+        """Open the doors: warm-up is over."""
+        self.traffic = True
+        self.active.update(
+            (number, vbucket)
+            for number, vbucket in self.vbuckets.items()
+            if vbucket.state == VBucketState.ACTIVE
+        )
+
+    def shut_traffic_out(self) -> None:
+        """Close the doors: from now on commands get temporary failure."""
+        self.traffic = False
+        self.active.clear()
+
+    def flush(self, at: float, done: Waiter) -> None:
+        """Forget every document at Unix time `at`, now if that has passed.
+
+        Each vBucket starts again at seqno 0 under a new history. An immediate flush calls `done`
+        when it is on disk (``False``: that failed, it will be on disk later); a later one at once,
+        and what is stored until its time comes goes too.
+        """
+        if at > self.clock.now():
+            self._flush_at = at
+            done(True)
+            return
+        self._flush_at = None
+        self._reset_all()
+        self.flusher.when_durable(done)
+
+    def tick(self) -> None:
+        """Do what has become due; call it a few times a second."""
+        if self._flush_at is not None and self._flush_at <= self.clock.now():
+            self._flush_at = None
+            self._reset_all()
+
+    @property
+    def item_count(self) -> int:
+        """Number of documents in active vBuckets."""
+        return sum(vbucket.item_count for vbucket in self.active.values())
+
+    @property
+    def total_item_count(self) -> int:
+        """Number of documents in all vBuckets."""
+        return sum(vbucket.item_count for vbucket in self.vbuckets.values())
+
+    def _new(self, number: int, state: VBucketState) -> VBucket:
+        vbucket = VBucket(
+            number, state, self.entropy.uuid48(), self.ledger, self.stats, self.clock.now
+        )
+        self.vbuckets[number] = vbucket
+        return vbucket
+
+    def _reset_all(self) -> None:
+        for vbucket in self.vbuckets.values():
+            vbucket.reset(self.entropy.uuid48())

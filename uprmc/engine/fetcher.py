@@ -1,0 +1,121 @@
+"""Bringing ejected values back from disk without making anybody else wait.
+
+The same three steps as the flusher: `begin` collects what is wanted and opens a store view,
+`commit` reads (any thread), `finish` puts the values into the tables and wakes those who asked, all
+in one turn: a woken session finds its value before the pager could eject it again.
+
+Source: `reference/systems.md` (f), background fetch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from uprmc.engine.stats import Stats
+from uprmc.engine.vbucket import VBucket
+from uprmc.model import Item
+from uprmc.storage.interface import Store, StoreView
+
+#: (vBucket, key)
+Wanted = tuple[int, bytes]
+
+
+@dataclass(slots=True)
+class _Request:
+    wanted: Sequence[Wanted]
+    done: Callable[[bool], None]
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One round of reading."""
+
+    view: StoreView
+    requests: list[_Request]
+    wanted: list[Wanted]
+    persisted: dict[int, int]
+    found: dict[Wanted, Item | None] = field(default_factory=dict)
+
+
+class Fetcher:
+    """See the module docstring.
+
+    Attributes:
+        on_wanted: called when something is wanted while nothing was.
+    """
+
+    def __init__(
+        self, store: Store, vbuckets: Mapping[int, VBucket], stats: Stats, batch_keys: int
+    ) -> None:
+        self._store = store
+        self._vbuckets = vbuckets
+        self._stats = stats
+        self._batch_keys = batch_keys
+        self._waiting: deque[_Request] = deque()
+        self.on_wanted: Callable[[], None] = lambda: None
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests not yet begun."""
+        return len(self._waiting)
+
+    def want(self, wanted: Sequence[Wanted], done: Callable[[bool], None]) -> None:
+        """Ask for values; `done` is called once, with ``False`` if they cannot be had.
+
+        ``True`` means "run the command again": the value is there, or the document has changed.
+        """
+        self._waiting.append(_Request(wanted, done))
+        if len(self._waiting) == 1:
+            self.on_wanted()
+
+    def begin(self) -> Fetch | None:
+        """Take a round's worth of requests, whole ones, at least one; ``None`` if there is none."""
+        if not self._waiting:
+            return None
+        taken: list[_Request] = []
+        wanted: set[Wanted] = set()
+        while self._waiting and (not taken or len(wanted) < self._batch_keys):
+            request = self._waiting.popleft()
+            taken.append(request)
+            wanted.update(request.wanted)
+        persisted = {
+            number: self._vbuckets[number].persisted_seqno
+            for number in {number for number, _ in wanted}
+            if number in self._vbuckets
+        }
+        return Fetch(self._store.view(), taken, sorted(wanted), persisted)
+
+    def commit(self, fetch: Fetch) -> None:
+        """Read. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
+        get = fetch.view.get
+        fetch.found = {(number, key): get(number, key) for number, key in fetch.wanted}
+
+    def finish(self, fetch: Fetch) -> None:
+        """Put the values in and wake everybody who asked."""
+        fetch.view.close()
+        lost = {place for place in fetch.wanted if not self._install(fetch, place)}
+        self._stats.bg_fetched += len(fetch.wanted) - len(lost)
+        self._stats.bg_fetch_failures += len(lost)
+        for request in fetch.requests:
+            request.done(not any(place in lost for place in request.wanted))
+
+    def failed(self, fetch: Fetch) -> None:
+        """Learn that reading failed; everybody who asked is told so."""
+        fetch.view.close()
+        self._stats.bg_fetch_failures += len(fetch.wanted)
+        for request in fetch.requests:
+            request.done(False)
+
+    def _install(self, fetch: Fetch, place: Wanted) -> bool:
+        """Bring one value in; ``False`` if the store should have it and does not."""
+        number, key = place
+        vbucket = self._vbuckets.get(number)
+        current = vbucket.metadata(key) if vbucket else None
+        if vbucket is None or current is None or current.life or current.value is not None:
+            return True
+        item = fetch.found[place]
+        if item is not None and vbucket.bring_in(item):
+            return True
+        return current.seqno > fetch.persisted.get(number, 0)

@@ -1,0 +1,217 @@
+"""From the write queues to the store, in three steps so that the slow one can run elsewhere.
+
+`begin` (rules) takes views of the dirty vBuckets and makes one batch; `commit` (any thread, touches
+no rules) writes it; `finish` (rules) drops what was written from the queues and forgets deleted
+documents that were not written again meanwhile. One flush is under way at a time; whoever drives
+the flusher calls the three in order, or `begin`, `commit`, `failed`.
+
+What surprises: a queue longer than a batch is written from *one* view in several commits. Until the
+last of them the stored snapshot range says "incomplete", so that a crash in between is seen for
+what it is: the items are kept, but history branches at the last complete state.
+
+Source: seed 000 "How items in the partition write queue flow to couchstore"; rows D21 to D23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from uprmc.config import FlushSettings
+from uprmc.engine.ledger import Ledger
+from uprmc.engine.stats import Stats
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.write_queue import QueueView, WriteQueue
+from uprmc.errors import StoreError
+from uprmc.model import Item, SnapshotRange
+from uprmc.storage.interface import Batch, Store, VBucketChange
+
+Waiter = Callable[[bool], None]
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far one view of one queue has been written."""
+
+    queue: WriteQueue
+    view: QueueView
+    start: int
+    position: int
+
+
+@dataclass(slots=True)
+class _Part:
+    """One vBucket's share of a flush."""
+
+    vbucket: VBucket
+    queue: WriteQueue
+    items: list[Item]
+    upto: int
+    complete: bool
+    reset: bool
+    header: bool
+
+
+@dataclass(slots=True)
+class Flush:
+    """One flush under way: what to commit, and what to do afterwards."""
+
+    batch: Batch
+    parts: list[_Part]
+    waiters: list[Waiter] = field(default_factory=list)
+
+    @property
+    def item_count(self) -> int:
+        """Number of items in the batch."""
+        return sum(len(part.items) for part in self.parts)
+
+
+class Flusher:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        store: Store,
+        vbuckets: Mapping[int, VBucket],
+        ledger: Ledger,
+        stats: Stats,
+        settings: FlushSettings,
+    ) -> None:
+        self._store = store
+        self._vbuckets = vbuckets
+        self._ledger = ledger
+        self._stats = stats
+        self._settings = settings
+        self._cursors: dict[int, _Cursor] = {}
+        self._waiters: list[Waiter] = []
+
+    def delay(self, age_s: float) -> float:
+        """Return how many seconds to wait with the next flush; 0 = it is due.
+
+        A short queue is written soon, because waiting would gain little; a long one waits for more
+        company, because a document in a batch of 10,000 costs a third of one in a batch of 1,000.
+
+        Args:
+            age_s: how long something has been dirty.
+        """
+        ledger, settings = self._ledger, self._settings
+        if self._waiters or ledger.queued >= settings.batch_items or ledger.used > ledger.high_mark:
+            return 0.0
+        quiet = ledger.queued <= settings.quiet_items
+        left = (settings.quiet_delay_s if quiet else settings.busy_delay_s) - age_s
+        return min(max(left, 0.0), settings.quiet_delay_s)
+
+    def when_durable(self, waiter: Waiter) -> None:
+        """Call `waiter` once everything accepted until now in the headers is on disk.
+
+        It gets ``True`` after the next flush that is begun has finished, ``False`` if that failed
+        (the flush itself will be tried again all the same).
+        """
+        self._waiters.append(waiter)
+
+    def begin(self) -> Flush | None:
+        """Take what is dirty, up to a batch; ``None`` when nothing is."""
+        ledger = self._ledger
+        dirty, ledger.dirty = ledger.dirty, []
+        if not dirty and not self._waiters:
+            return None
+        room = self._settings.batch_items
+        parts: list[_Part] = []
+        for vbucket in dirty:
+            if room <= 0 and not (vbucket.header_dirty or vbucket.reset_pending):
+                ledger.dirty.append(vbucket)
+                continue
+            part = self._take(vbucket, room)
+            room -= len(part.items)
+            parts.append(part)
+        waiters, self._waiters = self._waiters, []
+        everything = sum(part.reset for part in parts) == len(self._vbuckets)
+        batch = Batch([self._change(part) for part in parts], reset_all=everything)
+        return Flush(batch, parts, waiters)
+
+    def commit(self, flush: Flush) -> None:
+        """Write the batch. The only step that is slow; safe in a worker thread.
+
+        Raises:
+            StoreError: nothing was written; call `failed`, not `finish`.
+        """
+        self._store.commit(flush.batch)
+
+    def finish(self, flush: Flush) -> None:
+        """Learn that the batch is on disk."""
+        for part in flush.parts:
+            self._settle(part)
+        self._ledger.disk_works()
+        self._stats.commits += 1
+        self._stats.items_flushed += flush.item_count
+        for waiter in flush.waiters:
+            waiter(True)
+
+    def failed(self, flush: Flush, error: StoreError) -> None:
+        """Learn that nothing of the batch was written: refuse writes, keep everything queued."""
+        self._stats.commit_failures += 1
+        self._ledger.disk_failed(str(error))
+        for part in flush.parts:
+            vbucket = part.vbucket
+            vbucket.reset_pending |= part.reset
+            vbucket.header_dirty |= part.header
+            self._mark_dirty(vbucket)
+        for waiter in flush.waiters:
+            waiter(False)
+
+    def _take(self, vbucket: VBucket, room: int) -> _Part:
+        cursor = self._cursor(vbucket)
+        view = cursor.view
+        items = view.take(room, cursor.position) if room > 0 else []
+        upto = items[-1].seqno if items else cursor.position
+        complete = upto >= view.high_seqno
+        part = _Part(
+            vbucket,
+            cursor.queue,
+            items,
+            upto,
+            complete,
+            vbucket.reset_pending,
+            vbucket.header_dirty,
+        )
+        vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
+        return part
+
+    def _cursor(self, vbucket: VBucket) -> _Cursor:
+        cursor = self._cursors.get(vbucket.id)
+        if cursor is not None and cursor.queue is vbucket.queue:
+            return cursor
+        if cursor is not None:
+            cursor.view.close()
+        start = vbucket.persisted_seqno
+        cursor = _Cursor(vbucket.queue, vbucket.queue.open_view(), start, start)
+        self._cursors[vbucket.id] = cursor
+        return cursor
+
+    def _change(self, part: _Part) -> VBucketChange:
+        cursor = self._cursors[part.vbucket.id]
+        if part.complete:
+            snapshot = SnapshotRange(part.upto, part.upto)
+        else:
+            snapshot = SnapshotRange(cursor.start, cursor.view.high_seqno)
+        header = part.vbucket.header(part.upto, snapshot)
+        return VBucketChange(part.vbucket.id, header, part.items, part.reset)
+
+    def _settle(self, part: _Part) -> None:
+        vbucket = part.vbucket
+        cursor = self._cursors.get(vbucket.id)
+        if cursor is None or cursor.queue is not part.queue:
+            return
+        cursor.position = part.upto
+        if part.complete:
+            cursor.view.close()
+            del self._cursors[vbucket.id]
+        if part.queue is vbucket.queue:
+            vbucket.persisted(part.items, part.upto)
+            if not part.complete:
+                self._mark_dirty(vbucket)
+
+    def _mark_dirty(self, vbucket: VBucket) -> None:
+        if not vbucket.dirty:
+            vbucket.dirty = True
+            self._ledger.mark_dirty(vbucket)

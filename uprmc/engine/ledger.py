@@ -1,0 +1,113 @@
+"""What all vBuckets of a bucket share: the CAS counter, the memory account, the list of dirty ones.
+
+It exists so that a vBucket can work without knowing the bucket. `write_limit` folds every reason
+to refuse writes into one comparison on the hot path: it is the mutation threshold in normal times
+and below zero while the disk refuses commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from uprmc.config import MemorySettings
+from uprmc.errors import OutOfMemory, TemporaryFailure
+from uprmc.model import item_overhead_bytes
+
+if TYPE_CHECKING:
+    from uprmc.engine.vbucket import VBucket
+
+#: Bytes an item costs beyond its key and value (measured at import).
+ITEM_OVERHEAD_BYTES = item_overhead_bytes()
+
+
+def _nothing() -> None:
+    """Stand in until the node says what is to happen."""
+
+
+class Ledger:
+    """Shared accounts. Plain attributes, because the hot path reads and writes them.
+
+    Attributes:
+        last_cas: newest CAS given out; the next is one more.
+        used: bytes of keys, values and bookkeeping in memory.
+        dirty: vBuckets with something for the flusher.
+        queued: changes accepted and not yet persisted, over all vBuckets.
+        write_limit: writes that need memory are refused while `used` is above it.
+        on_dirty: called when something becomes dirty while nothing was.
+        on_pressure: called when a write was refused for lack of memory.
+    """
+
+    __slots__ = (
+        "_disk_reason",
+        "dirty",
+        "high_mark",
+        "last_cas",
+        "low_mark",
+        "mutation_limit",
+        "on_dirty",
+        "on_pressure",
+        "queued",
+        "quota",
+        "refused_disk",
+        "refused_memory",
+        "used",
+        "write_limit",
+    )
+
+    def __init__(self, settings: MemorySettings, first_cas: int = 0) -> None:
+        self.last_cas = first_cas
+        self.used = 0
+        self.queued = 0
+        self.dirty: list[VBucket] = []
+        self.quota = settings.quota
+        self.low_mark = int(settings.quota * settings.low_mark)
+        self.high_mark = int(settings.quota * settings.high_mark)
+        self.mutation_limit = int(settings.quota * settings.mutation_limit)
+        self.write_limit = self.mutation_limit
+        self.refused_memory = 0
+        self.refused_disk = 0
+        self.on_dirty: Callable[[], None] = _nothing
+        self.on_pressure: Callable[[], None] = _nothing
+        self._disk_reason = ""
+
+    def disk_failed(self, reason: str) -> None:
+        """Refuse every write from now on: what is accepted could not be kept."""
+        self._disk_reason = reason
+        self.write_limit = -1
+
+    def disk_works(self) -> None:
+        """Accept writes again."""
+        self._disk_reason = ""
+        self.write_limit = self.mutation_limit
+
+    @property
+    def disk_reason(self) -> str:
+        """Why writes are refused, ``""`` while the disk works."""
+        return self._disk_reason
+
+    def check_disk(self) -> None:
+        """Raise `TemporaryFailure` while the disk refuses commits; for writes that free memory."""
+        if self._disk_reason:
+            self.refused_disk += 1
+            raise TemporaryFailure(self._disk_reason)
+
+    def refuse_write(self, size: int) -> None:
+        """Raise the refusal that fits; call it when ``used > write_limit``.
+
+        Raises:
+            TemporaryFailure: the disk is full, or ejection may yet make room.
+            OutOfMemory: an item of `size` bytes could never fit.
+        """
+        self.check_disk()
+        self.refused_memory += 1
+        if size + ITEM_OVERHEAD_BYTES > self.mutation_limit:
+            raise OutOfMemory("the item is larger than the memory quota")
+        self.on_pressure()
+        raise TemporaryFailure("memory is short")
+
+    def mark_dirty(self, vbucket: VBucket) -> None:
+        """Put a vBucket on the flusher's list; the caller has checked that it is not there."""
+        self.dirty.append(vbucket)
+        if len(self.dirty) == 1:
+            self.on_dirty()

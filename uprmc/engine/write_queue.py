@@ -1,0 +1,245 @@
+"""The write queue of one vBucket: unpersisted changes by seqno, with views that cost nothing.
+
+Job: hold every change from the moment it is accepted until it is on disk, in seqno order, while any
+number of readers (the flusher, streams) each see the queue as it was when they opened their view.
+
+Neighbours: `vbucket` puts, `flusher` drains, `change_source` will read it together with a store
+view taken in the same turn.
+
+What surprises: opening a view copies nothing. A view is two numbers, the high seqno and its own
+running number. An entry that was **retired** (superseded by a newer version of its key, or
+persisted) while views are open stays, stamped with the number of the next view: views opened before
+see it, later ones do not. Each retired entry hangs on the newest view that needs it; when that view
+closes, the entry moves to the next older view or goes at once. So nothing outlives the last view
+that can need it, and a key that is overwritten a million times while one slow view is open costs
+one extra entry, not a million.
+
+Entries live in short segments, ``SortedDict[seqno >> SEGMENT_BITS -> dict[seqno -> item]]``: order
+is kept between segments by the sorted dict and within one by insertion, since seqnos only rise.
+
+Source: seed 000, "Write Queue/Immutable Tree"; acceptance rows D07, D08, D18, D22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sortedcontainers import SortedDict
+
+from uprmc.model import Item
+
+#: 64 entries a segment: one sorted insert per 64 writes, and a small list to copy while reading.
+SEGMENT_BITS = 6
+
+
+class QueueView:
+    """The queue as it was at one moment. Close it; holding it keeps superseded entries alive."""
+
+    __slots__ = ("_held", "_queue", "high_seqno", "number")
+
+    def __init__(self, queue: WriteQueue, number: int, high_seqno: int) -> None:
+        self._queue = queue
+        self._held: list[int] = []
+        self.number = number
+        self.high_seqno = high_seqno
+
+    def items(self, after: int = 0) -> Iterator[Item]:
+        """Yield the entries with ``after < seqno <= high_seqno`` by rising seqno.
+
+        Writes, flushes and other views may come and go while this is being read.
+        """
+        while batch := self.take(1 << SEGMENT_BITS, after):
+            yield from batch
+            after = batch[-1].seqno
+
+    def take(self, limit: int, after: int = 0) -> list[Item]:
+        """Return the first entries after seqno `after`, at least one if any is left.
+
+        Whole segments are taken until `limit` is reached, so the list may be a segment longer.
+        """
+        return self._queue._read(self, after, limit)
+
+    def close(self) -> None:
+        """Let go; entries that only this view needed are freed now. Closing twice is harmless."""
+        self._queue._close(self)
+
+
+class WriteQueue:
+    """Unpersisted changes of one vBucket. All methods cost O(1) or O(log n) unless they say else.
+
+    Attributes:
+        live: number of entries that a view opened now would show.
+        high_seqno: seqno of the newest entry ever put, 0 before the first.
+        persisted: everything up to this seqno has been dropped as persisted.
+    """
+
+    __slots__ = (
+        "_dead",
+        "_next_view",
+        "_segments",
+        "_tail",
+        "_tail_number",
+        "_views",
+        "high_seqno",
+        "live",
+        "persisted",
+    )
+
+    def __init__(self, high_seqno: int = 0) -> None:
+        self._segments: SortedDict = SortedDict()
+        self._tail: dict[int, Item] = {}
+        self._tail_number = -1
+        self._dead: dict[int, int] = {}
+        self._views: dict[int, QueueView] = {}
+        self._next_view = 1
+        self.live = 0
+        self.high_seqno = high_seqno
+        self.persisted = high_seqno
+
+    def put(self, item: Item, replaced_seqno: int) -> None:
+        """Append a change; its seqno must be above all before.
+
+        Args:
+            item: the new version.
+            replaced_seqno: seqno of the key's previous version, 0 if it had none. If that version
+                is still queued it is retired.
+        """
+        seqno = item.seqno
+        number = seqno >> SEGMENT_BITS
+        if number != self._tail_number:
+            self._open_segment(number)
+        self._tail[seqno] = item
+        self.high_seqno = seqno
+        self.live += 1
+        if replaced_seqno > self.persisted:
+            self._retire(replaced_seqno)
+
+    def open_view(self) -> QueueView:
+        """Return the queue as it is now, in O(1)."""
+        number = self._next_view
+        self._next_view = number + 1
+        view = self._views[number] = QueueView(self, number, self.high_seqno)
+        return view
+
+    def drop_persisted(self, upto: int) -> None:
+        """Retire every entry with ``seqno <= upto``; costs O(entries dropped).
+
+        Call it only when all of them are in a finished commit.
+        """
+        segments = self._segments
+        first, last = (self.persisted + 1) >> SEGMENT_BITS, upto >> SEGMENT_BITS
+        for number in list(segments.irange(first, last)):
+            segment = segments[number]
+            if number < last and not self._views and not self._dead:
+                self.live -= len(segment)
+                self._remove_segment(number)
+            else:
+                for seqno in [seqno for seqno in segment if seqno <= upto]:
+                    self._retire(seqno)
+        self.persisted = max(self.persisted, upto)
+
+    @property
+    def open_views(self) -> int:
+        """Number of views not yet closed."""
+        return len(self._views)
+
+    @property
+    def held(self) -> int:
+        """Number of retired entries that open views keep alive."""
+        return len(self._dead)
+
+    def check(self) -> None:
+        """Verify every invariant of the structure; for tests and the simulator. O(n)."""
+        seen: list[int] = []
+        for number, segment in self._segments.items():
+            assert segment, "an empty segment stayed"
+            assert all(seqno >> SEGMENT_BITS == number for seqno in segment)
+            assert all(seqno == item.seqno for seqno, item in segment.items())
+            seen.extend(segment)
+        assert seen == sorted(seen), "entries are out of order"
+        assert self.live == len(seen) - len(self._dead)
+        held = [seqno for view in self._views.values() for seqno in view._held]
+        assert sorted(held) == sorted(self._dead), "a retired entry has no view, or two"
+        for view in self._views.values():
+            assert all(seqno <= view.high_seqno for seqno in view._held)
+        live = [
+            item.key
+            for segment in self._segments.values()
+            for seqno, item in segment.items()
+            if seqno not in self._dead
+        ]
+        assert len(live) == len(set(live)), "a key has two live entries"
+
+    def _open_segment(self, number: int) -> None:
+        segment = self._segments.get(number)
+        if segment is None:
+            segment = self._segments[number] = {}
+        self._tail = segment
+        self._tail_number = number
+
+    def _remove_segment(self, number: int) -> None:
+        del self._segments[number]
+        if number == self._tail_number:
+            self._tail_number = -1
+
+    def _retire(self, seqno: int) -> None:
+        number = seqno >> SEGMENT_BITS
+        segment = self._segments.get(number)
+        if segment is None or seqno not in segment or seqno in self._dead:
+            return
+        self.live -= 1
+        if self._views:
+            newest = next(reversed(self._views.values()))
+            if newest.high_seqno >= seqno:
+                self._dead[seqno] = self._next_view
+                newest._held.append(seqno)
+                return
+        self._remove(seqno)
+
+    def _remove(self, seqno: int) -> None:
+        number = seqno >> SEGMENT_BITS
+        segment = self._segments[number]
+        del segment[seqno]
+        if not segment:
+            self._remove_segment(number)
+
+    def _read(self, view: QueueView, after: int, limit: int) -> list[Item]:
+        segments, dead, number_of_view = self._segments, self._dead, view.number
+        found: list[Item] = []
+        high = view.high_seqno
+        index = segments.bisect_left((after + 1) >> SEGMENT_BITS)
+        last = high >> SEGMENT_BITS
+        while index < len(segments) and len(found) < limit:
+            number, segment = segments.peekitem(index)
+            if number > last:
+                break
+            if not dead and number < last and number << SEGMENT_BITS > after:
+                found.extend(segment.values())
+            else:
+                found.extend(
+                    item
+                    for seqno, item in segment.items()
+                    if after < seqno <= high and (seqno not in dead or number_of_view < dead[seqno])
+                )
+            index += 1
+        return found
+
+    def _close(self, view: QueueView) -> None:
+        if self._views.pop(view.number, None) is None:
+            return
+        if not view._held:
+            return
+        older = self._newest_view_before(view.number)
+        for seqno in view._held:
+            if older is not None and older.high_seqno >= seqno:
+                older._held.append(seqno)
+            else:
+                del self._dead[seqno]
+                self._remove(seqno)
+        view._held = []
+
+    def _newest_view_before(self, number: int) -> QueueView | None:
+        for candidate in reversed(self._views.values()):
+            if candidate.number < number:
+                return candidate
+        return None
