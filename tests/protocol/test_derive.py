@@ -1,0 +1,123 @@
+"""A derived struct is the construct declaration, only faster; what it cannot be is refused."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import construct
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uprmc.errors import LocalProtocolError
+from uprmc.protocol import binary, header
+from uprmc.protocol.derive import derive
+
+LAYOUTS = {
+    "request header": (header.RequestHeader, header.REQUEST_HEADER, ">BBHBBHLLQ"),
+    "response header": (header.ResponseHeader, header.RESPONSE_HEADER, ">BBHBBHLLQ"),
+    "store": (binary.StoreExtras, binary.STORE_EXTRAS, ">LL"),
+    "arithmetic": (binary.ArithmeticExtras, binary.ARITHMETIC_EXTRAS, ">QQL"),
+    "flush": (binary.FlushExtras, binary.FLUSH_EXTRAS, ">L"),
+    "touch": (binary.TouchExtras, binary.TOUCH_EXTRAS, ">L"),
+    "verbosity": (binary.VerbosityExtras, binary.VERBOSITY_EXTRAS, ">L"),
+    "get and lock": (binary.GetLockExtras, binary.GET_LOCK_EXTRAS, ">L"),
+    "get reply": (binary.GetReplyExtras, binary.GET_REPLY_EXTRAS, ">L"),
+    "whole get reply": (binary.GetReply, binary.GET_REPLY, ">BBHBBHLLQL"),
+    "counter": (binary.CounterValue, binary.COUNTER_VALUE, ">Q"),
+    "mutation seqno": (binary.MutationSeqnoExtras, binary.MUTATION_SEQNO_EXTRAS, ">QQ"),
+    "observe seqno": (binary.ObserveSeqnoRequest, binary.OBSERVE_SEQNO_REQUEST, ">Q"),
+    "observe seqno reply": (binary.ObserveSeqnoReply, binary.OBSERVE_SEQNO_REPLY, ">BHQQQ"),
+    "observe seqno failover reply": (
+        binary.ObserveSeqnoFailoverReply,
+        binary.OBSERVE_SEQNO_FAILOVER_REPLY,
+        ">BHQQQQQ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_derived_formats_are_the_ones_of_the_reference(name: str) -> None:
+    layout, derived, expected = LAYOUTS[name]
+    assert derived.format == expected
+    assert derived.size == layout.sizeof()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(data=st.data())
+def test_a_derived_struct_reads_and_writes_what_construct_does(
+    name: str, data: st.DataObject
+) -> None:
+    layout, derived, _ = LAYOUTS[name]
+    raw = bytearray(data.draw(st.binary(min_size=derived.size, max_size=derived.size)))
+    raw[0:1] = _constant(layout) or raw[0:1]
+    parsed = layout.parse(bytes(raw))
+    values = derived.unpack(raw)
+    assert [value for name, value in parsed.items() if name != "_io"] == list(values)
+    assert derived.pack(*values) == layout.build(parsed) == raw
+
+
+def _constant(layout: Any) -> bytes:
+    first = layout.subcons[0].subcon
+    return first.build(None) if isinstance(first, construct.Const) else b""
+
+
+def test_wrappers_are_seen_through() -> None:
+    layout = construct.Struct(
+        "magic" / construct.Const(b"MC"),
+        "kind" / construct.Enum(construct.Int8ub, hello=3),
+        "count" / construct.Default(construct.Int16ub, 7),
+        "raw" / construct.Bytes(3),
+        "shift" / construct.Int32sb,
+    )
+    assert derive(layout).format == ">2sBH3sl"
+
+
+def test_one_byte_has_no_order() -> None:
+    assert derive(construct.Struct("a" / construct.Int8ul)).format == ">B"
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        (construct.Int16ul, "'x' is not big-endian"),
+        (construct.Int32sl, "'x' is not big-endian"),
+        (construct.GreedyBytes, "'x' is neither a number nor of fixed width"),
+        (construct.Bytes(construct.this.n), "'x' is neither a number nor of fixed width"),
+        (construct.VarInt, "'x' is neither a number nor of fixed width"),
+        (construct.Int24ub, "'x' is neither a number nor of fixed width"),
+        (construct.Array(2, construct.Int8ub), "'x' is neither a number nor of fixed width"),
+        (construct.Rebuild(construct.Int8ub, 1), "'x' is neither a number nor of fixed width"),
+    ],
+)
+def test_what_struct_cannot_say_is_refused(field: Any, reason: str) -> None:
+    with pytest.raises(LocalProtocolError, match=reason):
+        derive(construct.Struct("n" / construct.Int8ub, "x" / field))
+
+
+def test_a_field_without_a_name_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="no name"):
+        derive(construct.Struct(construct.Padding(2)))
+
+
+def test_a_wrapper_that_computes_is_caught_by_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the walk over the subcons went wrong, the comparison at import would still notice."""
+    monkeypatch.setattr("uprmc.protocol.derive._format_code", lambda name, subcon: "L")
+    with pytest.raises(LocalProtocolError, match="parses differently"):
+        derive(construct.Struct("a" / construct.Float32b))
+    with pytest.raises(LocalProtocolError, match="is 4 B, not 8"):
+        derive(construct.Struct("a" / construct.Int64ub))
+
+
+def test_swapped_fields_are_caught_by_comparing() -> None:
+    class Swapping(construct.Struct):
+        def _build(self, obj, stream, context, path):  # type: ignore[no-untyped-def]
+            return super()._build({"a": obj["b"], "b": obj["a"]}, stream, context, path)
+
+    with pytest.raises(LocalProtocolError, match="builds differently"):
+        derive(Swapping("a" / construct.Int8ub, "b" / construct.Int8ub))
+
+
+def test_derived_structs_are_plain_structs() -> None:
+    assert isinstance(header.REQUEST_HEADER, struct.Struct)

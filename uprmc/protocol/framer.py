@@ -1,0 +1,230 @@
+"""Whole messages from any split of the stream, without a socket.
+
+`ByteBuffer` keeps what has arrived until enough is there; nothing is copied more than a few times,
+however small the pieces are. `BinaryFramer` and `LineFramer` stand on it and are for tools, tests
+and clients; the server's hot loop reads its chunks in place and uses the buffer for the rest only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from uprmc.errors import LocalProtocolError, RemoteProtocolError
+from uprmc.protocol.header import Frame, decode_frame, unpack_request
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE
+
+#: Chunks that stay below this together are merged on arrival, so tiny ones do not pile up.
+_MERGE_BYTES = 4096
+
+
+class ByteBuffer:
+    """Bytes that have arrived and were not used yet: a queue of chunks.
+
+    Appending is cheap at any size; `take` copies each byte once.
+    """
+
+    __slots__ = ("_chunks", "_first_used", "_searched", "_size")
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._first_used = 0
+        self._size = 0
+        self._searched = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, data: bytes) -> None:
+        """Add what has just arrived."""
+        if not data:
+            return
+        chunks = self._chunks
+        if chunks and len(chunks[-1]) + len(data) <= _MERGE_BYTES:
+            chunks[-1] += data
+        else:
+            chunks.append(data)
+        self._size += len(data)
+
+    def need(self, count: int) -> int:
+        """Return how many bytes are missing before `count` can be taken; 0 when they are there."""
+        return max(0, count - self._size)
+
+    def peek(self, count: int) -> bytes:
+        """Return the first `count` bytes and keep them.
+
+        Raises:
+            LocalProtocolError: there are fewer.
+        """
+        self._check(count)
+        start = self._first_used
+        if count and len(self._chunks[0]) < start + count:
+            self._merge_front(count)
+            start = 0
+        return self._chunks[0][start : start + count] if count else b""
+
+    def take(self, count: int) -> bytes:
+        """Return the first `count` bytes and forget them.
+
+        Raises:
+            LocalProtocolError: there are fewer.
+        """
+        self._check(count)
+        pieces = []
+        missing = count
+        while missing:
+            piece = self._take_from_first(missing)
+            missing -= len(piece)
+            pieces.append(piece)
+        self._size -= count
+        self._searched = max(0, self._searched - count)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def find_newline(self) -> int:
+        r"""Return the place of the first ``\n``, or -1. What was searched is not searched again."""
+        place = -self._first_used
+        for chunk in self._chunks:
+            end = place + len(chunk)
+            if end > self._searched:
+                found = chunk.find(b"\n", max(0, self._searched - place))
+                if found >= 0:
+                    self._searched = place + found
+                    return place + found
+            place = end
+        self._searched = self._size
+        return -1
+
+    def _check(self, count: int) -> None:
+        if not 0 <= count <= self._size:
+            raise LocalProtocolError(f"{count} bytes are wanted, {self._size} are there")
+
+    def _take_from_first(self, limit: int) -> bytes:
+        chunk, start = self._chunks[0], self._first_used
+        if len(chunk) - start > limit:
+            self._first_used = start + limit
+            return chunk[start : start + limit]
+        self._chunks.popleft()
+        self._first_used = 0
+        return chunk[start:] if start else chunk
+
+    def _merge_front(self, count: int) -> None:
+        """Make the first chunk hold at least `count` bytes from its start."""
+        pieces = []
+        merged = 0
+        while merged < count:
+            piece = self._take_from_first(self._size)
+            merged += len(piece)
+            pieces.append(piece)
+        self._chunks.appendleft(b"".join(pieces))
+
+
+class BinaryFramer:
+    """Requests and responses of the binary protocol out of a stream of bytes.
+
+    Attributes:
+        error: why the stream cannot go on, or ``None``; `feed` raises it on the call after the one
+            that returned the last good frames.
+    """
+
+    __slots__ = ("_buffer", "_limit_bytes", "_wanted_bytes", "error")
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Refuse frames whose header announces a body of more than `limit_bytes`."""
+        self._buffer = ByteBuffer()
+        self._limit_bytes = limit_bytes
+        self._wanted_bytes = 0
+        self.error: RemoteProtocolError | None = None
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take the next bytes, cut anywhere, and return the frames that are complete with them.
+
+        Raises:
+            RemoteProtocolError: bad magic, lengths that contradict each other, or a body over the
+                limit. Frames before the bad one are returned first; the framer is then of no more
+                use.
+        """
+        self._buffer.append(data)
+        frames: list[Frame] = []
+        try:
+            while (packet := self._next_packet()) is not None:
+                frames.append(decode_frame(packet))
+        except RemoteProtocolError as error:
+            self.error = error
+            if not frames:
+                raise
+        return frames
+
+    def _next_packet(self) -> bytes | None:
+        if self.error is not None:
+            raise self.error
+        buffer = self._buffer
+        if not self._wanted_bytes:
+            if buffer.need(HEADER_BYTES):
+                return None
+            self._wanted_bytes = self._packet_bytes(buffer.peek(HEADER_BYTES))
+        if buffer.need(self._wanted_bytes):
+            return None
+        wanted, self._wanted_bytes = self._wanted_bytes, 0
+        return buffer.take(wanted)
+
+    def _packet_bytes(self, header: bytes) -> int:
+        magic, opcode, key, extras, _, _, body, _, _ = unpack_request(header)
+        if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
+            raise RemoteProtocolError(f"unknown magic {magic:#04x}")
+        if key + extras > body:
+            raise RemoteProtocolError(
+                f"opcode {opcode:#x}: extras {extras} + key {key} exceed the body of {body} bytes"
+            )
+        if body > self._limit_bytes:
+            raise RemoteProtocolError(
+                f"opcode {opcode:#x}: a body of {body} bytes exceeds {self._limit_bytes}"
+            )
+        return int(HEADER_BYTES + body)
+
+
+class LineFramer:
+    """Lines and data blocks of the text protocol out of a stream of bytes.
+
+    Which of the two comes next depends on the line before, so the reader asks for it.
+    """
+
+    __slots__ = ("_buffer", "_limit_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Refuse lines that are longer than `limit_bytes`, their end not counted."""
+        self._buffer = ByteBuffer()
+        self._limit_bytes = limit_bytes
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes, cut anywhere."""
+        self._buffer.append(data)
+
+    def next_line(self) -> bytes | None:
+        r"""Return the next line without ``\n`` or ``\r\n``; ``None`` when it is not complete.
+
+        Raises:
+            RemoteProtocolError: the line is longer than the limit, or goes on beyond it.
+        """
+        end = self._buffer.find_newline()
+        if end < 0:
+            self._check_length(max(0, len(self._buffer) - 1))
+            return None
+        line = self._buffer.take(end + 1)[:-1].removesuffix(b"\r")
+        self._check_length(len(line))
+        return line
+
+    def next_block(self, count: int) -> bytes | None:
+        r"""Return `count` bytes that ``\r\n`` follows; ``None`` when they are not all there.
+
+        Raises:
+            RemoteProtocolError: something else than ``\r\n`` follows.
+        """
+        if self._buffer.need(count + 2):
+            return None
+        block = self._buffer.take(count + 2)
+        if not block.endswith(b"\r\n"):
+            raise RemoteProtocolError(f"a data block of {count} bytes does not end where it should")
+        return block[:-2]
+
+    def _check_length(self, length: int) -> None:
+        if length > self._limit_bytes:
+            raise RemoteProtocolError(f"a line exceeds {self._limit_bytes} bytes")

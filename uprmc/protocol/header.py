@@ -1,0 +1,226 @@
+"""The 24-byte frame header, whole frames, and the structs the hot path reads them with.
+
+Both header structs hold nine numbers in this order: magic, opcode, key length, extras length,
+datatype, vBucket (request) or status (response), body length, opaque, CAS. The body that follows
+is extras, key, value; the body length counts all three.
+
+Hot code uses the bound functions `unpack_request` (a buffer and an offset) and `pack_response`.
+Frames as objects, `encode_request`, `encode_response` and the construct packets `Request` and
+`Response` are for tests, tools and clients.
+
+Source: memcached reference, section 2.1.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from construct import Bytes, Check, Const, Default, Int8ub, Int16ub, Int32ub, Int64ub, Rebuild
+from construct import Struct as Layout
+
+from uprmc.errors import LocalProtocolError, RemoteProtocolError
+from uprmc.protocol.derive import derive
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE
+
+
+def _header(magic: int, third: str) -> Layout:
+    return Layout(
+        "magic" / Const(magic, Int8ub),
+        "opcode" / Int8ub,
+        "key_length" / Int16ub,
+        "extras_length" / Int8ub,
+        "datatype" / Default(Int8ub, 0),
+        third / Default(Int16ub, 0),
+        "body_length" / Int32ub,
+        "opaque" / Default(Int32ub, 0),
+        "cas" / Default(Int64ub, 0),
+    )
+
+
+RequestHeader = _header(MAGIC_REQUEST, "vbucket")
+ResponseHeader = _header(MAGIC_RESPONSE, "status")
+
+REQUEST_HEADER = derive(RequestHeader)
+RESPONSE_HEADER = derive(ResponseHeader)
+
+unpack_request = REQUEST_HEADER.unpack_from
+unpack_response = RESPONSE_HEADER.unpack_from
+pack_request = REQUEST_HEADER.pack
+pack_response = RESPONSE_HEADER.pack
+
+
+def _with_lengths(packet: Any) -> dict[str, Any]:
+    extras, key, value = (packet.get(part, b"") for part in ("extras", "key", "value"))
+    return {
+        **packet.header,
+        "key_length": len(key),
+        "extras_length": len(extras),
+        "body_length": len(extras) + len(key) + len(value),
+    }
+
+
+def _value_length(packet: Any) -> int:
+    header = packet.header
+    return int(header.body_length - header.extras_length - header.key_length)
+
+
+def _packet(header: Layout) -> Layout:
+    return Layout(
+        "header" / Rebuild(header, _with_lengths),
+        Check(lambda packet: _value_length(packet) >= 0),
+        "extras" / Default(Bytes(lambda packet: packet.header.extras_length), b""),
+        "key" / Default(Bytes(lambda packet: packet.header.key_length), b""),
+        "value" / Default(Bytes(_value_length), b""),
+    )
+
+
+#: A whole packet as construct sees it: ``header`` (its three lengths are computed when building
+#: and checked when parsing), ``extras``, ``key``, ``value``.
+Request = _packet(RequestHeader)
+Response = _packet(ResponseHeader)
+
+
+def encode_request(
+    opcode: int,
+    *,
+    key: bytes = b"",
+    extras: bytes = b"",
+    value: bytes = b"",
+    vbucket: int = 0,
+    opaque: int = 0,
+    cas: int = 0,
+    datatype: int = 0,
+) -> bytes:
+    """Return one request packet; raises `LocalProtocolError` when a field does not fit."""
+    return _encoded(
+        pack_request, MAGIC_REQUEST, opcode, vbucket, key, extras, value, opaque, cas, datatype
+    )
+
+
+def encode_response(
+    opcode: int,
+    status: int = 0,
+    *,
+    key: bytes = b"",
+    extras: bytes = b"",
+    value: bytes = b"",
+    opaque: int = 0,
+    cas: int = 0,
+    datatype: int = 0,
+) -> bytes:
+    """Return one response packet; raises `LocalProtocolError` when a field does not fit."""
+    return _encoded(
+        pack_response, MAGIC_RESPONSE, opcode, status, key, extras, value, opaque, cas, datatype
+    )
+
+
+def _encoded(
+    pack: Callable[..., bytes],
+    magic: int,
+    opcode: int,
+    third: int,
+    key: bytes,
+    extras: bytes,
+    value: bytes,
+    opaque: int,
+    cas: int,
+    datatype: int,
+) -> bytes:
+    key_length, extras_length = len(key), len(extras)
+    body_length = key_length + extras_length + len(value)
+    try:
+        header = pack(
+            magic, opcode, key_length, extras_length, datatype, third, body_length, opaque, cas
+        )
+    except struct.error as error:
+        raise LocalProtocolError(
+            f"opcode {opcode:#x}: a header field does not fit: {error}"
+        ) from None
+    return b"".join((header, extras, key, value))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFrame:
+    """One request. `vbucket` is only authoritative on the ``upr`` listener."""
+
+    opcode: int
+    key: bytes = b""
+    extras: bytes = b""
+    value: bytes = b""
+    vbucket: int = 0
+    opaque: int = 0
+    cas: int = 0
+    datatype: int = 0
+
+    def encode(self) -> bytes:
+        """Return the packet's bytes; raises `LocalProtocolError` when a field does not fit."""
+        return encode_request(
+            self.opcode,
+            key=self.key,
+            extras=self.extras,
+            value=self.value,
+            vbucket=self.vbucket,
+            opaque=self.opaque,
+            cas=self.cas,
+            datatype=self.datatype,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFrame:
+    """One response. `status` is a `Status` number or one that we have no name for."""
+
+    opcode: int
+    status: int = 0
+    key: bytes = b""
+    extras: bytes = b""
+    value: bytes = b""
+    opaque: int = 0
+    cas: int = 0
+    datatype: int = 0
+
+    def encode(self) -> bytes:
+        """Return the packet's bytes; raises `LocalProtocolError` when a field does not fit."""
+        return encode_response(
+            self.opcode,
+            self.status,
+            key=self.key,
+            extras=self.extras,
+            value=self.value,
+            opaque=self.opaque,
+            cas=self.cas,
+            datatype=self.datatype,
+        )
+
+
+Frame = RequestFrame | ResponseFrame
+
+
+def decode_frame(packet: bytes) -> Frame:
+    """Return the frame that `packet` holds, all of it and nothing more.
+
+    Raises:
+        RemoteProtocolError: not a magic we know, or lengths that contradict each other.
+    """
+    if len(packet) < HEADER_BYTES:
+        raise RemoteProtocolError(f"{len(packet)} bytes are no frame: a header has {HEADER_BYTES}")
+    magic, opcode, key_length, extras_length, datatype, third, body_length, opaque, cas = (
+        unpack_request(packet)
+    )
+    key_start = HEADER_BYTES + extras_length
+    value_start = key_start + key_length
+    if value_start > len(packet) or HEADER_BYTES + body_length != len(packet):
+        raise RemoteProtocolError(
+            f"opcode {opcode:#x}: extras {extras_length} + key {key_length} do not fit into a body "
+            f"of {body_length}, or {len(packet) - HEADER_BYTES} bytes came instead"
+        )
+    extras, key = packet[HEADER_BYTES:key_start], packet[key_start:value_start]
+    value = packet[value_start:]
+    if magic == MAGIC_REQUEST:
+        return RequestFrame(opcode, key, extras, value, third, opaque, cas, datatype)
+    if magic == MAGIC_RESPONSE:
+        return ResponseFrame(opcode, third, key, extras, value, opaque, cas, datatype)
+    raise RemoteProtocolError(f"unknown magic {magic:#04x}")

@@ -1,0 +1,231 @@
+"""Meta commands of the text protocol: ``mg ms md ma me mn``, two letters, key, flags.
+
+A flag is one letter, some with a value right behind it. `MetaFlags` separates what a flag asks to
+be returned (`returns`, in the order asked, which is the order of the reply) from what it changes.
+Which flags mean something to which command is the session's affair; others are accepted and idle.
+
+Source: memcached reference, section 3.7.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from uprmc.protocol.opcodes import KEY_MAX_BYTES
+from uprmc.protocol.text import (
+    TextSyntaxError,
+    parse_exptime,
+    parse_flags,
+    parse_length,
+    parse_unsigned64,
+)
+from uprmc.protocol.text_replies import (
+    BAD_ARITHMETIC_MODE,
+    BAD_KEY_ENCODING,
+    BAD_LINE_FORMAT,
+    BAD_META_DELTA,
+    BAD_META_INITIAL,
+    BAD_MODE_LENGTH,
+    BAD_STORE_MODE,
+    BAD_TOKEN,
+    DUPLICATE_FLAG,
+    ERROR,
+    INVALID_FLAG,
+    INVALID_OR_DUPLICATE_FLAG,
+    OPAQUE_TOO_LONG,
+    TOO_MANY_FLAGS,
+)
+
+#: Mode of ``ms`` -> the text command that does the same.
+STORE_MODES = {b"S": b"set", b"E": b"add", b"A": b"append", b"P": b"prepend", b"R": b"replace"}
+
+#: Mode of ``ma`` -> the text command that does the same.
+ARITHMETIC_MODES = {b"I": b"incr", b"+": b"incr", b"D": b"decr", b"-": b"decr"}
+
+#: Most flags on a line, and most bytes of an opaque with its letter.
+FLAGS_MAX = 17
+OPAQUE_MAX_BYTES = 32
+
+_RETURNED = frozenset(b"fcstkhlO")
+_IDLE = frozenset(b"LP")
+_SWITCHES = {
+    ord("b"): "base64_key",
+    ord("v"): "wants_value",
+    ord("q"): "quiet",
+    ord("u"): "no_update",
+    ord("I"): "invalidate",
+}
+_NUMBERS: dict[int, tuple[str, Callable[[bytes], int | None], bytes]] = {
+    ord("T"): ("ttl", parse_exptime, BAD_TOKEN),
+    ord("N"): ("vivify_ttl", parse_exptime, BAD_TOKEN),
+    ord("R"): ("recache_ttl", parse_exptime, BAD_TOKEN),
+    ord("F"): ("client_flags", parse_flags, BAD_LINE_FORMAT),
+    ord("C"): ("cas", parse_unsigned64, BAD_TOKEN),
+    ord("J"): ("initial", parse_unsigned64, BAD_META_INITIAL),
+    ord("D"): ("delta", parse_unsigned64, BAD_META_DELTA),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MetaFlags:
+    """The flags of one meta command.
+
+    Attributes:
+        returns: what the reply line is to carry, in order: single letters of ``fcstkhl``, and the
+            opaque as the whole word ``O...``.
+        wants_value: ``v``, reply ``VA`` with data.
+        quiet: ``q``, leave out the nominal reply (``EN`` of mg, ``HD`` of the others).
+        base64_key: ``b``, the key came (and goes back) in base64.
+        no_update: ``u``, do not count this as a use of the item.
+        invalidate: ``I``, mark stale instead of deleting; for ms, accept an older CAS as stale.
+        ttl: ``T``, new expiry time, seconds as `parse_exptime` gives them.
+        vivify_ttl: ``N``, create a missing item with that expiry time.
+        recache_ttl: ``R``, win the right to recache when less time than that is left.
+        client_flags: ``F``, 32 bits.
+        cas: ``C``, compare with this; ``None`` means do not compare.
+        mode: ``M``, one byte, a key of `STORE_MODES` or `ARITHMETIC_MODES`.
+        initial: ``J``, value of a counter that is created.
+        delta: ``D``, step of a counter.
+    """
+
+    returns: tuple[bytes, ...] = ()
+    wants_value: bool = False
+    quiet: bool = False
+    base64_key: bool = False
+    no_update: bool = False
+    invalidate: bool = False
+    ttl: int | None = None
+    vivify_ttl: int | None = None
+    recache_ttl: int | None = None
+    client_flags: int = 0
+    cas: int | None = None
+    mode: bytes | None = None
+    initial: int = 0
+    delta: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetaLine:
+    """A meta command with a key.
+
+    Attributes:
+        command: ``mg``, ``ms``, ``md``, ``ma`` or ``me``.
+        key: the key itself, decoded when it came in base64.
+        sent_key: the key as it stood on the line, which ``k`` returns.
+        length: bytes of the data block that follows ``ms``; 0 for the others.
+        flags: the rest of the line.
+    """
+
+    command: bytes
+    key: bytes
+    sent_key: bytes
+    length: int
+    flags: MetaFlags
+
+
+def parse_meta(words: list[bytes]) -> MetaLine:
+    """Read ``mg|md|ma|me key flag*`` or ``ms key length flag*`` (``mn`` has nothing to read).
+
+    Raises:
+        TextSyntaxError: no key, a key or length out of range, or a bad flag. A bad flag of ``ms``
+            says how much data to swallow. Errors are answered in quiet mode too.
+    """
+    if len(words) < 2:
+        raise TextSyntaxError(ERROR)
+    if len(words[1]) > KEY_MAX_BYTES:
+        raise TextSyntaxError(BAD_LINE_FORMAT)
+    if words[0] == b"ms":
+        return _parse_store(words)
+    return _parse_keyed(words, words[2:], 0)
+
+
+def _parse_store(words: list[bytes]) -> MetaLine:
+    length = parse_length(words[2]) if len(words) > 2 else None
+    if length is None:
+        raise TextSyntaxError(BAD_LINE_FORMAT)
+    try:
+        return _parse_keyed(words, words[3:], length)
+    except TextSyntaxError as error:
+        raise TextSyntaxError(error.reply, swallow=length + 2) from None
+
+
+def _parse_keyed(words: list[bytes], tokens: list[bytes], length: int) -> MetaLine:
+    command, sent_key = words[0], words[1]
+    try:
+        flags = parse_meta_flags(tokens)
+        key = _decoded_key(sent_key) if flags.base64_key else sent_key
+    except TextSyntaxError:
+        if command in (b"md", b"ma"):  # memcached tells these two less
+            raise TextSyntaxError(INVALID_OR_DUPLICATE_FLAG) from None
+        raise
+    _check_opaque(flags)
+    _check_mode(command, flags.mode)
+    return MetaLine(command, key, sent_key, length, flags)
+
+
+def parse_meta_flags(tokens: list[bytes]) -> MetaFlags:
+    """Read the flags of one line.
+
+    Raises:
+        TextSyntaxError: an unknown flag, one that comes twice, too many, or a malformed value.
+    """
+    if len(tokens) > FLAGS_MAX:
+        raise TextSyntaxError(TOO_MANY_FLAGS)
+    returns: list[bytes] = []
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for token in tokens:
+        letter = token[0]
+        if letter in seen or letter >= 127:
+            raise TextSyntaxError(DUPLICATE_FLAG)
+        seen.add(letter)
+        if letter in _RETURNED:
+            returns.append(token if letter == ord("O") else token[:1])
+        elif letter not in _IDLE:
+            name, value = _setting(letter, token[1:])
+            found[name] = value
+    return MetaFlags(tuple(returns), **found)
+
+
+def _setting(letter: int, rest: bytes) -> tuple[str, Any]:
+    if letter in _SWITCHES:
+        return _SWITCHES[letter], True
+    if letter == ord("M"):
+        if len(rest) != 1:
+            raise TextSyntaxError(BAD_MODE_LENGTH)
+        return "mode", rest
+    if letter not in _NUMBERS:
+        raise TextSyntaxError(INVALID_FLAG)
+    name, parse, reply = _NUMBERS[letter]
+    number = parse(rest)
+    if number is None:
+        raise TextSyntaxError(reply)
+    return name, number
+
+
+def _decoded_key(sent: bytes) -> bytes:
+    try:
+        key = base64.b64decode(sent, validate=True)
+    except binascii.Error:
+        key = b""
+    if not key:
+        raise TextSyntaxError(BAD_KEY_ENCODING)
+    return key
+
+
+def _check_opaque(flags: MetaFlags) -> None:
+    if any(len(word) > OPAQUE_MAX_BYTES for word in flags.returns):
+        raise TextSyntaxError(OPAQUE_TOO_LONG)
+
+
+def _check_mode(command: bytes, mode: bytes | None) -> None:
+    if mode is None:
+        return
+    if command == b"ms" and mode not in STORE_MODES:
+        raise TextSyntaxError(BAD_STORE_MODE)
+    if command == b"ma" and mode not in ARITHMETIC_MODES:
+        raise TextSyntaxError(BAD_ARITHMETIC_MODE)
