@@ -87,7 +87,11 @@ class EngineSettings:
     """The vBuckets and what they hold."""
 
     vbuckets: int = _setting(
-        1_024, "count", "Number of vBuckets, a power of two; fixed when data is made.", 1, 1_024
+        0,
+        "count",
+        "Number of vBuckets, a power of two, fixed when data is made; 0 = as stored, 1024 if new.",
+        0,
+        1_024,
     )
     expiry_interval_s: float = _setting(
         3_600.0, "seconds", "How often all items are looked over for expired ones.", 1, 604_800
@@ -119,7 +123,7 @@ class FlushSettings:
     """How queued changes reach the disk."""
 
     batch_items: int = _setting(
-        10_000, "items", "A commit takes at most so many; so many queued start one.", 1, 1_000_000
+        50_000, "items", "A commit takes at most so many; so many queued start one.", 1, 1_000_000
     )
     quiet_items: int = _setting(
         256, "items", "A queue no longer than this is written after quiet_delay_s.", 0, 1_000_000
@@ -128,7 +132,7 @@ class FlushSettings:
         0.02, "seconds", "Age of the oldest change when a short queue is written.", 0, 60
     )
     busy_delay_s: float = _setting(
-        0.5, "seconds", "Age of the oldest change when a long queue is written.", 0, 60
+        1.0, "seconds", "Age of the oldest change when a long queue is written.", 0, 60
     )
     retry_delay_s: float = _setting(
         1.0, "seconds", "Wait after a commit failed before it is tried again.", 0.01, 600

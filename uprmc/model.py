@@ -7,7 +7,6 @@ freely because nobody changes one after it was shared (design: "immutable values
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -168,8 +167,7 @@ class FailoverEntry(NamedTuple):
     seqno: int
 
 
-@dataclass(frozen=True, slots=True)
-class VBucketHeader:
+class VBucketHeader(NamedTuple):
     """What is stored of a vBucket besides its items, always in the same commit as they are.
 
     Attributes:
@@ -187,7 +185,3 @@ class VBucketHeader:
     failover_log: tuple[FailoverEntry, ...]
     purge_seqno: int = 0
     max_deleted_rev: int = 0
-
-    def changed(self, **fields: object) -> VBucketHeader:
-        """Return a copy with `fields` replaced."""
-        return replace(self, **fields)  # type: ignore[arg-type]  # checked by the constructor

@@ -20,6 +20,7 @@ from uprmc.engine.failover_log import branched, last_complete_seqno
 from uprmc.engine.fetcher import Fetcher
 from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.ledger import Ledger
+from uprmc.engine.marks import Marks
 from uprmc.engine.pager import Pager
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
@@ -39,6 +40,7 @@ class Bucket:
         vbuckets: number -> vBucket, whatever its state.
         active: number -> vBucket, those that serve clients now.
         traffic: whether clients are let in (warm-up is over).
+        marks: what meta commands have marked as stale or being fetched.
     """
 
     def __init__(self, settings: Settings, store: Store, clock: Clock, entropy: Entropy) -> None:
@@ -56,6 +58,7 @@ class Bucket:
         self.pager = Pager(
             self.vbuckets.values, self.ledger, self.stats, settings.memory.pager_slice
         )
+        self.marks = Marks()
         self._flush_at: float | None = None
         self._mask = settings.engine.vbuckets - 1
 
@@ -165,5 +168,6 @@ class Bucket:
         return vbucket
 
     def _reset_all(self) -> None:
+        self.marks.clear()
         for vbucket in self.vbuckets.values():
             vbucket.reset(self.entropy.uuid48())

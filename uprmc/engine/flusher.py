@@ -95,11 +95,17 @@ class Flusher:
             age_s: how long something has been dirty.
         """
         ledger, settings = self._ledger, self._settings
-        if self._waiters or ledger.queued >= settings.batch_items or ledger.used > ledger.high_mark:
+        queued = self.queued
+        if self._waiters or queued >= settings.batch_items or ledger.used > ledger.high_mark:
             return 0.0
-        quiet = ledger.queued <= settings.quiet_items
+        quiet = queued <= settings.quiet_items
         left = (settings.quiet_delay_s if quiet else settings.busy_delay_s) - age_s
         return min(max(left, 0.0), settings.quiet_delay_s)
+
+    @property
+    def queued(self) -> int:
+        """Changes accepted and not yet persisted. O(vBuckets)."""
+        return sum(vbucket.queue.live for vbucket in self._vbuckets.values())
 
     def when_durable(self, waiter: Waiter) -> None:
         """Call `waiter` once everything accepted until now in the headers is on disk.

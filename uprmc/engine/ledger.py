@@ -32,7 +32,6 @@ class Ledger:
         last_cas: newest CAS given out; the next is one more.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: vBuckets with something for the flusher.
-        queued: changes accepted and not yet persisted, over all vBuckets.
         write_limit: writes that need memory are refused while `used` is above it.
         on_dirty: called when something becomes dirty while nothing was.
         on_pressure: called when a write was refused for lack of memory.
@@ -47,7 +46,6 @@ class Ledger:
         "mutation_limit",
         "on_dirty",
         "on_pressure",
-        "queued",
         "quota",
         "refused_disk",
         "refused_memory",
@@ -58,18 +56,22 @@ class Ledger:
     def __init__(self, settings: MemorySettings, first_cas: int = 0) -> None:
         self.last_cas = first_cas
         self.used = 0
-        self.queued = 0
         self.dirty: list[VBucket] = []
-        self.quota = settings.quota
-        self.low_mark = int(settings.quota * settings.low_mark)
-        self.high_mark = int(settings.quota * settings.high_mark)
-        self.mutation_limit = int(settings.quota * settings.mutation_limit)
-        self.write_limit = self.mutation_limit
         self.refused_memory = 0
         self.refused_disk = 0
         self.on_dirty: Callable[[], None] = _nothing
         self.on_pressure: Callable[[], None] = _nothing
         self._disk_reason = ""
+        self.set_quota(settings.quota, settings)
+
+    def set_quota(self, quota: int, shares: MemorySettings) -> None:
+        """Set the quota in bytes, and the marks by their shares of it."""
+        self.quota = quota
+        self.low_mark = int(quota * shares.low_mark)
+        self.high_mark = int(quota * shares.high_mark)
+        self.mutation_limit = int(quota * shares.mutation_limit)
+        if not self._disk_reason:
+            self.write_limit = self.mutation_limit
 
     def disk_failed(self, reason: str) -> None:
         """Refuse every write from now on: what is accepted could not be kept."""

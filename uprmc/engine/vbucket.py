@@ -55,6 +55,7 @@ class VBucket:
         persisted_seqno: everything up to here is in a finished commit.
         locks: key -> (lock CAS, Unix time when the lock lapses).
         tombstones: number of tombstones in `table`.
+        non_resident: number of items in `table` whose value is only on disk.
     """
 
     __slots__ = (
@@ -68,6 +69,7 @@ class VBucket:
         "id",
         "locks",
         "max_deleted_rev",
+        "non_resident",
         "persisted_seqno",
         "purge_seqno",
         "queue",
@@ -106,6 +108,7 @@ class VBucket:
         self.persisted_seqno = 0
         self.max_deleted_rev = 0
         self.tombstones = 0
+        self.non_resident = 0
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -314,7 +317,6 @@ class VBucket:
         Open views keep what they show. The store forgets with the next commit.
         """
         self._ledger.used -= self.memory_bytes()
-        self._ledger.queued -= self.queue.live
         self._start_history(new_log(uuid))
         self.purge_seqno = 0
         self.reset_pending = True
@@ -325,9 +327,7 @@ class VBucket:
     def change_header(self) -> None:
         """Have the header written with the next commit though no item changed."""
         self.header_dirty = True
-        if not self.dirty:
-            self.dirty = True
-            self._ledger.mark_dirty(self)
+        self._become_dirty()
 
     def header(self, high_seqno: int, snapshot: SnapshotRange) -> VBucketHeader:
         """Return the header to store beside items up to `high_seqno`."""
@@ -342,18 +342,17 @@ class VBucket:
 
     def persisted(self, items: list[Item], upto: int) -> None:
         """Learn that a commit holding `items`, the queue's content up to `upto`, is finished."""
-        before = self.queue.live
         self.queue.drop_persisted(upto)
-        self._ledger.queued -= before - self.queue.live
         self.persisted_seqno = upto
         if self.tombstones:
             self._forget_tombstones(items)
 
     def install(self, item: Item) -> None:
-        """Put an item that the store holds into the table, at warm-up; keys come once."""
+        """Put an item that the store holds into the table without its value, at warm-up."""
+        assert item.value is None
         self.table[item.key] = item
-        value = item.value
-        self._ledger.used += len(item.key) + ITEM_OVERHEAD_BYTES + (len(value) if value else 0)
+        self.non_resident += 1
+        self._ledger.used += len(item.key) + ITEM_OVERHEAD_BYTES
 
     def bring_in(self, item: Item) -> bool:
         """Give a fetched value to the table's entry if that is still the same version."""
@@ -362,7 +361,7 @@ class VBucket:
             return False
         assert item.value is not None
         self.table[item.key] = item
-        item.nru = 0
+        self.non_resident -= 1
         self._ledger.used += len(item.value)
         return True
 
@@ -371,6 +370,7 @@ class VBucket:
         assert item.seqno <= self.persisted_seqno
         assert item.value is not None
         self.table[item.key] = item.with_value(None)
+        self.non_resident += 1
         self._ledger.used -= len(item.value)
 
     def memory_bytes(self) -> int:
@@ -385,15 +385,17 @@ class VBucket:
         self.queue.check()
         assert self.persisted_seqno <= self.high_seqno
         assert self.queue.high_seqno <= self.high_seqno
-        tombstones = 0
+        tombstones = non_resident = 0
         for key, item in self.table.items():
             assert item.key == key
             assert 0 < item.seqno <= self.high_seqno
             tombstones += bool(item.life)
+            non_resident += item.value is None and not item.life
             dirty = item.seqno > self.persisted_seqno
             assert dirty or not item.life, "a persisted tombstone stayed"
             assert not dirty or item.life or item.value is not None, "a dirty value was ejected"
         assert tombstones == self.tombstones
+        assert non_resident == self.non_resident
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -415,26 +417,24 @@ class VBucket:
         if old is None:
             item = Item(key, value, flags, expiry, cas, seqno, self.max_deleted_rev + 1, datatype)
             ledger.used += len(key) + len(value) + ITEM_OVERHEAD_BYTES
-            self._enqueue(item, 0)
+            self.queue.put(item, 0)
         else:
             item = Item(key, value, flags, expiry, cas, seqno, old.rev + 1, datatype)
             replaced = old.value
-            ledger.used += len(value) - (len(replaced) if replaced else 0)
-            if old.life:
-                self.tombstones -= 1
-            self._enqueue(item, old.seqno)
+            if replaced is not None:
+                ledger.used += len(value) - len(replaced)
+            else:
+                ledger.used += len(value)
+                if old.life:
+                    self.tombstones -= 1
+                else:
+                    self.non_resident -= 1
+            self.queue.put(item, old.seqno)
         self.table[key] = item
-        return item
-
-    def _enqueue(self, item: Item, replaced_seqno: int) -> None:
-        queue = self.queue
-        before = queue.live
-        queue.put(item, replaced_seqno)
-        ledger = self._ledger
-        ledger.queued += queue.live - before
         if not self.dirty:
             self.dirty = True
             ledger.mark_dirty(self)
+        return item
 
     def _bury(self, old: Item, life: Life) -> Item:
         self.high_seqno += 1
@@ -450,12 +450,21 @@ class VBucket:
             life,
         )
         self.max_deleted_rev = max(self.max_deleted_rev, tombstone.rev)
-        self._ledger.used -= len(old.value) if old.value else 0
-        self._enqueue(tombstone, old.seqno)
+        if old.value is None:
+            self.non_resident -= 1
+        else:
+            self._ledger.used -= len(old.value)
+        self.queue.put(tombstone, old.seqno)
+        self._become_dirty()
         self.table[old.key] = tombstone
         self.tombstones += 1
         self.locks.pop(old.key, None)
         return tombstone
+
+    def _become_dirty(self) -> None:
+        if not self.dirty:
+            self.dirty = True
+            self._ledger.mark_dirty(self)
 
     def _forget_tombstones(self, items: list[Item]) -> None:
         """Drop persisted deletions whose key was not written again meanwhile (D23)."""

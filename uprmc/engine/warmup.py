@@ -56,11 +56,9 @@ class Warmup:
     @property
     def share(self) -> float:
         """How much of the keys is loaded, 0 to 1."""
-        return (
-            self.keys / self.records
-            if self.records
-            else float(self.state != WarmupState.INITIALIZE)
-        )
+        if self.state is WarmupState.DONE:
+            return 1.0
+        return self.keys / self.records if self.records else 0.0
 
     def steps(self) -> Iterator[None]:
         """Do it, yielding between steps of about a millisecond.
@@ -114,11 +112,13 @@ class Warmup:
 
     def _load_values(self, view: StoreView) -> Iterator[None]:
         ledger = self._bucket.ledger
+        looked_at = 0
         for number, vbucket in self._bucket.vbuckets.items():
             for item in view.changes_after(number, 0):
                 if ledger.used > ledger.low_mark:
                     return
                 if not item.life and vbucket.bring_in(item):
                     self.values += 1
-                if not self.values % _STEP_ITEMS:
+                looked_at += 1
+                if not looked_at % _STEP_ITEMS:
                     yield

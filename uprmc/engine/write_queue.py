@@ -127,14 +127,14 @@ class WriteQueue:
         Call it only when all of them are in a finished commit.
         """
         segments = self._segments
-        first, last = (self.persisted + 1) >> SEGMENT_BITS, upto >> SEGMENT_BITS
-        for number in list(segments.irange(first, last)):
-            segment = segments[number]
-            if number < last and not self._views and not self._dead:
-                self.live -= len(segment)
-                self._remove_segment(number)
-            else:
-                for seqno in [seqno for seqno in segment if seqno <= upto]:
+        if not self._views and upto >= self.high_seqno:
+            segments.clear()
+            self._tail_number = -1
+            self.live = 0
+        else:
+            first, last = (self.persisted + 1) >> SEGMENT_BITS, upto >> SEGMENT_BITS
+            for number in list(segments.irange(first, last)):
+                for seqno in [seqno for seqno in segments[number] if seqno <= upto]:
                     self._retire(seqno)
         self.persisted = max(self.persisted, upto)
 
@@ -207,21 +207,19 @@ class WriteQueue:
         segments, dead, number_of_view = self._segments, self._dead, view.number
         found: list[Item] = []
         high = view.high_seqno
-        index = segments.bisect_left((after + 1) >> SEGMENT_BITS)
-        last = high >> SEGMENT_BITS
-        while index < len(segments) and len(found) < limit:
-            number, segment = segments.peekitem(index)
-            if number > last:
-                break
-            if not dead and number < last and number << SEGMENT_BITS > after:
-                found.extend(segment.values())
+        first, last = (after + 1) >> SEGMENT_BITS, high >> SEGMENT_BITS
+        for number in segments.irange(first, last):
+            segment = segments[number]
+            if not dead and next(iter(segment)) > after and next(reversed(segment)) <= high:
+                found += segment.values()
             else:
-                found.extend(
+                found += [
                     item
                     for seqno, item in segment.items()
                     if after < seqno <= high and (seqno not in dead or number_of_view < dead[seqno])
-                )
-            index += 1
+                ]
+            if len(found) >= limit:
+                break
         return found
 
     def _close(self, view: QueueView) -> None:

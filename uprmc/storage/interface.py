@@ -17,13 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from uprmc.model import Item, VBucketHeader
 
 
-@dataclass(frozen=True, slots=True)
-class VBucketChange:
+class VBucketChange(NamedTuple):
     """What one commit does to one vBucket.
 
     Attributes:

@@ -1,0 +1,1 @@
+"""The ``uprmc`` command: one module for each verb."""

@@ -1,0 +1,74 @@
+"""The ``uprmc`` command line: verbs, exit codes, and errors in one line.
+
+Exit codes: 0 ok, 1 the work failed, 2 bad usage, configuration or files. An error is one line on
+standard error that says what to do; ``--debug`` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from uprmc import __version__
+from uprmc.cli.demo import demo
+from uprmc.cli.serve import serve
+from uprmc.cli.settings import settings
+from uprmc.cli.stats import stats
+from uprmc.errors import ConfigError, StoreRefused, UprmcError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="uprmc", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def uprmc(debug: bool) -> None:
+    """Keep memcached data on disk and stream every change of it."""
+
+
+for _verb in (serve, stats, settings, demo):
+    uprmc.add_command(_verb)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Prints errors; never raises."""
+    try:
+        result = uprmc.main(list(arguments), prog_name="uprmc", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return EXIT_USAGE
+    except click.Abort:
+        return _failed("interrupted", EXIT_FAILED, arguments)
+    except click.ClickException as error:
+        return _failed(_one_line(error.format_message()), EXIT_USAGE, arguments)
+    except (ConfigError, StoreRefused) as error:
+        return _failed(str(error), EXIT_USAGE, arguments)
+    except BrokenPipeError:
+        # The reader of our output has gone: nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except (UprmcError, OSError) as error:
+        return _failed(_one_line(str(error)), EXIT_FAILED, arguments)
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _failed(message: str, code: int, arguments: Sequence[str]) -> int:
+    if "--debug" in arguments:
+        traceback.print_exc()
+    click.echo(f"uprmc: {message}", err=True)
+    return code
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main() -> None:
+    """Entry point of the ``uprmc`` script."""
+    sys.exit(run(sys.argv[1:]))

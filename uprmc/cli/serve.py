@@ -1,0 +1,116 @@
+"""``uprmc serve``: run a node until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from uprmc.config import Settings, load
+from uprmc.errors import ConfigError
+
+#: Option -> the setting it stands for.
+_SHORTHANDS = {
+    "data": "storage.data",
+    "memcached": "server.memcached",
+    "upr": "server.upr",
+    "http": "server.http",
+    "vbuckets": "engine.vbuckets",
+    "memory": "memory.quota",
+    "sync": "flush.sync",
+    "tls_cert": "server.tls_cert",
+    "tls_key": "server.tls_key",
+}
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.option("--data", metavar="DIR", help="Data directory (./uprmc-data).")
+@click.option("--memcached", metavar="HOST:PORT", help="Listener for memcached clients.")
+@click.option("--upr", metavar="HOST:PORT", help="Listener for UPR and vBucket-aware clients.")
+@click.option("--http", metavar="HOST:PORT", help="Listener for health and metrics, or 'off'.")
+@click.option("--vbuckets", type=int, metavar="N", help="Number of vBuckets of a new directory.")
+@click.option("--memory", metavar="SIZE", help="Memory quota, such as 512M or 2G.")
+@click.option("--sync/--no-sync", default=None, help="Force every commit to the device.")
+@click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate chain.")
+@click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def serve(config: Path | None, changes: tuple[str, ...], debug: bool, **options: Any) -> int:
+    """Run a node in the foreground; SIGTERM or SIGINT stops it in order.
+
+    Prints one line to standard output when it serves; logs go to standard error.
+    """
+    settings = load(config, os.environ, {**_from_pairs(changes), **_from_options(options)})
+    return _Server(settings).run()
+
+
+def _from_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {_SHORTHANDS[name]: value for name, value in options.items() if value is not None}
+
+
+def _from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
+    changes = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair!r}: say --set section.name=value")
+        changes[name.strip()] = value.strip()
+    return changes
+
+
+class _Server:
+    """One node and the process's reactor."""
+
+    def __init__(self, settings: Settings) -> None:
+        # The reactor and all that hangs on it are imported here, so that other verbs start fast.
+        from twisted.internet import reactor
+
+        from uprmc.cli.progress import WarmupProgress
+        from uprmc.server.log import start_logging
+        from uprmc.server.node import Node
+
+        start_logging(settings.log)
+        self._reactor: Any = reactor
+        self._node = Node(self._reactor, settings)
+        self._progress = WarmupProgress(self._reactor, self._node.warmup)
+        self._error: BaseException | None = None
+
+    def run(self) -> int:
+        """Serve until stopped; returns the exit code or raises what went wrong."""
+        self._reactor.callWhenRunning(self._start)
+        self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
+        self._reactor.run()
+        if self._error is not None:
+            raise self._error
+        return 0
+
+    def _start(self) -> None:
+        self._progress.start()
+        self._node.start().addCallbacks(self._ready, self._failed)
+
+    def _ready(self, _: object) -> None:
+        self._progress.stop()
+        words = [f"{name}={place}" for name, place in sorted_addresses(self._node.addresses())]
+        sys.stdout.write(f"uprmc ready {' '.join(words)} pid={os.getpid()}\n")
+        sys.stdout.flush()
+
+    def _failed(self, failure: Any) -> None:
+        self._error = failure.value
+        if self._reactor.running:
+            self._reactor.stop()
+
+    def _stop(self) -> Any:
+        self._progress.stop()
+        return self._node.stop().addErrback(self._note_failure)
+
+    def _note_failure(self, failure: Any) -> None:
+        self._error = self._error or failure.value
+
+
+def sorted_addresses(addresses: dict[str, str]) -> list[tuple[str, str]]:
+    """Return (listener, place) in the order of the ready line; a listener that is off says so."""
+    return [(name, addresses.get(name, "off")) for name in ("memcached", "upr", "http")]

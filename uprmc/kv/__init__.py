@@ -1,0 +1,1 @@
+"""Conversations with memcached clients, binary and text, without a socket."""

@@ -1,0 +1,430 @@
+"""The commands of the binary protocol, one small function each, and the table that finds them.
+
+A command gets its session and its request, whose shape is in order. It either answers through the
+session or raises what the engine raises; the session turns that into the protocol's own error.
+Quiet forms are the same functions: `BinarySession.succeed` and `miss` know when to say nothing.
+
+Source: memcached reference 2.3 to 2.9; UPR reference 2.13 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.vbucket import StoreMode, VBucket
+from uprmc.errors import CommandError, KeyExists, KeyNotFound, RemoteProtocolError, TooLarge
+from uprmc.model import Item
+from uprmc.protocol.binary import (
+    ARITHMETIC_EXTRAS,
+    COUNTER_VALUE,
+    FLUSH_EXTRAS,
+    GET_LOCK_EXTRAS,
+    GET_REPLY_EXTRAS,
+    OBSERVE_SEQNO_FAILOVER_REPLY,
+    OBSERVE_SEQNO_REPLY,
+    OBSERVE_SEQNO_REQUEST,
+    STORE_EXTRAS,
+    TOUCH_EXTRAS,
+    VERBOSITY_EXTRAS,
+    KeyObservation,
+    ObservedKey,
+    decode_hello,
+    decode_observe_request,
+    encode_hello,
+    encode_observe_reply,
+)
+from uprmc.protocol.opcodes import (
+    DO_NOT_CREATE,
+    QUIET,
+    DataType,
+    Feature,
+    ObservedState,
+    Opcode,
+    Status,
+)
+
+if TYPE_CHECKING:
+    from uprmc.kv.binary_session import BinarySession
+
+
+class Request(NamedTuple):
+    """One request's fields; `number` is the vBucket, whoever decided it."""
+
+    opcode: int
+    number: int
+    opaque: int
+    cas: int
+    datatype: int
+    extras: bytes
+    key: bytes
+    value: bytes
+
+
+Handler = Callable[["BinarySession", Request], None]
+
+_STORE_MODES = {
+    Opcode.SET: StoreMode.SET,
+    Opcode.ADD: StoreMode.ADD,
+    Opcode.REPLACE: StoreMode.REPLACE,
+}
+
+#: Opcodes whose value may be too large, quiet ones included.
+STORE_OPCODES = frozenset(
+    opcode
+    for opcode in (*Opcode,)
+    if QUIET.get(opcode, opcode)
+    in (Opcode.SET, Opcode.ADD, Opcode.REPLACE, Opcode.APPEND, Opcode.PREPEND)
+)
+
+_WITH_KEY = frozenset({Opcode.GETK, Opcode.GETKQ, Opcode.GATK, Opcode.GATKQ})
+
+#: What HELLO grants when it is asked for.
+_GRANTED = frozenset(
+    {Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XERROR, Feature.JSON, Feature.DATATYPE}
+)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def get(session: BinarySession, request: Request) -> None:
+    """Answer get, getk and their quiet forms."""
+    vbucket = session.locate(request)
+    item = vbucket.get(request.key)
+    stats = session.stats
+    stats.cmd_get += 1
+    if item is None:
+        stats.get_misses += 1
+        session.miss(request, with_key=request.opcode in _WITH_KEY)
+        return
+    stats.get_hits += 1
+    _send_item(session, request, vbucket, item)
+
+
+def get_and_touch(session: BinarySession, request: Request) -> None:
+    """Answer gat, gatk and their quiet forms."""
+    vbucket = session.locate(request)
+    stats = session.stats
+    (exptime,) = TOUCH_EXTRAS.unpack(request.extras)
+    try:
+        item = vbucket.touch(request.key, absolute_expiry(exptime, session.now()))
+    except KeyNotFound:
+        stats.cmd_touch += 1
+        stats.cmd_get += 1
+        stats.touch_misses += 1
+        stats.get_misses += 1
+        session.miss(request, with_key=request.opcode in _WITH_KEY)
+        return
+    stats.cmd_touch += 1
+    stats.cmd_get += 1
+    stats.touch_hits += 1
+    stats.get_hits += 1
+    _send_item(session, request, vbucket, item)
+
+
+def touch(session: BinarySession, request: Request) -> None:
+    """Give a document another expiry time; the reply carries flags and CAS."""
+    stats = session.stats
+    (exptime,) = TOUCH_EXTRAS.unpack(request.extras)
+    try:
+        item = session.locate(request).touch(request.key, absolute_expiry(exptime, session.now()))
+    except KeyNotFound:
+        stats.cmd_touch += 1
+        stats.touch_misses += 1
+        raise
+    stats.cmd_touch += 1
+    stats.touch_hits += 1
+    session.reply(request, extras=GET_REPLY_EXTRAS.pack(item.flags), cas=item.cas)
+
+
+def get_and_lock(session: BinarySession, request: Request) -> None:
+    """Lock a document and answer it with the CAS that opens the lock."""
+    settings = session.bucket.settings.engine
+    seconds = GET_LOCK_EXTRAS.unpack(request.extras)[0] if request.extras else 0
+    if not 0 < seconds <= settings.lock_max_s:
+        seconds = settings.lock_default_s
+    item, cas = session.locate(request).lock(request.key, seconds)
+    assert item.value is not None
+    session.reply(
+        request,
+        extras=GET_REPLY_EXTRAS.pack(item.flags),
+        value=item.value,
+        cas=cas,
+        datatype=item.datatype,
+    )
+
+
+def unlock(session: BinarySession, request: Request) -> None:
+    """Open a lock early."""
+    session.locate(request).unlock(request.key, request.cas)
+    session.reply(request, value=b"UNLOCKED")
+
+
+def _send_item(session: BinarySession, request: Request, vbucket: VBucket, item: Item) -> None:
+    assert item.value is not None
+    session.reply(
+        request,
+        extras=GET_REPLY_EXTRAS.pack(item.flags),
+        key=request.key if request.opcode in _WITH_KEY else b"",
+        value=item.value,
+        cas=vbucket.visible_cas(item),
+        datatype=item.datatype,
+    )
+
+
+# --- changing -----------------------------------------------------------------------------------
+
+
+def store(session: BinarySession, request: Request) -> None:
+    """Carry out set, add and replace."""
+    if session.exceeds_item_limit(len(request.key), len(request.value)):
+        refuse_too_large(session, request)
+        return
+    vbucket = session.locate(request)
+    stats = session.stats
+    stats.cmd_set += 1
+    flags, exptime = STORE_EXTRAS.unpack(request.extras)
+    mode = _STORE_MODES[Opcode(QUIET.get(request.opcode, request.opcode))]
+    try:
+        item = vbucket.store(
+            request.key,
+            request.value,
+            flags,
+            absolute_expiry(exptime, session.now()),
+            request.cas,
+            request.datatype & session.datatypes,
+            mode,
+        )
+    except (KeyExists, KeyNotFound) as error:
+        _count_cas_failure(session, request, error)
+        raise
+    stats.total_items += 1
+    stats.cas_hits += request.cas != 0
+    session.changed(request, vbucket, item)
+
+
+def extend(session: BinarySession, request: Request) -> None:
+    """Carry out append and prepend."""
+    if session.exceeds_item_limit(len(request.key), len(request.value)):
+        raise TooLarge(request.key)
+    vbucket = session.locate(request)
+    item = vbucket.extend(
+        request.key,
+        request.value,
+        request.cas,
+        front=QUIET.get(request.opcode, request.opcode) == Opcode.PREPEND,
+        limit_bytes=session.value_limit_bytes(len(request.key)),
+    )
+    session.stats.cmd_set += 1
+    session.changed(request, vbucket, item)
+
+
+def arithmetic(session: BinarySession, request: Request) -> None:
+    """Carry out increment and decrement; creates a missing counter unless told not to."""
+    delta, initial, exptime = ARITHMETIC_EXTRAS.unpack(request.extras)
+    up = QUIET.get(request.opcode, request.opcode) == Opcode.INCREMENT
+    vbucket = session.locate(request)
+    stats = session.stats
+    hit = vbucket.find(request.key) is not None
+    number, item = vbucket.add_delta(
+        request.key,
+        delta if up else -delta,
+        request.cas,
+        initial=None if exptime == DO_NOT_CREATE else initial,
+        expiry=0 if exptime == DO_NOT_CREATE else absolute_expiry(exptime, session.now()),
+    )
+    if up:
+        stats.incr_hits += hit
+        stats.incr_misses += not hit
+    else:
+        stats.decr_hits += hit
+        stats.decr_misses += not hit
+    session.changed(request, vbucket, item, value=COUNTER_VALUE.pack(number))
+
+
+def delete(session: BinarySession, request: Request) -> None:
+    """Delete a document. memcached's reply has no CAS."""
+    vbucket = session.locate(request)
+    try:
+        tombstone = vbucket.delete(request.key, request.cas)
+    except KeyNotFound:
+        session.stats.delete_misses += 1
+        raise
+    session.stats.delete_hits += 1
+    session.changed(request, vbucket, tombstone, with_cas=False)
+
+
+def flush(session: BinarySession, request: Request) -> None:
+    """Forget everything, now or later. The answer to "now" says that it is on disk."""
+    exptime = FLUSH_EXTRAS.unpack(request.extras)[0] if request.extras else 0
+    bucket = session.bucket
+    session.stats.cmd_flush += 1
+    if not bucket.traffic:
+        session.locate(request)
+    at = absolute_expiry(exptime, session.now())
+    if request.opcode == Opcode.FLUSHQ:
+        bucket.flush(at, lambda _durable: None)
+        return
+    resume = session.suspend()
+
+    def answer(durable: bool) -> None:
+        session.reply(request, Status.SUCCESS if durable else Status.TEMPORARY_FAILURE)
+        resume()
+
+    bucket.flush(at, answer)
+
+
+def refuse_too_large(session: BinarySession, request: Request) -> None:
+    """Answer a store whose item exceeds the limit; a *set* also removes what was there.
+
+    memcached does so: the client wanted that value gone. Append and replace remove nothing.
+    """
+    if QUIET.get(request.opcode, request.opcode) == Opcode.SET:
+        with suppress(CommandError):  # nothing there, or not now: the answer is the same
+            session.locate(request).delete(request.key)
+    session.reply(request, Status.TOO_LARGE)
+
+
+def _count_cas_failure(session: BinarySession, request: Request, error: CommandError) -> None:
+    if request.cas:
+        session.stats.cas_badval += isinstance(error, KeyExists)
+        session.stats.cas_misses += isinstance(error, KeyNotFound)
+
+
+# --- what is persisted --------------------------------------------------------------------------
+
+
+def observe(session: BinarySession, request: Request) -> None:
+    """Tell for each key whether its present version is on disk."""
+    found = [_observed(session, each) for each in decode_observe_request(request.value)]
+    session.reply(request, value=encode_observe_reply(found))
+
+
+def _observed(session: BinarySession, asked: ObservedKey) -> KeyObservation:
+    vbucket = session.bucket.locate(session.number_of(asked.vbucket, asked.key))
+    item = vbucket.metadata(asked.key)
+    if item is None:
+        return KeyObservation(*asked, ObservedState.NOT_FOUND, 0)
+    persisted = item.seqno <= vbucket.persisted_seqno
+    if item.life:
+        state = ObservedState.NOT_FOUND if persisted else ObservedState.LOGICALLY_DELETED
+    else:
+        state = ObservedState.PERSISTED if persisted else ObservedState.NOT_PERSISTED
+    return KeyObservation(*asked, state, item.cas)
+
+
+def observe_seqno(session: BinarySession, request: Request) -> None:
+    """Tell how far a vBucket is persisted, and whether the client's history is still the one."""
+    if len(request.value) != OBSERVE_SEQNO_REQUEST.size:
+        raise RemoteProtocolError("the value of observe-seqno is one vb_uuid")
+    (uuid,) = OBSERVE_SEQNO_REQUEST.unpack(request.value)
+    vbucket = session.bucket.locate(request.number)
+    log = vbucket.failover_log
+    place = next((i for i, entry in enumerate(log) if entry.uuid == uuid), None)
+    if place is None:
+        raise KeyNotFound(uuid)
+    numbers = (vbucket.id, log[0].uuid, vbucket.persisted_seqno, vbucket.high_seqno)
+    if place == 0:
+        value = OBSERVE_SEQNO_REPLY.pack(0, *numbers)
+    else:
+        value = OBSERVE_SEQNO_FAILOVER_REPLY.pack(1, *numbers, uuid, log[place - 1].seqno)
+    session.reply(request, value=value)
+
+
+# --- the connection -----------------------------------------------------------------------------
+
+
+def noop(session: BinarySession, request: Request) -> None:
+    """Answer that everything before has been answered."""
+    session.reply(request)
+
+
+def version(session: BinarySession, request: Request) -> None:
+    """Answer the version."""
+    session.reply(request, value=session.services.version)
+
+
+def quit_(session: BinarySession, request: Request) -> None:
+    """Hang up; quitq without a word."""
+    session.succeed(request)
+    session.close()
+
+
+def verbosity(session: BinarySession, request: Request) -> None:
+    """Change how much is logged."""
+    session.services.set_verbosity(VERBOSITY_EXTRAS.unpack(request.extras)[0])
+    session.reply(request)
+
+
+def hello(session: BinarySession, request: Request) -> None:
+    """Grant the features we have, in the order asked, each once."""
+    asked = dict.fromkeys(decode_hello(request.value))
+    granted = [number for number in asked if number in _GRANTED]
+    json = Feature.JSON in granted or Feature.DATATYPE in granted
+    session.datatypes = int(DataType.JSON) if json else 0
+    session.with_seqnos = Feature.MUTATION_SEQNO in granted
+    session.with_lock_errors = Feature.XERROR in granted
+    session.reply(request, value=encode_hello(granted))
+
+
+def no_login(session: BinarySession, request: Request) -> None:
+    """Refuse SASL as a memcached without it does; clients go on without a login."""
+    session.reply(request, Status.UNKNOWN_COMMAND)
+
+
+def stat(session: BinarySession, request: Request) -> None:
+    """Answer one packet for each statistic of a group, then an empty one."""
+    words = request.key.decode("latin-1").split()
+    if words == ["reset"]:
+        session.services.reset_stats()
+        group: list[tuple[str, str]] | None = []
+    else:
+        group = session.services.stats(" ".join(words))
+    if group is None:
+        session.reply(request, Status.KEY_NOT_FOUND)
+        return
+    for name, value in group:
+        session.reply(request, key=name.encode(), value=value.encode())
+    session.reply(request)
+
+
+def _with_quiet(handlers: dict[int, Handler]) -> dict[int, Handler]:
+    quiet = {quiet: handlers[loud] for quiet, loud in QUIET.items()}
+    return {**handlers, **quiet}
+
+
+#: Opcode -> command. SET and GET come here only when the session's short way does not apply.
+HANDLERS: dict[int, Handler] = _with_quiet(
+    {
+        Opcode.GET: get,
+        Opcode.GETK: get,
+        Opcode.GAT: get_and_touch,
+        Opcode.GATK: get_and_touch,
+        Opcode.TOUCH: touch,
+        Opcode.GETL: get_and_lock,
+        Opcode.UNLOCK: unlock,
+        Opcode.SET: store,
+        Opcode.ADD: store,
+        Opcode.REPLACE: store,
+        Opcode.APPEND: extend,
+        Opcode.PREPEND: extend,
+        Opcode.INCREMENT: arithmetic,
+        Opcode.DECREMENT: arithmetic,
+        Opcode.DELETE: delete,
+        Opcode.FLUSH: flush,
+        Opcode.OBSERVE: observe,
+        Opcode.OBSERVE_SEQNO: observe_seqno,
+        Opcode.NOOP: noop,
+        Opcode.VERSION: version,
+        Opcode.QUIT: quit_,
+        Opcode.VERBOSITY: verbosity,
+        Opcode.HELLO: hello,
+        Opcode.SASL_LIST_MECHS: no_login,
+        Opcode.SASL_AUTH: no_login,
+        Opcode.SASL_STEP: no_login,
+        Opcode.STAT: stat,
+    }
+)

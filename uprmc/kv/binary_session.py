@@ -1,0 +1,390 @@
+"""A client's conversation in the binary protocol: frames in, replies out.
+
+Job: find the frames in what has arrived, carry out each command, collect the replies. Get and set,
+which are nearly all of the traffic, are done right in the loop from the header's fields; everything
+else goes through `binary_commands.HANDLERS`, after its shape was checked.
+
+Neighbours: `conversation` holds buffers and backpressure; `binary_commands` the commands.
+
+What surprises: nothing is ever answered twice. A command whose value is only on disk raises before
+it changed anything; its frame stays in the input and is carried out again once the value is there.
+
+Source: memcached reference, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import CommandError, NotResident, TemporaryFailure
+from uprmc.kv.binary_commands import HANDLERS, STORE_OPCODES, Request, refuse_too_large
+from uprmc.kv.conversation import Conversation
+from uprmc.kv.refusals import REFUSALS, refusal_of
+from uprmc.kv.services import Services
+from uprmc.model import Item
+from uprmc.protocol.binary import GET_REPLY, MUTATION_SEQNO_EXTRAS, STORE_EXTRAS, shape_error
+from uprmc.protocol.header import pack_response, unpack_request
+from uprmc.protocol.opcodes import (
+    HEADER_BYTES,
+    KEY_MAX_BYTES,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+    QUIET,
+    STATUS_TEXT,
+    Opcode,
+    Status,
+)
+
+#: What an item costs beyond key and value when it is compared with the item limit, as memcached's.
+ITEM_HEADER_BYTES = 50
+
+_GET = int(Opcode.GET)
+_SET = int(Opcode.SET)
+_KEY_NOT_FOUND = int(Status.KEY_NOT_FOUND)
+_NOT_FOUND_TEXT = STATUS_TEXT[Status.KEY_NOT_FOUND]
+_pack_get_reply = GET_REPLY.pack
+_unpack_store = STORE_EXTRAS.unpack_from
+
+
+class BinarySession(Conversation):
+    """See the module docstring.
+
+    Attributes:
+        by_key: whether the vBucket follows from the key (the field is ignored) or from the field.
+        datatypes: datatype bits the peer understands; others are hidden from it.
+        with_seqnos: replies to changes carry (vb_uuid, seqno), after HELLO.
+        with_lock_errors: locked keys get their own status instead of temporary failure.
+    """
+
+    __slots__ = (
+        "_mask",
+        "_max_store_body_bytes",
+        "bucket",
+        "by_key",
+        "datatypes",
+        "stats",
+        "with_lock_errors",
+        "with_seqnos",
+    )
+
+    def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
+        super().__init__(services, wake)
+        self.bucket = services.bucket
+        self.stats = services.bucket.stats
+        self._mask = services.bucket.settings.engine.vbuckets - 1
+        self._max_store_body_bytes = services.settings.max_item_bytes - ITEM_HEADER_BYTES + 8
+        self.by_key = by_key
+        self.datatypes = 0
+        self.with_seqnos = False
+        self.with_lock_errors = False
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def _run(self, data: bytes) -> None:
+        self._running = True
+        bucket = self.bucket
+        active = bucket.active.get
+        by_key, mask = self.by_key, self._mask
+        max_body = -1 if self.with_seqnos else self._max_store_body_bytes
+        out = self._out
+        unsent, limit = self._unsent, self._max_unsent
+        position, size, wanted = 0, len(data), HEADER_BYTES
+        gets = hits = sets = 0
+        while size - position >= HEADER_BYTES:
+            if unsent > limit:
+                break
+            (
+                magic,
+                opcode,
+                key_length,
+                extras_length,
+                datatype,
+                number,
+                body_length,
+                opaque,
+                cas,
+            ) = unpack_request(data, position)
+            start = position + HEADER_BYTES
+            end = start + body_length
+            if end <= size and magic == MAGIC_REQUEST and 0 < key_length <= KEY_MAX_BYTES:
+                if opcode == _GET and key_length == body_length:
+                    key = data[start:end]
+                    if by_key:
+                        number = (crc32(key) >> 16) & 0x7FFF & mask
+                    vbucket = active(number)
+                    if vbucket is not None and not vbucket.locks:
+                        item = vbucket.table.get(key)
+                        if item is None:
+                            gets += 1
+                            reply = pack_response(
+                                MAGIC_RESPONSE, _GET, 0, 0, 0, _KEY_NOT_FOUND, 9, opaque, 0
+                            )
+                            out.append(reply + _NOT_FOUND_TEXT)
+                            unsent += 33
+                            position = end
+                            continue
+                        value = item.value
+                        if value is not None and not item.expiry and not item.datatype:
+                            gets += 1
+                            hits += 1
+                            item.nru = 0
+                            length = len(value) + 4
+                            out.append(
+                                _pack_get_reply(
+                                    MAGIC_RESPONSE,
+                                    _GET,
+                                    0,
+                                    4,
+                                    0,
+                                    0,
+                                    length,
+                                    opaque,
+                                    item.cas,
+                                    item.flags,
+                                )
+                            )
+                            out.append(value)
+                            unsent += length + HEADER_BYTES
+                            position = end
+                            continue
+                elif (
+                    opcode == _SET
+                    and extras_length == 8
+                    and not datatype
+                    and body_length <= max_body
+                    and key_length + 8 <= body_length
+                ):
+                    middle = start + 8 + key_length
+                    key = data[start + 8 : middle]
+                    if by_key:
+                        number = (crc32(key) >> 16) & 0x7FFF & mask
+                    vbucket = active(number)
+                    if vbucket is not None:
+                        flags, exptime = _unpack_store(data, start)
+                        if exptime:
+                            exptime = absolute_expiry(exptime, bucket.clock.now())
+                        try:
+                            item = vbucket.store(key, data[middle:end], flags, exptime, cas)
+                        except CommandError as error:
+                            self._unsent = unsent
+                            self._refuse(opcode, opaque, error)
+                            unsent = self._unsent
+                        else:
+                            out.append(
+                                pack_response(MAGIC_RESPONSE, _SET, 0, 0, 0, 0, 0, opaque, item.cas)
+                            )
+                            unsent += HEADER_BYTES
+                        sets += 1
+                        position = end
+                        continue
+            self._unsent = unsent
+            used = self._one(data, position, size)
+            unsent = self._unsent
+            if used <= 0:
+                wanted = -used
+                break
+            position += used
+            if self._waiting or self.closing:
+                break
+        self._unsent = unsent
+        self._running = False
+        self._halted()
+        stats = self.stats
+        stats.cmd_get += gets
+        stats.get_hits += hits
+        stats.get_misses += gets - hits
+        stats.cmd_set += sets
+        stats.total_items += sets
+        if position < size and not self.closing:
+            self._keep(data[position:] if position else data, wanted)
+
+    def _one(self, data: bytes, position: int, size: int) -> int:
+        """Carry out the frame at `position`; return its length.
+
+        0 means that the frame waits for something and is to be carried out again; a number below 0
+        that so many bytes are needed before anything can be done.
+        """
+        magic, opcode, key_length, extras_length, datatype, number, body_length, opaque, cas = (
+            unpack_request(data, position)
+        )
+        if magic != MAGIC_REQUEST:
+            self._close(f"magic {magic:#04x} in a binary conversation")
+            return size - position
+        length = HEADER_BYTES + body_length
+        refusal = shape_error(opcode, extras_length, key_length, body_length)
+        if refusal is not None:
+            self._send_status(opcode, refusal.status, opaque)
+            if refusal.closes:
+                self._close(f"opcode {opcode:#04x}: {refusal.status.name.lower()}")
+            return self._skip(length, size - position)
+        middle = HEADER_BYTES + extras_length + key_length
+        too_large = length - middle > self.bucket.settings.kv.max_item_bytes
+        needed: int = middle if too_large else length
+        if size - position < needed:
+            return -needed
+        body = data[position + HEADER_BYTES : position + needed]
+        key = body[extras_length : extras_length + key_length]
+        request = Request(
+            opcode,
+            self.number_of(number, key),
+            opaque,
+            cas,
+            datatype,
+            body[:extras_length],
+            key,
+            body[extras_length + key_length :],
+        )
+        if too_large:
+            return self._refuse_large_value(request, length, size - position)
+        return length if self._carry_out(request) else 0
+
+    def _carry_out(self, request: Request) -> bool:
+        """Run the command; ``False`` if it has to be run again later."""
+        try:
+            HANDLERS[request.opcode](self, request)
+        except NotResident as missing:
+            if self._fetch_failed:
+                self._fetch_failed = False
+                self._refuse(request.opcode, request.opaque, TemporaryFailure("disk"))
+                return True
+            self._fetch(missing)
+            return False
+        except REFUSALS as error:
+            self._refuse(request.opcode, request.opaque, error)
+        self._fetch_failed = False
+        return True
+
+    def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
+        if length > self.bucket.settings.kv.max_frame_bytes:
+            self._close(f"a frame of {length} bytes is announced")
+        if request.opcode in STORE_OPCODES:
+            refuse_too_large(self, request)
+        else:
+            self._send_status(request.opcode, Status.TOO_LARGE, request.opaque)
+        return self._skip(length, available)
+
+    def _skip(self, length: int, available: int) -> int:
+        """Drop a frame of which perhaps only a part is there; return how much of it is."""
+        self._discard = max(0, length - available)
+        return min(length, available)
+
+    def _refuse(self, opcode: int, opaque: int, error: Exception) -> None:
+        status, text = refusal_of(error, opcode, with_lock_errors=self.with_lock_errors)
+        self._send_status(opcode, status, opaque, text)
+
+    def _send_status(
+        self, opcode: int, status: Status, opaque: int, text: bytes | None = None
+    ) -> None:
+        body = STATUS_TEXT[status] if text is None else text
+        header = pack_response(MAGIC_RESPONSE, opcode, 0, 0, 0, status, len(body), opaque, 0)
+        self._send(header + body)
+
+    # --- what commands use ----------------------------------------------------------------------
+
+    def number_of(self, number: int, key: bytes) -> int:
+        """Return the vBucket a request is for: the key's on one listener, the field on the other.
+
+        A request without a key keeps its field.
+        """
+        return self.bucket.vbucket_of(key) if self.by_key and key else number
+
+    def locate(self, request: Request) -> VBucket:
+        """Return the request's vBucket; raises as `Bucket.locate`."""
+        return self.bucket.locate(request.number)
+
+    def reply(
+        self,
+        request: Request,
+        status: Status = Status.SUCCESS,
+        *,
+        extras: bytes = b"",
+        key: bytes = b"",
+        value: bytes = b"",
+        cas: int = 0,
+        datatype: int = 0,
+    ) -> None:
+        """Answer; an error without a value gets its text."""
+        if status and not value:
+            value = STATUS_TEXT[status]
+        header = pack_response(
+            MAGIC_RESPONSE,
+            request.opcode,
+            len(key),
+            len(extras),
+            datatype & self.datatypes,
+            status,
+            len(extras) + len(key) + len(value),
+            request.opaque,
+            cas,
+        )
+        self._send(header + extras + key, value)
+
+    def succeed(
+        self, request: Request, *, extras: bytes = b"", value: bytes = b"", cas: int = 0
+    ) -> None:
+        """Answer success, unless the request is a quiet one."""
+        if request.opcode not in QUIET:
+            self.reply(request, extras=extras, value=value, cas=cas)
+
+    def changed(
+        self,
+        request: Request,
+        vbucket: VBucket,
+        item: Item,
+        *,
+        value: bytes = b"",
+        with_cas: bool = True,
+    ) -> None:
+        """Answer an accepted change with its CAS, and its place in the order if that was asked."""
+        extras = b""
+        if self.with_seqnos:
+            extras = MUTATION_SEQNO_EXTRAS.pack(vbucket.failover_log[0].uuid, item.seqno)
+        self.succeed(request, extras=extras, value=value, cas=item.cas if with_cas else 0)
+
+    def miss(self, request: Request, *, with_key: bool) -> None:
+        """Answer a miss, unless the request is a quiet one; getk and gatk repeat the key."""
+        if request.opcode in QUIET:
+            return
+        if not with_key:
+            self.reply(request, Status.KEY_NOT_FOUND)
+            return
+        header = pack_response(
+            MAGIC_RESPONSE,
+            request.opcode,
+            len(request.key),
+            0,
+            0,
+            Status.KEY_NOT_FOUND,
+            len(request.key),
+            request.opaque,
+            0,
+        )
+        self._send(header + request.key)
+
+    def exceeds_item_limit(self, key_bytes: int, value_bytes: int) -> bool:
+        """Tell whether an item of these sizes is over the limit."""
+        return value_bytes > self.value_limit_bytes(key_bytes)
+
+    def value_limit_bytes(self, key_bytes: int) -> int:
+        """Return how long the value of a key of this length may be."""
+        return self._services.settings.max_item_bytes - ITEM_HEADER_BYTES - key_bytes
+
+    def now(self) -> float:
+        """Return Unix time in seconds."""
+        return self.bucket.clock.now()
+
+    def suspend(self) -> Callable[[], None]:
+        """Let the commands behind this one wait; returns what ends that."""
+        return self._suspend()
+
+    def close(self) -> None:
+        """Hang up after what has been answered."""
+        self._close()
+
+    @property
+    def services(self) -> Services:
+        """What all conversations share."""
+        return self._services

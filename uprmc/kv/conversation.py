@@ -1,0 +1,187 @@
+"""What the binary and the text session have in common: buffers, backpressure, waiting.
+
+A session takes bytes, carries out commands one after the other, and collects the replies as pieces.
+It stops carrying out commands, and keeps the rest of its input, in two cases:
+
+* **stalled**: replies of `max_unsent_bytes` wait for a peer that does not read them;
+* **waiting**: a command needs something that is not there yet (a value on disk, a flush that is to
+  be durable). Commands after it wait too, so replies keep the order of requests.
+
+In both cases `input_full` asks the adapter to stop reading, so one connection costs at most what
+it had sent, the unsent limit and one reply.
+
+Subclasses implement `_run`: carry out commands from the given bytes, hand back what was not used by
+`_keep`, and stop when `_halted` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.errors import NotResident
+from uprmc.kv.services import Services
+from uprmc.ports import Session
+
+
+class Conversation:
+    """Base of both sessions; implements `ports.Session` but for `_run`."""
+
+    __slots__ = (
+        "_chunks",
+        "_discard",
+        "_fetch_failed",
+        "_held",
+        "_lost",
+        "_max_unsent",
+        "_out",
+        "_running",
+        "_services",
+        "_unsent",
+        "_waiting",
+        "_wake",
+        "_wanted",
+        "closing",
+        "input_full",
+        "successor",
+    )
+
+    def __init__(self, services: Services, wake: Callable[[], None]) -> None:
+        self.closing = False
+        self.input_full = False
+        self.successor: Session | None = None
+        self._services = services
+        self._wake = wake
+        self._max_unsent = services.settings.max_unsent_bytes
+        self._out: list[bytes] = []
+        self._unsent = 0
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self._wanted = 1
+        self._discard = 0
+        self._waiting = False
+        self._running = False
+        self._fetch_failed = False
+        self._lost = False
+
+    # --- the four doors -------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Take the next bytes from the peer; see `ports.Session`."""
+        if self._held or self._discard or self.closing or self.input_full:
+            self._receive_slowly(data)
+        else:
+            self._run(data)
+
+    def tick(self, now: float) -> None:
+        """Nothing happens by itself in a conversation that the client leads."""
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """Return reply pieces; see `ports.Session`."""
+        if self.input_full and not self._waiting and self._unsent <= self._max_unsent:
+            self._continue()
+        pieces = self._out
+        if self._unsent <= budget:
+            self._out = []
+            self._unsent = 0
+            return pieces
+        return self._take_pieces(budget)
+
+    def connection_lost(self) -> None:
+        """Let go of everything; what still arrives for this peer is dropped."""
+        self._lost = self.closing = True
+        self._out, self._chunks = [], []
+        self._unsent = self._held = 0
+
+    # --- for subclasses -------------------------------------------------------------------------
+
+    def _run(self, data: bytes) -> None:
+        raise NotImplementedError  # abstract: both sessions define it
+
+    def _keep(self, rest: bytes, wanted: int) -> None:
+        """Keep unused input; nothing is tried again before `wanted` bytes are there."""
+        if rest:
+            self._chunks.append(rest)
+            self._held = len(rest)
+        self._wanted = wanted
+
+    def _halted(self) -> bool:
+        """Tell whether no further command may be carried out now; asks for less input if so."""
+        if self._waiting or self.closing or self._unsent > self._max_unsent:
+            self.input_full = not self.closing
+            return True
+        return False
+
+    def _send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self._out.append(piece)
+            self._unsent += len(piece)
+
+    def _close(self, misuse: str = "") -> None:
+        """Hang up after what has been answered; `misuse` is the peer's fault, for the log."""
+        self.closing = True
+        if misuse:
+            self._services.report_misuse(misuse)
+
+    def _fetch(self, missing: NotResident) -> None:
+        """Wait for values from disk; the command that needs them is carried out again then."""
+        self._waiting = True
+        wanted = [(missing.vbucket, key) for key in missing.keys]
+        self._services.bucket.fetcher.want(wanted, self._fetched)
+
+    def _suspend(self) -> Callable[[], None]:
+        """Stop after the present command; returns what resumes (call it once, any time)."""
+        self._waiting = True
+        return self._resume
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _receive_slowly(self, data: bytes) -> None:
+        if self.closing:
+            return
+        if self._discard:
+            dropped = min(self._discard, len(data))
+            self._discard -= dropped
+            data = data[dropped:]
+            if not data:
+                return
+        self._chunks.append(data)
+        self._held += len(data)
+        if self._held >= self._wanted and not self.input_full:
+            self._run(self._take_input())
+
+    def _take_input(self) -> bytes:
+        chunks, self._chunks, self._held = self._chunks, [], 0
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if self._discard:
+            dropped = min(self._discard, len(data))
+            self._discard -= dropped
+            data = data[dropped:]
+        return data
+
+    def _continue(self) -> None:
+        """Go on with the input that was kept."""
+        self.input_full = False
+        if self._held >= self._wanted:
+            self._run(self._take_input())
+
+    def _take_pieces(self, budget: int) -> list[bytes]:
+        out = self._out
+        count = size = 0
+        while count < len(out) and size < budget:
+            size += len(out[count])
+            count += 1
+        pieces, self._out = out[:count], out[count:]
+        self._unsent -= size
+        return pieces
+
+    def _fetched(self, ok: bool) -> None:
+        self._fetch_failed = not ok
+        self._resume()
+
+    def _resume(self) -> None:
+        self._waiting = False
+        if self._lost or self._running:
+            return
+        if self._unsent <= self._max_unsent:
+            self._continue()
+        self._wake()

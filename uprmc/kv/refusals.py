@@ -1,0 +1,64 @@
+"""How the engine's refusals look in the binary protocol.
+
+Locks have two faces: old clients know no "locked" status and get what ep-engine gave them (a
+foreign write looks like a CAS mismatch, a second lock like a temporary failure); clients that
+negotiated XERROR are told the truth.
+
+Source: memcached reference 2.2; UPR reference 1.2 and 6; Couchbase SDK reference 5.5.
+"""
+
+from __future__ import annotations
+
+from uprmc.errors import (
+    CommandError,
+    DeltaBadValue,
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    Locked,
+    NotLocked,
+    NotMyVBucket,
+    NotStored,
+    OutOfMemory,
+    RemoteProtocolError,
+    TemporaryFailure,
+    TooLarge,
+)
+from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
+
+_STATUSES: dict[type[Exception], Status] = {
+    KeyNotFound: Status.KEY_NOT_FOUND,
+    KeyExists: Status.KEY_EXISTS,
+    NotStored: Status.NOT_STORED,
+    TooLarge: Status.TOO_LARGE,
+    DeltaBadValue: Status.DELTA_BAD_VALUE,
+    NotMyVBucket: Status.NOT_MY_VBUCKET,
+    TemporaryFailure: Status.TEMPORARY_FAILURE,
+    OutOfMemory: Status.OUT_OF_MEMORY,
+    InvalidArguments: Status.INVALID_ARGUMENTS,
+    RemoteProtocolError: Status.INVALID_ARGUMENTS,
+}
+
+
+def refusal_of(error: Exception, opcode: int, *, with_lock_errors: bool) -> tuple[Status, bytes]:
+    """Return the status and the body that answer `error`."""
+    if isinstance(error, Locked):
+        return _locked(opcode, with_lock_errors)
+    if isinstance(error, NotLocked):
+        if with_lock_errors:
+            return Status.NOT_LOCKED, STATUS_TEXT[Status.NOT_LOCKED]
+        return Status.TEMPORARY_FAILURE, b"UNLOCK_ERROR"
+    status = _STATUSES[type(error)]
+    return status, STATUS_TEXT[status]
+
+
+def _locked(opcode: int, with_lock_errors: bool) -> tuple[Status, bytes]:
+    if with_lock_errors:
+        return Status.LOCKED, STATUS_TEXT[Status.LOCKED]
+    if opcode in (Opcode.GETL, Opcode.UNLOCK):
+        return Status.TEMPORARY_FAILURE, b"LOCK_ERROR"
+    return Status.KEY_EXISTS, STATUS_TEXT[Status.KEY_EXISTS]
+
+
+#: Errors that `refusal_of` can answer.
+REFUSALS = (CommandError, RemoteProtocolError)

@@ -1,0 +1,37 @@
+"""What every conversation with a client shares; handed in by the node that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from uprmc.config import KvSettings
+from uprmc.engine.bucket import Bucket
+
+#: One group of statistics: (name, value) in the order shown.
+StatGroup = list[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Services:
+    """See the fields.
+
+    Attributes:
+        bucket: the data.
+        settings: limits of a conversation.
+        version: what the version command answers.
+        stats: a group's statistics by the words after ``stats``, ``None`` if there is no such
+            group. Raises `CommandError` for a malformed argument.
+        reset_stats: ``stats reset``.
+        set_verbosity: how much to log, 0 to 2.
+        report_misuse: called with a short reason when a peer breaks the protocol so that its
+            connection ends; counts and logs it, once per connection.
+    """
+
+    bucket: Bucket
+    settings: KvSettings
+    version: bytes
+    stats: Callable[[str], StatGroup | None]
+    reset_stats: Callable[[], None]
+    set_verbosity: Callable[[int], None]
+    report_misuse: Callable[[str], None]

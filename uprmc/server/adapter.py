@@ -1,0 +1,344 @@
+"""The Twisted protocol around any `ports.Session`: bytes in, bytes out, pressure both ways.
+
+`SessionProtocol` is on the path of every request, so its doors are flat and it allocates nothing
+per chunk. Rules it keeps:
+
+- one write per received chunk, unless the replies exceed one pull;
+- while the transport cannot take more, the session is not asked for more and the peer is not read;
+- while the session's `input_full` is set the peer is not read;
+- a session that always has more is served in slices, so that others have their turn;
+- an exception from a session is a bug of ours: it is logged and ends that connection only.
+
+So what a peer that never reads can make us hold is the kernel's socket buffer, Twisted's
+`bufferSize`, one pull, and what the session itself allows.
+"""
+
+# ruff: noqa: N802  # Twisted's names
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from twisted.internet import address
+from twisted.internet.interfaces import (
+    IAddress,
+    IHalfCloseableProtocol,
+    IPushProducer,
+)
+from twisted.internet.protocol import Protocol, ServerFactory, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer  # type: ignore[import-untyped]
+
+from uprmc.ports import Session
+from uprmc.server.connections import ConnectionInfo, Connections
+from uprmc.server.log import Log
+from uprmc.server.wake_list import WakeList
+
+#: What a session is asked for at a time, and how often in one turn of the reactor.
+PULL_BYTES = 64 * 1024
+PULLS_PER_TURN = 4
+
+#: A peer that takes nothing for so long after we hung up is cut off.
+FAREWELL_S = 30.0
+
+TOO_MANY = b"ERROR Too many open connections\r\n"
+
+MakeSession = Callable[[str, Callable[[], None]], Session]
+
+_log = Log("connection")
+
+
+class _NoSession:
+    """Stands where there is no session yet or any more."""
+
+    closing = False
+    input_full = False
+    successor: Session | None = None
+
+    def receive_data(self, data: bytes) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        return []
+
+    def connection_lost(self) -> None: ...
+
+
+_NO_SESSION: Session = _NoSession()
+
+
+@implementer(IPushProducer, IHalfCloseableProtocol)
+class SessionProtocol(Protocol):
+    """One connection. Made by `SessionFactory`; the session is made when it is connected.
+
+    Attributes:
+        session: the conversation, for whoever wants to look at it (statistics).
+        bytes_read: received from the peer so far.
+        bytes_written: handed to the transport so far.
+    """
+
+    def __init__(self, factory: SessionFactory, peer: str) -> None:
+        self.session: Session = _NO_SESSION
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self._owner = factory
+        self._connections = factory.connections
+        self._peer = peer
+        self._number = 0
+        self._wire: Any = None  # the transport; Twisted's interfaces split it into three
+        self._blocked = False  # the transport does not take more
+        self._reading = True
+        self._no_more_input = False  # the peer closed its half
+        self._ending = False  # we hung up, or the connection is gone
+        self._queued = False  # waits in the wake list
+        self._since = self._active_at = factory.connections.monotonic()
+        self._moved = 0  # bytes in both directions at the last tick
+
+    # --- Twisted's side -----------------------------------------------------------------------
+
+    def connectionMade(self) -> None:
+        """Join the registry, take charge of the transport's backpressure, start the session."""
+        self._wire = self.transport
+        self._number = self._connections.add(self)
+        self._wire.registerProducer(self, True)
+        try:
+            self.session = self._owner.make_session(self._peer, self.wake)
+            self._pump()
+        except Exception:
+            self._failed()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Feed the session and send what it answers."""
+        if self._ending:
+            return
+        self.bytes_read += len(data)
+        try:
+            self.session.receive_data(data)
+            self._pump()
+        except Exception:
+            self._failed()
+
+    def readConnectionLost(self) -> None:
+        """Answer what the peer asked before it closed its half, then hang up.
+
+        A session that still has something to do for it says so by `input_full`.
+        """
+        self._no_more_input = True
+        self._reading = False
+        self._run()
+
+    def writeConnectionLost(self) -> None:
+        """Nothing to do: we never close only our half."""
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Let the session go."""
+        self._ending = True
+        self._connections.remove(self)
+        session, self.session = self.session, _NO_SESSION
+        try:
+            session.connection_lost()
+        except Exception:
+            self._failed()
+
+    # --- the transport as consumer --------------------------------------------------------------
+
+    def pauseProducing(self) -> None:
+        """The transport has queued more than it likes: stop pulling."""
+        self._blocked = True
+
+    def resumeProducing(self) -> None:
+        """Everything queued is sent: go on pulling."""
+        self._blocked = False
+        self._run()
+
+    def stopProducing(self) -> None:
+        """The transport is closing; `connectionLost` follows."""
+        self._blocked = True
+
+    # --- pumping ------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Pump soon: the session has something to send, or reads again, by itself. O(1)."""
+        if not (self._queued or self._ending):
+            self._queued = True
+            self._owner.wake_list.add(self._woken)
+
+    def _woken(self) -> None:
+        self._queued = False
+        self._run()
+
+    def _run(self) -> None:
+        """Pump from outside of `dataReceived`; never raises."""
+        if self._ending:
+            return
+        try:
+            self._pump()
+        except Exception:
+            self._failed()
+
+    def _pump(self) -> None:
+        """Write while the session has something and the transport takes it, then settle reading."""
+        session = self.session
+        if session.successor is not None:
+            session = self._succeeded()
+        pulls = 0
+        while not self._blocked:
+            pieces = session.data_to_send(PULL_BYTES)
+            if not pieces:
+                if session.successor is not None:
+                    session = self._succeeded()
+                    continue
+                if session.closing or (self._no_more_input and not session.input_full):
+                    self.hang_up()
+                    return
+                break
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self.bytes_written += len(data)
+            self._wire.write(data)
+            pulls += 1
+            if pulls == PULLS_PER_TURN:
+                self.wake()
+                break
+        if self._reading is (
+            session.input_full or self._blocked or session.closing or self._no_more_input
+        ):
+            self._turn_reading()
+
+    def _succeeded(self) -> Session:
+        """Go on with the session that carries the conversation on, once the peer showed itself."""
+        session = self.session
+        while session.successor is not None:
+            session = session.successor
+        self.session = session
+        return session
+
+    def _turn_reading(self) -> None:
+        self._reading = not self._reading
+        if self._reading:
+            self._wire.resumeProducing()
+        else:
+            self._wire.pauseProducing()
+
+    # --- looking after it ---------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Pass the time on to the session; hang up on who idles, cut off who does not leave."""
+        moved = self.bytes_read + self.bytes_written
+        if moved != self._moved:
+            self._moved = moved
+            self._active_at = now
+        if self._ending:
+            if now - self._active_at >= FAREWELL_S:
+                self.abort()
+            return
+        limit = self._owner.idle_timeout_s
+        if limit and now - self._active_at >= limit:
+            self._idled_out(now)
+            return
+        try:
+            self.session.tick(now)
+            self._pump()
+        except Exception:
+            self._failed()
+
+    def _idled_out(self, now: float) -> None:
+        _log.debug("idle", peer=self._peer, idle_s=round(now - self._active_at, 3))
+        if self._blocked:
+            self.abort()  # it would never take the rest
+        else:
+            self.hang_up()
+
+    def info(self, now: float) -> ConnectionInfo:
+        """Describe the connection."""
+        return ConnectionInfo(
+            self._number,
+            self._peer,
+            self._owner.listener,
+            self._state(),
+            now - self._since,
+            max(0.0, now - self._active_at),
+            self.bytes_read,
+            self.bytes_written,
+        )
+
+    def _state(self) -> str:
+        if self._ending:
+            return "closing"
+        if self._blocked:
+            return "output-full"
+        return "open" if self._reading else "input-full"
+
+    def hang_up(self) -> None:
+        """Close once everything already handed to the transport is sent; harmless twice."""
+        if not self._ending:
+            self._ending = True
+            self._active_at = self._connections.monotonic()
+            self._wire.unregisterProducer()  # a registered one would hold up the close
+            self._wire.loseConnection()
+
+    def abort(self) -> None:
+        """Close now and drop what was not sent; harmless twice."""
+        self._ending = True
+        self._wire.abortConnection()
+
+    def _failed(self) -> None:
+        """Report a bug in a session, from inside of the except clause, and close."""
+        self._connections.session_errors += 1
+        _log.failure("session_failed", peer=self._peer, listener=self._owner.listener)
+        self.hang_up()
+
+
+class _Rejection(Protocol):
+    """Tells one too many that it is one too many."""
+
+    def connectionMade(self) -> None:
+        transport = cast(Any, self.transport)
+        transport.write(TOO_MANY)
+        transport.loseConnection()
+
+
+class SessionFactory(ServerFactory):
+    """Gives every accepted connection a session, while there is room for it.
+
+    Args:
+        make_session: called as ``make_session(peer, wake)``; `wake` may be called at any time, from
+            the reactor's thread.
+        connections: the node's registry, shared by all listeners.
+        wake_list: the node's wake list, shared by all listeners.
+        listener: its name, for statistics and logs.
+        idle_timeout_s: 0 = never.
+    """
+
+    noisy = False
+
+    def __init__(
+        self,
+        make_session: MakeSession,
+        connections: Connections,
+        wake_list: WakeList,
+        listener: str,
+        idle_timeout_s: float = 0.0,
+    ) -> None:
+        self.make_session = make_session
+        self.connections = connections
+        self.wake_list = wake_list
+        self.listener = listener
+        self.idle_timeout_s = idle_timeout_s
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol:
+        """Make the protocol of a connection from `addr`, or one that turns it away."""
+        peer = peer_text(addr)
+        if self.connections.full:
+            self.connections.reject(peer, self.listener)
+            return _Rejection()
+        return SessionProtocol(self, peer)
+
+
+def peer_text(addr: IAddress | None) -> str:
+    """Write an address as ``HOST:PORT``, ``[HOST]:PORT`` or ``unix``."""
+    if isinstance(addr, address.IPv4Address):
+        return f"{addr.host}:{addr.port}"
+    if isinstance(addr, address.IPv6Address):
+        return f"[{addr.host}]:{addr.port}"
+    return "unix" if isinstance(addr, address.UNIXAddress) else str(addr)

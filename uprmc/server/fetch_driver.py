@@ -1,0 +1,61 @@
+"""Running the fetcher: ejected values are read in a worker thread, a round at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
+
+from uprmc.engine.fetcher import Fetch, Fetcher
+from uprmc.errors import StoreError
+from uprmc.server.log import Log
+
+_log = Log("fetch")
+
+
+class FetchDriver:
+    """Drives one bucket's fetcher. One round is under way at a time; the next gathers meanwhile."""
+
+    def __init__(self, reactor: Any, pool: ThreadPool, fetcher: Fetcher) -> None:
+        self._reactor = reactor
+        self._pool = pool
+        self._fetcher = fetcher
+        self._busy = False
+        self._scheduled = False
+        fetcher.on_wanted = self._wanted
+
+    def _wanted(self) -> None:
+        """Start at the end of this turn, so that everything wanted in it shares a round."""
+        if not self._scheduled and not self._busy:
+            self._scheduled = True
+            self._reactor.callLater(0, self._start)
+
+    def _start(self) -> None:
+        self._scheduled = False
+        try:
+            fetch = self._fetcher.begin()
+        except StoreError:
+            _log.failure("failed")
+            return
+        if fetch is None:
+            return
+        self._busy = True
+        reading = deferToThreadPool(self._reactor, self._pool, self._fetcher.commit, fetch)
+        reading.addCallbacks(self._finished, self._failed, (fetch,), {}, (fetch,))
+
+    def _finished(self, _: None, fetch: Fetch) -> None:
+        self._busy = False
+        self._fetcher.finish(fetch)
+        self._next()
+
+    def _failed(self, failure: Failure, fetch: Fetch) -> None:
+        _log.failure("failed", failure)
+        self._busy = False
+        self._fetcher.failed(fetch)
+        self._next()
+
+    def _next(self) -> None:
+        if self._fetcher.waiting:
+            self._wanted()

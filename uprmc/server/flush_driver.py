@@ -1,0 +1,144 @@
+"""Running the flusher: when it is due, in a worker thread, again after a failure.
+
+The rules are in `engine.flusher`; here are the clock and the thread. One flush is under way at a
+time. While something is dirty a short timer asks the flusher whether it is due, so the hot path
+never touches a timer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from twisted.internet.defer import Deferred, inlineCallbacks
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.threadpool import ThreadPool
+
+from uprmc.config import FlushSettings
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.flusher import Flush
+from uprmc.errors import StoreError, StoreMapFull
+from uprmc.server.log import Log
+
+#: How long to wait for readers to close their views before the store's map is grown.
+_GROW_RETRY_S = 0.02
+
+_log = Log("flush")
+
+
+class FlushDriver:
+    """Drives one bucket's flusher until `drain`.
+
+    Attributes:
+        last_error: why the last commit failed, ``""`` after one that worked.
+    """
+
+    def __init__(
+        self, reactor: Any, pool: ThreadPool, bucket: Bucket, settings: FlushSettings
+    ) -> None:
+        self._reactor = reactor
+        self._pool = pool
+        self._bucket = bucket
+        self._settings = settings
+        self._timer: Any = None
+        self._dirty_since: float | None = None
+        self._busy: Deferred[None] | None = None
+        self._stopped = False
+        self.last_error = ""
+        bucket.ledger.on_dirty = self._became_dirty
+
+    def _became_dirty(self) -> None:
+        if self._dirty_since is None:
+            self._dirty_since = self._reactor.seconds()
+        self._look_again(0.0 if self._settings.quiet_delay_s == 0 else None)
+
+    def _look_again(self, delay_s: float | None = None) -> None:
+        if self._timer is None and self._busy is None and not self._stopped:
+            wait = self._settings.quiet_delay_s if delay_s is None else delay_s
+            self._timer = self._reactor.callLater(wait, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._dirty_since is None:
+            return
+        age_s = self._reactor.seconds() - self._dirty_since
+        delay_s = self._bucket.flusher.delay(age_s)
+        if delay_s > 0:
+            self._look_again(delay_s)
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        flush = self._bucket.flusher.begin()
+        if flush is None:
+            self._dirty_since = None
+            return
+        self._dirty_since = self._reactor.seconds()
+        self._busy = self._run(flush)
+        if self._busy.called:
+            self._busy = None
+
+    @inlineCallbacks
+    def _run(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
+        flusher = self._bucket.flusher
+        delay_s: float | None = None
+        try:
+            yield from self._commit(flush)
+        except StoreError as error:
+            self._note_failure(error)
+            flusher.failed(flush, error)
+            delay_s = self._settings.retry_delay_s
+        else:
+            if self.last_error:
+                _log.info("works_again", after=self.last_error)
+                self.last_error = ""
+            flusher.finish(flush)
+        self._busy = None
+        if self._bucket.ledger.dirty:
+            self._look_again(delay_s if delay_s is not None else 0.0)
+        else:
+            self._dirty_since = None
+
+    def _commit(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
+        """Commit in the worker; grow the store's map as often as that takes."""
+        while True:
+            try:
+                yield deferToThreadPool(
+                    self._reactor, self._pool, self._bucket.flusher.commit, flush
+                )
+                return
+            except StoreMapFull:
+                while not self._bucket.store.grow():
+                    yield self._pause(_GROW_RETRY_S)
+                _log.info("map_grown", bytes=self._bucket.store.usage().map_bytes)
+
+    def _pause(self, seconds: float) -> Deferred[None]:
+        waiting: Deferred[None] = Deferred()
+        self._reactor.callLater(seconds, waiting.callback, None)
+        return waiting
+
+    def _note_failure(self, error: StoreError) -> None:
+        if str(error) != self.last_error:
+            _log.error("failed", error=str(error), retry_s=self._settings.retry_delay_s)
+        self.last_error = str(error)
+
+    @inlineCallbacks
+    def drain(self) -> Generator[Deferred[Any], Any, None]:
+        """Stop the timer and write everything that is queued; call it once, at the end.
+
+        Raises:
+            StoreError: the store refuses; what is queued is not on disk.
+        """
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._busy is not None:
+            yield self._busy
+        while flush := self._bucket.flusher.begin():
+            try:
+                yield from self._commit(flush)
+            except StoreError as error:
+                self._bucket.flusher.failed(flush, error)
+                raise
+            self._bucket.flusher.finish(flush)

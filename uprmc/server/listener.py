@@ -1,0 +1,192 @@
+"""Where the node accepts connections: reading the setting, binding it, naming what was bound.
+
+A listener setting is ``HOST:PORT`` (``127.0.0.1:11211``, ``[::1]:11211``; port 0 picks a free one)
+or any Twisted endpoint description (``unix:/run/uprmc.sock``, ``ssl:...``). Listening on every
+address of the machine must be written down (``0.0.0.0:11211``), so it never happens by omission.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+from twisted.internet import address
+from twisted.internet.defer import Deferred, fail, maybeDeferred, succeed
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.error import CannotListenError
+from twisted.internet.ssl import CertificateOptions
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.failure import Failure
+
+from uprmc.errors import ConfigError
+from uprmc.server.adapter import peer_text
+from uprmc.server.transport import listen_direct, send_directly
+
+_HOST_PORT = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>\d+)")
+
+#: Endpoint kinds that could be mistaken for a host's name, or that bind to every address silently.
+_ENDPOINT_KINDS = {"tcp", "tcp4", "tcp6", "ssl", "tls", "unix", "systemd", "fd", "haproxy", "stdio"}
+_NEED_INTERFACE = {"tcp", "tcp4", "ssl"}
+
+
+class CannotListen(ConfigError):
+    """A listener's address cannot be used here; the text is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpPlace:
+    """``HOST:PORT``, taken apart."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPlace:
+    """A Twisted endpoint description."""
+
+    description: str
+
+
+Place = TcpPlace | EndpointPlace
+
+
+def parse_place(text: str, setting: str) -> Place:
+    """Read a listener setting; `setting` is its name, for the message.
+
+    Raises:
+        ConfigError: it is neither an address with a port nor an endpoint, or names no address.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind in _ENDPOINT_KINDS and colon:
+        if kind in _NEED_INTERFACE and "interface=" not in rest:
+            raise ConfigError(
+                f"{setting}: {text!r} names no address: add interface=ADDRESS (0.0.0.0 for all)"
+            )
+        return EndpointPlace(text)
+    matched = _HOST_PORT.fullmatch(text)
+    if matched is None:
+        return _unusual_place(text, setting)
+    host = matched["six"] if matched["six"] is not None else matched["host"]
+    if host in ("", "*"):
+        raise ConfigError(
+            f"{setting}: {text!r} names no address: say 127.0.0.1{text[text.rindex(':') :]}, "
+            "or 0.0.0.0 for all of them"
+        )
+    port = int(matched["port"])
+    if port > 65_535:
+        raise ConfigError(f"{setting}: port {port} is above the highest, 65535")
+    return TcpPlace(host, port)
+
+
+def _unusual_place(text: str, setting: str) -> Place:
+    """Let a plugin's endpoint through, which always has a kind, a colon and something."""
+    if re.fullmatch(r"[A-Za-z][\w-]*:.*[^\d:].*", text):
+        return EndpointPlace(text)
+    raise ConfigError(
+        f"{setting}: {text!r} is no listener: say HOST:PORT, such as 127.0.0.1:11211 or "
+        "[::1]:11211, or an endpoint such as unix:/run/uprmc.sock"
+    )
+
+
+class Listener:
+    """Something that accepts connections until it is stopped.
+
+    Attributes:
+        address: where, in words: ``127.0.0.1:11211`` with the real port, ``unix:/path``.
+    """
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+        where = port.getHost()
+        if isinstance(where, address.UNIXAddress):
+            name = where.name or b""
+            self.address = "unix:" + name.decode("utf-8", "backslashreplace")
+        else:
+            self.address = peer_text(where)
+
+    def stop(self) -> Deferred[None]:
+        """Accept no more; fires when the address is free again. Open connections go on."""
+        stopping: Deferred[Any] = maybeDeferred(self._port.stopListening)
+        return stopping.addCallback(lambda _: None)
+
+
+def listen(
+    reactor: Any,
+    text: str,
+    factory: Any,
+    *,
+    setting: str,
+    backlog: int,
+    tls: CertificateOptions | None = None,
+) -> Deferred[Listener]:
+    """Accept connections for `factory` at the place that the setting's `text` describes.
+
+    Args:
+        reactor: the running reactor.
+        setting: name of the setting, for messages.
+        backlog: length of the accept queue; an endpoint description has its own.
+        tls: serve TLS there, with this.
+
+    Returns:
+        fires with the listener; fails with `ConfigError` when the text makes no sense and with its
+        subclass `CannotListen` when the address cannot be had.
+    """
+    try:
+        place = parse_place(text, setting)
+        if tls is not None:
+            factory = _with_tls(reactor, place, factory, setting, tls)
+        if isinstance(place, TcpPlace):
+            return succeed(Listener(_listen_tcp(reactor, place, factory, backlog)))
+        opening = _listen_endpoint(reactor, place, factory, setting)
+    except ConfigError:
+        return fail()
+    except (CannotListenError, OSError, ValueError) as error:
+        return fail(_refusal(setting, text, error))
+    return opening.addCallbacks(
+        Listener, lambda failure: Failure(_refusal(setting, text, failure.value))
+    )
+
+
+def _with_tls(
+    reactor: Any, place: Place, factory: Any, setting: str, tls: CertificateOptions
+) -> Any:
+    if isinstance(place, EndpointPlace) and place.description.startswith(("ssl:", "tls:")):
+        raise ConfigError(
+            f"{setting}: {place.description!r} brings its own TLS; leave server.tls_cert out"
+        )
+    return TLSMemoryBIOFactory(cast(Any, tls), False, factory, reactor)
+
+
+def _listen_tcp(reactor: Any, place: TcpPlace, factory: Any, backlog: int) -> Any:
+    return listen_direct(reactor, place.port, factory, backlog, place.host)
+
+
+def _listen_endpoint(
+    reactor: Any, place: EndpointPlace, factory: Any, setting: str
+) -> Deferred[Any]:
+    try:
+        endpoint = serverFromString(reactor, place.description)
+    except Exception as error:  # whatever the endpoint's own parser raises
+        raise ConfigError(
+            f"{setting}: {place.description!r} is no usable endpoint: {_one_line(error)}"
+        ) from None
+    listening: Deferred[Any] = endpoint.listen(factory)
+    return listening.addCallback(_made_direct)
+
+
+def _made_direct(port: Any) -> Any:
+    send_directly(port)
+    return port
+
+
+def _refusal(setting: str, text: str, error: BaseException) -> CannotListen:
+    cause = error.socketError if isinstance(error, CannotListenError) else error
+    reason = getattr(cause, "strerror", None) or _one_line(cause)
+    return CannotListen(f"{setting}: cannot listen on {text}: {reason}")
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

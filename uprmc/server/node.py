@@ -1,0 +1,224 @@
+"""A running node: everything is wired here and nowhere else.
+
+Start: open the data directory, listen, warm up, let clients in. The listeners accept from the first
+moment on, so that statistics and health can be asked for during warm-up; commands that need data
+get temporary failure until it is over. Stop: accept no more, hang up, persist everything that was
+accepted, leave the clean mark, close.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, inlineCallbacks
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.threadpool import ThreadPool
+
+from uprmc import __version__
+from uprmc.config import Settings
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.warmup import CLEAN_MARK, Warmup
+from uprmc.kv.services import Services
+from uprmc.kv.session import Negotiation
+from uprmc.ports import Session
+from uprmc.server import collector
+from uprmc.server.adapter import SessionFactory
+from uprmc.server.connections import Connections, raise_file_limit
+from uprmc.server.fetch_driver import FetchDriver
+from uprmc.server.flush_driver import FlushDriver
+from uprmc.server.housekeeping import Housekeeping
+from uprmc.server.http import listen_http
+from uprmc.server.listener import Listener, listen
+from uprmc.server.log import Log, Throttle, set_level
+from uprmc.server.statistics import Statistics
+from uprmc.server.tls import tls_options
+from uprmc.server.wake_list import WakeList
+from uprmc.server.world import SystemClock, SystemEntropy
+from uprmc.storage.directory import open_directory
+from uprmc.storage.interface import Batch
+
+#: A slice of warm-up; then sockets are served.
+_WARMUP_SLICE_S = 0.01
+
+#: How long clients may take to read their last replies at shutdown.
+_FAREWELL_S = 2.0
+
+#: A thread that commits must not keep the reactor from running for the usual 5 ms at a time.
+_SWITCH_INTERVAL_S = 0.0005
+
+_MISUSE_LOG_S = 1.0
+_VERBOSITY_LEVELS = ("info", "debug")
+
+_log = Log("node")
+
+
+class Node:
+    """One node on one reactor. `start` it, later `stop` it; each once."""
+
+    def __init__(self, reactor: Any, settings: Settings) -> None:
+        """Open the data directory.
+
+        Raises:
+            StoreError, ConfigError: the directory or the TLS files cannot be used.
+        """
+        self._reactor = reactor
+        self._clock = SystemClock()
+        entropy = SystemEntropy()
+        self._tls = tls_options(settings.server)
+        store = open_directory(
+            Path(settings.storage.data),
+            uuid=entropy.uuid48(),
+            vbuckets=settings.engine.vbuckets or None,
+            settings=settings.storage,
+            sync=settings.flush.sync,
+        )
+        count = store.identity().vbuckets
+        self.settings = settings = replace(
+            settings, engine=replace(settings.engine, vbuckets=count)
+        )
+        self.bucket = Bucket(settings, store, self._clock, entropy)
+        self.warmup = Warmup(self.bucket)
+        self.warmup_s = 0.0
+        self.verbosity = 0
+        limit = raise_file_limit(settings.server.max_connections)
+        self.connections = Connections(limit, self._clock.monotonic)
+        self.statistics = Statistics(self)
+        self._started_at = self._clock.monotonic()
+        self._pool = ThreadPool(minthreads=1, maxthreads=2, name="uprmc-disk")
+        self._flush_driver = FlushDriver(reactor, self._pool, self.bucket, settings.flush)
+        FetchDriver(reactor, self._pool, self.bucket.fetcher)
+        self._housekeeping = Housekeeping(reactor, self.bucket)
+        self._wake_list = WakeList(reactor)
+        self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
+        self._listeners: dict[str, Listener] = {}
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @inlineCallbacks
+    def start(self) -> Generator[Deferred[Any], Any, None]:
+        """Listen and warm up; fires when the node serves.
+
+        Fails with `ConfigError` or `StoreError`; then `stop` cleans up.
+        """
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        collector.take_over()
+        self._pool.start()
+        yield from self._listen()
+        yield from self._warm_up()
+        self.connections.start(self._reactor)
+        self._housekeeping.start()
+
+    @inlineCallbacks
+    def stop(self) -> Generator[Deferred[Any], Any, None]:
+        """Stop in order: everything accepted is persisted, the clean mark is left.
+
+        Raises:
+            StoreError: not everything could be persisted; the mark is not left.
+        """
+        for listener in self._listeners.values():
+            yield listener.stop()
+        self._housekeeping.stop()
+        self.connections.stop()
+        served = self.bucket.traffic
+        yield self.connections.close_all(self._reactor, _FAREWELL_S)
+        self.bucket.shut_traffic_out()
+        try:
+            if served:
+                yield self._flush_driver.drain()
+                mark = Batch(local={CLEAN_MARK: b"1"})
+                yield self._in_worker(self.bucket.store.commit, mark)
+                yield self._in_worker(self.bucket.store.sync)
+        finally:
+            if self._pool.started:
+                self._pool.stop()
+            self.bucket.store.close()
+            collector.give_back()
+
+    def _listen(self) -> Generator[Deferred[Any], Any, None]:
+        server = self.settings.server
+        http = yield listen_http(self._reactor, server.http, self.statistics, server.listen_backlog)
+        if http is not None:
+            self._listeners["http"] = http
+        for name, text, by_key in (
+            ("memcached", server.memcached, True),
+            ("upr", server.upr, False),
+        ):
+            self._listeners[name] = yield listen(
+                self._reactor,
+                text,
+                self._session_factory(name, by_key),
+                setting=f"server.{name}",
+                backlog=server.listen_backlog,
+                tls=self._tls,
+            )
+
+    def _warm_up(self) -> Generator[Deferred[Any], Any, None]:
+        began = self._clock.monotonic()
+        for _ in self.warmup.steps():
+            if self._clock.monotonic() - began > self.warmup_s + _WARMUP_SLICE_S:
+                self.warmup_s = self._clock.monotonic() - began
+                breath: Deferred[None] = Deferred()
+                self._reactor.callLater(0, breath.callback, None)
+                collector.tend()
+                yield breath
+        self.warmup_s = self._clock.monotonic() - began
+        _log.info(
+            "warmed_up",
+            keys=self.warmup.keys,
+            values=self.warmup.values,
+            seconds=round(self.warmup_s, 3),
+            clean=self.warmup.was_clean,
+        )
+
+    def _in_worker(self, work: Callable[..., None], *args: object) -> Deferred[None]:
+        return deferToThreadPool(self._reactor, self._pool, work, *args)
+
+    # --- wiring ---------------------------------------------------------------------------------
+
+    def _session_factory(self, listener: str, by_key: bool) -> SessionFactory:
+        def make_session(peer: str, wake: Callable[[], None]) -> Session:
+            return Negotiation(self._services(peer), wake, by_key=by_key)
+
+        return SessionFactory(
+            make_session,
+            self.connections,
+            self._wake_list,
+            listener,
+            self.settings.server.idle_timeout_s,
+        )
+
+    def _services(self, peer: str) -> Services:
+        return Services(
+            bucket=self.bucket,
+            settings=self.settings.kv,
+            version=__version__.encode(),
+            stats=self.statistics.group,
+            reset_stats=self.bucket.stats.reset,
+            set_verbosity=self._set_verbosity,
+            report_misuse=lambda reason: self._report_misuse(peer, reason),
+        )
+
+    def _set_verbosity(self, level: int) -> None:
+        self.verbosity = min(level, 2)
+        base = self.settings.log.level
+        set_level(base if level == 0 else _VERBOSITY_LEVELS[min(level, 2) - 1])
+
+    def _report_misuse(self, peer: str, reason: str) -> None:
+        self.bucket.stats.protocol_errors += 1
+        held_back = self._misuse_log.passed()
+        if held_back is not None:
+            _log.warn("misuse", peer=peer, reason=reason, unlogged=held_back)
+
+    # --- what others may ask --------------------------------------------------------------------
+
+    def addresses(self) -> dict[str, str]:
+        """Return where each listener really listens."""
+        return {name: listener.address for name, listener in self._listeners.items()}
+
+    def uptime_s(self) -> float:
+        """Return seconds since the node was made."""
+        return self._clock.monotonic() - self._started_at

@@ -1,0 +1,43 @@
+"""Sessions that found something to send by themselves, served at the end of the turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+#: Woken sessions are served for so long before sockets are looked at again.
+TURN_S = 0.004
+
+
+class WakeList:
+    """One node's queue of such sessions, for all its listeners.
+
+    However often a session is woken in a turn, it is pumped once, after the input that woke it has
+    been dealt with: that is what gathers live mutations into one write. First come, first served.
+    """
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    def add(self, pump: Callable[[], None]) -> None:
+        """Call `pump`, which must not raise, soon; O(1)."""
+        self._waiting.append(pump)
+        if not self._scheduled:
+            self._scheduled = True
+            self._clock.callLater(0, self._run)
+
+    def _run(self) -> None:
+        """Serve those who wait now, until `TURN_S` is used up; the rest comes next turn."""
+        self._scheduled = False
+        waiting = self._waiting
+        until = self._clock.seconds() + TURN_S
+        for _ in range(len(waiting)):
+            waiting.popleft()()
+            if self._clock.seconds() > until:
+                break
+        if waiting and not self._scheduled:
+            self._scheduled = True
+            self._clock.callLater(0, self._run)

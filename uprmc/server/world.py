@@ -1,0 +1,26 @@
+"""The real clock and the real source of identifiers; simulated ones live in ``tests/sim``."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+
+class SystemClock:
+    """The machine's clocks: `ports.Clock`, and a monotonic one for time-outs."""
+
+    def now(self) -> float:
+        """Return Unix time in seconds; it follows every adjustment of the machine's clock."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Return seconds since some fixed moment; it never goes back. For `Session.tick`."""
+        return time.monotonic()
+
+
+class SystemEntropy:
+    """`ports.Entropy` from the operating system's generator, so no two nodes ever agree."""
+
+    def uuid48(self) -> int:
+        """Return a random number in ``1 .. 2**48 - 1``."""
+        return secrets.randbelow(2**48 - 1) + 1
