@@ -124,38 +124,43 @@ class _Request(Request):
     """A request whose body is bounded; nobody here wants one."""
 
     def gotLength(self, length: int | None) -> None:
-        super().gotLength(length)
+        super().gotLength(MAX_BODY_BYTES)  # keeps the body in memory, not in a file
         if length is not None and length > MAX_BODY_BYTES:
             self._too_large()
 
     def handleContentChunk(self, data: bytes) -> None:
-        if self.content is not None and self.content.tell() + len(data) > MAX_BODY_BYTES:
+        if cast(Any, self.content).tell() + len(data) > MAX_BODY_BYTES:
             self._too_large()
-            return
-        super().handleContentChunk(data)
+        else:
+            super().handleContentChunk(data)
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        if not cast(_Channel, self.channel).refused:
+            super().requestReceived(command, path, version)
 
     def _too_large(self) -> None:
-        channel = cast(_Channel, self.channel)
-        channel.refuse(b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n")
+        cast(_Channel, self.channel).refuse(
+            b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n"
+        )
 
 
 class _Channel(http.HTTPChannel):
     """A connection whose time runs per request: trickling bytes in does not prolong it."""
 
     site: Any
-    _refused = False
+    refused = False
 
     def resetTimeout(self) -> None:
         """Ignored: Twisted calls it for every received byte."""
 
     def dataReceived(self, data: bytes) -> None:
-        if not self._refused:
+        if not self.refused:
             super().dataReceived(data)
 
     def refuse(self, answer: bytes) -> None:
         """Answer, hang up and hear no more."""
-        if not self._refused:
-            self._refused = True
+        if not self.refused:
+            self.refused = True
             transport = cast(Any, self.transport)
             transport.write(answer)
             transport.loseConnection()

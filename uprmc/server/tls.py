@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from OpenSSL import SSL, crypto
+from OpenSSL import SSL
 from twisted.internet.ssl import CertificateOptions, TLSVersion
 
 from uprmc.config import ServerSettings
@@ -27,21 +28,40 @@ def tls_options(settings: ServerSettings) -> CertificateOptions | None:
     """
     if not (settings.tls_cert or settings.tls_key):
         return None
-    chain = _chain(settings.tls_cert)
-    options = CertificateOptions(
-        privateKey=_key(settings.tls_key),
-        certificate=chain[0],
-        extraCertChain=chain[1:],
-        raiseMinimumTo=TLSVersion.TLSv1_2,
-    )
-    try:
-        options.getContext()
-    except (SSL.Error, ValueError) as error:
-        raise ConfigError(
-            f"{_KEY}: {settings.tls_key} does not belong to the certificate in "
-            f"{settings.tls_cert} ({_reason(error)})"
-        ) from None
+    options = CertificateOptions(raiseMinimumTo=TLSVersion.TLSv1_2)
+    context = options.getContext()  # made once and kept by the options
+    _use_certificate(context, settings.tls_cert)
+    _use_key(context, settings.tls_key, settings.tls_cert)
     return options
+
+
+def _use_certificate(context: Any, path: str) -> None:
+    _read(_CERT, path)
+    try:
+        context.use_certificate_chain_file(path)
+    except SSL.Error:
+        raise ConfigError(f"{_CERT}: {path} holds no PEM certificate") from None
+
+
+def _use_key(context: Any, path: str, certificate: str) -> None:
+    key = _load_key(path)
+    try:
+        context.use_privatekey(key)
+        context.check_privatekey()
+    except SSL.Error:
+        raise ConfigError(
+            f"{_KEY}: {path} does not belong to the certificate in {certificate}"
+        ) from None
+
+
+def _load_key(path: str) -> Any:
+    """Load a key without ever asking for a password on the terminal, as OpenSSL would."""
+    try:
+        return load_pem_private_key(_read(_KEY, path), password=None)
+    except TypeError:
+        raise ConfigError(f"{_KEY}: {path} is encrypted; that is not supported") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"{_KEY}: {path} holds no PEM private key") from None
 
 
 def _read(setting: str, path: str) -> bytes:
@@ -51,32 +71,3 @@ def _read(setting: str, path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from None
-
-
-def _chain(path: str) -> list[crypto.X509]:
-    """Return the certificates in the file, the server's own first."""
-    pem = _read(_CERT, path)
-    try:
-        return [crypto.X509.from_cryptography(one) for one in x509.load_pem_x509_certificates(pem)]
-    except ValueError:
-        raise ConfigError(f"{_CERT}: {path} holds no PEM certificate") from None
-
-
-def _key(path: str) -> crypto.PKey:
-    pem = _read(_KEY, path)
-    try:
-        key = load_pem_private_key(pem, password=None)
-        return crypto.PKey.from_cryptography_key(key)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(
-            f"{_KEY}: {path} is of a kind we cannot use: it must be RSA, DSA or EC, and must not "
-            "be encrypted"
-        ) from None
-    except ValueError:
-        raise ConfigError(f"{_KEY}: {path} holds no PEM private key") from None
-
-
-def _reason(error: Exception) -> str:
-    """Pick the readable part out of OpenSSL's list of errors."""
-    entries = error.args[0] if error.args and isinstance(error.args[0], list) else []
-    return str(entries[0][-1]) if entries else str(error) or "they do not match"

@@ -6,8 +6,8 @@ few bytes these are two system calls and a turn of the loop too many. `DirectSer
 and leaves to Twisted what the kernel did not take (a slow reader, an error, a half-closed or
 TLS-started connection), so everything else about the connection stays Twisted's.
 
-It looks at `_tempDataBuffer`, `_writeDisconnecting` and `_writeDisconnected`, which Twisted does
-not promise to keep: ``tests/server/test_transport.py`` fails when they move.
+It looks at `_tempDataBuffer` and `_writeDisconnecting`, which Twisted does not promise to keep:
+``tests/server/test_transport.py`` fails when they move.
 """
 
 # mypy: allow-untyped-calls
@@ -43,7 +43,6 @@ class DirectServer(tcp.Server):
             or not self.connected
             or self.TLS
             or self._writeDisconnecting
-            or self._writeDisconnected
             or not (self.producer is None or self.streamingProducer)
         ):
             super().write(data)

@@ -1,0 +1,33 @@
+"""Fixtures for the tests of the server package."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from twisted.logger import globalLogPublisher
+
+from tests.server.support import Loop
+from uprmc.server import log
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    """A real reactor, driven by hand."""
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What would be on standard error, at level debug."""
+    sink = log.Sink("debug")
+    sink.stream = io.StringIO()
+    before = log.level()
+    log.set_level("debug")
+    globalLogPublisher.addObserver(sink)
+    yield sink.stream
+    globalLogPublisher.removeObserver(sink)
+    log.set_level(before)

@@ -1,0 +1,215 @@
+"""The HTTP pages, over a connection in memory and once over a real one."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+
+from tests.server.support import PEER, Loop
+from uprmc.errors import ConfigError
+from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, NodeSite, listen_http
+from uprmc.server.metrics import Metric, single
+
+
+class FakeNode:
+    """A node in warm-up."""
+
+    def __init__(self) -> None:
+        self.is_ready = False
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def status(self) -> dict[str, object]:
+        return {"version": "1", "warmup": {"loaded": 5, "of": 10}}
+
+    def metrics(self) -> list[Metric]:
+        return [single("items", "gauge", "Documents.", 5)]
+
+
+class Web:
+    """A site in memory."""
+
+    def __init__(self) -> None:
+        self.node = FakeNode()
+        self.reactor = MemoryReactorClock()
+        self.site = NodeSite(self.node, self.reactor)
+
+    def connect(self):
+        transport = StringTransport(IPv4Address("TCP", "127.0.0.1", 80), PEER)
+        channel = self.site.buildProtocol(PEER)
+        channel.makeConnection(transport)
+        return channel
+
+    def ask(self, request: str) -> Reply:
+        """Send a request on a new connection; ``\\n`` stands for the end of a line."""
+        channel = self.connect()
+        channel.dataReceived(request.replace("\n", "\r\n").encode())
+        return Reply(channel)
+
+    def get(self, path: str, *headers: str, method: str = "GET") -> Reply:
+        lines = [f"{method} {path} HTTP/1.1", "Host: h", *headers, "", ""]
+        return self.ask("\n".join(lines))
+
+
+class Reply:
+    """An answer, taken apart."""
+
+    def __init__(self, channel) -> None:
+        self.channel = channel
+        head, _, self.body = channel.transport.value().partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        self.code = int(lines[0].split()[1]) if lines[0] else 0
+        self.headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+
+
+@pytest.fixture
+def web() -> Web:
+    return Web()
+
+
+def test_health_is_ok_while_the_process_lives(web: Web) -> None:
+    reply = web.get("/healthz")
+    assert (reply.code, reply.body) == (200, b"ok\n")
+
+
+def test_readiness_shows_progress_until_warm_up_is_done(web: Web) -> None:
+    reply = web.get("/readyz")
+    assert reply.code == 503
+    assert json.loads(reply.body) == {"ready": False, "warmup": {"loaded": 5, "of": 10}}
+    web.node.is_ready = True
+    reply = web.get("/readyz")
+    assert (reply.code, json.loads(reply.body)) == (200, {"ready": True})
+
+
+def test_status_is_the_nodes_own(web: Web) -> None:
+    reply = web.get("/status.json?pretty=1")
+    assert reply.headers["content-type"] == "application/json"
+    assert json.loads(reply.body) == web.node.status()
+
+
+def test_status_survives_values_that_json_does_not_know(web: Web) -> None:
+    web.node.status = lambda: {"path": b"x", "error": OSError("no")}
+    assert json.loads(web.get("/status.json").body)["error"] == "no"
+
+
+def test_metrics_are_exposed(web: Web) -> None:
+    reply = web.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=")
+    assert b"\nuprmc_items 5.0\n" in reply.body
+
+
+def test_an_unknown_page_is_a_404_that_lists_the_known_ones(web: Web) -> None:
+    for path in ("/", "/healthz/", "/../etc/passwd", "/%00"):
+        reply = web.get(path)
+        assert reply.code == 404
+        assert "/metrics" in json.loads(reply.body)["pages"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "BREW"])
+def test_other_methods_are_a_405_in_json(web: Web, method: str) -> None:
+    reply = web.get("/healthz", method=method)
+    assert reply.code == 405
+    assert reply.headers["allow"] == "get, head"
+    assert "GET" in json.loads(reply.body)["error"]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/status.json", "/metrics", "/none"])
+def test_head_is_get_without_the_body(web: Web, path: str) -> None:
+    get, head = web.get(path), web.get(path, method="HEAD")
+    assert head.body == b""
+    assert head.code == get.code
+    assert head.headers["content-type"] == get.headers["content-type"]
+    if path != "/metrics":  # the process's CPU time moves on
+        assert head.headers["content-length"] == str(len(get.body))
+
+
+def test_a_page_that_fails_is_a_500_and_a_line_in_the_log(web: Web, lines: io.StringIO) -> None:
+    web.node.status = lambda: 1 / 0
+    reply = web.get("/status.json")
+    assert reply.code == 500
+    assert b"Traceback" not in reply.body
+    assert "error http.page_failed path=/status.json" in lines.getvalue()
+    assert "ZeroDivisionError" in lines.getvalue()
+
+
+def test_there_is_no_access_log(web: Web, lines: io.StringIO) -> None:
+    web.get("/healthz")
+    assert lines.getvalue() == ""
+
+
+def test_several_requests_share_a_connection(web: Web) -> None:
+    reply = web.ask("GET /healthz HTTP/1.1\nHost: h\n\n" * 3)
+    assert reply.channel.transport.value().count(b"HTTP/1.1 200") == 3
+
+
+def test_a_body_at_the_limit_is_taken_and_one_byte_more_is_refused(web: Web) -> None:
+    body = "x" * MAX_BODY_BYTES
+    taken = web.ask(f"GET /healthz HTTP/1.1\nContent-Length: {len(body)}\n\n{body}")
+    assert taken.code == 200
+    refused = web.ask(f"GET /healthz HTTP/1.1\nContent-Length: {len(body) + 1}\n\n")
+    assert refused.code == 413
+    assert refused.channel.transport.disconnecting
+
+
+def test_a_body_of_unknown_length_is_limited_too(web: Web) -> None:
+    chunk = "1000\n" + "x" * 4096 + "\n"
+    request = "GET /healthz HTTP/1.1\nTransfer-Encoding: chunked\n\n"
+    fitting = web.ask(request + chunk * (MAX_BODY_BYTES // 4096) + "0\n\n")
+    assert fitting.code == 200
+    refused = web.ask(request + chunk * (MAX_BODY_BYTES // 4096) + "1\nx\n0\n\n")
+    assert refused.code == 413
+    assert refused.channel.transport.disconnecting
+    refused.channel.dataReceived(b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert b"200" not in refused.channel.transport.value()
+
+
+def test_endless_headers_are_refused(web: Web) -> None:
+    reply = web.ask("GET /healthz HTTP/1.1\n" + "X-Pad: y\n" * 3_000)
+    assert reply.code == 400
+    assert reply.channel.transport.disconnecting
+
+
+def test_a_request_that_trickles_in_is_cut_off_in_time(web: Web) -> None:
+    channel = web.connect()
+    for byte in b"GET /h":
+        web.reactor.advance(REQUEST_S / 6 - 0.001)
+        assert not channel.transport.disconnecting
+        channel.dataReceived(bytes([byte]))
+    web.reactor.advance(0.006)
+    assert channel.transport.disconnecting
+
+
+def test_a_silent_client_is_cut_off_after_its_answer_too(web: Web) -> None:
+    reply = web.get("/healthz")
+    web.reactor.advance(REQUEST_S)
+    assert reply.channel.transport.disconnecting
+
+
+def test_clients_are_limited_and_counted_down(web: Web) -> None:
+    channels = [web.connect() for _ in range(MAX_CLIENTS)]
+    assert web.site.buildProtocol(PEER) is None
+    channels[0].connectionLost()
+    assert web.site.buildProtocol(PEER) is not None
+
+
+def test_off_is_no_listener(loop: Loop) -> None:
+    assert loop.result(listen_http(loop.reactor, "off", FakeNode(), 5)) is None
+
+
+def test_a_bad_address_is_a_configuration_error(loop: Loop) -> None:
+    with pytest.raises(ConfigError, match=r"^server\.http: "):
+        loop.result(listen_http(loop.reactor, "8091", FakeNode(), 5))
+
+
+def test_it_answers_over_a_real_connection_and_stops_cleanly(loop: Loop) -> None:
+    listener = loop.result(listen_http(loop.reactor, "127.0.0.1:0", FakeNode(), 5))
+    client = loop.client(listener.address)
+    client.socket.send(b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert client.read_all().endswith(b"\r\n\r\nok\n")
+    loop.result(listener.stop())
+    assert loop.reactor.getDelayedCalls() == []

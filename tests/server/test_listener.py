@@ -1,0 +1,240 @@
+"""Listener settings: what is understood, what is refused and how, what is bound in the end."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.server.certificates import make_certificate
+from tests.server.support import EchoSession, FloodSession, Loop, Node, pattern
+from uprmc.errors import ConfigError, UprmcError
+from uprmc.server.listener import CannotListen, EndpointPlace, Listener, TcpPlace, parse_place
+from uprmc.server.listener import listen as listen_for
+from uprmc.server.transport import DirectServer
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("127.0.0.1:11211", TcpPlace("127.0.0.1", 11211)),
+        ("0.0.0.0:0", TcpPlace("0.0.0.0", 0)),
+        ("localhost:65535", TcpPlace("localhost", 65535)),
+        ("cache-1.example:80", TcpPlace("cache-1.example", 80)),
+        ("[::1]:11211", TcpPlace("::1", 11211)),
+        ("[fe80::1%eth0]:1", TcpPlace("fe80::1%eth0", 1)),
+        ("unix:/run/uprmc.sock", EndpointPlace("unix:/run/uprmc.sock")),
+        ("unix:relative:mode=660", EndpointPlace("unix:relative:mode=660")),
+        ("tcp:0:interface=127.0.0.1", EndpointPlace("tcp:0:interface=127.0.0.1")),
+        ("tcp6:0", EndpointPlace("tcp6:0")),
+        ("systemd:domain=INET:index=0", EndpointPlace("systemd:domain=INET:index=0")),
+        ("onion:80:privateKey=x", EndpointPlace("onion:80:privateKey=x")),
+    ],
+)
+def test_places_are_told_apart(text: str, place: object) -> None:
+    assert parse_place(text, "server.upr") == place
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (":11211", "names no address: say 127.0.0.1:11211, or 0.0.0.0 for all"),
+        ("*:11211", "names no address"),
+        ("[]:11211", "names no address"),
+        ("tcp:11211", "names no address: add interface=ADDRESS"),
+        ("ssl:11211:privateKey=k", "names no address: add interface=ADDRESS"),
+        ("127.0.0.1:65536", "above the highest, 65535"),
+        ("", "is no listener: say HOST:PORT"),
+        ("11211", "is no listener"),
+        ("127.0.0.1", "is no listener"),
+        ("127.0.0.1:", "is no listener"),
+        ("127.0.0.1:x", "is no listener"),
+        ("127.0.0.1:-1", "is no listener"),
+        ("::1:11211", "is no listener"),
+        ("/run/socket", "is no listener"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason_and_the_name(
+    text: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_place(text, "server.upr")
+    message = str(caught.value)
+    assert message.startswith("server.upr: ")
+    assert reason in message
+    assert "\n" not in message
+
+
+class Served:
+    """A node of echo sessions listening in a loop."""
+
+    def __init__(self, loop: Loop, text: str, node: Node | None = None) -> None:
+        self.loop = loop
+        self.node = node or Node(EchoSession)
+        self.listener: Listener = loop.result(open_at(loop, text, self.node))
+
+    def stop(self) -> None:
+        self.loop.result(self.listener.stop())
+
+
+def open_at(loop: Loop, text: str, node: Node):
+    return listen_for(loop.reactor, text, node.factory, setting="server.upr", backlog=5)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_port_0_picks_a_free_port_and_says_which(loop: Loop, host: str) -> None:
+    try:
+        served = Served(loop, f"{host}:0")
+    except CannotListen:
+        pytest.skip(f"this machine has no {host}")
+    assert served.listener.address.startswith(f"{host}:")
+    assert not served.listener.address.endswith(":0")
+    client = loop.client(served.listener.address)
+    client.socket.send(b"hello")
+    assert client.read(5) == b"hello"
+    served.stop()
+
+
+def test_a_name_is_looked_up(loop: Loop) -> None:
+    served = Served(loop, "localhost:0")
+    assert served.listener.address.startswith("127.0.0.1:")
+    served.stop()
+
+
+def test_connections_of_a_host_and_port_send_directly(loop: Loop) -> None:
+    for text in ("127.0.0.1:0", "tcp:0:interface=127.0.0.1"):
+        served = Served(loop, text)
+        loop.client(served.listener.address)
+        loop.until(lambda served=served: served.node.connections.current)
+        (protocol,) = served.node.connections
+        assert type(protocol.transport) is DirectServer
+        served.stop()
+
+
+def test_a_unix_socket_serves_and_is_gone_after_stop(loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    served = Served(loop, f"unix:{path}")
+    assert served.listener.address == f"unix:{path}"
+    client = loop.client(served.listener.address)
+    client.socket.send(b"hello")
+    assert client.read(5) == b"hello"
+    assert [info.peer for info in served.node.connections.infos()] == ["unix"]
+    served.stop()
+    assert not path.exists()
+
+
+def test_an_ssl_endpoint_serves(loop: Loop, tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    served = Served(loop, f"ssl:0:interface=127.0.0.1:privateKey={key}:certKey={cert}")
+    assert served.listener.address.startswith("127.0.0.1:")
+    served.stop()
+
+
+def refusal(loop: Loop, text: str) -> str:
+    with pytest.raises(UprmcError) as caught:
+        loop.result(open_at(loop, text, Node(EchoSession)))
+    assert isinstance(caught.value, ConfigError)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_address_in_use_is_one_clear_line(loop: Loop) -> None:
+    first = Served(loop, "127.0.0.1:0")
+    taken = first.listener.address
+    assert refusal(loop, taken) == (f"server.upr: cannot listen on {taken}: Address already in use")
+    endpoint = f"tcp:{taken.partition(':')[2]}:interface=127.0.0.1"
+    assert refusal(loop, endpoint).endswith("Address already in use")
+    first.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("192.0.2.1:0", "Cannot assign requested address"),
+        ("no-such-host.invalid:0", "cannot listen on no-such-host.invalid:0: "),
+        ("x" * 70 + ".example:0", "cannot listen on"),
+        ("unix:/no/such/directory/socket", "cannot listen on unix:/no/such/directory/socket: "),
+        ("ssl:0:interface=127.0.0.1:privateKey=/no/key", "is no usable endpoint: "),
+        ("nonsense:a=b", "is no usable endpoint: "),
+        ("tcp:port=x:interface=127.0.0.1", "is no usable endpoint: "),
+        (":1", "names no address"),
+    ],
+)
+def test_what_cannot_be_bound_is_one_clear_line(loop: Loop, text: str, reason: str) -> None:
+    assert reason in refusal(loop, text)
+
+
+def test_a_stopped_listener_frees_its_address_and_keeps_its_connections(loop: Loop) -> None:
+    served = Served(loop, "127.0.0.1:0")
+    client = loop.client(served.listener.address)
+    loop.until(lambda: served.node.connections.current)
+    served.stop()
+    again = Served(loop, served.listener.address)
+    client.socket.send(b"still here")
+    assert client.read(10) == b"still here"
+    again.stop()
+
+
+# --- the whole way through real sockets -----------------------------------------------------------
+
+
+def test_one_past_the_limit_reads_why_and_is_closed(loop: Loop) -> None:
+    served = Served(loop, "127.0.0.1:0", Node(EchoSession, limit=1))
+    first = loop.client(served.listener.address)
+    loop.until(lambda: served.node.connections.current == 1)
+    second = loop.client(served.listener.address)
+    assert second.read_all() == b"ERROR Too many open connections\r\n"
+    first.socket.close()
+    loop.until(lambda: served.node.connections.current == 0)
+    third = loop.client(served.listener.address)
+    third.socket.send(b"in")
+    assert third.read(2) == b"in"
+    served.stop()
+
+
+def test_a_peer_that_never_reads_holds_back_a_flood_and_gets_all_once_it_reads(loop: Loop) -> None:
+    total = 20_000_000
+    node = Node(lambda wake: FloodSession(wake, total))
+    served = Served(loop, "127.0.0.1:0", node)
+    client = loop.client(served.listener.address, receive_buffer=4_096)
+    client.socket.send(b"go")
+    loop.until(lambda: node.turn() or node.states() == ["output-full"])
+    assert node.connections.bytes_written < total / 2
+    loop.until(lambda: client.poll() or node.turn() or len(client.received) == total)
+    assert client.received == pattern(0, total)
+    served.stop()
+
+
+def test_a_client_that_closes_its_half_gets_the_whole_answer(loop: Loop) -> None:
+    total = 5_000_000
+    node = Node(lambda wake: FloodSession(wake, total))
+    served = Served(loop, "127.0.0.1:0", node)
+    client = loop.client(served.listener.address, receive_buffer=4_096)
+    client.socket.send(b"go")
+    client.socket.shutdown(socket.SHUT_WR)
+    loop.until(lambda: client.poll() or node.turn() or client.closed)
+    assert client.received == pattern(0, total)
+    loop.until(lambda: node.connections.current == 0)
+    served.stop()
+
+
+def test_quit_closes_after_the_answer(loop: Loop) -> None:
+    served = Served(loop, "127.0.0.1:0")
+    client = loop.client(served.listener.address)
+    client.socket.send(b"bye quit")
+    assert client.read_all() == b"bye quit"
+    loop.until(lambda: served.node.connections.current == 0)
+    served.stop()
+
+
+def test_a_reset_connection_is_forgotten(loop: Loop) -> None:
+    served = Served(loop, "127.0.0.1:0")
+    client = loop.client(served.listener.address)
+    loop.until(lambda: served.node.connections.current == 1)
+    linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    client.socket.close()
+    loop.until(lambda: served.node.connections.current == 0)
+    assert served.node.connections.session_errors == 0
+    served.stop()

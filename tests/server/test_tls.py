@@ -1,0 +1,146 @@
+"""Certificate and key are checked before anybody connects, and serve when they are good."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.server.certificates import make_certificate
+from tests.server.support import Client, FloodSession, Loop, Node, pattern
+from uprmc.config import ServerSettings
+from uprmc.errors import ConfigError
+from uprmc.server.listener import listen
+from uprmc.server.tls import tls_options
+
+
+def settings(cert: str, key: str) -> ServerSettings:
+    return ServerSettings(tls_cert=cert, tls_key=key)
+
+
+def refusal(cert: str, key: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        tls_options(settings(cert, key))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_without_settings_there_is_no_tls() -> None:
+    assert tls_options(ServerSettings()) is None
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    absent = str(tmp_path / "absent")
+    assert refusal(absent, key) == (
+        f"server.tls_cert: {absent} cannot be read: No such file or directory"
+    )
+    assert refusal(cert, absent).startswith(f"server.tls_key: {absent} cannot be read")
+
+
+def test_one_setting_without_the_other_is_refused(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    assert "server.tls_key is missing" in refusal(cert, "")
+    assert "server.tls_cert is missing" in refusal("", key)
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    cert, _ = make_certificate(tmp_path)
+    assert "Is a directory" in refusal(cert, str(tmp_path))
+
+
+def test_rubbish_is_no_pem(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    rubbish = tmp_path / "rubbish"
+    rubbish.write_text("hello")
+    assert refusal(str(rubbish), key).endswith("holds no PEM certificate")
+    assert "holds no PEM private key" in refusal(cert, str(rubbish))
+    assert refusal(key, cert).endswith("holds no PEM certificate")
+
+
+def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
+    cert, _ = make_certificate(tmp_path, "a")
+    _, key = make_certificate(tmp_path, "b")
+    assert "does not belong to the certificate" in refusal(cert, key)
+
+
+def test_an_encrypted_key_is_refused_without_asking_for_the_password(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, password=b"secret")
+    assert "is encrypted" in refusal(cert, key)
+
+
+class TlsClient(Client):
+    """A client that speaks TLS without trusting anybody's word on it."""
+
+    def __init__(self, client: Client, loop: Loop) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        wrapped = context.wrap_socket(client.socket, do_handshake_on_connect=False)
+        loop._sockets.append(wrapped)
+        super().__init__(loop, wrapped)
+        loop.until(self._shaken)
+
+    def _shaken(self) -> bool:
+        try:
+            self.socket.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def poll(self) -> None:
+        try:
+            super().poll()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLEOFError:
+            self.closed = True
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:0", "unix:{directory}/socket"])
+def test_a_session_is_served_over_tls_with_backpressure(
+    loop: Loop, tmp_path: Path, place: str
+) -> None:
+    total = 20_000_000
+    node = Node(lambda wake: FloodSession(wake, total))
+    options = tls_options(settings(*make_certificate(tmp_path)))
+    text = place.format(directory=tmp_path)
+    listening = listen(
+        loop.reactor, text, node.factory, setting="server.upr", backlog=5, tls=options
+    )
+    listener = loop.result(listening)
+    client = TlsClient(loop.client(listener.address, receive_buffer=4_096), loop)
+    client.socket.send(b"go")
+    loop.until(lambda: node.turn() or node.states() == ["output-full"])
+    assert node.connections.bytes_written < total / 2
+    loop.until(lambda: client.poll() or node.turn() or len(client.received) == total, 10.0)
+    assert client.received == pattern(0, total)
+    for protocol in node.connections:
+        protocol.hang_up()
+    client.read_all()
+    client.socket.close()
+    loop.until(lambda: node.connections.current == 0)
+    loop.result(listener.stop())
+
+
+def test_a_plain_client_of_a_tls_listener_is_let_go(loop: Loop, tmp_path: Path) -> None:
+    node = Node(lambda wake: FloodSession(wake, 10))
+    options = tls_options(settings(*make_certificate(tmp_path)))
+    listening = listen(
+        loop.reactor, "127.0.0.1:0", node.factory, setting="server.upr", backlog=5, tls=options
+    )
+    listener = loop.result(listening)
+    client = loop.client(listener.address)
+    client.socket.send(b"get key\r\n" * 10)
+    client.read_all()
+    loop.until(lambda: node.connections.current == 0)
+    assert node.connections.session_errors == 0
+    loop.result(listener.stop())
+
+
+def test_an_endpoint_with_its_own_tls_excludes_the_settings(loop: Loop, tmp_path: Path) -> None:
+    options = tls_options(settings(*make_certificate(tmp_path)))
+    text = "ssl:0:interface=127.0.0.1"
+    with pytest.raises(ConfigError, match="brings its own TLS"):
+        loop.result(listen(loop.reactor, text, None, setting="x", backlog=5, tls=options))

@@ -1,0 +1,30 @@
+"""The real clock and entropy keep the promises of `ports`."""
+
+from __future__ import annotations
+
+import time
+
+from uprmc.server import world
+from uprmc.server.world import SystemClock, SystemEntropy
+
+
+def test_now_is_unix_time() -> None:
+    before = time.time()
+    now = SystemClock().now()
+    assert before <= now <= time.time()
+
+
+def test_the_monotonic_clock_never_goes_back() -> None:
+    clock = SystemClock()
+    assert clock.monotonic() <= clock.monotonic()
+
+
+def test_uuid48_spans_1_to_the_largest(monkeypatch) -> None:
+    for drawn, uuid in ((0, 1), (2**48 - 2, 2**48 - 1)):
+        monkeypatch.setattr(world.secrets, "randbelow", lambda bound, drawn=drawn: drawn)
+        assert SystemEntropy().uuid48() == uuid
+
+
+def test_two_uuids_differ() -> None:
+    entropy = SystemEntropy()
+    assert entropy.uuid48() != entropy.uuid48()
