@@ -67,14 +67,15 @@ class _Server:
 
     def __init__(self, settings: Settings) -> None:
         # The reactor and all that hangs on it are imported here, so that other verbs start fast.
-        from twisted.internet import reactor
+        from uprmc.server.reactor import install
+
+        self._reactor: Any = install()
 
         from uprmc.cli.progress import WarmupProgress
         from uprmc.server.log import start_logging
         from uprmc.server.node import Node
 
         start_logging(settings.log)
-        self._reactor: Any = reactor
         self._node = Node(self._reactor, settings)
         self._progress = WarmupProgress(self._reactor, self._node.warmup)
         self._error: BaseException | None = None

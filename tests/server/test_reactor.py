@@ -1,0 +1,86 @@
+"""The lean reactor does what Twisted's does, and notices when Twisted moves what it leans on."""
+
+from __future__ import annotations
+
+import os
+
+from twisted.internet.abstract import FileDescriptor
+from twisted.internet.epollreactor import EPollReactor
+
+from uprmc.server.reactor import LeanReactor
+
+
+class _Pipe(FileDescriptor):
+    def __init__(self, reactor: LeanReactor, descriptor: int, fails: bool = False) -> None:
+        super().__init__(reactor)
+        self._descriptor = descriptor
+        self._fails = fails
+        self.reads: list[bytes] = []
+        self.lost: object = None
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def doRead(self) -> None:  # noqa: N802
+        if self._fails:
+            raise RuntimeError("a bug in a protocol")
+        self.reads.append(os.read(self._descriptor, 100))
+
+    def connectionLost(self, reason: object) -> None:  # noqa: N802
+        self.lost = reason
+        super().connectionLost(reason)
+
+
+def test_twisted_still_has_what_the_lean_reactor_leans_on() -> None:
+    reactor = EPollReactor()
+    try:
+        assert isinstance(reactor._selectables, dict)
+        assert callable(reactor._poller.poll)
+        assert callable(reactor._doReadOrWrite)
+        assert EPollReactor.doIteration is EPollReactor.doPoll
+    finally:
+        _close(reactor)
+
+
+def test_readable_descriptors_are_read_in_the_turn_that_finds_them() -> None:
+    reactor = LeanReactor()
+    read_end, write_end = os.pipe()
+    pipe = _Pipe(reactor, read_end)
+    try:
+        reactor.addReader(pipe)
+        os.write(write_end, b"hello")
+        reactor.doIteration(5)
+        assert pipe.reads == [b"hello"]
+    finally:
+        _close(reactor)
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_an_exception_ends_that_connection_and_nothing_else() -> None:
+    reactor = LeanReactor()
+    ends = [os.pipe(), os.pipe()]
+    broken = _Pipe(reactor, ends[0][0], fails=True)
+    sound = _Pipe(reactor, ends[1][0])
+    try:
+        for pipe, (_, write_end) in zip((broken, sound), ends, strict=True):
+            reactor.addReader(pipe)
+            os.write(write_end, b"x")
+        reactor.doIteration(5)
+        assert broken.lost is not None
+        assert sound.lost is None
+        assert sound.reads == [b"x"]
+    finally:
+        _close(reactor)
+        for read_end, write_end in ends:
+            os.close(read_end)
+            os.close(write_end)
+
+
+def _close(reactor: EPollReactor) -> None:
+    """Release what a reactor opens for itself without ever running it."""
+    reactor.removeAll()
+    for waker in list(reactor._internalReaders):
+        waker.connectionLost(None)
+    reactor._internalReaders.clear()
+    reactor._poller.close()
