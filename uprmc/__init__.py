@@ -6,3 +6,7 @@ of one node (`engine`), the conversations (`kv`) and the running node (`server`,
 """
 
 __version__ = "0.1.0"
+
+#: The memcached whose protocol and texts we answer with. Clients parse it and turn features on or
+#: off by it (libmemcached refuses a major version of 0), so it is what ``version`` says.
+MEMCACHED_VERSION = "1.6.18"

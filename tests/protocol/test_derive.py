@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from uprmc.errors import LocalProtocolError
 from uprmc.protocol import binary, header
-from uprmc.protocol.derive import derive
+from uprmc.protocol.derive import derive, derive_merged
 
 LAYOUTS = {
     "request header": (header.RequestHeader, header.REQUEST_HEADER, ">BBHBBHLLQ"),
@@ -24,7 +24,6 @@ LAYOUTS = {
     "verbosity": (binary.VerbosityExtras, binary.VERBOSITY_EXTRAS, ">L"),
     "get and lock": (binary.GetLockExtras, binary.GET_LOCK_EXTRAS, ">L"),
     "get reply": (binary.GetReplyExtras, binary.GET_REPLY_EXTRAS, ">L"),
-    "whole get reply": (binary.GetReply, binary.GET_REPLY, ">BBHBBHLLQL"),
     "counter": (binary.CounterValue, binary.COUNTER_VALUE, ">Q"),
     "mutation seqno": (binary.MutationSeqnoExtras, binary.MUTATION_SEQNO_EXTRAS, ">QQ"),
     "observe seqno": (binary.ObserveSeqnoRequest, binary.OBSERVE_SEQNO_REQUEST, ">Q"),
@@ -121,3 +120,34 @@ def test_swapped_fields_are_caught_by_comparing() -> None:
 
 def test_derived_structs_are_plain_structs() -> None:
     assert isinstance(header.REQUEST_HEADER, struct.Struct)
+
+
+MERGED = {
+    "request header": (header.RequestHeader, header.MERGED_REQUEST_HEADER, ">HHHHLLQ"),
+    "response header": (header.ResponseHeader, header.MERGED_RESPONSE_HEADER, ">QLLQ"),
+    "whole get reply": (binary.GetReply, binary.MERGED_GET_REPLY, ">QLLQL"),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_a_merged_struct_reads_the_same_bytes_as_the_declared_fields(name: str) -> None:
+    layout, merged, form = MERGED[name]
+    assert merged.format == form
+    plain = derive(layout)
+    sample = plain.pack(*plain.unpack(bytes(range(1, plain.size + 1))))
+    assert merged.pack(*merged.unpack(sample)) == sample
+    number = merged.unpack(sample)[0]
+    width = merged.size - struct.calcsize(form[0] + form[2:])
+    assert number.to_bytes(width, "big") == sample[:width]
+
+
+def test_merged_groups_must_be_all_fields_in_order() -> None:
+    with pytest.raises(LocalProtocolError, match="in order"):
+        derive_merged(binary.StoreExtras, ("expiration",), ("flags",))
+    with pytest.raises(LocalProtocolError, match="in order"):
+        derive_merged(binary.StoreExtras, ("flags",))
+
+
+def test_merged_groups_must_be_as_wide_as_a_number() -> None:
+    with pytest.raises(LocalProtocolError, match="no numbers"):
+        derive_merged(binary.ArithmeticExtras, ("delta", "initial"), ("expiration",))

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import CommandError, KeyExists, KeyNotFound, RemoteProtocolError, TooLarge
 from uprmc.model import Item
@@ -199,7 +200,7 @@ def store(session: BinarySession, request: Request) -> None:
             mode,
         )
     except (KeyExists, KeyNotFound) as error:
-        _count_cas_failure(session, request, error)
+        count_cas_failure(stats, request.cas, error)
         raise
     stats.total_items += 1
     stats.cas_hits += request.cas != 0
@@ -288,10 +289,11 @@ def refuse_too_large(session: BinarySession, request: Request) -> None:
     session.reply(request, Status.TOO_LARGE)
 
 
-def _count_cas_failure(session: BinarySession, request: Request, error: CommandError) -> None:
-    if request.cas:
-        session.stats.cas_badval += isinstance(error, KeyExists)
-        session.stats.cas_misses += isinstance(error, KeyNotFound)
+def count_cas_failure(stats: Stats, cas: int, error: CommandError) -> None:
+    """Count a store with a CAS that did not find what it compares with."""
+    if cas:
+        stats.cas_badval += isinstance(error, KeyExists)
+        stats.cas_misses += isinstance(error, KeyNotFound)
 
 
 # --- what is persisted --------------------------------------------------------------------------

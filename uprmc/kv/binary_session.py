@@ -20,13 +20,32 @@ from zlib import crc32
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, NotResident, TemporaryFailure
-from uprmc.kv.binary_commands import HANDLERS, STORE_OPCODES, Request, refuse_too_large
+from uprmc.kv.binary_commands import (
+    HANDLERS,
+    STORE_OPCODES,
+    Request,
+    count_cas_failure,
+    refuse_too_large,
+)
 from uprmc.kv.conversation import Conversation
 from uprmc.kv.refusals import REFUSALS, refusal_of
 from uprmc.kv.services import Services
 from uprmc.model import Item
-from uprmc.protocol.binary import GET_REPLY, MUTATION_SEQNO_EXTRAS, STORE_EXTRAS, shape_error
-from uprmc.protocol.header import pack_response, unpack_request
+from uprmc.protocol.binary import (
+    GET_REPLY_EXTRAS,
+    MERGED_GET_REPLY,
+    MUTATION_SEQNO_EXTRAS,
+    STORE_EXTRAS,
+    shape_error,
+)
+from uprmc.protocol.header import (
+    MERGED_REQUEST_HEADER,
+    MERGED_RESPONSE_HEADER,
+    pack_response,
+    request_head,
+    response_head,
+    unpack_request,
+)
 from uprmc.protocol.opcodes import (
     HEADER_BYTES,
     KEY_MAX_BYTES,
@@ -41,11 +60,17 @@ from uprmc.protocol.opcodes import (
 #: What an item costs beyond key and value when it is compared with the item limit, as memcached's.
 ITEM_HEADER_BYTES = 50
 
-_GET = int(Opcode.GET)
 _SET = int(Opcode.SET)
-_KEY_NOT_FOUND = int(Status.KEY_NOT_FOUND)
+_GET_HEAD = request_head(Opcode.GET)
+_SET_HEAD = request_head(Opcode.SET)
+_STORE_KINDS = STORE_EXTRAS.size << 8
+_GET_HIT_HEAD = response_head(Opcode.GET, GET_REPLY_EXTRAS.size)
+_GET_MISS_HEAD = response_head(Opcode.GET, status=Status.KEY_NOT_FOUND)
+_SET_REPLY_HEAD = response_head(Opcode.SET)
 _NOT_FOUND_TEXT = STATUS_TEXT[Status.KEY_NOT_FOUND]
-_pack_get_reply = GET_REPLY.pack
+_unpack_request = MERGED_REQUEST_HEADER.unpack_from
+_pack_reply = MERGED_RESPONSE_HEADER.pack
+_pack_get_reply = MERGED_GET_REPLY.pack
 _unpack_store = STORE_EXTRAS.unpack_from
 
 
@@ -87,101 +112,78 @@ class BinarySession(Conversation):
         self._running = True
         bucket = self.bucket
         active = bucket.active.get
-        by_key, mask = self.by_key, self._mask
+        mask = self._mask if self.by_key else -1
         max_body = -1 if self.with_seqnos else self._max_store_body_bytes
-        out = self._out
+        append = self._out.append
         unsent, limit = self._unsent, self._max_unsent
-        position, size, wanted = 0, len(data), HEADER_BYTES
-        gets = hits = sets = 0
-        while size - position >= HEADER_BYTES:
-            if unsent > limit:
-                break
-            (
-                magic,
-                opcode,
-                key_length,
-                extras_length,
-                datatype,
-                number,
-                body_length,
-                opaque,
-                cas,
-            ) = unpack_request(data, position)
+        position, last, wanted = 0, len(data) - HEADER_BYTES, HEADER_BYTES
+        hits = misses = sets = 0
+        while position <= last and unsent <= limit:
+            head, key_length, kinds, number, body_length, opaque, cas = _unpack_request(
+                data, position
+            )
             start = position + HEADER_BYTES
             end = start + body_length
-            if end <= size and magic == MAGIC_REQUEST and 0 < key_length <= KEY_MAX_BYTES:
-                if opcode == _GET and key_length == body_length:
-                    key = data[start:end]
-                    if by_key:
-                        number = (crc32(key) >> 16) & 0x7FFF & mask
-                    vbucket = active(number)
-                    if vbucket is not None and not vbucket.locks:
-                        item = vbucket.table.get(key)
-                        if item is None:
-                            gets += 1
-                            reply = pack_response(
-                                MAGIC_RESPONSE, _GET, 0, 0, 0, _KEY_NOT_FOUND, 9, opaque, 0
-                            )
-                            out.append(reply + _NOT_FOUND_TEXT)
-                            unsent += 33
-                            position = end
-                            continue
-                        value = item.value
-                        if value is not None and not item.expiry and not item.datatype:
-                            gets += 1
-                            hits += 1
-                            item.nru = 0
-                            length = len(value) + 4
-                            out.append(
-                                _pack_get_reply(
-                                    MAGIC_RESPONSE,
-                                    _GET,
-                                    0,
-                                    4,
-                                    0,
-                                    0,
-                                    length,
-                                    opaque,
-                                    item.cas,
-                                    item.flags,
-                                )
-                            )
-                            out.append(value)
-                            unsent += length + HEADER_BYTES
-                            position = end
-                            continue
-                elif (
-                    opcode == _SET
-                    and extras_length == 8
-                    and not datatype
-                    and body_length <= max_body
-                    and key_length + 8 <= body_length
+            if head == _GET_HEAD and not kinds:
+                key = data[start:end]
+                if mask >= 0:
+                    number = (crc32(key) >> 16) & 0x7FFF & mask
+                vbucket = active(number)
+                if (
+                    vbucket is not None
+                    and len(key) == key_length
+                    and not vbucket.locks
+                    and 0 < key_length <= KEY_MAX_BYTES
                 ):
-                    middle = start + 8 + key_length
-                    key = data[start + 8 : middle]
-                    if by_key:
-                        number = (crc32(key) >> 16) & 0x7FFF & mask
-                    vbucket = active(number)
-                    if vbucket is not None:
-                        flags, exptime = _unpack_store(data, start)
-                        if exptime:
-                            exptime = absolute_expiry(exptime, bucket.clock.now())
-                        try:
-                            item = vbucket.store(key, data[middle:end], flags, exptime, cas)
-                        except CommandError as error:
-                            self._unsent = unsent
-                            self._refuse(opcode, opaque, error)
-                            unsent = self._unsent
-                        else:
-                            out.append(
-                                pack_response(MAGIC_RESPONSE, _SET, 0, 0, 0, 0, 0, opaque, item.cas)
-                            )
-                            unsent += HEADER_BYTES
-                        sets += 1
+                    item = vbucket.table.get(key)
+                    if item is None:
+                        misses += 1
+                        append(_pack_reply(_GET_MISS_HEAD, 9, opaque, 0) + _NOT_FOUND_TEXT)
+                        unsent += 33
                         position = end
                         continue
+                    value = item.value
+                    if value is not None and not item.expiry and not item.datatype:
+                        hits += 1
+                        item.nru = 0
+                        length = len(value) + 4
+                        append(_pack_get_reply(_GET_HIT_HEAD, length, opaque, item.cas, item.flags))
+                        append(value)
+                        unsent += length + 24
+                        position = end
+                        continue
+            elif (
+                head == _SET_HEAD
+                and kinds == _STORE_KINDS
+                and key_length + 8 <= body_length <= max_body
+                and end - HEADER_BYTES <= last
+                and 0 < key_length <= KEY_MAX_BYTES
+            ):
+                middle = start + 8 + key_length
+                key = data[start + 8 : middle]
+                if mask >= 0:
+                    number = (crc32(key) >> 16) & 0x7FFF & mask
+                vbucket = active(number)
+                if vbucket is not None:
+                    flags, exptime = _unpack_store(data, start)
+                    if exptime:
+                        exptime = absolute_expiry(exptime, bucket.clock.now())
+                    sets += 1
+                    position = end
+                    try:
+                        item = vbucket.store(key, data[middle:end], flags, exptime, cas)
+                    except CommandError as error:
+                        count_cas_failure(self.stats, cas, error)
+                        append(self._refusal(_SET, opaque, error))
+                        unsent += 64
+                    else:
+                        append(_pack_reply(_SET_REPLY_HEAD, 0, opaque, item.cas))
+                        unsent += 24
+                        if cas:
+                            self.stats.cas_hits += 1
+                    continue
             self._unsent = unsent
-            used = self._one(data, position, size)
+            used = self._one(data, position, last + HEADER_BYTES)
             unsent = self._unsent
             if used <= 0:
                 wanted = -used
@@ -191,15 +193,18 @@ class BinarySession(Conversation):
                 break
         self._unsent = unsent
         self._running = False
+        self._count(hits, misses, sets)
         self._halted()
+        if position < len(data) and not self.closing:
+            self._keep(data[position:] if position else data, wanted)
+
+    def _count(self, hits: int, misses: int, sets: int) -> None:
         stats = self.stats
-        stats.cmd_get += gets
+        stats.cmd_get += hits + misses
         stats.get_hits += hits
-        stats.get_misses += gets - hits
+        stats.get_misses += misses
         stats.cmd_set += sets
         stats.total_items += sets
-        if position < size and not self.closing:
-            self._keep(data[position:] if position else data, wanted)
 
     def _one(self, data: bytes, position: int, size: int) -> int:
         """Carry out the frame at `position`; return its length.
@@ -272,15 +277,14 @@ class BinarySession(Conversation):
         return min(length, available)
 
     def _refuse(self, opcode: int, opaque: int, error: Exception) -> None:
-        status, text = refusal_of(error, opcode, with_lock_errors=self.with_lock_errors)
-        self._send_status(opcode, status, opaque, text)
+        self._send(self._refusal(opcode, opaque, error))
 
-    def _send_status(
-        self, opcode: int, status: Status, opaque: int, text: bytes | None = None
-    ) -> None:
-        body = STATUS_TEXT[status] if text is None else text
-        header = pack_response(MAGIC_RESPONSE, opcode, 0, 0, 0, status, len(body), opaque, 0)
-        self._send(header + body)
+    def _refusal(self, opcode: int, opaque: int, error: Exception) -> bytes:
+        status, text = refusal_of(error, opcode, with_lock_errors=self.with_lock_errors)
+        return _error_reply(opcode, status, opaque, text)
+
+    def _send_status(self, opcode: int, status: Status, opaque: int) -> None:
+        self._send(_error_reply(opcode, status, opaque, STATUS_TEXT[status]))
 
     # --- what commands use ----------------------------------------------------------------------
 
@@ -388,3 +392,8 @@ class BinarySession(Conversation):
     def services(self) -> Services:
         """What all conversations share."""
         return self._services
+
+
+def _error_reply(opcode: int, status: Status, opaque: int, text: bytes) -> bytes:
+    header = pack_response(MAGIC_RESPONSE, opcode, 0, 0, 0, status, len(text), opaque, 0)
+    return header + text

@@ -30,7 +30,7 @@ from construct import (
 from construct import Struct as Layout
 
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
-from uprmc.protocol.derive import derive
+from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.header import ResponseHeader
 from uprmc.protocol.opcodes import KEY_MAX_BYTES, QUIET, Opcode, Status
 
@@ -63,9 +63,17 @@ GET_LOCK_EXTRAS = derive(GetLockExtras)
 GetReplyExtras = Layout("flags" / Int32ub)
 GET_REPLY_EXTRAS = derive(GetReplyExtras)
 
-#: Header and extras of such a reply in one, because nothing is sent more often.
+#: Header and extras of such a reply in one, because nothing is sent more often. Its struct takes
+#: five numbers: `header.response_head`, body length, opaque, CAS, flags.
 GetReply = Layout(*ResponseHeader.subcons, *GetReplyExtras.subcons)
-GET_REPLY = derive(GetReply)
+MERGED_GET_REPLY = derive_merged(
+    GetReply,
+    ("magic", "opcode", "key_length", "extras_length", "datatype", "status"),
+    ("body_length",),
+    ("opaque",),
+    ("cas",),
+    ("flags",),
+)
 
 #: Value of the reply to increment and decrement.
 CounterValue = Layout("number" / Int64ub)

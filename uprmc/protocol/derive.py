@@ -19,6 +19,9 @@ from uprmc.errors import LocalProtocolError
 _TRANSPARENT = (construct.Renamed, construct.Const, construct.Default, construct.Enum)
 
 
+_UNSIGNED = {1: "B", 2: "H", 4: "L", 8: "Q"}
+
+
 class _Field(NamedTuple):
     name: str
     code: str
@@ -38,6 +41,29 @@ def derive(layout: construct.Struct) -> struct.Struct:
     derived = struct.Struct(">" + "".join(field.code for field in fields))
     _check_agreement(layout, derived, fields)
     return derived
+
+
+def derive_merged(layout: construct.Struct, *groups: tuple[str, ...]) -> struct.Struct:
+    """Return a struct over the same bytes that reads each group of adjacent fields as one number.
+
+    The number is unsigned, its most significant bytes are the group's first field. Fewer numbers
+    cost less: the hot path compares magic and opcode in one go.
+
+    Raises:
+        LocalProtocolError: as `derive`; or the groups are not all fields in order, or one of them
+            is not 1, 2, 4 or 8 bytes wide.
+    """
+    fields = [_field(subcon) for subcon in layout.subcons]
+    if [name for group in groups for name in group] != [field.name for field in fields]:
+        raise LocalProtocolError(f"the groups {groups!r} are not the fields of {layout!r} in order")
+    widths = {field.name: struct.calcsize(">" + field.code) for field in fields}
+    sizes = [sum(widths[name] for name in group) for group in groups]
+    if not set(sizes) <= _UNSIGNED.keys():
+        raise LocalProtocolError(f"groups of {sizes} bytes are no numbers")
+    merged = struct.Struct(">" + "".join(_UNSIGNED[size] for size in sizes))
+    if merged.size != derive(layout).size:
+        raise LocalProtocolError(f"{merged.format!r} is {merged.size} B, not {layout.sizeof()}")
+    return merged
 
 
 def _field(subcon: Any) -> _Field:

@@ -22,7 +22,7 @@ from construct import Bytes, Check, Const, Default, Int8ub, Int16ub, Int32ub, In
 from construct import Struct as Layout
 
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
-from uprmc.protocol.derive import derive
+from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE
 
 
@@ -45,6 +45,41 @@ ResponseHeader = _header(MAGIC_RESPONSE, "status")
 
 REQUEST_HEADER = derive(RequestHeader)
 RESPONSE_HEADER = derive(ResponseHeader)
+
+#: The request header in seven numbers: (magic, opcode), key length, (extras length, datatype),
+#: vBucket, body length, opaque, CAS.
+MERGED_REQUEST_HEADER = derive_merged(
+    RequestHeader,
+    ("magic", "opcode"),
+    ("key_length",),
+    ("extras_length", "datatype"),
+    ("vbucket",),
+    ("body_length",),
+    ("opaque",),
+    ("cas",),
+)
+
+#: The response header in four: everything before the body length, body length, opaque, CAS.
+MERGED_RESPONSE_HEADER = derive_merged(
+    ResponseHeader,
+    ("magic", "opcode", "key_length", "extras_length", "datatype", "status"),
+    ("body_length",),
+    ("opaque",),
+    ("cas",),
+)
+
+
+def response_head(opcode: int, extras_length: int = 0, status: int = 0) -> int:
+    """Return the first number of `MERGED_RESPONSE_HEADER` for a reply without key and datatype."""
+    packed = pack_response(MAGIC_RESPONSE, opcode, 0, extras_length, 0, status, 0, 0, 0)
+    return int(MERGED_RESPONSE_HEADER.unpack(packed)[0])
+
+
+def request_head(opcode: int) -> int:
+    """Return the first number of `MERGED_REQUEST_HEADER`."""
+    packed = pack_request(MAGIC_REQUEST, opcode, 0, 0, 0, 0, 0, 0, 0)
+    return int(MERGED_REQUEST_HEADER.unpack(packed)[0])
+
 
 unpack_request = REQUEST_HEADER.unpack_from
 unpack_response = RESPONSE_HEADER.unpack_from

@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
-from uprmc import __version__
+from uprmc import MEMCACHED_VERSION
 from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import CLEAN_MARK, Warmup
@@ -195,7 +195,7 @@ class Node:
         return Services(
             bucket=self.bucket,
             settings=self.settings.kv,
-            version=__version__.encode(),
+            version=MEMCACHED_VERSION.encode(),
             stats=self.statistics.group,
             reset_stats=self.bucket.stats.reset,
             set_verbosity=self._set_verbosity,

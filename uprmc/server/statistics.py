@@ -11,7 +11,7 @@ import resource
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from uprmc import __version__
+from uprmc import MEMCACHED_VERSION, __version__
 from uprmc.config import values_of
 from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
 from uprmc.errors import InvalidArguments, NotMyVBucket
@@ -105,7 +105,8 @@ class Statistics:
             ("pid", str(os.getpid())),
             ("uptime", str(int(node.uptime_s()))),
             ("time", str(int(bucket.clock.now()))),
-            ("version", __version__),
+            ("version", MEMCACHED_VERSION),
+            ("uprmc_version", __version__),
             ("pointer_size", "64"),
             ("rusage_user", f"{usage.ru_utime:.6f}"),
             ("rusage_system", f"{usage.ru_stime:.6f}"),

@@ -1,0 +1,68 @@
+# `make serve` and `make test` work from a clean clone with Python 3.11 or newer, make and a
+# package index. `make help` lists everything.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# The first Python that is new enough; override with `make PYTHON=/path/to/python test`.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
+	command -v $$python >/dev/null 2>&1 && \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
+	{ echo $$python; exit 0; }; done; exit 0)
+
+# What tox runs; the first one carries the name of the Python at hand.
+TOX_TESTS = $(shell $(BIN)/python -c 'import sys; print("py%d%d" % sys.version_info[:2])')
+TOX_ENVS ?= $(TOX_TESTS),lint,types,layers,sim,interop
+
+SERVE_ARGS ?=
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test bench bench-kv bench-memory changelog system-packages clean
+
+help: ## show what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r name text; do printf '%-24s %s\n' "$$name" "$$text"; done
+	@echo "options: SERVE_ARGS='--data DIR ...'  BENCH_ARGS='--rounds 3 ...'  TOX_ENVS=py311,lint  PYTHON=python3.12"
+
+$(BIN)/python:
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "uprmc needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) >&2 || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+# Stamps: a step is repeated only when what it depends on has changed.
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	@echo "installing uprmc into $(VENV)" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . >&2
+	@touch $@
+
+$(VENV)/tox-installed: | $(BIN)/python
+	@echo "installing tox into $(VENV)" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'tox>=4.26,<5' >&2
+	@touch $@
+
+serve: $(VENV)/installed ## install the package and start the server
+	@exec $(BIN)/uprmc serve $(SERVE_ARGS)
+
+system-packages: ## install what the interop tests need from the system, if that is possible
+	@tools/system_packages.sh
+
+test: system-packages $(VENV)/tox-installed ## run every test and check
+	$(BIN)/python -m tox run -e $(TOX_ENVS)
+
+bench: bench-kv bench-memory ## run all benchmarks
+
+bench-kv: $(VENV)/installed ## key-value operations against memcached
+	$(BIN)/python -m bench.kv $(BENCH_ARGS)
+
+bench-memory: $(VENV)/installed ## memory for each item against memcached
+	$(BIN)/python -m bench.memory $(BENCH_ARGS)
+
+changelog: $(VENV)/tox-installed ## show the news since the last release
+	$(BIN)/python -m tox run -q -e changelog
+
+clean: ## remove everything that was made here, except data directories
+	rm -rf $(VENV) .tox .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist *.egg-info bench/mcload
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,68 @@
+#!/bin/sh
+# Install the programs that tests use but pip cannot bring: the memcached server and
+# libmemcached's tools to talk to and compare with, a C compiler for the load generator, and the
+# headers pylibmc needs where no ready-made wheel of it exists.
+#
+# Does nothing when all are there. Without apt-get, or without the right to use it, it says what is
+# missing and succeeds: the tests that need those programs then skip and say so.
+set -u
+
+missing=""
+
+need_program() { # program package
+    command -v "$1" >/dev/null 2>&1 || [ -x "/usr/bin/$1" ] || missing="$missing $2"
+}
+
+need_program memcached memcached
+need_program memccapable libmemcached-tools
+need_program cc gcc
+
+# A header that is there proves the development package whatever the system calls it.
+need_header() { # header package
+    for directory in /usr/include /usr/local/include /opt/homebrew/include; do
+        [ -e "$directory/$1" ] && return
+    done
+    missing="$missing $2"
+}
+
+need_header libmemcached/memcached.h libmemcached-dev
+need_header zlib.h zlib1g-dev
+
+[ -z "$missing" ] && exit 0
+
+as_root=""
+if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null 2>&1 && sudo -n true >/dev/null 2>&1; then
+        as_root="sudo -n"
+    else
+        as_root="nobody"
+    fi
+fi
+
+if command -v apt-get >/dev/null 2>&1 && [ "$as_root" != "nobody" ]; then
+    echo "installing:$missing"
+    log=$(mktemp) || exit 0
+    DEBIAN_FRONTEND=noninteractive
+    export DEBIAN_FRONTEND
+    # shellcheck disable=SC2086 - both are lists of words
+    install() { $as_root apt-get install -y --no-install-recommends $missing; }
+    if { install || { $as_root apt-get update && install; }; } >"$log" 2>&1; then
+        rm -f "$log"
+        case "$missing" in
+        *" memcached"*)
+            # The package starts a service on the port that `uprmc serve` uses by default.
+            if command -v systemctl >/dev/null 2>&1; then
+                $as_root systemctl disable --now memcached >/dev/null 2>&1
+            fi
+            ;;
+        esac
+        exit 0
+    fi
+    tail -n 5 "$log" >&2
+    rm -f "$log"
+    echo "the system's package manager could not install them" >&2
+fi
+
+echo "not installed (Debian's names):$missing" >&2
+echo "the tests that need them are skipped; to run them:  apt-get install$missing" >&2
+exit 0
