@@ -368,7 +368,7 @@ def test_lines_without_data(line: bytes, expected: object) -> None:
         (b"flush_all x", replies.BAD_EXPTIME),
         (b"flush_all 1 2 3 4", replies.ERROR),
         (b"verbosity", replies.ERROR),
-        (b"verbosity noreply", replies.ERROR),
+        (b"verbosity noreply", b""),
         (b"verbosity x", replies.BAD_LINE_FORMAT),
         (b"verbosity 1 2 3", replies.ERROR),
         (b"cache_memlimit", replies.ERROR),

@@ -288,11 +288,12 @@ def parse_verbosity(words: list[bytes]) -> NumberLine:
     """Read ``verbosity level [noreply]``.
 
     Raises:
-        TextSyntaxError: no level, too many words, or a malformed level.
+        TextSyntaxError: no level, too many words, or a malformed level. ``verbosity noreply`` has
+            no level, and asks not to be told.
     """
     noreply = _has_noreply(words, 2, 3)
     if noreply and len(words) == 2:
-        raise TextSyntaxError(ERROR)
+        raise TextSyntaxError(b"")
     level = parse_flags(words[1])
     if level is None:
         raise _refusal(BAD_LINE_FORMAT, noreply)
