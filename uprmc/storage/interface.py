@@ -32,8 +32,8 @@ class VBucketChange(NamedTuple):
             have none). Seqnos need not be above those already stored: a replica that rolled back
             writes lower ones.
         reset: forget all of the vBucket's records first.
-        drop: tombstones to remove for good, as (key, seqno); one whose key has meanwhile another
-            seqno is left alone.
+        drop: records to remove for good, tombstones as a rule, as (key, seqno); one whose key has
+            meanwhile another seqno is left alone. Done before `items` are written.
     """
 
     vbucket: int

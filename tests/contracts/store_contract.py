@@ -1,0 +1,540 @@
+"""What every store must do, whatever it is made of: one suite, a few lines for each implementation.
+
+A subclass says how its store is made and how it comes back after the process ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.contracts.store_values import (
+    by_id,
+    by_seq,
+    contents,
+    header,
+    live,
+    removal,
+    tombstone,
+    write,
+)
+from uprmc.errors import StoreError
+from uprmc.model import (
+    SEQNO_MAX,
+    FailoverEntry,
+    Item,
+    Life,
+    SnapshotRange,
+    VBucketHeader,
+    VBucketState,
+)
+from uprmc.storage.interface import Batch, Store, StoreView, VBucketChange
+
+
+class StoreContract:
+    """Inherit from it, and give `create` and `reopen`."""
+
+    def create(self, path: Path) -> Store:
+        """Return a new, empty store that may use the directory `path`."""
+        raise NotImplementedError
+
+    def reopen(self, store: Store) -> Store:
+        """Close `store` and return one that has what it had committed."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = self.create(tmp_path / "data")
+        yield store
+        store.close()
+
+    # --- an empty store ---
+
+    def test_an_empty_store_has_nothing(self, store: Store) -> None:
+        view = store.view()
+        assert contents(view, [0]) == {
+            "headers": {},
+            "count": 0,
+            "metadata": [],
+            "documents": {},
+            "changes": {0: []},
+        }
+        assert view.header(0) is None
+        assert view.get(0, b"k") is None
+        assert view.metadata(0, b"k") is None
+        assert store.local(b"doc") is None
+        view.close()
+
+    # --- records ---
+
+    @pytest.mark.parametrize(
+        "item",
+        [
+            live(b"k", 1),
+            live(b"empty", 1, b""),
+            live(b"k" * 250, 1, b"\x00\xff" * 700_000),
+            Item(bytes(range(250)), b"v", 0, 0, 0, SEQNO_MAX, 1),
+            Item(b"k", b"v", 2**32 - 1, 2**32 - 1, 2**64 - 1, 1, 2**64 - 1, 255, Life.LIVE),
+            Item(b"k", b"v", 0, 0, 0, 1, 0),
+            tombstone(b"gone", 1),
+            tombstone(b"old", 1, Life.EXPIRED),
+        ],
+        ids=lambda item: repr(item)[:24],
+    )
+    def test_an_item_comes_back_as_it_was_in_every_field(self, store: Store, item: Item) -> None:
+        store.commit(write(item))
+        view = store.view()
+        assert view.get(0, item.key) == item
+        assert view.metadata(0, item.key) == item.with_value(None)
+        assert list(view.changes_after(0, 0)) == [item]
+        assert list(view.dump_metadata()) == [(0, item.with_value(None), len(item.value or b""))]
+        view.close()
+
+    def test_an_item_read_from_metadata_has_all_attributes_of_an_item(self, store: Store) -> None:
+        store.commit(write(live(b"k", 1)))
+        view = store.view()
+        ((_, dumped, _),) = view.dump_metadata()
+        model = view.get(0, b"k")
+        assert model is not None
+        for name in Item.__slots__:
+            if name != "value":
+                assert getattr(dumped, name) == getattr(model, name)
+        view.close()
+
+    @pytest.mark.acceptance("D05")
+    def test_a_rewritten_key_appears_once_at_its_new_seqno(self, store: Store) -> None:
+        store.commit(write(live(b"k", 1), live(b"other", 2)))
+        store.commit(write(live(b"k", 3)))
+        view = store.view()
+        assert by_seq(view) == [(b"other", 2), (b"k", 3)]
+        assert view.count() == 2
+        view.close()
+
+    @pytest.mark.acceptance("D05")
+    def test_after_many_updates_by_seq_has_one_rising_entry_for_each_key(
+        self, store: Store
+    ) -> None:
+        random, seqno, expected = Random(5), 0, {}
+        keys = [b"key-%d" % number for number in range(60)]
+        for _ in range(25):
+            items = []
+            for key in random.sample(keys, random.randint(1, len(keys))):
+                seqno += random.randint(1, 3)
+                gone = random.random() < 0.2
+                items.append(
+                    tombstone(key, seqno) if gone else live(key, seqno, random.randbytes(9))
+                )
+                expected[key] = seqno
+            store.commit(write(*items, vbucket=3))
+        view = store.view()
+        scanned = by_seq(view, vbucket=3)
+        assert [number for _, number in scanned] == sorted(expected.values())
+        assert dict(scanned) == expected
+        assert sorted(by_id(view)) == sorted((3, key, number) for key, number in expected.items())
+        view.close()
+
+    def test_a_deletion_takes_the_place_of_its_document(self, store: Store) -> None:
+        store.commit(write(live(b"k", 1)))
+        store.commit(write(tombstone(b"k", 2)))
+        view = store.view()
+        assert list(view.changes_after(0, 0)) == [tombstone(b"k", 2)]
+        assert view.count() == 1
+        view.close()
+
+    def test_a_replica_that_rolled_back_may_write_lower_seqnos(self, store: Store) -> None:
+        store.commit(write(live(b"a", 5), live(b"b", 6), live(b"c", 7)))
+        store.commit(write(live(b"b", 5), live(b"c", 6), live(b"a", 7)))
+        store.commit(write(live(b"a", 3)))
+        view = store.view()
+        assert by_seq(view) == [(b"a", 3), (b"b", 5), (b"c", 6)]
+        assert by_id(view) == [(0, b"a", 3), (0, b"b", 5), (0, b"c", 6)]
+        view.close()
+
+    def test_a_seqno_given_out_again_removes_the_record_of_the_lost_history(
+        self, store: Store
+    ) -> None:
+        store.commit(write(live(b"lost", 5), live(b"kept", 6)))
+        store.commit(write(live(b"new", 5), live(b"newer", 7)))
+        view = store.view()
+        assert by_seq(view) == [(b"new", 5), (b"kept", 6), (b"newer", 7)]
+        assert view.get(0, b"lost") is None
+        assert view.count() == 3
+        view.close()
+
+    def test_vbuckets_do_not_see_each_other(self, store: Store) -> None:
+        store.commit(
+            Batch(
+                [
+                    VBucketChange(number, header(1), [live(b"same", 1, b"%d" % number)])
+                    for number in (1023, 0, 255, 256)
+                ]
+            )
+        )
+        view = store.view()
+        for number in (0, 255, 256, 1023):
+            assert list(view.changes_after(number, 0)) == [live(b"same", 1, b"%d" % number)]
+            assert by_id(view, number) == [(number, b"same", 1)]
+        assert [number for number, _, _ in by_id(view)] == [0, 255, 256, 1023]
+        assert by_seq(view, vbucket=1) == by_id(view, 1) == []
+        view.close()
+
+    def test_a_dump_is_ordered_by_vbucket_and_key(self, store: Store) -> None:
+        keys = [b"", b"\x00", b"a", b"aa", b"b", b"\xff", b"\xff\xff"]
+        for vbucket in (2, 1):
+            items = [live(key or b"z", at) for at, key in enumerate(reversed(keys), start=1)]
+            store.commit(write(*items, vbucket=vbucket))
+        view = store.view()
+        dumped = [(vbucket, key) for vbucket, key, _ in by_id(view)]
+        assert dumped == sorted(dumped)
+        assert len(dumped) == 2 * len(keys)
+        view.close()
+
+    # --- reading changes ---
+
+    @pytest.mark.acceptance("D06")
+    def test_changes_after_a_seqno_are_those_above_it(self, store: Store) -> None:
+        store.commit(write(*[live(b"k%d" % seqno, seqno) for seqno in (2, 4, 6)]))
+        view = store.view()
+        assert [seqno for _, seqno in by_seq(view, after=1)] == [2, 4, 6]
+        assert [seqno for _, seqno in by_seq(view, after=2)] == [4, 6]
+        assert [seqno for _, seqno in by_seq(view, after=3)] == [4, 6]
+        assert by_seq(view, after=6) == []
+        assert by_seq(view, after=SEQNO_MAX) == []
+        view.close()
+
+    @pytest.mark.acceptance("D06")
+    def test_a_scan_reads_what_it_returns_and_not_the_store(self, store: Store) -> None:
+        store.commit(write(*[live(b"key-%04d" % seqno, seqno) for seqno in range(1, 3_001)]))
+        store.commit(write(*[live(b"x%d" % seqno, seqno) for seqno in range(1, 500)], vbucket=1))
+        view = store.view()
+        assert len(by_seq(view, after=2_990)) == 10
+        assert view.records_read == 10
+        next(iter(view.changes_after(0, 0)))
+        assert view.records_read == 11
+        view.get(0, b"key-0001")
+        view.metadata(0, b"key-0001")
+        view.get(0, b"absent")
+        assert view.records_read == 13
+        assert len(by_id(view, 1)) == 499
+        assert view.records_read == 13 + 499
+        view.close()
+
+    # --- headers ---
+
+    def test_a_header_comes_back_as_it_was(self, store: Store) -> None:
+        full = VBucketHeader(
+            VBucketState.REPLICA,
+            2**64 - 3,
+            SnapshotRange(2**63, 2**64 - 1),
+            tuple(FailoverEntry(2**48 - number, 2**60 - number) for number in range(25)),
+            purge_seqno=2**62,
+            max_deleted_rev=2**61,
+        )
+        store.commit(Batch([VBucketChange(7, full), VBucketChange(1023, header(0))]))
+        view = store.view()
+        assert view.header(7) == full
+        assert view.headers() == {7: full, 1023: header(0)}
+        view.close()
+
+    def test_a_header_is_replaced_by_the_newest(self, store: Store) -> None:
+        store.commit(write(live(b"k", 1)))
+        store.commit(Batch([VBucketChange(0, header(9, uuid=2))]))
+        view = store.view()
+        assert view.header(0) == header(9, uuid=2)
+        assert by_seq(view) == [(b"k", 1)]
+        view.close()
+
+    # --- taking away ---
+
+    def test_a_vbucket_without_header_is_removed_with_everything_in_it(self, store: Store) -> None:
+        for vbucket in (1, 2, 3):
+            store.commit(write(live(b"a", 1), tombstone(b"b", 2), vbucket=vbucket))
+        store.commit(removal(2))
+        view = store.view()
+        assert sorted(view.headers()) == [1, 3]
+        assert by_id(view, 2) == by_seq(view, vbucket=2) == []
+        assert by_seq(view, vbucket=1) == by_seq(view, vbucket=3) == [(b"a", 1), (b"b", 2)]
+        assert view.count() == 4
+        view.close()
+
+    def test_removing_the_last_vbucket_leaves_an_empty_store(self, store: Store) -> None:
+        store.commit(write(*[live(b"k%d" % seqno, seqno) for seqno in range(1, 400)], vbucket=9))
+        store.commit(removal(9))
+        store.commit(removal(9))
+        view = store.view()
+        assert (view.count(), view.headers(), by_id(view)) == (0, {}, [])
+        view.close()
+
+    def test_a_reset_forgets_the_records_and_keeps_what_comes_with_it(self, store: Store) -> None:
+        store.commit(write(live(b"a", 1), live(b"b", 2)))
+        store.commit(write(live(b"other", 1), vbucket=1))
+        store.commit(write(live(b"b", 1), reset=True))
+        view = store.view()
+        assert by_seq(view) == [(b"b", 1)]
+        assert by_id(view) == [(0, b"b", 1), (1, b"other", 1)]
+        view.close()
+
+    def test_a_reset_of_all_forgets_every_vbucket_and_spares_local_documents(
+        self, store: Store
+    ) -> None:
+        store.commit(Batch(local={b"checkpoint": b"7"}))
+        for vbucket in (0, 5, 1023):
+            store.commit(write(live(b"k", 1), vbucket=vbucket))
+        store.commit(Batch([VBucketChange(5, header(2), [live(b"new", 2)])], reset_all=True))
+        view = store.view()
+        assert by_id(view) == [(5, b"new", 2)]
+        assert [by_seq(view, vbucket) for vbucket in (0, 5, 1023)] == [[], [(b"new", 2)], []]
+        assert view.headers() == {5: header(2)}
+        assert store.local(b"checkpoint") == b"7"
+        view.close()
+
+    def test_a_drop_removes_a_tombstone_for_good(self, store: Store) -> None:
+        store.commit(write(tombstone(b"gone", 1), live(b"here", 2)))
+        store.commit(write(drop=[(b"gone", 1), (b"never", 1)]))
+        view = store.view()
+        assert by_seq(view) == [(b"here", 2)]
+        assert by_id(view) == [(0, b"here", 2)]
+        view.close()
+
+    def test_a_drop_leaves_a_key_alone_that_has_another_seqno(self, store: Store) -> None:
+        store.commit(write(tombstone(b"k", 1), tombstone(b"j", 2)))
+        store.commit(write(live(b"k", 3)))
+        store.commit(write(live(b"j", 4), drop=[(b"k", 1), (b"j", 1)]))
+        view = store.view()
+        assert by_seq(view) == [(b"k", 3), (b"j", 4)]
+        view.close()
+
+    def test_a_drop_comes_before_the_items_of_its_commit(self, store: Store) -> None:
+        store.commit(write(tombstone(b"old", 5), tombstone(b"both", 6)))
+        store.commit(write(live(b"new", 5), live(b"both", 6), drop=[(b"old", 5), (b"both", 6)]))
+        view = store.view()
+        assert list(view.changes_after(0, 0)) == [live(b"new", 5), live(b"both", 6)]
+        assert view.get(0, b"old") is None
+        view.close()
+
+    # --- local documents ---
+
+    def test_local_documents_are_in_no_index_and_no_stream(self, store: Store) -> None:
+        store.commit(Batch(local={b"a": b"1", b"b": b"", b"": b"unnamed"}))
+        assert [store.local(name) for name in (b"a", b"b", b"", b"c")] == [
+            b"1",
+            b"",
+            b"unnamed",
+            None,
+        ]
+        store.commit(Batch(local={b"a": b"2", b"b": None, b"c": None}))
+        assert [store.local(name) for name in (b"a", b"b", b"c")] == [b"2", None, None]
+        view = store.view()
+        assert view.count() == 0
+        assert by_id(view) == []
+        assert view.headers() == {}
+        view.close()
+
+    # --- views ---
+
+    def test_a_view_never_shows_later_commits(self, store: Store) -> None:
+        random, seqno = Random(11), 0
+        views: list[tuple[StoreView, dict[str, object]]] = []
+        for _ in range(20):
+            seqnos = sorted(random.sample(range(seqno + 1, seqno + 40), 20))
+            keys = random.sample([b"k%d" % number for number in range(40)], 20)
+            seqno = seqnos[-1]
+            items = [live(key, number) for key, number in zip(keys, seqnos, strict=True)]
+            store.commit(write(*items, reset=random.random() < 0.2))
+            view = store.view()
+            views.append((view, contents(view, [0])))
+        store.commit(Batch(reset_all=True))
+        for view, seen in views:
+            assert contents(view, [0]) == seen
+            view.close()
+
+    def test_a_scan_in_progress_is_not_disturbed_by_commits(self, store: Store) -> None:
+        store.commit(write(*[live(b"k%d" % seqno, seqno) for seqno in range(1, 101)]))
+        view = store.view()
+        changes, dump = view.changes_after(0, 0), view.dump_metadata()
+        seqnos, dumped = [next(changes).seqno], [next(dump)[1].key]
+        for round_number in range(10):
+            high = 1_000 * (round_number + 1)
+            store.commit(write(*[live(b"k%d" % at, high + at) for at in range(1, 101)]))
+            seqnos += [next(changes).seqno for _ in range(5)]
+            dumped += [next(dump)[1].key for _ in range(5)]
+        seqnos += [item.seqno for item in changes]
+        dumped += [item.key for _, item, _ in dump]
+        assert seqnos == list(range(1, 101))
+        assert dumped == sorted(b"k%d" % seqno for seqno in range(1, 101))
+        view.close()
+
+    def test_a_view_opened_here_can_be_read_in_a_worker_while_commits_go_on(
+        self, store: Store
+    ) -> None:
+        store.commit(write(*[live(b"k%d" % seqno, seqno) for seqno in range(1, 501)]))
+        view = store.view()
+        expected = contents(view, [0])
+        seen: list[dict[str, object]] = []
+        reader = threading.Thread(target=lambda: seen.extend(contents(view, [0]) for _ in range(5)))
+        reader.start()
+        for round_number in range(1, 20):
+            high = 1_000 * round_number
+            store.commit(write(*[live(b"k%d" % at, high + at) for at in range(1, 101)]))
+        reader.join()
+        assert seen == [expected] * 5
+        view.close()
+
+    def test_a_commit_in_a_worker_does_not_keep_views_from_opening(self, store: Store) -> None:
+        batches = [
+            write(*[live(b"k%d" % at, 100 * number + at) for at in range(1, 101)])
+            for number in range(1, 40)
+        ]
+        writer = threading.Thread(target=lambda: [store.commit(batch) for batch in batches])
+        writer.start()
+        while writer.is_alive():
+            view = store.view()
+            seqnos = [seqno for _, seqno in by_seq(view)]
+            stored = view.header(0)
+            assert stored == (header(max(seqnos)) if seqnos else None)
+            assert len(seqnos) in (0, 100)
+            view.close()
+        writer.join()
+
+    def test_a_closed_view_refuses_to_be_read(self, store: Store) -> None:
+        store.commit(write(live(b"a", 1), live(b"b", 2)))
+        view = store.view()
+        begun = [view.changes_after(0, 0), view.dump_metadata()]
+        for scan in begun:
+            next(scan)
+        view.close()
+        view.close()
+        self._assert_unreadable(view)
+        for scan in begun:
+            with pytest.raises(StoreError):
+                next(scan)
+
+    def test_a_view_of_a_closed_store_refuses_to_be_read(self, tmp_path: Path) -> None:
+        store = self.create(tmp_path / "data")
+        store.commit(write(live(b"a", 1)))
+        view = store.view()
+        store.close()
+        self._assert_unreadable(view)
+        view.close()
+
+    def _assert_unreadable(self, view: StoreView) -> None:
+        readings = [
+            view.headers,
+            view.count,
+            lambda: view.header(0),
+            lambda: view.get(0, b"a"),
+            lambda: view.metadata(0, b"a"),
+            lambda: list(view.dump_metadata()),
+            lambda: list(view.dump_metadata(0)),
+            lambda: list(view.changes_after(0, 0)),
+        ]
+        for reading in readings:
+            with pytest.raises(StoreError):
+                reading()
+
+    def test_a_closed_store_refuses_everything(self, tmp_path: Path) -> None:
+        store = self.create(tmp_path / "data")
+        store.close()
+        uses = [
+            store.view,
+            store.usage,
+            store.sync,
+            store.grow,
+            lambda: store.local(b"a"),
+            lambda: store.commit(Batch()),
+        ]
+        for use in uses:
+            with pytest.raises(StoreError):
+                use()
+
+    # --- what a commit refuses ---
+
+    @pytest.mark.parametrize(
+        "refused",
+        [
+            [VBucketChange(0, header(9), [live(b"x", 8), Item(b"y", None, 0, 0, 1, 9, 1)])],
+            [VBucketChange(0, header(9), [live(b"x", 8), live(b"x", 9)])],
+            [VBucketChange(0, header(9), [live(b"x", 9), live(b"y", 8)])],
+            [VBucketChange(0, header(9), [live(b"x", 8), live(b"y", 8)])],
+            [VBucketChange(0, header(9), [live(b"x", 0)])],
+            [VBucketChange(0, header(8), [live(b"x", 8)]), VBucketChange(0, header(9))],
+            [VBucketChange(1024, header(8), [live(b"x", 8)])],
+            [VBucketChange(-1, header(8))],
+        ],
+        ids=[
+            "live without value",
+            "key twice",
+            "seqnos fall",
+            "seqno twice",
+            "seqno 0",
+            "vBucket twice",
+            "vBucket 1024",
+            "vBucket -1",
+        ],
+    )
+    def test_a_malformed_batch_is_refused_and_changes_nothing(
+        self, store: Store, refused: list[VBucketChange]
+    ) -> None:
+        store.commit(write(live(b"a", 1)))
+        before = store.view()
+        with pytest.raises(StoreError):
+            store.commit(
+                Batch(
+                    [VBucketChange(1, header(1), [live(b"other", 1)]), *refused],
+                    local={b"doc": b"1"},
+                    reset_all=True,
+                )
+            )
+        after = store.view()
+        assert contents(after, [0, 1]) == contents(before, [0, 1])
+        assert store.local(b"doc") is None
+        before.close()
+        after.close()
+
+    # --- the end of a process ---
+
+    @pytest.mark.acceptance("D21")
+    def test_what_was_committed_is_there_after_reopening(self, tmp_path: Path) -> None:
+        store = self.create(tmp_path / "data")
+        store.commit(write(live(b"a", 1), live(b"b", 2)))
+        store.commit(
+            Batch([VBucketChange(0, header(3), [tombstone(b"a", 3)])], local={b"doc": b"1"})
+        )
+        before = store.view()
+        seen = contents(before, [0])
+        before.close()
+        store = self.reopen(store)
+        after = store.view()
+        assert contents(after, [0]) == seen
+        assert store.local(b"doc") == b"1"
+        after.close()
+        store.close()
+
+    def test_growing_waits_until_no_view_is_open(self, store: Store) -> None:
+        store.commit(write(live(b"a", 1)))
+        view, second = store.view(), store.view()
+        assert not store.grow()
+        view.close()
+        assert not store.grow()
+        second.close()
+        assert store.grow()
+        after = store.view()
+        assert by_seq(after) == [(b"a", 1)]
+        after.close()
+
+    def test_a_view_that_was_forgotten_does_not_keep_the_store_from_growing(
+        self, store: Store
+    ) -> None:
+        store.view()
+        assert store.grow()
+
+    def test_sizes_are_told(self, store: Store) -> None:
+        store.commit(write(live(b"a", 1, b"x" * 5_000)))
+        usage = store.usage()
+        assert 5_000 < usage.file_bytes <= usage.map_bytes
+        assert 0 <= usage.free_bytes < usage.file_bytes
+        store.sync()

@@ -1,0 +1,29 @@
+"""Running pieces of Python in processes of their own: for limits, locks and kills."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+ROOT = Path(__file__).parents[2]
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Return the command that runs `code` with our own package and tests importable."""
+    return [sys.executable, "-c", dedent(code), *arguments]
+
+
+def run_python(code: str, *arguments: str) -> str:
+    """Run `code`, expect it to end well, and return what it printed."""
+    done = subprocess.run(
+        python_command(code, *arguments),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

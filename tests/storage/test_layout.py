@@ -1,0 +1,180 @@
+"""The on-disk format: what was written in version 1 must be readable for ever."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.contracts.store_values import live, tombstone
+from uprmc.errors import StoreCorrupt, StoreError
+from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.storage import layout
+from uprmc.storage.layout import Identity
+
+u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+
+items = st.builds(
+    Item,
+    key=st.binary(min_size=1, max_size=250),
+    value=st.binary(max_size=300),
+    flags=u32,
+    expiry=u32,
+    cas=u64,
+    seqno=u64,
+    rev=u64,
+    datatype=st.integers(0, 255),
+) | st.builds(
+    Item,
+    key=st.binary(min_size=1, max_size=250),
+    value=st.none(),
+    flags=u32,
+    expiry=u32,
+    cas=u64,
+    seqno=u64,
+    rev=u64,
+    life=st.sampled_from([Life.DELETED, Life.EXPIRED]),
+)
+
+headers = st.builds(
+    VBucketHeader,
+    state=st.sampled_from(VBucketState),
+    high_seqno=u64,
+    snapshot=st.builds(SnapshotRange, u64, u64),
+    failover_log=st.lists(st.builds(FailoverEntry, u64, u64), max_size=25).map(tuple),
+    purge_seqno=u64,
+    max_deleted_rev=u64,
+)
+
+
+def test_a_record_of_version_1_is_laid_out_as_documented() -> None:
+    item = Item(b"key", b"value!", 0x0A0B0C0D, 0x01020304, 0x1112131415161718, 0x2122, 0x31, 3)
+    (head,) = layout.pack_heads([item])
+    assert head == bytes.fromhex(
+        "01 03 00000006 0a0b0c0d 01020304 1112131415161718 00000000000021220000000000000031 03 00"
+    )
+    assert layout.pack_record(head, item) == head + b"keyvalue!"
+    assert layout.by_seq_key_of(b"\x03\xff", head) == bytes.fromhex("03ff 0000000000002122")
+
+
+def test_a_header_of_version_1_is_laid_out_as_documented() -> None:
+    header = VBucketHeader(
+        VBucketState.REPLICA, 5, SnapshotRange(4, 6), (FailoverEntry(0xAA, 2),), 3, 9
+    )
+    assert layout.pack_header(header) == bytes.fromhex(
+        "01 02 0001 0000000000000005 0000000000000004 0000000000000006 0000000000000003"
+        "0000000000000009 00000000000000aa 0000000000000002"
+    )
+
+
+def test_an_identity_is_laid_out_as_documented() -> None:
+    packed = layout.pack_identity(Identity(1, 1024, 0xBEEF))
+    assert packed == b"uprmc\r\n\x00" + bytes.fromhex("0001 0400 000000000000beef")
+    assert layout.unpack_identity(packed) == Identity(1, 1024, 0xBEEF)
+
+
+def test_a_head_has_the_order_of_an_items_arguments() -> None:
+    (head,) = layout.pack_heads([Item(b"", b"", 1, 2, 3, 4, 5, 6, 7)])
+    arguments = list(inspect.signature(Item).parameters)[2:9]
+    assert dict(zip(arguments, layout.HEAD.unpack(head)[3:], strict=True)) == {
+        "flags": 1,
+        "expiry": 2,
+        "cas": 3,
+        "seqno": 4,
+        "rev": 5,
+        "datatype": 6,
+        "life": 7,
+    }
+
+
+@given(items)
+def test_an_item_survives_being_packed(item: Item) -> None:
+    (head,) = layout.pack_heads([item])
+    assert layout.unpack_record(layout.pack_record(head, item)) == item
+    length = len(item.value or b"")
+    assert layout.unpack_metadata(item.key, head) == (item.with_value(None), length)
+
+
+@given(headers)
+def test_a_header_survives_being_packed(header: VBucketHeader) -> None:
+    assert layout.unpack_header(layout.pack_header(header)) == header
+
+
+@given(items, st.data())
+def test_a_record_that_was_cut_is_never_taken_for_one(item: Item, data: st.DataObject) -> None:
+    (head,) = layout.pack_heads([item])
+    record = layout.pack_record(head, item)
+    cut = data.draw(st.integers(0, len(record) - 1))
+    with pytest.raises(StoreCorrupt):
+        layout.unpack_record(record[:cut])
+
+
+@given(headers, st.data())
+def test_a_header_that_was_cut_is_never_taken_for_one(
+    header: VBucketHeader, data: st.DataObject
+) -> None:
+    packed = layout.pack_header(header)
+    cut = data.draw(st.integers(0, len(packed) - 1))
+    with pytest.raises(StoreCorrupt):
+        layout.unpack_header(packed[:cut])
+
+
+@given(st.tuples(u16, u64), st.tuples(u16, u64))
+def test_by_seq_keys_sort_as_their_numbers_do(one: tuple[int, int], two: tuple[int, int]) -> None:
+    assert (layout.by_seq_key(*one) < layout.by_seq_key(*two)) == (one < two)
+
+
+@given(st.integers(0, 2**16 - 2), st.binary(max_size=250))
+def test_all_keys_of_a_vbucket_lie_between_its_prefix_and_its_end(vb: int, key: bytes) -> None:
+    prefix = layout.vbucket_prefix(vb)
+    assert prefix <= prefix + key < layout.vbucket_end(vb)
+    assert prefix <= prefix + b"\xff" * 250 < layout.vbucket_end(vb)
+    assert layout.vbucket_of_header_key(layout.header_key(vb)) == vb
+    assert layout.HEADER_PREFIX <= layout.header_key(vb) < layout.HEADER_END
+
+
+def test_older_records_are_brought_up_to_date_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = layout.pack_record(layout.pack_heads([live(b"k", 1)])[0], live(b"k", 1))
+    monkeypatch.setattr(layout, "FORMAT_VERSION", 3)
+    steps = {
+        1: lambda record: b"\x02" + record[1:6] + bytes(4) + record[10:],
+        2: lambda record: b"\x03" + record[1:9] + b"\x07" + record[10:],
+    }
+    monkeypatch.setattr(layout, "RECORD_UPGRADES", steps)
+    expected = live(b"k", 1)
+    item = layout.unpack_record(old)
+    assert (item.flags, item.cas, item.value) == (7, expected.cas, expected.value)
+    metadata, length = layout.unpack_metadata(b"k", old[:40])
+    assert (metadata.flags, length) == (7, 5)
+
+
+def test_older_headers_are_brought_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = VBucketHeader(VBucketState.ACTIVE, 5, SnapshotRange(5, 5), ())
+    old = layout.pack_header(header)
+    monkeypatch.setattr(layout, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(layout, "HEADER_UPGRADES", {1: lambda data: b"\x02\x02" + data[2:]})
+    assert layout.unpack_header(old).state == VBucketState.REPLICA
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_a_version_that_is_not_known_is_never_read(version: int) -> None:
+    item = tombstone(b"k", 1)
+    (head,) = layout.pack_heads([item])
+    record = bytes([version]) + layout.pack_record(head, item)[1:]
+    with pytest.raises(StoreCorrupt, match=f"format version {version}"):
+        layout.unpack_record(record)
+    with pytest.raises(StoreCorrupt, match=f"format version {version}"):
+        layout.unpack_metadata(b"k", bytes([version]) + head[1:])
+
+
+@pytest.mark.parametrize("data", [b"", b"uprmc", b"x" * 20, bytes(40)])
+def test_what_is_no_identity_is_not_taken_for_one(data: bytes) -> None:
+    with pytest.raises(StoreCorrupt):
+        layout.unpack_identity(data)
+
+
+def test_an_identity_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(StoreError):
+        layout.pack_identity(Identity(1, 1024, 2**64))

@@ -1,0 +1,324 @@
+"""The store on LMDB: the contract, its file's limits, and what damage looks like."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from random import Random
+
+import lmdb
+import pytest
+
+from tests.contracts.store_contract import StoreContract
+from tests.contracts.store_values import by_id, by_seq, contents, live, write
+from tests.storage.processes import run_python
+from uprmc.config import StorageSettings
+from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
+from uprmc.storage import layout
+from uprmc.storage.directory import open_directory
+from uprmc.storage.interface import Batch, Store
+from uprmc.storage.layout import FORMAT_VERSION, Identity
+from uprmc.storage.lmdb_files import DATA_FILE, LmdbFiles
+from uprmc.storage.lmdb_store import LmdbStore
+
+MIB = 1 << 20
+
+
+class TestLmdbStore(StoreContract):
+    """The contract, on files; commits are not synced, to be gentle to the device."""
+
+    def create(self, path: Path) -> Store:
+        """Return a store in a new directory."""
+        self.path = path
+        return open_directory(path, uuid=1, sync=False)
+
+    def reopen(self, store: Store) -> Store:
+        """Open the directory again."""
+        store.close()
+        return open_directory(self.path, uuid=2, sync=False)
+
+
+class TestSyncedLmdbStore(TestLmdbStore):
+    """The contract once more, with every commit forced to the device, as in production."""
+
+    def create(self, path: Path) -> Store:
+        """Return a store in a new directory."""
+        self.path = path
+        return open_directory(path, uuid=1)
+
+
+def small_store(path: Path, map_max: int = 64 * MIB) -> LmdbStore:
+    """Return a store whose map is full very soon."""
+    settings = StorageSettings(map_initial=MIB, map_max=map_max)
+    return open_directory(path, uuid=1, settings=settings, sync=False)
+
+
+# --- growing ---
+
+
+def test_a_full_map_changes_nothing_and_grows_as_often_as_it_must(tmp_path: Path) -> None:
+    store, random, grown = small_store(tmp_path), Random(3), 0
+    expected: dict[bytes, tuple[int, bytes]] = {}
+    for number in range(60):
+        keys = random.sample(range(400), 60)
+        first = number * 100
+        items = [
+            live(b"key-%d" % key, first + at, random.randbytes(random.randint(0, 60_000)))
+            for at, key in enumerate(keys, start=1)
+        ]
+        while True:
+            try:
+                store.commit(write(*items))
+                break
+            except StoreMapFull:
+                view = store.view()
+                assert dict(by_seq(view)) == {key: seqno for key, (seqno, _) in expected.items()}
+                view.close()
+                assert store.grow()
+                grown += 1
+        expected.update({item.key: (item.seqno, item.value or b"") for item in items})
+    view = store.view()
+    stored = {item.key: (item.seqno, item.value) for item in view.changes_after(0, 0)}
+    view.close()
+    assert stored == expected
+    assert grown >= 5
+    assert store.usage().map_bytes == MIB << grown
+    store.close()
+
+
+def test_a_store_that_has_grown_opens_with_room_for_its_file(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    for _ in range(3):
+        assert store.grow()
+    store.commit(write(live(b"k", 1, bytes(3 * MIB))))
+    store.close()
+    store = small_store(tmp_path)
+    assert store.usage().map_bytes > store.usage().file_bytes
+    store.commit(write(live(b"j", 2)))
+    store.close()
+
+
+def test_the_map_stops_growing_at_its_limit_and_the_store_stays_open(tmp_path: Path) -> None:
+    store = small_store(tmp_path, map_max=3 * MIB)
+    assert store.grow()
+    assert store.grow()
+    assert store.usage().map_bytes == 3 * MIB
+    with pytest.raises(StoreFull, match=r"storage\.map_max"):
+        store.grow()
+    store.commit(write(live(b"k", 1)))
+    store.close()
+
+
+def test_a_store_opens_and_keeps_working_with_little_address_space(tmp_path: Path) -> None:
+    printed = run_python(
+        """
+        import resource, sys
+        from pathlib import Path
+        from tests.contracts.store_values import by_seq, live, write
+        from uprmc.errors import StoreFull
+        from uprmc.storage.directory import open_directory
+
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + (300 << 20),) * 2)
+        store = open_directory(Path(sys.argv[1]), uuid=1)
+        print(store.usage().map_bytes)
+        store.commit(write(live(b"a", 1)))
+        try:
+            store.grow()
+        except StoreFull as error:
+            print(error)
+        store.commit(write(live(b"a", 2)))
+        print(by_seq(store.view()))
+        """,
+        str(tmp_path / "data"),
+    )
+    map_bytes, refusal, stored = printed.splitlines()
+    assert int(map_bytes) == 256 * MIB
+    assert "address space" in refusal
+    assert stored == "[(b'a', 2)]"
+
+
+# --- a full device ---
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from tests.contracts.store_values import by_seq, live, write
+from uprmc.errors import StoreFull
+from uprmc.storage.directory import open_directory
+
+store = open_directory(Path(sys.argv[1]), uuid=1)
+store.commit(write(live(b"a", 1)))
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), hard))
+batch = write(*[live(b"k%d" % n, n, bytes([n % 251]) * int(sys.argv[3])) for n in range(2, 900)])
+for _ in range(3):
+    try:
+        store.commit(batch)
+    except StoreFull as error:
+        print("full")
+    assert by_seq(store.view()) == [(b"a", 1)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+store.commit(batch)
+assert [seqno for _, seqno in by_seq(store.view())] == list(range(1, 900))
+store.close()
+store = open_directory(Path(sys.argv[1]), uuid=1)
+assert [seqno for _, seqno in by_seq(store.view())] == list(range(1, 900))
+"""
+
+
+@pytest.mark.parametrize("limit", [128 * 1024, 300_001, 256 * 4096])
+@pytest.mark.parametrize("value_bytes", [1_500, 20_000])
+def test_a_full_device_refuses_a_commit_until_there_is_room(
+    tmp_path: Path, limit: int, value_bytes: int
+) -> None:
+    printed = run_python(FILL, str(tmp_path / "data"), str(limit), str(value_bytes))
+    assert printed.split() == ["full"] * 3
+
+
+def test_an_io_error_on_a_device_with_room_is_not_taken_for_a_full_one(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    error = lmdb.Error("mdb_txn_commit")
+    error.code = errno.EIO  # as LMDB's own errors have it
+    assert type(store._files.failure(error)) is StoreError
+    store.commit(write(live(b"k", 1)))
+    store.close()
+
+
+# --- damage ---
+
+
+def damaged_files(path: Path) -> LmdbFiles:
+    """Open what is left of a directory."""
+    identity = Identity(FORMAT_VERSION, 1024, 1)
+    return LmdbFiles(path, map_initial=MIB, map_max=64 * MIB, sync=False, fresh=identity)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
+def test_a_file_that_was_cut_short_is_refused_and_not_touched(tmp_path: Path, share: float) -> None:
+    printed = run_python(
+        """
+        import os, sys
+        from pathlib import Path
+        from tests.contracts.store_values import live, write
+        from tests.storage.test_lmdb_store import damaged_files
+        from uprmc.errors import StoreCorrupt
+        from uprmc.storage.directory import open_directory
+
+        path = Path(sys.argv[1])
+        store = open_directory(path, uuid=1, sync=False)
+        for first in (1, 1000, 2000):
+            store.commit(write(*[live(b"%d" % n, first + n, bytes(3000)) for n in range(900)]))
+        store.commit(write(live(b"last", 9000)))
+        store.close()
+        size = int(os.path.getsize(path / "data.mdb") * float(sys.argv[2]))
+        os.truncate(path / "data.mdb", size)
+        for _ in range(2):
+            try:
+                damaged_files(path)
+            except StoreCorrupt:
+                print("refused")
+            assert os.path.getsize(path / "data.mdb") == size
+        """,
+        str(tmp_path),
+        str(share),
+    )
+    assert printed.split() == ["refused", "refused"]
+
+
+def test_a_file_that_lmdb_left_a_little_short_is_opened(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    store.commit(write(live(b"k", 1, bytes(200_000))))
+    store.commit(Batch(reset_all=True))
+    store.commit(write(live(b"a", 2)))
+    store.close()
+    file = tmp_path / DATA_FILE
+    size = file.stat().st_size
+    environment = lmdb.open(str(tmp_path), max_dbs=4)
+    databases = environment.open_db(layout.META)
+    with environment.begin(databases, write=True) as txn:
+        txn.put(layout.EXTENT_KEY, layout.pack_extent(size - 4096))
+    environment.close()
+    os.truncate(file, size - 4096)
+    store = small_store(tmp_path)
+    assert file.stat().st_size >= size
+    view = store.view()
+    assert by_id(view) == [(0, b"a", 2)]
+    view.close()
+    store.close()
+
+
+def spoil(store: LmdbStore, database: str, key: bytes, data: bytes | None) -> None:
+    """Write something wrong behind the store's back."""
+    with store._files.env.begin(getattr(store._files.databases, database), write=True) as txn:
+        if data is None:
+            txn.delete(key)
+        else:
+            txn.put(key, data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x01", bytes(60), b"\x01" * 60, b"\xff" * 60], ids=lambda data: repr(data[:2])
+)
+def test_records_that_cannot_be_read_back_are_reported_as_such(tmp_path: Path, data: bytes) -> None:
+    store = small_store(tmp_path)
+    store.commit(write(live(b"k", 1)))
+    spoil(store, "by_seq", layout.by_seq_key(0, 1), data)
+    view = store.view()
+    with pytest.raises(StoreCorrupt):
+        view.get(0, b"k")
+    with pytest.raises(StoreCorrupt):
+        list(view.changes_after(0, 0))
+    view.close()
+    spoil(store, "by_id", b"\0\0k", data)
+    spoil(store, "meta", layout.header_key(0), data)
+    view = store.view()
+    with pytest.raises(StoreCorrupt):
+        view.metadata(0, b"k")
+    with pytest.raises(StoreCorrupt):
+        list(view.dump_metadata())
+    with pytest.raises(StoreCorrupt):
+        view.header(0)
+    view.close()
+    store.close()
+
+
+def test_an_index_entry_without_its_record_is_reported(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    store.commit(write(live(b"k", 1)))
+    spoil(store, "by_seq", layout.by_seq_key(0, 1), None)
+    view = store.view()
+    with pytest.raises(StoreCorrupt, match="no record"):
+        view.get(0, b"k")
+    view.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        write(live(b"k" * 256, 1)),
+        write(live(b"k", 2**64)),
+    ],
+    ids=["key", "seqno"],
+)
+def test_what_does_not_fit_the_layout_is_refused(tmp_path: Path, batch: Batch) -> None:
+    store = small_store(tmp_path)
+    store.commit(write(live(b"a", 1)))
+    with pytest.raises(StoreError):
+        store.commit(batch)
+    view = store.view()
+    assert contents(view, [0])["count"] == 1
+    view.close()
+    store.close()
+
+
+def test_free_space_inside_the_file_is_told(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    store.commit(write(live(b"k", 1, bytes(500_000))))
+    assert store.usage().free_bytes < 100_000
+    store.commit(write(live(b"k", 2)))
+    assert store.usage().free_bytes > 500_000
+    store.close()

@@ -1,0 +1,180 @@
+"""The data directory: made, guarded, recognised, or refused with one line that says what to do.
+
+A directory holds LMDB's two files and ``uprmc.lock``, which its process keeps locked as long as the
+store is open. It can be copied or moved while nothing runs on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+from uprmc.config import StorageSettings
+from uprmc.errors import StoreCorrupt, StoreError, StoreRefused
+from uprmc.storage.layout import FORMAT_VERSION, Identity
+from uprmc.storage.lmdb_files import DATA_FILE, LOCK_FILE, NotOurs
+from uprmc.storage.lmdb_store import LmdbStore
+
+GUARD_FILE = "uprmc.lock"
+DEFAULT_VBUCKETS = 1_024
+
+#: What may lie in a directory that has no store yet: a mount point's own folder, our own files.
+_HARMLESS = frozenset({GUARD_FILE, LOCK_FILE, "lost+found"})
+
+
+def open_directory(
+    path: Path,
+    *,
+    uuid: int,
+    vbuckets: int | None = None,
+    settings: StorageSettings | None = None,
+    sync: bool = True,
+) -> LmdbStore:
+    """Open the store in `path`; make both when they are absent. Closing the store unlocks it.
+
+    Args:
+        path: the data directory; missing parents are made too.
+        uuid: a random number of at most 64 bits; the name of the directory if it is made now.
+        vbuckets: how many it must have; ``None`` takes what it has (1,024 for a new one).
+        settings: sizes of the map.
+        sync: whether a commit survives a power loss.
+
+    Raises:
+        StoreRefused: it cannot be used; the text is for the operator.
+    """
+    _make(path)
+    _refuse_foreign(path)
+    guard = _locked(path)
+    try:
+        fresh = Identity(FORMAT_VERSION, vbuckets or DEFAULT_VBUCKETS, uuid)
+        return _opened(path, fresh, vbuckets, settings, sync, guard)
+    except BaseException:
+        guard.close()
+        raise
+
+
+def _make(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_dir():
+            path.mkdir(mode=0o700)
+            _sync_directory(path.parent)
+    except (FileExistsError, NotADirectoryError):
+        raise StoreRefused(f"{path} is not a directory: choose another data directory") from None
+    except OSError as error:
+        raise StoreRefused(
+            f"{path} cannot be made ({error.strerror}): choose another data directory"
+        ) from None
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Keep out of a directory that has other files and no store."""
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise _unusable(path, error) from None
+    if DATA_FILE in names:
+        return
+    foreign = [name for name in names if name not in _HARMLESS and not name.startswith(".")]
+    if foreign:
+        raise StoreRefused(
+            f"{path} holds no uprmc store but other files ({foreign[0]!r}): "
+            "choose an empty or new data directory"
+        )
+
+
+def _locked(path: Path) -> FileIO:
+    """Lock the directory for as long as the returned file is open."""
+    try:
+        guard = (path / GUARD_FILE).open("a+b", buffering=0)
+    except OSError as error:
+        raise _unusable(path, error) from None
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = _owner(guard)
+        guard.close()
+        raise StoreRefused(
+            f"{path} is in use by another uprmc process{owner}: "
+            "stop that one or choose another data directory"
+        ) from None
+    except OSError as error:
+        guard.close()
+        raise _unusable(path, error) from None
+    with suppress(OSError):  # the number is a help for the reader of a message, no more
+        guard.truncate(0)
+        guard.write(b"%d\n" % os.getpid())
+    return guard
+
+
+def _owner(guard: FileIO) -> str:
+    guard.seek(0)
+    pid = guard.read(20).strip()
+    return f" (pid {pid.decode()})" if pid.isdigit() else ""
+
+
+def _opened(
+    path: Path,
+    fresh: Identity,
+    vbuckets: int | None,
+    settings: StorageSettings | None,
+    sync: bool,
+    guard: FileIO,
+) -> LmdbStore:
+    try:
+        store = LmdbStore(path, fresh=fresh, settings=settings, sync=sync, on_close=guard.close)
+        try:
+            _check_identity(path, store, vbuckets)
+            _sync_directory(path)
+        except BaseException:
+            store.close()
+            raise
+    except NotOurs as error:
+        raise StoreRefused(f"{path / DATA_FILE}: {error}: choose another data directory") from None
+    except StoreCorrupt as error:
+        raise StoreRefused(
+            f"{path / DATA_FILE} is damaged ({error}): restore a backup, "
+            "or move the directory away and start empty"
+        ) from None
+    except StoreRefused:
+        raise
+    except StoreError as error:
+        raise StoreRefused(f"{path} cannot be opened: {error}") from None
+    except OSError as error:
+        raise _unusable(path, error) from None
+    return store
+
+
+def _check_identity(path: Path, store: LmdbStore, vbuckets: int | None) -> None:
+    identity = store.identity()
+    if identity.format_version > FORMAT_VERSION:
+        raise StoreRefused(
+            f"{path} was written by a newer uprmc (format {identity.format_version}, this one "
+            f"knows up to {FORMAT_VERSION}): install that version or choose another data directory"
+        )
+    if vbuckets is not None and vbuckets != identity.vbuckets:
+        raise StoreRefused(
+            f"{path} was made with {identity.vbuckets} vBuckets and {vbuckets} are asked for: "
+            f"ask for {identity.vbuckets} or choose another data directory"
+        )
+    if identity.format_version < FORMAT_VERSION:
+        store.set_identity(identity._replace(format_version=FORMAT_VERSION))
+
+
+def _unusable(path: Path, error: OSError) -> StoreRefused:
+    return StoreRefused(
+        f"{path} cannot be used ({error.strerror}): "
+        "make it readable and writable for this user or choose another data directory"
+    )
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the names of new files in `path` survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

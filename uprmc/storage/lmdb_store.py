@@ -1,0 +1,139 @@
+"""The store on LMDB: one environment for all vBuckets, one write transaction for each batch.
+
+Neighbours: `lmdb_files` opens the environment, `lmdb_commit` writes a batch, `lmdb_view` reads.
+What surprises: a view pins every page that later commits replace, so the file grows while one is
+open, and the map cannot grow at all.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from weakref import WeakSet
+
+import lmdb
+
+from uprmc.config import StorageSettings
+from uprmc.errors import StoreError
+from uprmc.storage import layout
+from uprmc.storage.interface import Batch, StoreUsage
+from uprmc.storage.layout import Identity
+from uprmc.storage.lmdb_commit import BatchWriter
+from uprmc.storage.lmdb_files import LmdbFiles, store_error
+from uprmc.storage.lmdb_view import LmdbView
+
+
+def _nothing() -> None:
+    """Be the default of `on_close`."""
+
+
+class LmdbStore:
+    """See `interface.Store`. Open it by `directory.open_directory`, which guards the directory.
+
+    Without `sync` a commit survives the death of the process, but a power loss may damage the file
+    if the file system wrote its pages in another order; `sync` ends that danger until the next
+    commit.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        fresh: Identity,
+        settings: StorageSettings | None = None,
+        sync: bool = True,
+        on_close: Callable[[], None] = _nothing,
+    ) -> None:
+        """Open the environment in the directory `path`; an empty one becomes `fresh`.
+
+        Raises:
+            StoreError: it is damaged, another program's, or cannot be opened.
+        """
+        settings = settings or StorageSettings()
+        self._files = LmdbFiles(
+            path,
+            map_initial=settings.map_initial,
+            map_max=settings.map_max,
+            sync=sync,
+            fresh=fresh,
+        )
+        self._views: WeakSet[LmdbView] = WeakSet()
+        self._on_close = on_close
+
+    def identity(self) -> Identity:
+        """Return what the directory says that it is."""
+        data = self._read(layout.IDENTITY_KEY, self._files.databases.meta)
+        return layout.unpack_identity(data or b"")
+
+    def set_identity(self, identity: Identity) -> None:
+        """Replace the identity: after an upgrade of the format."""
+        files = self._files
+        try:
+            with files.env.begin(files.databases.meta, write=True) as txn:
+                txn.put(layout.IDENTITY_KEY, layout.pack_identity(identity))
+        except lmdb.Error as error:
+            raise files.failure(error) from error
+
+    def commit(self, batch: Batch) -> None:
+        """Write `batch` atomically."""
+        files = self._files
+        try:
+            with files.env.begin(write=True) as txn:
+                extent = layout.pack_extent(files.file_bytes())
+                txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
+                BatchWriter(txn, files.databases).write(batch)
+        except lmdb.Error as error:
+            raise files.failure(error) from error
+        except struct.error as error:
+            raise StoreError(f"the batch does not fit the record layout: {error}") from error
+
+    def grow(self) -> bool:
+        """Make room after `StoreMapFull`.
+
+        Raises:
+            StoreFull: the map has reached its limit, or the process may not map more.
+        """
+        if self._views:
+            return False
+        try:
+            self._files.grow()
+        except lmdb.Error as error:
+            raise store_error(error) from error
+        return True
+
+    def view(self) -> LmdbView:
+        """Open a reading of the newest commit."""
+        view = LmdbView(self._files, self._views.discard)
+        self._views.add(view)
+        return view
+
+    def local(self, name: bytes) -> bytes | None:
+        """Return a local document as of the newest commit."""
+        return self._read(layout.local_key(name), self._files.databases.local)
+
+    def _read(self, key: bytes, database: lmdb._Database) -> bytes | None:
+        try:
+            with self._files.env.begin(database) as txn:
+                return txn.get(key)
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
+    def usage(self) -> StoreUsage:
+        """Return sizes for statistics."""
+        try:
+            return self._files.usage()
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
+    def sync(self) -> None:
+        """Force what was committed without syncing to the device."""
+        try:
+            self._files.env.sync(True)
+        except lmdb.Error as error:
+            raise self._files.failure(error) from error
+
+    def close(self) -> None:
+        """Close files and release the directory."""
+        self._files.env.close()
+        self._on_close()

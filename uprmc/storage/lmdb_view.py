@@ -1,0 +1,150 @@
+"""A reading of an LMDB store: one read transaction, opened in one thread and usable in another.
+
+The two scans are what warm-up and backfill are made of, so they decode in place; everything else
+goes through `layout`'s functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import lmdb
+
+from uprmc.errors import StoreCorrupt
+from uprmc.model import SEQNO_MAX, Item, VBucketHeader
+from uprmc.storage import layout
+from uprmc.storage.layout import VBUCKET
+from uprmc.storage.lmdb_files import LmdbFiles, store_error
+
+
+class LmdbView:
+    """See `interface.StoreView`.
+
+    An iterator that it handed out stops with `StoreError` once the view or the store is closed.
+    """
+
+    def __init__(self, files: LmdbFiles, on_close: Callable[[LmdbView], None]) -> None:
+        self.records_read = 0
+        self._on_close = on_close
+        try:
+            self._databases = files.databases
+            self._txn = files.env.begin()
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
+    def headers(self) -> dict[int, VBucketHeader]:
+        """Return the header of every stored vBucket."""
+        try:
+            cursor = self._txn.cursor(self._databases.meta)
+            found = {}
+            if cursor.set_range(layout.HEADER_PREFIX):
+                for key, data in cursor.iternext():
+                    if key >= layout.HEADER_END:
+                        break
+                    found[layout.vbucket_of_header_key(key)] = layout.unpack_header(data)
+        except lmdb.Error as error:
+            raise store_error(error) from error
+        return found
+
+    def header(self, vbucket: int) -> VBucketHeader | None:
+        """Return one header, ``None`` when the vBucket is not stored."""
+        try:
+            data = self._txn.get(layout.header_key(vbucket), db=self._databases.meta)
+        except lmdb.Error as error:
+            raise store_error(error) from error
+        return None if data is None else layout.unpack_header(data)
+
+    def get(self, vbucket: int, key: bytes) -> Item | None:
+        """Return the stored version of `key`, tombstones included, with its value."""
+        prefix = layout.vbucket_prefix(vbucket)
+        try:
+            head = self._txn.get(prefix + key, db=self._databases.by_id)
+            if head is None:
+                return None
+            record = self._txn.get(layout.by_seq_key_of(prefix, head), db=self._databases.by_seq)
+        except lmdb.Error as error:
+            raise store_error(error) from error
+        if record is None:
+            raise StoreCorrupt(f"{key!r} of vBucket {vbucket} has no record")
+        self.records_read += 1
+        return layout.unpack_record(record)
+
+    def metadata(self, vbucket: int, key: bytes) -> Item | None:
+        """Like `get`, without reading the value."""
+        try:
+            head = self._txn.get(layout.vbucket_prefix(vbucket) + key, db=self._databases.by_id)
+        except lmdb.Error as error:
+            raise store_error(error) from error
+        if head is None:
+            return None
+        self.records_read += 1
+        return layout.unpack_metadata(key, head)[0]
+
+    def dump_metadata(self, vbucket: int | None = None) -> Iterator[tuple[int, Item, int]]:
+        """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one."""
+        start = b"\0" if vbucket is None else layout.vbucket_prefix(vbucket)
+        stop = b"\xff\xff\xff" if vbucket is None else layout.vbucket_end(vbucket)
+        unpack = layout.unpack_head
+        new = Item.__new__
+        next_vbucket_at = b""
+        number = 0
+        try:
+            for key, head in self._rows(self._databases.by_id, start):
+                if key >= next_vbucket_at:
+                    if key >= stop:
+                        return
+                    (number,) = VBUCKET.unpack_from(key)
+                    next_vbucket_at = layout.vbucket_end(number)
+                item = new(Item)  # filled here, not by its constructor: a fifth off the warm-up
+                item.key = key[2:]
+                item.value = None
+                item.nru = 2
+                (
+                    _,
+                    _,
+                    length,
+                    item.flags,
+                    item.expiry,
+                    item.cas,
+                    item.seqno,
+                    item.rev,
+                    item.datatype,
+                    item.life,
+                ) = unpack(head)
+                self.records_read += 1
+                yield number, item, length
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
+    def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
+        """Yield every record of the vBucket with a higher seqno, by rising seqno."""
+        if seqno >= SEQNO_MAX:
+            return
+        start = layout.by_seq_key(vbucket, seqno + 1)
+        stop = layout.vbucket_end(vbucket)
+        unpack = layout.unpack_record
+        try:
+            for key, record in self._rows(self._databases.by_seq, start):
+                if key >= stop:
+                    return
+                item = unpack(record)
+                self.records_read += 1
+                yield item
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
+    def _rows(self, database: lmdb._Database, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        cursor = self._txn.cursor(database)
+        return cursor.iternext() if cursor.set_range(start) else iter(())
+
+    def count(self) -> int:
+        """Return the number of records of all vBuckets, tombstones included."""
+        try:
+            return self._txn.stat(self._databases.by_id)["entries"]
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
+    def close(self) -> None:
+        """Let go of the reading. Closing twice is harmless."""
+        self._txn.abort()
+        self._on_close(self)

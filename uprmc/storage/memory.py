@@ -1,0 +1,204 @@
+"""The store's contract in dicts: the reference model, and the simulator's disk.
+
+A commit builds a new state beside the old one and then puts it in place, so a view is nothing but a
+reference to the state it saw, and a commit that fails has changed nothing. A vBucket that a commit
+does not touch is shared between states; one that it touches is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+from uprmc.errors import StoreError
+from uprmc.model import Item, VBucketHeader
+from uprmc.storage.batch_check import check_batch
+from uprmc.storage.interface import Batch, StoreUsage, VBucketChange
+from uprmc.storage.layout import HEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _VBucket:
+    """One vBucket of one state; `records` is never changed once it is here."""
+
+    header: VBucketHeader
+    records: Mapping[bytes, Item] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Everything that is stored after some commit; never changed."""
+
+    vbuckets: Mapping[int, _VBucket] = field(default_factory=dict)
+    local: Mapping[bytes, bytes] = field(default_factory=dict)
+
+    def after(self, batch: Batch) -> _State:
+        """Return the state that `batch` makes of this one."""
+        vbuckets = {} if batch.reset_all else dict(self.vbuckets)
+        for change in batch.changes:
+            before = vbuckets.pop(change.vbucket, None)
+            if change.header is not None:
+                records = _records_after(change, before.records if before else {})
+                vbuckets[change.vbucket] = _VBucket(change.header, records)
+        local = {**self.local, **batch.local}
+        kept = {name: document for name, document in local.items() if document is not None}
+        return _State(vbuckets, kept)
+
+
+def _records_after(change: VBucketChange, before: Mapping[bytes, Item]) -> dict[bytes, Item]:
+    """Return the records of a vBucket after a change; a seqno belongs to its newest bearer."""
+    records = {} if change.reset else dict(before)
+    for key, seqno in change.drop:
+        if key in records and records[key].seqno == seqno:
+            del records[key]
+    new = {item.key: item for item in change.items}
+    taken = {item.seqno for item in change.items}
+    kept = {key: item for key, item in records.items() if item.seqno not in taken}
+    return {**kept, **new}
+
+
+class MemoryView:
+    """See `interface.StoreView`."""
+
+    def __init__(self, store: MemoryStore, state: _State) -> None:
+        self.records_read = 0
+        self._store = store
+        self._state: _State | None = state
+
+    def _now(self) -> _State:
+        if self._state is None or self._store.closed:
+            raise StoreError("the view is closed")
+        return self._state
+
+    def headers(self) -> dict[int, VBucketHeader]:
+        """Return the header of every stored vBucket."""
+        return {number: vbucket.header for number, vbucket in self._now().vbuckets.items()}
+
+    def header(self, vbucket: int) -> VBucketHeader | None:
+        """Return one header, ``None`` when the vBucket is not stored."""
+        found = self._now().vbuckets.get(vbucket)
+        return found.header if found else None
+
+    def get(self, vbucket: int, key: bytes) -> Item | None:
+        """Return the stored version of `key`, tombstones included, with its value."""
+        item = self._records(vbucket).get(key)
+        self.records_read += item is not None
+        return item
+
+    def metadata(self, vbucket: int, key: bytes) -> Item | None:
+        """Like `get`, without the value."""
+        item = self.get(vbucket, key)
+        return item.with_value(None) if item else None
+
+    def dump_metadata(self, vbucket: int | None = None) -> Iterator[tuple[int, Item, int]]:
+        """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one."""
+        numbers = sorted(self._now().vbuckets) if vbucket is None else [vbucket]
+        for number in numbers:
+            for _, item in sorted(self._records(number).items()):
+                self._now()
+                self.records_read += 1
+                yield number, item.with_value(None), len(item.value or b"")
+
+    def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
+        """Yield every record of the vBucket with a higher seqno, by rising seqno."""
+        higher = [item for item in self._records(vbucket).values() if item.seqno > seqno]
+        for item in sorted(higher, key=lambda item: item.seqno):
+            self._now()
+            self.records_read += 1
+            yield item
+
+    def _records(self, vbucket: int) -> Mapping[bytes, Item]:
+        found = self._now().vbuckets.get(vbucket)
+        return found.records if found else {}
+
+    def count(self) -> int:
+        """Return the number of records of all vBuckets, tombstones included."""
+        return sum(len(vbucket.records) for vbucket in self._now().vbuckets.values())
+
+    def close(self) -> None:
+        """Let go of the reading. Closing twice is harmless."""
+        self._state = None
+        self._store.forget_view(self)
+
+
+class MemoryStore:
+    """See `interface.Store`. It is never full.
+
+    With ``sync=False`` a commit is only "in the page cache" until `sync` is called: the process
+    sees it, a power loss takes it back.
+
+    Attributes:
+        closed: nothing can be done with it any more.
+    """
+
+    def __init__(self, *, sync: bool = True) -> None:
+        self.closed = False
+        self._sync = sync
+        self._state = _State()
+        self._synced = self._state
+        self._views: WeakSet[MemoryView] = WeakSet()
+
+    def crash(self) -> MemoryStore:
+        """Return a store with what survives a power loss now; this one is closed by it."""
+        survivor = MemoryStore(sync=self._sync)
+        survivor._state = survivor._synced = self._synced
+        self.closed = True
+        return survivor
+
+    def reopened(self) -> MemoryStore:
+        """Return a store with what survives the end of the process: every commit. Closes this."""
+        survivor = self.crash()
+        survivor._state = self._state
+        return survivor
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreError("the store is closed")
+
+    def commit(self, batch: Batch) -> None:
+        """Write `batch` atomically."""
+        self._check_open()
+        check_batch(batch)
+        self._state = self._state.after(batch)
+        if self._sync:
+            self._synced = self._state
+
+    def grow(self) -> bool:
+        """Pretend to make room, under the same condition as a real store."""
+        self._check_open()
+        return not self._views
+
+    def view(self) -> MemoryView:
+        """Open a reading of the newest commit."""
+        self._check_open()
+        view = MemoryView(self, self._state)
+        self._views.add(view)
+        return view
+
+    def forget_view(self, view: MemoryView) -> None:
+        """Learn that a view was closed."""
+        self._views.discard(view)
+
+    def local(self, name: bytes) -> bytes | None:
+        """Return a local document as of the newest commit."""
+        self._check_open()
+        return self._state.local.get(name)
+
+    def usage(self) -> StoreUsage:
+        """Return what the records would take in a file without any slack."""
+        self._check_open()
+        items = [
+            item for vbucket in self._state.vbuckets.values() for item in vbucket.records.values()
+        ]
+        used = sum(HEAD_BYTES + len(item.key) + len(item.value or b"") for item in items)
+        return StoreUsage(file_bytes=used, map_bytes=used, free_bytes=0)
+
+    def sync(self) -> None:
+        """Make everything committed so far survive a power loss."""
+        self._check_open()
+        self._synced = self._state
+
+    def close(self) -> None:
+        """Close; nothing can be read any more."""
+        self.closed = True
