@@ -30,6 +30,8 @@ from uprmc.model import VBucketHeader, VBucketState
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
 
+#: The CAS counter starts at the time in these units and advances more slowly than it: so it is
+#: ahead of every CAS given out before a crash, even of those that were lost with it.
 _CAS_PER_SECOND = 1_000_000_000
 
 
@@ -52,7 +54,7 @@ class Bucket:
         self.active: dict[int, VBucket] = {}
         self.traffic = False
         self.stats = Stats()
-        self.ledger = Ledger(settings.memory, int(clock.now()) * _CAS_PER_SECOND)
+        self.ledger = Ledger(settings.memory, int(clock.now() * _CAS_PER_SECOND))
         self.flusher = Flusher(store, self.vbuckets, self.ledger, self.stats, settings.flush)
         self.fetcher = Fetcher(store, self.vbuckets, self.stats, settings.flush.fetch_batch)
         self.pager = Pager(

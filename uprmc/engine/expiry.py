@@ -39,6 +39,8 @@ def expire_due(
     active = [vbucket for vbucket in vbuckets if vbucket.state == VBucketState.ACTIVE]
     for group in slices(active, slice_items):
         for vbucket, items in group:
+            if vbucket.state != VBucketState.ACTIVE:  # it changed hands since the walk began
+                continue
             for item in items:
                 due = 0 < item.expiry <= now and not item.life
                 if due and vbucket.table.get(item.key) is item:

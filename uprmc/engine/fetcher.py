@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from uprmc.engine.failover_log import FailoverLog
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
+from uprmc.errors import StoreError
 from uprmc.model import Item
 from uprmc.storage.interface import Store, StoreView
 
@@ -35,7 +37,7 @@ class Fetch:
     view: StoreView
     requests: list[_Request]
     wanted: list[Wanted]
-    persisted: dict[int, int]
+    persisted: dict[int, tuple[FailoverLog, int]]
     found: dict[Wanted, Item | None] = field(default_factory=dict)
 
 
@@ -71,9 +73,14 @@ class Fetcher:
             self.on_wanted()
 
     def begin(self) -> Fetch | None:
-        """Take a round's worth of requests, whole ones, at least one; ``None`` if there is none."""
+        """Take a round's worth of requests, whole ones, at least one; ``None`` if there is none.
+
+        Raises:
+            StoreError: the store cannot be read; everybody who waits has been told so.
+        """
         if not self._waiting:
             return None
+        view = self._view()
         taken: list[_Request] = []
         wanted: set[Wanted] = set()
         while self._waiting and (not taken or len(wanted) < self._batch_keys):
@@ -81,11 +88,11 @@ class Fetcher:
             taken.append(request)
             wanted.update(request.wanted)
         persisted = {
-            number: self._vbuckets[number].persisted_seqno
+            number: (self._vbuckets[number].failover_log, self._vbuckets[number].persisted_seqno)
             for number in {number for number, _ in wanted}
             if number in self._vbuckets
         }
-        return Fetch(self._store.view(), taken, sorted(wanted), persisted)
+        return Fetch(view, taken, sorted(wanted), persisted)
 
     def commit(self, fetch: Fetch) -> None:
         """Read. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
@@ -108,6 +115,16 @@ class Fetcher:
         for request in fetch.requests:
             request.done(False)
 
+    def _view(self) -> StoreView:
+        try:
+            return self._store.view()
+        except StoreError:
+            requests, self._waiting = self._waiting, deque()
+            self._stats.bg_fetch_failures += sum(len(request.wanted) for request in requests)
+            for request in requests:
+                request.done(False)
+            raise
+
     def _install(self, fetch: Fetch, place: Wanted) -> bool:
         """Bring one value in; ``False`` if the store should have it and does not."""
         number, key = place
@@ -118,4 +135,5 @@ class Fetcher:
         item = fetch.found[place]
         if item is not None and vbucket.bring_in(item):
             return True
-        return current.seqno > fetch.persisted.get(number, 0)
+        log, persisted_seqno = fetch.persisted.get(number, ((), 0))
+        return log is not vbucket.failover_log or current.seqno > persisted_seqno

@@ -107,6 +107,18 @@ class Flusher:
         """Changes accepted and not yet persisted. O(vBuckets)."""
         return sum(vbucket.queue.live for vbucket in self._vbuckets.values())
 
+    def durable_seqno(self, vbucket: VBucket) -> int:
+        """Return up to where every change is on disk, itself or by a newer version of its key.
+
+        This is what a client may be told. While a long queue is written in several commits it lags
+        behind `VBucket.persisted_seqno`: a key that was changed twice since the view before comes
+        with its newer seqno, perhaps in a later commit, and until then with neither.
+        """
+        cursor = self._cursors.get(vbucket.id)
+        if cursor is None or cursor.queue is not vbucket.queue:
+            return vbucket.persisted_seqno
+        return cursor.start
+
     def when_durable(self, waiter: Waiter) -> None:
         """Call `waiter` once everything accepted until now in the headers is on disk.
 
@@ -131,7 +143,8 @@ class Flusher:
             room -= len(part.items)
             parts.append(part)
         waiters, self._waiters = self._waiters, []
-        everything = sum(part.reset for part in parts) == len(self._vbuckets)
+        resets = sum(part.reset for part in parts)
+        everything = 0 < resets == len(self._vbuckets)
         batch = Batch([self._change(part) for part in parts], reset_all=everything)
         return Flush(batch, parts, waiters)
 
@@ -156,7 +169,8 @@ class Flusher:
     def failed(self, flush: Flush, error: StoreError) -> None:
         """Learn that nothing of the batch was written: refuse writes, keep everything queued."""
         self._stats.commit_failures += 1
-        self._ledger.disk_failed(str(error))
+        if flush.parts:  # what is queued will be tried again; nothing else would end the refusal
+            self._ledger.disk_failed(str(error))
         for part in flush.parts:
             vbucket = part.vbucket
             vbucket.reset_pending |= part.reset
@@ -214,7 +228,7 @@ class Flusher:
             del self._cursors[vbucket.id]
         if part.queue is vbucket.queue:
             vbucket.persisted(part.items, part.upto)
-            if not part.complete:
+            if vbucket.queue.live:  # beyond this batch, or accepted since the view was opened
                 self._mark_dirty(vbucket)
 
     def _mark_dirty(self, vbucket: VBucket) -> None:

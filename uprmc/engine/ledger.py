@@ -75,7 +75,7 @@ class Ledger:
 
     def disk_failed(self, reason: str) -> None:
         """Refuse every write from now on: what is accepted could not be kept."""
-        self._disk_reason = reason
+        self._disk_reason = reason or "the store refuses commits"
         self.write_limit = -1
 
     def disk_works(self) -> None:

@@ -73,3 +73,5 @@ class Pager:
             elif table.get(item.key) is item:
                 vbucket.eject(item)
                 self._stats.value_ejects += 1
+                if self._ledger.used <= self._ledger.low_mark:
+                    return

@@ -355,9 +355,14 @@ class VBucket:
         self._ledger.used += len(item.key) + ITEM_OVERHEAD_BYTES
 
     def bring_in(self, item: Item) -> bool:
-        """Give a fetched value to the table's entry if that is still the same version."""
+        """Give a fetched value to the table's entry if that is still the same version.
+
+        The CAS tells versions apart that a flush in between gave the same seqno; touch keeps it.
+        """
         current = self.table.get(item.key)
-        if current is None or current.seqno != item.seqno or current.value is not None:
+        if current is None or current.seqno != item.seqno or current.cas != item.cas:
+            return False
+        if current.value is not None:
             return False
         assert item.value is not None
         self.table[item.key] = item
@@ -409,7 +414,10 @@ class VBucket:
         datatype: int,
         cas: int = 0,
     ) -> Item:
-        """Take a change: next seqno, next CAS, table, queue. Everything was checked before."""
+        """Take a change: next seqno, next CAS, table, queue. Everything was checked before.
+
+        It opens the document's lock: only the lock's holder gets here, or a lock that has lapsed.
+        """
         ledger = self._ledger
         seqno = self.high_seqno = self.high_seqno + 1
         if not cas:
@@ -431,6 +439,8 @@ class VBucket:
                     self.non_resident -= 1
             self.queue.put(item, old.seqno)
         self.table[key] = item
+        if self.locks:
+            self.locks.pop(key, None)
         if not self.dirty:
             self.dirty = True
             ledger.mark_dirty(self)
@@ -496,13 +506,12 @@ class VBucket:
             raise KeyExists(key)
 
     def _check_lock(self, key: bytes, cas: int) -> bool:
-        """Raise `Locked` for a foreign lock; open the lock that `cas` belongs to and say so."""
+        """Raise `Locked` for a foreign lock; say whether `cas` opens the one that is there."""
         lock = self._live_lock(key)
         if lock is None:
             return False
         if lock != cas:
             raise Locked(key)
-        del self.locks[key]
         return True
 
     def _live_lock(self, key: bytes) -> int | None:
@@ -516,7 +525,6 @@ class VBucket:
         return cas
 
     def _masked_cas(self, item: Item) -> int:
-
         return item.cas if self._live_lock(item.key) is None else CAS_LOCKED
 
     def _next_cas(self) -> int:

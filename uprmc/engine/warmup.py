@@ -93,6 +93,7 @@ class Warmup:
             for number in range(bucket.settings.engine.vbuckets):
                 bucket.create(number, VBucketState.ACTIVE)
         store.commit(Batch(local={CLEAN_MARK: None}))
+        store.sync()  # a power loss must not bring the mark back, even where commits are not synced
         while flush := bucket.flusher.begin():
             bucket.flusher.commit(flush)
             bucket.flusher.finish(flush)

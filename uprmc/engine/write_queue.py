@@ -126,16 +126,15 @@ class WriteQueue:
 
         Call it only when all of them are in a finished commit.
         """
-        segments = self._segments
-        if not self._views and upto >= self.high_seqno:
-            segments.clear()
+        if self._views:
+            self._retire_upto(upto)
+        elif upto >= self.high_seqno:
+            self._segments.clear()
+            self._tail = {}
             self._tail_number = -1
             self.live = 0
         else:
-            first, last = (self.persisted + 1) >> SEGMENT_BITS, upto >> SEGMENT_BITS
-            for number in list(segments.irange(first, last)):
-                for seqno in [seqno for seqno in segments[number] if seqno <= upto]:
-                    self._retire(seqno)
+            self._remove_upto(upto)
         self.persisted = max(self.persisted, upto)
 
     @property
@@ -195,6 +194,27 @@ class WriteQueue:
                 newest._held.append(seqno)
                 return
         self._remove(seqno)
+
+    def _retire_upto(self, upto: int) -> None:
+        for segment in self._due_segments(upto):
+            for seqno in [seqno for seqno in segment if seqno <= upto]:
+                self._retire(seqno)
+
+    def _remove_upto(self, upto: int) -> None:
+        """Remove what is due while no view is open, so nothing is retired."""
+        for segment in self._due_segments(upto):
+            number = next(iter(segment)) >> SEGMENT_BITS
+            due = [seqno for seqno in segment if seqno <= upto]
+            self.live -= len(due)
+            if len(due) == len(segment):
+                self._remove_segment(number)
+            else:
+                for seqno in due:
+                    del segment[seqno]
+
+    def _due_segments(self, upto: int) -> list[dict[int, Item]]:
+        first, last = (self.persisted + 1) >> SEGMENT_BITS, upto >> SEGMENT_BITS
+        return [self._segments[number] for number in self._segments.irange(first, last)]
 
     def _remove(self, seqno: int) -> None:
         number = seqno >> SEGMENT_BITS

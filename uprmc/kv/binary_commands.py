@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import StoreMode, VBucket
-from uprmc.errors import CommandError, KeyExists, KeyNotFound, RemoteProtocolError, TooLarge
+from uprmc.errors import (
+    CommandError,
+    KeyExists,
+    KeyNotFound,
+    Locked,
+    NotLocked,
+    RemoteProtocolError,
+    TooLarge,
+)
+from uprmc.kv.services import StatGroup
 from uprmc.model import Item
 from uprmc.protocol.binary import (
     ARITHMETIC_EXTRAS,
@@ -81,6 +90,13 @@ STORE_OPCODES = frozenset(
 )
 
 _WITH_KEY = frozenset({Opcode.GETK, Opcode.GETKQ, Opcode.GATK, Opcode.GATKQ})
+
+#: Commands are not counted by key prefix: the switch is accepted, the dump is empty.
+_STATS_DETAIL: dict[str, StatGroup] = {
+    "detail on": [],
+    "detail off": [],
+    "detail dump": [("detailed", "END\r\n")],
+}
 
 #: What HELLO grants when it is asked for.
 _GRANTED = frozenset(
@@ -160,7 +176,13 @@ def get_and_lock(session: BinarySession, request: Request) -> None:
 
 def unlock(session: BinarySession, request: Request) -> None:
     """Open a lock early."""
-    session.locate(request).unlock(request.key, request.cas)
+    vbucket = session.locate(request)
+    try:
+        vbucket.unlock(request.key, request.cas)
+    except NotLocked:
+        if session.with_lock_errors and request.key in vbucket.locks:
+            raise Locked(request.key) from None  # by somebody else, who still holds it
+        raise
     session.reply(request, value=b"UNLOCKED")
 
 
@@ -230,20 +252,28 @@ def arithmetic(session: BinarySession, request: Request) -> None:
     vbucket = session.locate(request)
     stats = session.stats
     hit = vbucket.find(request.key) is not None
-    number, item = vbucket.add_delta(
-        request.key,
-        delta if up else -delta,
-        request.cas,
-        initial=None if exptime == DO_NOT_CREATE else initial,
-        expiry=0 if exptime == DO_NOT_CREATE else absolute_expiry(exptime, session.now()),
-    )
+    try:
+        number, item = vbucket.add_delta(
+            request.key,
+            delta if up else -delta,
+            request.cas,
+            initial=None if exptime == DO_NOT_CREATE else initial,
+            expiry=0 if exptime == DO_NOT_CREATE else absolute_expiry(exptime, session.now()),
+        )
+    except KeyNotFound:
+        _count_arithmetic(stats, up, hit)
+        raise
+    _count_arithmetic(stats, up, hit)
+    session.changed(request, vbucket, item, value=COUNTER_VALUE.pack(number))
+
+
+def _count_arithmetic(stats: Stats, up: bool, hit: bool) -> None:
     if up:
         stats.incr_hits += hit
         stats.incr_misses += not hit
     else:
         stats.decr_hits += hit
         stats.decr_misses += not hit
-    session.changed(request, vbucket, item, value=COUNTER_VALUE.pack(number))
 
 
 def delete(session: BinarySession, request: Request) -> None:
@@ -328,7 +358,8 @@ def observe_seqno(session: BinarySession, request: Request) -> None:
     place = next((i for i, entry in enumerate(log) if entry.uuid == uuid), None)
     if place is None:
         raise KeyNotFound(uuid)
-    numbers = (vbucket.id, log[0].uuid, vbucket.persisted_seqno, vbucket.high_seqno)
+    persisted = session.bucket.flusher.durable_seqno(vbucket)
+    numbers = (vbucket.id, log[0].uuid, persisted, vbucket.high_seqno)
     if place == 0:
         value = OBSERVE_SEQNO_REPLY.pack(0, *numbers)
     else:
@@ -379,17 +410,20 @@ def no_login(session: BinarySession, request: Request) -> None:
 
 def stat(session: BinarySession, request: Request) -> None:
     """Answer one packet for each statistic of a group, then an empty one."""
-    words = request.key.decode("latin-1").split()
-    if words == ["reset"]:
+    words = " ".join(request.key.decode("latin-1").split())
+    group: StatGroup | None
+    if words == "reset":
         session.services.reset_stats()
-        group: list[tuple[str, str]] | None = []
+        group = []
+    elif words in _STATS_DETAIL:
+        group = _STATS_DETAIL[words]
     else:
-        group = session.services.stats(" ".join(words))
+        group = session.services.stats(words)
     if group is None:
         session.reply(request, Status.KEY_NOT_FOUND)
         return
     for name, value in group:
-        session.reply(request, key=name.encode(), value=value.encode())
+        session.reply(request, key=name.encode(), value=value.encode("utf-8", "surrogateescape"))
     session.reply(request)
 
 

@@ -57,9 +57,6 @@ from uprmc.protocol.opcodes import (
     Status,
 )
 
-#: What an item costs beyond key and value when it is compared with the item limit, as memcached's.
-ITEM_HEADER_BYTES = 50
-
 _SET = int(Opcode.SET)
 _GET_HEAD = request_head(Opcode.GET)
 _SET_HEAD = request_head(Opcode.SET)
@@ -100,7 +97,7 @@ class BinarySession(Conversation):
         self.bucket = services.bucket
         self.stats = services.bucket.stats
         self._mask = services.bucket.settings.engine.vbuckets - 1
-        self._max_store_body_bytes = services.settings.max_item_bytes - ITEM_HEADER_BYTES + 8
+        self._max_store_body_bytes = services.most_value_bytes(0) + STORE_EXTRAS.size
         self.by_key = by_key
         self.datatypes = 0
         self.with_seqnos = False
@@ -113,11 +110,11 @@ class BinarySession(Conversation):
         bucket = self.bucket
         active = bucket.active.get
         mask = self._mask if self.by_key else -1
-        max_body = -1 if self.with_seqnos else self._max_store_body_bytes
+        max_body = self._max_short_body()
         append = self._out.append
         unsent, limit = self._unsent, self._max_unsent
         position, last, wanted = 0, len(data) - HEADER_BYTES, HEADER_BYTES
-        hits = misses = sets = 0
+        hits = misses = sets = refused = 0
         while position <= last and unsent <= limit:
             head, key_length, kinds, number, body_length, opaque, cas = _unpack_request(
                 data, position
@@ -131,7 +128,7 @@ class BinarySession(Conversation):
                 vbucket = active(number)
                 if (
                     vbucket is not None
-                    and len(key) == key_length
+                    and body_length == key_length == len(key)
                     and not vbucket.locks
                     and 0 < key_length <= KEY_MAX_BYTES
                 ):
@@ -173,9 +170,11 @@ class BinarySession(Conversation):
                     try:
                         item = vbucket.store(key, data[middle:end], flags, exptime, cas)
                     except CommandError as error:
+                        refused += 1
                         count_cas_failure(self.stats, cas, error)
-                        append(self._refusal(_SET, opaque, error))
-                        unsent += 64
+                        reply = self._refusal(_SET, opaque, error)
+                        append(reply)
+                        unsent += len(reply)
                     else:
                         append(_pack_reply(_SET_REPLY_HEAD, 0, opaque, item.cas))
                         unsent += 24
@@ -185,32 +184,37 @@ class BinarySession(Conversation):
             self._unsent = unsent
             used = self._one(data, position, last + HEADER_BYTES)
             unsent = self._unsent
-            if used <= 0:
+            if used <= 0 and (used or self._waiting):
                 wanted = -used
                 break
             position += used
             if self._waiting or self.closing:
                 break
+            max_body = self._max_short_body()  # the command may have been a HELLO
         self._unsent = unsent
-        self._running = False
-        self._count(hits, misses, sets)
+        self._running = self._fetch_failed = False
+        self._count(hits, misses, sets, refused)
         self._halted()
         if position < len(data) and not self.closing:
             self._keep(data[position:] if position else data, wanted)
 
-    def _count(self, hits: int, misses: int, sets: int) -> None:
+    def _max_short_body(self) -> int:
+        """Return the longest body of a set that may go the short way, -1 when none may."""
+        return -1 if self.with_seqnos else self._max_store_body_bytes
+
+    def _count(self, hits: int, misses: int, sets: int, refused: int) -> None:
         stats = self.stats
         stats.cmd_get += hits + misses
         stats.get_hits += hits
         stats.get_misses += misses
         stats.cmd_set += sets
-        stats.total_items += sets
+        stats.total_items += sets - refused
 
     def _one(self, data: bytes, position: int, size: int) -> int:
         """Carry out the frame at `position`; return its length.
 
-        0 means that the frame waits for something and is to be carried out again; a number below 0
-        that so many bytes are needed before anything can be done.
+        0 means that the frame waits for something (or did) and is to be carried out again; a number
+        below 0 that so many bytes are needed before anything can be done.
         """
         magic, opcode, key_length, extras_length, datatype, number, body_length, opaque, cas = (
             unpack_request(data, position)
@@ -226,7 +230,8 @@ class BinarySession(Conversation):
                 self._close(f"opcode {opcode:#04x}: {refusal.status.name.lower()}")
             return self._skip(length, size - position)
         middle = HEADER_BYTES + extras_length + key_length
-        too_large = length - middle > self.bucket.settings.kv.max_item_bytes
+        limits = self._services.settings
+        too_large = length - middle > limits.max_item_bytes or length > limits.max_frame_bytes
         needed: int = middle if too_large else length
         if size - position < needed:
             return -needed
@@ -263,8 +268,6 @@ class BinarySession(Conversation):
         return True
 
     def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
-        if length > self.bucket.settings.kv.max_frame_bytes:
-            self._close(f"a frame of {length} bytes is announced")
         if request.opcode in STORE_OPCODES:
             refuse_too_large(self, request)
         else:
@@ -272,7 +275,12 @@ class BinarySession(Conversation):
         return self._skip(length, available)
 
     def _skip(self, length: int, available: int) -> int:
-        """Drop a frame of which perhaps only a part is there; return how much of it is."""
+        """Drop a frame of which perhaps only a part is there; return how much of it is.
+
+        The peer of a frame beyond the frame limit has to go: reading it to its end is not worth it.
+        """
+        if length > self._services.settings.max_frame_bytes and not self.closing:
+            self._close(f"a frame of {length} bytes is announced")
         self._discard = max(0, length - available)
         return min(length, available)
 
@@ -374,7 +382,7 @@ class BinarySession(Conversation):
 
     def value_limit_bytes(self, key_bytes: int) -> int:
         """Return how long the value of a key of this length may be."""
-        return self._services.settings.max_item_bytes - ITEM_HEADER_BYTES - key_bytes
+        return self._services.most_value_bytes(key_bytes)
 
     def now(self) -> float:
         """Return Unix time in seconds."""

@@ -12,6 +12,10 @@ from uprmc.engine.bucket import Bucket
 StatGroup = list[tuple[str, str]]
 
 
+#: What an item counts beyond key and value when it is compared with the item limit, as memcached's.
+ITEM_HEADER_BYTES = 50
+
+
 @dataclass(slots=True)
 class Services:
     """See the fields.
@@ -35,3 +39,7 @@ class Services:
     reset_stats: Callable[[], None]
     set_verbosity: Callable[[int], None]
     report_misuse: Callable[[str], None]
+
+    def most_value_bytes(self, key_bytes: int) -> int:
+        """Return how long the value of a key of this length may be."""
+        return self.settings.max_item_bytes - ITEM_HEADER_BYTES - key_bytes

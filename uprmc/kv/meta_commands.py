@@ -1,0 +1,396 @@
+"""Meta commands: ``mn mg ms md ma me``, each a function from a line to its reply.
+
+Where memcached 1.6.18 and its manual differ, these do what 1.6.18 does (measured), with these
+exceptions, all of them about what we do not store:
+
+* ``l`` and ``la=`` (seconds since the last access) answer -1, "not known": the time of a read is
+  not kept, so that reads stay cheap.
+* ``h`` and ``fetch=`` (read since it was written) come from the memory pager's "recently used"
+  mark: 1 is certain, 0 may also mean that the read was long ago.
+* A key sent in base64 is answered in base64; whether the document was *stored* that way is not
+  remembered.
+* An ``ms`` that is too large removes the old document only in the mode that replaces it.
+* ``T`` and ``N`` take effect before the other flags are looked at, wherever they stand.
+* The marks (stale, won) are gone when the document changes in any way; see `engine.marks`.
+
+Refusals of the engine that have no meta reply of their own are raised.
+
+Source: memcached reference, section 3.7, and measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.marks import STALE, WON
+from uprmc.engine.vbucket import StoreMode, VBucket
+from uprmc.errors import CommandError, KeyExists, KeyNotFound, Locked, NotResident, NotStored
+from uprmc.kv.services import ITEM_HEADER_BYTES, Services
+from uprmc.kv.text_commands import compared_cas, most_value_bytes
+from uprmc.model import Item
+from uprmc.protocol.text_meta import ARITHMETIC_MODES, STORE_MODES, MetaFlags, MetaLine, parse_meta
+from uprmc.protocol.text_replies import BAD_LINE_FORMAT, META_MISS, META_NOOP
+
+#: What a reply says besides "done" or "not done", by command: the flags it may answer.
+_GET_RETURNS = b"fcstkhlO"
+_STORE_RETURNS = b"kOc"
+_DELETE_RETURNS = b"kO"
+_ARITHMETIC_RETURNS = b"tckO"
+_ALWAYS_RETURNS = b"kO"
+
+_NOT_KNOWN = -1
+
+
+# --- replies ------------------------------------------------------------------------------------
+
+
+def _reply(status: bytes, tokens: list[bytes]) -> bytes:
+    return b" ".join([status, *tokens]) + b"\r\n"
+
+
+def _with_data(tokens: list[bytes], data: bytes) -> bytes:
+    return _reply(b"VA %d" % len(data), tokens) + data + b"\r\n"
+
+
+def _echoes(line: MetaLine, letters: bytes = _ALWAYS_RETURNS) -> list[bytes]:
+    """Return what a reply without a document carries."""
+    tokens: list[bytes] = []
+    for wanted in line.flags.returns:
+        if wanted[0] in letters:
+            tokens += _echo(line, wanted)
+    return tokens
+
+
+def _echo(line: MetaLine, wanted: bytes) -> list[bytes]:
+    if wanted == b"k":
+        key = b"k" + line.sent_key
+        return [key, b"b"] if line.flags.base64_key else [key]
+    return [b"c0"] if wanted == b"c" else [wanted]
+
+
+def _tokens(
+    line: MetaLine,
+    letters: bytes,
+    bucket: Bucket,
+    vbucket: VBucket,
+    item: Item,
+    was_read: bool = False,
+) -> list[bytes]:
+    """Return what a reply about `item` carries, in the order asked."""
+    tokens: list[bytes] = []
+    for wanted in line.flags.returns:
+        if wanted[0] not in letters:
+            continue
+        if wanted[:1] in (b"k", b"O"):
+            tokens += _echo(line, wanted)
+        elif wanted == b"c":
+            tokens.append(b"c%d" % vbucket.visible_cas(item))
+        elif wanted == b"h":
+            tokens.append(b"h%d" % was_read)
+        else:
+            tokens.append(wanted + b"%d" % _NUMBERS[wanted](item, bucket.clock.now()))
+    return tokens
+
+
+def _seconds_left(item: Item, now: float) -> int:
+    return max(0, item.expiry - int(now)) if item.expiry else -1
+
+
+_NUMBERS: dict[bytes, Callable[[Item, float], int]] = {
+    b"f": lambda item, now: item.flags,
+    b"s": lambda item, now: len(item.value or b""),
+    b"t": _seconds_left,
+    b"l": lambda item, now: _NOT_KNOWN,
+}
+
+
+# --- mn, me -------------------------------------------------------------------------------------
+
+
+def noop(services: Services, words: list[bytes]) -> bytes:
+    """Answer; whatever was sent before has been answered by then."""
+    services.bucket.stats.cmd_meta += 1
+    return META_NOOP
+
+
+def debug(services: Services, words: list[bytes]) -> bytes:
+    """Show an item for people, without counting that as a use of it."""
+    if len(words) < 2:
+        return BAD_LINE_FORMAT
+    line = parse_meta(words)
+    bucket = services.bucket
+    bucket.stats.cmd_meta += 1
+    vbucket = bucket.of_key(line.key)
+    item = vbucket.find(line.key)
+    if item is None:
+        return META_MISS
+    if item.value is None:
+        raise NotResident(vbucket.id, (line.key,))
+    return b"ME %b exp=%d la=%d cas=%d fetch=%b cls=1 size=%d\r\n" % (
+        line.sent_key,
+        _seconds_left(item, bucket.clock.now()),
+        _NOT_KNOWN,
+        vbucket.visible_cas(item),
+        b"no" if item.nru else b"yes",
+        len(item.key) + len(item.value) + ITEM_HEADER_BYTES,
+    )
+
+
+# --- mg -----------------------------------------------------------------------------------------
+
+
+def get(services: Services, words: list[bytes]) -> bytes:
+    """Carry out ``mg``: look, touch, create on a miss, hand out the right to recompute."""
+    line = parse_meta(words)
+    flags = line.flags
+    bucket = services.bucket
+    vbucket = bucket.of_key(line.key)
+    item = vbucket.find(line.key)
+    was_read = item is not None and not item.nru
+    if item is not None:
+        item = _looked_at(bucket, vbucket, item, flags)
+        verdict = _verdict(bucket, item, flags)
+        _count_get(bucket, hit=True)
+    else:
+        _count_get(bucket, hit=False)
+        if flags.vivify_ttl is None:
+            return b"" if flags.quiet else _reply(b"EN", _echoes(line))
+        item = _vivify(bucket, vbucket, line.key, flags.vivify_ttl)
+        verdict = [b"W"]
+    tokens = _tokens(line, _GET_RETURNS, bucket, vbucket, item, was_read) + verdict
+    if not flags.wants_value:
+        return _reply(b"HD", tokens)
+    assert item.value is not None
+    return _with_data(tokens, item.value)
+
+
+def _looked_at(bucket: Bucket, vbucket: VBucket, item: Item, flags: MetaFlags) -> Item:
+    """Return the item after it was read, touched if asked, with its value if that is needed."""
+    if item.value is None and (flags.wants_value or b"s" in flags.returns):
+        raise NotResident(vbucket.id, (item.key,))
+    if flags.ttl is not None:
+        used = item.nru
+        item = vbucket.touch(item.key, _expiry(bucket, flags.ttl))
+        item.nru = used
+        bucket.stats.cmd_touch += 1
+        bucket.stats.touch_hits += 1
+    if not flags.no_update:
+        item.nru = 0
+    return item
+
+
+def _verdict(bucket: Bucket, item: Item, flags: MetaFlags) -> list[bytes]:
+    """Say whether the item is stale and who recomputes it; at most one client is told ``W``."""
+    marks = bucket.marks.of(item)
+    ends_soon = (
+        flags.recache_ttl is not None
+        and item.expiry != 0
+        and item.expiry < _expiry(bucket, flags.recache_ttl)
+    )
+    verdict: list[bytes] = []
+    if marks & WON:
+        verdict.append(b"Z")
+    if marks & STALE:
+        verdict.append(b"X")
+    if not marks & WON and (ends_soon or marks & STALE):
+        verdict.append(b"W")
+        bucket.marks.put(item, marks | WON)
+    return verdict
+
+
+def _vivify(bucket: Bucket, vbucket: VBucket, key: bytes, ttl: int) -> Item:
+    """Put an empty document where there is none; who asked has won the right to fill it."""
+    item = vbucket.store(key, b"", 0, _expiry(bucket, ttl), mode=StoreMode.ADD)
+    bucket.stats.total_items += 1
+    bucket.marks.put(item, WON)
+    return item
+
+
+def _count_get(bucket: Bucket, *, hit: bool) -> None:
+    stats = bucket.stats
+    stats.cmd_meta += 1
+    stats.cmd_get += 1
+    stats.get_hits += hit
+    stats.get_misses += not hit
+
+
+# --- ms -----------------------------------------------------------------------------------------
+
+
+def store(services: Services, line: MetaLine, value: bytes) -> bytes:
+    """Carry out ``ms``; its data block has arrived and has the length announced."""
+    flags = line.flags
+    bucket = services.bucket
+    mode = STORE_MODES[flags.mode or b"S"]
+    vbucket = bucket.of_key(line.key)
+    try:
+        if mode in (b"append", b"prepend"):
+            item = _extend(services, vbucket, line, value, front=mode == b"prepend")
+        else:
+            item = _put(bucket, vbucket, line, value, _STORE_MODES[mode])
+    except (KeyExists, KeyNotFound, NotStored, Locked) as error:
+        _count_store(bucket, stored=False)
+        return _reply(_store_refusal(error, mode, flags), _echoes(line, _STORE_RETURNS))
+    _count_store(bucket, stored=True)
+    return b"" if flags.quiet else _done(line, _STORE_RETURNS, bucket, vbucket, item)
+
+
+_STORE_MODES = {b"set": StoreMode.SET, b"add": StoreMode.ADD, b"replace": StoreMode.REPLACE}
+
+
+def _extend(
+    services: Services, vbucket: VBucket, line: MetaLine, value: bytes, *, front: bool
+) -> Item:
+    most = most_value_bytes(services, line.key)
+    cas = line.flags.cas or 0
+    return vbucket.extend(line.key, value, cas, front=front, limit_bytes=most)
+
+
+def _put(bucket: Bucket, vbucket: VBucket, line: MetaLine, value: bytes, mode: StoreMode) -> Item:
+    """Store, and mark as stale what was made from an older version, if that is allowed (``I``)."""
+    flags = line.flags
+    expiry = _expiry(bucket, flags.ttl or 0)
+    cas = 0 if mode == StoreMode.ADD else _cas(flags)
+    marks = 0
+    if flags.invalidate and cas:
+        old = vbucket.find(line.key)
+        if old is not None and cas < old.cas:
+            marks = STALE | (bucket.marks.of(old) & WON)
+            cas = old.cas
+    item = vbucket.store(line.key, value, flags.client_flags, expiry, cas, mode=mode)
+    bucket.marks.put(item, marks)
+    return item
+
+
+def _count_store(bucket: Bucket, *, stored: bool) -> None:
+    stats = bucket.stats
+    stats.cmd_meta += 1
+    stats.cmd_set += 1
+    stats.total_items += stored
+
+
+def _store_refusal(error: CommandError, mode: bytes, flags: MetaFlags) -> bytes:
+    if isinstance(error, KeyNotFound):
+        return b"NS" if flags.cas is None else b"NF"
+    if isinstance(error, NotStored) or (isinstance(error, KeyExists) and mode == b"add"):
+        return b"NS"
+    return b"EX"
+
+
+# --- md -----------------------------------------------------------------------------------------
+
+
+def delete(services: Services, words: list[bytes]) -> bytes:
+    """Carry out ``md``: delete, or with ``I`` mark as stale under a new CAS."""
+    line = parse_meta(words)
+    bucket = services.bucket
+    stats = bucket.stats
+    vbucket = bucket.of_key(line.key)
+    try:
+        if line.flags.invalidate:
+            _invalidate(bucket, vbucket, line)
+        else:
+            vbucket.delete(line.key, _cas(line.flags))
+    except KeyNotFound:
+        stats.delete_misses += 1
+        status = b"NF"
+    except (KeyExists, Locked):
+        status = b"EX"
+    else:
+        stats.delete_hits += 1
+        status = b"HD"
+    stats.cmd_meta += 1
+    if status == b"HD" and line.flags.quiet:
+        return b""
+    return _reply(status, _echoes(line, _DELETE_RETURNS))
+
+
+def _invalidate(bucket: Bucket, vbucket: VBucket, line: MetaLine) -> None:
+    """Store the same document as a new version: who knows the old CAS can no longer replace it."""
+    flags = line.flags
+    old = vbucket.get(line.key)
+    if old is None:
+        raise KeyNotFound(line.key)
+    assert old.value is not None
+    expiry = old.expiry if flags.ttl is None else _expiry(bucket, flags.ttl)
+    cas = _cas(flags) or old.cas
+    item = vbucket.store(line.key, old.value, old.flags, expiry, cas, old.datatype)
+    bucket.marks.put(item, STALE)
+
+
+# --- ma -----------------------------------------------------------------------------------------
+
+
+def arithmetic(services: Services, words: list[bytes]) -> bytes:
+    """Carry out ``ma``: count up or down; with ``N`` make the counter, and say so even if quiet."""
+    line = parse_meta(words)
+    flags = line.flags
+    bucket = services.bucket
+    vbucket = bucket.of_key(line.key)
+    down = ARITHMETIC_MODES[flags.mode or b"I"] == b"decr"
+    existed = vbucket.find(line.key) is not None
+    try:
+        number, item = _count(bucket, vbucket, line, -flags.delta if down else flags.delta)
+    except (KeyNotFound, KeyExists, Locked) as error:
+        missing = isinstance(error, KeyNotFound)
+        if missing:
+            _count_arithmetic(bucket, down=down, hit=False)
+        return _reply(b"NF" if missing else b"EX", _echoes(line))
+    _count_arithmetic(bucket, down=down, hit=True)
+    if flags.quiet and existed:
+        return b""
+    if not flags.wants_value:
+        return _done(line, _ARITHMETIC_RETURNS, bucket, vbucket, item)
+    tokens = _tokens(line, _ARITHMETIC_RETURNS, bucket, vbucket, item)
+    return _with_data(tokens, b"%d" % number)
+
+
+def _count(bucket: Bucket, vbucket: VBucket, line: MetaLine, delta: int) -> tuple[int, Item]:
+    flags = line.flags
+    initial = None if flags.vivify_ttl is None else flags.initial
+    expiry = _expiry(bucket, flags.vivify_ttl or 0)
+    cas = flags.cas or 0
+    number, item = vbucket.add_delta(line.key, delta, cas, initial=initial, expiry=expiry)
+    if flags.ttl is not None:
+        item = vbucket.touch(line.key, _expiry(bucket, flags.ttl))
+    return number, item
+
+
+def _count_arithmetic(bucket: Bucket, *, down: bool, hit: bool) -> None:
+    stats = bucket.stats
+    stats.cmd_meta += 1
+    stats.decr_hits += down and hit
+    stats.decr_misses += down and not hit
+    stats.incr_hits += hit and not down
+    stats.incr_misses += not (down or hit)
+
+
+# --- shared -------------------------------------------------------------------------------------
+
+
+def _done(line: MetaLine, letters: bytes, bucket: Bucket, vbucket: VBucket, item: Item) -> bytes:
+    return _reply(b"HD", _tokens(line, letters, bucket, vbucket, item))
+
+
+def _expiry(bucket: Bucket, ttl: int) -> int:
+    return absolute_expiry(ttl, bucket.clock.now())
+
+
+def _cas(flags: MetaFlags) -> int:
+    """Return the CAS to compare with as the engine wants it, 0 for none.
+
+    ``C0`` matches nothing here; for append, prepend and arithmetic it does not compare (measured).
+    """
+    return 0 if flags.cas is None else compared_cas(flags.cas)
+
+
+#: First word -> command; ``ms`` has a data block and is called by the session with it.
+COMMANDS: dict[bytes, Callable[[Services, list[bytes]], bytes]] = {
+    b"mn": noop,
+    b"me": debug,
+    b"mg": get,
+    b"md": delete,
+    b"ma": arithmetic,
+}

@@ -1,0 +1,305 @@
+"""Text commands that need nothing of the conversation: a parsed line in, a reply line out.
+
+Each returns the reply to a client that wants one; leaving it out for ``noreply`` is the session's
+affair. Refusals of the engine are raised; `refusal_line` says them in text.
+
+Neighbours: `text_session` finds lines and data blocks and calls what stands in the tables at the
+end; retrieval (`text_retrieval`) and meta commands (`meta_commands`) have files of their own.
+
+What surprises: a locked document. The text protocol has no word for it, so the storage commands
+answer ``EXISTS``, as ep-engine did ("somebody else's CAS counts"), and the others a server error.
+
+Source: memcached reference, sections 3.2 to 3.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from uprmc.config import MIB
+from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.vbucket import StoreMode
+from uprmc.errors import (
+    CommandError,
+    DeltaBadValue,
+    KeyExists,
+    KeyNotFound,
+    Locked,
+    NotMyVBucket,
+    NotStored,
+    OutOfMemory,
+    TemporaryFailure,
+    TooLarge,
+)
+from uprmc.kv.services import Services
+from uprmc.kv.text_statistics import statistics
+from uprmc.model import CAS_LOCKED, Item
+from uprmc.protocol.text import (
+    ArithmeticLine,
+    DeleteLine,
+    NumberLine,
+    StorageLine,
+    TextSyntaxError,
+    TouchLine,
+    parse_arithmetic,
+    parse_cache_memlimit,
+    parse_delete,
+    parse_touch,
+    parse_verbosity,
+)
+from uprmc.protocol.text_replies import (
+    BAD_LINE_FORMAT,
+    DELETED,
+    EXISTS,
+    NOT_A_NUMBER,
+    NOT_FOUND,
+    NOT_STORED,
+    OK,
+    OUT_OF_MEMORY,
+    SHUTDOWN_NOT_ENABLED,
+    STORED,
+    TEMPORARY_FAILURE,
+    TOO_LARGE,
+    TOUCHED,
+    number_line,
+    version_line,
+)
+
+
+NOT_MY_VBUCKET = b"SERVER_ERROR not my vbucket\r\n"
+LOCKED = b"SERVER_ERROR locked\r\n"
+
+_VERBOSITY_MOST = 2
+
+_LINES: dict[type[CommandError], bytes] = {
+    KeyNotFound: NOT_FOUND,
+    KeyExists: EXISTS,
+    NotStored: NOT_STORED,
+    TooLarge: TOO_LARGE,
+    DeltaBadValue: NOT_A_NUMBER,
+    Locked: LOCKED,
+    NotMyVBucket: NOT_MY_VBUCKET,
+    TemporaryFailure: TEMPORARY_FAILURE,
+    OutOfMemory: OUT_OF_MEMORY,
+}
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def refusal_line(error: CommandError) -> bytes:
+    """Return the line that tells a client of `error`."""
+    if isinstance(error, TextSyntaxError):
+        return error.reply
+    return _LINES.get(type(error), BAD_LINE_FORMAT)
+
+
+def storage_refusal(command: bytes, error: CommandError) -> bytes:
+    """Return the line that tells the client of a storage command of `error`."""
+    if (command == b"add" and isinstance(error, KeyExists)) or (
+        command == b"replace" and isinstance(error, KeyNotFound)
+    ):
+        return NOT_STORED
+    return EXISTS if isinstance(error, Locked) else refusal_line(error)
+
+
+def most_value_bytes(services: Services, key: bytes) -> int:
+    """Return how long a value of `key` may be under the item limit."""
+    return services.most_value_bytes(len(key))
+
+
+def remove(services: Services, key: bytes) -> None:
+    """Delete what a set could not replace, so that nobody takes the old value for the new one."""
+    try:
+        services.bucket.of_key(key).delete(key)
+    except CommandError:
+        return
+
+
+# --- storage ------------------------------------------------------------------------------------
+
+
+def compared_cas(cas: int) -> int:
+    """Return a CAS to compare with, for the engine, where 0 means "do not compare".
+
+    A client's 0 matches no document, and neither does `CAS_LOCKED`.
+    """
+    return cas or CAS_LOCKED
+
+
+def store(services: Services, line: StorageLine, value: bytes) -> bytes:
+    """Carry out one of the six storage commands."""
+    stats = services.bucket.stats
+    try:
+        _STORES[line.command](services, line, value)
+        stats.total_items += 1
+        reply = STORED
+    except (KeyExists, KeyNotFound, NotStored, Locked) as error:
+        reply = storage_refusal(line.command, error)
+    stats.cmd_set += 1
+    return reply
+
+
+def _set(
+    services: Services, line: StorageLine, value: bytes, mode: StoreMode, cas: int = 0
+) -> Item:
+    bucket = services.bucket
+    expiry = absolute_expiry(line.exptime, bucket.clock.now())
+    vbucket = bucket.of_key(line.key)
+    return vbucket.store(line.key, value, line.flags, expiry, cas, mode=mode)
+
+
+def _set_always(services: Services, line: StorageLine, value: bytes) -> None:
+    _set(services, line, value, StoreMode.SET)
+
+
+def _add(services: Services, line: StorageLine, value: bytes) -> None:
+    _set(services, line, value, StoreMode.ADD)
+
+
+def _replace(services: Services, line: StorageLine, value: bytes) -> None:
+    _set(services, line, value, StoreMode.REPLACE)
+
+
+def _cas(services: Services, line: StorageLine, value: bytes) -> None:
+    stats = services.bucket.stats
+    try:
+        _set(services, line, value, StoreMode.SET, compared_cas(line.cas))
+    except KeyNotFound:
+        stats.cas_misses += 1
+        raise
+    except (KeyExists, Locked):
+        stats.cas_badval += 1
+        raise
+    stats.cas_hits += 1
+
+
+def _append(services: Services, line: StorageLine, value: bytes) -> None:
+    _extend(services, line, value, front=False)
+
+
+def _prepend(services: Services, line: StorageLine, value: bytes) -> None:
+    _extend(services, line, value, front=True)
+
+
+def _extend(services: Services, line: StorageLine, value: bytes, *, front: bool) -> None:
+    key = line.key
+    most = most_value_bytes(services, key)
+    services.bucket.of_key(key).extend(key, value, 0, front=front, limit_bytes=most)
+
+
+_STORES: dict[bytes, Callable[[Services, StorageLine, bytes], None]] = {
+    b"set": _set_always,
+    b"add": _add,
+    b"replace": _replace,
+    b"cas": _cas,
+    b"append": _append,
+    b"prepend": _prepend,
+}
+
+
+# --- single keys --------------------------------------------------------------------------------
+
+
+def delete(services: Services, line: DeleteLine) -> bytes:
+    """Delete a document."""
+    stats = services.bucket.stats
+    try:
+        services.bucket.of_key(line.key).delete(line.key)
+    except KeyNotFound:
+        stats.delete_misses += 1
+        return NOT_FOUND
+    stats.delete_hits += 1
+    return DELETED
+
+
+def incr(services: Services, line: ArithmeticLine) -> bytes:
+    """Raise a counter; it wraps at 2**64 and is never made."""
+    stats = services.bucket.stats
+    try:
+        number, _ = services.bucket.of_key(line.key).add_delta(line.key, line.delta)
+    except KeyNotFound:
+        stats.incr_misses += 1
+        return NOT_FOUND
+    stats.incr_hits += 1
+    return number_line(number)
+
+
+def decr(services: Services, line: ArithmeticLine) -> bytes:
+    """Lower a counter; it stops at 0 and is never made."""
+    stats = services.bucket.stats
+    try:
+        number, _ = services.bucket.of_key(line.key).add_delta(line.key, -line.delta)
+    except KeyNotFound:
+        stats.decr_misses += 1
+        return NOT_FOUND
+    stats.decr_hits += 1
+    return number_line(number)
+
+
+def touch(services: Services, line: TouchLine) -> bytes:
+    """Give a document a new expiry time."""
+    bucket = services.bucket
+    stats = bucket.stats
+    expiry = absolute_expiry(line.exptime, bucket.clock.now())
+    try:
+        item = bucket.of_key(line.key).touch(line.key, expiry)
+    except KeyNotFound:
+        stats.cmd_touch += 1
+        stats.touch_misses += 1
+        return NOT_FOUND
+    item.nru = 0
+    stats.cmd_touch += 1
+    stats.touch_hits += 1
+    return TOUCHED
+
+
+# --- administration -----------------------------------------------------------------------------
+
+
+def verbosity(services: Services, line: NumberLine) -> bytes:
+    """Set how much is logged; above 2 there is no more."""
+    services.set_verbosity(min(line.number, _VERBOSITY_MOST))
+    return OK
+
+
+def cache_memlimit(services: Services, line: NumberLine) -> bytes:
+    """Change the memory quota until the next start; its marks keep their shares of it."""
+    bucket = services.bucket
+    bucket.ledger.set_quota(line.number * MIB, bucket.settings.memory)
+    return OK
+
+
+def version(services: Services, words: list[bytes]) -> bytes:
+    """Tell the version, whatever stands behind the word."""
+    return version_line(services.version)
+
+
+def shutdown(services: Services, words: list[bytes]) -> bytes:
+    """Refuse: whoever runs the process stops it with a signal."""
+    return SHUTDOWN_NOT_ENABLED
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+Parse = Callable[[list[bytes]], Any]
+Act = Callable[[Services, Any], bytes]
+Handler = Callable[[Services, list[bytes]], bytes]
+
+#: First word -> parser and command; the parsed line has ``noreply``.
+COMMANDS: dict[bytes, tuple[Parse, Act]] = {
+    b"delete": (parse_delete, delete),
+    b"incr": (parse_arithmetic, incr),
+    b"decr": (parse_arithmetic, decr),
+    b"touch": (parse_touch, touch),
+    b"verbosity": (parse_verbosity, verbosity),
+    b"cache_memlimit": (parse_cache_memlimit, cache_memlimit),
+}
+
+#: First word -> command that always answers and reads the words itself.
+ALWAYS_ANSWERED: dict[bytes, Handler] = {
+    b"version": version,
+    b"shutdown": shutdown,
+    b"stats": statistics,
+}

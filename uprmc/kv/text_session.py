@@ -1,0 +1,406 @@
+"""A client's conversation in the text protocol: lines and data blocks in, reply lines out.
+
+Job: find the commands in what has arrived, carry out each, collect the replies. A ``get`` of one
+key and a plain ``set``, which are nearly all of the traffic, are recognised by one regular
+expression and done right in the loop; whatever that does not match goes the long way, through the
+tables of `text_commands` and `meta_commands`.
+
+Neighbours: `conversation` holds buffers and backpressure; `text_retrieval` answers many keys.
+
+What surprises: a command whose value is only on disk changes nothing and is not used up; its line
+(and data block) stays in the input and is carried out again once the value is there. A retrieval is
+the exception: its line is used up and a `Retrieval` remembers how far it got.
+
+Source: memcached reference, section 3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+from uprmc.engine.expiry import absolute_expiry
+from uprmc.errors import CommandError, NotResident
+from uprmc.kv import meta_commands, text_commands
+from uprmc.kv.conversation import Conversation
+from uprmc.kv.services import Services
+from uprmc.kv.text_commands import (
+    most_value_bytes,
+    refusal_line,
+    remove,
+    storage_refusal,
+)
+from uprmc.kv.text_retrieval import COPIED_BYTES, Retrieval
+from uprmc.protocol.text import (
+    StorageLine,
+    TextSyntaxError,
+    parse_flush_all,
+    parse_retrieval,
+    parse_storage,
+    parse_touch_and_get,
+    split_words,
+)
+from uprmc.protocol.text_meta import STORE_MODES, MetaLine, parse_meta
+from uprmc.protocol.text_replies import (
+    BAD_DATA_CHUNK,
+    END,
+    ERROR,
+    OK,
+    STORED,
+    TEMPORARY_FAILURE,
+    TOO_LARGE,
+)
+
+_LINE_END = b"\r\n"
+_HIT = b"VALUE %b %d %d\r\n%b\r\nEND\r\n"
+
+#: Pages of a retrieval that are answered before other connections have their turn.
+_PAGES_A_TURN = 4
+
+#: Spaces that may stand before a long ``get``, as in memcached.
+_INDENT_MOST = 100
+
+#: What the short way takes. Numbers are short enough to be in range whatever they are.
+_short_way = re.compile(
+    rb"get ([^ \r\n]{1,250}+)\r\n"
+    rb"|set ([^ \r\n]{1,250}+) ([0-9]{1,9}+) ([0-9]{1,9}+) ([0-9]{1,8}+)( noreply)?\r\n"
+).match
+_GET_GROUP = 1
+
+
+class TextSession(Conversation):
+    """See the module docstring.
+
+    A text command names no vBucket, so the vBucket always follows from the key, on any listener;
+    `by_key` is taken only so that both kinds of session are made alike.
+    """
+
+    __slots__ = ("_active", "_bucket", "_in_line", "_mask", "_retrieval")
+
+    def __init__(
+        self, services: Services, wake: Callable[[], None], *, by_key: bool = True
+    ) -> None:
+        super().__init__(services, wake)
+        self._bucket = services.bucket
+        self._active = services.bucket.active
+        self._mask = services.bucket.settings.engine.vbuckets - 1
+        self._in_line = False
+        self._retrieval: Retrieval | None = None
+
+    def connection_lost(self) -> None:
+        """Let go of everything."""
+        super().connection_lost()
+        self._retrieval = None
+
+    # --- input ----------------------------------------------------------------------------------
+
+    def _receive_slowly(self, data: bytes) -> None:
+        if self._in_line and b"\n" in data:
+            self._wanted = 1
+        super()._receive_slowly(data)
+
+    def _run(self, data: bytes) -> None:
+        self._running = True
+        self._in_line = False
+        position, wanted = 0, 0
+        try:
+            if self._retrieval is not None:
+                self._retrieve(self._retrieval)
+            if self._retrieval is None or not self._halted():
+                position, wanted = self._carry_out(data)
+        finally:
+            self._running = False
+        self._fetch_failed = False
+        self._wanted = wanted
+        if position < len(data) and not self.closing:
+            self._keep(data[position:] if position else data, wanted)
+
+    def _halted(self) -> bool:
+        if self._retrieval is not None and not self.closing:
+            self.input_full = True
+            return True
+        return super()._halted()
+
+    def _carry_out(self, data: bytes) -> tuple[int, int]:
+        """Carry out commands; return how much was used and how much the next one needs.
+
+        Short ways stand here in full, because a call for each would cost a fifth more. Everything
+        they leave out is done by `_one`.
+        """
+        active, mask = self._active.get, self._mask
+        most = self._services.most_value_bytes(0)
+        now = 0.0  # asked for once, when something expires
+        out = self._out
+        unsent, limit = self._unsent, self._max_unsent
+        position, size, wanted = 0, len(data), 0
+        gets = hits = sets = stored = 0
+        while position < size and unsent <= limit:
+            match = _short_way(data, position)
+            if match is not None and match.lastindex == _GET_GROUP:
+                key = match[1]
+                vbucket = active((crc32(key) >> 16) & mask)
+                if vbucket is not None:
+                    item = vbucket.table.get(key)
+                    if item is None:
+                        gets += 1
+                        out.append(END)
+                        unsent += 5
+                        position = match.end()
+                        continue
+                    value = item.value
+                    expiry = item.expiry
+                    if expiry and not now:
+                        now = self._bucket.clock.now()
+                    valid = not expiry or expiry > now
+                    if valid and value is not None and (length := len(value)) <= COPIED_BYTES:
+                        gets += 1
+                        hits += 1
+                        item.nru = 0
+                        reply = _HIT % (key, item.flags, length, value)
+                        out.append(reply)
+                        unsent += len(reply)
+                        position = match.end()
+                        continue
+            elif match is not None:
+                _, key, flags, exptime, digits, noreply = match.groups()
+                start = match.end()
+                end = start + int(digits)
+                vbucket = active((crc32(key) >> 16) & mask)
+                complete = data[end : end + 2] == _LINE_END
+                if complete and vbucket is not None and end - start + len(key) <= most:
+                    expiry = 0 if exptime == b"0" else self._expiry(int(exptime))
+                    sets += 1
+                    try:
+                        vbucket.store(key, data[start:end], int(flags), expiry)
+                        stored += 1
+                        reply = STORED
+                    except CommandError as error:
+                        reply = storage_refusal(b"set", error)
+                    if noreply is None:
+                        out.append(reply)
+                        unsent += len(reply)
+                    position = end + 2
+                    continue
+            if gets or sets:
+                self._count(gets, hits, sets, stored)
+                gets = hits = sets = stored = 0
+            self._unsent = unsent
+            reached = self._one(data, position)
+            unsent = self._unsent
+            if reached < 0:
+                wanted = -reached
+                break
+            position = reached
+            if self._waiting or self.closing or self._retrieval is not None:
+                break
+        self._unsent = unsent
+        if gets or sets:
+            self._count(gets, hits, sets, stored)
+        return position, 0 if self._halted() else wanted
+
+    def _count(self, gets: int, hits: int, sets: int, stored: int) -> None:
+        stats = self._bucket.stats
+        stats.cmd_get += gets
+        stats.get_hits += hits
+        stats.get_misses += gets - hits
+        stats.cmd_set += sets
+        stats.total_items += stored
+
+    def _expiry(self, exptime: int) -> int:
+        return absolute_expiry(exptime, self._bucket.clock.now())
+
+    # --- one command, the long way ----------------------------------------------------------------
+
+    def _one(self, data: bytes, position: int) -> int:
+        """Carry out the command at `position`.
+
+        Returns:
+            Where the next one begins; `position` itself when this one is to be carried out again;
+            minus the number of bytes that must be there first when it is not complete.
+        """
+        end = data.find(b"\n", position)
+        if end < 0:
+            return -self._line_wanted(data, position)
+        words = split_words(data[position:end])
+        after = end + 1
+        word = words[0] if words else b""
+        try:
+            if word in _BLOCKS:
+                parse, act = _BLOCKS[word]
+                return self._with_block(parse(words), act, data, position, after)
+            if word in text_commands.COMMANDS:
+                parse, act = text_commands.COMMANDS[word]
+                line = parse(words)
+                return self._answer(act, (line,), line.noreply, position, after)
+            if word in _ALWAYS_ANSWERED:
+                return self._answer(_ALWAYS_ANSWERED[word], (words,), False, position, after)
+            own = _OWN.get(word)
+            if own is not None:
+                own(self, words)
+            else:
+                self._send(ERROR)
+        except TextSyntaxError as error:
+            if error.reply:
+                self._send(error.reply)
+            return self._swallow(data, after + error.swallow)
+        return after
+
+    def _answer(
+        self,
+        act: Callable[..., bytes],
+        arguments: tuple[Any, ...],
+        noreply: bool,
+        position: int,
+        after: int,
+    ) -> int:
+        """Carry out `act` and send its reply; what is returned is as for `_one`."""
+        try:
+            reply = act(self._services, *arguments)
+        except NotResident as missing:
+            if not self._fetch_failed:
+                self._fetch(missing)
+                return position
+            self._fetch_failed = False
+            reply = TEMPORARY_FAILURE
+        except CommandError as error:
+            reply = refusal_line(error)
+        if reply and not noreply:
+            self._send(reply)
+        return after
+
+    def _with_block(
+        self,
+        line: StorageLine | MetaLine,
+        act: Callable[..., bytes],
+        data: bytes,
+        position: int,
+        start: int,
+    ) -> int:
+        """Carry out a command whose data block begins at `start`."""
+        noreply = isinstance(line, StorageLine) and line.noreply
+        end = start + line.length
+        if line.length > most_value_bytes(self._services, line.key):
+            if _sets(line):
+                remove(self._services, line.key)
+            if not noreply:
+                self._send(TOO_LARGE)
+            return self._swallow(data, end + 2)
+        if len(data) < end + 2:
+            return position - (end + 2)
+        if not data.startswith(_LINE_END, end):
+            if not noreply:
+                self._send(BAD_DATA_CHUNK)
+            return end + 2
+        return self._answer(act, (line, data[start:end]), noreply, position, end + 2)
+
+    def _swallow(self, data: bytes, until: int) -> int:
+        """Go to `until`; what of it has not arrived yet is dropped when it does."""
+        self._discard = max(0, until - len(data))
+        return min(until, len(data))
+
+    def _line_wanted(self, data: bytes, position: int) -> int:
+        """Return at how many bytes a line without end is looked at again before its end comes."""
+        held = len(data) - position
+        limit = self._services.settings.max_line_bytes
+        if held > limit:
+            head = data[position : position + _INDENT_MOST + 5].lstrip(b" ")
+            limit = self._services.settings.max_retrieval_line_bytes
+            if held > limit or not head.startswith((b"get ", b"gets ")):
+                self._close("text line too long")
+        self._in_line = True
+        return limit + 1
+
+    # --- commands that change the conversation ----------------------------------------------------
+
+    def _get(self, words: list[bytes]) -> None:
+        self._begin(parse_retrieval(words), words[0] == b"gets", None)
+
+    def _gat(self, words: list[bytes]) -> None:
+        line = parse_touch_and_get(words)
+        self._begin(line.keys, words[0] == b"gats", self._expiry(line.exptime))
+
+    def _begin(self, keys: list[bytes], with_cas: bool, expiry: int | None) -> None:
+        self._retrieval = Retrieval(self._bucket, keys, with_cas=with_cas, expiry=expiry)
+        self._retrieve(self._retrieval)
+
+    def _retrieve(self, retrieval: Retrieval) -> None:
+        """Go on with a retrieval until it is done or nothing more may be sent now."""
+        turns = 0
+        while not retrieval.done:
+            if self._waiting or self._unsent > self._max_unsent:
+                return
+            if turns == _PAGES_A_TURN:
+                self._wake()
+                return
+            turns += 1
+            try:
+                self._send(*retrieval.answer(self._max_unsent - self._unsent))
+            except NotResident:
+                if self._fetch_failed:
+                    self._fetch_failed = False
+                    self._send(TEMPORARY_FAILURE)
+                    break
+                self._waiting = True
+                self._bucket.fetcher.want(retrieval.missing(), self._fetched)
+            except CommandError as error:
+                self._send(refusal_line(error))
+                break
+        self._retrieval = None
+
+    def _flush_all(self, words: list[bytes]) -> None:
+        line = parse_flush_all(words)
+        bucket = self._bucket
+        if not bucket.traffic:
+            if not line.noreply:
+                self._send(TEMPORARY_FAILURE)
+            return
+        bucket.stats.cmd_flush += 1
+        now = bucket.clock.now()
+        at = absolute_expiry(line.number, now) if line.number > 0 else now
+        if line.noreply:
+            bucket.flush(at, _ignore)
+            return
+        resume = self._suspend()
+
+        def done(ok: bool) -> None:
+            if not self._lost:
+                self._send(OK if ok else TEMPORARY_FAILURE)
+            resume()
+
+        bucket.flush(at, done)
+
+    def _quit(self, words: list[bytes]) -> None:
+        self._close()
+
+
+def _ignore(ok: bool) -> None:
+    """Nobody waits for this."""
+
+
+def _sets(line: StorageLine | MetaLine) -> bool:
+    """Tell whether the command replaces whatever is there."""
+    if isinstance(line, StorageLine):
+        return line.command == b"set"
+    return STORE_MODES[line.flags.mode or b"S"] == b"set"
+
+
+_BLOCKS: dict[bytes, tuple[Callable[[list[bytes]], Any], Callable[..., bytes]]] = {
+    **dict.fromkeys(
+        (b"set", b"add", b"replace", b"append", b"prepend", b"cas"),
+        (parse_storage, text_commands.store),
+    ),
+    b"ms": (parse_meta, meta_commands.store),
+}
+
+_ALWAYS_ANSWERED = {**text_commands.ALWAYS_ANSWERED, **meta_commands.COMMANDS}
+
+_OWN: dict[bytes, Callable[[TextSession, list[bytes]], None]] = {
+    b"get": TextSession._get,
+    b"gets": TextSession._get,
+    b"gat": TextSession._gat,
+    b"gats": TextSession._gat,
+    b"flush_all": TextSession._flush_all,
+    b"quit": TextSession._quit,
+}

@@ -1,0 +1,90 @@
+"""``stats`` in all its forms; what the general groups contain comes from the node.
+
+Three forms are answered here because they are commands in disguise: ``reset``, ``detail`` and
+``cachedump``. There are no slabs, so ``cachedump`` finds every document in class 1.
+
+Source: memcached reference, section 3.6, and measurements of 1.6.18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from uprmc.kv.services import Services
+from uprmc.model import Item
+from uprmc.protocol.text import parse_flags
+from uprmc.protocol.text_replies import (
+    BAD_LINE,
+    BAD_LINE_FORMAT,
+    END,
+    ERROR,
+    OK,
+    RESET,
+    STATS_DETAIL_USAGE,
+    stat_line,
+)
+
+#: Most items that ``stats cachedump`` shows; memcached stops at 2 MB of text.
+CACHEDUMP_MOST = 10_000
+
+ILLEGAL_SLAB = b"CLIENT_ERROR Illegal slab id\r\n"
+
+_SLAB_CLASSES = 64
+_THE_SLAB_CLASS = 1
+
+
+def statistics(services: Services, words: list[bytes]) -> bytes:
+    """Answer any form of ``stats``."""
+    own = _OWN_STATISTICS.get(words[1]) if len(words) > 1 else None
+    if own is not None:
+        return own(services, words)
+    group = services.stats(b" ".join(words[1:]).decode("latin-1"))
+    if group is None:
+        return ERROR
+    lines = [stat_line(name.encode(), value.encode()) for name, value in group]
+    return b"".join(lines) + END
+
+
+def _reset(services: Services, words: list[bytes]) -> bytes:
+    services.reset_stats()
+    return RESET
+
+
+def _detail(services: Services, words: list[bytes]) -> bytes:
+    """Accept the switch; commands are not counted by key prefix, so the dump is empty."""
+    switch = words[2] if len(words) > 2 else b""
+    return {b"on": OK, b"off": OK, b"dump": END}.get(switch, STATS_DETAIL_USAGE)
+
+
+def _cachedump(services: Services, words: list[bytes]) -> bytes:
+    if len(words) < 4:
+        return BAD_LINE
+    number, limit = parse_flags(words[2]), parse_flags(words[3])
+    if number is None or limit is None:
+        return BAD_LINE_FORMAT
+    if number >= _SLAB_CLASSES:
+        return ILLEGAL_SLAB
+    most = min(limit or CACHEDUMP_MOST, CACHEDUMP_MOST) if number == _THE_SLAB_CLASS else 0
+    lines = [
+        b"ITEM %b [%d b; %d s]\r\n" % (item.key, len(item.value or b""), item.expiry)
+        for item in islice(_listed_items(services), most)
+    ]
+    return b"".join(lines) + END
+
+
+def _listed_items(services: Services) -> Iterator[Item]:
+    """Yield documents that a line can show; the length of a value on disk is not known (0)."""
+    now = services.bucket.clock.now()
+    for vbucket in services.bucket.active.values():
+        for item in vbucket.table.values():
+            expired = 0 < item.expiry <= now
+            if not (item.life or expired or b"\n" in item.key):
+                yield item
+
+
+_OWN_STATISTICS: dict[bytes, Callable[[Services, list[bytes]], bytes]] = {
+    b"reset": _reset,
+    b"detail": _detail,
+    b"cachedump": _cachedump,
+}
