@@ -1,0 +1,572 @@
+"""From the queues to the store: whole batches or nothing; only what is written leaves the queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.support import FaultyStore, Node, settings_of
+from uprmc.engine.failover_log import last_complete_seqno
+from uprmc.engine.flusher import Flusher
+from uprmc.engine.write_queue import SEGMENT_BITS
+from uprmc.errors import StoreError, StoreFull, StoreMapFull, TemporaryFailure
+from uprmc.model import SnapshotRange
+from uprmc.storage.interface import Batch
+
+SEGMENT = 1 << SEGMENT_BITS
+
+
+def write(node: Node, count: int, prefix: bytes = b"k") -> None:
+    for number in range(count):
+        node.set(b"%s-%d" % (prefix, number))
+
+
+# --- by id and by seq -----------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("D05")
+def test_after_many_updates_the_store_has_one_record_per_key_in_seqno_order(node: Node) -> None:
+    keys = [b"key-%d" % number for number in range(20)]
+    for round_number in range(15):
+        for index, key in enumerate(keys):
+            if (round_number + index) % 7 == 0 and node.vbucket.find(key):
+                node.vbucket.delete(key)
+            else:
+                node.set(key, b"%d" % round_number)
+        if round_number % 4:
+            node.flush()
+    node.flush()
+    view = node.store.view()
+    by_seq = list(view.changes_after(0, 0))
+    by_id = [item for _, item, _ in view.dump_metadata(0)]
+    assert len(by_seq) == len(keys)
+    assert [item.seqno for item in by_seq] == sorted({item.seqno for item in by_seq})
+    assert sorted((item.key, item.seqno) for item in by_seq) == [
+        (item.key, item.seqno) for item in by_id
+    ]
+    view.close()
+
+
+@pytest.mark.acceptance("D06")
+def test_changes_since_a_seqno_are_read_without_reading_the_others(node: Node) -> None:
+    write(node, 500)
+    node.flush()
+    view = node.store.view()
+    assert [item.seqno for item in view.changes_after(0, 490)] == list(range(491, 501))
+    assert view.records_read == 10
+    view.close()
+
+
+# --- D20: answered before it is on disk -----------------------------------------------------------
+
+
+@pytest.mark.acceptance("D20")
+def test_writes_are_answered_while_the_disk_stalls_and_count_as_not_persisted(node: Node) -> None:
+    first = node.set(b"first")
+    stalled = node.begin()
+    for number in range(100):
+        item = node.set(b"k%d" % number)
+        assert node.vbucket.get(b"k%d" % number) is item
+    assert first.seqno > node.vbucket.persisted_seqno == 0
+    assert node.vbucket.high_seqno == 101
+    assert node.stored() == {}
+    node.bucket.flusher.commit(stalled)
+    assert node.vbucket.persisted_seqno == 0, "written, but not yet settled"
+    node.bucket.flusher.finish(stalled)
+    assert node.vbucket.persisted_seqno == 1
+    node.flush()
+    assert node.vbucket.persisted_seqno == 101
+
+
+# --- D21: all of a batch or nothing ---------------------------------------------------------------
+
+
+@pytest.mark.acceptance("D21")
+def test_one_batch_has_the_changes_of_every_vbucket_with_its_header() -> None:
+    node = Node(settings_of(vbuckets=4))
+    for number in range(40):
+        node.bucket.vbuckets[number % 4].store(b"%d" % number, b"v", 0, 0)
+    flush = node.begin()
+    assert flush.item_count == 40
+    assert [change.vbucket for change in flush.batch.changes] == [0, 1, 2, 3]
+    for change in flush.batch.changes:
+        assert [item.seqno for item in change.items] == list(range(1, 11))
+        assert change.header is not None
+        assert change.header.high_seqno == 10
+        assert change.header.snapshot == SnapshotRange(10, 10)
+    assert node.bucket.flusher.begin() is None, "everything is in the first"
+
+
+@pytest.mark.acceptance("D21")
+@pytest.mark.parametrize("step", ["accepted", "begun", "refused", "committed", "finished"])
+def test_a_crash_at_any_step_leaves_all_of_the_batch_or_nothing(step: str) -> None:
+    node = Node(settings_of(vbuckets=2))
+    first, second = node.bucket.vbuckets.values()
+    for vbucket in (first, second):
+        vbucket.store(b"old", b"1", 0, 0)
+        vbucket.store(b"gone", b"1", 0, 0)
+    node.flush()
+    for vbucket in (first, second):
+        vbucket.store(b"new", b"2", 0, 0)
+        vbucket.store(b"old", b"2", 0, 0)
+        vbucket.delete(b"gone")
+    flusher = node.bucket.flusher
+    if step != "accepted":
+        flush = node.begin()
+        if step == "refused":
+            flusher.failed(flush, StoreError("no"))
+        if step in ("committed", "finished"):
+            flusher.commit(flush)
+        if step == "finished":
+            flusher.finish(flush)
+    after = node.restarted()
+    written = step in ("committed", "finished")
+    for vbucket in after.bucket.vbuckets.values():
+        assert vbucket.high_seqno == (5 if written else 2)
+        found = {key: item.value for key, item in vbucket.table.items()}
+        expected = {b"old": b"2", b"new": b"2"} if written else {b"old": b"1", b"gone": b"1"}
+        assert found == expected
+    after.check()
+
+
+@pytest.mark.acceptance("D21")
+@pytest.mark.parametrize("error", [StoreFull("full"), StoreMapFull("map"), StoreError("broken")])
+def test_a_refused_commit_leaves_everything_queued_and_is_tried_again(error: StoreError) -> None:
+    store = FaultyStore()
+    node = Node(settings_of(vbuckets=2), store=store)
+    for vbucket in node.bucket.vbuckets.values():
+        for number in range(100):
+            vbucket.store(b"%d" % number, b"v", 0, 0)
+        vbucket.delete(b"7")
+    store.refusal = error
+    flush = node.begin()
+    with pytest.raises(StoreError):
+        node.bucket.flusher.commit(flush)
+    node.bucket.flusher.failed(flush, error)
+    assert node.bucket.flusher.queued == 200
+    assert [vbucket.persisted_seqno for vbucket in node.bucket.vbuckets.values()] == [0, 0]
+    assert node.vbucket.metadata(b"7") is not None
+    node.check()
+    store.refusal = None
+    node.flush()
+    assert node.bucket.flusher.queued == 0
+    assert len(node.stored(0)) == len(node.stored(1)) == 100
+    node.check()
+
+
+# --- failed commits refuse writes -----------------------------------------------------------------
+
+
+def test_after_a_failed_commit_every_write_is_refused_until_one_works(node: Node) -> None:
+    node.set(b"k", b"1")
+    node.fail_flush(StoreFull("disk full"))
+    vbucket = node.vbucket
+    writes = [
+        lambda: node.set(b"k"),
+        lambda: vbucket.delete(b"k"),
+        lambda: vbucket.touch(b"k", 99),
+        lambda: vbucket.extend(b"k", b"1", 0, front=False, limit_bytes=9),
+        lambda: vbucket.add_delta(b"k", 1),
+        lambda: vbucket.add_delta(b"new", 1, initial=1),
+    ]
+    for refused in writes:
+        with pytest.raises(TemporaryFailure, match="disk full"):
+            refused()
+    assert vbucket.high_seqno == 1
+    assert vbucket.get(b"k") is not None, "reading goes on"
+    assert node.bucket.stats.commit_failures == 1
+    node.flush()
+    assert node.bucket.ledger.disk_reason == ""
+    node.set(b"k")
+    node.check()
+
+
+def test_a_failure_with_nothing_to_try_again_does_not_shut_writes_out_for_good(node: Node) -> None:
+    told: list[bool] = []
+    node.bucket.flusher.when_durable(told.append)
+    node.fail_flush(StoreFull("disk full"))
+    assert told == [False]
+    node.set(b"k")
+
+
+# --- D22: only what was written leaves ------------------------------------------------------------
+
+
+@pytest.mark.acceptance("D22")
+def test_a_key_written_again_during_the_flush_is_in_the_next_batch(node: Node) -> None:
+    node.set(b"a", b"1")
+    node.set(b"b", b"1")
+    flush = node.begin()
+    second = node.set(b"a", b"2")
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    assert node.stored()[b"a"].value == b"1"
+    assert node.bucket.flusher.queued == 1
+    following = node.begin()
+    assert [item for change in following.batch.changes for item in change.items] == [second]
+    node.bucket.flusher.commit(following)
+    node.bucket.flusher.finish(following)
+    assert node.stored()[b"a"] == second
+    assert node.bucket.flusher.queued == 0
+    node.check()
+
+
+# --- a long queue in several commits --------------------------------------------------------------
+
+
+def long_flush_node() -> Node:
+    """A node whose commits take about a segment, with ten segments in its queue."""
+    node = Node(settings_of(flush={"batch_items": SEGMENT}))
+    write(node, 10 * SEGMENT)
+    return node
+
+
+@pytest.mark.acceptance("D21", "D22")
+def test_a_long_queue_is_written_from_one_view_in_several_commits() -> None:
+    node = long_flush_node()
+    end = node.vbucket.high_seqno
+    flusher = node.bucket.flusher
+    commits = 0
+    while node.vbucket.persisted_seqno < end:
+        flush = node.begin()
+        node.set(b"k-%d" % (9 * SEGMENT), b"written meanwhile %d" % commits)
+        node.set(b"k-0", b"written meanwhile %d" % commits)
+        flusher.commit(flush)
+        header = node.header()
+        complete = header.high_seqno == end
+        assert header.snapshot == (SnapshotRange(end, end) if complete else SnapshotRange(0, end))
+        assert last_complete_seqno(header.high_seqno, header.snapshot) == (end if complete else 0)
+        stored = {item.seqno for item in node.stored().values()}
+        assert stored == set(range(1, header.high_seqno + 1))
+        flusher.finish(flush)
+        node.check()
+        commits += 1
+    assert commits == 10
+    assert node.bucket.flusher.queued == 2
+    node.flush()
+    assert node.stored()[b"k-0"] == node.vbucket.get(b"k-0")
+    assert node.vbucket.persisted_seqno == node.vbucket.high_seqno
+    assert node.vbucket.queue.open_views == 0
+
+
+@pytest.mark.acceptance("D11", "D21")
+def test_a_crash_within_a_long_flush_keeps_the_items_and_branches_at_the_last_complete_seqno() -> (
+    None
+):
+    node = Node(settings_of(flush={"batch_items": SEGMENT}))
+    write(node, 40, b"first")
+    node.flush()
+    complete = node.vbucket.persisted_seqno
+    assert complete == 40
+    write(node, 10 * SEGMENT)
+    for _ in range(3):
+        flush = node.begin()
+        node.bucket.flusher.commit(flush)
+        node.bucket.flusher.finish(flush)
+    old_log = node.vbucket.failover_log
+    written = node.vbucket.persisted_seqno
+    assert complete < written < node.vbucket.high_seqno
+    after = node.restarted()
+    assert after.vbucket.high_seqno == written
+    assert after.vbucket.item_count == written
+    assert after.vbucket.failover_log[0].seqno == complete
+    assert after.vbucket.failover_log[1:] == old_log
+    assert after.header().snapshot == SnapshotRange(written, written)
+    after.check()
+
+
+@pytest.mark.acceptance("D22")
+@pytest.mark.parametrize("first", ["failed", "part of a long queue"])
+def test_what_was_accepted_since_the_view_was_opened_is_written_by_itself(first: str) -> None:
+    """A view is used for several commits; writes during the first must not wait for a new one."""
+    node = Node(settings_of(flush={"batch_items": SEGMENT}))
+    write(node, 2 * SEGMENT if first != "failed" else 1)
+    flush = node.begin()
+    meanwhile = node.set(b"meanwhile")
+    if first == "failed":
+        node.bucket.flusher.failed(flush, StoreError("no"))
+    else:
+        node.bucket.flusher.commit(flush)
+        node.bucket.flusher.finish(flush)
+    node.flush()
+    assert node.stored()[b"meanwhile"] == meanwhile
+    node.stop()
+    assert node.restarted().vbucket.find(b"meanwhile") is not None
+    node.check()
+
+
+def test_a_failure_within_a_long_flush_goes_on_where_it_stopped() -> None:
+    node = long_flush_node()
+    end = node.vbucket.high_seqno
+    flush = node.begin()
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    position = node.vbucket.persisted_seqno
+    node.fail_flush(StoreFull("full"))
+    retried = node.begin()
+    assert retried.batch.changes[0].items[0].seqno == position + 1
+    assert retried.batch.changes[0].header is not None
+    assert retried.batch.changes[0].header.snapshot == SnapshotRange(0, end)
+    node.bucket.flusher.commit(retried)
+    node.bucket.flusher.finish(retried)
+    node.flush()
+    assert node.vbucket.persisted_seqno == end
+    assert len(node.stored()) == end
+    node.check()
+
+
+def test_a_long_queue_does_not_keep_other_vbuckets_waiting() -> None:
+    node = Node(settings_of(vbuckets=2, flush={"batch_items": SEGMENT}))
+    long, short = node.bucket.vbuckets.values()
+    for number in range(10 * SEGMENT):
+        long.store(b"%d" % number, b"", 0, 0)
+    short.store(b"k", b"", 0, 0)
+    flush = node.begin()
+    assert [change.vbucket for change in flush.batch.changes] == [0]
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    flush = node.begin()
+    assert [change.vbucket for change in flush.batch.changes] == [1, 0]
+    node.bucket.flusher.failed(flush, StoreError("no"))
+    node.flush()
+    node.check()
+
+
+def test_a_batch_is_a_segment_longer_than_its_limit_at_most() -> None:
+    node = Node(settings_of(vbuckets=8, flush={"batch_items": 100}))
+    for number in range(8 * 200):
+        node.bucket.vbuckets[number % 8].store(b"%d" % number, b"", 0, 0)
+    while flush := node.bucket.flusher.begin():
+        assert flush.item_count < 100 + SEGMENT
+        node.bucket.flusher.commit(flush)
+        node.bucket.flusher.finish(flush)
+    assert node.bucket.flusher.queued == 0
+    node.check()
+
+
+# --- forgetting during a flush --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", ["finished", "failed"])
+@pytest.mark.parametrize("long", [False, True])
+def test_a_reset_during_a_flush_wins(outcome: str, long: bool) -> None:
+    node = Node(settings_of(vbuckets=2, flush={"batch_items": SEGMENT}))
+    write(node, 5 * SEGMENT if long else 10)
+    flush = node.begin()
+    node.vbucket.reset(uuid=4711)
+    node.set(b"new", b"after")
+    if outcome == "finished":
+        node.bucket.flusher.commit(flush)
+        node.bucket.flusher.finish(flush)
+        assert len(node.stored()) >= 10, "the old state is whole until the next commit"
+        assert node.header().failover_log[0].uuid != 4711
+    else:
+        node.bucket.flusher.failed(flush, StoreError("no"))
+    assert node.vbucket.persisted_seqno == 0
+    node.check()
+    node.flush()
+    assert {key: item.value for key, item in node.stored().items()} == {b"new": b"after"}
+    assert node.header().failover_log[0].uuid == 4711
+    assert node.vbucket.persisted_seqno == 1
+    node.check()
+
+
+def test_views_of_a_queue_outlive_a_reset(node: Node) -> None:
+    write(node, 10)
+    view = node.vbucket.queue.open_view()
+    node.vbucket.reset(uuid=4711)
+    assert [item.seqno for item in view.items()] == list(range(1, 11))
+    view.close()
+
+
+def test_a_reset_that_failed_to_be_written_is_written_with_what_came_after(node: Node) -> None:
+    write(node, 5)
+    node.flush()
+    node.vbucket.reset(uuid=4711)
+    node.fail_flush(StoreFull("full"))
+    node.flush()
+    assert node.stored() == {}
+    node.set(b"k")
+    node.flush()
+    assert list(node.stored()) == [b"k"]
+
+
+def test_a_long_queue_behind_a_reset_forgets_once() -> None:
+    node = long_flush_node()
+    node.flush()
+    node.vbucket.reset(uuid=4711)
+    write(node, 3 * SEGMENT, b"new")
+    node.flush()
+    assert len(node.stored()) == 3 * SEGMENT
+    assert all(key.startswith(b"new") for key in node.stored())
+    node.check()
+
+
+def test_only_a_reset_of_all_vbuckets_forgets_the_whole_store() -> None:
+    node = Node(settings_of(vbuckets=3))
+    vbuckets = list(node.bucket.vbuckets.values())
+    for vbucket in vbuckets:
+        vbucket.store(b"k", b"", 0, 0)
+    node.flush()
+    for vbucket in vbuckets[:2]:
+        vbucket.reset(uuid=4711)
+    flush = node.begin()
+    assert not flush.batch.reset_all
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    assert [len(node.stored(number)) for number in range(3)] == [0, 0, 1]
+    for vbucket in vbuckets:
+        vbucket.reset(uuid=4712)
+    flush = node.begin()
+    assert flush.batch.reset_all
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    assert [node.header(number).failover_log[0].uuid for number in range(3)] == [4712] * 3
+    node.check()
+
+
+def test_a_flush_before_any_vbucket_is_known_forgets_nothing(node: Node) -> None:
+    node.set(b"k")
+    node.flush()
+    flusher = Flusher(
+        node.store, {}, node.bucket.ledger, node.bucket.stats, node.bucket.settings.flush
+    )
+    flusher.when_durable(lambda _: None)
+    flush = flusher.begin()
+    assert flush is not None
+    flusher.commit(flush)
+    assert list(node.stored()) == [b"k"]
+
+
+# --- waiters --------------------------------------------------------------------------------------
+
+
+def test_a_waiter_is_told_after_the_next_flush_that_is_begun(node: Node) -> None:
+    told: list[bool] = []
+    node.set(b"a")
+    under_way = node.begin()
+    node.vbucket.change_header()
+    node.bucket.flusher.when_durable(told.append)
+    node.bucket.flusher.commit(under_way)
+    node.bucket.flusher.finish(under_way)
+    assert told == [], "what was under way may lack what the waiter waits for"
+    following = node.begin()
+    node.bucket.flusher.commit(following)
+    assert told == []
+    node.bucket.flusher.finish(following)
+    assert told == [True]
+    node.flush()
+    assert told == [True]
+
+
+def test_a_waiter_is_served_though_nothing_is_dirty(node: Node) -> None:
+    told: list[bool] = []
+    node.bucket.flusher.when_durable(told.append)
+    node.flush()
+    assert told == [True]
+
+
+def test_headers_are_written_however_long_the_queues_are() -> None:
+    node = Node(settings_of(vbuckets=20, flush={"batch_items": SEGMENT}))
+    write(node, 10 * SEGMENT)
+    for vbucket in node.bucket.vbuckets.values():
+        vbucket.change_header()
+    flush = node.begin()
+    assert len(flush.batch.changes) == 20
+    node.bucket.flusher.failed(flush, StoreError("no"))
+    again = node.begin()
+    assert len(again.batch.changes) == 20, "a failed header is still to be written"
+
+
+def test_nothing_to_do_makes_no_commit(node: Node) -> None:
+    assert node.bucket.flusher.begin() is None
+    store = node.store
+    assert isinstance(store, FaultyStore)
+    before = len(store.commits)
+    node.flush()
+    assert len(store.commits) == before
+
+
+def test_what_becomes_dirty_is_announced_once_until_the_next_flush(node: Node) -> None:
+    announced: list[None] = []
+    node.bucket.ledger.on_dirty = lambda: announced.append(None)
+    node.set(b"a")
+    node.set(b"b")
+    assert len(announced) == 1
+    node.flush()
+    node.set(b"c")
+    assert len(announced) == 2
+
+
+def test_counters_tell_commits_and_items(node: Node) -> None:
+    node.bucket.stats.reset()
+    write(node, 10)
+    node.flush()
+    assert (node.bucket.stats.commits, node.bucket.stats.items_flushed) == (1, 10)
+
+
+# --- when -----------------------------------------------------------------------------------------
+
+
+def delayed_node() -> Node:
+    return Node(
+        settings_of(
+            flush={
+                "batch_items": 1_000,
+                "quiet_items": 10,
+                "quiet_delay_s": 0.02,
+                "busy_delay_s": 1.0,
+            }
+        )
+    )
+
+
+def test_a_short_queue_is_written_when_its_oldest_change_is_as_old_as_the_quiet_delay() -> None:
+    node = delayed_node()
+    write(node, 10)
+    delay = node.bucket.flusher.delay
+    assert delay(0.0) == pytest.approx(0.02)
+    assert delay(0.015) == pytest.approx(0.005)
+    assert delay(0.02) == 0.0
+    assert delay(5.0) == 0.0
+
+
+def test_a_longer_queue_waits_for_company_and_is_looked_at_often() -> None:
+    node = delayed_node()
+    write(node, 11)
+    delay = node.bucket.flusher.delay
+    assert delay(0.0) == pytest.approx(0.02)
+    assert delay(0.9) == pytest.approx(0.02)
+    assert delay(0.99) == pytest.approx(0.01)
+    assert delay(1.0) == 0.0
+
+
+def test_a_full_batch_is_written_at_once() -> None:
+    node = delayed_node()
+    write(node, 999)
+    assert node.bucket.flusher.delay(0.0) > 0
+    node.set(b"one more")
+    assert node.bucket.flusher.delay(0.0) == 0.0
+
+
+def test_somebody_who_waits_has_it_written_at_once() -> None:
+    node = delayed_node()
+    node.set(b"k")
+    node.bucket.flusher.when_durable(lambda _: None)
+    assert node.bucket.flusher.delay(0.0) == 0.0
+
+
+def test_when_memory_runs_short_it_is_written_at_once() -> None:
+    node = delayed_node()
+    node.set(b"k")
+    ledger = node.bucket.ledger
+    ledger.high_mark = ledger.used
+    assert node.bucket.flusher.delay(0.0) > 0
+    ledger.high_mark = ledger.used - 1
+    assert node.bucket.flusher.delay(0.0) == 0.0
+
+
+def test_local_documents_are_no_business_of_the_flusher(node: Node) -> None:
+    node.store.commit(Batch(local={b"doc": b"1"}))
+    node.bucket.flush(0, lambda _: None)
+    node.flush()
+    assert node.store.local(b"doc") == b"1"

@@ -1,0 +1,223 @@
+"""Memory: values are shared and freed by their last holder, the account is right, limits refuse."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.engine.support import FaultyStore, Node, settings_of
+from uprmc.config import MemorySettings
+from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES, Ledger
+from uprmc.errors import KeyNotFound, OutOfMemory, StoreError, StoreFull, TemporaryFailure
+
+SMALL_QUOTA = 100_000
+
+
+@pytest.fixture
+def small() -> Node:
+    """A node with a quota of 100,000 bytes."""
+    return Node(settings_of(memory={"quota": SMALL_QUOTA}))
+
+
+def filled_up(node: Node) -> int:
+    """Write until memory is short; return how many documents went in."""
+    ledger = node.bucket.ledger
+    count = 0
+    while ledger.used <= ledger.write_limit:
+        node.set(b"k%d" % count, bytes(1_000))
+        count += 1
+    with pytest.raises(TemporaryFailure):
+        node.set(b"one too many", bytes(1_000))
+    return count
+
+
+# --- D09 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("D09")
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("how", ["set", "delete", "append", "flush_all", "expire"])
+def test_a_reader_keeps_the_old_bytes_and_frees_them_by_letting_go(node: Node, how: str) -> None:
+    value = bytes(range(200))
+    base = sys.getrefcount(value)
+    node.set(b"k", value, expiry=int(node.clock.now()) + 100)
+    reader = node.vbucket.get(b"k")
+    assert reader is not None
+    if how == "set":
+        node.set(b"k", b"new")
+    elif how == "delete":
+        node.vbucket.delete(b"k")
+    elif how == "append":
+        node.vbucket.extend(b"k", b"more", 0, front=False, limit_bytes=1_000)
+    elif how == "expire":
+        node.clock.advance(100)
+        assert node.vbucket.get(b"k") is None
+    else:
+        node.bucket.flush(0, lambda _: None)
+    assert reader.value == bytes(range(200))
+    assert sys.getrefcount(value) == base + 1, "table and queue have let go already"
+    del reader
+    assert sys.getrefcount(value) == base
+
+
+@pytest.mark.acceptance("D08", "D09")
+@pytest.mark.usefixtures("no_collector")
+def test_an_ejected_value_leaves_memory_although_its_queue_was_the_last_to_have_it() -> None:
+    class Forgetful(FaultyStore):
+        """A store whose values are elsewhere, as a real one's are."""
+
+        def commit(self, batch: object) -> None:
+            """Keep nothing."""
+
+    node = Node(store=Forgetful())
+    value = bytes(range(200))
+    base = sys.getrefcount(value)
+    node.set(b"k", value)
+    flush = node.begin()
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    del flush
+    assert sys.getrefcount(value) == base + 1
+    node.eject(b"k")
+    assert sys.getrefcount(value) == base
+
+
+@pytest.mark.acceptance("D09")
+@pytest.mark.usefixtures("no_collector")
+def test_a_version_under_way_to_the_disk_is_freed_when_it_has_arrived(node: Node) -> None:
+    value = bytes(range(200))
+    base = sys.getrefcount(value)
+    node.set(b"k", value)
+    flush = node.begin()
+    node.set(b"k", b"new")
+    assert sys.getrefcount(value) > base
+    node.bucket.flusher.failed(flush, StoreError("it never arrived"))
+    del flush
+    node.flush()
+    assert node.store.view().get(0, b"k") == node.vbucket.get(b"k")
+    node.store.commits.clear()  # type: ignore[attr-defined]
+    assert sys.getrefcount(value) == base
+
+
+# --- the account ----------------------------------------------------------------------------------
+
+
+def test_each_document_costs_its_key_its_value_and_a_fixed_overhead(node: Node) -> None:
+    used = node.bucket.ledger.used
+    assert used == 0
+    node.set(b"key", b"value")
+    assert node.bucket.ledger.used == 3 + 5 + ITEM_OVERHEAD_BYTES
+    node.set(b"key", b"longer value")
+    assert node.bucket.ledger.used == 3 + 12 + ITEM_OVERHEAD_BYTES
+    node.flush()
+    node.eject(b"key")
+    assert node.bucket.ledger.used == 3 + ITEM_OVERHEAD_BYTES
+    node.vbucket.delete(b"key")
+    assert node.bucket.ledger.used == 3 + ITEM_OVERHEAD_BYTES, "the tombstone"
+    node.flush()
+    assert node.bucket.ledger.used == 0
+
+
+def test_a_value_that_was_brought_back_is_counted_once(node: Node) -> None:
+    node.set(b"k", bytes(500))
+    node.flush()
+    before = node.bucket.ledger.used
+    node.eject(b"k")
+    assert node.fetch(b"k")
+    assert node.fetch(b"k")
+    assert node.bucket.ledger.used == before
+    node.check()
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_writes_are_refused_above_the_mutation_limit_and_nothing_is_lost(small: Node) -> None:
+    count = filled_up(small)
+    ledger = small.bucket.ledger
+    assert ledger.mutation_limit < ledger.used <= ledger.mutation_limit + 1_000 + 500
+    assert small.vbucket.high_seqno == count
+    assert ledger.refused_memory == 1
+    for number in range(count):
+        assert small.vbucket.get(b"k%d" % number) is not None
+    small.check()
+
+
+def test_every_write_that_needs_memory_is_refused_and_those_that_do_not_pass(small: Node) -> None:
+    filled_up(small)
+    vbucket = small.vbucket
+    high = vbucket.high_seqno
+    with pytest.raises(TemporaryFailure):
+        vbucket.extend(b"k0", b"x", 0, front=False, limit_bytes=9_999)
+    with pytest.raises(TemporaryFailure):
+        vbucket.add_delta(b"new", 1, initial=1)
+    assert vbucket.high_seqno == high
+    vbucket.touch(b"k0", int(small.clock.now()) + 9)
+    vbucket.delete(b"k1")
+    assert vbucket.high_seqno == high + 2
+    with pytest.raises(KeyNotFound):
+        vbucket.delete(b"k1")
+
+
+def test_an_item_that_could_never_fit_is_told_so(small: Node) -> None:
+    filled_up(small)
+    limit = small.bucket.ledger.mutation_limit
+    with pytest.raises(OutOfMemory):
+        small.set(b"k", bytes(limit - ITEM_OVERHEAD_BYTES))
+    with pytest.raises(TemporaryFailure):
+        small.set(b"k", bytes(limit - ITEM_OVERHEAD_BYTES - 1))
+
+
+def test_a_refusal_asks_the_pager_to_start_and_writes_go_on_afterwards(small: Node) -> None:
+    asked: list[None] = []
+    small.bucket.ledger.on_pressure = lambda: asked.append(None)
+    filled_up(small)
+    assert len(asked) == 1
+    small.flush()
+    while small.bucket.pager.run_slice():
+        pass
+    small.set(b"again", bytes(1_000))
+    small.check()
+
+
+def test_deleting_makes_room(small: Node) -> None:
+    count = filled_up(small)
+    for number in range(count // 2):
+        small.vbucket.delete(b"k%d" % number)
+    small.set(b"again", bytes(1_000))
+
+
+def test_a_new_quota_moves_every_mark() -> None:
+    shares = MemorySettings(quota=1_000, low_mark=0.5, high_mark=0.6, mutation_limit=0.7)
+    ledger = Ledger(shares)
+    assert (ledger.low_mark, ledger.high_mark, ledger.write_limit) == (500, 600, 700)
+    ledger.set_quota(2_000, shares)
+    assert (ledger.low_mark, ledger.high_mark, ledger.write_limit) == (1_000, 1_200, 1_400)
+
+
+def test_a_new_quota_does_not_let_writes_in_while_the_disk_refuses() -> None:
+    shares = MemorySettings()
+    ledger = Ledger(shares)
+    ledger.disk_failed("disk full")
+    ledger.set_quota(2**40, shares)
+    assert ledger.write_limit < 0
+    ledger.disk_works()
+    assert ledger.write_limit == ledger.mutation_limit
+
+
+def test_a_disk_that_fails_without_a_reason_refuses_all_the_same(node: Node) -> None:
+    node.set(b"k")
+    node.fail_flush(StoreError())
+    for write in (lambda: node.set(b"k"), lambda: node.vbucket.delete(b"k")):
+        with pytest.raises(TemporaryFailure):
+            write()
+    assert node.bucket.ledger.disk_reason
+
+
+def test_refusals_are_counted_by_their_reason(small: Node) -> None:
+    filled_up(small)
+    small.fail_flush(StoreFull("disk full"))
+    with pytest.raises(TemporaryFailure, match="disk full"):
+        small.set(b"k")
+    assert (small.bucket.ledger.refused_memory, small.bucket.ledger.refused_disk) == (1, 1)

@@ -1,0 +1,446 @@
+"""The write queue: views that cost nothing and stay as they were, and nothing kept without need."""
+
+from __future__ import annotations
+
+import random
+import sys
+import tracemalloc
+import weakref
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from uprmc.engine.write_queue import SEGMENT_BITS, QueueView, WriteQueue
+from uprmc.model import Item
+
+_SEGMENT = 1 << SEGMENT_BITS
+
+
+class WeakItem(Item):
+    """An item that can tell when it was freed."""
+
+    __slots__ = ("__weakref__",)
+
+
+def item(seqno: int, key: bytes | None = None) -> WeakItem:
+    return WeakItem(key or b"key-%d" % seqno, b"v%d" % seqno, 0, 0, seqno, seqno, 1)
+
+
+def filled(count: int) -> WriteQueue:
+    """A queue with `count` keys, seqnos from 1."""
+    queue = WriteQueue()
+    for seqno in range(1, count + 1):
+        queue.put(item(seqno), 0)
+    return queue
+
+
+def seqnos(view: QueueView, after: int = 0) -> list[int]:
+    return [entry.seqno for entry in view.items(after)]
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+def test_entries_come_in_seqno_order_whatever_their_keys() -> None:
+    queue = WriteQueue()
+    for seqno, key in enumerate([b"z", b"a", b"m"], start=1):
+        queue.put(item(seqno, key), 0)
+    view = queue.open_view()
+    assert [(entry.key, entry.seqno) for entry in view.items()] == [(b"z", 1), (b"a", 2), (b"m", 3)]
+    view.close()
+
+
+def test_a_view_of_an_empty_queue_is_empty() -> None:
+    view = WriteQueue(high_seqno=77).open_view()
+    assert seqnos(view) == []
+    assert view.take(10) == []
+    assert view.high_seqno == 77
+    view.close()
+
+
+def test_reading_can_start_at_any_seqno() -> None:
+    queue = filled(3 * _SEGMENT)
+    view = queue.open_view()
+    for after in (0, 1, _SEGMENT - 1, _SEGMENT, 2 * _SEGMENT + 5, 3 * _SEGMENT):
+        assert seqnos(view, after) == list(range(after + 1, 3 * _SEGMENT + 1))
+    view.close()
+
+
+def test_take_stops_within_a_segment_of_its_limit() -> None:
+    queue = filled(10 * _SEGMENT)
+    view = queue.open_view()
+    for limit in (1, _SEGMENT, _SEGMENT + 1, 5 * _SEGMENT):
+        taken = view.take(limit)
+        assert [entry.seqno for entry in taken] == list(range(1, len(taken) + 1))
+        assert limit <= len(taken) < limit + _SEGMENT
+    view.close()
+
+
+def test_closing_a_view_twice_is_harmless() -> None:
+    queue = filled(3)
+    first, second = queue.open_view(), queue.open_view()
+    queue.put(item(4, b"key-1"), 1)
+    second.close()
+    second.close()
+    assert queue.open_views == 1
+    assert seqnos(first) == [1, 2, 3]
+    first.close()
+    queue.check()
+
+
+# --- D07: independent views ---------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("D07")
+def test_a_view_stays_as_it_was_while_ten_thousand_writes_go_on() -> None:
+    queue = filled(200)
+    view = queue.open_view()
+    before = list(view.items())
+    seqno_of = {entry.key: entry.seqno for entry in before}
+    chooser = random.Random(7)
+    for seqno in range(201, 10_201):
+        key = b"key-%d" % chooser.randint(1, 400)
+        queue.put(item(seqno, key), seqno_of.get(key, 0))
+        seqno_of[key] = seqno
+        if seqno % 1_000 == 0:
+            queue.drop_persisted(seqno - 500)
+    after = list(view.items())
+    assert len(after) == 200
+    assert all(now is then for now, then in zip(after, before, strict=True))
+    view.close()
+    queue.check()
+
+
+@pytest.mark.acceptance("D07")
+def test_a_view_can_be_read_piece_by_piece_between_writes() -> None:
+    queue = filled(1_000)
+    view = queue.open_view()
+    read = []
+    for seqno, entry in enumerate(view.items(), start=1_001):
+        read.append(entry.seqno)
+        queue.put(item(seqno, entry.key), entry.seqno)
+        queue.drop_persisted(entry.seqno // 2)
+    assert read == list(range(1, 1_001))
+    view.close()
+    queue.check()
+
+
+@pytest.mark.acceptance("D07")
+def test_fifty_views_opened_at_different_times_are_each_right() -> None:
+    chooser = random.Random(50)
+    queue = WriteQueue()
+    live: dict[bytes, int] = {}
+    opened: list[tuple[QueueView, list[int]]] = []
+    for seqno in range(1, 5_001):
+        key = b"%d" % chooser.randint(1, 60)
+        queue.put(item(seqno, key), live.get(key, 0))
+        live[key] = seqno
+        if seqno % 100 == 0:
+            opened.append((queue.open_view(), sorted(live.values())))
+    assert len(opened) == 50
+    chooser.shuffle(opened)
+    while opened:
+        assert all(seqnos(view) == expected for view, expected in opened)
+        opened.pop()[0].close()
+        queue.check()
+    assert queue.held == 0
+
+
+# --- D18: an overwritten entry goes --------------------------------------------------------------
+
+
+@pytest.mark.acceptance("D18")
+def test_a_thousand_writes_of_one_key_leave_one_entry() -> None:
+    queue = WriteQueue()
+    for seqno in range(1, 1_001):
+        queue.put(item(seqno, b"k"), seqno - 1)
+    assert (queue.live, queue.held, queue.high_seqno) == (1, 0, 1_000)
+    view = queue.open_view()
+    assert seqnos(view) == [1_000]
+    view.close()
+
+
+@pytest.mark.acceptance("D08", "D18")
+def test_a_key_overwritten_under_an_open_view_costs_one_extra_entry() -> None:
+    queue = WriteQueue()
+    queue.put(item(1, b"k"), 0)
+    view = queue.open_view()
+    for seqno in range(2, 1_001):
+        queue.put(item(seqno, b"k"), seqno - 1)
+    assert (queue.live, queue.held) == (1, 1)
+    assert seqnos(view) == [1]
+    view.close()
+    assert (queue.live, queue.held) == (1, 0)
+
+
+def test_a_persisted_version_is_not_looked_for_when_its_key_is_written_again() -> None:
+    queue = filled(10)
+    queue.drop_persisted(10)
+    queue.put(item(11, b"key-3"), 3)
+    assert (queue.live, queue.held) == (1, 0)
+    queue.check()
+
+
+# --- D22: what was persisted leaves --------------------------------------------------------------
+
+
+@pytest.mark.acceptance("D22")
+def test_only_what_was_persisted_leaves_the_queue() -> None:
+    queue = filled(200)
+    view = queue.open_view()
+    queue.put(item(201, b"key-10"), 10)
+    queue.drop_persisted(view.high_seqno)
+    view.close()
+    rest = queue.open_view()
+    assert seqnos(rest) == [201]
+    rest.close()
+    assert (queue.live, queue.held) == (1, 0)
+
+
+def test_dropping_less_than_was_dropped_before_changes_nothing() -> None:
+    queue = filled(100)
+    queue.drop_persisted(70)
+    queue.drop_persisted(30)
+    assert queue.persisted == 70
+    assert queue.live == 30
+    queue.check()
+
+
+def test_a_restored_queue_takes_what_comes_after_the_stored_seqno() -> None:
+    queue = WriteQueue(high_seqno=1_000)
+    queue.put(item(1_001, b"k"), 400)
+    view = queue.open_view()
+    assert seqnos(view) == [1_001]
+    view.close()
+    queue.drop_persisted(1_001)
+    assert queue.live == 0
+
+
+# --- D08: what a view costs ----------------------------------------------------------------------
+
+
+def calls_made(action: Callable[[], object]) -> int:
+    """Count the function calls, C functions included, that `action` makes."""
+    count = 0
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def bytes_taken(action: Callable[[], object]) -> int:
+    """Return the most memory that `action` had in use at once."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        action()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.acceptance("D08")
+def test_a_view_of_a_hundred_thousand_items_costs_what_one_of_ten_costs() -> None:
+    short, long = filled(10), filled(100_000)
+
+    def use(queue: WriteQueue) -> Callable[[], object]:
+        return lambda: queue.open_view().close()
+
+    assert calls_made(use(long)) == calls_made(use(short)) < 20
+    taken = {queue: bytes_taken(use(queue)) for queue in (short, long)}
+    assert abs(taken[long] - taken[short]) < 200
+    assert taken[long] < 2_000
+
+
+@pytest.mark.acceptance("D08")
+def test_an_overwrite_under_a_view_costs_the_same_in_a_long_queue() -> None:
+    def overwrite(count: int) -> int:
+        queue = filled(count)
+        view = queue.open_view()
+        new = item(count + 1, b"key-1")
+        calls = calls_made(lambda: queue.put(new, 1))
+        view.close()
+        return calls
+
+    assert overwrite(100_000) <= overwrite(100) + 2
+
+
+@pytest.mark.acceptance("D08")
+@pytest.mark.usefixtures("no_collector")
+def test_an_overwritten_entry_is_freed_at_once_when_no_view_needs_it() -> None:
+    queue = WriteQueue()
+    first = item(1, b"k")
+    gone = weakref.ref(first)
+    queue.put(first, 0)
+    del first
+    assert gone() is not None
+    queue.put(item(2, b"k"), 1)
+    assert gone() is None
+
+
+@pytest.mark.acceptance("D08")
+@pytest.mark.usefixtures("no_collector")
+def test_the_last_view_that_needs_an_entry_frees_it_by_closing() -> None:
+    queue = WriteQueue()
+    first = item(1, b"k")
+    gone = weakref.ref(first)
+    queue.put(first, 0)
+    del first
+    views = [queue.open_view() for _ in range(5)]
+    queue.put(item(2, b"k"), 1)
+    late = queue.open_view()
+    for view in (views[2], views[4], views[0], views[1]):
+        view.close()
+        assert gone() is not None
+    views[3].close()
+    assert gone() is None, "only the late view is left, and it never showed the entry"
+    late.close()
+
+
+@pytest.mark.acceptance("D08")
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("with_view", [False, True])
+def test_persisted_entries_are_freed_at_once(with_view: bool) -> None:
+    queue = WriteQueue()
+    entries = [item(seqno) for seqno in range(1, 2 * _SEGMENT + 10)]
+    gone = [weakref.ref(entry) for entry in entries]
+    for entry in entries:
+        queue.put(entry, 0)
+    del entries, entry
+    view = queue.open_view()
+    if not with_view:
+        view.close()
+    queue.drop_persisted(queue.high_seqno)
+    assert sum(ref() is not None for ref in gone) == (len(gone) if with_view else 0)
+    view.close()
+    assert not any(ref() is not None for ref in gone), "the newest segment is let go too"
+
+
+@pytest.mark.acceptance("D08")
+@pytest.mark.usefixtures("no_collector")
+def test_a_queue_that_was_left_behind_goes_with_its_last_view() -> None:
+    queue = filled(500)
+    view = queue.open_view()
+    gone = weakref.ref(next(view.items()))
+    del queue
+    assert len(seqnos(view)) == 500
+    view.close()
+    del view
+    assert gone() is None
+
+
+@pytest.mark.acceptance("D08")
+@pytest.mark.usefixtures("no_collector")
+def test_memory_returns_to_where_it_was_after_heavy_use() -> None:
+    def use(queue: WriteQueue, first: int) -> None:
+        views: list[QueueView] = []
+        for seqno in range(first, first + 5_000):
+            queue.put(item(seqno, b"%d" % (seqno % 50)), max(seqno - 50, 0))
+            if seqno % 250 == 0:
+                views.append(queue.open_view())
+        queue.drop_persisted(queue.high_seqno)
+        while views:
+            views.pop(len(views) // 2).close()
+
+    queue = WriteQueue()
+    use(queue, 1)
+    base = sys.getallocatedblocks()
+    for round_number in range(1, 4):
+        use(queue, 1 + 5_000 * round_number)
+    assert sys.getallocatedblocks() - base < 100
+    assert (queue.live, queue.held, queue.open_views) == (0, 0, 0)
+
+
+# --- everything at once --------------------------------------------------------------------------
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """The queue against the plainest model: a dict of live seqnos, and a list for each view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = WriteQueue()
+        self.live: dict[bytes, int] = {}
+        self.newest: dict[bytes, int] = {}
+        self.views: list[tuple[QueueView, list[int]]] = []
+
+    @rule(key=st.sampled_from([b"a", b"b", b"c", b"d"]), gap=st.sampled_from([1, 1, 1, 2, 40, 130]))
+    def put(self, key: bytes, gap: int) -> None:
+        seqno = self.queue.high_seqno + gap
+        self.queue.put(item(seqno, key), self.newest.get(key, 0))
+        self.live[key] = self.newest[key] = seqno
+
+    @rule(count=st.integers(1, 150))
+    def put_new_keys(self, count: int) -> None:
+        for _ in range(count):
+            seqno = self.queue.high_seqno + 1
+            key = b"new-%d" % seqno
+            self.queue.put(item(seqno, key), 0)
+            self.live[key] = self.newest[key] = seqno
+
+    @precondition(lambda self: self.newest)
+    @rule(data=st.data())
+    def overwrite_any(self, data: st.DataObject) -> None:
+        self.put(data.draw(st.sampled_from(sorted(self.newest))), 1)
+
+    @precondition(lambda self: len(self.views) < 8)
+    @rule()
+    def open_view(self) -> None:
+        self.views.append((self.queue.open_view(), sorted(self.live.values())))
+
+    @precondition(lambda self: self.views)
+    @rule(data=st.data())
+    def close_view(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.views) - 1))
+        self.views.pop(index)[0].close()
+
+    @rule(data=st.data())
+    def drop_persisted(self, data: st.DataObject) -> None:
+        upto = data.draw(st.integers(0, self.queue.high_seqno))
+        self.queue.drop_persisted(upto)
+        self.live = {key: seqno for key, seqno in self.live.items() if seqno > upto}
+
+    @precondition(lambda self: self.views)
+    @rule(data=st.data(), limit=st.integers(1, 200))
+    def take(self, data: st.DataObject, limit: int) -> None:
+        view, expected = data.draw(st.sampled_from(self.views))
+        after = data.draw(st.integers(0, self.queue.high_seqno + 1))
+        left = [seqno for seqno in expected if seqno > after]
+        taken = [entry.seqno for entry in view.take(limit, after)]
+        assert taken == left[: len(taken)]
+        assert min(limit, len(left)) <= len(taken) < limit + _SEGMENT
+
+    @invariant()
+    def every_view_shows_what_it_must(self) -> None:
+        self.queue.check()
+        for view, expected in self.views:
+            assert seqnos(view) == expected
+
+    @invariant()
+    def nothing_is_kept_without_need(self) -> None:
+        needed = {seqno for _, expected in self.views for seqno in expected}
+        assert self.queue.live == len(self.live)
+        assert self.queue.held == len(needed - set(self.live.values()))
+        assert self.queue.open_views == len(self.views)
+
+    def teardown(self) -> None:
+        for view, _ in self.views:
+            view.close()
+        assert self.queue.held == 0
+        self.queue.check()
+
+
+TestQueueMachine = pytest.mark.acceptance("D07", "D08", "D18", "D22")(QueueMachine.TestCase)
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30)

@@ -1,0 +1,378 @@
+"""Settings: where they come from, which source wins, and how a bad one is refused in one line."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uprmc.config import (
+    GIB,
+    KIB,
+    MIB,
+    SettingInfo,
+    Settings,
+    build,
+    describe,
+    from_environment,
+    from_file,
+    load,
+    parse_size,
+    values_of,
+)
+from uprmc.errors import ConfigError
+
+ALL = list(describe())
+NUMERIC = [info for info in ALL if info.kind in (int, float)]
+
+# What must accompany a setting at one of its limits, so that no two contradict each other.
+COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("memory.low_mark", "high"): {"memory.high_mark": 0.981, "memory.mutation_limit": 1.0},
+    ("memory.high_mark", "low"): {"memory.low_mark": 0.099},
+    ("memory.high_mark", "high"): {"memory.mutation_limit": 1.0},
+    ("memory.mutation_limit", "low"): {"memory.low_mark": 0.098, "memory.high_mark": 0.099},
+    ("storage.map_initial", "high"): {"storage.map_max": 64 * 1024 * GIB},
+    ("storage.map_max", "low"): {"storage.map_initial": 1 * MIB},
+}
+
+
+def by_name(infos: list[SettingInfo]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("info", infos, ids=lambda info: info.name)
+
+
+def refusal(changes: dict[str, Any]) -> str:
+    """Return the reason, which is one line."""
+    with pytest.raises(ConfigError) as caught:
+        build(changes)
+    return one_line(caught.value)
+
+
+def one_line(error: ConfigError) -> str:
+    text = str(error)
+    assert text
+    assert "\n" not in text
+    return text
+
+
+def value(settings: Settings, name: str) -> Any:
+    return dict(values_of(settings))[name]
+
+
+# --- what there is --------------------------------------------------------------------------------
+
+
+@by_name(ALL)
+def test_every_setting_has_a_default_a_unit_and_a_help_line(info: SettingInfo) -> None:
+    assert info.unit
+    assert info.doc.endswith(".")
+    assert "\n" not in info.doc
+    assert info.kind in (int, float, bool, str)
+    assert type(info.default) is info.kind
+    assert build({info.name: info.default}) == Settings(), "the default is allowed"
+
+
+@by_name(NUMERIC)
+def test_every_number_has_a_range_and_its_default_is_in_it(info: SettingInfo) -> None:
+    assert info.low is not None
+    assert info.high is not None
+    assert info.low <= info.default <= info.high
+
+
+def test_names_are_unique_and_no_two_share_a_variable() -> None:
+    names = [info.name for info in ALL]
+    assert len(set(names)) == len(names)
+    assert len({name.replace(".", "_") for name in names}) == len(names)
+
+
+def test_nothing_changed_means_the_defaults() -> None:
+    assert build({}) == load(None, {}, {}) == Settings()
+    assert dict(values_of(Settings())) == {info.name: info.default for info in ALL}
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def beyond(limit: float, step: int, kind: type) -> float:
+    """The next number outside."""
+    return limit + step if kind is int else math.nextafter(limit, step * math.inf)
+
+
+@by_name(NUMERIC)
+@pytest.mark.parametrize("side", ["low", "high"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_limit_is_allowed_and_one_past_it_is_not(
+    info: SettingInfo, side: str, as_text: bool
+) -> None:
+    limit = getattr(info, side)
+    outside = beyond(limit, -1 if side == "low" else 1, info.kind)
+    companions = COMPANIONS.get((info.name, side), {})
+    refused_companion = [name for name in companions if not allowed(name, companions[name])]
+    text = refusal({info.name: repr(outside) if as_text else outside})
+    assert text.startswith(f"{info.name}: ")
+    assert ("below the least" if side == "low" else "above the most") in text
+    if refused_companion:  # alone it passes its own check, and fails against the others
+        assert not refusal({info.name: limit}).startswith(f"{info.name}: ")
+        return
+    settings = build({info.name: repr(limit) if as_text else limit, **companions})
+    assert value(settings, info.name) == limit
+    assert type(value(settings, info.name)) is info.kind
+
+
+def allowed(name: str, wanted: float) -> bool:
+    (info,) = (info for info in NUMERIC if info.name == name)
+    assert info.low is not None
+    assert info.high is not None
+    return info.low <= wanted <= info.high
+
+
+@by_name(NUMERIC)
+@pytest.mark.parametrize("bad", ["", "many", "1 2", "0x10", "nan", "inf", "-inf", "-1"])
+def test_a_number_that_is_none_or_makes_no_sense_is_refused(info: SettingInfo, bad: str) -> None:
+    assert refusal({info.name: bad}).startswith(f"{info.name}: ")
+
+
+@by_name(ALL)
+@pytest.mark.parametrize("bad", [None, [], {}, b"1", object])
+def test_a_value_of_another_kind_is_refused(info: SettingInfo, bad: object) -> None:
+    assert refusal({info.name: bad}).startswith(f"{info.name}: ")
+
+
+@by_name([info for info in NUMERIC if info.kind is int])
+@pytest.mark.parametrize("bad", [True, 20.0])
+def test_a_whole_number_is_neither_a_yes_nor_a_fraction(info: SettingInfo, bad: object) -> None:
+    assert refusal({info.name: bad}).startswith(f"{info.name}: ")
+
+
+@by_name([info for info in ALL if info.kind is str])
+def test_text_is_text(info: SettingInfo) -> None:
+    assert "is not text" in refusal({info.name: 5})
+
+
+@by_name([info for info in NUMERIC if info.kind is float])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_too_long_for_a_fraction_is_refused(info: SettingInfo, sign: int) -> None:
+    assert refusal({info.name: sign * 10**400}).startswith(f"{info.name}: ")
+
+
+def test_a_whole_number_will_do_for_a_fraction() -> None:
+    settings = build({"flush.busy_delay_s": 2})
+    assert settings.flush.busy_delay_s == 2.0
+    assert type(settings.flush.busy_delay_s) is float
+
+
+@pytest.mark.parametrize("name", ["", "nonsense", "memory", "memory.", ".quota", "memory.quotas"])
+def test_an_unknown_name_is_refused(name: str) -> None:
+    assert repr(name) in refusal({name: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("yes", True), ("TRUE", True), ("1", True), ("no", False), ("False", False), ("0", False)],
+)
+def test_yes_and_no(text: str, expected: bool) -> None:
+    assert build({"flush.sync": text}).flush.sync is expected
+
+
+@pytest.mark.parametrize("text", ["", "maybe", "2", "yes please"])
+def test_neither_yes_nor_no_is_refused(text: str) -> None:
+    assert "neither yes nor no" in refusal({"flush.sync": text})
+    assert "yes or no" in refusal({"flush.sync": 1})
+
+
+def test_a_choice_must_be_one_of_those_there_are() -> None:
+    assert build({"log.level": "debug"}).log.level == "debug"
+    assert "debug, info, warn, error" in refusal({"log.level": "loud"})
+    assert "text, json" in refusal({"log.format": "xml"})
+
+
+# --- settings that belong together ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, *(2**power for power in range(11))])
+def test_the_number_of_vbuckets_is_a_power_of_two(count: int) -> None:
+    assert build({"engine.vbuckets": count}).engine.vbuckets == count
+
+
+@pytest.mark.parametrize("count", [3, 6, 1_000, 1_023])
+def test_any_other_number_of_vbuckets_is_refused(count: int) -> None:
+    assert "power of two" in refusal({"engine.vbuckets": count})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory.low_mark": 0.85},
+        {"memory.high_mark": 0.75},
+        {"memory.high_mark": 0.93},
+        {"memory.mutation_limit": 0.85},
+        {"memory.low_mark": 0.98},
+    ],
+)
+def test_memory_marks_rise(changes: dict[str, float]) -> None:
+    assert "low_mark < high_mark < mutation_limit" in refusal(changes)
+
+
+@pytest.mark.parametrize("name", ["server.tls_cert", "server.tls_key"])
+def test_half_a_certificate_is_refused(name: str) -> None:
+    assert "one is missing" in refusal({name: "file.pem"})
+
+
+def test_the_map_starts_within_its_limit() -> None:
+    assert build({"storage.map_initial": MIB, "storage.map_max": MIB}).storage.map_max == MIB
+    assert "map_max" in refusal({"storage.map_initial": MIB + 1, "storage.map_max": MIB})
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1048576", MIB),
+        ("512M", 512 * MIB),
+        ("512m", 512 * MIB),
+        ("2GiB", 2 * GIB),
+        ("1.5g", 3 * GIB // 2),
+        ("10KiB", 10 * KIB),
+        ("7b", 7),
+        (" 4 k ", 4 * KIB),
+    ],
+)
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "M", "12X", "1kb", "1 2", "one", "nan", "inf", "1e999", "--1"]
+)
+def test_what_is_not_a_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_size(text)
+    one_line(caught.value)
+
+
+@given(size=st.integers(0, 2**50))
+def test_a_number_of_bytes_is_read_exactly(size: int) -> None:
+    assert parse_size(str(size)) == size
+
+
+@given(text=st.text(max_size=20))
+def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
+    for info in ALL:
+        try:
+            build({info.name: text})
+        except ConfigError as error:
+            one_line(error)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    file = path / "uprmc.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def test_a_file_sets_what_it_names(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        """
+        [memory]
+        quota = "2G"
+        low_mark = 0.5
+        [flush]
+        sync = false
+        batch_items = 77
+        [server]
+        memcached = "0.0.0.0:1"
+        """,
+    )
+    settings = load(file, {}, {})
+    assert settings.memory.quota == 2 * GIB
+    assert settings.memory.low_mark == 0.5
+    assert settings.flush.sync is False
+    assert settings.flush.batch_items == 77
+    assert settings.server.memcached == "0.0.0.0:1"
+    assert settings.kv == Settings().kv
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert load(written(tmp_path, ""), {}, {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("quota = 1", "outside of a [section]"),
+        ("[memory]\nquotas = 1", "no setting 'memory.quotas'"),
+        ("[nonsense]\na = 1", "no setting 'nonsense.a'"),
+        ("[memory.quota]\na = 1", "memory.quota: "),
+        ("[memory]\nquota = 2020-01-01", "memory.quota: "),
+        ("[memory]\nquota = [1]", "memory.quota: "),
+        ("[[memory]]\nquota = 1", "outside of a [section]"),
+        ("[memory\n", "uprmc.toml"),
+        ("[memory]\nquota = ", "uprmc.toml"),
+        (b"\xff\xfe[", "uprmc.toml"),
+        ("[flush]\nbatch_items = " + "9" * 5_000, "uprmc.toml"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(
+    tmp_path: Path, text: str | bytes, reason: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), {}, {})
+    assert reason in one_line(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["absent", "directory"])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path if kind == "directory" else tmp_path / "absent.toml"
+    with pytest.raises(ConfigError) as caught:
+        from_file(path)
+    assert str(path) in one_line(caught.value)
+
+
+# --- environment and precedence -------------------------------------------------------------------
+
+
+def test_the_environment_sets_what_it_names() -> None:
+    environment = {"UPRMC_MEMORY_QUOTA": "64M", "UPRMC_FLUSH_SYNC": "no", "PATH": "/bin"}
+    settings = load(None, environment, {})
+    assert settings.memory.quota == 64 * MIB
+    assert settings.flush.sync is False
+
+
+@by_name(ALL)
+def test_every_setting_has_a_variable(info: SettingInfo) -> None:
+    variable = "UPRMC_" + info.name.replace(".", "_").upper()
+    assert from_environment({variable: "text"}) == {info.name: "text"}
+
+
+@pytest.mark.parametrize("variable", ["UPRMC_", "UPRMC_MEMORY", "UPRMC_MEMORY_QUOTAS"])
+def test_a_variable_that_names_no_setting_is_refused(variable: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_environment({variable: "1"})
+    assert variable in one_line(caught.value)
+
+
+def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "[flush]\nbatch_items = 1\nquiet_items = 1\nfetch_batch = 1")
+    environment = {"UPRMC_FLUSH_QUIET_ITEMS": "2", "UPRMC_FLUSH_FETCH_BATCH": "2"}
+    flush = load(file, environment, {"flush.fetch_batch": "3"}).flush
+    assert (flush.batch_items, flush.quiet_items, flush.fetch_batch) == (1, 2, 3)
+
+
+def test_what_is_overruled_is_not_judged(tmp_path: Path) -> None:
+    file = written(tmp_path, "[flush]\nbatch_items = 0")
+    assert load(file, {}, {"flush.batch_items": 5}).flush.batch_items == 5
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(AttributeError):
+        Settings().memory.quota = 1  # type: ignore[misc]
