@@ -376,3 +376,12 @@ def test_what_is_overruled_is_not_judged(tmp_path: Path) -> None:
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(AttributeError):
         Settings().memory.quota = 1  # type: ignore[misc]
+
+
+def test_the_largest_item_must_fit_into_the_quota_and_into_a_frame() -> None:
+    build({"memory.quota": "8M", "kv.max_item_bytes": int(8 * MIB * 0.93)})
+    with pytest.raises(ConfigError, match="would not fit into memory.quota"):
+        build({"memory.quota": "8M", "kv.max_item_bytes": int(8 * MIB * 0.93) + 1})
+    build({"kv.max_frame_bytes": "3M", "kv.max_item_bytes": "2M"})
+    with pytest.raises(ConfigError, match="1 MiB below"):
+        build({"kv.max_frame_bytes": "3M", "kv.max_item_bytes": 2 * MIB + 1})

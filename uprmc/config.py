@@ -8,6 +8,7 @@ refused with the reason (`ConfigError`, one line).
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -48,7 +49,7 @@ class ServerSettings:
         10_000, "connections", "One more is told so and closed.", 1, 1_000_000
     )
     idle_timeout_s: float = _setting(
-        0.0, "seconds", "Close a connection that sends nothing for so long; 0 = never.", 0, 86_400
+        0.0, "seconds", "Close a connection that moves no bytes for so long; 0 = never.", 0, 86_400
     )
     listen_backlog: int = _setting(1_024, "connections", "Length of the accept queue.", 1, 65_535)
 
@@ -123,7 +124,11 @@ class FlushSettings:
     """How queued changes reach the disk."""
 
     batch_items: int = _setting(
-        50_000, "items", "A commit takes at most so many; so many queued start one.", 1, 1_000_000
+        50_000,
+        "items",
+        "A commit takes about so many at most; so many queued start one.",
+        1,
+        1_000_000,
     )
     quiet_items: int = _setting(
         256, "items", "A queue no longer than this is written after quiet_delay_s.", 0, 1_000_000
@@ -247,10 +252,17 @@ def _converted(info: SettingInfo, value: Any) -> Any:
     if isinstance(value, str) and info.kind is not str:
         value = _from_text(info, value)
     if info.kind is float and type(value) is int:
-        value = float(value)
+        value = _as_float(value)
     if type(value) is not info.kind:
         raise ConfigError(f"{info.name}: {value!r} is not {_kind_name(info)}")
     return value
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # the range check refuses it
 
 
 def _from_text(info: SettingInfo, text: str) -> Any:
@@ -316,6 +328,10 @@ def _check_together(settings: Settings) -> None:
         raise ConfigError("memory: low_mark < high_mark < mutation_limit must hold")
     if bool(settings.server.tls_cert) != bool(settings.server.tls_key):
         raise ConfigError("server.tls_cert and server.tls_key go together; one is missing")
+    if settings.kv.max_item_bytes > memory.quota * memory.mutation_limit:
+        raise ConfigError("kv.max_item_bytes: such an item would not fit into memory.quota")
+    if settings.kv.max_item_bytes > settings.kv.max_frame_bytes - 1 * MIB:
+        raise ConfigError("kv.max_item_bytes must be at least 1 MiB below kv.max_frame_bytes")
     if settings.storage.map_initial > settings.storage.map_max:
         raise ConfigError("storage.map_initial is above storage.map_max")
 
@@ -326,7 +342,7 @@ def from_file(path: Path) -> dict[str, Any]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise ConfigError(f"{path}: {error}") from None
     found: dict[str, Any] = {}
     for section, table in document.items():

@@ -27,17 +27,20 @@ class Entropy(Protocol):
 class Session(Protocol):
     """One peer's conversation, without a socket.
 
-    After each call of any method the adapter looks at the two attributes and at `data_to_send`.
+    After each call of any method the adapter looks at the attributes and at `data_to_send`.
 
     Attributes:
         closing: hang up as soon as everything from `data_to_send` has been written; no more input
             is wanted.
         input_full: do not read from the peer for now: unprocessed input or unsent output is at its
             limit. Draining `data_to_send` (or the session's own wake-up) clears it.
+        successor: the session that carries the conversation on, once the peer has shown what it
+            speaks; ``None`` as long as it is this one. It has taken over input and output.
     """
 
     closing: bool
     input_full: bool
+    successor: Session | None
 
     def receive_data(self, data: bytes) -> None:
         """Take the next bytes from the peer, cut anywhere. Never raises for what a peer sends."""

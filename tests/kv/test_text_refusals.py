@@ -91,7 +91,8 @@ def test_short_memory_is_a_temporary_failure_that_asks_for_room() -> None:
 
 
 def test_an_item_that_could_never_fit_is_out_of_memory() -> None:
-    rig = Rig(memory__quota=8 * 1024 * 1024, kv__max_item_bytes=20 * 1024 * 1024)
+    rig = Rig(memory__quota=32 * 1024 * 1024, kv__max_item_bytes=20 * 1024 * 1024)
+    assert talk(rig.text(), b"cache_memlimit 8\r\n") == b"OK\r\n"
     rig.bucket.ledger.used = rig.bucket.ledger.mutation_limit + 1
     huge = b"set a 0 0 9000000\r\n" + b"x" * 9_000_000 + b"\r\n"
     assert talk(rig.text(), huge) == b"SERVER_ERROR out of memory storing object\r\n"

@@ -307,3 +307,16 @@ def test_stores_are_counted(rig: Rig) -> None:
     talk(session, store(b"set", b"a", b"1") * 3 + store(b"add", b"a", b"1"))
     assert rig.bucket.stats.cmd_set == 4
     assert rig.bucket.stats.total_items == 3
+
+
+def test_a_block_as_long_as_the_longest_frame_is_swallowed_and_one_byte_more_closes() -> None:
+    rig = Rig(kv__max_frame_bytes=2 * 1024 * 1024)
+    longest = 2 * 1024 * 1024
+    session = rig.text()
+    line = b"set a 0 0 %d\r\n" % longest
+    assert talk(session, line + b"x" * longest + b"\r\nversion\r\n").startswith(
+        TOO_LARGE + b"VERSION"
+    )
+    session = rig.text()
+    assert talk(session, b"set a 0 0 %d\r\n" % (longest + 1)) == TOO_LARGE
+    assert session.closing

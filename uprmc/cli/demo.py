@@ -15,6 +15,7 @@ import tempfile
 import time
 import unicodedata
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -107,20 +108,20 @@ def _facts(code: int, character: str, name: str) -> dict[str, object]:
 
 @click.command()
 @click.option("--keep", type=click.Path(path_type=Path), help="Use and keep this data directory.")
+@click.option("--limit", type=click.IntRange(1), hidden=True, help="Load only so many documents.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def demo(keep: Path | None, debug: bool) -> None:
+def demo(keep: Path | None, limit: int | None, debug: bool) -> None:
     """Load a node, kill it with SIGKILL, start it again, and verify every document."""
     console = Console()
     with tempfile.TemporaryDirectory(prefix="uprmc-demo-") as temporary:
         node = _ThrowAwayNode(keep or Path(temporary) / "data")
         try:
-            _tell_story(console, node)
+            _tell_story(console, node, dict(islice(documents(), limit)))
         finally:
             node.stop()
 
 
-def _tell_story(console: Console, node: _ThrowAwayNode) -> None:
-    expected = dict(documents())
+def _tell_story(console: Console, node: _ThrowAwayNode, expected: dict[str, str]) -> None:
     console.print(f"1. started an empty node in {node.start():.1f} s")
     seconds = _load(console, node, expected)
     rate = len(expected) / seconds

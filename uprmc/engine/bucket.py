@@ -46,6 +46,7 @@ class Bucket:
     """
 
     def __init__(self, settings: Settings, store: Store, clock: Clock, entropy: Entropy) -> None:
+        assert settings.engine.vbuckets, "0 means 'as stored' and must have been resolved"
         self.settings = settings
         self.store = store
         self.clock = clock

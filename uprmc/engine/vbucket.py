@@ -207,7 +207,9 @@ class VBucket:
             return old
         self._ledger.check_disk()
         assert old.value is not None
-        return self._accept(key, old.value, old.flags, expiry, old, old.datatype, cas=old.cas)
+        item = self._accept(key, old.value, old.flags, expiry, old, old.datatype, cas=old.cas)
+        item.nru = 0
+        return item
 
     def extend(
         self,
@@ -288,8 +290,13 @@ class VBucket:
         if item is None:
             raise KeyNotFound(key)
         self._check_lock(key, 0)
+        now = self._now()
+        for other, (_, until) in list(self.locks.items()):
+            if until > now:
+                break  # nearly in order of lapsing, so what is behind lapses later or soon after
+            del self.locks[other]
         cas = self._next_cas()
-        self.locks[key] = (cas, self._now() + seconds)
+        self.locks[key] = (cas, now + seconds)
         return item, cas
 
     def unlock(self, key: bytes, cas: int) -> None:

@@ -57,6 +57,7 @@ class QueueView:
 
         Whole segments are taken until `limit` is reached, so the list may be a segment longer.
         """
+        assert self.number in self._queue._views, "the view is closed"
         return self._queue._read(self, after, limit)
 
     def close(self) -> None:

@@ -110,11 +110,13 @@ _GRANTED = frozenset(
 def get(session: BinarySession, request: Request) -> None:
     """Answer get, getk and their quiet forms."""
     vbucket = session.locate(request)
-    item = vbucket.get(request.key)
     stats = session.stats
+    expired = stats.expired_access
+    item = vbucket.get(request.key)
     stats.cmd_get += 1
     if item is None:
         stats.get_misses += 1
+        stats.get_expired += stats.expired_access - expired
         session.miss(request, with_key=request.opcode in _WITH_KEY)
         return
     stats.get_hits += 1
@@ -242,6 +244,7 @@ def extend(session: BinarySession, request: Request) -> None:
         limit_bytes=session.value_limit_bytes(len(request.key)),
     )
     session.stats.cmd_set += 1
+    session.stats.total_items += 1
     session.changed(request, vbucket, item)
 
 
@@ -337,7 +340,7 @@ def observe(session: BinarySession, request: Request) -> None:
 
 def _observed(session: BinarySession, asked: ObservedKey) -> KeyObservation:
     vbucket = session.bucket.locate(session.number_of(asked.vbucket, asked.key))
-    item = vbucket.metadata(asked.key)
+    item = vbucket.find(asked.key) or vbucket.metadata(asked.key)
     if item is None:
         return KeyObservation(*asked, ObservedState.NOT_FOUND, 0)
     persisted = item.seqno <= vbucket.persisted_seqno

@@ -66,7 +66,6 @@ from uprmc.protocol.text_replies import (
     version_line,
 )
 
-
 NOT_MY_VBUCKET = b"SERVER_ERROR not my vbucket\r\n"
 LOCKED = b"SERVER_ERROR locked\r\n"
 

@@ -286,6 +286,8 @@ class TextSession(Conversation):
                 remove(self._services, line.key)
             if not noreply:
                 self._send(TOO_LARGE)
+            if line.length > self._services.settings.max_frame_bytes:
+                self._close(f"a data block of {line.length} bytes is announced")
             return self._swallow(data, end + 2)
         if len(data) < end + 2:
             return position - (end + 2)

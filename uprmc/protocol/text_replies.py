@@ -31,7 +31,6 @@ BAD_EXPTIME = b"CLIENT_ERROR invalid exptime argument\r\n"
 BAD_DELTA = b"CLIENT_ERROR invalid numeric delta argument\r\n"
 NOT_A_NUMBER = b"CLIENT_ERROR cannot increment or decrement non-numeric value\r\n"
 STATS_DETAIL_USAGE = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n"
-INVALID_SHUTDOWN_MODE = b"CLIENT_ERROR invalid shutdown mode\r\n"
 
 TOO_LARGE = b"SERVER_ERROR object too large for cache\r\n"
 OUT_OF_MEMORY = b"SERVER_ERROR out of memory storing object\r\n"

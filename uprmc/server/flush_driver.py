@@ -84,9 +84,10 @@ class FlushDriver:
         delay_s: float | None = None
         try:
             yield from self._commit(flush)
-        except StoreError as error:
-            self._note_failure(error)
-            flusher.failed(flush, error)
+        except Exception as error:  # a bug of ours, too, must not end flushing for good
+            refusal = self._refusal(error)
+            self._note_failure(refusal)
+            flusher.failed(flush, refusal)
             delay_s = self._settings.retry_delay_s
         else:
             if self.last_error:
@@ -116,6 +117,12 @@ class FlushDriver:
         waiting: Deferred[None] = Deferred()
         self._reactor.callLater(seconds, waiting.callback, None)
         return waiting
+
+    def _refusal(self, error: Exception) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        _log.failure("commit_broke")
+        return StoreError(f"{type(error).__name__}: {error}")
 
     def _note_failure(self, error: StoreError) -> None:
         if str(error) != self.last_error:

@@ -52,10 +52,13 @@ class Housekeeping:
                 timer.cancel()
 
     def _tick(self) -> None:
-        collector.tend()
-        self._bucket.tick()
-        if self._bucket.pager.needed:
-            self._page_soon()
+        try:
+            collector.tend()
+            self._bucket.tick()
+            if self._bucket.pager.needed:
+                self._page_soon()
+        except Exception:  # a bug of ours must not end housekeeping for good
+            _log.failure("tick_failed")
 
     def _page_soon(self) -> None:
         if self._paging is None:

@@ -24,7 +24,7 @@ class Metric:
 
     Attributes:
         name: without the prefix, and without the ``_total`` that counters get.
-        kind: a counter only grows until the node restarts; a gauge goes up and down.
+        kind: a counter only grows, until a restart or ``stats reset``; a gauge goes both ways.
         help: one line for whoever reads the page.
         samples: labels and value; all samples of a metric use the same label names.
     """

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.internet.threads import deferToThreadPool
@@ -21,7 +21,7 @@ from twisted.python.threadpool import ThreadPool
 from uprmc import MEMCACHED_VERSION
 from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.warmup import CLEAN_MARK, Warmup
+from uprmc.engine.warmup import CLEAN_MARK, Warmup, WarmupState
 from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.ports import Session
@@ -33,7 +33,7 @@ from uprmc.server.flush_driver import FlushDriver
 from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import listen_http
 from uprmc.server.listener import Listener, listen
-from uprmc.server.log import Log, Throttle, set_level
+from uprmc.server.log import LEVELS, Log, Throttle, set_level
 from uprmc.server.statistics import Statistics
 from uprmc.server.tls import tls_options
 from uprmc.server.wake_list import WakeList
@@ -51,7 +51,8 @@ _FAREWELL_S = 2.0
 _SWITCH_INTERVAL_S = 0.0005
 
 _MISUSE_LOG_S = 1.0
-_VERBOSITY_LEVELS = ("info", "debug")
+#: What ``verbosity`` 0, 1 and 2 show at least; the setting ``log.level`` may show more.
+_VERBOSITY_LEVELS = ("error", "info", "debug")
 
 _log = Log("node")
 
@@ -95,12 +96,14 @@ class Node:
         self._wake_list = WakeList(reactor)
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
         self._listeners: dict[str, Listener] = {}
+        self._warming: Generator[None] | None = None
+        self._stopping = False
 
     # --- life -----------------------------------------------------------------------------------
 
     @inlineCallbacks
     def start(self) -> Generator[Deferred[Any], Any, None]:
-        """Listen and warm up; fires when the node serves.
+        """Listen and warm up; fires when the node serves, never if it is stopped before.
 
         Fails with `ConfigError` or `StoreError`; then `stop` cleans up.
         """
@@ -119,15 +122,16 @@ class Node:
         Raises:
             StoreError: not everything could be persisted; the mark is not left.
         """
+        self._stopping = True
+        orderly = self._interrupt_warm_up() or self.bucket.traffic
         for listener in self._listeners.values():
             yield listener.stop()
         self._housekeeping.stop()
         self.connections.stop()
-        served = self.bucket.traffic
         yield self.connections.close_all(self._reactor, _FAREWELL_S)
         self.bucket.shut_traffic_out()
         try:
-            if served:
+            if orderly:
                 yield self._flush_driver.drain()
                 mark = Batch(local={CLEAN_MARK: b"1"})
                 yield self._in_worker(self.bucket.store.commit, mark)
@@ -158,13 +162,18 @@ class Node:
 
     def _warm_up(self) -> Generator[Deferred[Any], Any, None]:
         began = self._clock.monotonic()
-        for _ in self.warmup.steps():
+        steps = cast(Generator[None], self.warmup.steps())
+        for _ in steps:
             if self._clock.monotonic() - began > self.warmup_s + _WARMUP_SLICE_S:
                 self.warmup_s = self._clock.monotonic() - began
                 breath: Deferred[None] = Deferred()
                 self._reactor.callLater(0, breath.callback, None)
                 collector.tend()
+                self._warming = steps
                 yield breath
+                if self._stopping:
+                    yield Deferred()  # for ever
+                self._warming = None
         self.warmup_s = self._clock.monotonic() - began
         _log.info(
             "warmed_up",
@@ -173,6 +182,18 @@ class Node:
             seconds=round(self.warmup_s, 3),
             clean=self.warmup.was_clean,
         )
+
+    def _interrupt_warm_up(self) -> bool:
+        """End a warm-up that is under way; say whether there was one.
+
+        Nobody was let in, so what is on disk is all there is: the node may leave the clean mark,
+        provided that the branches of an unclean start are on disk, which comes first of all.
+        """
+        steps, self._warming = self._warming, None
+        if steps is None:
+            return False
+        steps.close()
+        return self.warmup.state in (WarmupState.KEY_DUMP, WarmupState.LOAD_VALUES)
 
     def _in_worker(self, work: Callable[..., None], *args: object) -> Deferred[None]:
         return deferToThreadPool(self._reactor, self._pool, work, *args)
@@ -204,8 +225,9 @@ class Node:
 
     def _set_verbosity(self, level: int) -> None:
         self.verbosity = min(level, 2)
-        base = self.settings.log.level
-        set_level(base if level == 0 else _VERBOSITY_LEVELS[min(level, 2) - 1])
+        chosen = self.settings.log.level
+        asked = _VERBOSITY_LEVELS[self.verbosity]
+        set_level(min(chosen, asked, key=LEVELS.index))
 
     def _report_misuse(self, peer: str, reason: str) -> None:
         self.bucket.stats.protocol_errors += 1

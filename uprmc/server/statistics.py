@@ -114,7 +114,7 @@ class Statistics:
             ("curr_connections", str(connections.current)),
             ("total_connections", str(connections.total)),
             ("rejected_connections", str(connections.rejected)),
-            ("accepting_conns", "1"),
+            ("accepting_conns", str(int(not connections.full))),
             ("threads", "1"),
             ("bytes_read", str(connections.bytes_read)),
             ("bytes_written", str(connections.bytes_written)),
@@ -208,7 +208,7 @@ class Statistics:
         for info in self._node.connections.infos():
             place = str(info.number)
             group += [
-                (f"{place}:addr", f"tcp:{info.peer}"),
+                (f"{place}:addr", info.peer if info.peer == "unix" else f"tcp:{info.peer}"),
                 (f"{place}:listener", info.listener),
                 (f"{place}:state", info.state),
                 (f"{place}:secs_since_last_cmd", str(int(info.idle_s))),
@@ -267,6 +267,7 @@ class Statistics:
 
     def _vbucket_details(self, numbers: list[int]) -> StatGroup:
         group: StatGroup = []
+        durable_seqno = self._node.bucket.flusher.durable_seqno
         for number in numbers:
             vbucket = self._node.bucket.vbuckets[number]
             name = f"vb_{number}"
@@ -279,7 +280,7 @@ class Statistics:
                 (f"{name}:queue_held", str(vbucket.queue.held)),
                 (f"{name}:ht_memory", str(vbucket.memory_bytes())),
                 (f"{name}:high_seqno", str(vbucket.high_seqno)),
-                (f"{name}:persisted_seqno", str(vbucket.persisted_seqno)),
+                (f"{name}:persisted_seqno", str(durable_seqno(vbucket))),
                 (f"{name}:purge_seqno", str(vbucket.purge_seqno)),
                 (f"{name}:uuid", str(vbucket.failover_log[0].uuid)),
             ]
@@ -287,13 +288,14 @@ class Statistics:
 
     def _vbucket_seqnos(self, numbers: list[int]) -> StatGroup:
         group: StatGroup = []
+        durable_seqno = self._node.bucket.flusher.durable_seqno
         for number in numbers:
             vbucket = self._node.bucket.vbuckets[number]
             name = f"vb_{number}"
             group += [
                 (f"{name}:high_seqno", str(vbucket.high_seqno)),
                 (f"{name}:abs_high_seqno", str(vbucket.high_seqno)),
-                (f"{name}:last_persisted_seqno", str(vbucket.persisted_seqno)),
+                (f"{name}:last_persisted_seqno", str(durable_seqno(vbucket))),
                 (f"{name}:purge_seqno", str(vbucket.purge_seqno)),
                 (f"{name}:uuid", str(vbucket.failover_log[0].uuid)),
             ]

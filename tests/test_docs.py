@@ -1,0 +1,536 @@
+"""The documentation tells the truth: its tables are compared and its examples replayed.
+
+Examples talk to a real node (LMDB in a temporary directory, all 1,024 vBuckets) whose sessions are
+driven by hand: there is no socket, and no commit happens unless the example says so. How examples
+are written is told in ``docs/protocol.md``, "How to read the examples".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from tests.server.support import PEER
+from uprmc.config import GIB, KIB, MIB, SettingInfo, Settings, build, describe, load
+from uprmc.errors import StoreRefused
+from uprmc.kv.binary_commands import HANDLERS
+from uprmc.kv.session import Negotiation
+from uprmc.ports import Session
+from uprmc.protocol import text_replies
+from uprmc.protocol.binary import SHAPES, Part
+from uprmc.protocol.opcodes import HEADER_BYTES, QUIET, STATUS_TEXT, Opcode
+from uprmc.server.http import Pages
+from uprmc.server.metrics import Exposition
+from uprmc.server.node import Node
+from uprmc.storage.directory import open_directory
+
+ROOT = Path(__file__).parent.parent
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+ON_DISK = "everything is written to disk"
+CLOSED = "the server closes the connection"
+
+UUID_EXTRAS_BYTES = 16
+
+
+# --- reading the documents ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Example:
+    """One fenced block; `line` is where it begins."""
+
+    kind: str
+    line: int
+    lines: tuple[str, ...]
+
+
+def examples(document: str) -> Iterator[Example]:
+    for found in re.finditer(r"^```(hex|hex upr|memcached)\n(.*?)^```$", document, re.M | re.S):
+        line = document.count("\n", 0, found.start()) + 1
+        yield Example(found[1], line, tuple(found[2].splitlines()))
+
+
+def section(document: str, heading: str) -> str:
+    """Return what stands below a heading, up to the next one of its level or above."""
+    level = heading.split(" ")[0]
+    _, found, rest = document.partition(f"\n{heading}\n")
+    assert found, f"there is no section {heading!r}"
+    return re.split(rf"^#{{2,{len(level)}}} ", rest, maxsplit=1, flags=re.M)[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of every table row, without heads; a column's ``\\|`` is a plain bar."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    heads = {i - 1 for i, line in enumerate(lines) if re.fullmatch(r"[|-]+", line)}
+    return [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for i, line in enumerate(lines)
+        if i not in heads and i - 1 not in heads
+    ]
+
+
+def names(text: str) -> list[str]:
+    """Return what stands in backquotes in the first column of the tables."""
+    return [name for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])]
+
+
+# --- a node without sockets ---------------------------------------------------------------------
+
+
+class HandDrivenNode:
+    """A warmed-up node; commits happen in `write_to_disk` only."""
+
+    def __init__(self, path: Path) -> None:
+        changes = {"storage.data": str(path), "server.max_connections": 100, "flush.sync": False}
+        self.node = Node(Clock(), build(changes))
+        for _ in self.node.warmup.steps():
+            pass
+
+    def session(self, *, by_key: bool) -> Session:
+        return Negotiation(self.node._services("test"), lambda: None, by_key=by_key)
+
+    def write_to_disk(self) -> None:
+        flusher = self.node.bucket.flusher
+        while flush := flusher.begin():
+            flusher.commit(flush)
+            flusher.finish(flush)
+
+    def close(self) -> None:
+        self.node.bucket.store.close()
+
+
+@pytest.fixture(scope="module")
+def flushed_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandDrivenNode]:
+    made = HandDrivenNode(tmp_path_factory.mktemp("flushed") / "data")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def node(flushed_node: HandDrivenNode) -> HandDrivenNode:
+    """Give an empty node: no documents, no locks, every vBucket at seqno 0."""
+    flushed_node.node.bucket.flush(0, lambda durable: None)
+    flushed_node.write_to_disk()
+    return flushed_node
+
+
+@pytest.fixture(scope="module")
+def used_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandDrivenNode]:
+    """Give a node with a document and a connection, for tests that only look."""
+    made = HandDrivenNode(tmp_path_factory.mktemp("used") / "data")
+    Talk(made, by_key=True).send(b"set a 0 0 1\r\nx\r\n")
+    factory = made.node._session_factory("memcached", True)
+    factory.buildProtocol(PEER).makeConnection(StringTransport())
+    yield made
+    made.close()
+
+
+class Talk:
+    """One connection: what an example sends, and what has come back and was not compared yet."""
+
+    def __init__(self, node: HandDrivenNode, *, by_key: bool) -> None:
+        self._node = node
+        self._session = node.session(by_key=by_key)
+        self.answered = b""
+
+    @property
+    def closing(self) -> bool:
+        return self._session.closing
+
+    def send(self, data: bytes) -> None:
+        self._session.receive_data(data)
+        self._session = self._session.successor or self._session
+        self._drain()
+
+    def write_to_disk(self) -> None:
+        self._node.write_to_disk()
+        self._drain()
+
+    def take(self) -> bytes:
+        taken, self.answered = self.answered, b""
+        return taken
+
+    def _drain(self) -> None:
+        while pieces := self._session.data_to_send(1 << 20):
+            self.answered += b"".join(pieces)
+
+
+def steps(example: Example) -> Iterator[tuple[str, list[str]]]:
+    """Yield runs of lines with the same mark: (``>``, ``<`` or ``*``, what stands behind it)."""
+    mark, run = "", []
+    for line in example.lines:
+        if line[:1] != mark and run:
+            yield mark, run
+            run = []
+        mark = line[:1]
+        run.append(line[2:])
+    yield mark, run
+
+
+def replay(
+    talk: Talk,
+    example: Example,
+    send: Callable[[list[str]], None],
+    expect: Callable[[list[str], bytes], None],
+) -> None:
+    """Play an example; whatever is answered has to be in it."""
+    for mark, run in steps(example):
+        if mark == ">":
+            assert not talk.answered, "an answer that the example does not have"
+            send(run)
+        elif mark == "<":
+            expect(run, talk.take())
+        elif run == [ON_DISK]:
+            talk.write_to_disk()
+        else:
+            assert (mark, run) == ("*", [CLOSED])
+            assert talk.closing
+    assert not talk.answered, "an answer that the example does not have"
+    assert talk.closing is (example.lines[-1] == f"* {CLOSED}")
+
+
+def identified(kind: str) -> list[pytest.ParameterSet]:
+    found = [example for example in examples(PROTOCOL) if example.kind.startswith(kind)]
+    return [pytest.param(example, id=f"line-{example.line}") for example in found]
+
+
+# --- examples in hex ----------------------------------------------------------------------------
+
+
+class HexReader:
+    """Turns the lines of one example into bytes and patterns; see "How to read the examples"."""
+
+    def __init__(self) -> None:
+        self.cas = b""
+        self.uuid = b""
+
+    @staticmethod
+    def _digits(lines: list[str]) -> str:
+        return "".join(line.partition(";")[0].replace(" ", "") for line in lines)
+
+    def request(self, lines: list[str]) -> bytes:
+        digits = self._digits(lines)
+        return bytes.fromhex(
+            digits.replace("=" * 16, self.cas.hex()).replace("u" * 16, self.uuid.hex())
+        )
+
+    def check(self, lines: list[str], answered: bytes) -> None:
+        expected = self._digits(lines)
+        got = answered.hex()
+        assert len(got) == len(expected), f"answered {got}, expected {expected}"
+        shown = "".join("." if e == "." else g for e, g in zip(expected, got, strict=True))
+        assert shown == expected
+        self._remember(answered)
+
+    def _remember(self, answered: bytes) -> None:
+        while answered:
+            end = HEADER_BYTES + int.from_bytes(answered[8:12], "big")
+            if any(answered[16:HEADER_BYTES]):
+                self.cas = answered[16:HEADER_BYTES]
+            if answered[4] == UUID_EXTRAS_BYTES:
+                self.uuid = answered[HEADER_BYTES : HEADER_BYTES + 8]
+            answered = answered[end:]
+
+
+@pytest.mark.parametrize("example", identified("hex"))
+def test_every_example_in_hex_is_answered_as_written(
+    node: HandDrivenNode, example: Example
+) -> None:
+    talk = Talk(node, by_key=example.kind != "hex upr")
+    reader = HexReader()
+    replay(talk, example, lambda lines: talk.send(reader.request(lines)), reader.check)
+
+
+def test_every_command_group_has_an_example_in_hex() -> None:
+    shown = set()
+    for example in examples(PROTOCOL):
+        for line in example.lines:
+            if found := re.match(r"> 80 ([0-9a-f]{2}) [0-9a-f]{4} ", line):
+                opcode = int(found[1], 16)
+                shown.add(QUIET.get(opcode, opcode))
+    alike = {Opcode.GATK, Opcode.PREPEND, Opcode.SASL_AUTH, Opcode.SASL_STEP, Opcode.ADD}
+    assert set(HANDLERS) - set(QUIET) - shown <= alike
+
+
+# --- examples in text ---------------------------------------------------------------------------
+
+
+class TextReader:
+    """The same for text: ``<cas>`` is any number in an answer and the last one in a request."""
+
+    def __init__(self) -> None:
+        self.cas = ""
+
+    @staticmethod
+    def _lines(lines: list[str]) -> str:
+        return "".join(f"{line}\r\n" for line in lines).replace("␣", " ")
+
+    def request(self, lines: list[str]) -> bytes:
+        return self._lines(lines).replace("<cas>", self.cas).encode()
+
+    def check(self, lines: list[str], answered: bytes) -> None:
+        expected, got = self._lines(lines), answered.decode()
+        found = re.fullmatch(re.escape(expected).replace("<cas>", r"(\d+)"), got)
+        assert found, f"answered {got!r}, expected {expected!r}"
+        if found.groups():
+            self.cas = found[1]
+
+
+@pytest.mark.parametrize("example", identified("memcached"))
+def test_every_example_in_text_is_answered_as_written(
+    node: HandDrivenNode, example: Example
+) -> None:
+    talk = Talk(node, by_key=True)
+    reader = TextReader()
+    replay(talk, example, lambda lines: talk.send(reader.request(lines)), reader.check)
+
+
+# --- tables of the protocol ---------------------------------------------------------------------
+
+_PARTS = {Part.NONE: "no", Part.REQUIRED: "yes", Part.OPTIONAL: "any"}
+
+
+def test_the_table_of_opcodes_has_every_command_with_its_shape() -> None:
+    quiet_of = {loud: quiet for quiet, loud in QUIET.items()}
+
+    def named(opcode: int | None) -> str:
+        return "-" if opcode is None else f"`{opcode:02x}` {Opcode(opcode).name}"
+
+    expected = set()
+    for opcode in set(HANDLERS) - set(QUIET):
+        extras, key, value = SHAPES[opcode]
+        expected.add(
+            (
+                f"`{opcode:02x}`",
+                Opcode(opcode).name,
+                named(quiet_of.get(opcode)),
+                " or ".join(map(str, sorted(extras))),
+                _PARTS[key],
+                _PARTS[value],
+            )
+        )
+    assert {tuple(row[:6]) for row in rows(section(PROTOCOL, "## Opcodes"))} == expected
+
+
+def test_every_status_is_told_with_its_text() -> None:
+    text = section(PROTOCOL, "## Statuses")
+    told = {row[0]: row[1] for row in rows(text) if re.fullmatch(r"`[0-9a-f]{4}`", row[0])}
+    unused = text[text.index("never sent today") :]
+    for status, body in STATUS_TEXT.items():
+        number = f"`{status:04x}`"
+        shown = f"`{body.decode()}`" if body else "(none)"
+        if number in told:
+            assert told[number] == shown
+        else:
+            assert (f"{number} {shown}" if body else number) in " ".join(unused.split())
+    assert {int(number.strip("`"), 16) for number in told} <= set(STATUS_TEXT)
+
+
+def test_every_line_that_text_commands_answer_is_told() -> None:
+    document = PROTOCOL.replace("\\|", "|")
+    missing = [
+        name
+        for name, line in vars(text_replies).items()
+        if isinstance(line, bytes) and f"`{line.decode().strip()}" not in document
+    ]
+    assert missing == []
+
+
+def test_settings_that_the_documents_mention_exist() -> None:
+    known = {info.name for info in describe()}
+    sections = "|".join(sorted({name.partition(".")[0] for name in known}))
+    events = {event for event, _ in _events_in_the_code()}
+    for document in (PROTOCOL, OPERATIONS):
+        mentioned = set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", document))
+        assert mentioned - events <= known
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def _size(value: float) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if value and value % unit == 0:
+            return f"{int(value) // unit} {name}"
+    return f"{value:g}"
+
+
+def _shown(info: SettingInfo, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value or "(empty)"
+    assert isinstance(value, int | float)
+    if info.unit == "bytes":
+        return _size(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_the_table_of_settings_is_what_describe_says() -> None:
+    expected = [
+        [
+            f"`{info.name}`",
+            _shown(info, info.default),
+            info.unit,
+            "-" if info.low is None else f"{_shown(info, info.low)} to {_shown(info, info.high)}",
+            info.doc,
+        ]
+        for info in describe()
+    ]
+    assert rows(section(OPERATIONS, "## Settings")) == expected
+
+
+def test_the_examples_of_settings_can_be_used(tmp_path: Path) -> None:
+    text = section(OPERATIONS, "## Settings")
+    for block in re.findall(r"^```toml\n(.*?)^```$", text, re.M | re.S):
+        file = tmp_path / "uprmc.toml"
+        file.write_text(block, encoding="utf-8")
+        assert load(file, {}, {}) != Settings()
+    variables = dict(re.findall(r"\b(UPRMC_\w+)=(\S+)", text))
+    assert load(None, variables, {}) != Settings()
+    options = dict(re.findall(r"--set ([\w.]+)=(\S+)", text))
+    assert load(None, {}, options) == load(None, variables, {})
+
+
+# --- the data directory -------------------------------------------------------------------------
+
+
+def _refusal(path: Path, vbuckets: int | None = None) -> str:
+    with pytest.raises(StoreRefused) as refused:
+        open_directory(path, uuid=1, vbuckets=vbuckets, sync=False)
+    return re.sub(r"\(pid \d+\)", "(pid 4242)", str(refused.value).replace(str(path), "DIR"))
+
+
+def test_a_refused_data_directory_is_refused_in_the_words_of_the_document(tmp_path: Path) -> None:
+    told = [row[1].strip("`") for row in rows(section(OPERATIONS, "## Data directory"))]
+    file, foreign, damaged, good = (tmp_path / name for name in ("file", "foreign", "bad", "good"))
+    file.touch()
+    foreign.mkdir()
+    (foreign / "notes.txt").touch()
+    damaged.mkdir()
+    (damaged / "data.mdb").write_bytes(bytes(range(256)) * 64)
+    assert _refusal(file) in told
+    assert _refusal(foreign) in told
+    assert re.sub(r"damaged \(.*?\): restore", "damaged (...): restore", _refusal(damaged)) in told
+    store = open_directory(good, uuid=1, vbuckets=16, sync=False)
+    assert _refusal(good) in told
+    identity = store.identity()
+    store.close()
+    assert _refusal(good, vbuckets=32) in told
+    store = open_directory(good, uuid=1, sync=False)
+    store.set_identity(identity._replace(format_version=2))
+    store.close()
+    assert _refusal(good) in told
+
+
+# --- events, pages, metrics ---------------------------------------------------------------------
+
+_LEVEL_OF = {"failure": "error"}
+
+
+def _events_in_the_code() -> set[tuple[str, str]]:
+    """Return (event, level) of everything our own code can log."""
+    found = set()
+    for path in (ROOT / "uprmc").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        log = re.search(r'^_log = Log\("(\w+)"\)', text, re.M)
+        if log is None:
+            continue
+        calls = re.findall(r'\b_log\.(debug|info|warn|error|failure)\(\s*"(\w+)"', text)
+        assert len(calls) == len(re.findall(r"\b_log\.", text)), (
+            f"{path} logs in a form this test does not read"
+        )
+        found |= {(f"{log[1]}.{event}", _LEVEL_OF.get(level, level)) for level, event in calls}
+    return found
+
+
+def test_the_table_of_events_has_every_event_with_its_level() -> None:
+    told = {
+        (event, level)
+        for row in rows(section(OPERATIONS, "## Log"))
+        for event, level in zip(re.findall(r"`([\w.]+)`", row[0]), _levels(row), strict=True)
+        if not event.startswith("twisted.")
+    }
+    assert told == _events_in_the_code()
+
+
+def _levels(row: list[str]) -> list[str]:
+    return row[1].split(", ")
+
+
+def test_the_table_of_pages_has_every_page(used_node: HandDrivenNode) -> None:
+    pages = {path.decode() for path in Pages(used_node.node.statistics).by_path}
+    assert set(names(section(OPERATIONS, "## HTTP"))) == pages
+
+
+def test_the_table_of_metrics_has_every_metric(used_node: HandDrivenNode) -> None:
+    page, _ = Exposition(used_node.node.statistics.metrics).render("")
+    exposed = set(re.findall(r"^(uprmc_\w+)", page.decode(), re.M))
+    told = names(section(OPERATIONS, "## Metrics"))
+    assert len(told) == len(set(told))
+    assert set(told) == exposed
+
+
+# --- statistics ---------------------------------------------------------------------------------
+
+_GROUPS = [
+    "items",
+    "slabs",
+    "conns",
+    "warmup",
+    "memory",
+    "uprmc",
+    "vbucket",
+    "vbucket-details",
+    "vbucket-seqno",
+    "failovers",
+]
+
+
+def _statistics(node: HandDrivenNode, group: str) -> set[str]:
+    """Return a group's names with N and M for numbers."""
+    found = node.node.statistics.group(group)
+    assert found is not None
+    found_names = [name for name, _ in found]
+    if group == "conns":
+        found_names = [re.sub(r"^\d+:", "N:", name) for name in found_names]
+    found_names = [re.sub(r"^vb_\d+", "vb_N", name) for name in found_names]
+    return {re.sub(r"^vb_N:\d+:", "vb_N:M:", name) for name in found_names}
+
+
+@pytest.mark.parametrize("group", _GROUPS)
+def test_the_tables_of_statistics_have_every_name_of_a_group(
+    used_node: HandDrivenNode, group: str
+) -> None:
+    told = names(section(OPERATIONS, f"### `stats {group}`"))
+    assert len(told) == len(set(told))
+    assert set(told) == _statistics(used_node, group)
+
+
+def test_the_table_of_general_statistics_has_every_name(used_node: HandDrivenNode) -> None:
+    told = names(section(OPERATIONS, "### `stats` (general)"))
+    assert len(told) == len(set(told))
+    assert set(told) == _statistics(used_node, "")
+
+
+def test_the_settings_group_holds_every_setting_and_what_the_table_names(
+    used_node: HandDrivenNode,
+) -> None:
+    told = names(section(OPERATIONS, "### `stats settings`"))
+    assert {*told, *(info.name for info in describe())} == _statistics(used_node, "settings")
+
+
+def test_every_group_of_statistics_is_told_in_both_documents(used_node: HandDrivenNode) -> None:
+    statistics = used_node.node.statistics
+    groups = {*statistics._groups, *statistics._by_vbucket} - {""}
+    told = section(PROTOCOL, "### STAT")
+    assert {group for group in groups if f"`{group}`" in told} == groups
+    assert {group for group in groups if f"`stats {group}`" in OPERATIONS} == groups
