@@ -18,7 +18,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench bench-kv bench-memory changelog system-packages clean
+.PHONY: help serve test bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -51,13 +51,25 @@ system-packages: ## install what the interop tests need from the system, if that
 test: system-packages $(VENV)/tox-installed ## run every test and check
 	$(BIN)/python -m tox run -e $(TOX_ENVS)
 
-bench: bench-kv bench-memory ## run all benchmarks
+bench: bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness ## run all benchmarks
 
 bench-kv: $(VENV)/installed ## key-value operations against memcached
 	$(BIN)/python -m bench.kv $(BENCH_ARGS)
 
 bench-memory: $(VENV)/installed ## memory for each item against memcached
 	$(BIN)/python -m bench.memory $(BENCH_ARGS)
+
+bench-flush: $(VENV)/installed ## writing documents to disk against SQLite
+	$(BIN)/python -m bench.flush $(BENCH_ARGS)
+
+bench-warmup: $(VENV)/installed ## loading a data directory against a bare scan of it
+	$(BIN)/python -m bench.warmup $(BENCH_ARGS)
+
+bench-queue: $(VENV)/installed ## the write queue and its views against plain structures
+	$(BIN)/python -m bench.write_queue $(BENCH_ARGS)
+
+bench-lateness: $(VENV)/installed ## how late the reactor is while it flushes
+	$(BIN)/python -m bench.lateness $(BENCH_ARGS)
 
 changelog: $(VENV)/tox-installed ## show the news since the last release
 	$(BIN)/python -m tox run -q -e changelog

@@ -10,7 +10,9 @@ The habits behind it, because absolute figures of a shared machine mean little:
 - nothing is pinned to a processor.
 
 A new benchmark measures with `interleaved`, prints with `print_table` and keeps its figures with
-`save`.
+`save`. One that drives parts of ours in its own process (`bucket_in`, `write_documents`) instead of
+a server asks for ``parser(..., server=False)``; where every run needs a fresh process, the
+benchmark starts itself again with `in_child`.
 """
 
 from __future__ import annotations
@@ -31,9 +33,16 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from interop.server_process import ServerProcess, memcached_program
 from interop.wire import Wire
+from uprmc.config import EngineSettings, FlushSettings, MemorySettings, Settings
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.warmup import CLEAN_MARK, Warmup
+from uprmc.server.world import SystemClock, SystemEntropy
+from uprmc.storage.directory import open_directory
+from uprmc.storage.interface import Batch
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -251,13 +260,15 @@ class Report:
         return path
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Options that every benchmark has."""
+def parser(description: str | None, *, server: bool = True) -> argparse.ArgumentParser:
+    """Options that every benchmark has; ``server`` adds those of benchmarks that start one."""
     made = argparse.ArgumentParser(
         description=(description or "").partition("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there instead")
+    if not server:
+        return made
     made.add_argument(
         "--serve",
         action="append",
@@ -272,6 +283,83 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="'memcached' puts a second memcached in our place, to check the benchmark itself",
     )
     return made
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a report notes of the command line."""
+    return {name: value for name, value in vars(arguments).items() if name != "json"}
+
+
+def in_child(module: str, *words: object, limit_s: float = 600.0) -> dict[str, float]:
+    """Run a benchmark's own module in a fresh process; its last line of output is the figures.
+
+    Raises:
+        BenchError: it failed or took too long.
+    """
+    command = [sys.executable, "-m", module, *(str(word) for word in words)]
+    try:
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, cwd=HERE.parent, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"no end within {limit_s:g} s: {command}") from None
+    if run.returncode:
+        raise BenchError(f"{command} failed ({run.returncode}):\n{run.stderr}")
+    figures: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
+    return figures
+
+
+def key_of(number: int) -> bytes:
+    """A key of 20 bytes."""
+    return b"%020d" % number
+
+
+def vbucket_of(key: bytes) -> int:
+    """The vBucket of a key among 32,768; the low bits are its number among fewer."""
+    return (crc32(key) >> 16) & 0x7FFF
+
+
+def bucket_in(
+    directory: Path,
+    *,
+    vbuckets: int = 1_024,
+    quota: int = 8 << 30,
+    batch_items: int = 50_000,
+    sync: bool = True,
+) -> Bucket:
+    """A bucket on the real store in ``directory``, not yet warmed up: a node without a network."""
+    settings = Settings(
+        engine=EngineSettings(vbuckets=vbuckets),
+        memory=MemorySettings(quota=quota),
+        flush=FlushSettings(batch_items=batch_items, sync=sync),
+    )
+    entropy = SystemEntropy()
+    store = open_directory(directory, uuid=entropy.uuid48(), vbuckets=vbuckets, sync=sync)
+    return Bucket(settings, store, SystemClock(), entropy)
+
+
+def warm_up(bucket: Bucket) -> None:
+    for _ in Warmup(bucket).steps():
+        pass
+
+
+def write_documents(bucket: Bucket, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    """Accept documents as a client's sets would be: into the tables and the write queues."""
+    for key, value in zip(keys, values, strict=True):
+        bucket.of_key(key).store(key, value, 0, 0)
+
+
+def flush_all(bucket: Bucket) -> None:
+    """Commit everything that is queued."""
+    while flush := bucket.flusher.begin():
+        bucket.flusher.commit(flush)
+        bucket.flusher.finish(flush)
+
+
+def close_in_order(bucket: Bucket) -> None:
+    """Leave the clean mark and close, as a node does when it stops."""
+    bucket.store.commit(Batch(local={CLEAN_MARK: b"1"}))
+    bucket.store.close()
 
 
 def require_memcached() -> None:

@@ -570,3 +570,63 @@ def test_local_documents_are_no_business_of_the_flusher(node: Node) -> None:
     node.bucket.flush(0, lambda _: None)
     node.flush()
     assert node.store.local(b"doc") == b"1"
+
+
+def test_a_flush_all_between_two_slices_goes_into_the_next_batch_as_a_whole() -> None:
+    node = Node(settings_of(vbuckets=128))
+    for number in range(2_000):
+        key = b"%d" % number
+        node.bucket.of_key(key).store(key, b"old", 0, 0)
+    steps = node.bucket.flusher.begin_in_slices()
+    next(steps)
+    durable: list[bool] = []
+    node.bucket.flush(0, durable.append)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(steps)
+    first = end.value.value
+    assert not any(part.reset for part in first.parts)
+    node.bucket.flusher.commit(first)
+    node.bucket.flusher.finish(first)
+    assert durable == []
+    second = node.bucket.flusher.begin()
+    assert second is not None
+    assert second.batch.reset_all
+    assert len(second.parts) == 128
+    node.bucket.flusher.commit(second)
+    node.bucket.flusher.finish(second)
+    assert durable == [True]
+    assert node.store.view().count() == 0
+
+
+def test_writes_between_the_slices_of_begin_and_finish_are_all_persisted_in_the_end() -> None:
+    node = Node(settings_of(vbuckets=128))
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        for _ in range(50):
+            key = b"%d" % (written % 500)
+            node.bucket.of_key(key).store(key, b"%d" % written, 0, 0)
+            written += 1
+
+    write()
+    for _ in range(5):
+        steps = node.bucket.flusher.begin_in_slices()
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(steps)
+                write()
+        flush = end.value.value
+        node.bucket.flusher.commit(flush)
+        for _ in node.bucket.flusher.finish_in_slices(flush):
+            write()
+    while flush := node.bucket.flusher.begin():
+        node.bucket.flusher.commit(flush)
+        node.bucket.flusher.finish(flush)
+    view = node.store.view()
+    for vbucket in node.bucket.vbuckets.values():
+        vbucket.check()
+        assert vbucket.persisted_seqno == vbucket.high_seqno
+        stored = {item.key: item.value for item in view.changes_after(vbucket.id, 0)}
+        assert stored == {key: item.value for key, item in vbucket.table.items()}

@@ -132,7 +132,10 @@ def test_cas_given_out_and_lost_in_a_crash_is_not_given_out_again() -> None:
 def test_keys_come_before_values_and_traffic_comes_last() -> None:
     node = filled(count=3_500, vbuckets=1)
     node.stop()
-    bucket = Bucket(node.settings, node.store.reopened(), node.clock, CountingEntropy())
+    low_mark = 3_500 * (4 + ITEM_OVERHEAD_BYTES) + 5_000
+    memory = {"quota": 4 * low_mark, "low_mark": 0.25, "high_mark": 0.5}
+    settings = settings_of(vbuckets=1, memory=memory)
+    bucket = Bucket(settings, node.store.reopened(), node.clock, CountingEntropy())
     warmup = Warmup(bucket)
     assert warmup.share == 0.0
     seen: list[WarmupState] = [warmup.state]
@@ -152,6 +155,21 @@ def test_keys_come_before_values_and_traffic_comes_last() -> None:
     assert shares == sorted(shares)
     assert (warmup.state, warmup.share) == (WarmupState.DONE, 1.0)
     assert bucket.locate(0).item_count == 3_500
+
+
+def test_what_certainly_fits_is_read_once() -> None:
+    node = filled(count=3_500, vbuckets=1)
+    node.stop()
+    store = node.store.reopened()
+    bucket = Bucket(node.settings, store, node.clock, CountingEntropy())
+    warmup = Warmup(bucket)
+    states = {warmup.state for _ in warmup.steps()}
+    assert WarmupState.KEY_DUMP not in states
+    assert (warmup.keys, warmup.values) == (3_500, 3_500)
+    vbucket = bucket.vbuckets[0]
+    vbucket.check()
+    assert vbucket.item_count == 3_500
+    assert bucket.ledger.used == vbucket.memory_bytes()
 
 
 def test_values_are_loaded_up_to_the_low_mark_and_the_others_when_asked_for() -> None:

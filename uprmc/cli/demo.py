@@ -150,7 +150,8 @@ def _batches(keys: list[str]) -> list[list[str]]:
 def _load(console: Console, node: _ThrowAwayNode, expected: dict[str, str]) -> float:
     began = time.monotonic()
     client = Client(node.place, default_noreply=False)
-    with Progress(console=console, transient=True) as progress:
+    quiet = not console.is_terminal
+    with Progress(console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("loading", total=len(expected))
         for keys in _batches(list(expected)):
             refused = client.set_many({key: expected[key] for key in keys})
@@ -176,7 +177,8 @@ def _verify(console: Console, node: _ThrowAwayNode, expected: dict[str, str]) ->
     client = Client(node.place)
     wrong = []
     batches = _batches(list(expected))
-    for keys in track(batches, "verifying", console=console, transient=True):
+    quiet = not console.is_terminal
+    for keys in track(batches, "verifying", console=console, transient=True, disable=quiet):
         found = client.get_many(keys)
         wrong += [key for key in keys if found.get(key) != expected[key].encode()]
     client.close()

@@ -3,7 +3,8 @@
 `begin` (rules) takes views of the dirty vBuckets and makes one batch; `commit` (any thread, touches
 no rules) writes it; `finish` (rules) drops what was written from the queues and forgets deleted
 documents that were not written again meanwhile. One flush is under way at a time; whoever drives
-the flusher calls the three in order, or `begin`, `commit`, `failed`.
+the flusher calls the three in order, or `begin`, `commit`, `failed`. With many vBuckets `begin` and
+`finish` take a while; they also come in slices.
 
 What surprises: a queue longer than a batch is written from *one* view in several commits. Until the
 last of them the stored snapshot range says "incomplete", so that a crash in between is seen for
@@ -14,7 +15,7 @@ Source: seed 000 "How items in the partition write queue flow to couchstore"; ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from uprmc.config import FlushSettings
@@ -27,6 +28,9 @@ from uprmc.model import Item, SnapshotRange
 from uprmc.storage.interface import Batch, Store, VBucketChange
 
 Waiter = Callable[[bool], None]
+
+#: vBuckets between two chances for others to run: about half a millisecond of work.
+_SLICE_VBUCKETS = 32
 
 
 @dataclass(slots=True)
@@ -56,9 +60,10 @@ class _Part:
 class Flush:
     """One flush under way: what to commit, and what to do afterwards."""
 
-    batch: Batch
-    parts: list[_Part]
-    waiters: list[Waiter] = field(default_factory=list)
+    waiters: list[Waiter]
+    parts: list[_Part] = field(default_factory=list)
+    changes: list[VBucketChange] = field(default_factory=list)
+    batch: Batch = field(default_factory=Batch)
 
     @property
     def item_count(self) -> int:
@@ -129,24 +134,42 @@ class Flusher:
 
     def begin(self) -> Flush | None:
         """Take what is dirty, up to a batch; ``None`` when nothing is."""
-        ledger = self._ledger
-        dirty, ledger.dirty = ledger.dirty, []
-        if not dirty and not self._waiters:
-            return None
-        room = self._settings.batch_items
-        parts: list[_Part] = []
-        for vbucket in dirty:
-            if room <= 0 and not (vbucket.header_dirty or vbucket.reset_pending):
-                ledger.dirty.append(vbucket)
-                continue
-            part = self._take(vbucket, room)
-            room -= len(part.items)
-            parts.append(part)
+        steps = self.begin_in_slices()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                flush: Flush | None = end.value
+                return flush
+
+    def begin_in_slices(self) -> Generator[None, None, Flush | None]:
+        """Do what `begin` does, yielding now and then so that others can run.
+
+        Headers and resets are taken before the first yield: a `Bucket.flush` is in one batch as a
+        whole, this one or, if it comes later, the next.
+        """
+        dirty, self._ledger.dirty = self._ledger.dirty, []
         waiters, self._waiters = self._waiters, []
-        resets = sum(part.reset for part in parts)
-        everything = 0 < resets == len(self._vbuckets)
-        batch = Batch([self._change(part) for part in parts], reset_all=everything)
-        return Flush(batch, parts, waiters)
+        if not dirty and not waiters:
+            return None
+        flush = Flush(waiters)
+        room = self._settings.batch_items
+        later: list[VBucket] = []
+        for vbucket in dirty:
+            if vbucket.header_dirty or vbucket.reset_pending:
+                room -= self._take(flush, vbucket, room)
+            else:
+                later.append(vbucket)
+        for place, vbucket in enumerate(later, 1):
+            if room <= 0 or vbucket.reset_pending:
+                self._ledger.dirty.append(vbucket)
+                continue
+            room -= self._take(flush, vbucket, room)
+            if not place % _SLICE_VBUCKETS:
+                yield
+        resets = sum(part.reset for part in flush.parts)
+        flush.batch = Batch(flush.changes, reset_all=0 < resets == len(self._vbuckets))
+        return flush
 
     def commit(self, flush: Flush) -> None:
         """Write the batch. The only step that is slow; safe in a worker thread.
@@ -158,8 +181,15 @@ class Flusher:
 
     def finish(self, flush: Flush) -> None:
         """Learn that the batch is on disk."""
-        for part in flush.parts:
+        for _ in self.finish_in_slices(flush):
+            pass
+
+    def finish_in_slices(self, flush: Flush) -> Iterator[None]:
+        """Do what `finish` does, yielding now and then so that others can run."""
+        for place, part in enumerate(flush.parts, 1):
             self._settle(part)
+            if not place % _SLICE_VBUCKETS:
+                yield
         self._ledger.disk_works()
         self._stats.commits += 1
         self._stats.items_flushed += flush.item_count
@@ -179,23 +209,25 @@ class Flusher:
         for waiter in flush.waiters:
             waiter(False)
 
-    def _take(self, vbucket: VBucket, room: int) -> _Part:
+    def _take(self, flush: Flush, vbucket: VBucket, room: int) -> int:
+        """Add a vBucket's share to `flush`; return how many items that are."""
         cursor = self._cursor(vbucket)
         view = cursor.view
         items = view.take(room, cursor.position) if room > 0 else []
         upto = items[-1].seqno if items else cursor.position
-        complete = upto >= view.high_seqno
         part = _Part(
             vbucket,
             cursor.queue,
             items,
             upto,
-            complete,
+            upto >= view.high_seqno,
             vbucket.reset_pending,
             vbucket.header_dirty,
         )
         vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
-        return part
+        flush.parts.append(part)
+        flush.changes.append(self._change(part, cursor))
+        return len(items)
 
     def _cursor(self, vbucket: VBucket) -> _Cursor:
         cursor = self._cursors.get(vbucket.id)
@@ -208,8 +240,7 @@ class Flusher:
         self._cursors[vbucket.id] = cursor
         return cursor
 
-    def _change(self, part: _Part) -> VBucketChange:
-        cursor = self._cursors[part.vbucket.id]
+    def _change(self, part: _Part, cursor: _Cursor) -> VBucketChange:
         if part.complete:
             snapshot = SnapshotRange(part.upto, part.upto)
         else:

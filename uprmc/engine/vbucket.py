@@ -354,12 +354,23 @@ class VBucket:
         if self.tombstones:
             self._forget_tombstones(items)
 
-    def install(self, item: Item) -> None:
-        """Put an item that the store holds into the table without its value, at warm-up."""
-        assert item.value is None
-        self.table[item.key] = item
-        self.non_resident += 1
-        self._ledger.used += len(item.key) + ITEM_OVERHEAD_BYTES
+    def install(self, items: list[Item]) -> None:
+        """Put items that the store holds into the empty table, at warm-up.
+
+        Those without a value are documents whose value stays on disk for now.
+        """
+        table = self.table
+        size = absent = 0
+        for item in items:
+            key, value = item.key, item.value
+            table[key] = item
+            size += len(key)
+            if value is None:
+                absent += 1
+            else:
+                size += len(value)
+        self.non_resident += absent
+        self._ledger.used += size + ITEM_OVERHEAD_BYTES * len(items)
 
     def bring_in(self, item: Item) -> bool:
         """Give a fetched value to the table's entry if that is still the same version.

@@ -2,7 +2,8 @@
 
 The order is that of the states below: vBucket headers, then every key with its metadata, then
 values until the memory low mark. The keys come first because they decide hits, misses and CAS; a
-value that did not fit is fetched when it is asked for. Clients are let in when all of it is done.
+value that did not fit is fetched when it is asked for. What certainly fits is read in one go, keys
+and values together. Clients are let in when all of it is done.
 
 The work comes as a generator so that whoever drives it can let others run between steps.
 
@@ -13,9 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
+from itertools import islice
 
 from uprmc.engine.bucket import Bucket
-from uprmc.model import VBucketState
+from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.vbucket import VBucket
+from uprmc.model import Item, VBucketState
 from uprmc.storage.interface import Batch, StoreView
 
 #: Local document that is there exactly while a data directory was left in order.
@@ -71,10 +75,14 @@ class Warmup:
         view = self._bucket.store.view()
         try:
             self.records = view.count()
-            self.state = WarmupState.KEY_DUMP
-            yield from self._load_keys(view)
-            self.state = WarmupState.LOAD_VALUES
-            yield from self._load_values(view)
+            if self._all_fits():
+                self.state = WarmupState.LOAD_VALUES
+                yield from self._load_all(view)
+            else:
+                self.state = WarmupState.KEY_DUMP
+                yield from self._load_keys(view)
+                self.state = WarmupState.LOAD_VALUES
+                yield from self._load_values(view)
         finally:
             view.close()
         self.state = WarmupState.DONE
@@ -98,28 +106,48 @@ class Warmup:
             bucket.flusher.commit(flush)
             bucket.flusher.finish(flush)
 
-    def _load_keys(self, view: StoreView) -> Iterator[None]:
-        vbuckets, ledger = self._bucket.vbuckets, self._bucket.ledger
-        last_cas = ledger.last_cas
-        for number, item, _length in view.dump_metadata():
-            self.keys += 1
-            if item.cas > last_cas:
-                last_cas = item.cas
-            if not item.life:
-                vbuckets[number].install(item)
-            if not self.keys % _STEP_ITEMS:
+    def _all_fits(self) -> bool:
+        """Tell whether keys and values fit below the low mark for certain.
+
+        Keys and metadata are in the file twice, so what the file uses is more than they will.
+        """
+        usage = self._bucket.store.usage()
+        stored = usage.file_bytes - usage.free_bytes
+        return stored + self.records * ITEM_OVERHEAD_BYTES <= self._bucket.ledger.low_mark
+
+    def _load_all(self, view: StoreView) -> Iterator[None]:
+        """Bring in keys and values together: one reading instead of two."""
+        for number, vbucket in self._bucket.vbuckets.items():
+            changes = view.changes_after(number, 0)
+            while items := list(islice(changes, _STEP_ITEMS)):
+                live = self._install(vbucket, items)
+                self.values += live
                 yield
-        ledger.last_cas = last_cas
+
+    def _load_keys(self, view: StoreView) -> Iterator[None]:
+        for number, vbucket in self._bucket.vbuckets.items():
+            dump = view.dump_metadata(number)
+            while entries := list(islice(dump, _STEP_ITEMS)):
+                self._install(vbucket, [item for _, item, _ in entries])
+                yield
+
+    def _install(self, vbucket: VBucket, items: list[Item]) -> int:
+        """Put the live ones into the table; return how many those are."""
+        ledger = self._bucket.ledger
+        ledger.last_cas = max(ledger.last_cas, max([item.cas for item in items]))
+        self.keys += len(items)
+        live = [item for item in items if not item.life]
+        vbucket.install(live)
+        return len(live)
 
     def _load_values(self, view: StoreView) -> Iterator[None]:
         ledger = self._bucket.ledger
-        looked_at = 0
         for number, vbucket in self._bucket.vbuckets.items():
-            for item in view.changes_after(number, 0):
-                if ledger.used > ledger.low_mark:
-                    return
-                if not item.life and vbucket.bring_in(item):
-                    self.values += 1
-                looked_at += 1
-                if not looked_at % _STEP_ITEMS:
-                    yield
+            changes = view.changes_after(number, 0)
+            while items := list(islice(changes, _STEP_ITEMS)):
+                for item in items:
+                    if ledger.used > ledger.low_mark:
+                        return
+                    if not item.life and vbucket.bring_in(item):
+                        self.values += 1
+                yield

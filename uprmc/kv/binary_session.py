@@ -230,8 +230,7 @@ class BinarySession(Conversation):
                 self._close(f"opcode {opcode:#04x}: {refusal.status.name.lower()}")
             return self._skip(length, size - position)
         middle = HEADER_BYTES + extras_length + key_length
-        limits = self._services.settings
-        too_large = length - middle > limits.max_item_bytes or length > limits.max_frame_bytes
+        too_large = length - middle > self._services.settings.max_item_bytes
         needed: int = middle if too_large else length
         if size - position < needed:
             return -needed

@@ -7,7 +7,7 @@ never touches a timer.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from twisted.internet.defer import Deferred, inlineCallbacks
@@ -22,6 +22,9 @@ from uprmc.server.log import Log
 
 #: How long to wait for readers to close their views before the store's map is grown.
 _GROW_RETRY_S = 0.02
+
+#: How long the flusher's rules may keep the reactor from its sockets at a time.
+_SLICE_S = 0.002
 
 _log = Log("flush")
 
@@ -69,36 +72,46 @@ class FlushDriver:
             self._start()
 
     def _start(self) -> None:
-        flush = self._bucket.flusher.begin()
-        if flush is None:
-            self._dirty_since = None
-            return
         self._dirty_since = self._reactor.seconds()
-        self._busy = self._run(flush)
+        self._busy = self._run()
         if self._busy.called:
             self._busy = None
 
     @inlineCallbacks
-    def _run(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
+    def _run(self) -> Generator[Deferred[Any], Any, None]:
         flusher = self._bucket.flusher
-        delay_s: float | None = None
-        try:
-            yield from self._commit(flush)
-        except Exception as error:  # a bug of ours, too, must not end flushing for good
-            refusal = self._refusal(error)
-            self._note_failure(refusal)
-            flusher.failed(flush, refusal)
-            delay_s = self._settings.retry_delay_s
-        else:
-            if self.last_error:
-                _log.info("works_again", after=self.last_error)
-                self.last_error = ""
-            flusher.finish(flush)
+        flush = yield from self._sliced(flusher.begin_in_slices())
+        delay_s = 0.0
+        if flush is not None:
+            try:
+                yield from self._commit(flush)
+            except Exception as error:  # a bug of ours, too, must not end flushing for good
+                refusal = self._refusal(error)
+                self._note_failure(refusal)
+                flusher.failed(flush, refusal)
+                delay_s = self._settings.retry_delay_s
+            else:
+                if self.last_error:
+                    _log.info("works_again", after=self.last_error)
+                    self.last_error = ""
+                yield from self._sliced(flusher.finish_in_slices(flush))
         self._busy = None
         if self._bucket.ledger.dirty:
-            self._look_again(delay_s if delay_s is not None else 0.0)
+            self._look_again(delay_s)
         else:
             self._dirty_since = None
+
+    def _sliced(self, steps: Iterator[None]) -> Generator[Deferred[Any], Any, Any]:
+        """Run the rules' steps, with a breath for the sockets after each slice of time."""
+        until = self._reactor.seconds() + _SLICE_S
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            if self._reactor.seconds() >= until:
+                yield self._pause(0)
+                until = self._reactor.seconds() + _SLICE_S
 
     def _commit(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
         """Commit in the worker; grow the store's map as often as that takes."""
