@@ -32,7 +32,9 @@ from uprmc.storage.interface import Store
 
 #: The CAS counter starts at the time in these units and advances more slowly than it: so it is
 #: ahead of every CAS given out before a crash, even of those that were lost with it.
-_CAS_PER_SECOND = 1_000_000_000
+#: Microseconds: no node makes a million changes a second, and the numbers stay below 2**60, above
+#: which Python needs 16 bytes more for each.
+_CAS_PER_SECOND = 1_000_000
 
 
 class Bucket:
