@@ -32,6 +32,8 @@ class Ledger:
         last_cas: newest CAS given out; the next is one more.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: vBuckets with something for the flusher.
+        locked_until: Unix time when the last lock ever granted lapses, 0 before the first. After
+            it nothing is locked.
         write_limit: writes that need memory are refused while `used` is above it.
         on_dirty: called when something becomes dirty while nothing was.
         on_pressure: called when a write was refused for lack of memory.
@@ -42,6 +44,7 @@ class Ledger:
         "dirty",
         "high_mark",
         "last_cas",
+        "locked_until",
         "low_mark",
         "mutation_limit",
         "on_dirty",
@@ -56,6 +59,7 @@ class Ledger:
     def __init__(self, settings: MemorySettings, first_cas: int = 0) -> None:
         self.last_cas = first_cas
         self.used = 0
+        self.locked_until = 0.0
         self.dirty: list[VBucket] = []
         self.refused_memory = 0
         self.refused_disk = 0

@@ -296,7 +296,9 @@ class VBucket:
                 break  # nearly in order of lapsing, so what is behind lapses later or soon after
             del self.locks[other]
         cas = self._next_cas()
-        self.locks[key] = (cas, now + seconds)
+        until = now + seconds
+        self.locks[key] = (cas, until)
+        self._ledger.locked_until = max(self._ledger.locked_until, until)
         return item, cas
 
     def unlock(self, key: bytes, cas: int) -> None:

@@ -110,7 +110,7 @@ class BinarySession(Conversation):
         bucket = self.bucket
         active = bucket.active.get
         mask = self._mask if self.by_key else -1
-        max_body = self._max_short_body()
+        max_body, unlocked = self._short_ways()
         append = self._out.append
         unsent, limit = self._unsent, self._max_unsent
         position, last, wanted = 0, len(data) - HEADER_BYTES, HEADER_BYTES
@@ -126,27 +126,25 @@ class BinarySession(Conversation):
                 if mask >= 0:
                     number = (crc32(key) >> 16) & 0x7FFF & mask
                 vbucket = active(number)
-                if (
-                    vbucket is not None
-                    and body_length == key_length == len(key)
-                    and not vbucket.locks
-                    and 0 < key_length <= KEY_MAX_BYTES
-                ):
+                if vbucket is not None and unlocked and body_length == key_length == len(key):
                     item = vbucket.table.get(key)
-                    if item is None:
+                    if item is not None:
+                        value = item.value
+                        if value is not None and not item.expiry and not item.datatype:
+                            hits += 1
+                            item.nru = 0
+                            length = len(value) + 4
+                            append(
+                                _pack_get_reply(_GET_HIT_HEAD, length, opaque, item.cas, item.flags)
+                            )
+                            append(value)
+                            unsent += length + 24
+                            position = end
+                            continue
+                    elif 0 < key_length <= KEY_MAX_BYTES:
                         misses += 1
                         append(_pack_reply(_GET_MISS_HEAD, 9, opaque, 0) + _NOT_FOUND_TEXT)
                         unsent += 33
-                        position = end
-                        continue
-                    value = item.value
-                    if value is not None and not item.expiry and not item.datatype:
-                        hits += 1
-                        item.nru = 0
-                        length = len(value) + 4
-                        append(_pack_get_reply(_GET_HIT_HEAD, length, opaque, item.cas, item.flags))
-                        append(value)
-                        unsent += length + 24
                         position = end
                         continue
             elif (
@@ -190,7 +188,7 @@ class BinarySession(Conversation):
             position += used
             if self._waiting or self.closing:
                 break
-            max_body = self._max_short_body()  # the command may have been a HELLO
+            max_body, unlocked = self._short_ways()  # it may have been a HELLO, or a lock
         self._unsent = unsent
         self._running = self._fetch_failed = False
         self._count(hits, misses, sets, refused)
@@ -198,9 +196,18 @@ class BinarySession(Conversation):
         if position < len(data) and not self.closing:
             self._keep(data[position:] if position else data, wanted)
 
-    def _max_short_body(self) -> int:
-        """Return the longest body of a set that may go the short way, -1 when none may."""
-        return -1 if self.with_seqnos else self._max_store_body_bytes
+    def _short_ways(self) -> tuple[int, bool]:
+        """Tell which commands the loop may carry out by itself.
+
+        Returns:
+            The longest body of a set, -1 for none at all; and whether gets may, because no lock
+            can be there whose CAS would have to be hidden.
+        """
+        locked_until = self.bucket.ledger.locked_until
+        return (
+            -1 if self.with_seqnos else self._max_store_body_bytes,
+            not locked_until or locked_until <= self.bucket.clock.now(),
+        )
 
     def _count(self, hits: int, misses: int, sets: int, refused: int) -> None:
         stats = self.stats
