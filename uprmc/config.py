@@ -124,7 +124,7 @@ class FlushSettings:
     """How queued changes reach the disk."""
 
     batch_items: int = _setting(
-        50_000,
+        100_000,
         "items",
         "A commit takes about so many at most; so many queued start one.",
         1,
@@ -137,7 +137,11 @@ class FlushSettings:
         0.02, "seconds", "Age of the oldest change when a short queue is written.", 0, 60
     )
     busy_delay_s: float = _setting(
-        1.0, "seconds", "Age of the oldest change when a long queue is written.", 0, 60
+        2.0,
+        "seconds",
+        "Age of the oldest change when a long queue is written; sooner if OBSERVE asks.",
+        0,
+        60,
     )
     retry_delay_s: float = _setting(
         1.0, "seconds", "Wait after a commit failed before it is tried again.", 0.01, 600

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+
 import pytest
 
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flusher import Flusher
+from uprmc.engine.flusher import Flush, Flusher
 from uprmc.engine.write_queue import SEGMENT_BITS
 from uprmc.errors import StoreError, StoreFull, StoreMapFull, TemporaryFailure
 from uprmc.model import SnapshotRange
@@ -572,6 +574,19 @@ def test_local_documents_are_no_business_of_the_flusher(node: Node) -> None:
     assert node.store.local(b"doc") == b"1"
 
 
+def result_of(
+    steps: Generator[None, None, Flush | None], between: Callable[[], None] = lambda: None
+) -> Flush:
+    """Run the slices of `begin`, with something in between; return what they made."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            assert isinstance(end.value, Flush)
+            return end.value
+        between()
+
+
 def test_a_flush_all_between_two_slices_goes_into_the_next_batch_as_a_whole() -> None:
     node = Node(settings_of(vbuckets=128))
     for number in range(2_000):
@@ -581,10 +596,7 @@ def test_a_flush_all_between_two_slices_goes_into_the_next_batch_as_a_whole() ->
     next(steps)
     durable: list[bool] = []
     node.bucket.flush(0, durable.append)
-    with pytest.raises(StopIteration) as end:
-        while True:
-            next(steps)
-    first = end.value.value
+    first = result_of(steps)
     assert not any(part.reset for part in first.parts)
     node.bucket.flusher.commit(first)
     node.bucket.flusher.finish(first)
@@ -613,11 +625,7 @@ def test_writes_between_the_slices_of_begin_and_finish_are_all_persisted_in_the_
     write()
     for _ in range(5):
         steps = node.bucket.flusher.begin_in_slices()
-        with pytest.raises(StopIteration) as end:
-            while True:
-                next(steps)
-                write()
-        flush = end.value.value
+        flush = result_of(steps, write)
         node.bucket.flusher.commit(flush)
         for _ in node.bucket.flusher.finish_in_slices(flush):
             write()
@@ -630,3 +638,19 @@ def test_writes_between_the_slices_of_begin_and_finish_are_all_persisted_in_the_
         assert vbucket.persisted_seqno == vbucket.high_seqno
         stored = {item.key: item.value for item in view.changes_after(vbucket.id, 0)}
         assert stored == {key: item.value for key, item in vbucket.table.items()}
+
+
+def test_a_long_queue_that_somebody_asks_about_is_written_soon() -> None:
+    flush = {"quiet_items": 1, "quiet_delay_s": 0.02, "busy_delay_s": 5.0, "batch_items": 1_000}
+    node = Node(settings_of(flush=flush))
+    for number in range(10):
+        node.set(b"%d" % number)
+    flusher = node.bucket.flusher
+    assert flusher.delay(1.0) > 0
+    flusher.hurry()
+    assert flusher.delay(0.019) > 0
+    assert flusher.delay(0.02) == 0
+    node.flush()
+    for number in range(10):
+        node.set(b"%d" % number)
+    assert flusher.delay(1.0) > 0, "the hurry is over with the flush it asked for"

@@ -344,6 +344,8 @@ def _observed(session: BinarySession, asked: ObservedKey) -> KeyObservation:
     if item is None:
         return KeyObservation(*asked, ObservedState.NOT_FOUND, 0)
     persisted = item.seqno <= vbucket.persisted_seqno
+    if not persisted:
+        session.bucket.flusher.hurry()
     if item.life:
         state = ObservedState.NOT_FOUND if persisted else ObservedState.LOGICALLY_DELETED
     else:
@@ -362,6 +364,8 @@ def observe_seqno(session: BinarySession, request: Request) -> None:
     if place is None:
         raise KeyNotFound(uuid)
     persisted = session.bucket.flusher.durable_seqno(vbucket)
+    if persisted < vbucket.high_seqno:
+        session.bucket.flusher.hurry()
     numbers = (vbucket.id, log[0].uuid, persisted, vbucket.high_seqno)
     if place == 0:
         value = OBSERVE_SEQNO_REPLY.pack(0, *numbers)
