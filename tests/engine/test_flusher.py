@@ -578,13 +578,16 @@ def result_of(
     steps: Generator[None, None, Flush | None], between: Callable[[], None] = lambda: None
 ) -> Flush:
     """Run the slices of `begin`, with something in between; return what they made."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            assert isinstance(end.value, Flush)
-            return end.value
+    made: list[Flush] = []
+
+    def collect() -> Generator[None, None, None]:
+        flush = yield from steps
+        assert flush is not None
+        made.append(flush)
+
+    for _ in collect():
         between()
+    return made[0]
 
 
 def test_a_flush_all_between_two_slices_goes_into_the_next_batch_as_a_whole() -> None:

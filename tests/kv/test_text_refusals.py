@@ -101,8 +101,9 @@ def test_an_item_that_could_never_fit_is_out_of_memory() -> None:
 @pytest.mark.parametrize("command", [*WRITES, *READS, b"gat 0 a\r\n"])
 def test_a_vbucket_that_is_elsewhere_is_refused(command: bytes) -> None:
     rig = Rig(engine__vbuckets=1)
-    rig.bucket.active.clear()
+    rig.bucket.shut_traffic_out()
     rig.bucket.vbuckets[0].state = VBucketState.REPLICA
+    rig.bucket.let_traffic_in()
     assert talk(rig.text(), command) == b"SERVER_ERROR not my vbucket\r\n"
 
 

@@ -13,6 +13,7 @@ is over, so the hot path needs one lookup to know everything; only a failed look
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from zlib import crc32
 
 from uprmc.config import Settings
@@ -26,7 +27,7 @@ from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import NotMyVBucket, TemporaryFailure
-from uprmc.model import VBucketHeader, VBucketState
+from uprmc.model import Item, VBucketHeader, VBucketState
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
 
@@ -43,6 +44,8 @@ class Bucket:
     Attributes:
         vbuckets: number -> vBucket, whatever its state.
         active: number -> vBucket, those that serve clients now.
+        lookups: number -> how to find a key in an active vBucket's table, for the hot path: going
+            by way of the vBucket costs a visit to memory more.
         traffic: whether clients are let in (warm-up is over).
         marks: what meta commands have marked as stale or being fetched.
     """
@@ -55,6 +58,7 @@ class Bucket:
         self.entropy = entropy
         self.vbuckets: dict[int, VBucket] = {}
         self.active: dict[int, VBucket] = {}
+        self.lookups: dict[int, Callable[[bytes], Item | None]] = {}
         self.traffic = False
         self.stats = Stats()
         self.ledger = Ledger(settings.memory, int(clock.now() * _CAS_PER_SECOND))
@@ -123,16 +127,16 @@ class Bucket:
     def let_traffic_in(self) -> None:
         """Open the doors: warm-up is over."""
         self.traffic = True
-        self.active.update(
-            (number, vbucket)
-            for number, vbucket in self.vbuckets.items()
-            if vbucket.state == VBucketState.ACTIVE
-        )
+        for number, vbucket in self.vbuckets.items():
+            if vbucket.state == VBucketState.ACTIVE:
+                self.active[number] = vbucket
+                self.lookups[number] = vbucket.table.get
 
     def shut_traffic_out(self) -> None:
         """Close the doors: from now on commands get temporary failure."""
         self.traffic = False
         self.active.clear()
+        self.lookups.clear()
 
     def flush(self, at: float, done: Waiter) -> None:
         """Forget every document at Unix time `at`, now if that has passed.

@@ -49,7 +49,7 @@ class VBucket:
     Attributes:
         id: its number.
         state: what the node may do with it.
-        table: key -> current item or fresh tombstone.
+        table: key -> current item or fresh tombstone; the same dict for ever.
         queue: changes not yet persisted.
         high_seqno: highest seqno assigned.
         persisted_seqno: everything up to here is in a finished commit.
@@ -97,10 +97,11 @@ class VBucket:
         self.header_dirty = False
         self.reset_pending = False
         self.purge_seqno = 0
+        self.table: dict[bytes, Item] = {}
         self._start_history(new_log(uuid))
 
     def _start_history(self, log: FailoverLog) -> None:
-        self.table: dict[bytes, Item] = {}
+        self.table.clear()
         self.locks: dict[bytes, tuple[int, float]] = {}
         self.queue = WriteQueue()
         self.failover_log = log

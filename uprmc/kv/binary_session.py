@@ -108,7 +108,7 @@ class BinarySession(Conversation):
     def _run(self, data: bytes) -> None:
         self._running = True
         bucket = self.bucket
-        active = bucket.active.get
+        active, lookups = bucket.active.get, bucket.lookups.get
         mask = self._mask if self.by_key else -1
         max_body, unlocked = self._short_ways()
         append = self._out.append
@@ -125,9 +125,9 @@ class BinarySession(Conversation):
                 key = data[start:end]
                 if mask >= 0:
                     number = (crc32(key) >> 16) & 0x7FFF & mask
-                vbucket = active(number)
-                if vbucket is not None and unlocked and body_length == key_length == len(key):
-                    item = vbucket.table.get(key)
+                lookup = lookups(number)
+                if lookup is not None and unlocked and body_length == key_length == len(key):
+                    item = lookup(key)
                     if item is not None:
                         value = item.value
                         if value is not None and not item.expiry and not item.datatype:

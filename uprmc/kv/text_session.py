@@ -130,6 +130,7 @@ class TextSession(Conversation):
         they leave out is done by `_one`.
         """
         active, mask = self._active.get, self._mask
+        lookups = self._bucket.lookups.get
         most = self._services.most_value_bytes(0)
         now = 0.0  # asked for once, when something expires
         out = self._out
@@ -140,9 +141,9 @@ class TextSession(Conversation):
             match = _short_way(data, position)
             if match is not None and match.lastindex == _GET_GROUP:
                 key = match[1]
-                vbucket = active((crc32(key) >> 16) & mask)
-                if vbucket is not None:
-                    item = vbucket.table.get(key)
+                lookup = lookups((crc32(key) >> 16) & mask)
+                if lookup is not None:
+                    item = lookup(key)
                     if item is None:
                         gets += 1
                         out.append(END)
