@@ -380,7 +380,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 def test_the_largest_item_must_fit_into_the_quota_and_into_a_frame() -> None:
     build({"memory.quota": "8M", "kv.max_item_bytes": int(8 * MIB * 0.93)})
-    with pytest.raises(ConfigError, match="would not fit into memory.quota"):
+    with pytest.raises(ConfigError, match=r"would not fit into memory\.quota"):
         build({"memory.quota": "8M", "kv.max_item_bytes": int(8 * MIB * 0.93) + 1})
     build({"kv.max_frame_bytes": "3M", "kv.max_item_bytes": "2M"})
     with pytest.raises(ConfigError, match="1 MiB below"):

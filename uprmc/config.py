@@ -124,11 +124,18 @@ class FlushSettings:
     """How queued changes reach the disk."""
 
     batch_items: int = _setting(
-        100_000,
+        30_000,
         "items",
         "A commit takes about so many at most; so many queued start one.",
         1,
         1_000_000,
+    )
+    commit_memory: int = _setting(
+        128 * MIB,
+        "bytes",
+        "What the store may need for writing one commit; fewer items go into it accordingly.",
+        1 * MIB,
+        64 * GIB,
     )
     quiet_items: int = _setting(
         256, "items", "A queue no longer than this is written after quiet_delay_s.", 0, 1_000_000

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.support import Node, settings_of
+from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.errors import OutOfMemory, TemporaryFailure
 from uprmc.model import VBucketState
 
 VALUE = bytes(1_000)
@@ -86,8 +88,10 @@ def test_when_everything_is_dirty_a_run_ends_without_effect() -> None:
     node.bucket.ledger.high_mark = node.bucket.ledger.low_mark = 0
     run(node)
     assert node.bucket.stats.value_ejects == 0
-    assert node.bucket.pager.needed, "another run will come"
     assert len(resident(node)) == 50
+    assert not node.bucket.pager.needed, "another run would find nothing either"
+    node.flush()
+    assert node.bucket.pager.needed
 
 
 def test_the_coldest_leave_first() -> None:
@@ -181,8 +185,32 @@ def test_the_account_is_right_whatever_is_ejected(
         node.vbucket.find(b"%d" % number)
         node.check()
     reachable = ledger.used <= ledger.low_mark
-    assert reachable or not resident(node)
+    empty = {b"%d" % number for number, size in enumerate(sizes) if not size}
+    assert reachable or resident(node) == empty, "ejecting an empty value would free nothing"
     for key in before:
         node.fetch(key)
     assert node.vbucket.table == before
     node.check()
+
+
+def test_when_keys_alone_fill_the_quota_the_pager_rests_and_writes_are_out_of_memory() -> None:
+    node = Node(settings_of(memory={"quota": 400 * (4 + ITEM_OVERHEAD_BYTES)}))
+    pager, ledger = node.bucket.pager, node.bucket.ledger
+    stored = 0
+    while ledger.used <= ledger.write_limit:
+        node.set(b"%04d" % stored, b"")
+        stored += 1
+    with pytest.raises(TemporaryFailure):
+        node.set(b"more", b"")
+    node.flush()
+    assert pager.needed
+    while pager.run_slice():
+        pass
+    assert not pager.needed, "another run would find nothing either"
+    with pytest.raises(OutOfMemory):
+        node.set(b"more", b"")
+    for number in range(100):
+        node.vbucket.delete(b"%04d" % number)
+    node.flush()
+    assert not ledger.exhausted
+    assert node.set(b"more", b"").value == b""

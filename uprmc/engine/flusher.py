@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from uprmc.config import FlushSettings
+from uprmc.engine.commit_room import CommitRoom
 from uprmc.engine.ledger import Ledger
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
@@ -31,6 +32,9 @@ Waiter = Callable[[bool], None]
 
 #: vBuckets between two chances for others to run: about half a millisecond of work.
 _SLICE_VBUCKETS = 32
+
+#: Most items taken from a queue before the room is looked at again.
+_TAKE_ITEMS = 64
 
 
 @dataclass(slots=True)
@@ -90,12 +94,13 @@ class Flusher:
         self._cursors: dict[int, _Cursor] = {}
         self._waiters: list[Waiter] = []
         self._hurried = False
+        self._batch_items = settings.batch_items
 
     def delay(self, age_s: float) -> float:
         """Return how many seconds to wait with the next flush; 0 = it is due.
 
         A short queue is written soon, because waiting would gain little. A long one waits for more
-        company, because a document in a batch of 50,000 costs half of one in a batch of 10,000,
+        company, because a document in a batch of 30,000 costs half of one in a batch of 10,000,
         unless somebody asks for it (`hurry`).
 
         Args:
@@ -103,7 +108,7 @@ class Flusher:
         """
         ledger, settings = self._ledger, self._settings
         queued = self.queued
-        if self._waiters or queued >= settings.batch_items or ledger.used > ledger.high_mark:
+        if self._waiters or queued >= self._batch_items or ledger.used > ledger.high_mark:
             return 0.0
         soon = self._hurried or queued <= settings.quiet_items
         left = (settings.quiet_delay_s if soon else settings.busy_delay_s) - age_s
@@ -160,18 +165,19 @@ class Flusher:
         if not dirty and not waiters:
             return None
         flush = Flush(waiters)
-        room = self._settings.batch_items
+        room = CommitRoom.of(self._settings, self._store)
+        self._batch_items = room.items
         later: list[VBucket] = []
         for vbucket in dirty:
             if vbucket.header_dirty or vbucket.reset_pending:
-                room -= self._take(flush, vbucket, room)
+                self._take(flush, vbucket, room)
             else:
                 later.append(vbucket)
         for place, vbucket in enumerate(later, 1):
-            if room <= 0 or vbucket.reset_pending:
+            if vbucket.reset_pending or not room.left:
                 self._ledger.dirty.append(vbucket)
                 continue
-            room -= self._take(flush, vbucket, room)
+            self._take(flush, vbucket, room)
             if not place % _SLICE_VBUCKETS:
                 yield
         resets = sum(part.reset for part in flush.parts)
@@ -198,6 +204,8 @@ class Flusher:
             if not place % _SLICE_VBUCKETS:
                 yield
         self._ledger.disk_works()
+        if flush.item_count:
+            self._ledger.exhausted = False  # what is clean now may be ejected
         self._stats.commits += 1
         self._stats.items_flushed += flush.item_count
         for waiter in flush.waiters:
@@ -216,12 +224,19 @@ class Flusher:
         for waiter in flush.waiters:
             waiter(False)
 
-    def _take(self, flush: Flush, vbucket: VBucket, room: int) -> int:
-        """Add a vBucket's share to `flush`; return how many items that are."""
+    def _take(self, flush: Flush, vbucket: VBucket, room: CommitRoom) -> None:
+        """Add a vBucket's share to `flush`."""
         cursor = self._cursor(vbucket)
         view = cursor.view
-        items = view.take(room, cursor.position) if room > 0 else []
-        upto = items[-1].seqno if items else cursor.position
+        items: list[Item] = []
+        upto = cursor.position
+        while room.left and upto < view.high_seqno:
+            found = view.take(min(room.items, _TAKE_ITEMS), upto)
+            if not found:
+                break
+            room.use(found)
+            items += found
+            upto = found[-1].seqno
         part = _Part(
             vbucket,
             cursor.queue,
@@ -234,7 +249,6 @@ class Flusher:
         vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
         flush.parts.append(part)
         flush.changes.append(self._change(part, cursor))
-        return len(items)
 
     def _cursor(self, vbucket: VBucket) -> _Cursor:
         cursor = self._cursors.get(vbucket.id)

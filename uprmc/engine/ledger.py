@@ -29,6 +29,7 @@ class Ledger:
     """Shared accounts. Plain attributes, because the hot path reads and writes them.
 
     Attributes:
+        exhausted: nothing is left that could be ejected: keys and metadata fill the quota.
         last_cas: newest CAS given out; the next is one more.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: vBuckets with something for the flusher.
@@ -42,6 +43,7 @@ class Ledger:
     __slots__ = (
         "_disk_reason",
         "dirty",
+        "exhausted",
         "high_mark",
         "last_cas",
         "locked_until",
@@ -59,6 +61,7 @@ class Ledger:
     def __init__(self, settings: MemorySettings, first_cas: int = 0) -> None:
         self.last_cas = first_cas
         self.used = 0
+        self.exhausted = False
         self.locked_until = 0.0
         self.dirty: list[VBucket] = []
         self.refused_memory = 0
@@ -103,12 +106,14 @@ class Ledger:
 
         Raises:
             TemporaryFailure: the disk is full, or ejection may yet make room.
-            OutOfMemory: an item of `size` bytes could never fit.
+            OutOfMemory: an item of `size` bytes could never fit, or nothing can be ejected for it.
         """
         self.check_disk()
         self.refused_memory += 1
         if size + ITEM_OVERHEAD_BYTES > self.mutation_limit:
             raise OutOfMemory("the item is larger than the memory quota")
+        if self.exhausted:
+            raise OutOfMemory("keys and metadata alone fill the memory quota")
         self.on_pressure()
         raise TemporaryFailure("memory is short")
 

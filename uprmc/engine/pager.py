@@ -36,11 +36,23 @@ class Pager:
         self._stats = stats
         self._slice_items = slice_items
         self._run: Iterator[None] | None = None
+        self._fruitless_at = -1
 
     @property
     def needed(self) -> bool:
-        """Whether a run should start, or is under way."""
-        return self._run is not None or self._ledger.used > self._ledger.high_mark
+        """Whether a run should start, or is under way.
+
+        After a run that found nothing to eject none starts until something has become clean or has
+        been fetched since.
+        """
+        if self._run is not None:
+            return True
+        return self._ledger.used > self._ledger.high_mark and self._ejectable != self._fruitless_at
+
+    @property
+    def _ejectable(self) -> int:
+        """A number that grows with every value that becomes ejectable."""
+        return self._stats.items_flushed + self._stats.bg_fetched
 
     def run_slice(self) -> bool:
         """Do a slice of work; ``False`` when the run is over (or none was needed)."""
@@ -54,6 +66,8 @@ class Pager:
         return self._run is not None
 
     def _sweep_all(self) -> Iterator[None]:
+        ejects, ejectable = self._stats.value_ejects, self._ejectable
+        self._ledger.exhausted = False
         for _ in range(_SWEEPS):
             ordered = sorted(self._vbuckets(), key=lambda v: v.state == VBucketState.ACTIVE)
             for group in slices(ordered, self._slice_items):
@@ -62,11 +76,14 @@ class Pager:
                     if self._ledger.used <= self._ledger.low_mark:
                         return
                 yield
+        if self._stats.value_ejects == ejects:
+            self._fruitless_at = ejectable
+            self._ledger.exhausted = not self._ledger.dirty
 
     def _sweep(self, vbucket: VBucket, items: list[Item]) -> None:
         table, persisted = vbucket.table, vbucket.persisted_seqno
         for item in items:
-            if item.value is None or item.seqno > persisted:
+            if not item.value or item.seqno > persisted:
                 continue
             if item.nru < _COLDEST:
                 item.nru += 1

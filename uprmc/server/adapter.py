@@ -133,6 +133,7 @@ class SessionProtocol(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Let the session go."""
+        self._release_transport()
         self._ending = True
         self._connections.remove(self)
         session, self.session = self.session, _NO_SESSION
@@ -272,13 +273,19 @@ class SessionProtocol(Protocol):
     def hang_up(self) -> None:
         """Close once everything already handed to the transport is sent; harmless twice."""
         if not self._ending:
+            self._release_transport()
             self._ending = True
             self._active_at = self._connections.monotonic()
-            self._wire.unregisterProducer()  # a registered one would hold up the close
             self._wire.loseConnection()
+
+    def _release_transport(self) -> None:
+        """Be its producer no more: one would hold up the close, and under TLS be kept for ever."""
+        if not self._ending:
+            self._wire.unregisterProducer()
 
     def abort(self) -> None:
         """Close now and drop what was not sent; harmless twice."""
+        self._release_transport()
         self._ending = True
         self._wire.abortConnection()
 

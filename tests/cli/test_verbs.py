@@ -1,0 +1,105 @@
+"""The verbs that print: settings, stats, demo."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from interop.server_process import ServerProcess, start_uprmc
+from tests.cli.support import uprmc
+from uprmc.config import describe
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with start_uprmc(tmp_path_factory.mktemp("data"), "--vbuckets", "4") as server:
+        yield server
+        server.stop()
+
+
+def test_settings_lists_every_setting() -> None:
+    ended = uprmc("settings")
+    assert (ended.code, ended.err) == (0, "")
+    for info in describe():
+        assert f"{info.name} = " in ended.out
+        assert info.doc in ended.out
+
+
+def test_settings_as_json_can_be_read_by_a_program() -> None:
+    rows = json.loads(uprmc("settings", "--json").out)
+    assert [row["name"] for row in rows] == [info.name for info in describe()]
+    quota = next(row for row in rows if row["name"] == "memory.quota")
+    assert quota["default"] == 1 << 30
+    assert quota["least"] < quota["default"] < quota["most"]
+    assert {"unit", "help"} <= quota.keys()
+
+
+def test_stats_prints_the_general_group(server: ServerProcess) -> None:
+    ended = uprmc("stats", "--node", server.upr)
+    assert (ended.code, ended.err) == (0, "")
+    found = dict(line.split(maxsplit=1) for line in ended.out.splitlines() if " " in line.strip())
+    assert found["pid"] == str(server.pid)
+    assert uprmc("stats", "--node", server.memcached).code == 0
+
+
+@pytest.mark.parametrize("group", [[], ["settings"], ["vbucket-details", "3"], ["uprmc"]])
+def test_stats_as_json(server: ServerProcess, group: list[str]) -> None:
+    found = json.loads(uprmc("stats", *group, "--json", "--node", server.upr).out)
+    assert found
+    assert all(isinstance(value, str) for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (["bogus"], "the node has no statistics group 'bogus'"),
+        (["failovers", "4"], "statistics 'failovers 4' refused: Not my vbucket"),
+        (["failovers", "x"], "statistics 'failovers x' refused: Invalid arguments"),
+    ],
+)
+def test_a_group_that_cannot_be_had_is_one_line_and_exit_code_1(
+    server: ServerProcess, group: list[str], said: str
+) -> None:
+    ended = uprmc("stats", *group, "--node", server.upr)
+    assert ended.code == 1
+    assert ended.line() == said
+
+
+def test_nobody_listening_is_one_line_and_exit_code_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+    ended = uprmc("stats", "--node", place)
+    assert ended.code == 1
+    assert ended.line().startswith(f"no node answers at {place}: ")
+
+
+def test_one_who_hangs_up_without_an_answer_is_one_line_and_exit_code_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.recv(24)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        ended = uprmc("stats", "--node", place)
+        thread.join()
+    assert ended.code == 1
+    assert ended.line() == f"the node at {place} closed the connection"
+
+
+def test_demo_tells_its_story(tmp_path: Path) -> None:
+    ended = uprmc("demo", "--limit", "700", "--keep", tmp_path / "kept")
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert [line[:2] for line in lines] == ["1.", "2.", "3.", "4.", "5.", "6."]
+    assert "loaded 700 documents" in lines[1]
+    assert lines[5].startswith("6. read all 700 documents back, every one as written")
+    assert (tmp_path / "kept" / "data.mdb").exists()

@@ -1,0 +1,62 @@
+"""One commit's allowance: items, and the memory that the store needs for writing them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.engine.support import FaultyStore, Node, settings_of
+from uprmc.config import KIB, MIB, FlushSettings
+from uprmc.engine.commit_room import CommitRoom
+from uprmc.errors import StoreError
+from uprmc.model import Item
+from uprmc.storage.interface import StoreUsage
+
+SETTINGS = replace(FlushSettings(), batch_items=1_000_000, commit_memory=12 * MIB)
+
+
+def item(seqno: int, value: bytes = b"") -> Item:
+    return Item(b"%d" % seqno, value, 0, 0, seqno, seqno, 1)
+
+
+def test_a_store_smaller_than_the_allowance_may_be_rewritten_in_one_commit() -> None:
+    assert CommitRoom(SETTINGS, 12 * MIB).items == 12 * MIB // 256
+    assert CommitRoom(replace(SETTINGS, batch_items=100), 0).items == 100
+
+
+def test_in_a_larger_store_each_item_needs_pages_of_its_own() -> None:
+    assert CommitRoom(SETTINGS, 12 * MIB + 1).items == 1_024
+
+
+def test_the_room_ends_with_its_items_or_with_its_memory() -> None:
+    room = CommitRoom(replace(SETTINGS, batch_items=2), 0)
+    room.use([item(1)])
+    assert room.left
+    room.use([item(2)])
+    assert not room.left
+    room = CommitRoom(SETTINGS, 0)
+    room.use([item(1, bytes(12 * MIB - 257))])
+    assert room.left
+    room.use([item(2, bytes(1))])
+    assert not room.left
+
+
+def test_a_store_that_does_not_tell_its_size_gets_the_smaller_commits() -> None:
+    class Silent(FaultyStore):
+        def usage(self) -> StoreUsage:
+            raise StoreError("no answer")
+
+    assert CommitRoom.of(SETTINGS, Silent()).items == 1_024
+
+
+def test_large_values_are_written_in_several_commits_and_all_of_them_in_the_end() -> None:
+    node = Node(settings_of(flush={"commit_memory": 1 * MIB}))
+    for number in range(1_000):
+        node.set(b"%d" % number, bytes(16 * KIB))
+    sizes = []
+    while flush := node.bucket.flusher.begin():
+        sizes.append(flush.item_count)
+        node.bucket.flusher.commit(flush)
+        node.bucket.flusher.finish(flush)
+    assert sum(sizes) == 1_000
+    assert max(sizes) <= 2 * 64
+    assert node.vbucket.persisted_seqno == 1_000

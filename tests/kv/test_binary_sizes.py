@@ -1,0 +1,254 @@
+"""Sizes, shapes and malformed packets: what closes, what is dropped, what is never buffered."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kv.binary_peer import LOUD, Peer, answer, counter, error, frame, get_hit, store, u32, u64
+from tests.kv.harness import Rig, drained
+
+GET, SET, ADD, REPLACE, DELETE, INCR, DECR, QUIT, FLUSH, GETQ, NOOP, VERSION = range(12)
+GETK, GETKQ, APPEND, PREPEND, STAT, SETQ, ADDQ, REPLACEQ, DELETEQ, INCRQ, DECRQ = range(0x0C, 0x17)
+QUITQ, FLUSHQ, APPENDQ, PREPENDQ, VERBOSITY, TOUCH, GAT, GATQ = range(0x17, 0x1F)
+GATK, GATKQ, GETL, UNLOCK = 0x23, 0x24, 0x94, 0x95
+
+KEY = b"k" * 250
+STORES = [SET, ADD, REPLACE, SETQ, ADDQ, REPLACEQ]
+EXTENDS = [APPEND, PREPEND, APPENDQ, PREPENDQ]
+LIMIT = 1_048_576
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+@pytest.fixture
+def peer(rig: Rig) -> Peer:
+    return Peer(rig)
+
+
+def longest(key: bytes) -> int:
+    """How long a value may be: the whole item counts about 50 bytes more."""
+    return LIMIT - 50 - len(key)
+
+
+def well_formed(opcode: int, key: bytes) -> bytes:
+    """A request of the right shape."""
+    if opcode in STORES:
+        return store(opcode, key, b"v")
+    if opcode in (INCR, DECR, INCRQ, DECRQ):
+        return counter(opcode, key, 1)
+    if opcode in (TOUCH, GAT, GATQ, GATK, GATKQ):
+        return frame(opcode, key, extras=u32(0))
+    return frame(opcode, key, b"v" if opcode in EXTENDS else b"")
+
+
+KEYED = [
+    *(GET, GETQ, GETK, GETKQ, DELETE, DELETEQ, INCR, DECR, INCRQ, DECRQ, TOUCH),
+    *(GAT, GATQ, GATK, GATKQ, GETL, UNLOCK, *STORES, *EXTENDS),
+]
+
+
+@pytest.mark.parametrize("opcode", KEYED)
+def test_a_key_of_250_bytes_is_fine_and_one_of_251_closes(rig: Rig, opcode: int) -> None:
+    peer = Peer(rig)
+    replies = peer.ask(well_formed(opcode, KEY), frame(NOOP))
+    assert all(reply.status not in (4, 0x81) for reply in replies)
+    assert not peer.closed
+    assert peer.say(well_formed(opcode, KEY + b"k"), frame(NOOP)) == error(opcode, 4)
+    assert peer.closed
+    assert len(rig.misuse) == 1
+
+
+@pytest.mark.parametrize("opcode", KEYED)
+def test_an_empty_key_closes(peer: Peer, opcode: int) -> None:
+    assert peer.say(well_formed(opcode, b""), frame(NOOP)) == error(opcode, 4)
+    assert peer.closed
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *[frame(opcode, b"k", b"v") for opcode in (GET, GETQ, GETK, GETKQ, DELETE, DELETEQ)],
+        *[frame(opcode, b"k", extras=u32(0)) for opcode in (GET, GETKQ, DELETE, DELETEQ)],
+        *[frame(opcode, b"k") for opcode in (NOOP, VERSION, QUIT, QUITQ, FLUSH, FLUSHQ)],
+        *[frame(opcode, value=b"v") for opcode in (NOOP, VERSION, QUIT, FLUSH)],
+        *[frame(opcode, extras=u32(0)) for opcode in (NOOP, VERSION, QUIT, STAT)],
+        frame(FLUSH, extras=u64(0)),
+        frame(FLUSHQ, extras=b"\0"),
+        *[frame(opcode, b"k", b"v") for opcode in STORES],
+        *[frame(opcode, b"k", b"v", u32(0)) for opcode in STORES],
+        *[frame(opcode, b"k", b"v", u64(0)) for opcode in EXTENDS],
+        *[frame(opcode, b"k") for opcode in (TOUCH, GAT, GATQ, GATK, GATKQ, INCR, DECRQ)],
+        *[frame(opcode, b"k", b"v", u32(0)) for opcode in (TOUCH, GAT, GATKQ)],
+        frame(INCR, b"k", b"v", u64(1) * 2 + u32(0)),
+        frame(STAT, b"items", b"v"),
+        frame(GETL, b"k", extras=u64(1)),
+        frame(UNLOCK, b"k", b"v"),
+        frame(0x21, b"", b"secret"),
+        frame(0x91, value=b""),
+        frame(0x92, b"k", b"v"),
+    ],
+)
+def test_a_wrong_shape_is_answered_and_closes(peer: Peer, wrong: bytes) -> None:
+    peer.put(b"k", b"old")
+    assert peer.say(frame(NOOP), wrong, frame(NOOP)) == answer(NOOP) + error(wrong[1], 4)
+    assert peer.closed
+    assert Peer(peer.rig).value(b"k") == b"old"
+
+
+@pytest.mark.parametrize("opcode", [GET, SET, GETQ, NOOP, 0xFF])
+@pytest.mark.parametrize("lengths", [(9, 0), (3, 6), (0, 9)])
+def test_lengths_that_contradict_each_other_close(
+    peer: Peer, opcode: int, lengths: tuple[int, int]
+) -> None:
+    key, extras = lengths
+    torn = frame(opcode, value=b"12345678", key_length=key, extras_length=extras, body_length=8)
+    assert peer.say(torn, frame(NOOP)) == error(opcode, 0x81)
+    assert peer.closed
+
+
+@pytest.mark.parametrize("cut", range(25, 35))
+def test_a_get_with_a_value_is_refused_wherever_it_is_cut(peer: Peer, cut: int) -> None:
+    """The bytes that are there must not pass for the whole of it."""
+    peer.put(b"abc", b"v")
+    wrong = frame(GET, b"abc", b"1234567")
+    first, second = peer.say(wrong[:cut]), peer.say(wrong[cut:], frame(NOOP))
+    assert first + second == error(GET, 4)
+    assert peer.closed
+
+
+@pytest.mark.parametrize("magic", [0x00, 0x81, 0x7F, ord("v")])
+def test_a_wrong_magic_closes_without_a_word_after_what_was_answered(
+    peer: Peer, magic: int
+) -> None:
+    assert peer.say(frame(NOOP), frame(NOOP, magic=magic), frame(NOOP)) == answer(NOOP)
+    assert peer.closed
+    assert len(peer.rig.misuse) == 1
+
+
+def test_the_magic_is_judged_only_when_a_header_is_there(peer: Peer) -> None:
+    peer.say(frame(NOOP))
+    assert peer.say(b"version\r\n" + b"x" * 14) == b""
+    assert not peer.closed
+    assert peer.say(b"x") == b""
+    assert peer.closed
+
+
+@pytest.mark.parametrize("opcode", [0x25, 0x30, 0x3C, 0x50, 0x93, 0xFF])
+def test_an_unknown_opcode_costs_exactly_its_own_body(peer: Peer, opcode: int) -> None:
+    unknown = frame(opcode, b"key", b"value", b"extras", opaque=3)
+    assert peer.say(frame(opcode, opaque=2), unknown, frame(NOOP)) == (
+        error(opcode, 0x81, opaque=2) + error(opcode, 0x81, opaque=3) + answer(NOOP)
+    )
+    assert not peer.closed
+
+
+def test_a_large_unknown_body_is_dropped_as_it_comes(peer: Peer) -> None:
+    assert peer.say(frame(0xEE, body_length=5_000_000)) == error(0xEE, 0x81)
+    for _ in range(50):
+        assert peer.say(b"x" * 100_000) == b""
+        assert peer.session._held == 0
+    assert peer.say(frame(NOOP)) == answer(NOOP)
+
+
+# --- the item limit -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [b"k", KEY])
+@pytest.mark.parametrize("opcode", [SET, SETQ, ADD, REPLACE])
+def test_a_value_at_the_limit_is_stored_and_one_byte_more_is_not(
+    peer: Peer, opcode: int, key: bytes
+) -> None:
+    peer.put(b"other", b"v")
+    if opcode == REPLACE:
+        peer.put(key, b"old")
+    value = b"v" * longest(key)
+    replies = peer.ask(store(opcode, key, value))
+    assert [reply.status for reply in replies] == ([] if opcode == SETQ else [0])
+    assert peer.value(key) == value
+    assert peer.say(store(opcode, key, value + b"v"), frame(NOOP)) == (
+        error(opcode, 3) + answer(NOOP)
+    )
+
+
+@pytest.mark.parametrize("size", [LIMIT, 5 * LIMIT])
+@pytest.mark.parametrize("opcode", [*STORES, *EXTENDS])
+def test_what_a_store_that_is_too_large_leaves_behind(peer: Peer, opcode: int, size: int) -> None:
+    """A set removes what was there, as memcached's does; nothing else removes anything."""
+    peer.put(b"k", b"old")
+    request = well_formed(opcode, b"k")[:-1]
+    extras = b"" if opcode in EXTENDS else u64(0)
+    request = frame(opcode, b"k", b"v" * size, extras, opaque=5)
+    assert peer.say(request, frame(NOOP)) == error(opcode, 3, opaque=5) + answer(NOOP)
+    removes = LOUD.get(opcode, opcode) == SET
+    assert Peer(peer.rig).value(b"k") == (None if removes else b"old")
+    assert not peer.closed
+
+
+def test_a_value_that_is_too_large_is_not_buffered_in_pieces(peer: Peer) -> None:
+    peer.put(b"k", b"old")
+    size = 8_000_000
+    whole = store(SET, b"k", b"v" * size, opaque=5)
+    assert peer.say(whole[:30]) == b""  # header, part of the extras
+    assert peer.say(whole[30:33]) == error(SET, 3, opaque=5)
+    for start in range(33, len(whole), 60_000):
+        assert peer.say(whole[start : start + 60_000]) == b""
+        assert peer.session._held == 0
+    assert peer.say(frame(GET, b"k")) == error(GET, 1)
+
+
+@pytest.mark.parametrize("opcode", [APPEND, PREPEND, APPENDQ, PREPENDQ])
+def test_an_append_whose_sum_is_too_large_is_not_stored(peer: Peer, opcode: int) -> None:
+    old = b"o" * (longest(b"k") - 10)
+    peer.put(b"k", old)
+    assert peer.say(frame(opcode, b"k", b"x" * 11)) == error(opcode, 5)
+    assert peer.value(b"k") == old
+    said = peer.say(frame(opcode, b"k", b"x" * 10))
+    assert said == b"" if opcode in LOUD else peer.ask(frame(NOOP))[0].status == 0
+    assert len(peer.value(b"k") or b"") == longest(b"k")
+
+
+def test_the_item_limit_is_a_setting() -> None:
+    peer = Peer(Rig(kv__max_item_bytes=2_000))
+    assert peer.ask(store(SET, b"k", b"v" * 1_949))[0].status == 0
+    assert peer.say(store(SET, b"k", b"v" * 1_950)) == error(SET, 3)
+    assert peer.say(store(SET, b"k", b"v" * 2_001)) == error(SET, 3)
+
+
+# --- the frame limit ----------------------------------------------------------------------------
+
+FRAME_LIMIT = 2 * 1024 * 1024
+
+
+@pytest.mark.parametrize(("over", "closes"), [(0, False), (1, True)])
+@pytest.mark.parametrize(
+    ("opcode", "extras", "status"), [(SET, 8, 3), (APPENDQ, 0, 3), (0x21, 0, 3), (0xEE, 0, 0x81)]
+)
+def test_a_frame_above_the_frame_limit_closes(
+    opcode: int, extras: int, status: int, over: int, closes: bool
+) -> None:
+    peer = Peer(Rig(kv__max_frame_bytes=FRAME_LIMIT))
+    body = FRAME_LIMIT - 24 + over
+    header = frame(opcode, b"k", extras=b"\0" * extras, body_length=body)
+    assert peer.say(header) == error(opcode, status)
+    assert peer.closed is closes
+    assert bool(peer.rig.misuse) is closes
+    if not closes:
+        assert peer.say(b"v" * (body - extras - 1), frame(NOOP)) == answer(NOOP)
+
+
+def test_an_incomplete_frame_waits_for_its_rest(peer: Peer) -> None:
+    whole = store(SET, b"k", b"value")
+    for place in range(len(whole) - 1):
+        assert peer.say(whole[place : place + 1]) == b""
+    (reply,) = peer.ask(whole[-1:])
+    assert peer.say(frame(GET, b"k")) == get_hit(GET, b"value", reply.cas)
+
+
+def test_after_the_close_nothing_is_carried_out(peer: Peer) -> None:
+    peer.say(frame(NOOP, magic=0))
+    peer.session.receive_data(store(SETQ, b"k", b"v"))
+    assert drained(peer.session) == b""
+    assert peer.rig.item(b"k") is None

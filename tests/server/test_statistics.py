@@ -1,0 +1,221 @@
+"""Every group of statistics, read from a real node, and the same numbers as JSON and metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from interop.wire import NOOP, frame
+from tests.server.support import Loop
+from tests.system.support import node_here
+from uprmc import MEMCACHED_VERSION
+from uprmc.errors import InvalidArguments, NotMyVBucket
+from uprmc.server.metrics import Exposition
+from uprmc.server.node import Node
+
+#: What test suites of memcached clients read, reference 3.6.
+GENERAL = """
+pid uptime time version pointer_size rusage_user rusage_system max_connections curr_connections
+total_connections cmd_get cmd_set cmd_flush cmd_touch cmd_meta get_hits get_misses get_expired
+get_flushed delete_hits delete_misses incr_hits incr_misses decr_hits decr_misses cas_misses
+cas_hits cas_badval touch_hits touch_misses auth_cmds auth_errors bytes_read bytes_written
+limit_maxbytes accepting_conns threads bytes curr_items total_items evictions reclaimed
+expired_unfetched evicted_unfetched
+"""
+
+#: What Couchbase's tools read.
+COUCHBASE = """
+mem_used ep_max_size ep_mem_low_wat ep_mem_high_wat ep_queue_size ep_flusher_todo ep_commit_num
+ep_num_value_ejects ep_num_non_resident ep_num_pager_runs ep_bg_fetched ep_tmp_oom_errors
+ep_expired_access ep_expired_pager ep_degraded_mode vb_active_curr_items curr_items_tot
+"""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Loop]]:
+    with node_here(tmp_path_factory.mktemp("data")) as (node, loop):
+        for number in range(10):
+            put(node, b"key-%d" % number, b"v" * 100)
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+        yield node, loop
+
+
+def put(node: Node, key: bytes, value: bytes) -> None:
+    node.bucket.of_key(key).store(key, value, 0, 0)
+
+
+def group(node: Node, words: str = "") -> dict[str, str]:
+    found = node.statistics.group(words)
+    assert found is not None
+    names = [name for name, _ in found]
+    assert len(set(names)) == len(names), "a name appears twice"
+    assert all(isinstance(value, str) for _, value in found)
+    return dict(found)
+
+
+def test_the_general_group_has_every_name_that_clients_read(running: tuple[Node, Loop]) -> None:
+    found = group(running[0])
+    assert not {*GENERAL.split(), *COUCHBASE.split()} - found.keys()
+    assert found["pid"] == str(os.getpid())
+    assert found["version"] == MEMCACHED_VERSION
+    assert found["curr_items"] == found["vb_active_curr_items"] == "10"
+    assert len(found["rusage_user"].partition(".")[2]) == 6
+    numbers = set(found) - {"version", "uprmc_version", "ep_flusher_state", "ep_dbname"}
+    assert all(float(found[name]) >= 0 for name in numbers)
+
+
+def test_connections_are_counted_and_listed(running: tuple[Node, Loop]) -> None:
+    node, loop = running
+    client = loop.client(node.addresses()["upr"])
+    client.socket.send(frame(NOOP))
+    assert len(client.read(24)) == 24
+    assert group(node)["curr_connections"] == "1"
+    found = group(node, "conns")
+    (place,) = {name.partition(":")[0] for name in found}
+    host, port = client.socket.getsockname()
+    assert found[f"{place}:addr"] == f"tcp:{host}:{port}"
+    assert found[f"{place}:listener"] == "upr"
+    assert found[f"{place}:state"] == "open"
+    assert (found[f"{place}:bytes_read"], found[f"{place}:bytes_written"]) == ("24", "24")
+    client.socket.close()
+    loop.until(lambda: node.connections.current == 0)
+    assert group(node, "conns") == {}
+    assert int(group(node)["bytes_read"]) >= 24
+
+
+def test_the_settings_group_shows_what_is_in_force(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    found = group(node, "settings")
+    assert found["engine.vbuckets"] == "4"
+    assert found["maxbytes"] == found["memory.quota"] == str(1 << 30)
+    assert found["item_size_max"] == found["kv.max_item_bytes"] == str(1 << 20)
+
+
+def test_the_groups_of_slabs_speak_of_one_class(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    assert group(node, "items")["items:1:number"] == "10"
+    assert group(node, "slabs")["1:used_chunks"] == "10"
+    assert sum(map(int, group(node, "sizes").values())) == 10
+
+
+def test_an_empty_node_has_empty_groups(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, _):
+        assert group(node, "items") == group(node, "sizes") == group(node, "conns") == {}
+        assert group(node, "slabs")["active_slabs"] == "0"
+        assert group(node)["curr_items"] == "0"
+
+
+def test_memory_warmup_and_our_own_group(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    memory = group(node, "memory")
+    assert int(memory["mem_used"]) == node.bucket.ledger.used > 10 * 100
+    assert int(memory["total_rss_bytes"]) > 1_000_000
+    warmup = group(node, "warmup")
+    assert (warmup["ep_warmup_thread"], warmup["ep_warmup_clean"]) == ("complete", "true")
+    own = group(node, "uprmc")
+    assert own["disk_error"] == ""
+    assert own["session_errors"] == own["protocol_errors"] == "0"
+    assert int(own["disk_file_bytes"]) > 0
+
+
+def test_the_groups_of_vbuckets(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    assert group(node, "vbucket") == {f"vb_{number}": "active" for number in range(4)}
+    details = group(node, "vbucket-details")
+    assert sum(int(details[f"vb_{number}:num_items"]) for number in range(4)) == 10
+    for number in range(4):
+        vbucket = node.bucket.vbuckets[number]
+        one = group(node, f"vbucket-details {number}")
+        assert one.items() <= details.items()
+        assert one[f"vb_{number}:high_seqno"] == one[f"vb_{number}:persisted_seqno"]
+        seqnos = group(node, f"vbucket-seqno {number}")
+        assert seqnos[f"vb_{number}:high_seqno"] == str(vbucket.high_seqno)
+        assert seqnos[f"vb_{number}:uuid"] == str(vbucket.failover_log[0].uuid)
+    assert len(group(node, "vbucket-seqno")) == 4 * 5
+
+
+@pytest.mark.acceptance("D10")
+def test_the_failover_log_is_told_newest_first(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    uuid = node.bucket.vbuckets[2].failover_log[0].uuid
+    assert group(node, "failovers 2") == {
+        "vb_2:num_entries": "1",
+        "vb_2:0:id": str(uuid),
+        "vb_2:0:seq": "0",
+    }
+    assert len(group(node, "failovers")) == 4 * 3
+
+
+@pytest.mark.parametrize("words", ["bogus", "items 1", "SETTINGS", "vbucket 1", "\x00", "ü"])
+def test_there_is_no_such_group(running: tuple[Node, Loop], words: str) -> None:
+    assert running[0].statistics.group(words) is None
+
+
+@pytest.mark.parametrize(
+    "words", ["failovers x", "failovers -1", "vbucket-seqno 1 2", "failovers ²"]
+)
+def test_what_is_no_number_is_refused(running: tuple[Node, Loop], words: str) -> None:
+    with pytest.raises(InvalidArguments):
+        running[0].statistics.group(words)
+
+
+@pytest.mark.parametrize("words", ["failovers 4", "vbucket-details " + "9" * 200])
+def test_a_vbucket_that_is_absent_is_not_mine(running: tuple[Node, Loop], words: str) -> None:
+    with pytest.raises(NotMyVBucket):
+        running[0].statistics.group(words)
+
+
+def test_the_status_page_can_be_written_as_json(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    status = json.loads(json.dumps(node.statistics.status()))
+    assert status["ready"] is True
+    assert status["items"] == 10
+    assert status["vbuckets"]["active"] == 4
+    assert set(status["listeners"]) == {"memcached", "upr", "http"}
+
+
+def test_every_metric_can_be_read_by_prometheus(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    page, _ = Exposition(node.statistics.metrics).render("")
+    families = {family.name: family for family in text_string_to_metric_families(page.decode())}
+    assert families["uprmc_items"].samples[0].value == 10
+    assert families["uprmc_disk_failing"].samples[0].value == 0
+    states = {sample.labels["state"]: sample.value for sample in families["uprmc_vbuckets"].samples}
+    assert states == {"active": 4, "replica": 0, "pending": 0, "dead": 0}
+    names = [metric.name for metric in node.statistics.metrics()]
+    assert len(set(names)) == len(names)
+
+
+def test_verbosity_and_reset(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, _):
+        services = node._services("somebody")
+        services.bucket.stats.cmd_get = 7
+        services.reset_stats()
+        assert group(node)["cmd_get"] == "0"
+        for asked, shown in ((1, "1"), (2, "2"), (4_000_000_000, "2"), (0, "0")):
+            services.set_verbosity(asked)
+            assert group(node, "settings")["verbosity"] == shown
+        services.report_misuse("nonsense")
+        assert group(node, "uprmc")["protocol_errors"] == "1"
+
+
+@contextmanager
+def failing(node: Node, reason: str) -> Iterator[None]:
+    node.bucket.ledger.disk_failed(reason)
+    yield
+    node.bucket.ledger.disk_works()
+
+
+def test_a_failing_disk_shows_everywhere(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    with failing(node, "no space left"):
+        assert group(node, "uprmc")["disk_error"] == "no space left"
+        assert node.statistics.status()["disk"]["error"] == "no space left"  # type: ignore[index]
+        page, _ = Exposition(node.statistics.metrics).render("")
+        assert b"\nuprmc_disk_failing 1.0\n" in page

@@ -1,0 +1,74 @@
+"""What drives the rules on a real reactor goes on after an error, whatever the error is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from interop.wire import GET, SET, frame, store
+from tests.server.support import Client
+from tests.system.support import node_here
+from uprmc.errors import StoreError
+
+
+def put(node, key: bytes, value: bytes) -> None:
+    node.bucket.of_key(key).store(key, value, 0, 0)
+
+
+@pytest.mark.parametrize("error", [StoreError("gone"), RuntimeError("a bug of ours")])
+def test_a_commit_that_breaks_is_tried_again(tmp_path: Path, error: Exception) -> None:
+    with node_here(tmp_path, flush__retry_delay_s=0.01) as (node, loop):
+        commit = node.bucket.flusher.commit
+        failures = [error] * 3
+
+        def break_thrice(flush) -> None:
+            if failures:
+                raise failures.pop()
+            commit(flush)
+
+        node.bucket.flusher.commit = break_thrice
+        put(node, b"k", b"v")
+        loop.until(lambda: node.bucket.ledger.disk_reason)
+        assert str(error) in node.bucket.ledger.disk_reason
+        loop.until(lambda: not node.bucket.ledger.disk_reason)
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+        assert node.bucket.stats.commit_failures == 3
+        put(node, b"k", b"w")
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+
+
+def test_a_tick_that_breaks_is_not_the_last(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, loop):
+        ticks = []
+
+        def break_always() -> None:
+            ticks.append(1)
+            raise RuntimeError("a bug of ours")
+
+        node.bucket.tick = break_always
+        loop.until(lambda: len(ticks) > 2)
+
+
+def ask(client: Client, request: bytes, size: int) -> bytes:
+    client.socket.send(request)
+    return client.read(size)
+
+
+def test_a_read_that_breaks_is_answered_and_the_next_one_works(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, loop):
+        client = loop.client(node.addresses()["memcached"])
+        assert ask(client, store(SET, b"k", b"value"), 24)[6:8] == b"\0\0"
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+        vbucket = node.bucket.of_key(b"k")
+        vbucket.eject(vbucket.table[b"k"])
+        commit = node.bucket.fetcher.commit
+
+        def break_once(fetch) -> None:
+            node.bucket.fetcher.commit = commit
+            raise RuntimeError("a bug of ours")
+
+        node.bucket.fetcher.commit = break_once
+        assert b"Temporary failure" in ask(client, frame(GET, b"k"), 24 + 17)
+        assert ask(client, frame(GET, b"k"), 24 + 4 + 5).endswith(b"value")
+        assert node.bucket.stats.bg_fetched == 1
