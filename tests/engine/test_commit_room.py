@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import KIB, MIB, FlushSettings
-from uprmc.engine.commit_room import CommitRoom
-from uprmc.errors import StoreError
+from uprmc.engine.commit_room import CommitRoom, commit_growing
+from uprmc.errors import StoreError, StoreMapFull
 from uprmc.model import Item
-from uprmc.storage.interface import StoreUsage
+from uprmc.storage.interface import Batch, StoreUsage
 
 SETTINGS = replace(FlushSettings(), batch_items=1_000_000, commit_memory=12 * MIB)
 
@@ -60,3 +62,33 @@ def test_large_values_are_written_in_several_commits_and_all_of_them_in_the_end(
     assert sum(sizes) == 1_000
     assert max(sizes) <= 2 * 64
     assert node.vbucket.persisted_seqno == 1_000
+
+
+class Cramped(FaultyStore):
+    """A store whose map is full until it has grown often enough."""
+
+    def __init__(self, missing: int, *, growable: bool = True) -> None:
+        super().__init__()
+        self.missing = missing
+        self.growable = growable
+
+    def commit(self, batch: Batch) -> None:
+        if self.missing:
+            raise StoreMapFull("full")
+        super().commit(batch)
+
+    def grow(self) -> bool:
+        self.missing -= self.growable
+        return self.growable
+
+
+def test_a_node_starts_in_a_store_that_has_to_grow_for_it() -> None:
+    store = Cramped(missing=3)
+    Node(store=store)
+    assert store.missing == 0
+    assert store.view().headers()
+
+
+def test_a_store_that_cannot_grow_says_so() -> None:
+    with pytest.raises(StoreMapFull):
+        commit_growing(Cramped(missing=1, growable=False), Batch())

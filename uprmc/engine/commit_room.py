@@ -1,4 +1,4 @@
-"""How much one commit may take, so that writing it costs bounded memory.
+"""How much one commit may take, so that writing it costs bounded memory; and room in the store.
 
 A copy-on-write store holds every page that a commit touches in memory until it is written: a few
 pages for an item at a random place of a large store, whatever the item's size, but in a small store
@@ -9,15 +9,30 @@ and gain by it; in a large store each item has its pages to itself and a large b
 from __future__ import annotations
 
 from uprmc.config import KIB, FlushSettings
-from uprmc.errors import StoreError
+from uprmc.errors import StoreError, StoreMapFull
 from uprmc.model import Item
-from uprmc.storage.interface import Store
+from uprmc.storage.interface import Batch, Store
 
 #: By-id leaf, the old by-seq leaf and a share of the new one.
 _SCATTERED_ITEM_BYTES = 12 * KIB
 
 #: An item's share of pages that it has in common with others.
 _CLOSE_ITEM_BYTES = 256
+
+
+def commit_growing(store: Store, batch: Batch) -> None:
+    """Commit at once, growing the store's map as often as that takes; for when no view is open.
+
+    Raises:
+        StoreError: as `Store.commit`.
+    """
+    while True:
+        try:
+            store.commit(batch)
+            return
+        except StoreMapFull:
+            if not store.grow():
+                raise
 
 
 class CommitRoom:

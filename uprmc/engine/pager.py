@@ -78,7 +78,7 @@ class Pager:
                 yield
         if self._stats.value_ejects == ejects:
             self._fruitless_at = ejectable
-            self._ledger.exhausted = not self._ledger.dirty
+            self._ledger.exhausted = not any(vbucket.queue.live for vbucket in self._vbuckets())
 
     def _sweep(self, vbucket: VBucket, items: list[Item]) -> None:
         table, persisted = vbucket.table, vbucket.persisted_seqno

@@ -17,6 +17,7 @@ from enum import Enum
 from itertools import islice
 
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
@@ -100,10 +101,10 @@ class Warmup:
         if not headers:
             for number in range(bucket.settings.engine.vbuckets):
                 bucket.create(number, VBucketState.ACTIVE)
-        store.commit(Batch(local={CLEAN_MARK: None}))
+        commit_growing(store, Batch(local={CLEAN_MARK: None}))
         store.sync()  # a power loss must not bring the mark back, even where commits are not synced
         while flush := bucket.flusher.begin():
-            bucket.flusher.commit(flush)
+            commit_growing(store, flush.batch)
             bucket.flusher.finish(flush)
 
     def _all_fits(self) -> bool:

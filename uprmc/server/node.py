@@ -21,6 +21,7 @@ from twisted.python.threadpool import ThreadPool
 from uprmc import MEMCACHED_VERSION
 from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.warmup import CLEAN_MARK, Warmup, WarmupState
 from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
@@ -133,8 +134,7 @@ class Node:
         try:
             if orderly:
                 yield self._flush_driver.drain()
-                mark = Batch(local={CLEAN_MARK: b"1"})
-                yield self._in_worker(self.bucket.store.commit, mark)
+                commit_growing(self.bucket.store, Batch(local={CLEAN_MARK: b"1"}))
                 yield self._in_worker(self.bucket.store.sync)
         finally:
             if self._pool.started:

@@ -1,0 +1,263 @@
+"""A bucket with sessions that are fed whatever comes, and everything that must hold meanwhile."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import Any
+
+from tests.fuzz.grammar import Request, Spoil, spoiled
+from tests.sim.codec import ReplyReader
+from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.expiry import expire_due
+from uprmc.engine.warmup import Warmup
+from uprmc.kv.services import Services, StatGroup
+from uprmc.kv.session import Negotiation
+from uprmc.ports import Session
+from uprmc.storage.memory import MemoryStore
+
+SETTINGS = Settings(
+    kv=KvSettings(
+        max_item_bytes=4_096,
+        max_frame_bytes=65_536,
+        max_line_bytes=1_024,
+        max_retrieval_line_bytes=8_192,
+        max_unsent_bytes=16_384,
+    ),
+    engine=EngineSettings(vbuckets=4),
+    memory=MemorySettings(quota=400_000, pager_slice=200),
+    flush=FlushSettings(batch_items=200),
+)
+
+#: What the adapter hands over at a time.
+CHUNK_BYTES = 4_096
+
+#: A request that is not complete: the longest item or line, and the chunk that may follow
+#: `input_full`.
+HELD_MAX_BYTES = 8_192 + 2 * CHUNK_BYTES
+
+#: Replies: the limit, what one chunk of requests may add behind it, one reply.
+UNSENT_MAX_BYTES = 16_384 + 3 * CHUNK_BYTES + 8_192
+
+#: Requests between two looks at everything.
+_CHECK_EVERY = 100
+
+#: All documents are dropped now and then: spoiled keys are new keys, and keys stay in memory.
+_EMPTY_EVERY = 4_000
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.time = 1_700_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Entropy:
+    """The port `Entropy` from a seed."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def uuid48(self) -> int:
+        return self._random.getrandbits(48) or 1
+
+
+def _stats(words: str) -> StatGroup | None:
+    return [("pid", "1"), ("version", "fuzz")] if words in ("", "settings") else None
+
+
+class Fuzz:
+    """One bucket, one spoiled peer after the other, and a well-behaved one beside them.
+
+    Attributes:
+        sent: requests so far.
+        closed: how many connections the sessions ended.
+        fetches: how often somebody waited for the disk.
+        last: the requests of the present connection, for whoever looks into a failure.
+    """
+
+    def __init__(self, seed: int, request: Request, spoil: Spoil) -> None:
+        self.random = Random(seed)
+        self.sent = self.closed = self.fetches = 0
+        self.last: list[bytes] = []
+        self._request = request
+        self._spoil = spoil
+        self._clock = Clock()
+        self._store = MemoryStore()
+        self._bucket = Bucket(SETTINGS, self._store, self._clock, Entropy(self.random))
+        for _ in Warmup(self._bucket).steps():
+            pass
+        self._witness = self._connect()
+        self._witnessed = 0
+
+    def run(self, requests: int) -> None:
+        """Send so many requests, on as many connections as it takes."""
+        while self.sent < requests:
+            self._one_connection()
+            if self.sent // _EMPTY_EVERY != (self.sent - len(self.last)) // _EMPTY_EVERY:
+                self._bucket.flush(0.0, lambda durable: None)
+                self._work()
+
+    # --- one connection -------------------------------------------------------------------------
+
+    def _connect(self) -> Session:
+        services = Services(
+            bucket=self._bucket,
+            settings=SETTINGS.kv,
+            version=b"fuzz",
+            stats=_stats,
+            reset_stats=self._bucket.stats.reset,
+            set_verbosity=lambda level: None,
+            report_misuse=lambda reason: None,
+        )
+        return Negotiation(services, lambda: None, by_key=self.random.random() < 0.5)
+
+    def _one_connection(self) -> None:
+        random = self.random
+        session = self._connect()
+        reader = ReplyReader()
+        self.last = []
+        spoil = random.choice((0.0, 0.02, 0.3, 1.0))
+        for _ in range(random.choice((1, 10, 100, 300))):
+            request = self._request(random)
+            if random.random() < spoil:
+                request = spoiled(random, request, self._request(random), self._spoil)
+            self.last.append(request)
+            self.sent += 1
+            session = self._deliver(session, request, reader)
+            if session.closing:
+                self.closed += 1
+                break
+            if not self.sent % _CHECK_EVERY:
+                self._look_after()
+        if random.random() < 0.5:
+            self._work()
+        session.connection_lost()
+
+    def _deliver(self, session: Session, request: bytes, reader: ReplyReader) -> Session:
+        """Hand a request over in pieces, by the rules of the adapter."""
+        random = self.random
+        while request and not session.closing:
+            size = random.choice((1, 7, 23, 24, 100, CHUNK_BYTES, CHUNK_BYTES))
+            chunk, request = request[:size], request[size:]
+            session.receive_data(chunk)
+            session = _current(session)
+            self._check_size(session)
+            if random.random() < 0.7 or session.input_full:
+                session = self._pull(session, reader)
+            if session.input_full and not session.closing:
+                session = self._unblock(session, reader)
+        return self._pull(session, reader)
+
+    def _pull(self, session: Session, reader: ReplyReader) -> Session:
+        """Take what there is to send; it must be replies."""
+        budget = self.random.choice((1, 500, 65_536))
+        while pieces := session.data_to_send(budget):
+            data = b"".join(pieces)
+            if self.last and self.last[0][:1] == b"\x80":
+                reader.feed(data)
+            session = _current(session)
+            self._check_size(session)
+        return session
+
+    def _unblock(self, session: Session, reader: ReplyReader) -> Session:
+        """A session that wants no input waits for the disk; when that has worked it goes on."""
+        for _ in range(10):
+            self._work()
+            session = self._pull(session, reader)
+            if not session.input_full or session.closing:
+                return session
+        raise AssertionError("a session does not go on though nothing is left to wait for")
+
+    def _check_size(self, session: Session) -> None:
+        inside: Any = session
+        if isinstance(session, Negotiation):
+            return
+        held = sum(map(len, inside._chunks))
+        unsent = sum(map(len, inside._out))
+        assert held == inside._held, "the session does not know what it holds"
+        assert unsent == inside._unsent, "the session does not know what it has to send"
+        assert held <= HELD_MAX_BYTES, f"{held} bytes of input are held"
+        assert unsent <= UNSENT_MAX_BYTES, f"{unsent} bytes of output are held"
+
+    # --- everything else ------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Do what a node does beside its connections, all of it."""
+        bucket = self._bucket
+        while flush := bucket.flusher.begin():
+            bucket.flusher.commit(flush)
+            bucket.flusher.finish(flush)
+        while fetch := bucket.fetcher.begin():
+            self.fetches += 1
+            bucket.fetcher.commit(fetch)
+            bucket.fetcher.finish(fetch)
+
+    def _look_after(self) -> None:
+        """Let time pass, eject, expire, check the engine, ask the well-behaved session."""
+        bucket = self._bucket
+        self._clock.time += self.random.choice((0.0, 0.1, 3.0))
+        self._work()
+        bucket.tick()
+        if self.random.random() < 0.2 or bucket.pager.needed:
+            self._eject()
+        for _ in expire_due(list(bucket.vbuckets.values()), bucket.stats, self._clock.now(), 500):
+            pass
+        for vbucket in bucket.vbuckets.values():
+            vbucket.check()
+        recounted = sum(vbucket.memory_bytes() for vbucket in bucket.vbuckets.values())
+        assert recounted == bucket.ledger.used
+        self._ask_witness()
+
+    def _eject(self) -> None:
+        """Eject some values, so that some requests have to wait."""
+        for vbucket in self._bucket.vbuckets.values():
+            for item in list(vbucket.table.values()):
+                clean = item.seqno <= vbucket.persisted_seqno
+                if item.value is not None and clean and self.random.random() < 0.5:
+                    vbucket.eject(item)
+
+    def _ask_witness(self) -> None:
+        """A peer that behaves is served whatever the others do."""
+        self._witnessed += 1
+        key, body = b"witness", b"%d" % self._witnessed
+        for frame, expected in (
+            (_frame(0x01, key, body, extras=bytes(8)), b""),
+            (_frame(0x00, key), bytes(4) + body),
+        ):
+            self._witness.receive_data(frame)
+            self._witness = _current(self._witness)
+            reply = b"".join(self._witness.data_to_send(65_536))
+            assert reply[24:] == expected, f"the witness got {reply!r}"
+            assert reply[6:8] == bytes(2)
+            assert not self._witness.closing
+
+
+def _current(session: Session) -> Session:
+    while session.successor is not None:
+        session = session.successor
+    return session
+
+
+def _frame(opcode: int, key: bytes, body: bytes = b"", *, extras: bytes = b"") -> bytes:
+    lengths = len(key), len(extras), 0, 2, len(extras) + len(key) + len(body)
+    return struct.pack(">BBHBBHIIQ", 0x80, opcode, *lengths, 1, 0) + extras + key + body
+
+
+def run(seed: int, requests: int, request: Request, spoil: Spoil) -> Fuzz:
+    """Run, and tell how to see it again when it fails."""
+    fuzz = Fuzz(seed, request, spoil)
+    try:
+        fuzz.run(requests)
+    except Exception as error:
+        tail = b"".join(fuzz.last)[-400:]
+        raise AssertionError(
+            f"seed {seed}, request {fuzz.sent}: {type(error).__name__}: {error}\n"
+            f"the connection ended with {tail!r}"
+        ) from error
+    return fuzz

@@ -1,0 +1,132 @@
+"""A disk that outlives the process on it, with the faults that a disk may have.
+
+It stands around `MemoryStore`, whose commits are all or nothing, and injects only faults that a
+correct engine must survive: a commit that fails and has changed nothing, a full device, a full map
+until `grow`, a crash at any time. What it cannot do, because the store contract excludes it: lose
+half a commit, or change what was synced.
+
+Every commit is told to the judge of the store, which keeps its own books.
+"""
+
+from __future__ import annotations
+
+from tests.sim.judges import StoreJudge, complain
+from tests.sim.world import World
+from uprmc.errors import StoreError, StoreFull, StoreMapFull
+from uprmc.storage.interface import Batch, StoreUsage
+from uprmc.storage.memory import MemoryStore, MemoryView
+
+
+class Disk:
+    """See the module docstring.
+
+    Attributes:
+        full: commits get `StoreFull`.
+        broken: commits get `StoreError`.
+        unreadable: reading a value fails.
+        map_full: commits get `StoreMapFull` until `grow` worked.
+        sync: whether every commit is forced to the device.
+    """
+
+    def __init__(self, world: World, judge: StoreJudge, *, sync: bool = True) -> None:
+        self.sync = sync
+        self.full = False
+        self.broken = False
+        self.unreadable = False
+        self.map_full = False
+        self.judge = judge
+        self._world = world
+        self._medium = MemoryStore(sync=sync)
+        judge.keeps_every_commit = sync
+
+    def open(self) -> DiskStore:
+        """Return the store for one life of the process."""
+        return DiskStore(self, self._medium)
+
+    def process_ends(self) -> None:
+        """Keep every commit: the kernel has it."""
+        self._medium = self._medium.reopened()
+        self._judge_reopened(power_lost=False)
+
+    def power_fails(self) -> None:
+        """Keep what is on the device."""
+        self._medium = self._medium.crash()
+        self._judge_reopened(power_lost=True)
+
+    def write_back(self) -> None:
+        """Force everything to the device, as the kernel does when it has nothing else to do."""
+        self._medium.sync()
+        self.judge.synced()
+
+    def view(self) -> MemoryView:
+        """Return a reading for judges."""
+        return self._medium.view()
+
+    def write(self, batch: Batch) -> None:
+        """Commit without asking for faults."""
+        self.judge.begins(batch)
+        try:
+            self._medium.commit(batch)
+        except StoreError as error:
+            complain(f"the engine commits what no store may take: {error}")
+        self.judge.committed(batch)
+
+    @property
+    def works(self) -> bool:
+        """Whether a commit would be taken."""
+        return not (self.full or self.broken or self.map_full)
+
+    def refuse(self) -> None:
+        """Raise the fault that is on."""
+        if self.full:
+            raise StoreFull("the disk is full")
+        if self.broken:
+            raise StoreError("the disk is broken")
+        if self.map_full:
+            raise StoreMapFull("the map is full")
+
+    def _judge_reopened(self, *, power_lost: bool) -> None:
+        view = self._medium.view()
+        self.judge.reopened(view, self._medium.local, power_lost=power_lost)
+        view.close()
+
+
+class DiskStore:
+    """The `Store` of one life of the process; dead with it."""
+
+    def __init__(self, disk: Disk, medium: MemoryStore) -> None:
+        self._disk = disk
+        self._medium = medium
+
+    def commit(self, batch: Batch) -> None:
+        """Commit, or have the fault that is on."""
+        assert not self._medium.closed, "a dead process writes"
+        self._disk.refuse()
+        self._disk.write(batch)
+
+    def grow(self) -> bool:
+        """Make room, if nobody reads."""
+        grown = self._medium.grow()
+        if grown:
+            self._disk.map_full = False
+        return grown
+
+    def view(self) -> MemoryView:
+        """Open a reading of the newest commit."""
+        return self._medium.view()
+
+    def local(self, name: bytes) -> bytes | None:
+        """Return a local document."""
+        return self._medium.local(name)
+
+    def usage(self) -> StoreUsage:
+        """Return sizes."""
+        return self._medium.usage()
+
+    def sync(self) -> None:
+        """Force everything to the device."""
+        assert not self._medium.closed, "a dead process syncs"
+        self._disk.write_back()
+
+    def close(self) -> None:
+        """Close; the disk stays."""

@@ -1,0 +1,128 @@
+"""The pretend world: one seed, one clock, one queue of things that will happen.
+
+Everything random in a run comes from `World.random`, every time from `World.now`, and whatever
+happens is an event in its queue. So a run is a function of its seed, and the log of two runs with
+one seed is the same, which is itself a test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+#: Unix time at which every world begins.
+EPOCH_S = 1_700_000_000.0
+
+Action = Callable[[], None]
+
+
+class Timer:
+    """Something that will happen, unless it is cancelled."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Action) -> None:
+        self.action: Action | None = action
+
+    def cancel(self) -> None:
+        """See to it that it does not happen; harmless when it already has."""
+        self.action = None
+
+
+class World:
+    """See the module docstring.
+
+    Attributes:
+        random: the only randomness of the run.
+        now: seconds since the beginning.
+        log: what happened, for the determinism test and for whoever looks into a failure.
+        watchers: called after every step; that is where judges look.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.now = 0.0
+        self.log: list[str] = []
+        self.watchers: list[Action] = []
+        self._tie = count()  # equal times keep the order in which they were planned
+        self._queue: list[tuple[float, int, Timer]] = []
+
+    def after(self, delay_s: float, action: Action) -> Timer:
+        """Plan `action` for `delay_s` from now."""
+        timer = Timer(action)
+        heappush(self._queue, (self.now + delay_s, next(self._tie), timer))
+        return timer
+
+    def between(self, low: float, high: float) -> float:
+        """Return a random number of seconds."""
+        return self.random.uniform(low, high)
+
+    def chance(self, probability: float) -> bool:
+        """Throw the dice."""
+        return self.random.random() < probability
+
+    def note(self, text: str) -> None:
+        """Write a line of the log."""
+        self.log.append(f"{self.now:.6f} {text}")
+
+    def digest(self) -> str:
+        """Return a short name for everything that happened."""
+        return hashlib.sha256("\n".join(self.log).encode()).hexdigest()
+
+    def step(self) -> bool:
+        """Let the next thing happen; ``False`` when nothing is planned any more."""
+        while self._queue:
+            self.now, _, timer = heappop(self._queue)
+            action, timer.action = timer.action, None
+            if action is not None:
+                action()
+                for watcher in self.watchers:
+                    watcher()
+                return True
+        return False
+
+    def run(self, steps: int) -> None:
+        """Let so many things happen."""
+        for _ in range(steps):
+            if not self.step():
+                return
+
+    def run_until(self, happened: Callable[[], bool], steps_max: int = 20_000) -> None:
+        """Go on until `happened`; fails when it does not (liveness has a limit)."""
+        for _ in range(steps_max):
+            if happened():
+                return
+            assert self.step(), "nothing is planned any more, and it has not happened"
+        raise AssertionError(f"it has not happened within {steps_max} steps")
+
+    def run_for(self, seconds: float) -> None:
+        """Go on for a time."""
+        over: list[bool] = []
+        self.after(seconds, lambda: over.append(True))
+        self.run_until(lambda: bool(over), 1_000_000)
+
+
+class WorldClock:
+    """The port `Clock` of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> float:
+        """Return Unix time in seconds."""
+        return EPOCH_S + self._world.now
+
+
+class WorldEntropy:
+    """The port `Entropy` of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def uuid48(self) -> int:
+        """Return a random number that is not 0."""
+        return self._world.random.getrandbits(48) or 1
