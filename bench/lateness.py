@@ -61,8 +61,8 @@ FIGURE = "load, flat out"
 
 #: How the node of each contestant flushes; what is not named has its default.
 _FLUSH: dict[str, dict[str, Any]] = {
-    "load": {"batch_items": 1_000_000, "quiet_delay_s": _NEVER_S, "busy_delay_s": _NEVER_S},
-    "load, flat out": {"quiet_delay_s": 0.0, "busy_delay_s": 0.0},
+    "load": {"batch_items": 1_000_000, "min_delay_s": _NEVER_S, "max_delay_s": _NEVER_S},
+    "load, flat out": {"min_delay_s": 0.0, "max_delay_s": 0.0},
 }
 
 

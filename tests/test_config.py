@@ -159,9 +159,9 @@ def test_a_number_too_long_for_a_fraction_is_refused(info: SettingInfo, sign: in
 
 
 def test_a_whole_number_will_do_for_a_fraction() -> None:
-    settings = build({"flush.busy_delay_s": 2})
-    assert settings.flush.busy_delay_s == 2.0
-    assert type(settings.flush.busy_delay_s) is float
+    settings = build({"flush.max_delay_s": 2})
+    assert settings.flush.max_delay_s == 2.0
+    assert type(settings.flush.max_delay_s) is float
 
 
 @pytest.mark.parametrize("name", ["", "nonsense", "memory", "memory.", ".quota", "memory.quotas"])
@@ -362,10 +362,10 @@ def test_a_variable_that_names_no_setting_is_refused(variable: str) -> None:
 
 
 def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path, "[flush]\nbatch_items = 1\nquiet_items = 1\nfetch_batch = 1")
-    environment = {"UPRMC_FLUSH_QUIET_ITEMS": "2", "UPRMC_FLUSH_FETCH_BATCH": "2"}
+    file = written(tmp_path, "[flush]\nbatch_items = 1\nrest_factor = 1\nfetch_batch = 1")
+    environment = {"UPRMC_FLUSH_REST_FACTOR": "2", "UPRMC_FLUSH_FETCH_BATCH": "2"}
     flush = load(file, environment, {"flush.fetch_batch": "3"}).flush
-    assert (flush.batch_items, flush.quiet_items, flush.fetch_batch) == (1, 2, 3)
+    assert (flush.batch_items, flush.rest_factor, flush.fetch_batch) == (1, 2, 3)
 
 
 def test_what_is_overruled_is_not_judged(tmp_path: Path) -> None:

@@ -137,18 +137,18 @@ class FlushSettings:
         1 * MIB,
         64 * GIB,
     )
-    quiet_items: int = _setting(
-        256, "items", "A queue no longer than this is written after quiet_delay_s.", 0, 1_000_000
+    min_delay_s: float = _setting(
+        0.02, "seconds", "A change waits at least so long for company in its commit.", 0, 60
     )
-    quiet_delay_s: float = _setting(
-        0.02, "seconds", "Age of the oldest change when a short queue is written.", 0, 60
+    max_delay_s: float = _setting(
+        2.0, "seconds", "It waits at most so long before its commit begins.", 0, 60
     )
-    busy_delay_s: float = _setting(
-        2.0,
-        "seconds",
-        "Age of the oldest change when a long queue is written; sooner if OBSERVE asks.",
+    rest_factor: float = _setting(
+        19.0,
+        "times",
+        "In between, commits rest so many times as long as the last one took.",
         0,
-        60,
+        1_000,
     )
     retry_delay_s: float = _setting(
         1.0, "seconds", "Wait after a commit failed before it is tried again.", 0.01, 600

@@ -514,47 +514,54 @@ def delayed_node() -> Node:
         settings_of(
             flush={
                 "batch_items": 1_000,
-                "quiet_items": 10,
-                "quiet_delay_s": 0.02,
-                "busy_delay_s": 1.0,
+                "rest_factor": 10,
+                "min_delay_s": 0.02,
+                "max_delay_s": 1.0,
             }
         )
     )
 
 
-def test_a_short_queue_is_written_when_its_oldest_change_is_as_old_as_the_quiet_delay() -> None:
+def test_after_a_quick_flush_the_next_comes_when_the_oldest_change_has_the_least_age() -> None:
     node = delayed_node()
     write(node, 10)
     delay = node.bucket.flusher.delay
-    assert delay(0.0) == pytest.approx(0.02)
-    assert delay(0.015) == pytest.approx(0.005)
-    assert delay(0.02) == 0.0
-    assert delay(5.0) == 0.0
+    assert delay(0.0, 0.002) == pytest.approx(0.02)
+    assert delay(0.015, 0.002) == pytest.approx(0.005)
+    assert delay(0.02, 0.002) == 0.0
+    assert delay(5.0, 0.002) == 0.0
 
 
-def test_a_longer_queue_waits_for_company_and_is_looked_at_often() -> None:
+def test_the_flusher_rests_a_multiple_of_the_time_it_worked_and_is_asked_often() -> None:
     node = delayed_node()
     write(node, 11)
     delay = node.bucket.flusher.delay
-    assert delay(0.0) == pytest.approx(0.02)
-    assert delay(0.9) == pytest.approx(0.02)
-    assert delay(0.99) == pytest.approx(0.01)
-    assert delay(1.0) == 0.0
+    assert delay(0.0, 0.05) == pytest.approx(0.02)
+    assert delay(0.49, 0.05) == pytest.approx(0.01)
+    assert delay(0.5, 0.05) == 0.0
+
+
+def test_no_change_waits_longer_than_the_longest_delay() -> None:
+    node = delayed_node()
+    write(node, 11)
+    delay = node.bucket.flusher.delay
+    assert delay(0.99, 60.0) == pytest.approx(0.01)
+    assert delay(1.0, 60.0) == 0.0
 
 
 def test_a_full_batch_is_written_at_once() -> None:
     node = delayed_node()
     write(node, 999)
-    assert node.bucket.flusher.delay(0.0) > 0
+    assert node.bucket.flusher.delay(0.0, 0.05) > 0
     node.set(b"one more")
-    assert node.bucket.flusher.delay(0.0) == 0.0
+    assert node.bucket.flusher.delay(0.0, 0.05) == 0.0
 
 
 def test_somebody_who_waits_has_it_written_at_once() -> None:
     node = delayed_node()
     node.set(b"k")
     node.bucket.flusher.when_durable(lambda _: None)
-    assert node.bucket.flusher.delay(0.0) == 0.0
+    assert node.bucket.flusher.delay(0.0, 0.05) == 0.0
 
 
 def test_when_memory_runs_short_it_is_written_at_once() -> None:
@@ -562,9 +569,9 @@ def test_when_memory_runs_short_it_is_written_at_once() -> None:
     node.set(b"k")
     ledger = node.bucket.ledger
     ledger.high_mark = ledger.used
-    assert node.bucket.flusher.delay(0.0) > 0
+    assert node.bucket.flusher.delay(0.0, 0.05) > 0
     ledger.high_mark = ledger.used - 1
-    assert node.bucket.flusher.delay(0.0) == 0.0
+    assert node.bucket.flusher.delay(0.0, 0.05) == 0.0
 
 
 def test_local_documents_are_no_business_of_the_flusher(node: Node) -> None:
@@ -643,17 +650,14 @@ def test_writes_between_the_slices_of_begin_and_finish_are_all_persisted_in_the_
         assert stored == {key: item.value for key, item in vbucket.table.items()}
 
 
-def test_a_long_queue_that_somebody_asks_about_is_written_soon() -> None:
-    flush = {"quiet_items": 1, "quiet_delay_s": 0.02, "busy_delay_s": 5.0, "batch_items": 1_000}
-    node = Node(settings_of(flush=flush))
-    for number in range(10):
-        node.set(b"%d" % number)
+def test_a_rest_ends_when_somebody_asks_whether_a_change_is_on_disk() -> None:
+    node = delayed_node()
+    write(node, 10)
     flusher = node.bucket.flusher
-    assert flusher.delay(1.0) > 0
+    assert flusher.delay(0.4, 0.05) > 0
     flusher.hurry()
-    assert flusher.delay(0.019) > 0
-    assert flusher.delay(0.02) == 0
+    assert flusher.delay(0.019, 0.05) > 0
+    assert flusher.delay(0.02, 0.05) == 0
     node.flush()
-    for number in range(10):
-        node.set(b"%d" % number)
-    assert flusher.delay(1.0) > 0, "the hurry is over with the flush it asked for"
+    write(node, 10)
+    assert flusher.delay(0.4, 0.05) > 0, "the hurry is over with the flush it asked for"

@@ -69,14 +69,18 @@ def small_settings(*, vbuckets: int = 2, quota: int = 5_500, sync: bool = True) 
         memory=MemorySettings(quota=quota, pager_slice=5),
         flush=FlushSettings(
             batch_items=2,
-            quiet_items=3,
-            quiet_delay_s=0.01,
-            busy_delay_s=0.05,
+            rest_factor=3,
+            min_delay_s=0.01,
+            max_delay_s=0.05,
             retry_delay_s=0.05,
             sync=sync,
             fetch_batch=3,
         ),
     )
+
+
+#: How long a flush is taken to last when the next one is planned.
+_FLUSH_S = 0.02
 
 
 @dataclass(slots=True)
@@ -298,7 +302,7 @@ class Node:
     def _became_dirty(self) -> None:
         if self._dirty_since is None:
             self._dirty_since = self._world.now
-        self._look_later(self.settings.flush.quiet_delay_s)
+        self._look_later(self.settings.flush.min_delay_s)
 
     def _look_later(self, delay_s: float) -> None:
         idle = self._look_timer is None and not self._flushing and not self.stopping
@@ -309,7 +313,7 @@ class Node:
         self._look_timer = None
         if self._dirty_since is None or self.stopping:
             return
-        delay_s = self.bucket.flusher.delay(self._world.now - self._dirty_since)
+        delay_s = self.bucket.flusher.delay(self._world.now - self._dirty_since, _FLUSH_S)
         if delay_s > 0:
             self._look_later(delay_s)
         else:

@@ -44,7 +44,7 @@ _PROMISE = "reported as on disk|observed on disk|was promised|is undone|below th
 _CHECK = r"seed \d+: \n|a dirty value"
 
 #: How many seeds a broken rule may hide from; by far most are noticed with the first.
-_SEEDS = 40
+_SEEDS = 300
 
 
 def _finish_before_commit(patch: pytest.MonkeyPatch) -> None:

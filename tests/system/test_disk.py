@@ -115,7 +115,7 @@ def test_a_stop_that_cannot_persist_everything_says_so_and_leaves_no_clean_mark(
 def test_the_map_grows_under_load(tmp_path: Path) -> None:
     options = ["--set", "storage.map_initial=1M", "--memory", "12M", "--set"]
     items = {b"key-%d" % number: b"%d" % number * 2_000 for number in range(3_000)}
-    with start_uprmc(tmp_path, *options, "flush.busy_delay_s=0.02") as server:
+    with start_uprmc(tmp_path, *options, "flush.max_delay_s=0.02") as server:
         stop = threading.Event()
         read = 0
 
@@ -187,7 +187,7 @@ class Writer(threading.Thread):
 def test_a_clean_stop_in_the_middle_of_a_load_keeps_every_acknowledged_write(
     tmp_path: Path, busy_delay: str
 ) -> None:
-    with start_uprmc(tmp_path, "--set", f"flush.busy_delay_s={busy_delay}") as server:
+    with start_uprmc(tmp_path, "--set", f"flush.max_delay_s={busy_delay}") as server:
         writers = [Writer(server, number) for number in range(3)]
         for writer in writers:
             writer.start()

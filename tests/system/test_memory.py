@@ -42,7 +42,7 @@ def check_reading(server: ServerProcess, numbers: range, *, by_vbucket: bool) ->
 
 
 def test_three_times_the_quota_is_loaded_read_back_and_survives_a_restart(tmp_path: Path) -> None:
-    options = ["--memory", "32M", "--set", "flush.busy_delay_s=0.1"]
+    options = ["--memory", "32M", "--set", "flush.max_delay_s=0.1"]
     with start_uprmc(tmp_path, *options) as server:
         allowed = anonymous_mib(server) + QUOTA / MIB + OVERHEAD_MIB
         with Client(server.memcached) as client:

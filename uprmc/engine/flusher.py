@@ -33,6 +33,9 @@ Waiter = Callable[[bool], None]
 #: vBuckets between two chances for others to run: about half a millisecond of work.
 _SLICE_VBUCKETS = 32
 
+#: How often at most it is asked whether a flush is due.
+_LEAST_LOOK_S = 0.001
+
 #: Most items taken from a queue before the room is looked at again.
 _TAKE_ITEMS = 64
 
@@ -96,26 +99,28 @@ class Flusher:
         self._hurried = False
         self._batch_items = settings.batch_items
 
-    def delay(self, age_s: float) -> float:
-        """Return how many seconds to wait with the next flush; 0 = it is due.
+    def delay(self, age_s: float, last_flush_s: float) -> float:
+        """Return in how many seconds to ask again whether a flush is due; 0 = it is.
 
-        A short queue is written soon, because waiting would gain little. A long one waits for more
-        company, because a document in a batch of 30,000 costs half of one in a batch of 10,000,
-        unless somebody asks for it (`hurry`).
+        The flusher rests a multiple of the time that it worked: a commit that is quick is repeated
+        soon, one that is dear waits for more company, because a document in a batch of 30,000 costs
+        half of one in a batch of 10,000 and a tenth of one in a batch of 100. Nobody rests when the
+        batch is full, memory is short, or somebody waits; `hurry` cuts the rest short.
 
         Args:
             age_s: how long something has been dirty.
+            last_flush_s: how long the last flush took.
         """
         ledger, settings = self._ledger, self._settings
-        queued = self.queued
-        if self._waiters or queued >= self._batch_items or ledger.used > ledger.high_mark:
+        full = self.queued >= self._batch_items or ledger.used > ledger.high_mark
+        if self._waiters or full:
             return 0.0
-        soon = self._hurried or queued <= settings.quiet_items
-        left = (settings.quiet_delay_s if soon else settings.busy_delay_s) - age_s
-        return min(max(left, 0.0), settings.quiet_delay_s)
+        rest = 0.0 if self._hurried else settings.rest_factor * last_flush_s
+        wait = min(max(rest, settings.min_delay_s), settings.max_delay_s)
+        return min(max(wait - age_s, 0.0), max(settings.min_delay_s, _LEAST_LOOK_S))
 
     def hurry(self) -> None:
-        """Write even a long queue soon: somebody has asked whether a change is on disk yet."""
+        """End the rest: somebody has asked whether a change is on disk yet."""
         self._hurried = True
 
     @property

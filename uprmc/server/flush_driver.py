@@ -47,17 +47,18 @@ class FlushDriver:
         self._dirty_since: float | None = None
         self._busy: Deferred[None] | None = None
         self._stopped = False
+        self._last_flush_s = 0.0
         self.last_error = ""
         bucket.ledger.on_dirty = self._became_dirty
 
     def _became_dirty(self) -> None:
         if self._dirty_since is None:
             self._dirty_since = self._reactor.seconds()
-        self._look_again(0.0 if self._settings.quiet_delay_s == 0 else None)
+        self._look_again(0.0 if self._settings.min_delay_s == 0 else None)
 
     def _look_again(self, delay_s: float | None = None) -> None:
         if self._timer is None and self._busy is None and not self._stopped:
-            wait = self._settings.quiet_delay_s if delay_s is None else delay_s
+            wait = self._settings.min_delay_s if delay_s is None else delay_s
             self._timer = self._reactor.callLater(wait, self._look)
 
     def _look(self) -> None:
@@ -65,7 +66,7 @@ class FlushDriver:
         if self._dirty_since is None:
             return
         age_s = self._reactor.seconds() - self._dirty_since
-        delay_s = self._bucket.flusher.delay(age_s)
+        delay_s = self._bucket.flusher.delay(age_s, self._last_flush_s)
         if delay_s > 0:
             self._look_again(delay_s)
         else:
@@ -80,6 +81,7 @@ class FlushDriver:
     @inlineCallbacks
     def _run(self) -> Generator[Deferred[Any], Any, None]:
         flusher = self._bucket.flusher
+        began = self._reactor.seconds()
         flush = yield from self._sliced(flusher.begin_in_slices())
         delay_s = 0.0
         if flush is not None:
@@ -96,6 +98,7 @@ class FlushDriver:
                     self.last_error = ""
                 yield from self._sliced(flusher.finish_in_slices(flush))
         self._busy = None
+        self._last_flush_s = self._reactor.seconds() - began
         if self._bucket.ledger.dirty:
             self._look_again(delay_s)
         else:
