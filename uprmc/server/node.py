@@ -8,7 +8,6 @@ accepted, leave the clean mark, close.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -47,9 +46,6 @@ _WARMUP_SLICE_S = 0.01
 
 #: How long clients may take to read their last replies at shutdown.
 _FAREWELL_S = 2.0
-
-#: A thread that commits must not keep the reactor from running for the usual 5 ms at a time.
-_SWITCH_INTERVAL_S = 0.0005
 
 _MISUSE_LOG_S = 1.0
 #: What ``verbosity`` 0, 1 and 2 show at least; the setting ``log.level`` may show more.
@@ -108,7 +104,6 @@ class Node:
 
         Fails with `ConfigError` or `StoreError`; then `stop` cleans up.
         """
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         collector.take_over()
         self._pool.start()
         yield from self._listen()
