@@ -128,7 +128,7 @@ class _Role:
         self.busy_s = 0.0
 
     def play(self) -> Generator[Any, Any, dict[str, float]]:
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each kind of run defines it
 
     def pause(self, seconds: float) -> Any:
         from twisted.internet.task import deferLater
