@@ -19,12 +19,12 @@ from twisted.internet.testing import StringTransport
 from tests.server.support import PEER
 from uprmc.config import GIB, KIB, MIB, SettingInfo, Settings, build, describe, load
 from uprmc.errors import StoreRefused
-from uprmc.kv.binary_commands import HANDLERS
+from uprmc.kv.command_table import HANDLERS
 from uprmc.kv.session import Negotiation
 from uprmc.ports import Session
 from uprmc.protocol import text_replies
-from uprmc.protocol.binary import SHAPES, Part
 from uprmc.protocol.opcodes import HEADER_BYTES, QUIET, STATUS_TEXT, Opcode
+from uprmc.protocol.shapes import SHAPES, Part
 from uprmc.server.http import Pages
 from uprmc.server.metrics import Exposition
 from uprmc.server.node import Node

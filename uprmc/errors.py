@@ -69,6 +69,18 @@ class InvalidArguments(CommandError):
     """The numbers of a well-formed command make no sense."""
 
 
+class RangeExceeded(CommandError):
+    """A vBucket's number is too high, or the seqnos of a request do not fit together."""
+
+
+class RollbackRequired(CommandError):
+    """A consumer holds what this node's history does not: it must fall back to `seqno` first."""
+
+    def __init__(self, seqno: int) -> None:
+        super().__init__(seqno)
+        self.seqno = seqno
+
+
 class NotResident(CommandError):
     """The value is on disk: fetch it, then run the command again.
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fuzz import grammar
 from tests.fuzz.harness import run
-from uprmc.kv.binary_commands import HANDLERS
+from uprmc.kv.command_table import HANDLERS
 from uprmc.kv.conversation import Conversation
 
 #: Requests of one seed; more requests mean more seeds.

@@ -24,9 +24,9 @@ from uprmc.engine.ledger import Ledger
 from uprmc.engine.marks import Marks
 from uprmc.engine.pager import Pager
 from uprmc.engine.stats import Stats
-from uprmc.engine.vbucket import VBucket
+from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.write_queue import WriteQueue
-from uprmc.errors import NotMyVBucket, TemporaryFailure
+from uprmc.errors import NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import Item, VBucketHeader, VBucketState
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
@@ -114,23 +114,60 @@ class Bucket:
         vbucket.queue = WriteQueue(header.high_seqno)
         vbucket.purge_seqno = header.purge_seqno
         vbucket.max_deleted_rev = header.max_deleted_rev
+        if header.high_seqno < header.snapshot.end:
+            vbucket.receiving = header.snapshot
         if not clean and header.state == VBucketState.ACTIVE:
-            vbucket.failover_log = branched(
-                header.failover_log,
-                self.entropy.uuid48(),
-                last_complete_seqno(header.high_seqno, header.snapshot),
-                self.settings.engine.max_failover_entries,
-            )
+            self._branch(vbucket)
             vbucket.change_header()
         return vbucket
+
+    def set_state(self, number: int, state: VBucketState, *, takeover: bool = False) -> VBucket:
+        """Put a vBucket into a state, making it if there is none, and return it.
+
+        One that becomes active begins a branch, because nobody knows what the last active one had
+        promised; not so in a takeover, whose source gave everything away before.
+
+        Raises:
+            RangeExceeded: there can be no vBucket of that number.
+        """
+        if not 0 <= number <= self._mask:
+            raise RangeExceeded(number)
+        vbucket = self.vbuckets.get(number)
+        if vbucket is None:
+            vbucket = self.create(number, state)
+        elif vbucket.state != state:
+            if state == VBucketState.ACTIVE and not takeover:
+                self._branch(vbucket)
+            vbucket.state = state
+            vbucket.change_header()
+            vbucket.interrupt(Interruption.STATE_CHANGED)
+        self._settle_traffic(vbucket)
+        return vbucket
+
+    def _branch(self, vbucket: VBucket) -> None:
+        vbucket.failover_log = branched(
+            vbucket.failover_log,
+            self.entropy.uuid48(),
+            last_complete_seqno(vbucket.high_seqno, vbucket.snapshot),
+            self.settings.engine.max_failover_entries,
+        )
+        vbucket.receiving = None
+
+    def _settle_traffic(self, vbucket: VBucket) -> None:
+        """Let clients in where they may be, and nowhere else."""
+        number = vbucket.id
+        if self.traffic and vbucket.state == VBucketState.ACTIVE:
+            self.active[number] = vbucket
+            self.lookups[number] = vbucket.table.get
+        else:
+            self.active.pop(number, None)
+            self.lookups.pop(number, None)
 
     def let_traffic_in(self) -> None:
         """Open the doors: warm-up is over."""
         self.traffic = True
-        for number, vbucket in self.vbuckets.items():
-            if vbucket.state == VBucketState.ACTIVE:
-                self.active[number] = vbucket
-                self.lookups[number] = vbucket.table.get
+        for vbucket in self.vbuckets.values():
+            self._settle_traffic(vbucket)
 
     def shut_traffic_out(self) -> None:
         """Close the doors: from now on commands get temporary failure."""

@@ -16,7 +16,8 @@ a seqno, so that replicas learn of it) but keeps the CAS, as memcached does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
+from enum import Enum, IntEnum
+from typing import Protocol
 
 from uprmc.engine import numbers
 from uprmc.engine.failover_log import FailoverLog, new_log
@@ -43,6 +44,27 @@ class StoreMode(IntEnum):
     REPLACE = 2
 
 
+class Interruption(Enum):
+    """Why whoever follows a vBucket cannot go on."""
+
+    STATE_CHANGED = "state changed"
+    RESET = "reset"
+    ROLLED_BACK = "rolled back"
+
+
+class Watcher(Protocol):
+    """Somebody who follows a vBucket: a stream."""
+
+    def changed(self) -> None:
+        """Learn of the first change since it was put on `VBucket.waiting`; must be cheap."""
+
+    def persisted(self, seqno: int) -> None:
+        """Learn that everything up to `seqno` is on disk."""
+
+    def interrupted(self, why: Interruption) -> None:
+        """Learn that this vBucket, as it was, is over; it is no longer watched after this."""
+
+
 class VBucket:
     """See the module docstring. Attributes are public for the hot path and read-only for others.
 
@@ -54,6 +76,9 @@ class VBucket:
         high_seqno: highest seqno assigned.
         persisted_seqno: everything up to here is in a finished commit.
         locks: key -> (lock CAS, Unix time when the lock lapses).
+        receiving: the snapshot that a replica holds a part of, ``None`` = nothing is half received.
+        waiting: watchers to be told, once, of the next change; they put themselves there.
+        watchers: everybody who is to be told when the vBucket changes its state or begins anew.
         tombstones: number of tombstones in `table`.
         non_resident: number of items in `table` whose value is only on disk.
     """
@@ -73,10 +98,13 @@ class VBucket:
         "persisted_seqno",
         "purge_seqno",
         "queue",
+        "receiving",
         "reset_pending",
         "state",
         "table",
         "tombstones",
+        "waiting",
+        "watchers",
     )
 
     def __init__(
@@ -98,6 +126,8 @@ class VBucket:
         self.reset_pending = False
         self.purge_seqno = 0
         self.table: dict[bytes, Item] = {}
+        self.waiting: list[Watcher] = []
+        self.watchers: list[Watcher] = []
         self._start_history(new_log(uuid))
 
     def _start_history(self, log: FailoverLog) -> None:
@@ -108,6 +138,7 @@ class VBucket:
         self.high_seqno = 0
         self.persisted_seqno = 0
         self.max_deleted_rev = 0
+        self.receiving: SnapshotRange | None = None
         self.tombstones = 0
         self.non_resident = 0
 
@@ -145,6 +176,11 @@ class VBucket:
     def visible_cas(self, item: Item) -> int:
         """Return the CAS a reader may see: a locked item's is hidden."""
         return self._masked_cas(item) if self.locks else item.cas
+
+    @property
+    def snapshot(self) -> SnapshotRange:
+        """The range that the newest items belong to; empty while nothing is half received."""
+        return self.receiving or SnapshotRange(self.high_seqno, self.high_seqno)
 
     @property
     def item_count(self) -> int:
@@ -331,6 +367,27 @@ class VBucket:
         self.purge_seqno = 0
         self.reset_pending = True
         self.change_header()
+        self.interrupt(Interruption.RESET)
+
+    # --- who follows ----------------------------------------------------------------------------
+
+    def interrupt(self, why: Interruption) -> None:
+        """Tell everybody who follows that they cannot go on, and forget them."""
+        watchers, self.watchers, self.waiting = self.watchers, [], []
+        for watcher in watchers:
+            watcher.interrupted(why)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell `watcher` nothing any more; harmless when it was told nothing before."""
+        if watcher in self.watchers:
+            self.watchers.remove(watcher)
+        if watcher in self.waiting:
+            self.waiting.remove(watcher)
+
+    def _tell_waiting(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for watcher in waiting:
+            watcher.changed()
 
     # --- persistence and memory -----------------------------------------------------------------
 
@@ -356,6 +413,8 @@ class VBucket:
         self.persisted_seqno = upto
         if self.tombstones:
             self._forget_tombstones(items)
+        for watcher in list(self.watchers):
+            watcher.persisted(upto)
 
     def install(self, items: list[Item]) -> None:
         """Put items that the store holds into the empty table, at warm-up.
@@ -465,6 +524,8 @@ class VBucket:
         if not self.dirty:
             self.dirty = True
             ledger.mark_dirty(self)
+        if self.waiting:
+            self._tell_waiting()
         return item
 
     def _bury(self, old: Item, life: Life) -> Item:
@@ -490,6 +551,8 @@ class VBucket:
         self.table[old.key] = tombstone
         self.tombstones += 1
         self.locks.pop(old.key, None)
+        if self.waiting:
+            self._tell_waiting()
         return tombstone
 
     def _become_dirty(self) -> None:

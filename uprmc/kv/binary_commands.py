@@ -1,4 +1,4 @@
-"""The commands of the binary protocol, one small function each, and the table that finds them.
+"""The client commands of the binary protocol, one small function each; `command_table` has all.
 
 A command gets its session and its request, whose shape is in order. It either answers through the
 session or raises what the engine raises; the session turns that into the protocol's own error.
@@ -434,40 +434,33 @@ def stat(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def _with_quiet(handlers: dict[int, Handler]) -> dict[int, Handler]:
-    quiet = {quiet: handlers[loud] for quiet, loud in QUIET.items()}
-    return {**handlers, **quiet}
-
-
-#: Opcode -> command. SET and GET come here only when the session's short way does not apply.
-HANDLERS: dict[int, Handler] = _with_quiet(
-    {
-        Opcode.GET: get,
-        Opcode.GETK: get,
-        Opcode.GAT: get_and_touch,
-        Opcode.GATK: get_and_touch,
-        Opcode.TOUCH: touch,
-        Opcode.GETL: get_and_lock,
-        Opcode.UNLOCK: unlock,
-        Opcode.SET: store,
-        Opcode.ADD: store,
-        Opcode.REPLACE: store,
-        Opcode.APPEND: extend,
-        Opcode.PREPEND: extend,
-        Opcode.INCREMENT: arithmetic,
-        Opcode.DECREMENT: arithmetic,
-        Opcode.DELETE: delete,
-        Opcode.FLUSH: flush,
-        Opcode.OBSERVE: observe,
-        Opcode.OBSERVE_SEQNO: observe_seqno,
-        Opcode.NOOP: noop,
-        Opcode.VERSION: version,
-        Opcode.QUIT: quit_,
-        Opcode.VERBOSITY: verbosity,
-        Opcode.HELLO: hello,
-        Opcode.SASL_LIST_MECHS: no_login,
-        Opcode.SASL_AUTH: no_login,
-        Opcode.SASL_STEP: no_login,
-        Opcode.STAT: stat,
-    }
-)
+#: The commands that memcached has, and those that Couchbase's KV clients add.
+CLIENT_COMMANDS: dict[int, Handler] = {
+    Opcode.GET: get,
+    Opcode.GETK: get,
+    Opcode.GAT: get_and_touch,
+    Opcode.GATK: get_and_touch,
+    Opcode.TOUCH: touch,
+    Opcode.GETL: get_and_lock,
+    Opcode.UNLOCK: unlock,
+    Opcode.SET: store,
+    Opcode.ADD: store,
+    Opcode.REPLACE: store,
+    Opcode.APPEND: extend,
+    Opcode.PREPEND: extend,
+    Opcode.INCREMENT: arithmetic,
+    Opcode.DECREMENT: arithmetic,
+    Opcode.DELETE: delete,
+    Opcode.FLUSH: flush,
+    Opcode.OBSERVE: observe,
+    Opcode.OBSERVE_SEQNO: observe_seqno,
+    Opcode.NOOP: noop,
+    Opcode.VERSION: version,
+    Opcode.QUIT: quit_,
+    Opcode.VERBOSITY: verbosity,
+    Opcode.HELLO: hello,
+    Opcode.SASL_LIST_MECHS: no_login,
+    Opcode.SASL_AUTH: no_login,
+    Opcode.SASL_STEP: no_login,
+    Opcode.STAT: stat,
+}

@@ -2,7 +2,7 @@
 
 Job: find the frames in what has arrived, carry out each command, collect the replies. Get and set,
 which are nearly all of the traffic, are done right in the loop from the header's fields; everything
-else goes through `binary_commands.HANDLERS`, after its shape was checked.
+else goes through `command_table.HANDLERS`, after its shape was checked.
 
 Neighbours: `conversation` holds buffers and backpressure; `binary_commands` the commands.
 
@@ -21,12 +21,12 @@ from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, NotResident, TemporaryFailure
 from uprmc.kv.binary_commands import (
-    HANDLERS,
     STORE_OPCODES,
     Request,
     count_cas_failure,
     refuse_too_large,
 )
+from uprmc.kv.command_table import HANDLERS
 from uprmc.kv.conversation import Conversation
 from uprmc.kv.refusals import REFUSALS, refusal_of
 from uprmc.kv.services import Services
@@ -36,7 +36,6 @@ from uprmc.protocol.binary import (
     MERGED_GET_REPLY,
     MUTATION_SEQNO_EXTRAS,
     STORE_EXTRAS,
-    shape_error,
 )
 from uprmc.protocol.header import (
     MERGED_REQUEST_HEADER,
@@ -56,6 +55,7 @@ from uprmc.protocol.opcodes import (
     Opcode,
     Status,
 )
+from uprmc.protocol.shapes import shape_error
 
 _SET = int(Opcode.SET)
 _GET_HEAD = request_head(Opcode.GET)
@@ -259,8 +259,12 @@ class BinarySession(Conversation):
 
     def _carry_out(self, request: Request) -> bool:
         """Run the command; ``False`` if it has to be run again later."""
+        handler = HANDLERS.get(request.opcode)
+        if handler is None:
+            self._send_status(request.opcode, Status.UNKNOWN_COMMAND, request.opaque)
+            return True
         try:
-            HANDLERS[request.opcode](self, request)
+            handler(self, request)
         except NotResident as missing:
             if self._fetch_failed:
                 self._fetch_failed = False

@@ -20,6 +20,7 @@ from uprmc.errors import (
     NotMyVBucket,
     NotStored,
     OutOfMemory,
+    RangeExceeded,
     RemoteProtocolError,
     TemporaryFailure,
     TooLarge,
@@ -36,6 +37,7 @@ _STATUSES: dict[type[Exception], Status] = {
     TemporaryFailure: Status.TEMPORARY_FAILURE,
     OutOfMemory: Status.OUT_OF_MEMORY,
     InvalidArguments: Status.INVALID_ARGUMENTS,
+    RangeExceeded: Status.RANGE_ERROR,
     RemoteProtocolError: Status.INVALID_ARGUMENTS,
 }
 

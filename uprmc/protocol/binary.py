@@ -2,7 +2,7 @@
 
 Layouts are declared with construct. Fixed ones have a derived `struct.Struct` next to them, named
 in capitals, that hot code packs and unpacks with; variable ones have an encoder and a decoder that
-speak plain values. `SHAPES` and `shape_error` say which frames a server answers at all.
+speak plain values. `shapes` says which frames are answered at all.
 
 Source: memcached reference, sections 2.2, 2.3 and 2.7; UPR reference, sections 2.13 and 6.
 """
@@ -10,7 +10,6 @@ Source: memcached reference, sections 2.2, 2.3 and 2.7; UPR reference, sections 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 from construct import (
@@ -32,7 +31,6 @@ from construct import Struct as Layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.header import ResponseHeader
-from uprmc.protocol.opcodes import KEY_MAX_BYTES, QUIET, Opcode, Status
 
 # --- fixed layouts ------------------------------------------------------------------------------
 
@@ -191,116 +189,3 @@ def _built(layout: Layout, entries: list[Any]) -> bytes:
     except ConstructError as error:
         raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
     return value
-
-
-# --- shapes -------------------------------------------------------------------------------------
-
-
-class Part(IntEnum):
-    """Whether a command's key or value may, must or must not be there.
-
-    Bit 1 allows it to be empty, bit 2 to be there, so that judging is one AND.
-    """
-
-    NONE = 1
-    REQUIRED = 2
-    OPTIONAL = 3
-
-
-class Shape(NamedTuple):
-    """What a request's body must consist of.
-
-    Attributes:
-        extras: the lengths in bytes that the extras may have.
-        key: whether there is a key.
-        value: whether there is a value.
-    """
-
-    extras: frozenset[int]
-    key: Part
-    value: Part
-
-
-class Refusal(NamedTuple):
-    """Why a frame is not carried out, and whether the connection ends after that reply."""
-
-    status: Status
-    closes: bool
-
-
-def _shape(*extras: int, key: Part = Part.NONE, value: Part = Part.NONE) -> Shape:
-    return Shape(frozenset(extras), key, value)
-
-
-_BARE = _shape(0)
-_KEY = _shape(0, key=Part.REQUIRED)
-_STORE = _shape(8, key=Part.REQUIRED, value=Part.OPTIONAL)
-_EXTEND = _shape(0, key=Part.REQUIRED, value=Part.OPTIONAL)
-_ARITHMETIC = _shape(20, key=Part.REQUIRED)
-_TOUCH = _shape(4, key=Part.REQUIRED)
-_VALUE = _shape(0, value=Part.REQUIRED)
-
-#: Shape of every request that is known here, quiet forms included.
-SHAPES: dict[int, Shape] = {
-    Opcode.GET: _KEY,
-    Opcode.SET: _STORE,
-    Opcode.ADD: _STORE,
-    Opcode.REPLACE: _STORE,
-    Opcode.DELETE: _KEY,
-    Opcode.INCREMENT: _ARITHMETIC,
-    Opcode.DECREMENT: _ARITHMETIC,
-    Opcode.QUIT: _BARE,
-    Opcode.FLUSH: _shape(0, 4),
-    Opcode.NOOP: _BARE,
-    Opcode.VERSION: _BARE,
-    Opcode.GETK: _KEY,
-    Opcode.APPEND: _EXTEND,
-    Opcode.PREPEND: _EXTEND,
-    Opcode.STAT: _shape(0, key=Part.OPTIONAL),
-    Opcode.VERBOSITY: _shape(4),
-    Opcode.TOUCH: _TOUCH,
-    Opcode.GAT: _TOUCH,
-    Opcode.HELLO: _shape(0, key=Part.OPTIONAL, value=Part.OPTIONAL),
-    Opcode.SASL_LIST_MECHS: _BARE,
-    Opcode.SASL_AUTH: _EXTEND,
-    Opcode.SASL_STEP: _EXTEND,
-    Opcode.GATK: _TOUCH,
-    Opcode.OBSERVE_SEQNO: _VALUE,
-    Opcode.OBSERVE: _VALUE,
-    Opcode.GETL: _shape(0, 4, key=Part.REQUIRED),
-    Opcode.UNLOCK: _KEY,
-}
-SHAPES.update({quiet: SHAPES[loud] for quiet, loud in QUIET.items()})
-
-_TORN = Refusal(Status.UNKNOWN_COMMAND, closes=True)
-_UNKNOWN = Refusal(Status.UNKNOWN_COMMAND, closes=False)
-_MISSHAPEN = Refusal(Status.INVALID_ARGUMENTS, closes=True)
-
-
-def shape_error(
-    opcode: int, extras_length: int, key_length: int, body_length: int
-) -> Refusal | None:
-    """Judge a request by its header alone; ``None`` means it may be carried out.
-
-    The checks come in memcached's order: lengths that contradict each other, a key that is too
-    long (whatever the opcode), an opcode that nobody knows, a body of the wrong shape. After an
-    unknown command exactly its body is to be dropped.
-
-    Source: memcached reference, sections 2.2, 2.3 and 2.7.
-    """
-    value_length = body_length - extras_length - key_length
-    if value_length < 0:
-        return _TORN
-    if key_length > KEY_MAX_BYTES:
-        return _MISSHAPEN
-    shape = SHAPES.get(opcode)
-    if shape is None:
-        return _UNKNOWN
-    extras, key, value = shape
-    if (
-        extras_length in extras
-        and key & (2 if key_length else 1)
-        and value & (2 if value_length else 1)
-    ):
-        return None
-    return _MISSHAPEN

@@ -63,10 +63,68 @@ class Opcode(IntEnum):
     GATK = 0x23
     GATKQ = 0x24
 
+    SET_VBUCKET = 0x3D
+    GET_VBUCKET = 0x3E
+    DEL_VBUCKET = 0x3F
+    GET_ALL_VB_SEQNOS = 0x48
+
+    UPR_OPEN = 0x50
+    UPR_ADD_STREAM = 0x51
+    UPR_CLOSE_STREAM = 0x52
+    UPR_STREAM_REQUEST = 0x53
+    UPR_GET_FAILOVER_LOG = 0x54
+    UPR_STREAM_END = 0x55
+    UPR_SNAPSHOT_MARKER = 0x56
+    UPR_MUTATION = 0x57
+    UPR_DELETION = 0x58
+    UPR_EXPIRATION = 0x59
+    UPR_FLUSH = 0x5A
+    UPR_SET_VBUCKET_STATE = 0x5B
+    UPR_NOOP = 0x5C
+    UPR_BUFFER_ACK = 0x5D
+    UPR_CONTROL = 0x5E
+
+    STOP_PERSISTENCE = 0x80
+    START_PERSISTENCE = 0x81
+    SET_PARAM = 0x82
+    GET_REPLICA = 0x83
+    SELECT_BUCKET = 0x89
     OBSERVE_SEQNO = 0x91
     OBSERVE = 0x92
+    EVICT_KEY = 0x93
     GETL = 0x94
     UNLOCK = 0x95
+    GET_FAILOVER_LOG = 0x96
+    GET_META = 0xA0
+    GETQ_META = 0xA1
+    SET_WITH_META = 0xA2
+    SETQ_WITH_META = 0xA3
+    ADD_WITH_META = 0xA4
+    ADDQ_WITH_META = 0xA5
+    DEL_WITH_META = 0xA8
+    DELQ_WITH_META = 0xA9
+    ENABLE_TRAFFIC = 0xAD
+    DISABLE_TRAFFIC = 0xAE
+    RETURN_META = 0xB2
+    COMPACT_DB = 0xB3
+    SET_CLUSTER_CONFIG = 0xB4
+    GET_CLUSTER_CONFIG = 0xB5
+    GET_RANDOM_KEY = 0xB6
+    SEQNO_PERSISTENCE = 0xB7
+    GET_KEYS = 0xB8
+
+    # Ours, at the far end of a gap that nobody else has used (UPR reference, section 7).
+    LEASE_ACQUIRE = 0xE4
+    LEASE_RENEW = 0xE5
+    LEASE_RELEASE = 0xE6
+    BARRIER_ADD = 0xE8
+    BARRIER_REACHED = 0xE9
+    PARTITION_START = 0xEA
+    ROUND_COMPLETE = 0xEB
+    SNAPSHOT_END = 0xEC
+
+    SET_SESSION_TOKEN = 0xF4
+    GET_SESSION_TOKEN = 0xF5
 
 
 #: Quiet opcode -> the opcode that does the same and always answers. The gets among the keys are
@@ -86,6 +144,10 @@ QUIET: dict[int, int] = {
     Opcode.PREPENDQ: Opcode.PREPEND,
     Opcode.GATQ: Opcode.GAT,
     Opcode.GATKQ: Opcode.GATK,
+    Opcode.GETQ_META: Opcode.GET_META,
+    Opcode.SETQ_WITH_META: Opcode.SET_WITH_META,
+    Opcode.ADDQ_WITH_META: Opcode.ADD_WITH_META,
+    Opcode.DELQ_WITH_META: Opcode.DEL_WITH_META,
 }
 
 
@@ -101,6 +163,7 @@ class Status(IntEnum):
     DELTA_BAD_VALUE = 0x06
     NOT_MY_VBUCKET = 0x07
     LOCKED = 0x09
+    STREAM_NOT_FOUND = 0x0A
     NOT_LOCKED = 0x0E
     AUTH_ERROR = 0x20
     AUTH_CONTINUE = 0x21
@@ -127,6 +190,7 @@ STATUS_TEXT: dict[int, bytes] = {
     Status.DELTA_BAD_VALUE: b"Non-numeric server-side value for incr or decr",
     Status.NOT_MY_VBUCKET: b"Not my vbucket",
     Status.LOCKED: b"Locked",
+    Status.STREAM_NOT_FOUND: b"Stream not found",
     Status.NOT_LOCKED: b"Not locked",
     Status.AUTH_ERROR: b"Auth failure.",
     Status.AUTH_CONTINUE: b"",
@@ -140,6 +204,51 @@ STATUS_TEXT: dict[int, bytes] = {
     Status.BUSY: b"Server too busy",
     Status.TEMPORARY_FAILURE: b"Temporary failure",
 }
+
+
+class OpenFlag(IntFlag):
+    """Bits of a UPR open. Others are for extensions that are not served."""
+
+    PRODUCER = 0x01
+    NOTIFIER = 0x02
+    XATTRS = 0x04
+    NO_VALUE = 0x08
+    DELETE_TIMES = 0x20
+    NO_VALUE_KEEP_DATATYPE = 0x40
+
+
+class StreamFlag(IntFlag):
+    """Bits of a stream request."""
+
+    TAKEOVER = 0x01
+    DISK_ONLY = 0x02
+    LATEST = 0x04
+    NO_VALUE = 0x08
+    ACTIVE_ONLY = 0x10
+    STRICT_UUID = 0x20
+    FROM_LATEST = 0x40
+    IGNORE_PURGED = 0x80
+
+
+class MarkerFlag(IntFlag):
+    """Type bits of a snapshot marker."""
+
+    MEMORY = 0x01
+    DISK = 0x02
+    CHECKPOINT = 0x04
+    ACK = 0x08
+
+
+class EndReason(IntEnum):
+    """Why a stream ended."""
+
+    OK = 0
+    CLOSED = 1
+    STATE_CHANGED = 2
+    DISCONNECTED = 3
+    TOO_SLOW = 4
+    BACKFILL_FAILED = 5
+    ROLLBACK = 6
 
 
 class Feature(IntEnum):

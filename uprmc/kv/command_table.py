@@ -1,0 +1,22 @@
+"""Every command of the binary protocol by its opcode, quiet forms included."""
+
+from __future__ import annotations
+
+from uprmc.kv.binary_commands import CLIENT_COMMANDS, Handler
+from uprmc.kv.compaction_commands import COMPACTION_COMMANDS
+from uprmc.kv.metadata_commands import METADATA_COMMANDS
+from uprmc.kv.vbucket_commands import VBUCKET_COMMANDS
+from uprmc.protocol.opcodes import QUIET
+
+_LOUD: dict[int, Handler] = {
+    **CLIENT_COMMANDS,
+    **VBUCKET_COMMANDS,
+    **METADATA_COMMANDS,
+    **COMPACTION_COMMANDS,
+}
+
+#: Opcode -> command. SET and GET come here only when the session's short way does not apply.
+HANDLERS: dict[int, Handler] = {
+    **_LOUD,
+    **{quiet: _LOUD[loud] for quiet, loud in QUIET.items() if loud in _LOUD},
+}

@@ -1,0 +1,242 @@
+"""Bodies of UPR's own messages, opcodes 0x50 to 0x5e, in the 3.0 form.
+
+Layouts are declared with construct, each with its derived struct in capitals. The frames that a
+backfill consists of exist as one struct for header and extras (`MUTATION_FRAME` and so on), because
+a stream sends millions of them: `frame_head`, `frame_place` and `snapshot_marker` say how they are
+filled.
+
+Source: UPR reference, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from construct import (
+    Const,
+    ConstructError,
+    Default,
+    GreedyRange,
+    Int8ub,
+    Int16ub,
+    Int32ub,
+    Int64ub,
+    Terminated,
+)
+from construct import Struct as Layout
+
+from uprmc.errors import LocalProtocolError, RemoteProtocolError
+from uprmc.model import FailoverEntry
+from uprmc.protocol.derive import derive, derive_merged
+from uprmc.protocol.header import RequestHeader
+from uprmc.protocol.opcodes import MAGIC_REQUEST, Opcode
+
+# --- the consumer asks --------------------------------------------------------------------------
+
+#: Extras of OPEN; the sequence number is ignored. The key is the connection's name.
+OpenExtras = Layout("sequence" / Int32ub, "flags" / Int32ub)
+OPEN_EXTRAS = derive(OpenExtras)
+
+#: Extras of ADD_STREAM, from a manager to a consumer.
+AddStreamExtras = Layout("flags" / Int32ub)
+ADD_STREAM_EXTRAS = derive(AddStreamExtras)
+
+#: Extras of its reply: the opaque of the stream that came of it.
+AddStreamReplyExtras = Layout("stream_opaque" / Int32ub)
+ADD_STREAM_REPLY_EXTRAS = derive(AddStreamReplyExtras)
+
+#: Extras of STREAM_REQUEST; snapshot start <= start <= snapshot end.
+StreamRequestExtras = Layout(
+    "flags" / Int32ub,
+    "reserved" / Default(Int32ub, 0),
+    "start_seqno" / Int64ub,
+    "end_seqno" / Int64ub,
+    "uuid" / Int64ub,
+    "snapshot_start" / Int64ub,
+    "snapshot_end" / Int64ub,
+)
+STREAM_REQUEST_EXTRAS = derive(StreamRequestExtras)
+
+#: The same of the first generation (October 2013 to April 2014): `high_seqno` is the one that stood
+#: beside the uuid in the client's log.
+FirstStreamRequestExtras = Layout(
+    "flags" / Int32ub,
+    "reserved" / Default(Int32ub, 0),
+    "start_seqno" / Int64ub,
+    "end_seqno" / Int64ub,
+    "uuid" / Int64ub,
+    "high_seqno" / Int64ub,
+)
+FIRST_STREAM_REQUEST_EXTRAS = derive(FirstStreamRequestExtras)
+
+#: Value of the reply ROLLBACK.
+RollbackValue = Layout("seqno" / Int64ub)
+ROLLBACK_VALUE = derive(RollbackValue)
+
+#: Value of the reply SUCCESS and of the reply to GET_FAILOVER_LOG: entries, newest first.
+FailoverLogValue = Layout(
+    "entries" / GreedyRange(Layout("uuid" / Int64ub, "seqno" / Int64ub)), Terminated
+)
+FAILOVER_ENTRY = derive(Layout("uuid" / Int64ub, "seqno" / Int64ub))
+
+#: Extras of BUFFER_ACK.
+BufferAckExtras = Layout("bytes" / Int32ub)
+BUFFER_ACK_EXTRAS = derive(BufferAckExtras)
+
+# --- the producer sends -------------------------------------------------------------------------
+
+#: Extras of STREAM_END: an `EndReason`.
+StreamEndExtras = Layout("reason" / Int32ub)
+STREAM_END_EXTRAS = derive(StreamEndExtras)
+
+#: Extras of SNAPSHOT_MARKER; `kind` is made of `MarkerFlag` bits.
+SnapshotMarkerExtras = Layout("start_seqno" / Int64ub, "end_seqno" / Int64ub, "kind" / Int32ub)
+SNAPSHOT_MARKER_EXTRAS = derive(SnapshotMarkerExtras)
+
+#: Extras of MUTATION. `nmeta` bytes of extended metadata follow the value.
+MutationExtras = Layout(
+    "by_seqno" / Int64ub,
+    "rev_seqno" / Int64ub,
+    "flags" / Int32ub,
+    "expiration" / Int32ub,
+    "lock_time" / Default(Int32ub, 0),
+    "nmeta" / Default(Int16ub, 0),
+    "nru" / Default(Int8ub, 0),
+)
+MUTATION_EXTRAS = derive(MutationExtras)
+
+#: Extras of DELETION, and of EXPIRATION as it was until 2014.
+DeletionExtras = Layout("by_seqno" / Int64ub, "rev_seqno" / Int64ub, "nmeta" / Default(Int16ub, 0))
+DELETION_EXTRAS = derive(DeletionExtras)
+
+#: Extras of DELETION for consumers that asked for delete times.
+TimedDeletionExtras = Layout(
+    "by_seqno" / Int64ub,
+    "rev_seqno" / Int64ub,
+    "delete_time" / Int32ub,
+    "unused" / Const(0, Int8ub),
+)
+TIMED_DELETION_EXTRAS = derive(TimedDeletionExtras)
+
+#: Extras of EXPIRATION today; only for consumers that asked for it.
+ExpirationExtras = Layout("by_seqno" / Int64ub, "rev_seqno" / Int64ub, "delete_time" / Int32ub)
+EXPIRATION_EXTRAS = derive(ExpirationExtras)
+
+#: Extras of SET_VBUCKET_STATE: a `VBucketState` number.
+SetVBucketStateExtras = Layout("state" / Int8ub)
+SET_VBUCKET_STATE_EXTRAS = derive(SetVBucketStateExtras)
+
+# --- frames in one piece ------------------------------------------------------------------------
+
+_HEADER_GROUPS = (
+    ("magic", "opcode"),
+    ("key_length",),
+    ("extras_length", "datatype", "vbucket"),
+    ("body_length",),
+    ("opaque",),
+    ("cas",),
+)
+
+
+def _each_alone(layout: Layout) -> list[tuple[str, ...]]:
+    return [(str(subcon.name),) for subcon in layout.subcons]
+
+
+#: Header and extras of a mutation, in 13 numbers.
+MutationFrame = Layout(*RequestHeader.subcons, *MutationExtras.subcons)
+MUTATION_FRAME = derive_merged(MutationFrame, *_HEADER_GROUPS, *_each_alone(MutationExtras))
+
+#: Header and extras of a deletion, in 9 numbers.
+DeletionFrame = Layout(*RequestHeader.subcons, *DeletionExtras.subcons)
+DELETION_FRAME = derive_merged(DeletionFrame, *_HEADER_GROUPS, *_each_alone(DeletionExtras))
+
+#: Header and extras of a snapshot marker, in 9 numbers.
+MarkerFrame = Layout(*RequestHeader.subcons, *SnapshotMarkerExtras.subcons)
+MARKER_FRAME = derive_merged(MarkerFrame, *_HEADER_GROUPS, *_each_alone(SnapshotMarkerExtras))
+
+
+def frame_head(opcode: int) -> int:
+    """Return the first number of a merged frame."""
+    return MAGIC_REQUEST << 8 | opcode
+
+
+def frame_place(extras_length: int, vbucket: int, datatype: int = 0) -> int:
+    """Return the third number of a merged frame."""
+    return extras_length << 24 | datatype << 16 | vbucket
+
+
+def snapshot_marker(
+    vbucket: int, opaque: int, start_seqno: int, end_seqno: int, kind: int
+) -> bytes:
+    """Return a whole snapshot marker."""
+    extras = SNAPSHOT_MARKER_EXTRAS.size
+    return MARKER_FRAME.pack(
+        frame_head(Opcode.UPR_SNAPSHOT_MARKER),
+        0,
+        frame_place(extras, vbucket),
+        extras,
+        opaque,
+        0,
+        start_seqno,
+        end_seqno,
+        kind,
+    )
+
+
+# --- plain values -------------------------------------------------------------------------------
+
+
+class StreamRequest(NamedTuple):
+    """What a consumer asks for, whichever generation's form it used."""
+
+    flags: int
+    start_seqno: int
+    end_seqno: int
+    uuid: int
+    snapshot_start: int
+    snapshot_end: int
+
+    def encode(self) -> bytes:
+        """Return the extras of the 3.0 form."""
+        return STREAM_REQUEST_EXTRAS.pack(
+            self.flags,
+            0,
+            self.start_seqno,
+            self.end_seqno,
+            self.uuid,
+            self.snapshot_start,
+            self.snapshot_end,
+        )
+
+
+def decode_stream_request(extras: bytes) -> StreamRequest:
+    """Read the extras of either generation; the first one knew no partial snapshots.
+
+    Raises:
+        RemoteProtocolError: neither 48 nor 40 bytes.
+    """
+    if len(extras) == STREAM_REQUEST_EXTRAS.size:
+        flags, _, *rest = STREAM_REQUEST_EXTRAS.unpack(extras)
+        return StreamRequest(flags, *rest)
+    if len(extras) == FIRST_STREAM_REQUEST_EXTRAS.size:
+        flags, _, start, end, uuid, _ = FIRST_STREAM_REQUEST_EXTRAS.unpack(extras)
+        return StreamRequest(flags, start, end, uuid, start, start)
+    raise RemoteProtocolError(f"a stream request has {len(extras)} bytes of extras")
+
+
+def encode_failover_log(log: Sequence[FailoverEntry]) -> bytes:
+    """Return a failover log as a reply's value; raises `LocalProtocolError` above 64 bits."""
+    try:
+        entries = [{"uuid": entry.uuid, "seqno": entry.seqno} for entry in log]
+        value: bytes = FailoverLogValue.build({"entries": entries})
+    except ConstructError as error:
+        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
+    return value
+
+
+def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
+    """Read a failover log; raises `RemoteProtocolError` for an empty or a torn one."""
+    if not value or len(value) % FAILOVER_ENTRY.size:
+        raise RemoteProtocolError(f"a failover log of {len(value)} bytes")
+    return tuple(FailoverEntry(*entry) for entry in FAILOVER_ENTRY.iter_unpack(value))

@@ -1,0 +1,210 @@
+"""Bodies of what this server adds to UPR, opcodes 0xe4 to 0xec: barriers, rounds, leases.
+
+A server without them answers "unknown command", and none of the frames below is sent on a
+connection that did not ask for it by a control key.
+
+Source: seed 000 for what they are for; UPR reference, section 7, for the bytes. Leases: design,
+decision 12.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from construct import (
+    Const,
+    ConstructError,
+    GreedyRange,
+    Int16ub,
+    Int32ub,
+    Int64ub,
+    Terminated,
+)
+from construct import Struct as Layout
+
+from uprmc.errors import LocalProtocolError, RemoteProtocolError
+from uprmc.model import FailoverEntry
+from uprmc.protocol.derive import derive
+
+# --- barriers and rounds ------------------------------------------------------------------------
+
+#: Longest cookie of a barrier, in bytes.
+COOKIE_MAX_BYTES = 128
+
+#: Extras of the reply to BARRIER_ADD: where the producer stood when the cookie came.
+BarrierAddReplyExtras = Layout("cycle" / Int32ub, "vbucket" / Int16ub, "unused" / Const(0, Int16ub))
+BARRIER_ADD_REPLY_EXTRAS = derive(BarrierAddReplyExtras)
+
+#: Extras of BARRIER_REACHED; its key is the cookie, its opaque that of the BARRIER_ADD.
+BarrierReachedExtras = Layout("cycle" / Int32ub, "frames" / Int32ub)
+BARRIER_REACHED_EXTRAS = derive(BarrierReachedExtras)
+
+#: Extras of PARTITION_START: the vBucket's turn in a round begins; `first_seqno` is exclusive.
+PartitionStartExtras = Layout("first_seqno" / Int64ub, "last_seqno" / Int64ub, "cycle" / Int32ub)
+PARTITION_START_EXTRAS = derive(PartitionStartExtras)
+
+#: Extras of ROUND_COMPLETE: every vBucket had its turn or was skipped.
+RoundCompleteExtras = Layout("cycle" / Int32ub, "visited" / Int32ub, "skipped" / Int32ub)
+ROUND_COMPLETE_EXTRAS = derive(RoundCompleteExtras)
+
+#: Extras of SNAPSHOT_END: everything up to `end_seqno` was sent, in so many items.
+SnapshotEndExtras = Layout("end_seqno" / Int64ub, "items" / Int32ub)
+SNAPSHOT_END_EXTRAS = derive(SnapshotEndExtras)
+
+# --- leases -------------------------------------------------------------------------------------
+
+#: Extras of LEASE_ACQUIRE: for how long; its value names vBuckets, none = all active ones.
+LeaseAcquireExtras = Layout("lifetime_s" / Int32ub)
+LEASE_ACQUIRE_EXTRAS = derive(LeaseAcquireExtras)
+
+#: Extras of LEASE_RENEW: for how long from now.
+LeaseRenewExtras = Layout("lease" / Int64ub, "lifetime_s" / Int32ub)
+LEASE_RENEW_EXTRAS = derive(LeaseRenewExtras)
+
+#: Extras of LEASE_RELEASE.
+LeaseReleaseExtras = Layout("lease" / Int64ub)
+LEASE_RELEASE_EXTRAS = derive(LeaseReleaseExtras)
+
+#: Extras of the reply to LEASE_ACQUIRE and LEASE_RENEW: what was granted.
+LeaseGrantExtras = Layout("lease" / Int64ub, "lifetime_s" / Int32ub)
+LEASE_GRANT_EXTRAS = derive(LeaseGrantExtras)
+
+#: Value of LEASE_ACQUIRE.
+LeaseAcquireValue = Layout("entries" / GreedyRange(Int16ub), Terminated)
+
+#: Value of its reply: what the lease holds of each vBucket, by number.
+LeaseGrantValue = Layout(
+    "entries"
+    / GreedyRange(
+        Layout(
+            "vbucket" / Int16ub,
+            "uuid" / Int64ub,
+            "high_seqno" / Int64ub,
+            "purge_seqno" / Int64ub,
+        )
+    ),
+    Terminated,
+)
+
+
+class LeasedVBucket(NamedTuple):
+    """One vBucket of a lease: the history it follows and the seqno at which it is held."""
+
+    vbucket: int
+    uuid: int
+    high_seqno: int
+    purge_seqno: int
+
+
+def encode_lease_vbuckets(vbuckets: Iterable[int]) -> bytes:
+    """Return the value of LEASE_ACQUIRE; raises `LocalProtocolError` above 0xffff."""
+    return _built(LeaseAcquireValue, list(vbuckets))
+
+
+def decode_lease_vbuckets(value: bytes) -> list[int]:
+    """Read the value of LEASE_ACQUIRE; raises `RemoteProtocolError` on an odd length."""
+    return [int(number) for number in _parsed(LeaseAcquireValue, value)]
+
+
+def encode_lease_grant(leased: Iterable[LeasedVBucket]) -> bytes:
+    """Return the value of the reply to LEASE_ACQUIRE."""
+    return _built(LeaseGrantValue, [each._asdict() for each in leased])
+
+
+def decode_lease_grant(value: bytes) -> list[LeasedVBucket]:
+    """Read the value of the reply to LEASE_ACQUIRE; raises `RemoteProtocolError`."""
+    return [
+        LeasedVBucket(each.vbucket, each.uuid, each.high_seqno, each.purge_seqno)
+        for each in _parsed(LeaseGrantValue, value)
+    ]
+
+
+def _parsed(layout: Layout, value: bytes) -> Any:
+    try:
+        return layout.parse(value).entries
+    except ConstructError as error:
+        raise RemoteProtocolError(f"a value of {len(value)} bytes is malformed: {error}") from None
+
+
+def _built(layout: Layout, entries: list[Any]) -> bytes:
+    try:
+        value: bytes = layout.build({"entries": entries})
+    except ConstructError as error:
+        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
+    return value
+
+
+# --- the value of a stream request --------------------------------------------------------------
+
+
+class StreamOptions(NamedTuple):
+    """What a stream request may say beyond its extras, as JSON.
+
+    Attributes:
+        known_versions: histories that the client has followed, newest first (``known_versions``).
+        whole_log: whether the reply is to carry the whole failover log (``log``: ``full``) or
+            its newest entry only (``current``).
+        lease: read from this lease instead of from the present (``lease``), 0 = none.
+    """
+
+    known_versions: Sequence[FailoverEntry] = ()
+    whole_log: bool = True
+    lease: int = 0
+
+
+def encode_stream_options(options: StreamOptions) -> bytes:
+    """Return options as a stream request's value, ``b""`` when they say nothing."""
+    document: dict[str, Any] = {}
+    if options.known_versions:
+        document["known_versions"] = [
+            {"id": f"{entry.uuid:016x}", "seq": entry.seqno} for entry in options.known_versions
+        ]
+    if not options.whole_log:
+        document["log"] = "current"
+    if options.lease:
+        document["lease"] = f"{options.lease:016x}"
+    return json.dumps(document, separators=(",", ":")).encode() if document else b""
+
+
+def decode_stream_options(value: bytes) -> StreamOptions:
+    """Read a stream request's value.
+
+    Raises:
+        RemoteProtocolError: no JSON object, a name nobody knows, or a value of the wrong kind.
+    """
+    try:
+        document = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"the value of a stream request is not JSON: {error}") from None
+    if not isinstance(document, dict) or document.keys() - {"known_versions", "log", "lease"}:
+        raise RemoteProtocolError("the value of a stream request has an unknown field")
+    log = document.get("log", "full")
+    if log not in ("full", "current"):
+        raise RemoteProtocolError(f"log is 'full' or 'current', not {log!r}")
+    lease = _hex_number(document["lease"]) if "lease" in document else 0
+    return StreamOptions(_known_versions(document.get("known_versions", [])), log == "full", lease)
+
+
+def _known_versions(entries: Any) -> tuple[FailoverEntry, ...]:
+    if not isinstance(entries, list):
+        raise RemoteProtocolError("known_versions is no list")
+    found = []
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.keys() != {"id", "seq"}:
+            raise RemoteProtocolError("a known version is an object with 'id' and 'seq'")
+        seqno = entry["seq"]
+        if type(seqno) is not int or not 0 <= seqno < 2**64:
+            raise RemoteProtocolError("the seq of a known version is no seqno")
+        found.append(FailoverEntry(_hex_number(entry["id"]), seqno))
+    return tuple(found)
+
+
+def _hex_number(text: Any) -> int:
+    if not isinstance(text, str) or len(text) != 16:
+        raise RemoteProtocolError("an id is written as 16 hex digits")
+    try:
+        return int.from_bytes(bytes.fromhex(text))
+    except ValueError:
+        raise RemoteProtocolError("an id is written as 16 hex digits") from None
