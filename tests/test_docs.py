@@ -489,9 +489,14 @@ _GROUPS = [
     "memory",
     "uprmc",
     "vbucket",
+    "prev-vbucket",
     "vbucket-details",
     "vbucket-seqno",
     "failovers",
+    "checkpoint",
+    "hash",
+    "tap",
+    "tapagg",
 ]
 
 
@@ -521,6 +526,12 @@ def test_the_table_of_general_statistics_has_every_name(used_node: HandDrivenNod
     assert set(told) == _statistics(used_node, "")
 
 
+def test_the_table_of_timings_has_everything_that_is_measured(used_node: HandDrivenNode) -> None:
+    measured = [name for name, _ in used_node.node.bucket.timings.items()]
+    told = names(section(OPERATIONS, "### `stats timings`"))
+    assert sorted(told) == sorted(f"{name}_N,M" for name in measured)
+
+
 def test_the_settings_group_holds_every_setting_and_what_the_table_names(
     used_node: HandDrivenNode,
 ) -> None:
@@ -530,7 +541,7 @@ def test_the_settings_group_holds_every_setting_and_what_the_table_names(
 
 def test_every_group_of_statistics_is_told_in_both_documents(used_node: HandDrivenNode) -> None:
     statistics = used_node.node.statistics
-    groups = {*statistics._groups, *statistics._by_vbucket} - {""}
+    groups = {*statistics._groups, *statistics._by_vbucket, *statistics._by_words} - {""}
     told = section(PROTOCOL, "### STAT")
     assert {group for group in groups if f"`{group}`" in told} == groups
     assert {group for group in groups if f"`stats {group}`" in OPERATIONS} == groups

@@ -81,6 +81,16 @@ class KvSettings:
         64 * KIB,
         1 * GIB,
     )
+    max_listed_keys: int = _setting(
+        10_000,
+        "keys",
+        "Most keys that one GET_KEYS is answered, or one OBSERVE may name.",
+        1,
+        100_000,
+    )
+    persistence_timeout_s: float = _setting(
+        30.0, "seconds", "SEQNO_PERSISTENCE waits at most so long.", 0.1, 3_600
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,9 @@ class EngineSettings:
     lock_default_s: int = _setting(15, "seconds", "Length of a lock that names none.", 1, 30)
     lock_max_s: int = _setting(30, "seconds", "Longest lock; a longer one gets the default.", 1, 30)
     max_failover_entries: int = _setting(25, "entries", "Failover log length.", 2, 1_000)
+    compaction_slice: int = _setting(
+        10_000, "tombstones", "Dropped for good in one commit, at most.", 1, 1_000_000
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +186,62 @@ class StorageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class UprSettings:
+    """Streams and what they may hold."""
+
+    rollback_rule: str = _setting(
+        "current", "current|3.0.0", "How a consumer's position is judged: as today, or as in 2014."
+    )
+    add_stream_on_active: bool = _setting(
+        False, "yes/no", "Let a consumer add streams for active vBuckets, as until August 2014."
+    )
+    noop_interval_s: float = _setting(
+        180.0,
+        "seconds",
+        "Keep-alives of connections that enabled them and named no interval.",
+        1,
+        10_800,
+    )
+    backfills: int = _setting(
+        64, "streams", "Streams that may read the disk at the same time.", 1, 1_024
+    )
+    backfills_per_connection: int = _setting(
+        8, "streams", "The same for each connection; others wait their turn.", 1, 1_024
+    )
+    reading_max_s: float = _setting(
+        30.0,
+        "seconds",
+        "A stream gives up what it holds for a snapshot after so long, and reads on anew.",
+        0.1,
+        3_600,
+    )
+    reading_items: int = _setting(
+        10_000,
+        "items",
+        "Replaced queue entries of a vBucket kept for streams; beyond it they read on anew.",
+        1,
+        10_000_000,
+    )
+    consumer_buffer: int = _setting(
+        10 * MIB,
+        "bytes",
+        "As a consumer: what a producer may send ahead of our acknowledgements.",
+        64 * KIB,
+        1 * GIB,
+    )
+    barriers: int = _setting(
+        256, "cookies", "Barriers that a connection may have pending.", 1, 100_000
+    )
+    known_versions: int = _setting(
+        64, "entries", "Histories that a stream request may name.", 1, 10_000
+    )
+    leases: int = _setting(16, "leases", "Snapshot leases held at the same time.", 1, 1_000)
+    lease_max_s: int = _setting(
+        3_600, "seconds", "Longest lifetime of a lease; a longer one is cut to it.", 1, 86_400
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """What standard error says."""
 
@@ -190,6 +259,7 @@ class Settings:
     memory: MemorySettings = field(default_factory=MemorySettings)
     flush: FlushSettings = field(default_factory=FlushSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    upr: UprSettings = field(default_factory=UprSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -213,10 +283,12 @@ _SECTIONS: dict[str, type[Any]] = {
     "memory": MemorySettings,
     "flush": FlushSettings,
     "storage": StorageSettings,
+    "upr": UprSettings,
     "log": LogSettings,
 }
 
 _CHOICES = {
+    "upr.rollback_rule": ("current", "3.0.0"),
     "log.level": ("debug", "info", "warn", "error"),
     "log.format": ("text", "json"),
 }

@@ -69,6 +69,18 @@ class InvalidArguments(CommandError):
     """The numbers of a well-formed command make no sense."""
 
 
+class UnknownCommand(CommandError):
+    """Nobody has asked for the extension that this command belongs to."""
+
+
+class NotSupported(CommandError):
+    """Known, and not to be had here."""
+
+
+class StreamNotFound(CommandError):
+    """This connection has no stream of that vBucket."""
+
+
 class RangeExceeded(CommandError):
     """A vBucket's number is too high, or the seqnos of a request do not fit together."""
 
@@ -106,6 +118,10 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol; the connection is to be closed."""
+
+
+class OutOfPlace(ProtocolError):
+    """A command of the wrong kind of connection, or before its OPEN: hang up without an answer."""
 
 
 # --- storage ------------------------------------------------------------------------------------

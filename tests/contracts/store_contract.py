@@ -193,6 +193,23 @@ class StoreContract:
         assert len(dumped) == 2 * len(keys)
         view.close()
 
+    def test_a_dump_goes_on_where_another_view_stopped(self, store: Store) -> None:
+        keys = [b"\x00", b"a", b"a\x00", b"aa", b"b", b"\xff" * 250]
+        for vbucket in (0, 1, 2):
+            store.commit(
+                write(*[live(key, at) for at, key in enumerate(keys, 1)], vbucket=vbucket)
+            )
+        for place, key in enumerate(keys):
+            view = store.view()
+            rest = [(number, item.key) for number, item, _ in view.dump_metadata(1, key)]
+            assert rest == [(1, later) for later in keys[place + 1 :]]
+            assert view.records_read == len(rest)
+            view.close()
+        view = store.view()
+        assert [item.key for _, item, _ in view.dump_metadata(1, b"a\x01")] == keys[3:]
+        assert len(list(view.dump_metadata(1, b""))) == len(keys)
+        view.close()
+
     # --- reading changes ---
 
     @pytest.mark.acceptance("D06")

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from random import Random
 
+from tests.fuzz.upr_grammar import management_request, upr_request
 from tests.sim import codec
 
 #: Few keys, so that requests meet; the last ones are too long or odd.
@@ -45,6 +46,11 @@ def _number32(random: Random) -> int:
 
 def binary_request(random: Random) -> bytes:
     """Return a valid frame of any opcode, known ones mostly."""
+    kind = random.random()
+    if kind < 0.06:
+        return management_request(random)
+    if kind < 0.065:
+        return upr_request(random)
     key = random.choice(KEYS[:22])
     opcode, extras, body, bare = _parts(random)
     cas = random.choice((0, 0, 0, 1, random.getrandbits(64)))
@@ -57,6 +63,14 @@ def binary_request(random: Random) -> bytes:
         opaque=random.getrandbits(32),
         cas=cas,
     )
+
+
+def upr_conversation(random: Random) -> bytes:
+    """Return what a peer that streams may send: UPR mostly, and writes that are to be streamed."""
+    kind = random.random()
+    if kind < 0.6:
+        return upr_request(random)
+    return management_request(random) if kind < 0.7 else binary_request(random)
 
 
 def _parts(random: Random) -> tuple[int, bytes, bytes, bool]:

@@ -7,15 +7,16 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.grammar import Request, Spoil, spoiled
-from tests.sim.codec import ReplyReader
 from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.expiry import expire_due
 from uprmc.engine.warmup import Warmup
 from uprmc.kv.services import Services, StatGroup
 from uprmc.kv.session import Negotiation
+from uprmc.kv.upr_session import UprSession
 from uprmc.ports import Session
 from uprmc.storage.memory import MemoryStore
+from uprmc.upr.hub import Hub
 
 SETTINGS = Settings(
     kv=KvSettings(
@@ -37,11 +38,16 @@ CHUNK_BYTES = 4_096
 #: `input_full`.
 HELD_MAX_BYTES = 8_192 + 2 * CHUNK_BYTES
 
+#: A UPR peer also answers, and its answers are read as a whole up to 64 KiB.
+HELD_ANSWER_MAX_BYTES = 24 + 65_536 + CHUNK_BYTES
+
 #: Replies: the limit, what one chunk of requests may add behind it, one reply.
 UNSENT_MAX_BYTES = 16_384 + 3 * CHUNK_BYTES + 8_192
 
 #: Requests between two looks at everything.
 _CHECK_EVERY = 100
+
+_HEADER = struct.Struct(">BBHBBHIIQ")
 
 #: All documents are dropped now and then: spoiled keys are new keys, and keys stay in memory.
 _EMPTY_EVERY = 4_000
@@ -67,6 +73,34 @@ class Entropy:
         return self._random.getrandbits(48) or 1
 
 
+class FrameReader:
+    """Sees to it that what a session sends are whole frames.
+
+    Attributes:
+        sent: opcodes of the frames that were no replies.
+    """
+
+    def __init__(self, sent: set[int]) -> None:
+        self.sent = sent
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> None:
+        """Check the frames that are complete now; a stream sends requests beside the replies."""
+        buffer = self._buffer + data
+        while len(buffer) >= _HEADER.size:
+            magic, opcode, key, extras, _, _, body, _, _ = _HEADER.unpack_from(buffer)
+            assert magic in (0x80, 0x81), f"a frame begins with {magic:#04x}"
+            asked = 0x50 <= opcode <= 0x5E or 0xE9 <= opcode <= 0xEC
+            assert magic == 0x81 or asked, f"a session asks {opcode:#04x}"
+            assert extras + key <= body, "lengths of a frame contradict each other"
+            if len(buffer) < _HEADER.size + body:
+                break
+            if magic == 0x80:
+                self.sent.add(opcode)
+            buffer = buffer[_HEADER.size + body :]
+        self._buffer = buffer
+
+
 def _stats(words: str) -> StatGroup | None:
     return [("pid", "1"), ("version", "fuzz")] if words in ("", "settings") else None
 
@@ -78,22 +112,30 @@ class Fuzz:
         sent: requests so far.
         closed: how many connections the sessions ended.
         fetches: how often somebody waited for the disk.
+        streamed: opcodes of what sessions have sent by themselves.
         last: the requests of the present connection, for whoever looks into a failure.
     """
 
-    def __init__(self, seed: int, request: Request, spoil: Spoil) -> None:
+    def __init__(
+        self, seed: int, request: Request, spoil: Spoil, greeting: Request | None = None
+    ) -> None:
         self.random = Random(seed)
         self.sent = self.closed = self.fetches = 0
+        self.streamed: set[int] = set()
         self.last: list[bytes] = []
         self._request = request
+        self._greeting = greeting
         self._spoil = spoil
         self._clock = Clock()
         self._store = MemoryStore()
         self._bucket = Bucket(SETTINGS, self._store, self._clock, Entropy(self.random))
+        self._hub = Hub(self._bucket, SETTINGS.upr)
+        self._hub = Hub(self._bucket, SETTINGS.upr)
         for _ in Warmup(self._bucket).steps():
             pass
         self._witness = self._connect()
         self._witnessed = 0
+        self._seconds = 0.0
 
     def run(self, requests: int) -> None:
         """Send so many requests, on as many connections as it takes."""
@@ -114,14 +156,18 @@ class Fuzz:
             reset_stats=self._bucket.stats.reset,
             set_verbosity=lambda level: None,
             report_misuse=lambda reason: None,
+            upr=self._hub,
         )
         return Negotiation(services, lambda: None, by_key=self.random.random() < 0.5)
 
     def _one_connection(self) -> None:
         random = self.random
         session = self._connect()
-        reader = ReplyReader()
+        reader = FrameReader(self.streamed)
         self.last = []
+        if self._greeting and random.random() < 0.95:
+            self.last.append(self._greeting(random))
+            session = self._deliver(session, self.last[0], reader)
         spoil = random.choice((0.0, 0.02, 0.3, 1.0))
         for _ in range(random.choice((1, 10, 100, 300))):
             request = self._request(random)
@@ -139,7 +185,7 @@ class Fuzz:
             self._work()
         session.connection_lost()
 
-    def _deliver(self, session: Session, request: bytes, reader: ReplyReader) -> Session:
+    def _deliver(self, session: Session, request: bytes, reader: FrameReader) -> Session:
         """Hand a request over in pieces, by the rules of the adapter."""
         random = self.random
         while request and not session.closing:
@@ -154,8 +200,8 @@ class Fuzz:
                 session = self._unblock(session, reader)
         return self._pull(session, reader)
 
-    def _pull(self, session: Session, reader: ReplyReader) -> Session:
-        """Take what there is to send; it must be replies."""
+    def _pull(self, session: Session, reader: FrameReader) -> Session:
+        """Take what there is to send; it must be frames."""
         budget = self.random.choice((1, 500, 65_536))
         while pieces := session.data_to_send(budget):
             data = b"".join(pieces)
@@ -165,10 +211,16 @@ class Fuzz:
             self._check_size(session)
         return session
 
-    def _unblock(self, session: Session, reader: ReplyReader) -> Session:
-        """A session that wants no input waits for the disk; when that has worked it goes on."""
-        for _ in range(10):
+    def _unblock(self, session: Session, reader: FrameReader) -> Session:
+        """A session that wants no input waits for the disk; when that has worked it goes on.
+
+        Some wait for what may never come, until their time is over.
+        """
+        for attempt in range(10):
             self._work()
+            if attempt > 1:
+                self._seconds += 60.0
+                session.tick(self._seconds)
             session = self._pull(session, reader)
             if not session.input_full or session.closing:
                 return session
@@ -182,7 +234,8 @@ class Fuzz:
         unsent = sum(map(len, inside._out))
         assert held == inside._held, "the session does not know what it holds"
         assert unsent == inside._unsent, "the session does not know what it has to send"
-        assert held <= HELD_MAX_BYTES, f"{held} bytes of input are held"
+        limit = HELD_ANSWER_MAX_BYTES if isinstance(session, UprSession) else HELD_MAX_BYTES
+        assert held <= limit, f"{held} bytes of input are held"
         assert unsent <= UNSENT_MAX_BYTES, f"{unsent} bytes of output are held"
 
     # --- everything else ------------------------------------------------------------------------
@@ -190,13 +243,22 @@ class Fuzz:
     def _work(self) -> None:
         """Do what a node does beside its connections, all of it."""
         bucket = self._bucket
-        while flush := bucket.flusher.begin():
-            bucket.flusher.commit(flush)
-            bucket.flusher.finish(flush)
+        self._flush()
+        while bucket.compactor.waiting:
+            if reading := bucket.compactor.begin():
+                bucket.compactor.read(reading)
+                bucket.compactor.finish(reading)
+            self._flush()
         while fetch := bucket.fetcher.begin():
             self.fetches += 1
             bucket.fetcher.commit(fetch)
             bucket.fetcher.finish(fetch)
+
+    def _flush(self) -> None:
+        flusher = self._bucket.flusher
+        while flush := flusher.begin():
+            flusher.commit(flush)
+            flusher.finish(flush)
 
     def _look_after(self) -> None:
         """Let time pass, eject, expire, check the engine, ask the well-behaved session."""
@@ -223,8 +285,19 @@ class Fuzz:
                     vbucket.eject(item)
 
     def _ask_witness(self) -> None:
-        """A peer that behaves is served whatever the others do."""
+        """A peer that behaves is served whatever the others do.
+
+        It first undoes what others may: traffic and persistence are on, all vBuckets active.
+        """
         self._witnessed += 1
+        for frame in (
+            _frame(0xAD),
+            _frame(0x81),
+            *(_frame(0x3D, extras=struct.pack(">I", 1), vbucket=number) for number in range(4)),
+        ):
+            self._witness.receive_data(frame)
+            self._witness = _current(self._witness)
+            self._witness.data_to_send(65_536)
         key, body = b"witness", b"%d" % self._witnessed
         for frame, expected in (
             (_frame(0x01, key, body, extras=bytes(8)), b""),
@@ -244,14 +317,26 @@ def _current(session: Session) -> Session:
     return session
 
 
-def _frame(opcode: int, key: bytes, body: bytes = b"", *, extras: bytes = b"") -> bytes:
-    lengths = len(key), len(extras), 0, 2, len(extras) + len(key) + len(body)
-    return struct.pack(">BBHBBHIIQ", 0x80, opcode, *lengths, 1, 0) + extras + key + body
+def _frame(
+    opcode: int, key: bytes = b"", body: bytes = b"", *, extras: bytes = b"", vbucket: int = 2
+) -> bytes:
+    lengths = len(key), len(extras), 0, vbucket, len(extras) + len(key) + len(body)
+    return _HEADER.pack(0x80, opcode, *lengths, 1, 0) + extras + key + body
 
 
-def run(seed: int, requests: int, request: Request, spoil: Spoil) -> Fuzz:
-    """Run, and tell how to see it again when it fails."""
-    fuzz = Fuzz(seed, request, spoil)
+def run(
+    seed: int, requests: int, request: Request, spoil: Spoil, greeting: Request | None = None
+) -> Fuzz:
+    """Run, and tell how to see it again when it fails.
+
+    Args:
+        seed: decides everything.
+        requests: how many.
+        request: makes one.
+        spoil: makes a wrong one of it.
+        greeting: makes what most connections begin with.
+    """
+    fuzz = Fuzz(seed, request, spoil, greeting)
     try:
         fuzz.run(requests)
     except Exception as error:

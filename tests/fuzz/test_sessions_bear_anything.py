@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from tests.fuzz import grammar
+from tests.fuzz import grammar, upr_grammar
 from tests.fuzz.harness import run
 from uprmc.kv.command_table import HANDLERS
 from uprmc.kv.conversation import Conversation
@@ -25,6 +25,12 @@ _SEEDS = range(max(1, int(os.environ.get("UPRMC_FUZZ_FRAMES", "20000")) // (2 * 
 def test_a_binary_session_bears_any_bytes(seed: int) -> None:
     """Half of the connections send nonsense among valid frames, some nothing but nonsense."""
     run(seed, _SHARE, grammar.binary_request, grammar.spoil_header)
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_a_upr_session_bears_any_bytes(seed: int) -> None:
+    """Streams, barriers and leases asked for in every way, amid writes."""
+    run(seed, _SHARE, grammar.upr_conversation, grammar.spoil_header, upr_grammar.upr_greeting)
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
@@ -44,6 +50,15 @@ def test_the_nonsense_reaches_the_places_where_it_could_hurt() -> None:
         assert fuzz.fetches
 
 
+def test_the_nonsense_of_upr_peers_does_not_keep_them_from_streaming() -> None:
+    """Markers, mutations, deletions and stream ends are sent among it."""
+    fuzz = run(
+        0, 4 * _SHARE, grammar.upr_conversation, grammar.spoil_header, upr_grammar.upr_greeting
+    )
+    assert fuzz.closed
+    assert fuzz.streamed >= {0x55, 0x56, 0x57, 0x58}
+
+
 def test_connections_leave_nothing_behind() -> None:
     """Memory after twice as many connections is what it was after half of them."""
     sizes = []
@@ -52,6 +67,10 @@ def test_connections_leave_nothing_behind() -> None:
         for requests in (2_000, 4_000):
             run(1, requests, grammar.binary_request, grammar.spoil_header)
             run(1, requests, grammar.text_request, grammar.spoil_line)
+            run(
+                *(1, requests, grammar.upr_conversation, grammar.spoil_header),
+                greeting=upr_grammar.upr_greeting,
+            )
             sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()

@@ -1,7 +1,9 @@
 """Request shapes as the references' tables give them: opcode, extras, key, value.
 
 Notation of the memcached reference, section 2.3: ``0`` none allowed, ``1+`` required, ``any``
-optional; several extras lengths are joined by ``|``. The last four rows: UPR reference, section 6.
+optional; several extras lengths are joined by ``|``. From 3d on: UPR reference, sections 2, 6 and 7
+(silent about f4 and f5, which are the original server's, 89, whose key may be empty there, and the
+leases, e4 to e6, which are ours). Extended metadata counts as value: a8 and a9 may have no other.
 """
 
 from __future__ import annotations
@@ -44,10 +46,63 @@ SHAPES = """
 22 0 1+ any
 23 4 1+ 0
 24 4 1+ 0
+3d 0|1|4 0 any
+3e 0 any 0
+3f 0 0 any
+48 0|4|8 0 0
+50 8 1+ any
+51 4 0 0
+52 0 0 0
+53 40|48 0 any
+54 0 0 0
+55 4 0 0
+56 20 0 0
+57 31 1+ any
+58 18|21 1+ 0
+59 18|20 1+ 0
+5a 0 0 0
+5b 1 0 0
+5c 0 0 0
+5d 4 0 0
+5e 0 1+ 1+
+80 0 0 0
+81 0 0 0
+82 4 1+ 1+
+83 0 1+ 0
+89 0 any 0
 91 0 0 1+
 92 0 0 1+
+93 0 1+ 0
 94 0|4 1+ 0
 95 0 1+ 0
+96 0 0 0
+a0 0|1 1+ 0
+a1 0|1 1+ 0
+a2 24|26|28|30 1+ any
+a3 24|26|28|30 1+ any
+a4 24|26|28|30 1+ any
+a5 24|26|28|30 1+ any
+a8 24|26|28|30 1+ any
+a9 24|26|28|30 1+ any
+ad 0 0 0
+ae 0 0 0
+b2 12 1+ any
+b3 24 0 0
+b4 0 0 1+
+b5 0 0 0
+b6 0 0 0
+b7 8 0 0
+b8 0|4 1+ 0
+e4 4 0 any
+e5 12 0 0
+e6 8 0 0
+e8 0 1+ 0
+e9 8 1+ 0
+ea 20 0 0
+eb 12 0 0
+ec 12 0 0
+f4 8 0 0
+f5 0 0 0
 """
 
 ROWS = [line.split() for line in SHAPES.split("\n") if line]

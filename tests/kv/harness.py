@@ -17,6 +17,7 @@ from uprmc.kv.text_session import TextSession
 from uprmc.model import Item, VBucketState
 from uprmc.ports import Session
 from uprmc.storage.memory import MemoryStore
+from uprmc.upr.hub import Hub
 
 #: Monday, 15 January 2024, noon: an ordinary time of day for the clock to start at.
 NOON = 1_705_320_000.0
@@ -79,6 +80,7 @@ class Rig:
             reset_stats=self._reset,
             set_verbosity=self._set_verbosity,
             report_misuse=self.misuse.append,
+            upr=Hub(self.bucket, self.settings.upr),
         )
 
     def _reset(self) -> None:

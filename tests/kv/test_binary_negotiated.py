@@ -17,6 +17,9 @@ OBSERVE_SEQNO, OBSERVE, GETL, UNLOCK = 0x91, 0x92, 0x94, 0x95
 SEQNOS, XERROR, JSON = 0x04, 0x07, 0x0B
 ALL_ONES = 2**64 - 1
 
+#: The least time that a change waits for its commit, as an observer is told.
+PERSIST_MS = 20
+
 
 @pytest.fixture
 def rig() -> Rig:
@@ -40,8 +43,8 @@ def granted(*features: int) -> bytes:
 
 
 def test_hello_grants_what_we_have_in_the_order_asked_and_once(peer: Peer) -> None:
-    asked = [3, 6, 7, 0x0B, 0x0C, 0x10, 0x0F, 0x11, 0x12, 7, 0x0E, 0x0D, 0x0A, 4, 1, 0xFFFF]
-    assert peer.say(hello(*asked)) == granted(3, 7, 0x0B, 4, 1)
+    asked = [3, 6, 7, 8, 0x0B, 0x0C, 0x10, 0x0F, 0x11, 0x12, 7, 0x0E, 0x0D, 0x0A, 4, 1, 0xFFFF]
+    assert peer.say(hello(*asked)) == granted(3, 7, 8, 0x0B, 4, 1)
     assert peer.say(hello()) == granted()
     assert peer.say(hello(XERROR, agent=b"")) == granted(XERROR)
 
@@ -229,7 +232,8 @@ def observed(*states: tuple[int, bytes, int, int]) -> bytes:
         struct.pack(">HH", number, len(key)) + key + bytes([state]) + u64(cas)
         for number, key, state, cas in states
     ]
-    return answer(OBSERVE, value=b"".join(parts), opaque=8)
+    waits = any(state in (0, 0x81) for _, _, state, _ in states)
+    return answer(OBSERVE, value=b"".join(parts), opaque=8, cas=PERSIST_MS << 32 if waits else 0)
 
 
 @pytest.mark.acceptance("D20")

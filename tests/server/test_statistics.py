@@ -16,6 +16,7 @@ from tests.server.support import Loop
 from tests.system.support import node_here
 from uprmc import MEMCACHED_VERSION
 from uprmc.errors import InvalidArguments, NotMyVBucket
+from uprmc.model import VBucketState
 from uprmc.server.metrics import Exposition
 from uprmc.server.node import Node
 
@@ -34,6 +35,8 @@ COUCHBASE = """
 mem_used ep_max_size ep_mem_low_wat ep_mem_high_wat ep_queue_size ep_flusher_todo ep_commit_num
 ep_num_value_ejects ep_num_non_resident ep_num_pager_runs ep_bg_fetched ep_tmp_oom_errors
 ep_expired_access ep_expired_pager ep_degraded_mode vb_active_curr_items curr_items_tot
+ep_flusher_state ep_dbname ep_total_persisted ep_db_file_size ep_db_data_size ep_vb_total
+vb_active_num vb_replica_num vb_pending_num vb_dead_num vb_replica_curr_items
 """
 
 
@@ -68,6 +71,44 @@ def test_the_general_group_has_every_name_that_clients_read(running: tuple[Node,
     assert len(found["rusage_user"].partition(".")[2]) == 6
     numbers = set(found) - {"version", "uprmc_version", "ep_flusher_state", "ep_dbname"}
     assert all(float(found[name]) >= 0 for name in numbers)
+
+
+def test_the_flusher_says_when_it_is_paused(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    assert group(node)["ep_flusher_state"] == "running"
+    node.bucket.flusher.paused = True
+    assert group(node)["ep_flusher_state"] == "paused"
+    node.bucket.flusher.paused = False
+
+
+def test_vbuckets_and_documents_are_counted_by_state(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, _):
+        for vbucket in node.bucket.vbuckets.values():
+            vbucket.store(b"k", b"v", 0, 0)
+        node.bucket.set_state(1, VBucketState.REPLICA)
+        node.bucket.set_state(2, VBucketState.REPLICA)
+        node.bucket.set_state(3, VBucketState.DEAD)
+        found = group(node)
+        assert found["ep_vb_total"] == found["curr_items_tot"] == "4"
+        for state, count in (("active", "1"), ("replica", "2"), ("pending", "0"), ("dead", "1")):
+            assert found[f"vb_{state}_num"] == found[f"vb_{state}_curr_items"] == count
+        assert found["curr_items"] == "1"
+        node.bucket.shut_traffic_out()
+        found = group(node)
+        assert found["curr_items"] == found["vb_active_curr_items"] == "0"
+        assert found["vb_replica_curr_items"] == "2"
+        assert found["ep_degraded_mode"] == "1"
+        assert group(node, "warmup")["ep_warmup_thread"] == "complete"
+
+
+def test_the_size_of_the_store_is_told_with_and_without_free_pages(
+    running: tuple[Node, Loop],
+) -> None:
+    node, _ = running
+    found = group(node)
+    usage = node.bucket.store.usage()
+    assert found["ep_db_file_size"] == str(usage.file_bytes)
+    assert found["ep_db_data_size"] == str(usage.file_bytes - usage.free_bytes)
 
 
 def test_connections_are_counted_and_listed(running: tuple[Node, Loop]) -> None:
@@ -137,7 +178,47 @@ def test_the_groups_of_vbuckets(running: tuple[Node, Loop]) -> None:
         seqnos = group(node, f"vbucket-seqno {number}")
         assert seqnos[f"vb_{number}:high_seqno"] == str(vbucket.high_seqno)
         assert seqnos[f"vb_{number}:uuid"] == str(vbucket.failover_log[0].uuid)
-    assert len(group(node, "vbucket-seqno")) == 4 * 5
+    assert len(group(node, "vbucket-seqno")) == 4 * 7
+    assert group(node, "prev-vbucket") == group(node, "vbucket")
+
+
+@pytest.mark.parametrize(
+    "name", ["vbucket-details", "vbucket-seqno", "failovers", "checkpoint", "hash"]
+)
+def test_a_group_about_vbuckets_shows_one_or_all(running: tuple[Node, Loop], name: str) -> None:
+    node, _ = running
+    one, all_of_them = group(node, f"{name} 2"), group(node, name)
+    assert {found.partition(":")[0] for found in one} == {"vb_2"}
+    assert len(all_of_them) == 4 * len(one)
+
+
+def test_what_was_measured_is_shown_by_powers_of_two(tmp_path: Path) -> None:
+    with node_here(tmp_path, flush__min_delay_s=0.0) as (node, loop):
+        put(node, b"k", b"v")
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+        vbucket = node.bucket.of_key(b"k")
+        vbucket.eject(vbucket.table[b"k"])
+        node.bucket.fetcher.want([(vbucket.id, b"k")], lambda found: None)
+        loop.until(lambda: vbucket.table[b"k"].value)
+        assert group(node) is not None
+        found = group(node, "timings")
+        shown = {name.rpartition("_")[0] for name in found}
+        assert shown == {"disk_commit", "bg_wait", "bg_load", "get_stats_cmd"}
+        for name, count in found.items():
+            low, high = map(int, name.rpartition("_")[2].split(","))
+            assert high == max(2 * low, 1)
+            assert int(count) > 0
+        for name in ("bg_wait", "bg_load"):
+            assert sum(int(found[key]) for key in found if key.startswith(name)) == 1
+
+
+def test_groups_of_tap_are_constants(running: tuple[Node, Loop]) -> None:
+    node, _ = running
+    found = group(node, "tap")
+    assert (found["ep_tap_count"], found["ep_tap_backoff_period"]) == ("0", "5")
+    assert found["ep_tap_ack_grace_period"] == "300"
+    for words in ("tapagg", "tapagg _", "tapagg :"):
+        assert group(node, words)["_total:count"] == "0"
 
 
 @pytest.mark.acceptance("D10")
@@ -152,7 +233,9 @@ def test_the_failover_log_is_told_newest_first(running: tuple[Node, Loop]) -> No
     assert len(group(node, "failovers")) == 4 * 3
 
 
-@pytest.mark.parametrize("words", ["bogus", "items 1", "SETTINGS", "vbucket 1", "\x00", "ü"])
+@pytest.mark.parametrize(
+    "words", ["bogus", "items 1", "SETTINGS", "vbucket 1", "tap _", "timings 0", "\x00", "ü"]
+)
 def test_there_is_no_such_group(running: tuple[Node, Loop], words: str) -> None:
     assert running[0].statistics.group(words) is None
 
@@ -165,7 +248,16 @@ def test_what_is_no_number_is_refused(running: tuple[Node, Loop], words: str) ->
         running[0].statistics.group(words)
 
 
-@pytest.mark.parametrize("words", ["failovers 4", "vbucket-details " + "9" * 200])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "failovers 4",
+        "vbucket-details " + "9" * 200,
+        "vbucket-seqno 100000",
+        "checkpoint 100000",
+        "hash " + "9" * 10_000,
+    ],
+)
 def test_a_vbucket_that_is_absent_is_not_mine(running: tuple[Node, Loop], words: str) -> None:
     with pytest.raises(NotMyVBucket):
         running[0].statistics.group(words)
@@ -196,7 +288,9 @@ def test_verbosity_and_reset(tmp_path: Path) -> None:
     with node_here(tmp_path) as (node, _):
         services = node._services("somebody")
         services.bucket.stats.cmd_get = 7
+        assert group(node)["cmd_get"] == "7"
         services.reset_stats()
+        assert group(node, "timings") == {}
         assert group(node)["cmd_get"] == "0"
         for asked, shown in ((1, "1"), (2, "2"), (4_000_000_000, "2"), (0, "0")):
             services.set_verbosity(asked)

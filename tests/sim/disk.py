@@ -72,6 +72,11 @@ class Disk:
         self.judge.committed(batch)
 
     @property
+    def open_views(self) -> int:
+        """Number of readings that nobody has closed."""
+        return len(self._medium._views)
+
+    @property
     def works(self) -> bool:
         """Whether a commit would be taken."""
         return not (self.full or self.broken or self.map_full)

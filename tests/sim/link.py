@@ -165,6 +165,14 @@ class Link:
             if self.session.closing and not self._to_client:
                 self._end()
 
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Tell the session the time."""
+        if not self.closed:
+            self.session.tick(now)
+            self._pump()
+
     # --- the end --------------------------------------------------------------------------------
 
     def cut(self) -> None:

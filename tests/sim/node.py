@@ -14,13 +14,13 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 
-from tests.sim.client import Client
 from tests.sim.disk import Disk
 from tests.sim.judges import BranchJudge, MemoryJudge, Stored, complain
-from tests.sim.link import Link, LinkProfile
+from tests.sim.link import Client, Link, LinkProfile
 from tests.sim.world import Timer, World, WorldClock, WorldEntropy
 from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.compaction import Reading
 from uprmc.engine.expiry import expire_due
 from uprmc.engine.fetcher import Fetch
 from uprmc.engine.flusher import Flush
@@ -31,6 +31,7 @@ from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.ports import Session
 from uprmc.storage.interface import Batch
+from uprmc.upr.hub import Hub
 
 _TICK_S = 0.1
 _GROW_RETRY_S = 0.02
@@ -51,6 +52,11 @@ SMALL = (
     ("uprmc.engine.write_queue", "SEGMENT_BITS", 2),
     ("uprmc.engine.flusher", "_SLICE_VBUCKETS", 1),
     ("uprmc.engine.warmup", "_STEP_ITEMS", 3),
+    ("uprmc.engine.compaction", "_READ_RECORDS", 3),
+    ("uprmc.upr.feed", "_PORTION_BYTES", 300),
+    ("uprmc.upr.stream", "_CHECKPOINT_ITEMS", 20),
+    ("uprmc.kv.upr_session", "GENTLE_BYTES", 600),
+    ("uprmc.kv.upr_session", "GENTLE_PULL_BYTES", 200),
 )
 
 
@@ -138,7 +144,7 @@ class Node:
         self._left_in_order = self._clean = False  # the last life; the one before this
         self._dirty_since: float | None = None
         self._look_timer: Timer | None = None
-        self._paging = self._flushing = self._fetch_planned = False
+        self._paging = self._flushing = self._fetch_planned = self._compacting = False
         world.watchers.append(self.check)
 
     # --- lives ----------------------------------------------------------------------------------
@@ -149,7 +155,7 @@ class Node:
         self.life += 1
         self.up = True
         self.serving = self.stopping = self.committed = False
-        self._paging = self._flushing = self._fetch_planned = False
+        self._paging = self._flushing = self._fetch_planned = self._compacting = False
         self.flush = self.fetch = self._look_timer = self._dirty_since = None
         self._clean = False
         self.branches.life_begins()
@@ -158,9 +164,13 @@ class Node:
         self.bucket = bucket = Bucket(
             self.settings, self.disk.open(), WorldClock(world), WorldEntropy(world)
         )
+        self.upr = Hub(bucket, self.settings.upr)
         bucket.ledger.on_dirty = self._became_dirty
         bucket.ledger.on_pressure = self._page_soon
         bucket.fetcher.on_wanted = self._fetch_soon
+        bucket.compactor.on_wanted = self._compact_soon
+        if self.upr not in bucket.view_holders:
+            bucket.view_holders.append(self.upr)
         warmup = Warmup(bucket)
         self._warm_up(warmup, warmup.steps())
 
@@ -295,6 +305,7 @@ class Node:
             reset_stats=self.bucket.stats.reset,
             set_verbosity=lambda level: None,
             report_misuse=self.misuse.append,
+            upr=self.upr,
         )
 
     # --- flushing -------------------------------------------------------------------------------
@@ -311,7 +322,7 @@ class Node:
 
     def _look(self) -> None:
         self._look_timer = None
-        if self._dirty_since is None or self.stopping:
+        if self._dirty_since is None or self.stopping or self.bucket.flusher.paused:
             return
         delay_s = self.bucket.flusher.delay(self._world.now - self._dirty_since, _FLUSH_S)
         if delay_s > 0:
@@ -362,8 +373,10 @@ class Node:
     def _grow(self) -> None:
         if self.bucket.store.grow():
             self._after(0, self._commit)
-        else:
-            self._after(_GROW_RETRY_S, self._grow)
+            return
+        for holder in list(self.bucket.view_holders):
+            holder.release_views()
+        self._after(_GROW_RETRY_S, self._grow)
 
     def flush_commit(self) -> None:
         """Write what was taken; raises what the disk raises."""
@@ -398,7 +411,7 @@ class Node:
     def _go_on(self, delay_s: float) -> None:
         self.flush = None
         self._flushing = False
-        if self.bucket.ledger.dirty:
+        if self.bucket.flusher.pending:
             self._look_later(delay_s)
         else:
             self._dirty_since = None
@@ -449,8 +462,47 @@ class Node:
         if self.bucket.fetcher.waiting:
             self._fetch_soon()
 
+    # --- compacting -----------------------------------------------------------------------------
+
+    def _compact_soon(self) -> None:
+        if not self._compacting and not self.stopping and self.pace.automatic:
+            self._compacting = True
+            self._after(0, self._compact)
+
+    def _compact(self) -> None:
+        self._compacting = False
+        if self.stopping:
+            return
+        reading = self.bucket.compactor.begin()
+        if reading is not None:
+            self._compacting = True
+            self._after(self._world.between(0, self.pace.read_max_s), lambda: self._look_into(reading))
+
+    def _look_into(self, reading: Reading) -> None:
+        if self.disk.unreadable:
+            self._compacting = False
+            self.bucket.compactor.failed(reading)
+            self._compact_on()
+            return
+        self.bucket.compactor.read(reading)
+        self._after(self._world.between(0, self.pace.read_max_s), lambda: self._compacted(reading))
+
+    def _compacted(self, reading: Reading) -> None:
+        self._compacting = False
+        self._world.note(f"compaction: {reading.found}")
+        self.bucket.compactor.finish(reading)
+        self._compact_on()
+
+    def _compact_on(self) -> None:
+        if self.bucket.compactor.waiting:
+            self._compact_soon()
+
+    # --- time -----------------------------------------------------------------------------------
+
     def _tick(self) -> None:
         self.bucket.tick()
+        for link in list(self.links):
+            link.tick(self._world.now)
         if self.bucket.pager.needed:
             self._page_soon()
         self._after(_TICK_S, self._tick)
@@ -495,7 +547,9 @@ class Node:
         return self.serving and not (
             self._flushing
             or bucket.flusher.queued
-            or bucket.ledger.dirty
+            or bucket.flusher.pending
             or bucket.fetcher.waiting
             or self.fetch
+            or self._compacting
+            or bucket.compactor.waiting
         )

@@ -10,14 +10,19 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from uprmc import __version__
 from uprmc.cli.demo import demo
+from uprmc.cli.failover_log import failover_log
+from uprmc.cli.observe import observe
 from uprmc.cli.serve import serve
 from uprmc.cli.settings import settings
 from uprmc.cli.stats import stats
+from uprmc.cli.tail import tail
+from uprmc.cli.vbucket import vbucket
 from uprmc.errors import ConfigError, StoreRefused, UprmcError
 
 EXIT_OK = 0
@@ -25,14 +30,26 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Verbs(click.Group):
+    """Ends quietly when nobody reads our output any more; to click that is a failure."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Nothing is left to say, not even at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_OK
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="uprmc", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def uprmc(debug: bool) -> None:
     """Keep memcached data on disk and stream every change of it."""
 
 
-for _verb in (serve, stats, settings, demo):
+for _verb in (serve, tail, stats, vbucket, failover_log, observe, settings, demo):
     uprmc.add_command(_verb)
 
 
@@ -49,10 +66,6 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(_one_line(error.format_message()), EXIT_USAGE, arguments)
     except (ConfigError, StoreRefused) as error:
         return _failed(str(error), EXIT_USAGE, arguments)
-    except BrokenPipeError:
-        # The reader of our output has gone: nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except (UprmcError, OSError) as error:
         return _failed(_one_line(str(error)), EXIT_FAILED, arguments)
     return result if isinstance(result, int) else EXIT_OK

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import TracebackType
+from typing import Self
 
-from uprmc.errors import ConfigError, UprmcError
+from uprmc.errors import ConfigError, RemoteProtocolError, UprmcError
 from uprmc.protocol.framer import BinaryFramer
-from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
 
 _TIMEOUT_S = 30.0
-_FRAME_LIMIT_BYTES = 64 * 1024 * 1024
+_FRAME_LIMIT_BYTES = 256 * 1024 * 1024
 _READ_BYTES = 64 * 1024
+
+#: So many requests are sent before their responses are read: more could fill both ends' buffers.
+PIPELINE_MAX = 64
 
 
 class NodeError(UprmcError):
@@ -22,6 +28,11 @@ class NodeError(UprmcError):
 
 class NodeConnection:
     """One conversation with a node's listener; use it in a ``with`` statement.
+
+    Every method that talks raises `NodeError` when the node is gone or makes no sense.
+
+    Attributes:
+        place: HOST:PORT as it was given.
 
     Raises:
         ConfigError: the place is not HOST:PORT.
@@ -36,11 +47,11 @@ class NodeConnection:
             self._socket = socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S)
         except (OSError, OverflowError) as error:
             raise NodeError(f"no node answers at {place}: {error}; is it running?") from None
-        self._place = place
+        self.place = place
         self._framer = BinaryFramer(_FRAME_LIMIT_BYTES)
-        self._pending: list[ResponseFrame] = []
+        self._pending: deque[ResponseFrame] = deque()
 
-    def __enter__(self) -> NodeConnection:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -53,8 +64,16 @@ class NodeConnection:
 
     def ask(self, request: RequestFrame) -> ResponseFrame:
         """Send a request and return the next response."""
-        self._socket.sendall(request.encode())
+        self._send(request.encode())
         return self._receive()
+
+    def ask_all(self, requests: Iterable[RequestFrame]) -> Iterator[ResponseFrame]:
+        """Send requests without waiting for each, and yield their responses in order."""
+        rest = iter(requests)
+        while batch := list(islice(rest, PIPELINE_MAX)):
+            self._send(b"".join(request.encode() for request in batch))
+            for _ in batch:
+                yield self._receive()
 
     def statistics(self, group: str) -> Iterator[tuple[str, str]]:
         """Yield (name, value) of one group.
@@ -69,17 +88,35 @@ class NodeConnection:
         if response.status == Status.KEY_NOT_FOUND:
             raise NodeError(f"the node has no statistics group {group!r}")
         if response.status:
-            text = response.value.decode("utf-8", "replace")
-            raise NodeError(f"statistics {group!r} refused: {text or hex(response.status)}")
+            raise NodeError(f"statistics {group!r} refused: {reason(response)}")
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise NodeError(f"the node at {self.place} is gone: {error}") from None
 
     def _receive(self) -> ResponseFrame:
         while not self._pending:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except OSError as error:
-                raise NodeError(f"the node at {self._place} does not answer: {error}") from None
-            if not data:
-                raise NodeError(f"the node at {self._place} closed the connection")
-            frames = self._framer.feed(data)
-            self._pending += [frame for frame in frames if isinstance(frame, ResponseFrame)]
-        return self._pending.pop(0)
+            self._pending += [frame for frame in self._read() if isinstance(frame, ResponseFrame)]
+        return self._pending.popleft()
+
+    def _read(self) -> list[Frame]:
+        """Wait for data and return the frames that it completes, perhaps none."""
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except OSError as error:
+            raise NodeError(f"the node at {self.place} does not answer: {error}") from None
+        if not data:
+            raise NodeError(f"the node at {self.place} closed the connection")
+        try:
+            return self._framer.feed(data)
+        except RemoteProtocolError as error:
+            raise NodeError(f"what answers at {self.place} is no node of ours: {error}") from None
+
+
+def reason(response: ResponseFrame) -> str:
+    """Return in words why a request was refused."""
+    text = response.value.decode("utf-8", "replace")
+    text = text or STATUS_TEXT.get(response.status, b"").decode()
+    return text or f"status {response.status:#06x}"

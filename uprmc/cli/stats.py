@@ -17,8 +17,9 @@ from uprmc.cli.node_connection import NodeConnection
 def stats(group: tuple[str, ...], node: str, as_json: bool, debug: bool) -> None:
     """Print a statistics GROUP of a running node; the general one when none is named.
 
-    Groups: settings, items, slabs, sizes, conns, warmup, memory, uprmc, vbucket, vbucket-details,
-    vbucket-seqno, failovers; the last three take a vBucket number.
+    Groups: settings, items, slabs, sizes, conns, warmup, memory, uprmc, timings, tap, tapagg,
+    vbucket, prev-vbucket, vbucket-details, vbucket-seqno, failovers, checkpoint, hash; the last
+    five take a vBucket number.
     """
     with NodeConnection(node) as connection:
         found = dict(connection.statistics(" ".join(group)))

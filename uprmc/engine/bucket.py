@@ -14,9 +14,11 @@ is over, so the hot path needs one lookup to know everything; only a failed look
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 from zlib import crc32
 
 from uprmc.config import Settings
+from uprmc.engine.compaction import Compactor, PurgeRule
 from uprmc.engine.failover_log import branched, last_complete_seqno
 from uprmc.engine.fetcher import Fetcher
 from uprmc.engine.flusher import Flusher, Waiter
@@ -24,10 +26,11 @@ from uprmc.engine.ledger import Ledger
 from uprmc.engine.marks import Marks
 from uprmc.engine.pager import Pager
 from uprmc.engine.stats import Stats
+from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.write_queue import WriteQueue
-from uprmc.errors import NotMyVBucket, RangeExceeded, TemporaryFailure
-from uprmc.model import Item, VBucketHeader, VBucketState
+from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
+from uprmc.model import SEQNO_MAX, Item, VBucketHeader, VBucketState
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
 
@@ -38,6 +41,13 @@ from uprmc.storage.interface import Store
 _CAS_PER_SECOND = 1_000_000
 
 
+class ViewHolder(Protocol):
+    """Somebody who may hold a reading of the store for long, and can go on from a new one."""
+
+    def release_views(self) -> None:
+        """Close the views of the store now: it cannot grow while one is open."""
+
+
 class Bucket:
     """See the module docstring.
 
@@ -46,8 +56,12 @@ class Bucket:
         active: number -> vBucket, those that serve clients now.
         lookups: number -> how to find a key in an active vBucket's table, for the hot path: going
             by way of the vBucket costs a visit to memory more.
-        traffic: whether clients are let in (warm-up is over).
+        traffic: whether clients are let in.
+        warm: whether warm-up is over.
         marks: what meta commands have marked as stale or being fetched.
+        purge_limit: up to which seqno tombstones of a vBucket may be dropped for good.
+        view_holders: who is asked to close views of the store when it has to grow.
+        timings: how long things took, told by whoever has a clock.
     """
 
     def __init__(self, settings: Settings, store: Store, clock: Clock, entropy: Entropy) -> None:
@@ -60,14 +74,21 @@ class Bucket:
         self.active: dict[int, VBucket] = {}
         self.lookups: dict[int, Callable[[bytes], Item | None]] = {}
         self.traffic = False
+        self.warm = False
         self.stats = Stats()
+        self.timings = Timings()
         self.ledger = Ledger(settings.memory, int(clock.now() * _CAS_PER_SECOND))
         self.flusher = Flusher(store, self.vbuckets, self.ledger, self.stats, settings.flush)
         self.fetcher = Fetcher(store, self.vbuckets, self.stats, settings.flush.fetch_batch)
         self.pager = Pager(
             self.vbuckets.values, self.ledger, self.stats, settings.memory.pager_slice
         )
+        self.purge_limit: Callable[[VBucket], int] = lambda _: SEQNO_MAX
+        self.compactor = Compactor(
+            store, self.vbuckets, self.flusher, settings, lambda vbucket: self.purge_limit(vbucket)
+        )
         self.marks = Marks()
+        self.view_holders: list[ViewHolder] = []
         self._flush_at: float | None = None
         self._mask = settings.engine.vbuckets - 1
 
@@ -94,8 +115,13 @@ class Bucket:
         return self.locate(self.vbucket_of(key))
 
     def create(self, number: int, state: VBucketState) -> VBucket:
-        """Make an empty vBucket with a history of its own."""
+        """Make an empty vBucket with a history of its own.
+
+        What the store has under that number is of a removed vBucket and goes in the commit that
+        brings the new header, so that no crash ever leaves the one's records to the other.
+        """
         vbucket = self._new(number, state)
+        vbucket.reset_pending = True
         vbucket.change_header()
         return vbucket
 
@@ -144,6 +170,42 @@ class Bucket:
         self._settle_traffic(vbucket)
         return vbucket
 
+    def remove(self, number: int, done: Waiter) -> None:
+        """Forget a dead vBucket with everything in it.
+
+        It is gone from memory at once. `done` is called when it is gone from the disk, too
+        (``False``: that failed, it will go later).
+
+        Raises:
+            NotMyVBucket: there is none of that number.
+            InvalidArguments: it is not dead.
+        """
+        vbucket = self.vbuckets.get(number)
+        if vbucket is None:
+            raise NotMyVBucket(number)
+        if vbucket.state != VBucketState.DEAD:
+            raise InvalidArguments(f"vBucket {number} is {vbucket.state.name.lower()}, not dead")
+        del self.vbuckets[number]
+        self._settle_traffic(vbucket)
+        vbucket.interrupt(Interruption.STATE_CHANGED)
+        vbucket.reset(self.entropy.uuid48())
+        self.flusher.remove(vbucket, done)
+
+    def compact(self, number: int, rule: PurgeRule, done: Waiter) -> None:
+        """Drop those tombstones of a vBucket for good which `rule` names; see `compaction`.
+
+        `done` is called later: ``True`` when it is over and on disk, ``False`` if it was given up.
+
+        Raises:
+            TemporaryFailure: warm-up is going on.
+            NotMyVBucket: there is none of that number.
+        """
+        if not self.warm:
+            raise TemporaryFailure("warming up")
+        if number not in self.vbuckets:
+            raise NotMyVBucket(number)
+        self.compactor.want(number, rule, done)
+
     def _branch(self, vbucket: VBucket) -> None:
         vbucket.failover_log = branched(
             vbucket.failover_log,
@@ -165,7 +227,7 @@ class Bucket:
 
     def let_traffic_in(self) -> None:
         """Open the doors: warm-up is over."""
-        self.traffic = True
+        self.traffic = self.warm = True
         for vbucket in self.vbuckets.values():
             self._settle_traffic(vbucket)
 

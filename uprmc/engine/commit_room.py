@@ -67,6 +67,10 @@ class CommitRoom:
 
     def use(self, items: list[Item]) -> None:
         """Account for items that were taken."""
-        values = sum([len(item.value) for item in items if item.value])
-        self.items -= len(items)
-        self.memory_bytes -= values + self._item_bytes * len(items)
+        self.memory_bytes -= sum([len(item.value) for item in items if item.value])
+        self.use_records(len(items))
+
+    def use_records(self, count: int) -> None:
+        """Account for the places of records that the commit touches, whatever it does there."""
+        self.items -= count
+        self.memory_bytes -= self._item_bytes * count

@@ -4,6 +4,12 @@ The same three steps as the flusher: `begin` collects what is wanted and opens a
 `commit` reads (any thread), `finish` puts the values into the tables and wakes those who asked, all
 in one turn: a woken session finds its value before the pager could eject it again.
 
+A key that is not in the table may have a tombstone on disk; whoever must know asks `tombstone`. The
+answer is not put into the table, which holds no tombstones that are on disk. It is kept only while
+`finish` wakes those who asked, and only believed while it must be true: a tombstone leaves the
+table with `VBucket.persisted`, so as long as the history and the persisted seqno are those of the
+moment when the view was opened, what is not in the table is as the view shows it.
+
 Source: `reference/systems.md` (f), background fetch.
 """
 
@@ -12,11 +18,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from uprmc.engine.failover_log import FailoverLog
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
-from uprmc.errors import StoreError
+from uprmc.errors import NotResident, StoreError
 from uprmc.model import Item
 from uprmc.storage.interface import Store, StoreView
 
@@ -28,6 +35,14 @@ Wanted = tuple[int, bytes]
 class _Request:
     wanted: Sequence[Wanted]
     done: Callable[[bool], None]
+
+
+class _Answer(NamedTuple):
+    """What is on disk of a key that is not in the table, and what that was true for."""
+
+    log: FailoverLog
+    persisted_seqno: int
+    tombstone: Item | None
 
 
 @dataclass(slots=True)
@@ -56,6 +71,7 @@ class Fetcher:
         self._stats = stats
         self._batch_keys = batch_keys
         self._waiting: deque[_Request] = deque()
+        self._answers: dict[Wanted, _Answer] = {}
         self.on_wanted: Callable[[], None] = lambda: None
 
     @property
@@ -71,6 +87,20 @@ class Fetcher:
         self._waiting.append(_Request(wanted, done))
         if len(self._waiting) == 1:
             self.on_wanted()
+
+    def tombstone(self, vbucket: VBucket, key: bytes) -> Item | None:
+        """Return the persisted tombstone of a key that is not in the table, ``None`` = never was.
+
+        Raises:
+            NotResident: ask for it with `want` and run the command again when `done` is called;
+                the answer is there during that call only.
+        """
+        answer = self._answers.get((vbucket.id, key))
+        if answer is None or answer.log is not vbucket.failover_log:
+            raise NotResident(vbucket.id, (key,))
+        if answer.persisted_seqno != vbucket.persisted_seqno:
+            raise NotResident(vbucket.id, (key,))
+        return answer.tombstone
 
     def begin(self) -> Fetch | None:
         """Take a round's worth of requests, whole ones, at least one; ``None`` if there is none.
@@ -102,11 +132,14 @@ class Fetcher:
     def finish(self, fetch: Fetch) -> None:
         """Put the values in and wake everybody who asked."""
         fetch.view.close()
+        self._answers = self._answers_of(fetch)
         lost = {place for place in fetch.wanted if not self._install(fetch, place)}
-        self._stats.bg_fetched += len(fetch.wanted) - len(lost)
+        self._stats.bg_meta_fetched += len(self._answers)
+        self._stats.bg_fetched += len(fetch.wanted) - len(lost) - len(self._answers)
         self._stats.bg_fetch_failures += len(lost)
         for request in fetch.requests:
             request.done(not any(place in lost for place in request.wanted))
+        self._answers = {}
 
     def failed(self, fetch: Fetch) -> None:
         """Learn that reading failed; everybody who asked is told so."""
@@ -124,6 +157,24 @@ class Fetcher:
             for request in requests:
                 request.done(False)
             raise
+
+    def _answers_of(self, fetch: Fetch) -> dict[Wanted, _Answer]:
+        """Return what was found of the keys that are not in the tables.
+
+        A record above the persisted seqno is left from a history that is over but not yet gone from
+        the store.
+        """
+        answers: dict[Wanted, _Answer] = {}
+        for place in fetch.wanted:
+            number, key = place
+            vbucket = self._vbuckets.get(number)
+            if vbucket is None or number not in fetch.persisted or key in vbucket.table:
+                continue
+            log, persisted_seqno = fetch.persisted[number]
+            item = fetch.found[place]
+            known = item is not None and item.life and item.seqno <= persisted_seqno
+            answers[place] = _Answer(log, persisted_seqno, item if known else None)
+        return answers
 
     def _install(self, fetch: Fetch, place: Wanted) -> bool:
         """Bring one value in; ``False`` if the store should have it and does not."""

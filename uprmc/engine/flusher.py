@@ -10,16 +10,20 @@ What surprises: a queue longer than a batch is written from *one* view in severa
 last of them the stored snapshot range says "incomplete", so that a crash in between is seen for
 what it is: the items are kept, but history branches at the last complete state.
 
+While the flusher is paused whoever drives it begins no flush; a stop in order drains it all the
+same.
+
 Source: seed 000 "How items in the partition write queue flow to couchstore"; rows D21 to D23.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from uprmc.config import FlushSettings
 from uprmc.engine.commit_room import CommitRoom
+from uprmc.engine.disposal import Disposals, Record
 from uprmc.engine.ledger import Ledger
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
@@ -61,6 +65,7 @@ class _Part:
     complete: bool
     reset: bool
     header: bool
+    drop: Sequence[Record]
 
 
 @dataclass(slots=True)
@@ -68,6 +73,7 @@ class Flush:
     """One flush under way: what to commit, and what to do afterwards."""
 
     waiters: list[Waiter]
+    removed: list[int] = field(default_factory=list)
     parts: list[_Part] = field(default_factory=list)
     changes: list[VBucketChange] = field(default_factory=list)
     batch: Batch = field(default_factory=Batch)
@@ -79,7 +85,11 @@ class Flush:
 
 
 class Flusher:
-    """See the module docstring."""
+    """See the module docstring.
+
+    Attributes:
+        paused: no flush is to begin, except for a stop in order.
+    """
 
     def __init__(
         self,
@@ -96,7 +106,9 @@ class Flusher:
         self._settings = settings
         self._cursors: dict[int, _Cursor] = {}
         self._waiters: list[Waiter] = []
+        self._disposals = Disposals(vbuckets)
         self._hurried = False
+        self.paused = False
         self._batch_items = settings.batch_items
 
     def delay(self, age_s: float, last_flush_s: float) -> float:
@@ -123,6 +135,25 @@ class Flusher:
         """End the rest: somebody has asked whether a change is on disk yet."""
         self._hurried = True
 
+    def configure(self, settings: FlushSettings) -> None:
+        """Work by other settings from now on."""
+        self._settings = settings
+
+    def pause(self) -> None:
+        """Begin no flush from now on; one that is under way goes on to its end."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on; what has gathered is announced as if it had just come."""
+        self.paused = False
+        if self.pending:
+            self._ledger.on_dirty()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a flush begun now would have something to do."""
+        return bool(self._ledger.dirty or self._waiters or self._disposals.pending)
+
     @property
     def queued(self) -> int:
         """Changes accepted and not yet persisted. O(vBuckets)."""
@@ -147,6 +178,43 @@ class Flusher:
         (the flush itself will be tried again all the same).
         """
         self._waiters.append(waiter)
+        self._ledger.on_dirty()
+
+    def remove(self, vbucket: VBucket, done: Waiter) -> None:
+        """Forget a vBucket that the node has no more; the store forgets it with the next commit.
+
+        A part of it that is under way is written first. `done` is a waiter as of `when_durable`.
+        """
+        cursor = self._cursors.pop(vbucket.id, None)
+        if cursor is not None:
+            cursor.view.close()
+        if vbucket in self._ledger.dirty:
+            self._ledger.dirty.remove(vbucket)
+        vbucket.dirty = True  # so that nothing puts it on the list again
+        self._disposals.remove([vbucket.id])
+        self.when_durable(done)
+
+    def drop(self, vbucket: VBucket, records: Sequence[Record], done: Waiter) -> None:
+        """Drop tombstones for good with the next commit.
+
+        The purge seqno rises at once: a stream that is let in before the commit may open its view
+        after it. It stays where it is if the commit fails; then nobody tries again. Watch the
+        vBucket and call `forget_drops` when it is interrupted: one that begins anew gives the same
+        seqnos to other documents.
+
+        Args:
+            vbucket: theirs.
+            records: not empty; (key, seqno), persisted all.
+            done: a waiter as of `when_durable`.
+        """
+        vbucket.purge_seqno = max(vbucket.purge_seqno, *[seqno for _, seqno in records])
+        self._disposals.drop(vbucket, records)
+        vbucket.change_header()
+        self.when_durable(done)
+
+    def forget_drops(self, vbucket: VBucket) -> None:
+        """Drop nothing of what was asked for, unless that is under way already."""
+        self._disposals.forget_drops(vbucket)
 
     def begin(self) -> Flush | None:
         """Take what is dirty, up to a batch; ``None`` when nothing is."""
@@ -161,15 +229,17 @@ class Flusher:
     def begin_in_slices(self) -> Generator[None, None, Flush | None]:
         """Do what `begin` does, yielding now and then so that others can run.
 
-        Headers and resets are taken before the first yield: a `Bucket.flush` is in one batch as a
-        whole, this one or, if it comes later, the next.
+        Headers, resets, removals and drops are taken before the first yield: a `Bucket.flush` is
+        in one batch as a whole, this one or, if it comes later, the next.
         """
         self._hurried = False
         dirty, self._ledger.dirty = self._ledger.dirty, []
         waiters, self._waiters = self._waiters, []
-        if not dirty and not waiters:
+        removed = self._disposals.take_removed()
+        if not dirty and not waiters and not removed:
             return None
-        flush = Flush(waiters)
+        flush = Flush(waiters, removed)
+        flush.changes += [VBucketChange(number, None) for number in removed]
         room = CommitRoom.of(self._settings, self._store)
         self._batch_items = room.items
         later: list[VBucket] = []
@@ -178,15 +248,18 @@ class Flusher:
                 self._take(flush, vbucket, room)
             else:
                 later.append(vbucket)
+        resets = sum(part.reset for part in flush.parts)
+        reset_all = 0 < resets == len(self._vbuckets)
         for place, vbucket in enumerate(later, 1):
+            if self._is_gone(vbucket):
+                continue
             if vbucket.reset_pending or not room.left:
                 self._ledger.dirty.append(vbucket)
                 continue
             self._take(flush, vbucket, room)
             if not place % _SLICE_VBUCKETS:
                 yield
-        resets = sum(part.reset for part in flush.parts)
-        flush.batch = Batch(flush.changes, reset_all=0 < resets == len(self._vbuckets))
+        flush.batch = Batch(flush.changes, reset_all=reset_all)
         return flush
 
     def commit(self, flush: Flush) -> None:
@@ -219,10 +292,13 @@ class Flusher:
     def failed(self, flush: Flush, error: StoreError) -> None:
         """Learn that nothing of the batch was written: refuse writes, keep everything queued."""
         self._stats.commit_failures += 1
-        if flush.parts:  # what is queued will be tried again; nothing else would end the refusal
+        if flush.parts or flush.removed:  # will be tried again; nothing else ends the refusal
             self._ledger.disk_failed(str(error))
+        self._disposals.remove(flush.removed)
         for part in flush.parts:
             vbucket = part.vbucket
+            if self._is_gone(vbucket):
+                continue
             vbucket.reset_pending |= part.reset
             vbucket.header_dirty |= part.header
             self._mark_dirty(vbucket)
@@ -233,6 +309,8 @@ class Flusher:
         """Add a vBucket's share to `flush`."""
         cursor = self._cursor(vbucket)
         view = cursor.view
+        drop = self._disposals.take_drops(vbucket)
+        room.use_records(len(drop))
         items: list[Item] = []
         upto = cursor.position
         while room.left and upto < view.high_seqno:
@@ -250,6 +328,7 @@ class Flusher:
             upto >= view.high_seqno,
             vbucket.reset_pending,
             vbucket.header_dirty,
+            drop,
         )
         vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
         flush.parts.append(part)
@@ -272,7 +351,7 @@ class Flusher:
         else:
             snapshot = SnapshotRange(cursor.start, cursor.view.high_seqno)
         header = part.vbucket.header(part.upto, snapshot)
-        return VBucketChange(part.vbucket.id, header, part.items, part.reset)
+        return VBucketChange(part.vbucket.id, header, part.items, part.reset, part.drop)
 
     def _settle(self, part: _Part) -> None:
         vbucket = part.vbucket
@@ -287,6 +366,10 @@ class Flusher:
             vbucket.persisted(part.items, part.upto)
             if vbucket.queue.live:  # beyond this batch, or accepted since the view was opened
                 self._mark_dirty(vbucket)
+
+    def _is_gone(self, vbucket: VBucket) -> bool:
+        """Tell whether a vBucket was removed, even if there is another of that number."""
+        return self._vbuckets.get(vbucket.id) is not vbucket
 
     def _mark_dirty(self, vbucket: VBucket) -> None:
         if not vbucket.dirty:

@@ -38,10 +38,19 @@ class Stats:
     pager_runs: int = 0
     bg_fetched: int = 0
     bg_fetch_failures: int = 0
+    bg_meta_fetched: int = 0
+    ops_get_meta: int = 0
+    ops_set_meta: int = 0
+    ops_del_meta: int = 0
+    ops_set_meta_res_fail: int = 0
+    ops_del_meta_res_fail: int = 0
+    ops_set_ret_meta: int = 0
+    ops_del_ret_meta: int = 0
     commits: int = 0
     commit_failures: int = 0
     items_flushed: int = 0
     protocol_errors: int = 0
+    upr_dead: int = 0
 
     def reset(self) -> None:
         """Set every counter to 0."""

@@ -58,9 +58,6 @@ class Watcher(Protocol):
     def changed(self) -> None:
         """Learn of the first change since it was put on `VBucket.waiting`; must be cheap."""
 
-    def persisted(self, seqno: int) -> None:
-        """Learn that everything up to `seqno` is on disk."""
-
     def interrupted(self, why: Interruption) -> None:
         """Learn that this vBucket, as it was, is over; it is no longer watched after this."""
 
@@ -81,12 +78,14 @@ class VBucket:
         watchers: everybody who is to be told when the vBucket changes its state or begins anew.
         tombstones: number of tombstones in `table`.
         non_resident: number of items in `table` whose value is only on disk.
+        deletions: documents that were deleted or expired since this history or the node began.
     """
 
     __slots__ = (
         "_ledger",
         "_now",
         "_stats",
+        "deletions",
         "dirty",
         "failover_log",
         "header_dirty",
@@ -141,6 +140,7 @@ class VBucket:
         self.receiving: SnapshotRange | None = None
         self.tombstones = 0
         self.non_resident = 0
+        self.deletions = 0
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -357,6 +357,42 @@ class VBucket:
         self.locks.pop(item.key, None)
         return self._bury(item, Life.EXPIRED)
 
+    def check_change(self, key: bytes, cas: int, mode: int) -> None:
+        """Raise what `store` would raise for its `cas`, its `mode`, or somebody else's lock."""
+        self._check_store(key, self.table.get(key), cas, mode)
+
+    def adopt(self, item: Item) -> None:
+        """Take a finished version into table and queue; its seqno is above all before.
+
+        Nothing is checked, neither conflicts nor memory. The CAS may be a stranger's: those that
+        are given out from now on are above it. The document's lock is opened, as by any change.
+        """
+        assert item.seqno > self.high_seqno
+        key, ledger = item.key, self._ledger
+        old = self.table.get(key)
+        self.high_seqno = item.seqno
+        ledger.last_cas = max(ledger.last_cas, item.cas)
+        ledger.used += len(item.value or b"")
+        if old is None:
+            ledger.used += len(key) + ITEM_OVERHEAD_BYTES
+        elif old.life:
+            self.tombstones -= 1
+        elif old.value is None:
+            self.non_resident -= 1
+        else:
+            ledger.used -= len(old.value)
+        if item.life:
+            self.tombstones += 1
+            self.deletions += old is not None and not old.life
+            # At least 1, so that 0 says that there never was a tombstone.
+            self.max_deleted_rev = max(self.max_deleted_rev, item.rev, 1)
+        self.queue.put(item, 0 if old is None else old.seqno)
+        self._become_dirty()
+        self.table[key] = item
+        self.locks.pop(key, None)
+        if self.waiting:
+            self._tell_waiting()
+
     def reset(self, uuid: int) -> None:
         """Forget everything: an empty vBucket with a history of its own, seqno 0.
 
@@ -413,8 +449,6 @@ class VBucket:
         self.persisted_seqno = upto
         if self.tombstones:
             self._forget_tombstones(items)
-        for watcher in list(self.watchers):
-            watcher.persisted(upto)
 
     def install(self, items: list[Item]) -> None:
         """Put items that the store holds into the empty table, at warm-up.
@@ -529,30 +563,18 @@ class VBucket:
         return item
 
     def _bury(self, old: Item, life: Life) -> Item:
-        self.high_seqno += 1
         tombstone = Item(
             old.key,
             None,
             old.flags,
             int(self._now()),
             self._next_cas(),
-            self.high_seqno,
+            self.high_seqno + 1,
             old.rev + 1,
             0,
             life,
         )
-        self.max_deleted_rev = max(self.max_deleted_rev, tombstone.rev)
-        if old.value is None:
-            self.non_resident -= 1
-        else:
-            self._ledger.used -= len(old.value)
-        self.queue.put(tombstone, old.seqno)
-        self._become_dirty()
-        self.table[old.key] = tombstone
-        self.tombstones += 1
-        self.locks.pop(old.key, None)
-        if self.waiting:
-            self._tell_waiting()
+        self.adopt(tombstone)
         return tombstone
 
     def _become_dirty(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
@@ -25,6 +26,10 @@ from uprmc.storage.interface import Batch, StoreView
 
 #: Local document that is there exactly while a data directory was left in order.
 CLEAN_MARK = b"uprmc/clean"
+
+#: Local document that is there once the first vBuckets are: from then on a node without any has had
+#: them removed, and makes none by itself.
+POPULATED_MARK = b"uprmc/populated"
 
 _STEP_ITEMS = 1_000
 
@@ -39,6 +44,22 @@ class WarmupState(Enum):
     DONE = "done"
 
 
+class Origin(NamedTuple):
+    """What a vBucket was when the node began; changes since then are counted from here.
+
+    Attributes:
+        state: its state.
+        uuid: the history it was in.
+        high_seqno: its newest change.
+        item_count: its documents; 0 until they are loaded.
+    """
+
+    state: VBucketState
+    uuid: int
+    high_seqno: int
+    item_count: int
+
+
 class Warmup:
     """One warm-up of one bucket.
 
@@ -48,6 +69,7 @@ class Warmup:
         keys: how many of them have been read for their keys.
         values: how many values have been brought in.
         was_clean: whether the data directory had been left in order (or is new).
+        origins: number -> what each vBucket was at the start, those of a new directory included.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -57,6 +79,7 @@ class Warmup:
         self.keys = 0
         self.values = 0
         self.was_clean = True
+        self.origins: dict[int, Origin] = {}
 
     @property
     def share(self) -> float:
@@ -72,6 +95,7 @@ class Warmup:
             StoreError: the store cannot be read or written; the node cannot start.
         """
         self._create_vbuckets()
+        self._remember_origins()
         yield
         view = self._bucket.store.view()
         try:
@@ -87,6 +111,7 @@ class Warmup:
         finally:
             view.close()
         self.state = WarmupState.DONE
+        self._remember_documents()
         self._bucket.let_traffic_in()
 
     def _create_vbuckets(self) -> None:
@@ -98,7 +123,8 @@ class Warmup:
         self.was_clean = not headers or store.local(CLEAN_MARK) is not None
         for number, header in sorted(headers.items()):
             bucket.restore(number, header, clean=self.was_clean)
-        if not headers:
+        populated = store.local(POPULATED_MARK) is not None
+        if not headers and not populated:
             for number in range(bucket.settings.engine.vbuckets):
                 bucket.create(number, VBucketState.ACTIVE)
         commit_growing(store, Batch(local={CLEAN_MARK: None}))
@@ -106,6 +132,26 @@ class Warmup:
         while flush := bucket.flusher.begin():
             commit_growing(store, flush.batch)
             bucket.flusher.finish(flush)
+        if not populated:
+            commit_growing(store, Batch(local={POPULATED_MARK: b"1"}))
+
+    def _remember_origins(self) -> None:
+        self.origins = {
+            number: Origin(
+                vbucket.state,
+                vbucket.failover_log[0].uuid,
+                vbucket.high_seqno,
+                vbucket.item_count,
+            )
+            for number, vbucket in self._bucket.vbuckets.items()
+        }
+
+    def _remember_documents(self) -> None:
+        """Add what was loaded; the states stay those of the start, whatever was commanded since."""
+        for number, vbucket in self._bucket.vbuckets.items():
+            origin = self.origins.get(number)
+            if origin is not None:
+                self.origins[number] = origin._replace(item_count=vbucket.item_count)
 
     def _all_fits(self) -> bool:
         """Tell whether keys and values fit below the low mark for certain.

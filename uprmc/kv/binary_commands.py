@@ -26,7 +26,7 @@ from uprmc.errors import (
     TooLarge,
 )
 from uprmc.kv.services import StatGroup
-from uprmc.model import Item
+from uprmc.model import Item, VBucketState
 from uprmc.protocol.binary import (
     ARITHMETIC_EXTRAS,
     COUNTER_VALUE,
@@ -91,6 +91,8 @@ STORE_OPCODES = frozenset(
 
 _WITH_KEY = frozenset({Opcode.GETK, Opcode.GETKQ, Opcode.GATK, Opcode.GATKQ})
 
+_NOT_YET_PERSISTED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
+
 #: Commands are not counted by key prefix: the switch is accepted, the dump is empty.
 _STATS_DETAIL: dict[str, StatGroup] = {
     "detail on": [],
@@ -100,7 +102,14 @@ _STATS_DETAIL: dict[str, StatGroup] = {
 
 #: What HELLO grants when it is asked for.
 _GRANTED = frozenset(
-    {Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XERROR, Feature.JSON, Feature.DATATYPE}
+    {
+        Feature.TCP_NODELAY,
+        Feature.MUTATION_SEQNO,
+        Feature.XERROR,
+        Feature.SELECT_BUCKET,
+        Feature.JSON,
+        Feature.DATATYPE,
+    }
 )
 
 
@@ -333,14 +342,39 @@ def count_cas_failure(stats: Stats, cas: int, error: CommandError) -> None:
 
 
 def observe(session: BinarySession, request: Request) -> None:
-    """Tell for each key whether its present version is on disk."""
-    found = [_observed(session, each) for each in decode_observe_request(request.value)]
-    session.reply(request, value=encode_observe_reply(found))
+    """Tell for each key whether its present version is on disk.
+
+    The reply's CAS is an estimate in milliseconds of when everything will be persisted (its high
+    half) and replicated (its low half: nobody knows).
+    """
+    asked = decode_observe_request(request.value, session.services.settings.max_listed_keys)
+    found = [_observed(session, each) for each in asked]
+    if any(each.state in _NOT_YET_PERSISTED for each in found):
+        wait_ms = max(1, round(session.bucket.settings.flush.min_delay_s * 1_000))
+    else:
+        wait_ms = 0
+    session.reply(request, value=encode_observe_reply(found), cas=wait_ms << 32)
+
+
+def _observable(session: BinarySession, number: int) -> VBucket:
+    """Return a vBucket that may be observed: a replica too, clients wait for theirs.
+
+    Raises:
+        TemporaryFailure: clients are shut out.
+        NotMyVBucket: absent or dead.
+    """
+    bucket = session.bucket
+    vbucket = bucket.vbuckets.get(number)
+    if vbucket is None or vbucket.state == VBucketState.DEAD or not bucket.traffic:
+        return bucket.locate(number)  # says why not
+    return vbucket
 
 
 def _observed(session: BinarySession, asked: ObservedKey) -> KeyObservation:
-    vbucket = session.bucket.locate(session.number_of(asked.vbucket, asked.key))
-    item = vbucket.find(asked.key) or vbucket.metadata(asked.key)
+    vbucket = _observable(session, session.number_of(asked.vbucket, asked.key))
+    if vbucket.state == VBucketState.ACTIVE:
+        vbucket.find(asked.key)  # an expired document is deleted on the way
+    item = vbucket.metadata(asked.key)
     if item is None:
         return KeyObservation(*asked, ObservedState.NOT_FOUND, 0)
     persisted = item.seqno <= vbucket.persisted_seqno
@@ -358,7 +392,7 @@ def observe_seqno(session: BinarySession, request: Request) -> None:
     if len(request.value) != OBSERVE_SEQNO_REQUEST.size:
         raise RemoteProtocolError("the value of observe-seqno is one vb_uuid")
     (uuid,) = OBSERVE_SEQNO_REQUEST.unpack(request.value)
-    vbucket = session.bucket.locate(request.number)
+    vbucket = _observable(session, request.number)
     log = vbucket.failover_log
     place = next((i for i, entry in enumerate(log) if entry.uuid == uuid), None)
     if place is None:
@@ -404,6 +438,7 @@ def hello(session: BinarySession, request: Request) -> None:
     asked = dict.fromkeys(decode_hello(request.value))
     granted = [number for number in asked if number in _GRANTED]
     json = Feature.JSON in granted or Feature.DATATYPE in granted
+    session.greeted = True
     session.datatypes = int(DataType.JSON) if json else 0
     session.with_seqnos = Feature.MUTATION_SEQNO in granted
     session.with_lock_errors = Feature.XERROR in granted

@@ -19,7 +19,7 @@ from zlib import crc32
 
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.vbucket import VBucket
-from uprmc.errors import CommandError, NotResident, TemporaryFailure
+from uprmc.errors import CommandError, NotResident, OutOfPlace, TemporaryFailure
 from uprmc.kv.binary_commands import (
     STORE_OPCODES,
     Request,
@@ -27,7 +27,7 @@ from uprmc.kv.binary_commands import (
     refuse_too_large,
 )
 from uprmc.kv.command_table import HANDLERS
-from uprmc.kv.conversation import Conversation
+from uprmc.kv.conversation import Conversation, Pending
 from uprmc.kv.refusals import REFUSALS, refusal_of
 from uprmc.kv.services import Services
 from uprmc.model import Item
@@ -77,6 +77,7 @@ class BinarySession(Conversation):
     Attributes:
         by_key: whether the vBucket follows from the key (the field is ignored) or from the field.
         datatypes: datatype bits the peer understands; others are hidden from it.
+        greeted: whether the peer has said HELLO: peers of 2014 hardly did.
         with_seqnos: replies to changes carry (vb_uuid, seqno), after HELLO.
         with_lock_errors: locked keys get their own status instead of temporary failure.
     """
@@ -87,6 +88,7 @@ class BinarySession(Conversation):
         "bucket",
         "by_key",
         "datatypes",
+        "greeted",
         "stats",
         "with_lock_errors",
         "with_seqnos",
@@ -100,6 +102,7 @@ class BinarySession(Conversation):
         self._max_store_body_bytes = services.most_value_bytes(0) + STORE_EXTRAS.size
         self.by_key = by_key
         self.datatypes = 0
+        self.greeted = False
         self.with_seqnos = False
         self.with_lock_errors = False
 
@@ -186,12 +189,15 @@ class BinarySession(Conversation):
                 wanted = -used
                 break
             position += used
-            if self._waiting or self.closing:
+            if self._waiting or self.closing or self.successor is not None:
                 break
             max_body, unlocked = self._short_ways()  # it may have been a HELLO, or a lock
         self._unsent = unsent
         self._running = self._fetch_failed = False
         self._count(hits, misses, sets, refused)
+        if self.successor is not None:
+            self._hand_over(data[position:])
+            return
         self._halted()
         if position < len(data) and not self.closing:
             self._keep(data[position:] if position else data, wanted)
@@ -272,10 +278,27 @@ class BinarySession(Conversation):
                 return True
             self._fetch(missing)
             return False
+        except OutOfPlace as error:
+            self._close(str(error))
         except REFUSALS as error:
             self._refuse(request.opcode, request.opaque, error)
         self._fetch_failed = False
         return True
+
+    def open_upr(self, opening: Request, flags: int) -> None:
+        """Answer an OPEN and let a `UprSession` carry the conversation on."""
+        from uprmc.kv.upr_session import UprSession  # it is one of us, with more
+
+        self.successor = UprSession(self, self._wake, opening, flags)
+        self.reply(opening)
+
+    def _hand_over(self, rest: bytes) -> None:
+        """Give replies and input to the successor."""
+        successor = self.successor
+        assert isinstance(successor, Conversation)
+        successor.inherit(self._out, self._unsent)
+        self._out, self._unsent = [], 0
+        successor.receive_data(rest)
 
     def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
         if request.opcode in STORE_OPCODES:
@@ -401,6 +424,14 @@ class BinarySession(Conversation):
     def suspend(self) -> Callable[[], None]:
         """Let the commands behind this one wait; returns what ends that."""
         return self._suspend()
+
+    def wait(self, pending: Pending) -> None:
+        """Let the commands behind this one wait until `pending` calls `resume`."""
+        self._wait(pending)
+
+    def resume(self) -> None:
+        """End a `wait`."""
+        self._resume()
 
     def close(self) -> None:
         """Hang up after what has been answered."""

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from uprmc.kv.binary_commands import CLIENT_COMMANDS, Handler
 from uprmc.kv.compaction_commands import COMPACTION_COMMANDS
+from uprmc.kv.lease_commands import LEASE_COMMANDS
 from uprmc.kv.metadata_commands import METADATA_COMMANDS
+from uprmc.kv.node_commands import NODE_COMMANDS
+from uprmc.kv.upr_commands import UPR_COMMANDS
 from uprmc.kv.vbucket_commands import VBUCKET_COMMANDS
 from uprmc.protocol.opcodes import QUIET
 
 _LOUD: dict[int, Handler] = {
     **CLIENT_COMMANDS,
     **VBUCKET_COMMANDS,
+    **NODE_COMMANDS,
     **METADATA_COMMANDS,
     **COMPACTION_COMMANDS,
+    **UPR_COMMANDS,
+    **LEASE_COMMANDS,
 }
 
 #: Opcode -> command. SET and GET come here only when the session's short way does not apply.

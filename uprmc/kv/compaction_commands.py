@@ -1,10 +1,33 @@
-"""COMPACT_DB.
+"""COMPACT_DB: drop tombstones of a vBucket for good, and answer when they are off the disk.
 
 Source: UPR reference, section 6.
 """
 
 from __future__ import annotations
 
-from uprmc.kv.binary_commands import Handler
+from typing import TYPE_CHECKING
 
-COMPACTION_COMMANDS: dict[int, Handler] = {}
+from uprmc.engine.compaction import PurgeRule
+from uprmc.protocol.management import COMPACT_EXTRAS
+from uprmc.protocol.opcodes import Opcode, Status
+
+if TYPE_CHECKING:
+    from uprmc.kv.binary_commands import Handler, Request
+    from uprmc.kv.binary_session import BinarySession
+
+
+def compact(session: BinarySession, request: Request) -> None:
+    """Drop what the request names; temporary failure when it was given up on the way."""
+    session.services.control.check_token(request.cas)
+    before_s, upto_seqno, drop_deletes, _ = COMPACT_EXTRAS.unpack(request.extras)
+
+    def answer(ok: bool) -> None:
+        session.reply(request, Status.SUCCESS if ok else Status.TEMPORARY_FAILURE)
+        resume()
+
+    rule = PurgeRule(before_s, upto_seqno, bool(drop_deletes))
+    session.bucket.compact(request.number, rule, answer)
+    resume = session.suspend()
+
+
+COMPACTION_COMMANDS: dict[int, Handler] = {Opcode.COMPACT_DB: compact}

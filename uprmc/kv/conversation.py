@@ -17,10 +17,21 @@ Subclasses implement `_run`: carry out commands from the given bytes, hand back 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from uprmc.errors import NotResident
 from uprmc.kv.services import Services
 from uprmc.ports import Session
+
+
+class Pending(Protocol):
+    """A command that waits for something that may never come."""
+
+    def tick(self, now: float) -> None:
+        """Learn the monotonic time in seconds, about once a second; give up some time."""
+
+    def abandon(self) -> None:
+        """The peer is gone: let go of the session."""
 
 
 class Conversation:
@@ -34,6 +45,7 @@ class Conversation:
         "_lost",
         "_max_unsent",
         "_out",
+        "_pending",
         "_running",
         "_services",
         "_unsent",
@@ -59,6 +71,7 @@ class Conversation:
         self._wanted = 1
         self._discard = 0
         self._waiting = False
+        self._pending: Pending | None = None
         self._running = False
         self._fetch_failed = False
         self._lost = False
@@ -73,7 +86,9 @@ class Conversation:
             self._run(data)
 
     def tick(self, now: float) -> None:
-        """Nothing happens by itself in a conversation that the client leads."""
+        """Tell the time to the command that waits; nothing else happens by itself."""
+        if self._pending is not None:
+            self._pending.tick(now)
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """Return reply pieces; see `ports.Session`."""
@@ -89,8 +104,16 @@ class Conversation:
     def connection_lost(self) -> None:
         """Let go of everything; what still arrives for this peer is dropped."""
         self._lost = self.closing = True
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.abandon()
         self._out, self._chunks = [], []
         self._unsent = self._held = 0
+
+    def inherit(self, replies: list[bytes], unsent: int) -> None:
+        """Take over what the session before this one has not sent yet."""
+        self._out = replies
+        self._unsent = unsent
 
     # --- for subclasses -------------------------------------------------------------------------
 
@@ -132,6 +155,11 @@ class Conversation:
         """Stop after the present command; returns what resumes (call it once, any time)."""
         self._waiting = True
         return self._resume
+
+    def _wait(self, pending: Pending) -> None:
+        """Stop after the present command until `pending`, which may give up, calls `_resume`."""
+        self._waiting = True
+        self._pending = pending
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -180,6 +208,7 @@ class Conversation:
 
     def _resume(self) -> None:
         self._waiting = False
+        self._pending = None
         if self._lost or self._running:
             return
         if self._unsent <= self._max_unsent:

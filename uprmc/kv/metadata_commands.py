@@ -5,6 +5,186 @@ Source: UPR reference, section 6; systems reference (b) for conflict resolution.
 
 from __future__ import annotations
 
-from uprmc.kv.binary_commands import Handler
+from typing import TYPE_CHECKING
 
-METADATA_COMMANDS: dict[int, Handler] = {}
+from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.vbucket import StoreMode, VBucket
+from uprmc.engine.with_meta import Demand, accept_version
+from uprmc.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TooLarge
+from uprmc.kv.binary_commands import Handler, Request
+from uprmc.model import Item, Life
+from uprmc.protocol.management import (
+    GET_META_DATATYPE_REPLY_EXTRAS,
+    GET_META_EXTRAS,
+    GET_META_REPLY_EXTRAS,
+    RETURN_META_EXTRAS,
+    RETURN_META_REPLY_EXTRAS,
+    ReturnMetaKind,
+    WithMetaOption,
+    decode_extended_meta,
+    decode_with_meta,
+)
+from uprmc.protocol.opcodes import QUIET, Opcode
+
+if TYPE_CHECKING:
+    from uprmc.kv.binary_session import BinarySession
+
+_PLAIN_META = 1
+_WITH_DATATYPE = 2
+
+_OPTIONS = sum(WithMetaOption)
+
+#: What 0x01 meant in 2014, when it was the only option.
+_SKIP_CONFLICT_RESOLUTION_2014 = 0x01
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def get_meta(session: BinarySession, request: Request) -> None:
+    """Answer a document's metadata, or its tombstone's; an expired document counts as deleted."""
+    version = GET_META_EXTRAS.unpack(request.extras)[0] if request.extras else _PLAIN_META
+    if version not in (_PLAIN_META, _WITH_DATATYPE):
+        raise InvalidArguments(f"version {version} of metadata")
+    vbucket = session.locate(request)
+    item = _newest(session, vbucket, request.key)
+    session.stats.ops_get_meta += 1
+    if item is None:
+        session.miss(request, with_key=False)
+        return
+    expired = 0 < item.expiry <= session.now()
+    fields = (bool(item.life) or expired, item.flags, item.expiry, item.rev)
+    if version == _WITH_DATATYPE:
+        extras = GET_META_DATATYPE_REPLY_EXTRAS.pack(*fields, item.datatype)
+    else:
+        extras = GET_META_REPLY_EXTRAS.pack(*fields)
+    session.reply(request, extras=extras, cas=vbucket.visible_cas(item))
+
+
+def _newest(session: BinarySession, vbucket: VBucket, key: bytes) -> Item | None:
+    """Return the newest version of a key, a tombstone that is only on disk included."""
+    item = vbucket.metadata(key)
+    if item is None and vbucket.max_deleted_rev:
+        return session.bucket.fetcher.tombstone(vbucket, key)
+    return item
+
+
+# --- versions made elsewhere --------------------------------------------------------------------
+
+
+def store_with_meta(session: BinarySession, request: Request) -> None:
+    """Carry out set and add with metadata."""
+    loud = QUIET.get(request.opcode, request.opcode)
+    _accept(session, request, Life.LIVE, add=loud == Opcode.ADD_WITH_META)
+
+
+def delete_with_meta(session: BinarySession, request: Request) -> None:
+    """Carry out delete with metadata; makes a tombstone where there was nothing."""
+    _accept(session, request, Life.DELETED)
+
+
+def _accept(session: BinarySession, request: Request, life: Life, *, add: bool = False) -> None:
+    meta = decode_with_meta(request.extras)
+    value = _without_extended_meta(request.value, meta.nmeta)
+    if life and value:
+        raise RemoteProtocolError("a deletion with a value")
+    if session.exceeds_item_limit(len(request.key), len(value)):
+        raise TooLarge(request.key)
+    options = _options(meta.options, greeted=session.greeted)
+    if options & WithMetaOption.IS_EXPIRATION:
+        if not life:
+            raise InvalidArguments("a document that is an expiration")
+        life = Life.EXPIRED
+    vbucket = session.locate(request)
+    version = Item(
+        request.key,
+        None if life else value,
+        meta.flags,
+        meta.exptime,
+        meta.cas,
+        0,
+        meta.rev,
+        0 if life else request.datatype & session.datatypes,
+        life,
+    )
+    demand = Demand(
+        request.cas,
+        add,
+        skip_conflicts=bool(options & WithMetaOption.SKIP_CONFLICT_RESOLUTION),
+        regenerate_cas=bool(options & WithMetaOption.REGENERATE_CAS),
+    )
+    session.changed(request, vbucket, accept_version(session.bucket, vbucket, version, demand))
+
+
+def _options(bits: int, *, greeted: bool) -> WithMetaOption:
+    """Return option bits in today's meaning.
+
+    A peer that has said HELLO is of today. One that has not may be of 2014: its 0x01 is our 0x08.
+    Today's 0x01 and 0x02 ask to be accepted by a bucket that would refuse; this one does not.
+    """
+    if bits & ~_OPTIONS:
+        raise InvalidArguments(f"options {bits:#x}")
+    options = WithMetaOption(bits)
+    if not greeted and bits & _SKIP_CONFLICT_RESOLUTION_2014:
+        options |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
+    if options & WithMetaOption.REGENERATE_CAS and not (
+        options & WithMetaOption.SKIP_CONFLICT_RESOLUTION
+    ):
+        raise InvalidArguments("a new CAS for a version that conflicts are resolved by")
+    return options
+
+
+def _without_extended_meta(value: bytes, nmeta: int) -> bytes:
+    """Return the value before the extended metadata, which must be in order and is not used."""
+    if not nmeta:
+        return value
+    if nmeta > len(value):
+        raise RemoteProtocolError(f"{nmeta} bytes of metadata in a value of {len(value)}")
+    middle = len(value) - nmeta
+    decode_extended_meta(value[middle:])
+    return value[:middle]
+
+
+# --- changes that tell their metadata -----------------------------------------------------------
+
+
+def return_meta(session: BinarySession, request: Request) -> None:
+    """Set, add or delete as clients do, and answer the metadata of what that made."""
+    kind, flags, exptime = RETURN_META_EXTRAS.unpack(request.extras)
+    vbucket = session.locate(request)
+    stats = session.stats
+    if kind == ReturnMetaKind.DELETE:
+        try:
+            item = vbucket.delete(request.key, request.cas)
+        except KeyNotFound:
+            stats.delete_misses += 1
+            raise
+        stats.delete_hits += 1
+        stats.ops_del_ret_meta += 1
+    elif kind in (ReturnMetaKind.SET, ReturnMetaKind.ADD):
+        if session.exceeds_item_limit(len(request.key), len(request.value)):
+            raise TooLarge(request.key)
+        stats.cmd_set += 1
+        item = vbucket.store(
+            request.key,
+            request.value,
+            flags,
+            absolute_expiry(exptime, session.now()),
+            request.cas,
+            request.datatype & session.datatypes,
+            StoreMode.ADD if kind == ReturnMetaKind.ADD else StoreMode.SET,
+        )
+        stats.total_items += 1
+        stats.ops_set_ret_meta += 1
+    else:
+        raise InvalidArguments(f"{kind} is neither set, add nor delete")
+    extras = RETURN_META_REPLY_EXTRAS.pack(item.flags, item.expiry, item.rev)
+    session.reply(request, extras=extras, cas=item.cas)
+
+
+METADATA_COMMANDS: dict[int, Handler] = {
+    Opcode.GET_META: get_meta,
+    Opcode.SET_WITH_META: store_with_meta,
+    Opcode.ADD_WITH_META: store_with_meta,
+    Opcode.DEL_WITH_META: delete_with_meta,
+    Opcode.RETURN_META: return_meta,
+}

@@ -19,11 +19,13 @@ from uprmc.errors import (
     NotLocked,
     NotMyVBucket,
     NotStored,
+    NotSupported,
     OutOfMemory,
     RangeExceeded,
     RemoteProtocolError,
     TemporaryFailure,
     TooLarge,
+    UnknownCommand,
 )
 from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
 
@@ -37,6 +39,8 @@ _STATUSES: dict[type[Exception], Status] = {
     TemporaryFailure: Status.TEMPORARY_FAILURE,
     OutOfMemory: Status.OUT_OF_MEMORY,
     InvalidArguments: Status.INVALID_ARGUMENTS,
+    UnknownCommand: Status.UNKNOWN_COMMAND,
+    NotSupported: Status.NOT_SUPPORTED,
     RangeExceeded: Status.RANGE_ERROR,
     RemoteProtocolError: Status.INVALID_ARGUMENTS,
 }

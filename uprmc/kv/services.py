@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from uprmc.config import KvSettings
 from uprmc.engine.bucket import Bucket
+from uprmc.kv.control import Control
+from uprmc.upr.hub import Hub
 
 #: One group of statistics: (name, value) in the order shown.
 StatGroup = list[tuple[str, str]]
@@ -30,6 +32,8 @@ class Services:
         set_verbosity: how much to log, 0 to 2.
         report_misuse: called with a short reason when a peer breaks the protocol so that its
             connection ends; counts and logs it, once per connection.
+        upr: what UPR connections share.
+        control: what managers have set.
     """
 
     bucket: Bucket
@@ -39,6 +43,8 @@ class Services:
     reset_stats: Callable[[], None]
     set_verbosity: Callable[[int], None]
     report_misuse: Callable[[str], None]
+    upr: Hub
+    control: Control = field(default_factory=Control)
 
     def most_value_bytes(self, key_bytes: int) -> int:
         """Return how long the value of a key of this length may be."""

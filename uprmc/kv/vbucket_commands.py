@@ -1,10 +1,303 @@
-"""Commands that look after vBuckets and the node: states, persistence, settings, cluster map.
+"""Commands that look after vBuckets: their states, their order, what of them is in memory.
+
+States may be read and changed while clients are shut out; only during warm-up, when a node does not
+know yet what it has, it asks for patience. What brings documents or keys needs open doors.
 
 Source: UPR reference, section 6.
 """
 
 from __future__ import annotations
 
-from uprmc.kv.binary_commands import Handler
+from collections.abc import Iterator
+from heapq import nsmallest
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
-VBUCKET_COMMANDS: dict[int, Handler] = {}
+from uprmc.engine.failover_log import last_complete_seqno
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import (
+    CommandError,
+    InvalidArguments,
+    NotMyVBucket,
+    NotResident,
+    RemoteProtocolError,
+    TemporaryFailure,
+)
+from uprmc.kv.cluster_map import json_object
+from uprmc.kv.seqno_wait import SeqnoWait
+from uprmc.model import Item, VBucketState
+from uprmc.protocol.binary import GET_REPLY_EXTRAS
+from uprmc.protocol.management import (
+    COLLECTION_SEQNOS_EXTRAS,
+    GET_KEYS_EXTRAS,
+    GET_VBUCKET_REPLY,
+    SEQNO_PERSISTENCE_EXTRAS,
+    SET_VBUCKET_SHORT_EXTRAS,
+    VBUCKET_SEQNOS_EXTRAS,
+    decode_vbucket_state,
+    encode_keys,
+    encode_vbucket_seqnos,
+)
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr import encode_failover_log
+
+if TYPE_CHECKING:
+    from uprmc.engine.bucket import Bucket
+    from uprmc.kv.binary_commands import Handler, Request
+    from uprmc.kv.binary_session import BinarySession
+
+#: What DEL_VBUCKET's value may say; either way the answer says that it is done.
+_DELETE_WAITS = (b"", b"async=0")
+
+#: GET_ALL_VB_SEQNOS without a state: those that hold something.
+_ALL_STATES = 0
+_LIVING = frozenset({VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING})
+
+#: The collection that a server without collections has.
+_DEFAULT_COLLECTION = 0
+
+#: GET_KEYS without a number.
+_KEYS_DEFAULT = 1_000
+
+#: A random document is one of so many of a random vBucket; finding a later one takes longer.
+_RANDOM_DEPTH = 1_000
+
+
+# --- states -------------------------------------------------------------------------------------
+
+
+def set_vbucket(session: BinarySession, request: Request) -> None:
+    """Put a vBucket into a state, making it if there is none."""
+    session.services.control.check_token(request.cas)
+    if len(request.extras) == SET_VBUCKET_SHORT_EXTRAS.size and request.value:
+        json_object(request.value)  # what it says about other nodes is of no use here
+    state = decode_vbucket_state(request.extras, request.value)
+    _warm(session.bucket).set_state(request.number, state)
+    session.reply(request)
+
+
+def get_vbucket(session: BinarySession, request: Request) -> None:
+    """Answer a vBucket's state. An old client has the number as text in the key."""
+    number = _number_in(request.key) if request.key else request.number
+    state = _vbucket(session.bucket, number).state
+    session.reply(request, value=GET_VBUCKET_REPLY.pack(state))
+
+
+def _number_in(key: bytes) -> int:
+    if not key.isdigit():
+        raise InvalidArguments(f"{key!r} is no vBucket's number")
+    return int(key)
+
+
+def delete_vbucket(session: BinarySession, request: Request) -> None:
+    """Remove a dead vBucket; the answer says that it is gone from disk too."""
+    session.services.control.check_token(request.cas)
+    if request.value not in _DELETE_WAITS:
+        raise RemoteProtocolError(f"a deletion says {request.value!r}")
+    bucket = _warm(session.bucket)
+    resume = session.suspend()
+
+    def answer(ok: bool) -> None:
+        session.reply(request, Status.SUCCESS if ok else Status.TEMPORARY_FAILURE)
+        resume()
+
+    try:
+        bucket.remove(request.number, answer)
+    except CommandError:
+        resume()
+        raise
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+def all_seqnos(session: BinarySession, request: Request) -> None:
+    """Answer how far each vBucket has come; of those that are not active, what is complete."""
+    states = _states_asked(request.extras)
+    vbuckets = sorted(_warm(session.bucket).vbuckets.items())
+    seqnos = [(number, _safe_seqno(each)) for number, each in vbuckets if each.state in states]
+    session.reply(request, value=encode_vbucket_seqnos(seqnos))
+
+
+def _states_asked(extras: bytes) -> frozenset[VBucketState]:
+    state, collection = _ALL_STATES, _DEFAULT_COLLECTION
+    if len(extras) == COLLECTION_SEQNOS_EXTRAS.size:
+        state, collection = COLLECTION_SEQNOS_EXTRAS.unpack(extras)
+    elif extras:
+        (state,) = VBUCKET_SEQNOS_EXTRAS.unpack(extras)
+    if collection != _DEFAULT_COLLECTION:
+        raise InvalidArguments(f"there is no collection {collection}")
+    if state == _ALL_STATES:
+        return _LIVING
+    try:
+        return frozenset({VBucketState(state)})
+    except ValueError:
+        raise InvalidArguments(f"no state has the number {state}") from None
+
+
+def _safe_seqno(vbucket: VBucket) -> int:
+    if vbucket.state == VBucketState.ACTIVE:
+        return vbucket.high_seqno
+    return last_complete_seqno(vbucket.high_seqno, vbucket.snapshot)
+
+
+def failover_log(session: BinarySession, request: Request) -> None:
+    """Answer a vBucket's failover log, whatever its state."""
+    log = _vbucket(session.bucket, request.number).failover_log
+    session.reply(request, value=encode_failover_log(log))
+
+
+def seqno_persistence(session: BinarySession, request: Request) -> None:
+    """Answer when everything up to a seqno is on disk, or that it took too long."""
+    (seqno,) = SEQNO_PERSISTENCE_EXTRAS.unpack(request.extras)
+    vbucket = _warm(session.bucket).vbuckets.get(request.number)
+    if vbucket is None:
+        raise NotMyVBucket(request.number)
+    if session.bucket.flusher.durable_seqno(vbucket) >= seqno:
+        session.reply(request)
+        return
+    wait = SeqnoWait(session, request, vbucket, seqno)
+    session.wait(wait)
+    wait.look()
+
+
+# --- documents ----------------------------------------------------------------------------------
+
+
+def get_replica(session: BinarySession, request: Request) -> None:
+    """Answer a replica's version of a document; an expired one is a miss and stays as it is."""
+    bucket = session.bucket
+    if not bucket.traffic:
+        raise TemporaryFailure("clients are shut out")
+    vbucket = bucket.vbuckets.get(request.number)
+    if vbucket is None or vbucket.state != VBucketState.REPLICA:
+        raise NotMyVBucket(request.number)
+    item = vbucket.metadata(request.key)
+    if item is None or not _is_live(item, session.now()):
+        session.reply(request, Status.KEY_NOT_FOUND)
+        return
+    if item.value is None:
+        raise NotResident(vbucket.id, (request.key,))
+    item.nru = 0
+    _send_document(session, request, item, item.cas)
+
+
+def evict_key(session: BinarySession, request: Request) -> None:
+    """Leave a document's value to the disk, if it is there."""
+    vbucket = session.locate(request)
+    item = vbucket.find(request.key)
+    if item is None:
+        session.reply(request, Status.KEY_NOT_FOUND, value=b"Not found.")
+    elif item.value is None:
+        session.reply(request, value=b"Already ejected.")
+    elif item.seqno > vbucket.persisted_seqno:
+        session.reply(request, Status.KEY_EXISTS, value=b"Can't eject: Dirty object.")
+    else:
+        vbucket.eject(item)
+        session.stats.value_ejects += 1
+        session.reply(request, value=b"Ejected.")
+
+
+def get_keys(session: BinarySession, request: Request) -> None:
+    """Answer a vBucket's keys in order, from the one given on."""
+    vbucket = session.locate(request)
+    count = GET_KEYS_EXTRAS.unpack(request.extras)[0] if request.extras else _KEYS_DEFAULT
+    count = min(count, session.services.settings.max_listed_keys)
+    first, now = request.key, session.now()
+    keys = (
+        item.key for item in vbucket.table.values() if item.key >= first and _is_live(item, now)
+    )
+    session.reply(request, value=encode_keys(nsmallest(count, keys)))
+
+
+def random_key(session: BinarySession, request: Request) -> None:
+    """Answer any document."""
+    bucket = session.bucket
+    if not bucket.traffic:
+        raise TemporaryFailure("clients are shut out")
+    chosen = _any_document(bucket, session.now())
+    if chosen is None:
+        session.reply(request, Status.KEY_NOT_FOUND)
+        return
+    vbucket, item = chosen
+    if item.value is not None:
+        _send_document(session, request, item, vbucket.visible_cas(item))
+        return
+    resume = session.suspend()  # not `NotResident`: the command run again would choose again
+
+    def answer(_ok: bool) -> None:
+        found = vbucket.metadata(item.key)
+        if found is None or found.value is None:
+            session.reply(request, Status.TEMPORARY_FAILURE)
+        else:
+            _send_document(session, request, found, vbucket.visible_cas(found))
+        resume()
+
+    bucket.fetcher.want([(vbucket.id, item.key)], answer)
+
+
+def _any_document(bucket: Bucket, now: float) -> tuple[VBucket, Item] | None:
+    filled = [vbucket for vbucket in bucket.active.values() if vbucket.item_count]
+    if not filled:
+        return None
+    number, start = divmod(bucket.entropy.uuid48(), len(filled))
+    for vbucket in filled[start:] + filled[:start]:
+        for item in _from(vbucket, number % min(len(vbucket.table), _RANDOM_DEPTH)):
+            if _is_live(item, now):
+                return vbucket, item
+    return None
+
+
+def _from(vbucket: VBucket, depth: int) -> Iterator[Item]:
+    """Yield every item once, beginning at the one in that place."""
+    items = vbucket.table.values()
+    return chain(islice(items, depth, None), islice(items, depth))
+
+
+def _is_live(item: Item, now: float) -> bool:
+    return not item.life and not (item.expiry and item.expiry <= now)
+
+
+def _send_document(session: BinarySession, request: Request, item: Item, cas: int) -> None:
+    assert item.value is not None
+    session.reply(
+        request,
+        extras=GET_REPLY_EXTRAS.pack(item.flags),
+        key=item.key,
+        value=item.value,
+        cas=cas,
+        datatype=item.datatype,
+    )
+
+
+# --- where --------------------------------------------------------------------------------------
+
+
+def _warm(bucket: Bucket) -> Bucket:
+    """Return the bucket if it knows already what it has."""
+    if not bucket.warm:
+        raise TemporaryFailure("warming up")
+    return bucket
+
+
+def _vbucket(bucket: Bucket, number: int) -> VBucket:
+    """Return a vBucket in any state; during warm-up an absent one may yet turn up."""
+    vbucket = bucket.vbuckets.get(number)
+    if vbucket is None:
+        _warm(bucket)
+        raise NotMyVBucket(number)
+    return vbucket
+
+
+VBUCKET_COMMANDS: dict[int, Handler] = {
+    Opcode.SET_VBUCKET: set_vbucket,
+    Opcode.GET_VBUCKET: get_vbucket,
+    Opcode.DEL_VBUCKET: delete_vbucket,
+    Opcode.GET_ALL_VB_SEQNOS: all_seqnos,
+    Opcode.GET_FAILOVER_LOG: failover_log,
+    Opcode.SEQNO_PERSISTENCE: seqno_persistence,
+    Opcode.GET_REPLICA: get_replica,
+    Opcode.EVICT_KEY: evict_key,
+    Opcode.GET_KEYS: get_keys,
+    Opcode.GET_RANDOM_KEY: random_key,
+}

@@ -9,6 +9,7 @@ Source: memcached reference, sections 2.2, 2.3 and 2.7; UPR reference, sections 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -123,6 +124,10 @@ ObserveReply = Layout(
     "entries" / GreedyRange(Layout(*_OBSERVED_KEY, "state" / Int8ub, "cas" / Int64ub)), Terminated
 )
 
+#: The fixed parts of both, since one request may name thousands of keys.
+OBSERVED_KEY_HEAD = derive(Layout("vbucket" / Int16ub, "key_length" / Int16ub))
+OBSERVED_STATE = derive(Layout("state" / Int8ub, "cas" / Int64ub))
+
 #: Value of HELLO and of its reply: feature numbers.
 HelloValue = Layout("entries" / GreedyRange(Int16ub), Terminated)
 
@@ -143,9 +148,23 @@ class KeyObservation(NamedTuple):
     cas: int
 
 
-def decode_observe_request(value: bytes) -> list[ObservedKey]:
-    """Return the keys that OBSERVE asks for; raises `RemoteProtocolError` on a torn entry."""
-    return [ObservedKey(entry.vbucket, entry.key) for entry in _parsed(ObserveRequest, value)]
+def decode_observe_request(value: bytes, limit: int = 10_000) -> list[ObservedKey]:
+    """Return the keys that OBSERVE asks for.
+
+    Raises:
+        RemoteProtocolError: a torn entry, or more than `limit` of them.
+    """
+    found: list[ObservedKey] = []
+    position, end = 0, len(value)
+    while position < end:
+        if end - position < OBSERVED_KEY_HEAD.size or len(found) == limit:
+            raise RemoteProtocolError(f"a value of {end} bytes is torn or names too many keys")
+        vbucket, length = OBSERVED_KEY_HEAD.unpack_from(value, position)
+        position += OBSERVED_KEY_HEAD.size + length
+        if position > end:
+            raise RemoteProtocolError(f"a value of {end} bytes is torn")
+        found.append(ObservedKey(vbucket, value[position - length : position]))
+    return found
 
 
 def encode_observe_request(keys: Iterable[ObservedKey]) -> bytes:
@@ -163,7 +182,17 @@ def decode_observe_reply(value: bytes) -> list[KeyObservation]:
 
 def encode_observe_reply(observations: Iterable[KeyObservation]) -> bytes:
     """Return the value of OBSERVE's reply; raises `LocalProtocolError` when a number is too big."""
-    return _built(ObserveReply, [each._asdict() for each in observations])
+    pieces: list[bytes] = []
+    try:
+        for vbucket, key, state, cas in observations:
+            pieces += (
+                OBSERVED_KEY_HEAD.pack(vbucket, len(key)),
+                key,
+                OBSERVED_STATE.pack(state, cas),
+            )
+    except struct.error as error:
+        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
+    return b"".join(pieces)
 
 
 def decode_hello(value: bytes) -> list[int]:

@@ -3,7 +3,7 @@
 Numbers are the wire's. They are `IntEnum` members, so they index tables and compare with the plain
 integers that come out of a header without a conversion.
 
-Source: memcached reference, sections 2.1 to 2.4; UPR reference, sections 1.2, 2.13 and 6.
+Source: memcached reference, sections 2.1 to 2.4; UPR reference, sections 1.2, 2, 6 and 7.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class MarkerFlag(IntFlag):
 
 
 class EndReason(IntEnum):
-    """Why a stream ended."""
+    """Why a stream ended. `TOO_SLOW` and those after it mean something to peers of today only."""
 
     OK = 0
     CLOSED = 1
@@ -249,6 +249,8 @@ class EndReason(IntEnum):
     TOO_SLOW = 4
     BACKFILL_FAILED = 5
     ROLLBACK = 6
+    FILTER_EMPTY = 7
+    LOST_PRIVILEGES = 8
 
 
 class Feature(IntEnum):

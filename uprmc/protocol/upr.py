@@ -10,6 +10,7 @@ Source: UPR reference, section 2.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -75,10 +76,9 @@ RollbackValue = Layout("seqno" / Int64ub)
 ROLLBACK_VALUE = derive(RollbackValue)
 
 #: Value of the reply SUCCESS and of the reply to GET_FAILOVER_LOG: entries, newest first.
-FailoverLogValue = Layout(
-    "entries" / GreedyRange(Layout("uuid" / Int64ub, "seqno" / Int64ub)), Terminated
-)
-FAILOVER_ENTRY = derive(Layout("uuid" / Int64ub, "seqno" / Int64ub))
+_FAILOVER_ENTRY = Layout("uuid" / Int64ub, "seqno" / Int64ub)
+FailoverLogValue = Layout("entries" / GreedyRange(_FAILOVER_ENTRY), Terminated)
+FAILOVER_ENTRY = derive(_FAILOVER_ENTRY)
 
 #: Extras of BUFFER_ACK.
 BufferAckExtras = Layout("bytes" / Int32ub)
@@ -198,16 +198,12 @@ class StreamRequest(NamedTuple):
     snapshot_end: int
 
     def encode(self) -> bytes:
-        """Return the extras of the 3.0 form."""
-        return STREAM_REQUEST_EXTRAS.pack(
-            self.flags,
-            0,
-            self.start_seqno,
-            self.end_seqno,
-            self.uuid,
-            self.snapshot_start,
-            self.snapshot_end,
-        )
+        """Return the extras of the 3.0 form; raises `LocalProtocolError` above 64 bits."""
+        flags, *rest = self
+        try:
+            return STREAM_REQUEST_EXTRAS.pack(flags, 0, *rest)
+        except struct.error as error:
+            raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
 
 
 def decode_stream_request(extras: bytes) -> StreamRequest:

@@ -10,7 +10,9 @@ decision 12.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
+from struct import Struct
 from typing import Any, NamedTuple
 
 from construct import (
@@ -73,20 +75,18 @@ LEASE_GRANT_EXTRAS = derive(LeaseGrantExtras)
 
 #: Value of LEASE_ACQUIRE.
 LeaseAcquireValue = Layout("entries" / GreedyRange(Int16ub), Terminated)
+LEASE_VBUCKET = derive(Layout("vbucket" / Int16ub))
+
+_LEASED = Layout(
+    "vbucket" / Int16ub,
+    "uuid" / Int64ub,
+    "high_seqno" / Int64ub,
+    "purge_seqno" / Int64ub,
+)
+LEASED_VBUCKET = derive(_LEASED)
 
 #: Value of its reply: what the lease holds of each vBucket, by number.
-LeaseGrantValue = Layout(
-    "entries"
-    / GreedyRange(
-        Layout(
-            "vbucket" / Int16ub,
-            "uuid" / Int64ub,
-            "high_seqno" / Int64ub,
-            "purge_seqno" / Int64ub,
-        )
-    ),
-    Terminated,
-)
+LeaseGrantValue = Layout("entries" / GreedyRange(_LEASED), Terminated)
 
 
 class LeasedVBucket(NamedTuple):
@@ -105,27 +105,24 @@ def encode_lease_vbuckets(vbuckets: Iterable[int]) -> bytes:
 
 def decode_lease_vbuckets(value: bytes) -> list[int]:
     """Read the value of LEASE_ACQUIRE; raises `RemoteProtocolError` on an odd length."""
-    return [int(number) for number in _parsed(LeaseAcquireValue, value)]
+    return [number for (number,) in _entries(LEASE_VBUCKET, value)]
 
 
 def encode_lease_grant(leased: Iterable[LeasedVBucket]) -> bytes:
-    """Return the value of the reply to LEASE_ACQUIRE."""
+    """Return the value of the reply to LEASE_ACQUIRE; raises `LocalProtocolError`."""
     return _built(LeaseGrantValue, [each._asdict() for each in leased])
 
 
 def decode_lease_grant(value: bytes) -> list[LeasedVBucket]:
     """Read the value of the reply to LEASE_ACQUIRE; raises `RemoteProtocolError`."""
-    return [
-        LeasedVBucket(each.vbucket, each.uuid, each.high_seqno, each.purge_seqno)
-        for each in _parsed(LeaseGrantValue, value)
-    ]
+    return [LeasedVBucket(*entry) for entry in _entries(LEASED_VBUCKET, value)]
 
 
-def _parsed(layout: Layout, value: bytes) -> Any:
-    try:
-        return layout.parse(value).entries
-    except ConstructError as error:
-        raise RemoteProtocolError(f"a value of {len(value)} bytes is malformed: {error}") from None
+def _entries(entry: Struct, value: bytes) -> Iterable[tuple[int, ...]]:
+    """Read a value with `struct`: it may name more vBuckets than construct reads in a turn."""
+    if len(value) % entry.size:
+        raise RemoteProtocolError(f"a value of {len(value)} bytes is malformed: {entry.size} each")
+    return entry.iter_unpack(value)
 
 
 def _built(layout: Layout, entries: list[Any]) -> bytes:
@@ -137,6 +134,12 @@ def _built(layout: Layout, entries: list[Any]) -> bytes:
 
 
 # --- the value of a stream request --------------------------------------------------------------
+
+
+#: Longest value of a stream request: it is parsed in one turn, and 100 known versions fit easily.
+STREAM_OPTIONS_MAX_BYTES = 16_384
+
+_HEX_ID = re.compile(r"[0-9a-fA-F]{16}")
 
 
 class StreamOptions(NamedTuple):
@@ -155,25 +158,35 @@ class StreamOptions(NamedTuple):
 
 
 def encode_stream_options(options: StreamOptions) -> bytes:
-    """Return options as a stream request's value, ``b""`` when they say nothing."""
+    """Return options as a stream request's value, ``b""`` when they say nothing.
+
+    Raises:
+        LocalProtocolError: an id or a seqno of more than 64 bits.
+    """
     document: dict[str, Any] = {}
     if options.known_versions:
         document["known_versions"] = [
-            {"id": f"{entry.uuid:016x}", "seq": entry.seqno} for entry in options.known_versions
+            {"id": _hex_text(entry.uuid), "seq": _fitting(entry.seqno)}
+            for entry in options.known_versions
         ]
     if not options.whole_log:
         document["log"] = "current"
     if options.lease:
-        document["lease"] = f"{options.lease:016x}"
+        document["lease"] = _hex_text(options.lease)
     return json.dumps(document, separators=(",", ":")).encode() if document else b""
 
 
 def decode_stream_options(value: bytes) -> StreamOptions:
-    """Read a stream request's value.
+    """Read a stream request's value; an empty one says nothing.
 
     Raises:
-        RemoteProtocolError: no JSON object, a name nobody knows, or a value of the wrong kind.
+        RemoteProtocolError: too long, no JSON object, a name nobody knows, or a value of the wrong
+            kind.
     """
+    if not value:
+        return StreamOptions()
+    if len(value) > STREAM_OPTIONS_MAX_BYTES:
+        raise RemoteProtocolError(f"the value of a stream request has {len(value)} bytes")
     try:
         document = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -184,6 +197,8 @@ def decode_stream_options(value: bytes) -> StreamOptions:
     if log not in ("full", "current"):
         raise RemoteProtocolError(f"log is 'full' or 'current', not {log!r}")
     lease = _hex_number(document["lease"]) if "lease" in document else 0
+    if "lease" in document and not lease:
+        raise RemoteProtocolError("no lease has the id 0")
     return StreamOptions(_known_versions(document.get("known_versions", [])), log == "full", lease)
 
 
@@ -202,9 +217,16 @@ def _known_versions(entries: Any) -> tuple[FailoverEntry, ...]:
 
 
 def _hex_number(text: Any) -> int:
-    if not isinstance(text, str) or len(text) != 16:
+    if not isinstance(text, str) or not _HEX_ID.fullmatch(text):
         raise RemoteProtocolError("an id is written as 16 hex digits")
-    try:
-        return int.from_bytes(bytes.fromhex(text))
-    except ValueError:
-        raise RemoteProtocolError("an id is written as 16 hex digits") from None
+    return int(text, 16)
+
+
+def _hex_text(number: int) -> str:
+    return f"{_fitting(number):016x}"
+
+
+def _fitting(number: int) -> int:
+    if not 0 <= number < 2**64:
+        raise LocalProtocolError(f"cannot be put on the wire: {number}")
+    return number

@@ -9,6 +9,7 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from uprmc.engine.fetcher import Fetch, Fetcher
+from uprmc.engine.timings import Timings
 from uprmc.errors import StoreError
 from uprmc.server.log import Log
 
@@ -18,22 +19,28 @@ _log = Log("fetch")
 class FetchDriver:
     """Drives one bucket's fetcher. One round is under way at a time; the next gathers meanwhile."""
 
-    def __init__(self, reactor: Any, pool: ThreadPool, fetcher: Fetcher) -> None:
+    def __init__(self, reactor: Any, pool: ThreadPool, fetcher: Fetcher, timings: Timings) -> None:
         self._reactor = reactor
         self._pool = pool
         self._fetcher = fetcher
+        self._timings = timings
+        self._wanted_at: float | None = None
+        self._began_at = 0.0
         self._busy = False
         self._scheduled = False
         fetcher.on_wanted = self._wanted
 
     def _wanted(self) -> None:
         """Start at the end of this turn, so that everything wanted in it shares a round."""
+        if self._wanted_at is None:
+            self._wanted_at = self._reactor.seconds()
         if not self._scheduled and not self._busy:
             self._scheduled = True
             self._reactor.callLater(0, self._start)
 
     def _start(self) -> None:
         self._scheduled = False
+        wanted_at, self._wanted_at = self._wanted_at, None
         try:
             fetch = self._fetcher.begin()
         except StoreError:
@@ -42,11 +49,15 @@ class FetchDriver:
         if fetch is None:
             return
         self._busy = True
+        self._began_at = self._reactor.seconds()
+        if wanted_at is not None:
+            self._timings.bg_wait.add(self._began_at - wanted_at)
         reading = deferToThreadPool(self._reactor, self._pool, self._fetcher.commit, fetch)
         reading.addCallbacks(self._finished, self._failed, (fetch,), {}, (fetch,))
 
     def _finished(self, _: None, fetch: Fetch) -> None:
         self._busy = False
+        self._timings.bg_load.add(self._reactor.seconds() - self._began_at)
         self._fetcher.finish(fetch)
         self._next()
 

@@ -2,7 +2,7 @@
 
 The rules are in `engine.flusher`; here are the clock and the thread. One flush is under way at a
 time. While something is dirty a short timer asks the flusher whether it is due, so the hot path
-never touches a timer.
+never touches a timer. While the flusher is paused there is none; resuming announces what is dirty.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ class FlushDriver:
         self._look_again(0.0 if self._settings.min_delay_s == 0 else None)
 
     def _look_again(self, delay_s: float | None = None) -> None:
-        if self._timer is None and self._busy is None and not self._stopped:
+        idle = self._timer is None and self._busy is None
+        if idle and not self._stopped and not self._bucket.flusher.paused:
             wait = self._settings.min_delay_s if delay_s is None else delay_s
             self._timer = self._reactor.callLater(wait, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if self._dirty_since is None:
+        if self._dirty_since is None or self._bucket.flusher.paused:
             return
         age_s = self._reactor.seconds() - self._dirty_since
         delay_s = self._bucket.flusher.delay(age_s, self._last_flush_s)
@@ -86,7 +87,7 @@ class FlushDriver:
         delay_s = 0.0
         if flush is not None:
             try:
-                yield from self._commit(flush)
+                yield from self._timed_commit(flush)
             except Exception as error:  # a bug of ours, too, must not end flushing for good
                 refusal = self._refusal(error)
                 self._note_failure(refusal)
@@ -99,7 +100,7 @@ class FlushDriver:
                 yield from self._sliced(flusher.finish_in_slices(flush))
         self._busy = None
         self._last_flush_s = self._reactor.seconds() - began
-        if self._bucket.ledger.dirty:
+        if flusher.pending:
             self._look_again(delay_s)
         else:
             self._dirty_since = None
@@ -116,6 +117,11 @@ class FlushDriver:
                 yield self._pause(0)
                 until = self._reactor.seconds() + _SLICE_S
 
+    def _timed_commit(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
+        began = self._reactor.seconds()
+        yield from self._commit(flush)
+        self._bucket.timings.disk_commit.add(self._reactor.seconds() - began)
+
     def _commit(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
         """Commit in the worker; grow the store's map as often as that takes."""
         while True:
@@ -126,6 +132,8 @@ class FlushDriver:
                 return
             except StoreMapFull:
                 while not self._bucket.store.grow():
+                    for holder in list(self._bucket.view_holders):
+                        holder.release_views()
                     yield self._pause(_GROW_RETRY_S)
                 _log.info("map_grown", bytes=self._bucket.store.usage().map_bytes)
 

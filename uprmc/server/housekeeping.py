@@ -14,6 +14,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.expiry import expire_due
 from uprmc.server import collector
 from uprmc.server.log import Log
+from uprmc.upr.hub import Hub
 
 #: How often due times and the memory mark are looked at.
 TICK_S = 0.1
@@ -26,9 +27,10 @@ _log = Log("housekeeping")
 class Housekeeping:
     """Runs the pagers of one bucket from `start` to `stop`."""
 
-    def __init__(self, reactor: Any, bucket: Bucket) -> None:
+    def __init__(self, reactor: Any, bucket: Bucket, hub: Hub) -> None:
         self._reactor = reactor
         self._bucket = bucket
+        self._hub = hub
         self._ticker = LoopingCall(self._tick)
         self._ticker.clock = reactor
         self._expirer = LoopingCall(self._expire)
@@ -41,6 +43,12 @@ class Housekeeping:
         """Begin; the first look for expired items comes an interval from now."""
         self._ticker.start(TICK_S, now=False)
         self._expirer.start(self._bucket.settings.engine.expiry_interval_s, now=False)
+
+    def expire_every(self, seconds: float) -> None:
+        """Look for expired items at another interval from now on."""
+        if self._expirer.running:
+            self._expirer.stop()
+            self._expirer.start(seconds, now=False)
 
     def stop(self) -> None:
         """Cease; harmless when nothing runs."""
@@ -55,6 +63,7 @@ class Housekeeping:
         try:
             collector.tend()
             self._bucket.tick()
+            self._hub.tick()
             if self._bucket.pager.needed:
                 self._page_soon()
         except Exception:  # a bug of ours must not end housekeeping for good

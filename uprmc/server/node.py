@@ -22,11 +22,14 @@ from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.warmup import CLEAN_MARK, Warmup, WarmupState
+from uprmc.kv.cluster_map import ClusterMap
+from uprmc.kv.control import Control
 from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.ports import Session
 from uprmc.server import collector
 from uprmc.server.adapter import SessionFactory
+from uprmc.server.compaction_driver import CompactionDriver
 from uprmc.server.connections import Connections, raise_file_limit
 from uprmc.server.fetch_driver import FetchDriver
 from uprmc.server.flush_driver import FlushDriver
@@ -40,6 +43,7 @@ from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch
+from uprmc.upr.hub import Hub
 
 #: A slice of warm-up; then sockets are served.
 _WARMUP_SLICE_S = 0.01
@@ -79,6 +83,7 @@ class Node:
             settings, engine=replace(settings.engine, vbuckets=count)
         )
         self.bucket = Bucket(settings, store, self._clock, entropy)
+        self.upr = Hub(self.bucket, settings.upr)
         self.warmup = Warmup(self.bucket)
         self.warmup_s = 0.0
         self.verbosity = 0
@@ -88,8 +93,13 @@ class Node:
         self._started_at = self._clock.monotonic()
         self._pool = ThreadPool(minthreads=1, maxthreads=2, name="uprmc-disk")
         self._flush_driver = FlushDriver(reactor, self._pool, self.bucket, settings.flush)
-        FetchDriver(reactor, self._pool, self.bucket.fetcher)
-        self._housekeeping = Housekeeping(reactor, self.bucket)
+        FetchDriver(reactor, self._pool, self.bucket.fetcher, self.bucket.timings)
+        self._compaction_driver = CompactionDriver(reactor, self._pool, self.bucket.compactor)
+        self._housekeeping = Housekeeping(reactor, self.bucket, self.upr)
+        self._control = Control(
+            ClusterMap(self.addresses, tls=self._tls is not None, uuid=store.identity().uuid),
+            self._housekeeping.expire_every,
+        )
         self._wake_list = WakeList(reactor)
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
         self._listeners: dict[str, Listener] = {}
@@ -119,13 +129,15 @@ class Node:
             StoreError: not everything could be persisted; the mark is not left.
         """
         self._stopping = True
-        orderly = self._interrupt_warm_up() or self.bucket.traffic
+        orderly = self._interrupt_warm_up() or self.bucket.warm
         for listener in self._listeners.values():
             yield listener.stop()
         self._housekeeping.stop()
+        self._compaction_driver.stop()
         self.connections.stop()
         yield self.connections.close_all(self._reactor, _FAREWELL_S)
         self.bucket.shut_traffic_out()
+        self.upr.release_views()
         try:
             if orderly:
                 yield self._flush_driver.drain()
@@ -213,9 +225,11 @@ class Node:
             settings=self.settings.kv,
             version=MEMCACHED_VERSION.encode(),
             stats=self.statistics.group,
-            reset_stats=self.bucket.stats.reset,
+            reset_stats=self.statistics.reset,
             set_verbosity=self._set_verbosity,
             report_misuse=lambda reason: self._report_misuse(peer, reason),
+            upr=self.upr,
+            control=self._control,
         )
 
     def _set_verbosity(self, level: int) -> None:

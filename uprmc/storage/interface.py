@@ -88,8 +88,15 @@ class StoreView(Protocol):
     def metadata(self, vbucket: int, key: bytes) -> Item | None:
         """Like `get`, without reading the value (``value`` is ``None``)."""
 
-    def dump_metadata(self, vbucket: int | None = None) -> Iterator[tuple[int, Item, int]]:
-        """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one."""
+    def dump_metadata(
+        self, vbucket: int | None = None, after: bytes = b""
+    ) -> Iterator[tuple[int, Item, int]]:
+        """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one.
+
+        Args:
+            vbucket: read this one only.
+            after: of that one, only the keys above this one, to go on where another view stopped.
+        """
 
     def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield every record of the vBucket with a higher seqno, by rising seqno."""

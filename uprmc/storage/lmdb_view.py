@@ -80,9 +80,13 @@ class LmdbView:
         self.records_read += 1
         return layout.unpack_metadata(key, head)[0]
 
-    def dump_metadata(self, vbucket: int | None = None) -> Iterator[tuple[int, Item, int]]:
+    def dump_metadata(
+        self, vbucket: int | None = None, after: bytes = b""
+    ) -> Iterator[tuple[int, Item, int]]:
         """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one."""
         start = b"\0" if vbucket is None else layout.vbucket_prefix(vbucket)
+        if after:
+            start += after + b"\0"  # the least key above it
         stop = b"\xff\xff\xff" if vbucket is None else layout.vbucket_end(vbucket)
         unpack = layout.unpack_head
         new = Item.__new__

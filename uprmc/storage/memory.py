@@ -91,12 +91,16 @@ class MemoryView:
         item = self.get(vbucket, key)
         return item.with_value(None) if item else None
 
-    def dump_metadata(self, vbucket: int | None = None) -> Iterator[tuple[int, Item, int]]:
+    def dump_metadata(
+        self, vbucket: int | None = None, after: bytes = b""
+    ) -> Iterator[tuple[int, Item, int]]:
         """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one."""
         numbers = sorted(self._now().vbuckets) if vbucket is None else [vbucket]
         for number in numbers:
-            for _, item in sorted(self._records(number).items()):
+            for key, item in sorted(self._records(number).items()):
                 self._now()
+                if after and key <= after:
+                    continue
                 self.records_read += 1
                 yield number, item.with_value(None), len(item.value or b"")
 

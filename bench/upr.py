@@ -1,0 +1,467 @@
+"""Streams: what a consumer gets out of them, and what they cost the server.
+
+backfill
+    200,000 items of 256 bytes, all on disk and in the system's cache, to one Python consumer, once
+    in one vBucket and once spread over 1,024; against ``XREAD COUNT 1000`` over the same items by
+    redis-py with hiredis from a Redis that keeps them in memory.
+live
+    How old an item is when the consumer has it, while a writer on another connection makes 500 a
+    second; against XADD and ``XREAD BLOCK``. Both writers send prepared bytes and wait for the reply.
+cost
+    The server's CPU for each pipelined set (50 connections x 16) with a consumer that follows all
+    1,024 vBuckets, divided by the same without one. How far the consumer was behind at the end is
+    given too: one that did not keep up would be cheap.
+idle
+    CPU of a server with 50 connections of 1,024 streams each where nothing happens, and memory for
+    each stream.
+barrier
+    Round trip of a barrier cookie on a connection that has nothing to send.
+views
+    Memory that 50 views hold during a million overwrites; see `bench.upr_views`.
+
+Without Redis, redis-py or hiredis the first two have no peer: they are left out, and it says so.
+
+    python -m bench.upr --rounds 5 --only backfill,live
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench import common, redis_peer
+from bench.common import Load, Report, Spread, column, ratio
+from bench.upr_consumer import BARRIER_ADD, BARRIER_REACHED, Consumer, RefusedError, request
+from interop.server_process import Address, ServerProcess, start_uprmc
+from interop.wire import SET, SETQ, Wire, store, vbucket_of
+
+PARTS = "backfill,live,cost,idle,barrier,views"
+_FLUSH_S = 120.0
+Figures = dict[str, float]
+
+
+class _Bench:
+    """The options, the report, and what starts servers."""
+
+    def __init__(self, words: Any, report: Report) -> None:
+        self.words = words
+        self.report = report
+        self.rows: list[list[str]] = []
+
+    @contextmanager
+    def ours(self, vbuckets: int, *more: str) -> Iterator[ServerProcess]:
+        """Our server on an empty directory."""
+        with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as directory:
+            options = ("--vbuckets", str(vbuckets), *more, *self.words.serve)
+            with start_uprmc(Path(directory), *options) as server:
+                self.report.versions["ours"] = common.version_of(server)
+                yield server
+                server.stop()
+
+    def rounds(
+        self, what: str, contestants: dict[str, Callable[[int], Figures]]
+    ) -> dict[str, list[Figures]]:
+        return common.interleaved(
+            self.words.rounds, contestants, lambda text: common.progress(f"{what}, {text}")
+        )
+
+    def keep(self, part: str, figures: object, *rows: Sequence[str]) -> None:
+        """Note what one part has found."""
+        self.report.results.append({"part": part, "figures": figures})
+        self.rows += [list(row) for row in rows]
+
+
+def _address(server: ServerProcess) -> tuple[str, int]:
+    assert server.upr is not None
+    return server.upr.host, server.upr.port
+
+
+def _child(module: str, what: str, address: Address | None, **options: object) -> list[str]:
+    command = [sys.executable, "-m", module, what, str(address)]
+    return command + [f"--{name}={value}" for name, value in options.items()]
+
+
+@contextmanager
+def _started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A consumer's process that has said that it is ready."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=common.HERE.parent
+    ) as child:
+        try:
+            assert child.stdout is not None
+            if child.stdout.readline() != "ready\n":
+                raise common.BenchError(f"{command} failed:\n{child.communicate()[1]}")
+            yield child
+        finally:
+            child.kill()
+
+
+def _figures_of(child: subprocess.Popen[str]) -> Figures:
+    """Close its input and read its last line."""
+    try:
+        out, err = child.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        raise common.BenchError(f"no end of {child.args!r}") from None
+    if child.returncode:
+        raise common.BenchError(f"{child.args!r} failed:\n{err}")
+    found: Figures = json.loads(out.splitlines()[-1])
+    return found
+
+
+# --- filling ------------------------------------------------------------------------------------
+
+
+def _items(count: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
+    """Keys of 20 bytes and values that do not repeat."""
+    piece = value_bytes // 16 + 1
+    values = ((b"%016x" % (n * 2654435761 % 2**64) * piece)[:value_bytes] for n in range(count))
+    return [(common.key_of(number), value) for number, value in enumerate(values)]
+
+
+def _fill(server: ServerProcess, items: list[tuple[bytes, bytes]], vbuckets: int) -> None:
+    """Store everything by quiet sets, and wait until all of it is on disk."""
+    with Wire(server.memcached, timeout_s=60.0) as wire:
+        for begin in range(0, len(items), 1_000):
+            some = items[begin : begin + 1_000]
+            frames = [store(SETQ, k, v, vbucket=vbucket_of(k, vbuckets)) for k, v in some]
+            if found := wire.replies_until_noop(*frames):
+                raise common.BenchError(f"a set was refused: {found[0]}")
+        _wait_until_flushed(wire)
+    common.wait_until_idle(server)
+
+
+def _wait_until_flushed(wire: Wire) -> None:
+    deadline = time.monotonic() + _FLUSH_S
+    while True:
+        found = wire.statistics()
+        if not int(found[b"ep_queue_size"]) + int(found[b"ep_flusher_todo"]):
+            return
+        if time.monotonic() > deadline:
+            raise common.BenchError(f"not flushed after {_FLUSH_S:g} s")
+        time.sleep(0.1)
+
+
+# --- backfill -----------------------------------------------------------------------------------
+
+
+def _backfill(bench: _Bench) -> None:
+    for vbuckets in (1, 1_024):
+        _backfill_of(bench, vbuckets)
+
+
+def _backfill_of(bench: _Bench, vbuckets: int) -> None:
+    words = bench.words
+    items = _items(words.items, words.value_bytes)
+    with bench.ours(vbuckets) as ours, redis_peer.start_redis() as peer:
+        common.progress(f"backfill: storing {words.items} items")
+        _fill(ours, items, vbuckets)
+        redis_peer.fill(peer, items)
+        commands = {
+            "redis": _child(
+                "bench.redis_peer", "backfill", peer.memcached, pid=peer.pid, items=len(items)
+            ),
+            "ours": _child(
+                "bench.upr_consumer", "backfill", ours.upr, pid=ours.pid, buffer=words.buffer
+            ),
+        }
+        _compare_contents(commands)
+        figures = bench.rounds(
+            f"backfill of {vbuckets} vBuckets",
+            {name: partial(_run_backfill, command) for name, command in commands.items()},
+        )
+    names = ("items_s", "server_us", "consumer_us", "both_us")
+    ratios = {n: ratio(column(figures["ours"], n), column(figures["redis"], n)) for n in names}
+    for side in ("ours", "redis"):
+        of = {name: Spread.of(column(figures[side], name)) for name in names}
+        bench.keep(
+            f"backfill {vbuckets} {side}",
+            figures[side],
+            [
+                f"backfill, {vbuckets} vBuckets: {side}",
+                f"{of['items_s'].median / 1e3:.0f}k items/s; us/item: server"
+                f" {of['server_us'].median:.2f}, consumer {of['consumer_us'].median:.2f}",
+                "",
+            ],
+        )
+    bench.keep(
+        f"backfill {vbuckets} ratio",
+        {name: spread.as_json() for name, spread in ratios.items()},
+        ["  items/s", f"{ratios['items_s'].text()} x Redis", ">= 1.0"],
+        ["  CPU of both sides", f"{ratios['both_us'].text()} x Redis", ""],
+    )
+
+
+def _compare_contents(commands: dict[str, list[str]]) -> None:
+    """See that all consumers get the same items, before anything is measured."""
+    digests = set()
+    for command in commands.values():
+        with _started([*command, "--check"]) as child:
+            digests.add(_figures_of(child)["digest"])
+    if len(digests) != 1:
+        raise common.BenchError(f"the consumers got different items: {digests}")
+
+
+def _run_backfill(command: list[str], number: int) -> Figures:
+    with _started(command) as child:
+        return _figures_of(child)
+
+
+# --- live ---------------------------------------------------------------------------------------
+
+
+def _live(bench: _Bench) -> None:
+    words = bench.words
+    count = int(words.rate * words.live_seconds)
+    with bench.ours(words.vbuckets) as ours, redis_peer.start_redis() as peer:
+        bench.report.versions["peer"] = redis_peer.version(peer)
+        contestants: dict[str, Callable[[int], Figures]] = {
+            "redis": lambda number: _run_live(
+                _child("bench.redis_peer", "latency", peer.memcached, items=count),
+                peer,
+                partial(_redis_write, number),
+                words.rate,
+                count,
+            ),
+            "ours": lambda number: _run_live(
+                _child("bench.upr_consumer", "latency", ours.upr, items=count),
+                ours,
+                partial(_our_write, number, words.vbuckets),
+                words.rate,
+                count,
+            ),
+        }
+        figures = bench.rounds("live", contestants)
+    for name, bar in (("p50_us", "<= 1.0"), ("p99_us", "")):
+        mine, its = column(figures["ours"], name), column(figures["redis"], name)
+        bench.keep(
+            f"live {name}",
+            {"ours": mine, "redis": its},
+            [
+                f"live latency {name[:3]}",
+                f"{Spread.of(mine).text(0)} us, {Spread.of(its).text(0)} us:"
+                f" {ratio(mine, its).text()} x Redis",
+                bar,
+            ],
+        )
+
+
+def _our_write(round_number: int, vbuckets: int, number: int) -> bytes:
+    key = b"%d-%d" % (round_number, number)
+    value = b"%020d" % time.monotonic_ns()
+    return store(SET, key, value, vbucket=vbucket_of(key, vbuckets))
+
+
+def _redis_write(round_number: int, number: int) -> bytes:
+    key = b"%d-%d" % (round_number, number)
+    return redis_peer.entry(key, b"%020d" % time.monotonic_ns())
+
+
+def _run_live(
+    command: list[str], server: ServerProcess, write: Callable[[int], bytes], rate: float, count: int
+) -> Figures:
+    with _started(command) as child, Wire(server.memcached) as wire:
+        due = time.perf_counter()
+        for number in range(count):
+            due += 1 / rate
+            time.sleep(max(0.0, due - time.perf_counter()))
+            wire.send(write(number))
+            wire.socket.recv(4_096)
+        return _figures_of(child)
+
+
+# --- cost ---------------------------------------------------------------------------------------
+
+
+def _cost(bench: _Bench) -> None:
+    words = bench.words
+    load = Load(connections=50, depth=16, sets=1.0, seconds=words.seconds, keys=words.keys)
+    with bench.ours(1_024) as ours:
+        Load(connections=10, depth=16, keys=words.keys).run(ours, fill=True)
+        common.wait_until_idle(ours)
+        figures = bench.rounds(
+            "cost",
+            {
+                "alone": lambda number: _run_sets(load, ours, number),
+                "followed": lambda number: _run_followed(load, ours, number),
+            },
+        )
+    found = ratio(column(figures["followed"], "set_us"), column(figures["alone"], "set_us"))
+    behind = Spread.of(column(figures["followed"], "behind_ms"))
+    share = Spread.of(column(figures["followed"], "items_per_set"))
+    bench.keep(
+        "cost",
+        figures,
+        ["a set with a stream / without", f"{found.text()} x in CPU", "<= 1.6"],
+        [
+            "  us for each set",
+            f"{Spread.of(column(figures['followed'], 'set_us')).text()} /"
+            f" {Spread.of(column(figures['alone'], 'set_us')).text()}",
+            "",
+        ],
+        ["  items for each set, behind", f"{share.text()}, {behind.text(0)} ms", ""],
+    )
+
+
+def _run_sets(load: Load, server: ServerProcess, number: int) -> Figures:
+    report = load.run(server, seed=number + 1)
+    ended_at = time.monotonic()
+    common.wait_until_idle(server)
+    sets = report["ops_s"] * report["secs"] if "secs" in report else report["ops"]
+    return {"set_us": report["srv_us_op"], "sets": sets, "ended_at": ended_at}
+
+
+def _run_followed(load: Load, server: ServerProcess, number: int) -> Figures:
+    with _started(_child("bench.upr_consumer", "follow", server.upr)) as child:
+        figures = _run_sets(load, server, number)
+        came = _figures_of(child)
+    return figures | {
+        "items_per_set": came["items"] / figures["sets"],
+        "behind_ms": max(0.0, came["last_at"] - figures["ended_at"]) * 1e3,
+    }
+
+
+# --- idle, barrier ------------------------------------------------------------------------------
+
+
+def _idle(bench: _Bench) -> None:
+    words = bench.words
+    with bench.ours(1_024) as ours, ExitStack() as stack:
+        common.wait_until_idle(ours)
+        empty_kib = ours.memory_kib()
+        for number in range(words.connections):
+            common.progress(f"idle: connection {number + 1}")
+            consumer = stack.enter_context(Consumer(_address(ours), b"idle:%d" % number))
+            consumer.stream(consumer.seqnos(), 0)
+            while consumer.opened < len(consumer.vbuckets):
+                consumer.receive()
+        common.wait_until_idle(ours)
+        streams = words.connections * 1_024
+        each = (ours.memory_kib() - empty_kib) * 1024 / streams
+        before = ours.cpu_s()
+        time.sleep(words.idle_seconds)
+        busy = (ours.cpu_s() - before) / words.idle_seconds
+    bench.keep(
+        "idle",
+        {"busy": busy, "stream_bytes": each, "streams": streams},
+        [f"{streams} idle streams", f"{busy:.2%} of a core", "< 2 %"],
+        ["  memory for each", f"{each:.0f} bytes", ""],
+    )
+
+
+def _barrier(bench: _Bench) -> None:
+    with bench.ours(bench.words.vbuckets) as ours:
+        with Consumer(_address(ours), b"barrier") as consumer:
+            try:
+                consumer.control(b"uprmc_barrier", b"true")
+                consumer.stream(consumer.seqnos(), 0)
+                while consumer.opened < len(consumer.vbuckets):
+                    consumer.receive()
+                times = [_round_trip(consumer, number) for number in range(1_000)]
+            except RefusedError as error:
+                bench.keep("barrier", str(error), ["barrier", "refused by the server", "< 5 ms"])
+                return
+    times.sort()
+    bench.keep(
+        "barrier",
+        {"p50_ms": times[500], "p99_ms": times[990], "max_ms": times[-1]},
+        [
+            "barrier on an idle connection",
+            f"p50 {times[500]:.3f} ms, p99 {times[990]:.3f}, greatest {times[-1]:.3f}",
+            "< 5 ms",
+        ],
+    )
+
+
+def _round_trip(consumer: Consumer, number: int) -> float:
+    """Milliseconds from sending a cookie until it is back."""
+    began = time.perf_counter()
+    consumer.socket.sendall(request(BARRIER_ADD, b"cookie-%d" % number, opaque=number))
+    consumer.await_frame(BARRIER_REACHED)
+    return (time.perf_counter() - began) * 1e3
+
+
+def _views(bench: _Bench) -> None:
+    common.progress("views")
+    found = common.in_child("bench.upr_views", "--overwrites", bench.words.overwrites)
+    bench.keep(
+        "views",
+        found,
+        [
+            "50 views during overwrites",
+            f"{found['held_entries']:.0f} entries of {found['bound_entries']:.0f} possible,"
+            f" {found['held_mib']:.1f} MiB",
+            "bounded",
+        ],
+        [
+            "  after closing them",
+            f"{found['left_entries']:.0f} entries, {found['left_mib']:.1f} MiB,"
+            f" in {found['closing_ms']:.0f} ms",
+            "0",
+        ],
+    )
+
+
+_PARTS: dict[str, Callable[[_Bench], None]] = {
+    "backfill": _backfill,
+    "live": _live,
+    "cost": _cost,
+    "idle": _idle,
+    "barrier": _barrier,
+    "views": _views,
+}
+_NEED_REDIS = ("backfill", "live")
+
+
+def run(words: Any) -> tuple[Report, list[list[str]]]:
+    """Measure what was asked for."""
+    report = Report("upr", common.options_of(words))
+    bench = _Bench(words, report)
+    missing = redis_peer.missing()
+    for part in words.only.split(","):
+        if part in _NEED_REDIS and missing:
+            bench.keep(part, missing, [part, f"left out: {missing}", ""])
+        else:
+            _PARTS[part](bench)
+    common.progress("")
+    return report, bench.rows
+
+
+def main() -> None:
+    options = common.parser(__doc__)
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--only", default=PARTS, help="parts, comma separated")
+    options.add_argument("--items", type=int, default=200_000, help="of the backfill")
+    options.add_argument("--value-bytes", type=int, default=256)
+    options.add_argument("--buffer", type=int, default=10 << 20, help="flow control, bytes")
+    options.add_argument("--vbuckets", type=int, default=1_024, help="of live and barrier")
+    options.add_argument("--rate", type=float, default=500.0, help="live: writes a second")
+    options.add_argument("--live-seconds", type=float, default=4.0)
+    options.add_argument("--seconds", type=float, default=3.0, help="cost: of one run")
+    options.add_argument("--keys", type=int, default=100_000, help="cost: that are set")
+    options.add_argument("--connections", type=int, default=50, help="idle")
+    options.add_argument("--idle-seconds", type=float, default=10.0)
+    options.add_argument("--overwrites", type=int, default=1_000_000, help="views")
+    words = options.parse_args()
+    if unknown := set(words.only.split(",")) - set(_PARTS):
+        options.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    with common.reported_errors():
+        if "cost" in words.only:
+            common.mcload()
+        report, rows = run(words)
+        common.print_table(["", "median (least-greatest)", "bar"], rows)
+        print(f"\nratios are of the same round, {words.rounds} rounds")
+        print(f"versions: {', '.join(f'{k} = {v}' for k, v in report.versions.items())}")
+        print(f"figures: {report.save(words.json)}")
+
+
+if __name__ == "__main__":
+    main()

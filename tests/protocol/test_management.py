@@ -1,0 +1,151 @@
+"""Bodies of the management and metadata commands."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uprmc.errors import LocalProtocolError, RemoteProtocolError
+from uprmc.model import VBucketState
+from uprmc.protocol import management as m
+from uprmc.protocol.management import WithMeta
+
+U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+
+FIXED = {
+    "set vbucket": (m.SetVBucketExtras, m.SET_VBUCKET_EXTRAS, ">L"),
+    "set vbucket today": (m.SetVBucketShortExtras, m.SET_VBUCKET_SHORT_EXTRAS, ">B"),
+    "get vbucket": (m.GetVBucketReply, m.GET_VBUCKET_REPLY, ">L"),
+    "seqnos": (m.VBucketSeqnosExtras, m.VBUCKET_SEQNOS_EXTRAS, ">L"),
+    "seqnos of a collection": (m.CollectionSeqnosExtras, m.COLLECTION_SEQNOS_EXTRAS, ">LL"),
+    "seqno persistence": (m.SeqnoPersistenceExtras, m.SEQNO_PERSISTENCE_EXTRAS, ">Q"),
+    "compaction": (m.CompactExtras, m.COMPACT_EXTRAS, ">QQB7s"),
+    "parameter": (m.SetParamExtras, m.SET_PARAM_EXTRAS, ">L"),
+    "token": (m.SessionTokenExtras, m.SESSION_TOKEN_EXTRAS, ">Q"),
+    "keys": (m.GetKeysExtras, m.GET_KEYS_EXTRAS, ">L"),
+    "with meta": (m.WithMetaExtras, m.WITH_META_EXTRAS, ">LLQQ"),
+    "with meta, nmeta": (m.WithMetaNmetaExtras, m.WITH_META_NMETA_EXTRAS, ">LLQQH"),
+    "with meta, options": (m.WithMetaOptionsExtras, m.WITH_META_OPTIONS_EXTRAS, ">LLQQL"),
+    "with meta, both": (
+        m.WithMetaOptionsNmetaExtras,
+        m.WITH_META_OPTIONS_NMETA_EXTRAS,
+        ">LLQQLH",
+    ),
+    "get meta": (m.GetMetaExtras, m.GET_META_EXTRAS, ">B"),
+    "get meta reply": (m.GetMetaReplyExtras, m.GET_META_REPLY_EXTRAS, ">LLLQ"),
+    "get meta reply, datatype": (
+        m.GetMetaDatatypeReplyExtras,
+        m.GET_META_DATATYPE_REPLY_EXTRAS,
+        ">LLLQB",
+    ),
+    "return meta": (m.ReturnMetaExtras, m.RETURN_META_EXTRAS, ">LLL"),
+    "return meta reply": (m.ReturnMetaReplyExtras, m.RETURN_META_REPLY_EXTRAS, ">LLQ"),
+}
+
+
+@pytest.mark.parametrize(("layout", "derived", "form"), FIXED.values(), ids=FIXED)
+def test_a_fixed_body_has_the_references_form(layout: object, derived: object, form: str) -> None:
+    assert isinstance(derived, struct.Struct)
+    assert derived.format == form
+    assert derived.size == layout.sizeof()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("extras", "value"),
+    [
+        ("00000002", ""),  # V21: old tools put it into the extras
+        ("", "00000002"),  # or into the value
+        ("02", ""),  # today
+        ("02", "7b7d"),  # with JSON behind it
+    ],
+)
+def test_a_state_is_asked_for_in_three_forms(extras: str, value: str) -> None:
+    state = m.decode_vbucket_state(bytes.fromhex(extras), bytes.fromhex(value))
+    assert state is VBucketState.REPLICA
+
+
+@pytest.mark.parametrize(
+    ("extras", "value"),
+    [
+        ("", ""),
+        ("00000002", "00"),
+        ("", "000002"),
+        ("", "0000000002"),
+        ("00000000", ""),
+        ("00000005", ""),
+        ("02000000", ""),
+        ("00", ""),
+        ("05", ""),
+    ],
+)
+def test_no_other_form_and_no_other_state_is_accepted(extras: str, value: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        m.decode_vbucket_state(bytes.fromhex(extras), bytes.fromhex(value))
+
+
+def test_seqnos_are_the_references_v23() -> None:
+    value = bytes.fromhex("000000000000000054320005000000000000000c")
+    assert m.decode_vbucket_seqnos(value) == [(0, 21554), (5, 12)]
+    assert m.encode_vbucket_seqnos([(0, 21554), (5, 12)]) == value
+    with pytest.raises(RemoteProtocolError):
+        m.decode_vbucket_seqnos(value[:-1])
+
+
+@given(st.lists(st.tuples(U16, U64), max_size=5))
+def test_seqnos_survive_bytes(seqnos: list[tuple[int, int]]) -> None:
+    assert m.decode_vbucket_seqnos(m.encode_vbucket_seqnos(seqnos)) == seqnos
+
+
+@given(st.lists(st.binary(max_size=260), max_size=5))
+def test_keys_survive_bytes(keys: list[bytes]) -> None:
+    assert m.decode_keys(m.encode_keys(keys)) == keys
+
+
+def test_keys_are_a_length_and_the_key_each() -> None:
+    assert m.encode_keys([b"a", b"bc"]) == b"\0\x01a\0\x02bc"
+    with pytest.raises(RemoteProtocolError):
+        m.decode_keys(b"\0\x02a")
+    with pytest.raises(LocalProtocolError):
+        m.encode_keys([bytes(0x10000)])
+
+
+def test_metadata_is_the_references_v24() -> None:
+    extras = bytes.fromhex("000000070000000000000000000000090000000000000099")
+    assert m.decode_with_meta(extras) == WithMeta(7, 0, 9, 0x99)
+
+
+@given(st.builds(WithMeta, U32, U32, U64, U64, U32, U16))
+def test_metadata_is_read_from_each_of_its_four_lengths(meta: WithMeta) -> None:
+    base = meta[:4]
+    assert m.decode_with_meta(m.WITH_META_EXTRAS.pack(*base)) == WithMeta(*base)
+    nmeta = m.WITH_META_NMETA_EXTRAS.pack(*base, meta.nmeta)
+    assert m.decode_with_meta(nmeta) == WithMeta(*base, nmeta=meta.nmeta)
+    options = m.WITH_META_OPTIONS_EXTRAS.pack(*base, meta.options)
+    assert m.decode_with_meta(options) == WithMeta(*base, options=meta.options)
+    both = m.WITH_META_OPTIONS_NMETA_EXTRAS.pack(*meta)
+    assert m.decode_with_meta(both) == meta
+
+
+@pytest.mark.parametrize("length", [0, 23, 25, 27, 29, 31])
+def test_metadata_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        m.decode_with_meta(bytes(length))
+
+
+def test_compaction_is_the_references_v28() -> None:
+    extras = bytes.fromhex("000000000000000000000000000000640000000000000000")
+    assert m.COMPACT_EXTRAS.unpack(extras) == (0, 100, 0, bytes(7))
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=20)), max_size=4))
+def test_extended_metadata_survives_bytes(entries: list[tuple[int, bytes]]) -> None:
+    assert m.decode_extended_meta(m.encode_extended_meta(entries)) == entries
+
+
+@pytest.mark.parametrize("value", [b"", b"\x02", b"\x01\x01", b"\x01\x01\0\x08\0"])
+def test_extended_metadata_of_another_version_or_torn_is_refused(value: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        m.decode_extended_meta(value)

@@ -1,0 +1,256 @@
+"""UPR as a consumer sees it, written a second time on purpose.
+
+Nothing here comes from `uprmc`: a mistake in the server's own codec must not cancel itself out.
+
+Source: UPR reference, sections 1, 2 and 7.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+OPEN, ADD_STREAM, CLOSE_STREAM, STREAM_REQUEST = range(0x50, 0x54)
+FAILOVER_LOG, STREAM_END, SNAPSHOT_MARKER, MUTATION = range(0x54, 0x58)
+DELETION, EXPIRATION = 0x58, 0x59
+SET_STATE, NOOP, BUFFER_ACK, CONTROL = range(0x5B, 0x5F)
+LEASE_ACQUIRE, LEASE_RENEW, LEASE_RELEASE = range(0xE4, 0xE7)
+BARRIER_ADD, BARRIER_REACHED, PARTITION_START = range(0xE8, 0xEB)
+ROUND_COMPLETE, SNAPSHOT_END = 0xEB, 0xEC
+SET_VBUCKET, DELETE_VBUCKET, COMPACT = 0x3D, 0x3F, 0xB3
+STOP_PERSISTENCE, START_PERSISTENCE = 0x80, 0x81
+
+OK, NOT_FOUND, EXISTS, INVALID, NOT_MY_VBUCKET = 0x00, 0x01, 0x02, 0x04, 0x07
+OUT_OF_RANGE, ROLLBACK, TRY_AGAIN = 0x22, 0x23, 0x86
+
+ACTIVE, REPLICA, PENDING, DEAD = 1, 2, 3, 4
+
+END_OK, END_CLOSED, END_STATE, END_ROLLBACK = 0, 1, 2, 6
+
+AS_PRODUCER, AS_NOTIFIER, DELETE_TIMES = 0x01, 0x02, 0x20
+TAKEOVER, DISK_ONLY, LATEST, ACTIVE_ONLY = 0x01, 0x02, 0x04, 0x10
+
+MARKER_MEMORY, MARKER_DISK, MARKER_CHECKPOINT, MARKER_ACK = 0x01, 0x02, 0x04, 0x08
+
+NEVER = 2**64 - 1
+
+#: Frames of the producer that count for flow control, NOOP and responses do not.
+COUNTED = frozenset({*range(0x55, 0x5C), *range(0xE8, 0xED)})
+
+_REQUEST, _REPLY = 0x80, 0x81
+_HEADER = struct.Struct(">BBHBBHIIQ")
+
+
+def frame(
+    opcode: int,
+    *,
+    extras: bytes = b"",
+    key: bytes = b"",
+    value: bytes = b"",
+    vbucket: int = 0,
+    opaque: int = 0,
+    magic: int = _REQUEST,
+) -> bytes:
+    """Return a frame; in a reply the vBucket's place holds the status."""
+    body = extras + key + value
+    head = _HEADER.pack(magic, opcode, len(key), len(extras), 0, vbucket, len(body), opaque, 0)
+    return head + body
+
+
+def reply(opcode: int, opaque: int, status: int = OK) -> bytes:
+    """Return the answer to a frame of the producer."""
+    return frame(opcode, opaque=opaque, vbucket=status, magic=_REPLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame from the server; `place` is the status of a reply, the vBucket of a request."""
+
+    is_reply: bool
+    opcode: int
+    place: int
+    opaque: int
+    cas: int
+    extras: bytes
+    key: bytes
+    value: bytes
+
+    @property
+    def size(self) -> int:
+        """Its bytes on the wire."""
+        return 24 + len(self.extras) + len(self.key) + len(self.value)
+
+
+class FrameReader:
+    """Frames out of bytes that arrive anyhow."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that are complete now."""
+        buffer = self._buffer + data
+        frames, at = [], 0
+        while len(buffer) - at >= 24:
+            magic, opcode, key, extras, datatype, place, body, opaque, cas = _HEADER.unpack_from(
+                buffer, at
+            )
+            assert magic in (_REQUEST, _REPLY), f"a frame begins with {magic:#04x}"
+            assert datatype == 0, f"datatype {datatype} was not negotiated"
+            end = at + 24 + body
+            if len(buffer) < end:
+                break
+            first = at + 24 + extras
+            assert first + key <= end, "lengths of a frame contradict each other"
+            parts = buffer[at + 24 : first], buffer[first : first + key], buffer[first + key : end]
+            frames.append(Frame(magic == _REPLY, opcode, place, opaque, cas, *parts))
+            at = end
+        self._buffer = buffer[at:]
+        return frames
+
+
+# --- what a consumer sends ------------------------------------------------------------------------
+
+
+def open_connection(name: bytes, flags: int, opaque: int) -> bytes:
+    """Return an OPEN."""
+    return frame(OPEN, key=name, extras=struct.pack(">II", 0, flags), opaque=opaque)
+
+
+def control(name: str, value: str, opaque: int) -> bytes:
+    """Return a CONTROL."""
+    return frame(CONTROL, key=name.encode(), value=value.encode(), opaque=opaque)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a consumer says it holds of a vBucket, and how far it wants to go."""
+
+    start: int
+    end: int
+    uuid: int
+    snapshot_start: int
+    snapshot_end: int
+    flags: int = 0
+    versions: tuple[tuple[int, int], ...] = ()
+    lease: int = 0
+
+
+def stream_request(vbucket: int, position: Position, opaque: int) -> bytes:
+    """Return a STREAM_REQ."""
+    extras = struct.pack(
+        ">IIQQQQQ",
+        position.flags,
+        0,
+        position.start,
+        position.end,
+        position.uuid,
+        position.snapshot_start,
+        position.snapshot_end,
+    )
+    document: dict[str, object] = {}
+    if position.versions:
+        document["known_versions"] = [
+            {"id": f"{uuid:016x}", "seq": seqno} for uuid, seqno in position.versions
+        ]
+    if position.lease:
+        document["lease"] = f"{position.lease:016x}"
+    value = json.dumps(document).encode() if document else b""
+    return frame(STREAM_REQUEST, extras=extras, value=value, vbucket=vbucket, opaque=opaque)
+
+
+def buffer_ack(size: int) -> bytes:
+    """Return a BUFFER_ACK."""
+    return frame(BUFFER_ACK, extras=struct.pack(">I", size))
+
+
+# --- what a manager sends -------------------------------------------------------------------------
+
+
+def set_vbucket(vbucket: int, state: int, opaque: int) -> bytes:
+    """Return a SET_VBUCKET."""
+    return frame(SET_VBUCKET, extras=struct.pack(">I", state), vbucket=vbucket, opaque=opaque)
+
+
+def compact(vbucket: int, upto: int, opaque: int, *, before_s: int = 0, every: bool = False) -> bytes:
+    """Return a COMPACT_DB."""
+    extras = struct.pack(">QQB7x", before_s, upto, every)
+    return frame(COMPACT, extras=extras, vbucket=vbucket, opaque=opaque)
+
+
+# --- what a consumer reads ------------------------------------------------------------------------
+
+
+def failover_log(value: bytes) -> tuple[tuple[int, int], ...]:
+    """Return (uuid, seqno)s, newest first."""
+    assert value and len(value) % 16 == 0, "a failover log is empty or malformed"
+    return tuple(struct.iter_unpack(">QQ", value))  # type: ignore[arg-type]
+
+
+def number64(value: bytes) -> int:
+    """Return the seqno of a ROLLBACK."""
+    assert len(value) == 8
+    return int.from_bytes(value, "big")
+
+
+def number32(extras: bytes) -> int:
+    """Return the reason of a STREAM_END."""
+    assert len(extras) == 4
+    return int.from_bytes(extras, "big")
+
+
+def marker(extras: bytes) -> tuple[int, int, int]:
+    """Return start, end and kind of a snapshot marker."""
+    start, end, kind = struct.unpack(">QQI", extras)
+    return start, end, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a document; a deletion says nothing but its place and its numbers.
+
+    Attributes:
+        deleted_at: Unix time, when it is known; two versions are the same without it.
+        expired: whether it was deleted by its expiry time, when that is known.
+    """
+
+    key: bytes
+    seqno: int
+    rev: int
+    cas: int
+    deleted: bool
+    value: bytes
+    flags: int
+    expiry: int
+
+    @classmethod
+    def of_item(cls, item: object) -> Version:
+        """Copy an item of the engine or of a store."""
+        deleted = bool(item.life)  # type: ignore[attr-defined]
+        key, seqno, rev, cas, value, flags, expiry = (
+            getattr(item, name) for name in ("key", "seqno", "rev", "cas", "value", "flags", "expiry")
+        )
+        if deleted:
+            return cls(key, seqno, rev, cas, True, b"", 0, 0)
+        return cls(key, seqno, rev, cas, False, value, flags, expiry)
+
+
+def version(message: Frame, extras_bytes: int) -> Version:
+    """Read a mutation, or a deletion with so many bytes of extras."""
+    extras = message.extras
+    if message.opcode == MUTATION:
+        seqno, rev, flags, expiry, lock, meta, _ = struct.unpack(">QQIIIHB", extras)
+        assert lock == meta == 0
+        return Version(message.key, seqno, rev, message.cas, False, message.value, flags, expiry)
+    assert len(extras) == extras_bytes, f"a deletion has {len(extras)} bytes of extras"
+    assert not message.value, "a deletion has a value"
+    seqno, rev = struct.unpack_from(">QQ", extras)
+    return Version(message.key, seqno, rev, message.cas, True, b"", 0, 0)
+
+
+def leased(value: bytes) -> Iterable[tuple[int, int, int, int]]:
+    """Return (vBucket, uuid, high seqno, purge seqno)s of a lease."""
+    assert len(value) % 26 == 0
+    return struct.iter_unpack(">HQQQ", value)  # type: ignore[return-value]

@@ -1,0 +1,411 @@
+"""Simulated consumers: they follow every vBucket, keep a copy, fall back when told to.
+
+A consumer obeys the reference and nothing else; what it is told goes to the judges first. How it
+behaves otherwise (extensions, pace, memory, moods) is in its `Kind`.
+
+Source: UPR reference 2.4, 3.2, 3.4, 4; seed 000 for rounds and barriers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+
+from tests.sim import upr_codec as codec
+from tests.sim.judges import complain
+from tests.sim.upr_codec import Frame, Position
+from tests.sim.upr_connection import Connection, Listener, Manners
+from tests.sim.upr_copy import Copy
+from tests.sim.upr_judges import RequestJudge, RoundJudge, StreamJudge
+from tests.sim.upr_truth import Truth
+from tests.sim.world import World
+
+_RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a consumer is like.
+
+    Attributes:
+        manners: of its connections.
+        rounds, barriers, snapshot_ends, versions: which extensions it uses.
+        keep: boundaries that it can fall back to.
+        think_max_s: pause between two thoughts.
+        moody: chance of each thought to close a stream, or to hang up.
+        absent_s: how long it stays away after hanging up; then it begins with what it has stored.
+        whole_only: it forgets half snapshots when a stream ends.
+        latest: it asks for streams to the present end, again and again.
+    """
+
+    name: str
+    manners: Manners = Manners()
+    rounds: bool = False
+    barriers: bool = False
+    snapshot_ends: bool = False
+    versions: bool = False
+    keep: int = 1_000
+    think_max_s: float = 0.02
+    moody: float = 0.0
+    absent_s: float = 0.0
+    whole_only: bool = False
+    latest: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One stream of a connection.
+
+    Attributes:
+        judge: ``None`` until it was granted.
+        closing: the consumer has asked to close it.
+        owed: end and items of a snapshot whose SNAPSHOT_END has not come yet.
+    """
+
+    vbucket: int
+    asked: Position
+    step: int
+    opaque: int = 0
+    uuid: int = 0
+    judge: StreamJudge | None = None
+    closing: bool = False
+    owed: tuple[int, int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Barrier:
+    """A cookie on its way: what must have come before it does."""
+
+    cookie: bytes
+    opaque: int
+    due: list[tuple[Stream, int]]
+    taken: bool = False
+
+
+@dataclass(slots=True)
+class Account:
+    """What a consumer went through, for tests that want to know that something happened."""
+
+    streams: int = 0
+    rollbacks: int = 0
+    from_zero: int = 0
+    items: int = 0
+    snapshots: int = 0
+    announced_again: int = 0
+    barriers: int = 0
+    rounds: int = 0
+    ends: dict[int, int] = field(default_factory=dict)
+
+
+class Consumer:
+    """See the module docstring.
+
+    Attributes:
+        copies: by vBucket.
+        streams: those asked for and open, by vBucket.
+        calm: it does nothing but follow.
+        done: it has gone for good.
+    """
+
+    def __init__(
+        self, world: World, node: Listener, truth: Truth, vbuckets: int, kind: Kind, number: int
+    ) -> None:
+        self.kind = kind
+        self.name = f"{kind.name}{number}"
+        self.copies = {number: Copy(kind.keep) for number in range(vbuckets)}
+        self.streams: dict[int, Stream] = {}
+        self.barriers: deque[Barrier] = deque()
+        self.account = Account()
+        self.calm = self.done = False
+        self._world = world
+        self._node = node
+        self._truth = truth
+        self._requests = RequestJudge(truth)
+        self._stored = {number: copy.stored() for number, copy in self.copies.items()}
+        self._not_before: dict[int, float] = {}
+        self._connection: Connection | None = None
+        self._rounds: RoundJudge | None = None
+        self._back_at = 0.0
+        self._forgetful = False
+        self._cookies = 0
+        self._think_later()
+
+    # --- a will of its own --------------------------------------------------------------------------
+
+    def _think_later(self) -> None:
+        self._world.after(self._world.between(0, self.kind.think_max_s), self._think)
+
+    def _think(self) -> None:
+        if self.done:
+            return
+        if self._connection is None:
+            if self.calm or self._world.now >= self._back_at:
+                self._connect()
+        else:
+            self._live(self._connection)
+        self._think_later()
+
+    def _connect(self) -> None:
+        name = self.name.encode()
+        manners = self.kind.manners
+        connection = Connection(
+            self._world, self._node, name, manners, self._pushed, self._disconnected
+        )
+        if connection.open:
+            self._connection = connection
+            self._rounds = RoundJudge() if self.kind.rounds else None
+
+    def _live(self, connection: Connection) -> None:
+        world = self._world
+        if not self.calm and world.chance(self.kind.moody):
+            if world.chance(0.3):
+                self._hang_up(connection)
+                return
+            if self.streams:
+                self._close(connection, world.random.choice(list(self.streams.values())))
+        for number in self.copies:
+            late = world.now < self._not_before.get(number, 0.0)
+            if number not in self.streams and not late and world.chance(0.7):
+                self._ask(connection, number)
+        if self.kind.barriers and world.chance(0.2) and len(self.barriers) < 20:
+            self._add_barrier(connection)
+
+    def _hang_up(self, connection: Connection) -> None:
+        if self.kind.absent_s:
+            self._back_at = self._world.now + self._world.between(0, self.kind.absent_s)
+            self._forgetful = True
+        connection.hang_up()
+
+    def leave(self) -> None:
+        """Go for good."""
+        self.done = True
+        if self._connection is not None:
+            self._connection.hang_up()
+
+    def _disconnected(self) -> None:
+        self._connection = self._rounds = None
+        self.streams.clear()
+        self.barriers.clear()
+        if self._forgetful:
+            self._forgetful = False
+            self.copies = {number: copy.stored() for number, copy in self._stored.items()}
+        if self.kind.whole_only:
+            for copy in self.copies.values():
+                copy.to_boundary()
+
+    # --- stream requests --------------------------------------------------------------------------------
+
+    def _ask(self, connection: Connection, number: int) -> None:
+        flags = codec.LATEST if self.kind.latest and not self.calm else 0
+        asked = self.copies[number].position(codec.NEVER, flags, versions=self.kind.versions)
+        stream = Stream(number, asked, self._truth.step)
+        self.streams[number] = stream
+        stream.opaque = connection.ask_stream(
+            number, asked, lambda reply: self._asked(stream, reply)
+        )
+
+    def _asked(self, stream: Stream, reply: Frame) -> None:
+        number, status = stream.vbucket, reply.place
+        self._requests.answered(
+            number, stream.asked, stream.step, status, reply.value, notifier=False
+        )
+        copy = self.copies[number]
+        if status == codec.OK:
+            copy.log = codec.failover_log(reply.value)
+            stream.uuid = copy.log[0][0]
+            stream.judge = StreamJudge(self._truth, number, stream.uuid, copy)
+            self.account.streams += 1
+            return
+        del self.streams[number]
+        if status == codec.ROLLBACK:
+            self._fall_back(copy, codec.number64(reply.value))
+        else:
+            self._not_before[number] = self._world.now + self._world.between(0, _RETRY_S)
+
+    def _fall_back(self, copy: Copy, seqno: int) -> None:
+        before = copy.last
+        if seqno >= before:
+            complain(f"{self.name} stands at {before} and is told to fall back to {seqno}")
+        copy.roll_back(seqno)
+        self.account.rollbacks += 1
+        self.account.from_zero += copy.last == 0
+
+    def _close(self, connection: Connection, stream: Stream) -> None:
+        if stream.judge is None or stream.closing:
+            return
+        stream.closing = True
+        connection.send(
+            codec.CLOSE_STREAM, lambda reply: self._closed(stream, reply), vbucket=stream.vbucket
+        )
+
+    def _closed(self, stream: Stream, reply: Frame) -> None:
+        if reply.place == codec.OK:
+            if self.streams.get(stream.vbucket) is not stream:
+                complain(f"{self.name}: a stream is closed that had ended")
+            self._gone(stream)
+        elif reply.place != codec.NOT_FOUND:
+            complain(f"{self.name}: a stream is not closed: {reply}")
+
+    def _gone(self, stream: Stream) -> None:
+        del self.streams[stream.vbucket]
+        if stream.owed is not None:
+            complain(f"{self.name}: {stream.vbucket} ends; its snapshot end {stream.owed} is owed")
+        if self._rounds is not None:
+            self._rounds.gone(stream.vbucket)
+        if self.kind.whole_only:
+            self.copies[stream.vbucket].to_boundary()
+
+    # --- what comes by itself -----------------------------------------------------------------------------
+
+    def _pushed(self, frame: Frame) -> None:
+        if frame.opcode == codec.ROUND_COMPLETE:
+            self._round_complete(frame)
+            return
+        if frame.opcode == codec.BARRIER_REACHED:
+            self._barrier_reached(frame)
+            return
+        stream = self.streams.get(frame.place)
+        if stream is None or stream.opaque != frame.opaque or stream.judge is None:
+            complain(f"{self.name}: {frame} belongs to no stream")
+        handler = _HANDLERS.get(frame.opcode)
+        if handler is None:
+            complain(f"{self.name}: {frame} was not asked for")
+        if stream.owed is not None and frame.opcode != codec.SNAPSHOT_END:
+            complain(f"{self.name}: {frame} comes, snapshot end {stream.owed} is owed")
+        handler(self, stream, stream.judge, frame)
+
+    def _marker(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
+        start, end, kind = codec.marker(frame.extras)
+        if self._rounds is not None:
+            self._rounds.came(stream.vbucket)
+        self.account.announced_again += judge.marker is not None
+        judge.announced(start, end, kind, acks=False)
+
+    def _item(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
+        timed = bool(self.kind.manners.flags & codec.DELETE_TIMES)
+        version = codec.version(frame, 21 if timed else 18)
+        if self._rounds is not None:
+            self._rounds.came(stream.vbucket)
+        whole = judge.came(version)
+        copy = self.copies[stream.vbucket]
+        assert judge.marker is not None
+        copy.apply(version, judge.marker)
+        self.account.items += 1
+        if whole:
+            self._whole(stream, judge, copy)
+
+    def _whole(self, stream: Stream, judge: StreamJudge, copy: Copy) -> None:
+        copy.complete()
+        judge.whole()
+        self.account.snapshots += 1
+        if self.kind.snapshot_ends:
+            stream.owed = (copy.last, judge.items)
+        if self._rounds is not None:
+            self._rounds.whole(stream.vbucket)
+        if self.kind.absent_s and self._world.chance(0.3):
+            self._stored[stream.vbucket] = copy.stored()
+
+    def _end(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
+        reason = codec.number32(frame.extras)
+        ends = self.account.ends
+        ends[reason] = ends.get(reason, 0) + 1
+        self._gone(stream)
+        if reason == codec.END_OK:
+            if not stream.asked.flags & codec.LATEST or judge.marker is not None:
+                complain(f"{self.name}: {stream} ends before its end")
+            self._not_before[stream.vbucket] = self._world.now + self._world.between(0, _RETRY_S)
+        elif reason != codec.END_STATE:
+            complain(f"{self.name}: {stream} ends with reason {reason}")
+
+    # --- rounds, snapshot ends, barriers --------------------------------------------------------------------
+
+    def _partition_start(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
+        if self._rounds is None:
+            complain(f"{self.name}: {frame} was not asked for")
+        first, last, cycle = struct.unpack(">QQI", frame.extras)
+        self._rounds.began(stream.vbucket, cycle)
+        if first != self.copies[stream.vbucket].last or last <= first:
+            complain(f"{self.name}: a turn from {first} to {last}, {stream}")
+
+    def _snapshot_end(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
+        told: tuple[int, int] = struct.unpack(">QI", frame.extras)  # type: ignore[assignment]
+        if told != stream.owed:
+            complain(f"{self.name}: snapshot end {told} comes, {stream.owed} should")
+        stream.owed = None
+
+    def _round_complete(self, frame: Frame) -> None:
+        if self._rounds is None:
+            complain(f"{self.name}: {frame} was not asked for")
+        self._rounds.completed(*struct.unpack(">III", frame.extras), len(self.copies))
+        self.account.rounds += 1
+
+    def _add_barrier(self, connection: Connection) -> None:
+        self._cookies += 1
+        cookie = b"%s-%d" % (self.name.encode(), self._cookies)
+        due = []
+        for stream in self.streams.values():
+            look = self._truth.now(stream.vbucket)
+            if stream.judge is not None and look.log and look.log[0][0] == stream.uuid:
+                due.append((stream, look.high))
+        barrier = Barrier(cookie, 0, due)
+        self.barriers.append(barrier)
+        barrier.opaque = connection.send(
+            codec.BARRIER_ADD, lambda reply: self._barrier_added(barrier, reply), key=cookie
+        )
+
+    def _barrier_added(self, barrier: Barrier, reply: Frame) -> None:
+        if reply.place == codec.OK:
+            barrier.taken = True
+            return
+        if reply.place != codec.NOT_FOUND:
+            complain(f"{self.name}: a barrier is refused: {reply}")
+        self.barriers.remove(barrier)
+
+    def _barrier_reached(self, frame: Frame) -> None:
+        if not self.barriers or not self.barriers[0].taken:
+            complain(f"{self.name}: {frame} comes, no barrier is out")
+        barrier = self.barriers.popleft()
+        if (barrier.cookie, barrier.opaque) != (frame.key, frame.opaque):
+            complain(f"{self.name}: {frame} comes, {barrier.cookie!r} should")
+        for stream, high in barrier.due:
+            live = self.streams.get(stream.vbucket) is stream and not stream.closing
+            copy = self.copies[stream.vbucket]
+            if live and copy.boundaries[-1] < high:
+                complain(
+                    f"{self.name}: {barrier.cookie!r} is back, vBucket {stream.vbucket} "
+                    f"stands at {copy.boundaries[-1]} of {high}"
+                )
+        self.account.barriers += 1
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def settled(self) -> bool:
+        """Tell whether it holds everything, and no cookie is out."""
+        return not self.barriers and all(map(self._follows, self.copies))
+
+    def _follows(self, number: int) -> bool:
+        look, copy = self._truth.now(number), self.copies[number]
+        if look.state not in (codec.ACTIVE, codec.REPLICA):
+            return True
+        stream = self.streams.get(number)
+        if stream is None or stream.judge is None or not copy.whole:
+            return False
+        return stream.uuid == look.log[0][0] and copy.last == look.high
+
+    def judge_copies(self) -> None:
+        """Hold every copy to the truth, when everything has come to rest."""
+        for number, copy in self.copies.items():
+            look = self._truth.now(number)
+            if look.state and not look.partial:
+                StreamJudge(self._truth, number, look.log[0][0], copy)
+
+
+_HANDLERS = {
+    codec.SNAPSHOT_MARKER: Consumer._marker,
+    codec.MUTATION: Consumer._item,
+    codec.DELETION: Consumer._item,
+    codec.STREAM_END: Consumer._end,
+    codec.PARTITION_START: Consumer._partition_start,
+    codec.SNAPSHOT_END: Consumer._snapshot_end,
+}

@@ -1,0 +1,78 @@
+"""Options that verbs share, and vBuckets as people write them: ``5``, ``0-3``, ``0,8-11``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: The vBucket field of a frame has 16 bits.
+_VBUCKET_MAX = 0xFFFF
+
+
+#: How help shows `vbucket_numbers`.
+VBUCKETS = "N|A-B"
+
+
+def vbucket_numbers(text: str) -> list[int]:
+    """Return the numbers that an argument names, in its order; raises `click.BadParameter`."""
+    return [number for part in text.split(",") for number in _range(part.strip())]
+
+
+def _range(text: str) -> range:
+    first, dash, last = text.partition("-")
+    ends = (first, last if dash else first)
+    if not all(end.isascii() and end.isdecimal() and len(end) <= 5 for end in ends):
+        raise click.BadParameter(f"{text!r} is no vBucket: say a number, 0-3 or 0,8-11")
+    low, high = map(int, ends)
+    if high > _VBUCKET_MAX:
+        raise click.BadParameter(f"no vBucket has a number above {_VBUCKET_MAX}")
+    if low > high:
+        raise click.BadParameter(f"{text!r} runs backwards: say {high}-{low}")
+    return range(low, high + 1)
+
+
+def each_once(numbers: Iterable[Iterable[int]]) -> list[int]:
+    """Return all numbers of several sets, in order."""
+    return sorted({number for some in numbers for number in some})
+
+
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as `vbucket_numbers` reads them."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ",".join("-".join(map(str, ends)) for ends in ranges)
+
+
+def named(numbers: Iterable[int]) -> str:
+    """Return ``vBucket 5`` or ``vBuckets 0-3,7``."""
+    text = in_ranges(numbers)
+    return f"vBucket {text}" if text.isdecimal() else f"vBuckets {text}"
+
+
+def talks_to_a_node(json_help: str) -> Callable[[_Function], _Function]:
+    """Add the options of every verb that asks a node: ``--node``, ``--json``, ``--debug``.
+
+    The verb gets `node` and `as_json`; ``--debug`` is the affair of `main.run`.
+    """
+    options = (
+        click.option("--node", default="127.0.0.1:11210", show_default=True, metavar="HOST:PORT"),
+        click.option("--json", "as_json", is_flag=True, help=json_help),
+        click.option(
+            "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."
+        ),
+    )
+
+    def decorate(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate

@@ -1,0 +1,51 @@
+"""``uprmc failover-log``: which histories vBuckets have been through."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from uprmc.cli.arguments import VBUCKETS, each_once, talks_to_a_node, vbucket_numbers
+from uprmc.cli.node_connection import NodeConnection
+from uprmc.model import FailoverEntry
+
+
+@click.command(name="failover-log")
+@click.argument("vbuckets", nargs=-1, type=vbucket_numbers, metavar=f"[{VBUCKETS}]...")
+@talks_to_a_node("Print one JSON list of vBuckets.")
+def failover_log(vbuckets: tuple[list[int], ...], node: str, as_json: bool) -> None:
+    """Print the failover logs of some vBuckets, or of all.
+
+    An entry names a branch of history by its vb_uuid and says after which seqno it begins. The
+    newest comes first.
+    """
+    with NodeConnection(node) as connection:
+        logs = _logs(connection, each_once(vbuckets))
+    if as_json:
+        click.echo(json.dumps([_row(number, log) for number, log in logs.items()], indent=2))
+        return
+    lines = [f"{'vBucket':>7}  {'vb_uuid':>15}  begins after seqno"]
+    for number, log in logs.items():
+        lines += [f"{number:>7}  {entry.uuid:>15}  {entry.seqno}" for entry in log]
+    click.echo("\n".join(lines))
+
+
+def _logs(connection: NodeConnection, vbuckets: list[int]) -> dict[int, list[FailoverEntry]]:
+    """Return the logs by vBucket; of all if none is named."""
+    groups = [f"failovers {number}" for number in vbuckets] or ["failovers"]
+    found: dict[int, list[FailoverEntry]] = {}
+    numbers: dict[str, int] = {}
+    for group in groups:
+        for name, value in connection.statistics(group):
+            numbers[name] = int(value)
+            vbucket, _, what = name.removeprefix("vb_").partition(":")
+            if what.endswith(":seq"):
+                entry = FailoverEntry(numbers[name.removesuffix("seq") + "id"], int(value))
+                found.setdefault(int(vbucket), []).append(entry)
+    return found
+
+
+def _row(number: int, log: list[FailoverEntry]) -> dict[str, object]:
+    entries = [{"vb_uuid": entry.uuid, "seqno": entry.seqno} for entry in log]
+    return {"vbucket": number, "entries": entries}

@@ -1,0 +1,114 @@
+"""``uprmc observe``: whether the present version of a document is on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from zlib import crc32
+
+import click
+
+from uprmc.cli.arguments import talks_to_a_node
+from uprmc.cli.node_connection import NodeConnection, NodeError, reason
+from uprmc.cli.shown import readable, text_or_base64
+from uprmc.errors import ConfigError, RemoteProtocolError
+from uprmc.protocol.binary import (
+    KeyObservation,
+    ObservedKey,
+    decode_observe_reply,
+    encode_observe_request,
+)
+from uprmc.protocol.header import RequestFrame
+from uprmc.protocol.opcodes import KEY_MAX_BYTES, ObservedState, Opcode, Status
+
+#: How often `--wait` asks, in seconds, whatever the node recommends.
+_POLL_MIN_S, _POLL_MAX_S = 0.005, 0.5
+
+_WORDS = {
+    ObservedState.NOT_PERSISTED: "not persisted",
+    ObservedState.PERSISTED: "persisted",
+    ObservedState.NOT_FOUND: "not found",
+    ObservedState.LOGICALLY_DELETED: "deleted, not persisted",
+}
+_UNSETTLED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
+
+
+@click.command()
+@click.argument("key")
+@click.option("--vbucket", type=click.IntRange(0, 0xFFFF), help="Where it is; else by the key.")
+@click.option("--wait", is_flag=True, help="Wait until its newest version is on disk.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long --wait waits.",
+)
+@talks_to_a_node("Print one JSON object.")
+def observe(
+    key: str, vbucket: int | None, wait: bool, timeout_s: float, node: str, as_json: bool
+) -> None:
+    """Print whether a document is on disk, and its CAS.
+
+    With --wait the exit code is 1 if it is still not on disk when the time is up. A document that
+    is not there counts as settled: its deletion, if there was one, is on disk.
+    """
+    name = os.fsencode(key)
+    if not 1 <= len(name) <= KEY_MAX_BYTES:
+        raise ConfigError(f"a key has 1 to {KEY_MAX_BYTES} bytes, this one {len(name)}")
+    deadline = time.monotonic() + (timeout_s if wait else 0.0)
+    with NodeConnection(node) as connection:
+        number = _vbucket_by_key(connection, name) if vbucket is None else vbucket
+        found, rest_s = _ask(connection, number, name)
+        while found.state in _UNSETTLED and (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(rest_s, left_s))
+            found, rest_s = _ask(connection, number, name)
+    if wait and found.state in _UNSETTLED:
+        words = _words(found.state)
+        raise NodeError(f"{readable(name)} in vBucket {number}: {words} after {timeout_s:g} s")
+    _print(found, as_json)
+
+
+def _vbucket_by_key(connection: NodeConnection, key: bytes) -> int:
+    """Return where a key belongs on a node with that many vBuckets."""
+    answer = connection.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
+    try:
+        if answer.status:
+            raise ValueError(reason(answer))
+        count = len(json.loads(answer.value)["vBucketServerMap"]["vBucketMap"])
+        return ((crc32(key) >> 16) & 0x7FFF) % count
+    except (ValueError, LookupError, TypeError, ZeroDivisionError) as error:
+        raise NodeError(
+            f"the node does not tell how many vBuckets it has ({error}): say --vbucket"
+        ) from None
+
+
+def _ask(connection: NodeConnection, number: int, key: bytes) -> tuple[KeyObservation, float]:
+    """Return what is known of the key, and in how many seconds to ask again."""
+    value = encode_observe_request([ObservedKey(number, key)])
+    answer = connection.ask(RequestFrame(Opcode.OBSERVE, value=value, vbucket=number))
+    if answer.status == Status.NOT_MY_VBUCKET:
+        raise NodeError(f"vBucket {number} is not on this node, or dead")
+    if answer.status:
+        raise NodeError(f"observing {readable(key)} was refused: {reason(answer)}")
+    try:
+        (found,) = decode_observe_reply(answer.value)
+    except (RemoteProtocolError, ValueError) as error:
+        raise NodeError(f"the node's answer makes no sense: {error}") from None
+    return found, min(max((answer.cas >> 32) / 1e3, _POLL_MIN_S), _POLL_MAX_S)
+
+
+def _words(state: int) -> str:
+    return _WORDS[ObservedState(state)] if state in _WORDS else f"state {state:#04x}"
+
+
+def _print(found: KeyObservation, as_json: bool) -> None:
+    words = _words(found.state)
+    if as_json:
+        place = {"vbucket": found.vbucket, **text_or_base64("key", found.key)}
+        click.echo(json.dumps({**place, "state": words, "cas": found.cas}))
+        return
+    click.echo(f"{readable(found.key)}  vBucket {found.vbucket}  {words}  CAS {found.cas}")

@@ -1,0 +1,178 @@
+"""``uprmc vbucket``: which vBuckets a node has, in which states; changing and removing them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import click
+
+from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.node_connection import NodeConnection, NodeError, reason
+from uprmc.errors import ConfigError
+from uprmc.model import VBucketState
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.management import GET_VBUCKET_REPLY, SET_VBUCKET_EXTRAS
+from uprmc.protocol.opcodes import Opcode, Status
+
+_STATES = click.Choice([state.name.lower() for state in VBucketState], case_sensitive=False)
+
+#: Value of DEL_VBUCKET: the answer comes when the vBucket is gone from disk.
+_WAIT = b"async=0"
+
+
+class _Row(NamedTuple):
+    """What `vbucket list` says of one; the names are those of the JSON."""
+
+    vbucket: int
+    state: str
+    vb_uuid: int
+    high_seqno: int
+    persisted_seqno: int
+    items: int
+
+
+@click.group()
+@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
+def vbucket() -> None:
+    """List the vBuckets of a node, change their states, remove them."""
+
+
+# --- list ---------------------------------------------------------------------------------------
+
+
+@vbucket.command(name="list")
+@click.option("--state", "states", type=_STATES, multiple=True, help="Only those in this state.")
+@talks_to_a_node("Print one JSON list.")
+def list_(states: tuple[str, ...], node: str, as_json: bool) -> None:
+    """Print state, newest vb_uuid, seqnos and number of documents of each vBucket."""
+    with NodeConnection(node) as connection:
+        details = dict(connection.statistics("vbucket-details"))
+    numbers = (name.removeprefix("vb_") for name in details if ":" not in name)
+    rows = [_row(int(number), details) for number in numbers]
+    shown = [row for row in rows if not states or row.state in states]
+    if as_json:
+        click.echo(json.dumps([row._asdict() for row in shown], indent=2))
+        return
+    table = [_line("vBucket", "state", "vb_uuid", "high seqno", "persisted", "items")]
+    table += [_line(*row) for row in shown]
+    click.echo("\n".join(table))
+
+
+def _row(number: int, details: dict[str, str]) -> _Row:
+    name = f"vb_{number}"
+    of_it = ("uuid", "high_seqno", "persisted_seqno", "num_items")
+    return _Row(number, details[name], *(int(details.get(f"{name}:{what}", 0)) for what in of_it))
+
+
+def _line(*cells: object) -> str:
+    number, state, *rest = map(str, cells)
+    uuid, high, persisted, items = rest
+    return f"{number:>7}  {state:<7}  {uuid:>15}  {high:>12}  {persisted:>12}  {items:>10}"
+
+
+# --- set and rm ---------------------------------------------------------------------------------
+
+
+@vbucket.command(name="set")
+@click.argument("numbers", type=vbucket_numbers, metavar=VBUCKETS)
+@click.argument("state", type=_STATES)
+@talks_to_a_node("Print one JSON object.")
+def set_(numbers: list[int], state: str, node: str, as_json: bool) -> None:
+    """Put vBuckets into a STATE; one that is not there is made.
+
+    One that becomes active begins a new branch of history: its failover log gets an entry.
+    """
+    done: list[int] = []
+    with NodeConnection(node) as connection:
+        for number in each_once([numbers]):
+            _set(connection, number, VBucketState[state.upper()], done)
+            done.append(number)
+    _tell(done, state, as_json)
+
+
+@vbucket.command(name="rm")
+@click.argument("numbers", type=vbucket_numbers, metavar=VBUCKETS)
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    show_default=True,
+    help="Be told when they are gone from disk. (A node of ours says nothing earlier anyway.)",
+)
+@click.option("--force", is_flag=True, help="Make them dead first, whatever their state.")
+@talks_to_a_node("Print one JSON object.")
+def rm(numbers: list[int], wait: bool, force: bool, node: str, as_json: bool) -> None:
+    """Remove dead vBuckets with everything in them.
+
+    None is removed unless all of them are there and, without --force, dead.
+    """
+    wanted = each_once([numbers])
+    done: list[int] = []
+    with NodeConnection(node) as connection:
+        states = _states(connection, wanted)
+        lively = [number for number in wanted if states[number] != VBucketState.DEAD]
+        if lively and not force:
+            raise NodeError(_not_dead(lively, {states[number] for number in lively}))
+        for number in wanted:
+            if number in lively:
+                _set(connection, number, VBucketState.DEAD, done)
+            _remove(connection, number, done, wait=wait)
+            done.append(number)
+    _tell(done, "removed", as_json)
+
+
+def _states(connection: NodeConnection, numbers: list[int]) -> dict[int, VBucketState]:
+    questions = (RequestFrame(Opcode.GET_VBUCKET, vbucket=number) for number in numbers)
+    answers = dict(zip(numbers, connection.ask_all(questions), strict=True))
+    absent = [n for n, answer in answers.items() if answer.status == Status.NOT_MY_VBUCKET]
+    if absent:
+        raise NodeError(f"the node does not have {named(absent)}; nothing was removed")
+    for number, answer in answers.items():
+        _check(answer, f"asking for the state of vBucket {number}", ())
+    return {n: VBucketState(*GET_VBUCKET_REPLY.unpack(each.value)) for n, each in answers.items()}
+
+
+def _not_dead(numbers: list[int], states: Iterable[VBucketState]) -> str:
+    found = " or ".join(sorted(state.name.lower() for state in states))
+    verb = "is" if len(numbers) == 1 else "are"
+    return (
+        f"{named(numbers)} {verb} {found} and only dead ones can be removed: "
+        "'uprmc vbucket set' them dead first, or say --force"
+    )
+
+
+def _set(connection: NodeConnection, number: int, state: VBucketState, done: Iterable[int]) -> None:
+    extras = SET_VBUCKET_EXTRAS.pack(state)
+    answer = connection.ask(RequestFrame(Opcode.SET_VBUCKET, extras=extras, vbucket=number))
+    if answer.status == Status.RANGE_ERROR:
+        raise ConfigError(f"the node can have no vBucket {number}: too high{_so_far(done)}")
+    _check(answer, f"setting vBucket {number} {state.name.lower()}", done)
+
+
+def _remove(connection: NodeConnection, number: int, done: Iterable[int], *, wait: bool) -> None:
+    value = _WAIT if wait else b""
+    answer = connection.ask(RequestFrame(Opcode.DEL_VBUCKET, value=value, vbucket=number))
+    if answer.status == Status.TEMPORARY_FAILURE:
+        raise NodeError(
+            f"vBucket {number} is removed, but not yet from disk: the node goes on trying"
+            f"{_so_far(done)}"
+        )
+    _check(answer, f"removing vBucket {number}", done)
+
+
+def _check(answer: ResponseFrame, doing: str, done: Iterable[int]) -> None:
+    if answer.status:
+        raise NodeError(f"{doing} was refused: {reason(answer)}{_so_far(done)}")
+
+
+def _so_far(done: Iterable[int]) -> str:
+    numbers = list(done)
+    return f" ({named(numbers)} done before)" if numbers else ""
+
+
+def _tell(numbers: list[int], state: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"vbuckets": numbers, "state": state}))
+        return
+    click.echo(f"{named(numbers)}: {state}")

@@ -1,0 +1,289 @@
+"""Compaction: tombstones that nobody needs any more are dropped for good.
+
+The fetcher's steps, again and again until a vBucket's records have all been looked at: `begin`
+(rules) opens a view of the store, `read` (any thread, touches no rules) looks for tombstones in it,
+`finish` (rules) closes the view and hands what was found to the flusher, which drops it in one
+commit with the header. Each step takes a bounded number of records, no view outlives its step, and
+one compaction goes on at a time; whoever drives it calls `begin` whenever something is `waiting`.
+
+Which tombstones go, in all of the vBucket's records or none beyond what all of these allow:
+
+* what `PurgeRule` names;
+* nothing above `Bucket.purge_limit`;
+* nothing that is not on disk together with everything before it, and nothing of a snapshot that is
+  half received;
+* never the newest item on disk, so that the highest seqno always belongs to a record.
+
+A vBucket's `purge_seqno` rises to the highest seqno dropped, before the commit that drops it begins
+and on disk within that commit. A consumer that has not come so far must begin at 0.
+
+What surprises: the table needs no looking at. A tombstone leaves it as soon as it is on disk, and
+what is not on disk is not dropped.
+
+Source: `reference/systems.md` a.5; `reference/upr.md` 6 (COMPACT_DB) and 7; rows X03, X17.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from uprmc.config import Settings
+from uprmc.engine.commit_room import CommitRoom
+from uprmc.engine.disposal import Record
+from uprmc.engine.failover_log import last_complete_seqno
+from uprmc.engine.flusher import Flusher, Waiter
+from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.errors import StoreError
+from uprmc.model import Item
+from uprmc.storage.interface import Store, StoreView
+
+#: Records looked at in one reading: some milliseconds in a worker thread.
+_READ_RECORDS = 2_000
+
+
+class PurgeRule(NamedTuple):
+    """Which tombstones a compaction is asked to drop.
+
+    A bound of 0 is not given; what is given must hold, both if both are. Without any bound none
+    goes. This is ep-engine's rule, but that its purge-before-seq alone dropped nothing.
+
+    Attributes:
+        before_s: those of deletions before this Unix time.
+        upto_seqno: those with this seqno or a lower one.
+        every: all of them, whatever the bounds.
+    """
+
+    before_s: int = 0
+    upto_seqno: int = 0
+    every: bool = False
+
+    def names(self, tombstone: Item) -> bool:
+        """Tell whether this tombstone is to go."""
+        if self.every:
+            return True
+        if not (self.before_s or self.upto_seqno):
+            return False
+        old = not self.before_s or tombstone.expiry < self.before_s
+        return old and (not self.upto_seqno or tombstone.seqno <= self.upto_seqno)
+
+
+@dataclass(slots=True)
+class Reading:
+    """One look into the store.
+
+    Attributes:
+        after: the last key looked at.
+        found: tombstones to drop, by key.
+        exhausted: the vBucket's last record was looked at.
+    """
+
+    view: StoreView
+    vbucket: int
+    rule: PurgeRule
+    limit: int
+    most: int
+    after: bytes
+    found: list[Record] = field(default_factory=list)
+    exhausted: bool = False
+
+
+class _Request(NamedTuple):
+    number: int
+    rule: PurgeRule
+    done: Waiter
+
+
+class _Compaction:
+    """The one that goes on. It watches its vBucket: one that begins anew gives seqnos out again."""
+
+    __slots__ = (
+        "_flusher",
+        "after",
+        "committing",
+        "done",
+        "exhausted",
+        "found",
+        "over",
+        "rule",
+        "vbucket",
+    )
+
+    def __init__(self, vbucket: VBucket, rule: PurgeRule, done: Waiter, flusher: Flusher) -> None:
+        self._flusher = flusher
+        self.vbucket = vbucket
+        self.rule = rule
+        self.done = done
+        self.after = b""
+        self.found: list[Record] = []
+        self.exhausted = self.committing = self.over = False
+
+    def changed(self) -> None:
+        """Go on: what is new is not on disk."""
+
+    def interrupted(self, why: Interruption) -> None:
+        """Drop nothing more: what was found may stand for other documents from now on.
+
+        Who waits is told at the next step, not in the middle of what interrupts.
+        """
+        self.over = True
+        self._flusher.forget_drops(self.vbucket)
+
+
+class Compactor:
+    """See the module docstring.
+
+    Attributes:
+        on_wanted: called when `begin` has something to do and nobody is about to call it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        vbuckets: Mapping[int, VBucket],
+        flusher: Flusher,
+        settings: Settings,
+        purge_limit: Callable[[VBucket], int],
+    ) -> None:
+        self._store = store
+        self._vbuckets = vbuckets
+        self._flusher = flusher
+        self._settings = settings
+        self._purge_limit = purge_limit
+        self._requests: deque[_Request] = deque()
+        self._current: _Compaction | None = None
+        self.on_wanted: Callable[[], None] = lambda: None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `begin` has something to do, provided that no reading is under way."""
+        if self._current is not None:
+            return not self._current.committing
+        return bool(self._requests)
+
+    def want(self, number: int, rule: PurgeRule, done: Waiter) -> None:
+        """Ask for a compaction; `done` is called once, ``False`` if it was given up."""
+        self._requests.append(_Request(number, rule, done))
+        if self._current is None and len(self._requests) == 1:
+            self.on_wanted()
+
+    def begin(self) -> Reading | None:
+        """Open a view for the next look; ``None`` when there is nothing to look for now.
+
+        Raises:
+            StoreError: the store cannot be read; whoever waits has been told so.
+        """
+        if not self.waiting:
+            return None
+        current = self._current or self._next()
+        if current is None:
+            return None
+        if current.over:
+            self._end(current, False)
+            return None
+        try:
+            view = self._store.view()
+        except StoreError:
+            self._end(current, False)
+            raise
+        return Reading(
+            view,
+            current.vbucket.id,
+            current.rule,
+            self._limit(current.vbucket),
+            self._most() - len(current.found),
+            current.after,
+        )
+
+    def read(self, reading: Reading) -> None:
+        """Look. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
+        looked = 0
+        dump = reading.view.dump_metadata(reading.vbucket, reading.after)
+        for _, item, _ in islice(dump, _READ_RECORDS):
+            looked += 1
+            reading.after = item.key
+            if item.life and item.seqno <= reading.limit and reading.rule.names(item):
+                reading.found.append((item.key, item.seqno))
+                if len(reading.found) >= reading.most:
+                    return
+        reading.exhausted = looked < _READ_RECORDS
+
+    def finish(self, reading: Reading) -> None:
+        """Take what was found; hand a slice of it to the flusher."""
+        reading.view.close()
+        current = self._current
+        assert current is not None
+        if current.over:
+            self._end(current, False)
+            return
+        current.after = reading.after
+        current.exhausted = reading.exhausted
+        current.found += reading.found
+        if current.exhausted or len(reading.found) >= reading.most:
+            self._submit(current)
+
+    def failed(self, reading: Reading) -> None:
+        """Learn that reading failed; the compaction is given up."""
+        reading.view.close()
+        assert self._current is not None
+        self._end(self._current, False)
+
+    def _next(self) -> _Compaction | None:
+        """Turn to the next request; those for vBuckets that are gone are given up."""
+        while self._requests:
+            request = self._requests.popleft()
+            vbucket = self._vbuckets.get(request.number)
+            if vbucket is None:
+                request.done(False)
+                continue
+            self._current = _Compaction(vbucket, request.rule, request.done, self._flusher)
+            vbucket.watchers.append(self._current)
+            return self._current
+        return None
+
+    def _limit(self, vbucket: VBucket) -> int:
+        """Return the highest seqno that may be dropped now."""
+        return min(
+            self._purge_limit(vbucket),
+            self._flusher.durable_seqno(vbucket),
+            last_complete_seqno(vbucket.high_seqno, vbucket.snapshot),
+            vbucket.persisted_seqno - 1,
+        )
+
+    def _most(self) -> int:
+        """Return how many tombstones go in one commit."""
+        room = CommitRoom.of(self._settings.flush, self._store)
+        return min(self._settings.engine.compaction_slice, room.items)
+
+    def _submit(self, current: _Compaction) -> None:
+        """Have dropped what was found and is still allowed to go."""
+        limit = self._limit(current.vbucket)
+        records = [record for record in current.found if record[1] <= limit]
+        current.found = []
+        if records:
+            current.committing = True
+            self._flusher.drop(current.vbucket, records, self._committed)
+        elif current.exhausted:
+            self._end(current, True)
+
+    def _committed(self, ok: bool) -> None:
+        current = self._current
+        assert current is not None
+        current.committing = False
+        if current.over or not ok:
+            self._end(current, False)
+        elif current.exhausted:
+            self._end(current, True)
+        else:
+            self.on_wanted()
+
+    def _end(self, current: _Compaction, ok: bool) -> None:
+        """Tell who asked, and turn to the next."""
+        current.vbucket.unwatch(current)
+        self._current = None
+        if self._requests:
+            self.on_wanted()
+        current.done(ok)

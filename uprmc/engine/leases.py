@@ -1,0 +1,171 @@
+"""Snapshot leases: some vBuckets held as they are now, for a limited time, to be read repeatedly.
+
+A lease is a set of readings (`change_source`) taken in one turn over one view of the store. Whoever
+names it reads the same bytes as often as it likes, from any connection, while writes go on. It pins
+pages of the store and queue entries, so its number and its lifetime are limited, and when the store
+must grow all leases go: a node that cannot write is worse than a reader that has to start again.
+
+Source: design, decision 12; `reference/spark.md` 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from uprmc.config import UprSettings
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.change_source import Reading
+from uprmc.engine.rollback import Held
+from uprmc.errors import (
+    InvalidArguments,
+    KeyNotFound,
+    NotMyVBucket,
+    TemporaryFailure,
+)
+from uprmc.model import VBucketState
+from uprmc.storage.interface import StoreView
+
+
+class Lease:
+    """One lease.
+
+    Attributes:
+        id: its name, a number of 48 bits.
+        expires_at: Unix time in seconds.
+        readings: by vBucket.
+        held: what each vBucket's history was, by vBucket.
+        readers: called when the lease ends; who reads from it puts itself there.
+        reads: how many streams have read from it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        expires_at: float,
+        view: StoreView,
+        readings: Mapping[int, Reading],
+        held: Mapping[int, Held],
+    ) -> None:
+        self.id = number
+        self.expires_at = expires_at
+        self.readings = readings
+        self.held = held
+        self.readers: dict[Callable[[], None], None] = {}
+        self.reads = 0
+        self._view = view
+
+    def close(self) -> None:
+        """Let go of everything; readers are told first."""
+        readers, self.readers = self.readers, {}
+        for ended in readers:
+            ended()
+        for reading in self.readings.values():
+            reading.close()
+        self._view.close()
+
+
+class Leases:
+    """All leases of a node.
+
+    Attributes:
+        open: by their number, oldest first.
+        granted, expired, withdrawn: counters.
+    """
+
+    def __init__(self, bucket: Bucket, settings: UprSettings) -> None:
+        self.open: dict[int, Lease] = {}
+        self.granted = self.expired = self.withdrawn = 0
+        self._bucket = bucket
+        self._settings = settings
+
+    def acquire(self, vbuckets: Sequence[int], lifetime_s: int) -> tuple[Lease, int]:
+        """Hold vBuckets as they are now.
+
+        Args:
+            vbuckets: their numbers; none = all active ones.
+            lifetime_s: for how long; more than the limit is cut to it.
+
+        Returns:
+            The lease and its lifetime in seconds.
+
+        Raises:
+            TemporaryFailure: warm-up is going on, or there are as many leases as there may be.
+            NotMyVBucket: one of them is neither active nor a replica here.
+            InvalidArguments: a number comes twice, or the lifetime is 0.
+            StoreError: the store cannot be read.
+        """
+        bucket = self._bucket
+        if not bucket.traffic:
+            raise TemporaryFailure("warming up")
+        numbers = sorted(vbuckets) if vbuckets else sorted(bucket.active)
+        if len(set(numbers)) < len(numbers):
+            raise InvalidArguments("a vBucket is named twice")
+        granted_s = self._lifetime(lifetime_s)
+        for number in numbers:
+            self._check_served(number)
+        if len(self.open) >= self._settings.leases:
+            raise TemporaryFailure(f"{self._settings.leases} leases are held")
+        lease = self._hold(numbers, bucket.clock.now() + granted_s)
+        self.open[lease.id] = lease
+        self.granted += 1
+        return lease, granted_s
+
+    def find(self, number: int) -> Lease:
+        """Return an open lease; raises `KeyNotFound`."""
+        lease = self.open.get(number)
+        if lease is None:
+            raise KeyNotFound(number)
+        return lease
+
+    def renew(self, number: int, lifetime_s: int) -> int:
+        """Hold it for so long from now; returns what was granted, in seconds.
+
+        Raises:
+            KeyNotFound, InvalidArguments: as `find` and `acquire`.
+        """
+        lease = self.find(number)
+        granted_s = self._lifetime(lifetime_s)
+        lease.expires_at = self._bucket.clock.now() + granted_s
+        return granted_s
+
+    def release(self, number: int) -> None:
+        """End it early; raises `KeyNotFound`."""
+        lease = self.find(number)
+        del self.open[number]
+        lease.close()
+
+    def tick(self) -> None:
+        """End those whose time is over; call it about once a second."""
+        now = self._bucket.clock.now()
+        for number, lease in list(self.open.items()):
+            if lease.expires_at <= now:
+                self.release(number)
+                self.expired += 1
+
+    def release_views(self) -> None:
+        """End all, because the store cannot grow while it is being read."""
+        self.withdrawn += len(self.open)
+        for number in list(self.open):
+            self.release(number)
+
+    def _lifetime(self, lifetime_s: int) -> int:
+        if not lifetime_s:
+            raise InvalidArguments("a lease needs a lifetime")
+        return min(lifetime_s, self._settings.lease_max_s)
+
+    def _check_served(self, number: int) -> None:
+        vbucket = self._bucket.vbuckets.get(number)
+        if vbucket is None or vbucket.state not in (VBucketState.ACTIVE, VBucketState.REPLICA):
+            raise NotMyVBucket(number)
+
+    def _hold(self, numbers: Sequence[int], expires_at: float) -> Lease:
+        bucket = self._bucket
+        view = bucket.store.view()
+        readings, held = {}, {}
+        for number in numbers:
+            vbucket = bucket.vbuckets[number]
+            on_disk = vbucket.queue.persisted > 0
+            readings[number] = Reading(vbucket, view if on_disk else None, owns_view=False)
+            log = vbucket.failover_log
+            held[number] = Held(log, readings[number].end_seqno, readings[number].purge_seqno)
+        return Lease(bucket.entropy.uuid48(), expires_at, view, readings, held)

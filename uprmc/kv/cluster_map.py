@@ -1,0 +1,124 @@
+"""The cluster map: which node has which vBucket, as JSON that Couchbase's clients read.
+
+A manager may set one. Until then a node describes itself: one node that has every active vBucket.
+``$HOST`` stands for the host that the client has dialled.
+
+Source: Couchbase SDK reference, sections 1 and 2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from uprmc.engine.bucket import Bucket
+from uprmc.errors import InvalidArguments
+from uprmc.model import VBucketState
+
+#: The bucket's name. There is one.
+BUCKET_NAME = "default"
+
+#: What clients may rely on beyond key-value operations.
+_CAPABILITIES = ["cccp", "cbhello", "nodesExt", "touch", "dcp"]
+
+_ABSENT = -1
+
+
+class ClusterMap:
+    """One node's map.
+
+    Attributes:
+        addresses: where the node listens, by listener's name (``upr``, ``http``), as HOST:PORT.
+        tls: whether the node's listeners speak TLS.
+        uuid: identity of the data, 0 = unknown.
+    """
+
+    __slots__ = ("_epoch", "_own", "_rev", "_seen", "_set", "addresses", "tls", "uuid")
+
+    def __init__(
+        self,
+        addresses: Callable[[], Mapping[str, str]] = dict,
+        *,
+        tls: bool = False,
+        uuid: int = 0,
+    ) -> None:
+        self.addresses = addresses
+        self.tls = tls
+        self.uuid = uuid
+        self._set = b""
+        self._own = b""
+        self._seen: tuple[dict[str, int], list[int]] | None = None
+        self._rev = 0
+        self._epoch = 0
+
+    def replace(self, text: bytes) -> None:
+        """Answer this from now on; raises `InvalidArguments` if it is no JSON object."""
+        json_object(text)
+        self._set = text
+
+    def text(self, bucket: Bucket) -> bytes | None:
+        """Return the map, ``None`` if the node has no port that clients could be sent to.
+
+        The node's own map gets a new revision whenever it says something new.
+        """
+        if self._set:
+            return self._set
+        ports = self._ports()
+        if "upr" not in ports:
+            return None
+        seen = (ports, _places(bucket))
+        if seen != self._seen:
+            self._seen = seen
+            self._rev += 1
+            self._epoch = self._epoch or int(bucket.clock.now())
+            self._own = json.dumps(self._document(*seen), separators=(",", ":")).encode()
+        return self._own
+
+    def _ports(self) -> dict[str, int]:
+        places = {name: text.rpartition(":")[2] for name, text in self.addresses().items()}
+        return {name: int(port) for name, port in places.items() if port.isdecimal()}
+
+    def _document(self, ports: Mapping[str, int], places: list[int]) -> dict[str, Any]:
+        kv = ports["upr"]
+        services = {"kvSSL" if self.tls else "kv": kv}
+        if "http" in ports:
+            services["mgmt"] = ports["http"]
+        return {
+            "rev": self._rev,
+            "revEpoch": self._epoch,
+            "name": BUCKET_NAME,
+            "uuid": f"{self.uuid:032x}",
+            "nodeLocator": "vbucket",
+            "nodes": [{"hostname": f"$HOST:{ports.get('http', kv)}", "ports": {"direct": kv}}],
+            "nodesExt": [{"thisNode": True, "services": services}],
+            "bucketCapabilities": _CAPABILITIES,
+            "clusterCapabilitiesVer": [1, 0],
+            "clusterCapabilities": {},
+            "vBucketServerMap": {
+                "hashAlgorithm": "CRC",
+                "numReplicas": 0,
+                "serverList": [f"$HOST:{kv}"],
+                "vBucketMap": [[place] for place in places],
+            },
+        }
+
+
+def _places(bucket: Bucket) -> list[int]:
+    """Return for each vBucket the index of the node that has it active."""
+    vbuckets = bucket.vbuckets
+    return [
+        0 if number in vbuckets and vbuckets[number].state == VBucketState.ACTIVE else _ABSENT
+        for number in range(bucket.settings.engine.vbuckets)
+    ]
+
+
+def json_object(text: bytes) -> dict[str, Any]:
+    """Return the object that `text` holds; raises `InvalidArguments` if it holds none."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArguments(f"not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidArguments("not a JSON object")
+    return document

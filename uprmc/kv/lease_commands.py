@@ -1,0 +1,61 @@
+"""Snapshot leases on any binary connection: acquire, renew, release.
+
+Source: design, decision 12; the bytes are our own, see ``docs/protocol.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uprmc.errors import StoreError, TemporaryFailure
+from uprmc.kv.binary_commands import Handler, Request
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.upr_extensions import (
+    LEASE_ACQUIRE_EXTRAS,
+    LEASE_GRANT_EXTRAS,
+    LEASE_RELEASE_EXTRAS,
+    LEASE_RENEW_EXTRAS,
+    LeasedVBucket,
+    decode_lease_vbuckets,
+    encode_lease_grant,
+)
+
+if TYPE_CHECKING:
+    from uprmc.kv.binary_session import BinarySession
+
+
+def acquire(session: BinarySession, request: Request) -> None:
+    """Hold vBuckets as they are now; the answer tells how they are."""
+    (lifetime_s,) = LEASE_ACQUIRE_EXTRAS.unpack(request.extras)
+    numbers = decode_lease_vbuckets(request.value)
+    try:
+        lease, granted_s = session.services.upr.leases.acquire(numbers, lifetime_s)
+    except StoreError as error:
+        raise TemporaryFailure(str(error)) from None
+    leased = [
+        LeasedVBucket(number, reading.uuid, reading.end_seqno, reading.purge_seqno)
+        for number, reading in lease.readings.items()
+    ]
+    extras = LEASE_GRANT_EXTRAS.pack(lease.id, granted_s)
+    session.reply(request, extras=extras, value=encode_lease_grant(leased))
+
+
+def renew(session: BinarySession, request: Request) -> None:
+    """Hold a lease for longer, or less long."""
+    number, lifetime_s = LEASE_RENEW_EXTRAS.unpack(request.extras)
+    granted_s = session.services.upr.leases.renew(number, lifetime_s)
+    session.reply(request, extras=LEASE_GRANT_EXTRAS.pack(number, granted_s))
+
+
+def release(session: BinarySession, request: Request) -> None:
+    """Let a lease go."""
+    (number,) = LEASE_RELEASE_EXTRAS.unpack(request.extras)
+    session.services.upr.leases.release(number)
+    session.reply(request)
+
+
+LEASE_COMMANDS: dict[int, Handler] = {
+    Opcode.LEASE_ACQUIRE: acquire,
+    Opcode.LEASE_RENEW: renew,
+    Opcode.LEASE_RELEASE: release,
+}

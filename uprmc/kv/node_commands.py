@@ -1,0 +1,120 @@
+"""Commands that look after a node as a whole: persistence, traffic, parameters, cluster map.
+
+None of them needs documents, so all but the traffic switch work during warm-up too.
+
+Source: UPR reference, section 6; Couchbase SDK reference, sections 1 and 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uprmc.errors import InvalidArguments, KeyNotFound, TemporaryFailure
+from uprmc.kv.cluster_map import BUCKET_NAME
+from uprmc.kv.parameters import NAME_MAX_BYTES, VALUE_MAX_BYTES, set_parameter
+from uprmc.protocol.management import SESSION_TOKEN_EXTRAS, SET_PARAM_EXTRAS
+from uprmc.protocol.opcodes import DataType, Opcode, Status
+
+if TYPE_CHECKING:
+    from uprmc.kv.binary_commands import Handler, Request
+    from uprmc.kv.binary_session import BinarySession
+
+
+def stop_persistence(session: BinarySession, request: Request) -> None:
+    """Begin no commit from now on. Changes are accepted as long as memory lasts."""
+    session.bucket.flusher.pause()
+    session.reply(request)
+
+
+def start_persistence(session: BinarySession, request: Request) -> None:
+    """Commit again."""
+    session.bucket.flusher.resume()
+    session.reply(request)
+
+
+def enable_traffic(session: BinarySession, request: Request) -> None:
+    """Let clients in."""
+    if not session.bucket.warm:
+        raise TemporaryFailure("warming up")
+    session.bucket.let_traffic_in()
+    session.reply(request)
+
+
+def disable_traffic(session: BinarySession, request: Request) -> None:
+    """Shut clients out: their commands get temporary failure."""
+    if not session.bucket.warm:
+        raise TemporaryFailure("warming up")
+    session.bucket.shut_traffic_out()
+    session.reply(request)
+
+
+def set_param(session: BinarySession, request: Request) -> None:
+    """Change a setting of the running node; a refusal says why."""
+    control = session.services.control
+    control.check_token(request.cas)
+    (group,) = SET_PARAM_EXTRAS.unpack(request.extras)
+    if len(request.key) > NAME_MAX_BYTES or len(request.value) > VALUE_MAX_BYTES:
+        raise InvalidArguments("the name or the value is too long")
+    name, text = request.key.decode("latin-1"), request.value.decode("latin-1")
+    try:
+        set_parameter(session.bucket, control, group, name, text)
+    except KeyNotFound as error:
+        session.reply(request, Status.KEY_NOT_FOUND, value=str(error).encode())
+    except InvalidArguments as error:
+        session.reply(request, Status.INVALID_ARGUMENTS, value=str(error).encode())
+    else:
+        session.reply(request, value=b"Updated")
+
+
+def set_token(session: BinarySession, request: Request) -> None:
+    """Begin a manager's session: others' commands are refused from now on."""
+    control = session.services.control
+    (token,) = SESSION_TOKEN_EXTRAS.unpack(request.extras)
+    if not token:
+        raise InvalidArguments("0 is no token")
+    control.check_token(request.cas)
+    control.token = token
+    session.reply(request, cas=token)
+
+
+def get_token(session: BinarySession, request: Request) -> None:
+    """Answer the session token as CAS, 0 = none was set."""
+    session.reply(request, cas=session.services.control.token)
+
+
+def set_cluster_config(session: BinarySession, request: Request) -> None:
+    """Keep a cluster map for those who ask."""
+    control = session.services.control
+    control.check_token(request.cas)
+    control.cluster_map.replace(request.value)
+    session.reply(request)
+
+
+def get_cluster_config(session: BinarySession, request: Request) -> None:
+    """Answer the cluster map."""
+    text = session.services.control.cluster_map.text(session.bucket)
+    if text is None:
+        session.reply(request, Status.KEY_NOT_FOUND)
+    else:
+        session.reply(request, value=text, datatype=DataType.JSON)
+
+
+def select_bucket(session: BinarySession, request: Request) -> None:
+    """Accept the only bucket there is."""
+    if request.key not in (b"", BUCKET_NAME.encode()):
+        raise KeyNotFound(request.key)
+    session.reply(request)
+
+
+NODE_COMMANDS: dict[int, Handler] = {
+    Opcode.STOP_PERSISTENCE: stop_persistence,
+    Opcode.START_PERSISTENCE: start_persistence,
+    Opcode.ENABLE_TRAFFIC: enable_traffic,
+    Opcode.DISABLE_TRAFFIC: disable_traffic,
+    Opcode.SET_PARAM: set_param,
+    Opcode.SET_SESSION_TOKEN: set_token,
+    Opcode.GET_SESSION_TOKEN: get_token,
+    Opcode.SET_CLUSTER_CONFIG: set_cluster_config,
+    Opcode.GET_CLUSTER_CONFIG: get_cluster_config,
+    Opcode.SELECT_BUCKET: select_bucket,
+}

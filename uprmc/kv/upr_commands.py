@@ -1,0 +1,62 @@
+"""UPR commands on a connection that has not been opened for it: OPEN, and what comes out of turn.
+
+Source: UPR reference 2, 2.1, 2.5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uprmc.errors import InvalidArguments, NotMyVBucket, OutOfPlace
+from uprmc.kv.binary_commands import Handler, Request
+from uprmc.protocol.opcodes import Opcode, OpenFlag
+from uprmc.protocol.upr import OPEN_EXTRAS, encode_failover_log
+
+if TYPE_CHECKING:
+    from uprmc.kv.binary_session import BinarySession
+
+#: Longest name of a connection, in bytes.
+NAME_MAX_BYTES = 200
+
+_KNOWN_FLAGS = (
+    OpenFlag.PRODUCER
+    | OpenFlag.NOTIFIER
+    | OpenFlag.XATTRS
+    | OpenFlag.NO_VALUE
+    | OpenFlag.DELETE_TIMES
+    | OpenFlag.NO_VALUE_KEEP_DATATYPE
+)
+
+
+def open_(session: BinarySession, request: Request) -> None:
+    """Turn the connection into one of UPR."""
+    _, flags = OPEN_EXTRAS.unpack(request.extras)
+    if len(request.key) > NAME_MAX_BYTES:
+        raise InvalidArguments("the name is too long")
+    if session.greeted and flags & ~_KNOWN_FLAGS:
+        raise InvalidArguments(f"flags {flags:#x} are not served")
+    session.open_upr(request, flags)
+
+
+def get_failover_log(session: BinarySession, request: Request) -> None:
+    """Answer a vBucket's failover log; before OPEN only to peers of today, who ask so."""
+    if not session.greeted:
+        raise OutOfPlace("failover log asked for before OPEN")
+    vbucket = session.bucket.vbuckets.get(request.number)
+    if vbucket is None:
+        raise NotMyVBucket(request.number)
+    session.reply(request, value=encode_failover_log(vbucket.failover_log))
+
+
+def out_of_place(session: BinarySession, request: Request) -> None:
+    """Hang up: the peer has not opened the connection."""
+    raise OutOfPlace(f"opcode {request.opcode:#04x} before OPEN")
+
+
+UPR_COMMANDS: dict[int, Handler] = {
+    **{
+        opcode: out_of_place for opcode in Opcode if Opcode.UPR_OPEN <= opcode <= Opcode.UPR_CONTROL
+    },
+    Opcode.UPR_OPEN: open_,
+    Opcode.UPR_GET_FAILOVER_LOG: get_failover_log,
+}

@@ -1,0 +1,173 @@
+"""A binary conversation after a UPR OPEN: commands as before, and streams beside the replies.
+
+Job: carry UPR frames between the other end and our `Producer` or `Consumer`; everything else is
+what `BinarySession` does. Replies go out before frames of streams, so the answer to a stream
+request is on the wire before the stream's first frame.
+
+What surprises: a stream begins gently. Until a connection has been sent `GENTLE_BYTES` since its
+last request, it gets `GENTLE_PULL_BYTES` in a turn of the reactor. So what the peer says to the
+first frames ("close that stream") is heard while there is still something to stop, although the
+kernel would take the whole stream at once.
+
+Source: UPR reference 2 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.errors import OutOfPlace, RollbackRequired, StreamNotFound
+from uprmc.kv.binary_commands import Request
+from uprmc.kv.binary_session import BinarySession
+from uprmc.kv.refusals import REFUSALS
+from uprmc.protocol.header import encode_request, unpack_request
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
+from uprmc.protocol.upr import ROLLBACK_VALUE
+from uprmc.upr.consumer import Consumer
+from uprmc.upr.keepalive import Due
+from uprmc.upr.peer import Peer, UprRequest
+from uprmc.upr.producer import Producer
+
+GENTLE_BYTES = 128 * 1024
+GENTLE_PULL_BYTES = 4 * 1024
+
+#: Every keep-alive has this opaque.
+NOOP_OPAQUE = 0x4E4F4F50
+
+#: An answer to a frame of ours that is longer is dropped unread.
+_ANSWER_MAX_BYTES = 64 * 1024
+
+_FIRST, _LAST = Opcode.UPR_OPEN, Opcode.UPR_CONTROL
+_EXTENSIONS = frozenset(
+    {
+        Opcode.BARRIER_ADD,
+        Opcode.BARRIER_REACHED,
+        Opcode.PARTITION_START,
+        Opcode.ROUND_COMPLETE,
+        Opcode.SNAPSHOT_END,
+    }
+)
+
+
+def _side(before: BinarySession, wake: Callable[[], None], opening: Request, flags: int) -> Peer:
+    """Return the side of the conversation that the flags of an OPEN ask us to be."""
+    hub = before.services.upr
+    request = UprRequest(opening.opcode, 0, opening.opaque, opening.extras, opening.key)
+    if not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER):
+        return Consumer(hub, request, wake)
+    return Producer(hub, request, flags, wake, datatypes=before.datatypes, modern=before.greeted)
+
+
+class UprSession(BinarySession):
+    """See the module docstring. It takes over from the `BinarySession` that got the OPEN."""
+
+    __slots__ = ("_gentle_left", "_resting", "_sent", "peer")
+
+    def __init__(
+        self, before: BinarySession, wake: Callable[[], None], opening: Request, flags: int
+    ) -> None:
+        """Take over from `before`, which got `opening` with `flags`."""
+        super().__init__(before.services, wake, by_key=before.by_key)
+        self.greeted = before.greeted
+        self.datatypes = before.datatypes
+        self.with_seqnos = before.with_seqnos
+        self.with_lock_errors = before.with_lock_errors
+        self._gentle_left = GENTLE_BYTES
+        self._resting = False
+        self._sent = 0
+        self.peer = _side(before, wake, opening, flags)
+
+    # --- the doors ------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Send keep-alives, hang up on a peer that does not answer them."""
+        super().tick(now)
+        due = self.peer.tick(now, self._sent)
+        if due is Due.PROBE:
+            self._send(encode_request(Opcode.UPR_NOOP, opaque=NOOP_OPAQUE))
+        elif due is Due.HANG_UP:
+            self.services.bucket.stats.upr_dead += 1
+            self._close()
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """Return replies, then frames of streams."""
+        if self.peer.closed:
+            self._close()
+        pieces = super().data_to_send(budget)
+        if self.closing:
+            return pieces
+        room = budget - sum(map(len, pieces))
+        if self._gentle_left > 0:
+            room = min(room, GENTLE_PULL_BYTES)
+            if self._resting:
+                self._resting = False
+                return pieces
+        if room > 0:
+            self._add_frames(pieces, room)
+        return pieces
+
+    def _add_frames(self, pieces: list[bytes], room: int) -> None:
+        sent = self.peer.fill(pieces, room)
+        self._sent += sent
+        if sent and self._gentle_left > 0:
+            self._gentle_left -= sent
+            self._resting = True  # until the next turn, so that the peer is heard in between
+            self._wake()
+
+    def connection_lost(self) -> None:
+        """Let go of the streams too."""
+        super().connection_lost()
+        self.peer.close()
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _one(self, data: bytes, position: int, size: int) -> int:
+        """See `BinarySession`; responses of the peer are frames here too."""
+        magic, opcode, key_length, extras_length, _, status, body_length, opaque, _ = (
+            unpack_request(data, position)
+        )
+        if magic != MAGIC_RESPONSE:
+            return super()._one(data, position, size)
+        length = int(HEADER_BYTES + body_length)
+        if body_length > _ANSWER_MAX_BYTES:
+            return self._skip(length, size - position)
+        if size - position < length:
+            return -length
+        body = data[position + HEADER_BYTES : position + length]
+        self.peer.answered(opcode, opaque, status, body[extras_length + key_length :])
+        return length
+
+    def _carry_out(self, request: Request) -> bool:
+        """See `BinarySession`."""
+        opcode = request.opcode
+        if not (_FIRST <= opcode <= _LAST or opcode in _EXTENSIONS):
+            return super()._carry_out(request)
+        if opcode == Opcode.UPR_STREAM_REQUEST:
+            self._gentle_left = GENTLE_BYTES
+        try:
+            answer = self.peer.handle(
+                UprRequest(
+                    opcode,
+                    request.number,
+                    request.opaque,
+                    request.extras,
+                    request.key,
+                    request.value,
+                    request.cas,
+                    request.datatype,
+                )
+            )
+        except OutOfPlace as error:
+            self._close(str(error))
+        except RollbackRequired as error:
+            value = ROLLBACK_VALUE.pack(error.seqno)
+            self.reply(request, Status.ROLLBACK, value=value)
+        except StreamNotFound:
+            new = isinstance(self.peer, Producer) and self.peer.options.new_statuses
+            self.reply(request, Status.STREAM_NOT_FOUND if new else Status.KEY_NOT_FOUND)
+        except REFUSALS as error:
+            self._refuse(opcode, request.opaque, error)
+        else:
+            if answer is not None:
+                self.reply(request, extras=answer.extras, value=answer.value)
+        return True

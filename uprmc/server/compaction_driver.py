@@ -1,0 +1,67 @@
+"""Running compactions: the store is read in a worker thread, a bounded look at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
+
+from uprmc.engine.compaction import Compactor, Reading
+from uprmc.errors import StoreError
+from uprmc.server.log import Log
+
+_log = Log("compaction")
+
+
+class CompactionDriver:
+    """Drives one bucket's compactor until `stop`; the flusher drives the rest of a compaction."""
+
+    def __init__(self, reactor: Any, pool: ThreadPool, compactor: Compactor) -> None:
+        self._reactor = reactor
+        self._pool = pool
+        self._compactor = compactor
+        self._scheduled = False
+        self._busy = False
+        self._stopped = False
+        compactor.on_wanted = self._wanted
+
+    def stop(self) -> None:
+        """Look no further; a compaction that has not ended by now is given up with the node."""
+        self._stopped = True
+
+    def _wanted(self) -> None:
+        if not (self._scheduled or self._busy or self._stopped):
+            self._scheduled = True
+            self._reactor.callLater(0, self._start)
+
+    def _start(self) -> None:
+        self._scheduled = False
+        if self._stopped:
+            return
+        try:
+            reading = self._compactor.begin()
+        except StoreError:
+            _log.failure("failed")
+            return
+        if reading is None:
+            return
+        self._busy = True
+        looking = deferToThreadPool(self._reactor, self._pool, self._compactor.read, reading)
+        looking.addCallbacks(self._finished, self._failed, (reading,), {}, (reading,))
+
+    def _finished(self, _: None, reading: Reading) -> None:
+        self._busy = False
+        self._compactor.finish(reading)
+        self._go_on()
+
+    def _failed(self, failure: Failure, reading: Reading) -> None:
+        _log.failure("failed", failure)
+        self._busy = False
+        self._compactor.failed(reading)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._compactor.waiting:
+            self._wanted()

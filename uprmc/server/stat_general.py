@@ -1,0 +1,138 @@
+"""The group without a name: what memcached counts, and what Couchbase's tools read first."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import TYPE_CHECKING
+
+from uprmc import MEMCACHED_VERSION, __version__
+from uprmc.engine.bucket import Bucket
+from uprmc.kv.services import StatGroup
+from uprmc.model import VBucketState
+from uprmc.server import stat_node
+
+if TYPE_CHECKING:
+    from uprmc.server.node import Node
+
+#: memcached counts these; here they cannot happen, or are counted under another name.
+_NEVER = (
+    "get_flushed",
+    "auth_cmds",
+    "auth_errors",
+    "evictions",
+    "reclaimed",
+    "expired_unfetched",
+    "evicted_unfetched",
+)
+
+
+def general(node: Node) -> StatGroup:
+    """Return the general group."""
+    bucket = node.bucket
+    group = _process(node) + _connections(node)
+    group += [
+        ("bytes", str(bucket.ledger.used)),
+        ("limit_maxbytes", str(bucket.ledger.quota)),
+        ("curr_items", str(bucket.item_count)),
+        ("curr_items_tot", str(bucket.total_item_count)),
+    ]
+    group += [(name, str(value)) for name, value in bucket.stats.items()]
+    group += [(name, "0") for name in _NEVER]
+    group += _engine(node)
+    group += _with_metadata(bucket)
+    return group + _vbuckets(bucket)
+
+
+def _process(node: Node) -> StatGroup:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return [
+        ("pid", str(os.getpid())),
+        ("uptime", str(int(node.uptime_s()))),
+        ("time", str(int(node.bucket.clock.now()))),
+        ("version", MEMCACHED_VERSION),
+        ("uprmc_version", __version__),
+        ("pointer_size", "64"),
+        ("rusage_user", f"{usage.ru_utime:.6f}"),
+        ("rusage_system", f"{usage.ru_stime:.6f}"),
+    ]
+
+
+def _connections(node: Node) -> StatGroup:
+    connections = node.connections
+    return [
+        ("max_connections", str(connections.limit)),
+        ("curr_connections", str(connections.current)),
+        ("total_connections", str(connections.total)),
+        ("rejected_connections", str(connections.rejected)),
+        ("accepting_conns", str(int(not connections.full))),
+        ("threads", "1"),
+        ("bytes_read", str(connections.bytes_read)),
+        ("bytes_written", str(connections.bytes_written)),
+    ]
+
+
+def _engine(node: Node) -> StatGroup:
+    bucket, stats = node.bucket, node.bucket.stats
+    ledger, flusher = bucket.ledger, bucket.flusher
+    usage = bucket.store.usage()
+    queued = str(flusher.queued)
+    return [
+        ("mem_used", str(ledger.used)),
+        ("ep_kv_size", str(ledger.used)),
+        ("ep_max_size", str(ledger.quota)),
+        ("ep_mem_low_wat", str(ledger.low_mark)),
+        ("ep_mem_high_wat", str(ledger.high_mark)),
+        ("ep_queue_size", queued),
+        ("ep_flusher_todo", queued),
+        ("ep_diskqueue_items", queued),
+        ("ep_flusher_state", "paused" if flusher.paused else "running"),
+        ("ep_commit_num", str(stats.commits)),
+        ("ep_total_persisted", str(stats.items_flushed)),
+        ("ep_item_commit_failed", str(stats.commit_failures)),
+        ("ep_num_value_ejects", str(stats.value_ejects)),
+        ("ep_num_non_resident", str(stat_node.non_resident(bucket))),
+        ("ep_num_pager_runs", str(stats.pager_runs)),
+        ("ep_bg_fetched", str(stats.bg_fetched)),
+        ("ep_tmp_oom_errors", str(ledger.refused_memory)),
+        ("ep_expired_access", str(stats.expired_access)),
+        ("ep_expired_pager", str(stats.expired_pager)),
+        ("ep_degraded_mode", "0" if bucket.traffic else "1"),
+        ("ep_dbname", node.settings.storage.data),
+        ("ep_db_file_size", str(usage.file_bytes)),
+        ("ep_db_data_size", str(usage.file_bytes - usage.free_bytes)),
+    ]
+
+
+def _with_metadata(bucket: Bucket) -> StatGroup:
+    """Return the counters of commands with metadata by the names that Couchbase's tools know."""
+    stats = bucket.stats
+    return [
+        ("ep_bg_meta_fetched", str(stats.bg_meta_fetched)),
+        ("ep_num_ops_get_meta", str(stats.ops_get_meta)),
+        ("ep_num_ops_set_meta", str(stats.ops_set_meta)),
+        ("ep_num_ops_del_meta", str(stats.ops_del_meta)),
+        ("ep_num_ops_set_meta_res_fail", str(stats.ops_set_meta_res_fail)),
+        ("ep_num_ops_del_meta_res_fail", str(stats.ops_del_meta_res_fail)),
+        ("ep_num_ops_set_ret_meta", str(stats.ops_set_ret_meta)),
+        ("ep_num_ops_del_ret_meta", str(stats.ops_del_ret_meta)),
+    ]
+
+
+def _vbuckets(bucket: Bucket) -> StatGroup:
+    """Return how many vBuckets and documents there are in each state.
+
+    Documents of active vBuckets are those that clients can reach now, none during warm-up.
+    """
+    numbers = dict.fromkeys(VBucketState, 0)
+    documents = dict.fromkeys(VBucketState, 0)
+    for vbucket in bucket.vbuckets.values():
+        numbers[vbucket.state] += 1
+        documents[vbucket.state] += vbucket.item_count
+    documents[VBucketState.ACTIVE] = bucket.item_count
+    group = [("ep_vb_total", str(len(bucket.vbuckets)))]
+    for state in VBucketState:
+        name = f"vb_{state.name.lower()}"
+        group.append((f"{name}_num", str(numbers[state])))
+        group.append((f"{name}_curr_items", str(documents[state])))
+    return group

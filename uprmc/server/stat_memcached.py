@@ -1,0 +1,91 @@
+"""Groups that memcached has: settings, connections, and slabs, of which there are none here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uprmc.config import values_of
+from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.kv.services import StatGroup
+
+if TYPE_CHECKING:
+    from uprmc.server.node import Node
+
+#: Item sizes are counted in classes of so many bytes in ``stats sizes``.
+_SIZE_CLASS_BYTES = 32
+
+#: memcached's slab classes mean nothing here; every item is in this one.
+_SLAB_CLASS = 1
+
+
+def settings(node: Node) -> StatGroup:
+    """Return what is in force, by memcached's names and by our own."""
+    group: StatGroup = [
+        ("maxbytes", str(node.bucket.ledger.quota)),
+        ("maxconns", str(node.connections.limit)),
+        ("evictions", "off"),
+        ("cas_enabled", "yes"),
+        ("item_size_max", str(node.settings.kv.max_item_bytes)),
+        ("binding_protocol", "auto-negotiate"),
+        ("auth_enabled_sasl", "no"),
+        ("flush_enabled", "yes"),
+        ("num_threads", "1"),
+        ("verbosity", str(node.verbosity)),
+    ]
+    return group + [(name, str(value)) for name, value in values_of(node.bucket.settings)]
+
+
+def items(node: Node) -> StatGroup:
+    """Return what the one class holds; nothing on an empty node."""
+    bucket = node.bucket
+    if not bucket.item_count:
+        return []
+    return [
+        (f"items:{_SLAB_CLASS}:number", str(bucket.item_count)),
+        (f"items:{_SLAB_CLASS}:age", str(int(node.uptime_s()))),
+        (f"items:{_SLAB_CLASS}:evicted", "0"),
+        (f"items:{_SLAB_CLASS}:outofmemory", str(bucket.ledger.refused_memory)),
+        (f"items:{_SLAB_CLASS}:mem_requested", str(bucket.ledger.used)),
+    ]
+
+
+def slabs(node: Node) -> StatGroup:
+    """Return the one class."""
+    bucket = node.bucket
+    group: StatGroup = []
+    if bucket.item_count:
+        group = [
+            (f"{_SLAB_CLASS}:chunk_size", str(ITEM_OVERHEAD_BYTES)),
+            (f"{_SLAB_CLASS}:used_chunks", str(bucket.item_count)),
+            (f"{_SLAB_CLASS}:get_hits", str(bucket.stats.get_hits)),
+            (f"{_SLAB_CLASS}:cmd_set", str(bucket.stats.cmd_set)),
+        ]
+    active = str(len(group) and 1)
+    return [*group, ("active_slabs", active), ("total_malloced", str(bucket.ledger.used))]
+
+
+def sizes(node: Node) -> StatGroup:
+    """Count items by size; looks at every item, as memcached's did."""
+    found: dict[int, int] = {}
+    for vbucket in node.bucket.active.values():
+        for item in vbucket.table.values():
+            size = len(item.key) + len(item.value or b"") + ITEM_OVERHEAD_BYTES
+            top = -(-size // _SIZE_CLASS_BYTES) * _SIZE_CLASS_BYTES
+            found[top] = found.get(top, 0) + 1
+    return [(str(size), str(found[size])) for size in sorted(found)]
+
+
+def connections(node: Node) -> StatGroup:
+    """Return every open connection."""
+    group: StatGroup = []
+    for info in node.connections.infos():
+        place = str(info.number)
+        group += [
+            (f"{place}:addr", info.peer if info.peer == "unix" else f"tcp:{info.peer}"),
+            (f"{place}:listener", info.listener),
+            (f"{place}:state", info.state),
+            (f"{place}:secs_since_last_cmd", str(int(info.idle_s))),
+            (f"{place}:bytes_read", str(info.bytes_read)),
+            (f"{place}:bytes_written", str(info.bytes_written)),
+        ]
+    return group

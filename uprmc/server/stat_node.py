@@ -1,0 +1,96 @@
+"""Groups about the node as a whole: warm-up, memory, disk, timings, and what only we count."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.kv.services import StatGroup
+
+if TYPE_CHECKING:
+    from uprmc.server.node import Node
+
+
+def warmup(node: Node) -> StatGroup:
+    """Return how far warm-up is, or how it went."""
+    progress = node.warmup
+    return [
+        ("ep_warmup", "enabled"),
+        ("ep_warmup_state", progress.state.value),
+        ("ep_warmup_thread", "complete" if node.bucket.warm else "running"),
+        ("ep_warmup_key_count", str(progress.keys)),
+        ("ep_warmup_value_count", str(progress.values)),
+        ("ep_warmup_estimated_key_count", str(progress.records)),
+        ("ep_warmup_time", str(int(node.warmup_s * 1_000_000))),
+        ("ep_warmup_clean", str(progress.was_clean).lower()),
+    ]
+
+
+def memory(node: Node) -> StatGroup:
+    """Return what is used, against which marks."""
+    ledger = node.bucket.ledger
+    rss = _resident_bytes()
+    return [
+        ("mem_used", str(ledger.used)),
+        ("ep_max_size", str(ledger.quota)),
+        ("ep_mem_low_wat", str(ledger.low_mark)),
+        ("ep_mem_high_wat", str(ledger.high_mark)),
+        ("ep_mutation_mem_limit", str(ledger.mutation_limit)),
+        ("ep_item_overhead", str(ITEM_OVERHEAD_BYTES)),
+        ("ep_num_non_resident", str(non_resident(node.bucket))),
+        ("total_rss_bytes", str(rss)),
+        ("rss_per_mem_used", f"{rss / ledger.used:.3f}" if ledger.used else "0"),
+    ]
+
+
+def own(node: Node) -> StatGroup:
+    """Return what no other server has a name for."""
+    ledger = node.bucket.ledger
+    return [
+        ("session_errors", str(node.connections.session_errors)),
+        ("protocol_errors", str(node.bucket.stats.protocol_errors)),
+        ("writes_refused_memory", str(ledger.refused_memory)),
+        ("writes_refused_disk", str(ledger.refused_disk)),
+        ("disk_error", ledger.disk_reason),
+        ("flush_queue", str(node.bucket.flusher.queued)),
+        ("fetch_waiting", str(node.bucket.fetcher.waiting)),
+        *((name, str(value)) for name, value in disk(node.bucket).items()),
+    ]
+
+
+def timings(node: Node) -> StatGroup:
+    """Return ``NAME_FROM,BELOW`` in microseconds and how often; what never happened is left out."""
+    return [
+        (f"{name}_{low},{high}", str(count))
+        for name, histogram in node.bucket.timings.items()
+        for low, high, count in histogram.counts()
+    ]
+
+
+def disk(bucket: Bucket) -> dict[str, int]:
+    """Return the store's sizes in bytes."""
+    usage = bucket.store.usage()
+    return {
+        "disk_file_bytes": usage.file_bytes,
+        "disk_map_bytes": usage.map_bytes,
+        "disk_free_bytes": usage.free_bytes,
+    }
+
+
+def non_resident(bucket: Bucket) -> int:
+    """Return the number of documents whose value is on disk only."""
+    return sum(vbucket.non_resident for vbucket in bucket.vbuckets.values())
+
+
+def _resident_bytes() -> int:
+    """Return the anonymous memory of this process; the store's mapped file is not counted."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("RssAnon:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

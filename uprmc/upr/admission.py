@@ -1,0 +1,166 @@
+"""Whether a stream may begin, and from where to where: the checks of a stream request, in order.
+
+Source: UPR reference 2.4 (order of checks), 3.3, 4.5; seed 000; rows D24 to D26, P07 to P12.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uprmc.config import UprSettings
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.leases import Lease
+from uprmc.engine.rollback import (
+    Held,
+    Position,
+    Rule,
+    check_range,
+    check_reach,
+    check_versions,
+    rollback_point,
+)
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import NotMyVBucket, RollbackRequired, TemporaryFailure
+from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBucketState
+from uprmc.protocol.opcodes import StreamFlag
+from uprmc.protocol.upr import StreamRequest
+
+_SERVED = (VBucketState.ACTIVE, VBucketState.REPLICA)
+
+
+class Asked(NamedTuple):
+    """A stream request with what its value added to it."""
+
+    request: StreamRequest
+    known_versions: tuple[FailoverEntry, ...] = ()
+
+
+def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
+    """Return the vBucket to stream from.
+
+    Raises:
+        TemporaryFailure: warm-up is going on.
+        NotMyVBucket: absent, or not in a state that is asked for.
+    """
+    if not bucket.traffic:
+        raise TemporaryFailure("warming up")
+    vbucket = bucket.vbuckets.get(number)
+    if vbucket is None or vbucket.state not in _SERVED:
+        raise NotMyVBucket(number)
+    if flags & StreamFlag.ACTIVE_ONLY and vbucket.state != VBucketState.ACTIVE:
+        raise NotMyVBucket(number)
+    return vbucket
+
+
+def admit(
+    vbucket: VBucket, asked: Asked, *, persisted_seqno: int, settings: UprSettings
+) -> StreamRequest:
+    """Return the request as it will be carried out: flags applied to start and end.
+
+    Args:
+        vbucket: what is asked for; `locate` found it.
+        asked: the request.
+        persisted_seqno: up to where the disk holds everything.
+        settings: which server's rules apply.
+
+    Raises:
+        RangeExceeded: the seqnos contradict each other, or lie beyond what there is.
+        RollbackRequired: the consumer's history is not ours.
+        InvalidArguments: its known versions make no sense.
+        TemporaryFailure: by the rules of 2014 the vBucket is not ready.
+    """
+    rule = Rule(settings.rollback_rule)
+    request = asked.request
+    if request.flags & StreamFlag.FROM_LATEST:
+        high = vbucket.high_seqno
+        request = request._replace(
+            start_seqno=high,
+            snapshot_start=high,
+            snapshot_end=high,
+            uuid=vbucket.failover_log[0].uuid,
+        )
+    if rule is Rule.V3_0_0:
+        _check_filled(vbucket)
+        request = _with_end(request, vbucket, persisted_seqno)
+    position = _position(request, asked.known_versions)
+    check_range(position, request.end_seqno)
+    check_versions(position, settings.known_versions)
+    _check_history(_held(vbucket), position, request.flags, rule)
+    if rule is Rule.CURRENT:
+        request = _with_end(request, vbucket, persisted_seqno)
+    check_reach(request.start_seqno, request.end_seqno, vbucket.high_seqno)
+    return request
+
+
+def _check_filled(vbucket: VBucket) -> None:
+    """Refuse, as in 2014, to stream from a replica whose first snapshot is half received."""
+    if vbucket.receiving is not None and vbucket.receiving.start == SEQNO_NONE:
+        raise TemporaryFailure("the vBucket is being filled")
+
+
+def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> StreamRequest:
+    """Return the request of somebody who only waits for news; its ranges do not matter.
+
+    Raises:
+        RollbackRequired, InvalidArguments: as `admit`.
+    """
+    request = asked.request
+    start = min(request.start_seqno, vbucket.high_seqno)
+    at = request._replace(start_seqno=start, snapshot_start=start, snapshot_end=start)
+    position = _position(at, asked.known_versions)
+    check_versions(position, settings.known_versions)
+    _check_history(_held(vbucket), position, request.flags, Rule(settings.rollback_rule))
+    return request
+
+
+def admit_to_lease(
+    lease: Lease, vbucket: int, asked: Asked, settings: UprSettings
+) -> StreamRequest:
+    """Return the request of somebody who reads from a lease: to the end of what it holds.
+
+    Raises:
+        NotMyVBucket: the lease does not hold this vBucket.
+        RangeExceeded, RollbackRequired, InvalidArguments: as `admit`.
+    """
+    held = lease.held.get(vbucket)
+    if held is None:
+        raise NotMyVBucket(vbucket)
+    request = asked.request
+    position = _position(request, asked.known_versions)
+    check_range(position, request.end_seqno)
+    check_versions(position, settings.known_versions)
+    _check_history(held, position, request.flags, Rule(settings.rollback_rule))
+    check_reach(request.start_seqno, held.high_seqno, held.high_seqno)
+    return request._replace(end_seqno=held.high_seqno)
+
+
+def _held(vbucket: VBucket) -> Held:
+    return Held(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
+
+
+def _position(request: StreamRequest, known: tuple[FailoverEntry, ...]) -> Position:
+    snapshot = SnapshotRange(request.snapshot_start, request.snapshot_end)
+    return Position(request.start_seqno, snapshot, request.uuid, known)
+
+
+def _check_history(held: Held, position: Position, flags: int, rule: Rule) -> None:
+    point = rollback_point(
+        position,
+        held,
+        strict_uuid=bool(flags & StreamFlag.STRICT_UUID),
+        ignore_purged=bool(flags & StreamFlag.IGNORE_PURGED),
+        rule=rule,
+    )
+    if point is not None:
+        raise RollbackRequired(point)
+
+
+def _with_end(request: StreamRequest, vbucket: VBucket, persisted_seqno: int) -> StreamRequest:
+    flags, end = request.flags, request.end_seqno
+    if flags & StreamFlag.TAKEOVER:
+        end = SEQNO_MAX
+    if flags & StreamFlag.DISK_ONLY:
+        end = persisted_seqno
+    if flags & StreamFlag.LATEST:
+        end = vbucket.high_seqno
+    return request._replace(end_seqno=end)

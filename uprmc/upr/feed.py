@@ -1,0 +1,319 @@
+"""What a connection sends by itself: its streams in turn, within the peer's buffer.
+
+Streams are pulled: nothing is produced that the transport, the pull's budget and flow control do
+not take. What is queued here is small and bounded by the number of streams and cookies: stream
+ends, barrier cookies.
+
+Disk readings are rationed (`Hub.backfills`), and given up when they are held too long or hold too
+much (`tick`).
+
+Source: UPR reference 4.3, 4.6; rows D27 to D31, D39.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from uprmc.engine.change_source import Reading, needs_disk
+from uprmc.protocol.header import encode_request
+from uprmc.protocol.opcodes import EndReason, Opcode
+from uprmc.protocol.upr import STREAM_END_EXTRAS
+from uprmc.protocol.upr_extensions import (
+    BARRIER_REACHED_EXTRAS,
+    PARTITION_START_EXTRAS,
+    ROUND_COMPLETE_EXTRAS,
+    SNAPSHOT_END_EXTRAS,
+)
+from uprmc.upr.barrier import ByCycle, ByVector
+from uprmc.upr.hub import Hub
+from uprmc.upr.options import Options
+from uprmc.upr.schedule import RoundRobin, Rounds, Schedule
+from uprmc.upr.stream import Stream
+
+#: What one stream may send before others have their turn.
+_PORTION_BYTES = 8 * 1024
+
+#: Stands for "no flow control".
+_NO_LIMIT = 1 << 62
+
+#: Reasons that consumers of 2014 know.
+_OLD_REASONS = frozenset({EndReason.OK, EndReason.CLOSED, EndReason.STATE_CHANGED})
+
+
+class Feed:
+    """See the module docstring; implements `stream.Host`.
+
+    Attributes:
+        streams: by vBucket.
+        unacked_bytes: sent and not acknowledged, while flow control is on.
+        items_sent: of streams that have ended.
+        bytes_sent: of all frames.
+        last_sent_at: Unix time.
+        disk_readings: streams that are reading the disk.
+        frames_sent: of all kinds.
+        barriers: cookies that wait.
+        modern: whether the peer knows the newer reasons for a stream's end.
+        open_opaque: opaque of the OPEN, for frames that belong to no stream.
+    """
+
+    def __init__(self, hub: Hub, options: Options, wake: Callable[[], None]) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.unacked_bytes = 0
+        self.items_sent = 0
+        self.bytes_sent = 0
+        self.frames_sent = 0
+        self.last_sent_at = 0.0
+        self.barriers: ByVector | ByCycle = ByVector(hub.settings.barriers)
+        self.modern = False
+        self.open_opaque = 0
+        self._hub = hub
+        self._options = options
+        self._wake = wake
+        self._schedule: Schedule = RoundRobin()
+        self._rounds: Rounds | None = None
+        self._frames: deque[bytes] = deque()
+        self._parked: dict[Stream, None] = {}
+        self.disk_readings = 0
+        self._held_since: dict[Stream, float] = {}
+        self._now = 0.0
+        self._completed = False
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def use_rounds(self) -> None:
+        """Serve in rounds from now on; only before the first stream."""
+        assert not self.streams
+        self._schedule = self._rounds = Rounds()
+        self.barriers = ByCycle(self._hub.settings.barriers)
+
+    def add(self, stream: Stream) -> None:
+        """Begin `stream`; its request has been answered."""
+        self.streams[stream.vbucket.id] = stream
+        self.barriers.opened(stream.vbucket.id, stream.last_seqno)
+        stream.begin()
+
+    def remove(self, stream: Stream) -> None:
+        """End a stream without a word."""
+        stream.close()
+        self._forget(stream)
+
+    def close(self) -> None:
+        """End everything without a word: the connection is gone."""
+        for stream in list(self.streams.values()):
+            self.remove(stream)
+        self._frames.clear()
+        self._hub.backfills.forget(self._unpark)
+
+    def _forget(self, stream: Stream) -> None:
+        del self.streams[stream.vbucket.id]
+        self._schedule.gone(stream)
+        self.barriers.ended(stream.vbucket.id)
+        self.items_sent += stream.from_disk + stream.from_memory
+        self._parked.pop(stream, None)
+
+    @property
+    def all_items_sent(self) -> int:
+        """Items sent so far. O(streams)."""
+        streams = self.streams.values()
+        return self.items_sent + sum(each.from_disk + each.from_memory for each in streams)
+
+    # --- the host of streams --------------------------------------------------------------------
+
+    def ready(self, stream: Stream) -> None:
+        """See `stream.Host`."""
+        self._schedule.ready(stream)
+        self._wake()
+
+    def open_reading(self, stream: Stream) -> Reading | None:
+        """See `stream.Host`; a reading of the disk needs a permit."""
+        vbucket = stream.vbucket
+        if not needs_disk(vbucket, stream.last_seqno):
+            reading = Reading(vbucket, None)
+        elif self._may_read_disk():
+            reading = Reading(vbucket, self._hub.bucket.store.view())
+        else:
+            self._parked[stream] = None
+            return None
+        self._held_since[stream] = self._now
+        return reading
+
+    def _may_read_disk(self) -> bool:
+        settings = self._hub.settings
+        limit = 1 if self._options.sequential else settings.backfills_per_connection
+        if self.disk_readings >= limit or not self._hub.backfills.take(self._unpark):
+            return False
+        self.disk_readings += 1
+        return True
+
+    def close_reading(self, stream: Stream, reading: Reading) -> None:
+        """See `stream.Host`."""
+        reading.close()
+        del self._held_since[stream]
+        if reading.from_disk:
+            self.disk_readings -= 1
+            self._hub.backfills.free()
+            self._unpark()
+
+    def _unpark(self) -> None:
+        if self._parked:
+            stream = next(iter(self._parked))
+            del self._parked[stream]
+            self.ready(stream)
+
+    def snapshot_begins(self, stream: Stream, end_seqno: int, out: list[bytes]) -> int:
+        """See `stream.Host`."""
+        self.barriers.begun(stream.vbucket.id)
+        if self._rounds is None:
+            return 0
+        extras = PARTITION_START_EXTRAS.pack(stream.last_seqno, end_seqno, self._rounds.cycle)
+        return self._put(out, self._frame(Opcode.PARTITION_START, extras, stream))
+
+    def snapshot_complete(self, stream: Stream, items: int, out: list[bytes]) -> int:
+        """See `stream.Host`."""
+        self._completed = True
+        self.barriers.passed(stream.vbucket.id, stream.last_seqno)
+        if not self._options.snapshot_ends:
+            return 0
+        extras = SNAPSHOT_END_EXTRAS.pack(stream.last_seqno, items)
+        return self._put(out, self._frame(Opcode.SNAPSHOT_END, extras, stream))
+
+    def ended(self, stream: Stream, reason: EndReason) -> None:
+        """See `stream.Host`."""
+        self._forget(stream)
+        if not self.modern and reason not in _OLD_REASONS:
+            reason = EndReason.STATE_CHANGED
+        extras = STREAM_END_EXTRAS.pack(reason)
+        self._frames.append(self._frame(Opcode.UPR_STREAM_END, extras, stream))
+        self._wake()
+
+    def tell_closed(self, stream: Stream) -> None:
+        """Say that a stream ended because the peer wished so."""
+        extras = STREAM_END_EXTRAS.pack(EndReason.CLOSED)
+        self._frames.append(self._frame(Opcode.UPR_STREAM_END, extras, stream))
+
+    def _frame(self, opcode: int, extras: bytes, stream: Stream) -> bytes:
+        return encode_request(
+            opcode, extras=extras, vbucket=stream.vbucket.id, opaque=stream.opaque
+        )
+
+    def _put(self, out: list[bytes], frame: bytes) -> int:
+        out.append(frame)
+        self.frames_sent += 1
+        return len(frame)
+
+    # --- barriers -------------------------------------------------------------------------------
+
+    @property
+    def cycle(self) -> int:
+        """Number of the round under way, 0 without rounds."""
+        return self._rounds.cycle & 0xFFFFFFFF if self._rounds is not None else 0
+
+    @property
+    def position(self) -> int:
+        """The vBucket whose turn it is or was last, 0 without rounds."""
+        return max(0, self._rounds.position) if self._rounds is not None else 0
+
+    def add_barrier(self, cookie: bytes, opaque: int) -> None:
+        """Take a cookie; raises as `Barriers.add`."""
+        highs = {number: stream.vbucket.high_seqno for number, stream in self.streams.items()}
+        self.barriers.add(cookie, opaque, highs, self.frames_sent)
+
+    def _return_cookies(self) -> None:
+        for barrier in self.barriers.reached():
+            since = (self.frames_sent - barrier.frames) & 0xFFFFFFFF
+            extras = BARRIER_REACHED_EXTRAS.pack(self.cycle, since)
+            self._frames.append(
+                encode_request(
+                    Opcode.BARRIER_REACHED, key=barrier.cookie, extras=extras, opaque=barrier.opaque
+                )
+            )
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def fill(self, out: list[bytes], budget: int) -> int:
+        """Append frames to `out`, about `budget` bytes at most; return how many bytes."""
+        limit = min(budget, self._window())
+        sent = self._send_frames(out, 0, limit)
+        while sent < limit:
+            stream = self._schedule.next()
+            if stream is not None:
+                turn = self._serve(stream, out, min(_PORTION_BYTES, limit - sent))
+                if turn is None:
+                    break
+                sent += turn
+            elif not self._end_round():
+                break
+            sent = self._send_frames(out, sent, limit)
+        if sent:
+            self.bytes_sent += sent
+            self.last_sent_at = self._hub.bucket.clock.now()
+        if self._options.buffer_bytes:
+            self.unacked_bytes += sent
+        return sent
+
+    def _window(self) -> int:
+        size = self._options.buffer_bytes
+        return size - self.unacked_bytes if size else _NO_LIMIT
+
+    def _serve(self, stream: Stream, out: list[bytes], limit: int) -> int | None:
+        """Let `stream` have its turn; ``None`` = in rounds nobody can go on before it does."""
+        self._completed = False
+        frames = stream.frames
+        sent = stream.fill(out, limit)
+        self.frames_sent += stream.frames - frames
+        if not sent and self._rounds is not None and stream in self._parked:
+            return None
+        self._schedule.had_turn(stream, sent=sent > 0, complete=self._completed)
+        return sent
+
+    def _send_frames(self, out: list[bytes], sent: int, limit: int) -> int:
+        self._return_cookies()
+        frames = self._frames
+        while frames and sent < limit:
+            frame = frames.popleft()
+            out.append(frame)
+            self.frames_sent += 1
+            sent += len(frame)
+        return sent
+
+    def _end_round(self) -> bool:
+        """Go on to the next round, if this one was one; says whether there may be more to send."""
+        ended = self._rounds.finish() if self._rounds is not None else None
+        if ended is None:
+            self._tell_idle()
+            return bool(self._frames)
+        self.barriers.round_complete()
+        if ended.visited:
+            skipped = max(0, len(self.streams) - ended.visited)
+            extras = ROUND_COMPLETE_EXTRAS.pack(ended.cycle & 0xFFFFFFFF, ended.visited, skipped)
+            self._frames.append(
+                encode_request(Opcode.ROUND_COMPLETE, extras=extras, opaque=self.open_opaque)
+            )
+        return True
+
+    def _tell_idle(self) -> None:
+        """Return all cookies if nothing is left to send."""
+        if len(self.barriers) and not any(stream.behind for stream in self.streams.values()):
+            self.barriers.idle()
+            self._return_cookies()
+
+    def acknowledged(self, size: int) -> None:
+        """The peer has dealt with so many bytes."""
+        self.unacked_bytes = max(0, self.unacked_bytes - size)
+
+    # --- holding less ---------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Give up readings that are held too long or hold too much."""
+        self._now = now
+        settings = self._hub.settings
+        for stream, since in list(self._held_since.items()):
+            too_long = now - since > settings.reading_max_s
+            if too_long or stream.vbucket.queue.held > settings.reading_items:
+                stream.release()
+
+    def release_views(self) -> None:
+        """Give up every reading, for somebody who needs them gone."""
+        for stream in list(self._held_since):
+            stream.release()

@@ -1,0 +1,108 @@
+"""What all UPR connections of a node share: names, disk slots, totals.
+
+Source: UPR reference 2.1 (a name is used once); design, decision 16 (limits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from uprmc.config import UprSettings
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.leases import Leases
+
+if TYPE_CHECKING:
+    from uprmc.upr.consumer import Consumer
+    from uprmc.upr.peer import Peer
+    from uprmc.upr.producer import Producer
+
+
+class Slots:
+    """A number of permits; who gets none is called when one is free, first come first served."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    def take(self, retry: Callable[[], None]) -> bool:
+        """Take a permit, or have `retry` called once when it is worth trying again."""
+        if self.used < self.limit:
+            self.used += 1
+            return True
+        self._waiting[retry] = None
+        return False
+
+    def free(self) -> None:
+        """Give a permit back."""
+        self.used -= 1
+        if self._waiting:
+            retry = next(iter(self._waiting))
+            del self._waiting[retry]
+            retry()
+
+    def forget(self, retry: Callable[[], None]) -> None:
+        """Call `retry` no more."""
+        self._waiting.pop(retry, None)
+
+
+class Hub:
+    """See the module docstring.
+
+    Attributes:
+        bucket: the data.
+        settings: limits.
+        backfills: permits to read the disk.
+        leases: snapshots held for repeated reading.
+        producers, consumers: open connections by name; a name is used once among all.
+        items_sent, bytes_sent: by connections that are closed.
+    """
+
+    def __init__(self, bucket: Bucket, settings: UprSettings) -> None:
+        self.bucket = bucket
+        self.settings = settings
+        self.backfills = Slots(settings.backfills)
+        self.leases = Leases(bucket, settings)
+        self.producers: dict[bytes, Producer] = {}
+        self.consumers: dict[bytes, Consumer] = {}
+        self.items_sent = 0
+        self.bytes_sent = 0
+        bucket.view_holders.append(self)
+
+    def tick(self) -> None:
+        """Do what has become due; call it a few times a second."""
+        self.leases.tick()
+
+    def join_producer(self, producer: Producer) -> None:
+        """Take a connection in; an older one of the same name is disconnected."""
+        self._disconnect_older(producer.name)
+        self.producers[producer.name] = producer
+
+    def leave_producer(self, producer: Producer) -> None:
+        """Forget a connection."""
+        if self.producers.get(producer.name) is producer:
+            del self.producers[producer.name]
+        self.items_sent += producer.feed.items_sent
+        self.bytes_sent += producer.feed.bytes_sent
+
+    def join_consumer(self, consumer: Consumer) -> None:
+        """Take a connection in; an older one of the same name is disconnected."""
+        self._disconnect_older(consumer.name)
+        self.consumers[consumer.name] = consumer
+
+    def leave_consumer(self, consumer: Consumer) -> None:
+        """Forget a connection."""
+        if self.consumers.get(consumer.name) is consumer:
+            del self.consumers[consumer.name]
+
+    def _disconnect_older(self, name: bytes) -> None:
+        older: Peer | None = self.producers.pop(name, None) or self.consumers.pop(name, None)
+        if older is not None:
+            older.disconnect("another connection has taken its name")
+
+    def release_views(self) -> None:
+        """Have everybody give up what is held of the store."""
+        self.leases.release_views()
+        for producer in self.producers.values():
+            producer.feed.release_views()

@@ -1,0 +1,62 @@
+"""What a session hands to the side of a UPR connection that it runs, and what it gets back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from uprmc.upr.keepalive import Due
+
+
+class UprRequest(NamedTuple):
+    """One request of the other end."""
+
+    opcode: int
+    vbucket: int
+    opaque: int
+    extras: bytes = b""
+    key: bytes = b""
+    value: bytes = b""
+    cas: int = 0
+    datatype: int = 0
+
+
+class Answer(NamedTuple):
+    """What goes back when all went well."""
+
+    extras: bytes = b""
+    value: bytes = b""
+
+
+class Peer(Protocol):
+    """A producer or a consumer, as its session sees it.
+
+    Attributes:
+        name: the connection's; a newer one of that name disconnects it.
+        closed: why the connection is to be closed, ``""`` while it is not.
+    """
+
+    name: bytes
+    closed: str
+
+    def handle(self, request: UprRequest) -> Answer | None:
+        """Carry out a request; returns the answer, ``None`` if it has none now.
+
+        Raises:
+            OutOfPlace: this side gets no such frame; hang up.
+            CommandError, RemoteProtocolError: refused; the connection goes on.
+        """
+
+    def answered(self, opcode: int, opaque: int, status: int, value: bytes) -> None:
+        """Take a response to a frame of ours; strange ones are ignored."""
+
+    def fill(self, out: list[bytes], budget: int) -> int:
+        """Append frames to `out`, about `budget` bytes at most; return how many bytes."""
+
+    def tick(self, now: float, sent_bytes: int) -> Due:
+        """Learn the monotonic time in seconds and what was sent so far; say what is due."""
+
+    def disconnect(self, why: str) -> None:
+        """Ask the session to hang up."""
+
+    def close(self) -> None:
+        """The connection is gone: let go of everything."""

@@ -1,0 +1,260 @@
+"""The producer's side of a connection: the commands of its peer.
+
+The session hands every UPR frame to `handle` or `answered`, passes the time on by `tick`, and pulls
+what is to be sent by `fill`. Replies are the session's affair.
+
+Source: UPR reference 2 and 4; seed 000; rows D24 to D40.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import (
+    InvalidArguments,
+    KeyExists,
+    NotMyVBucket,
+    OutOfPlace,
+    StreamNotFound,
+    UnknownCommand,
+)
+from uprmc.model import VBucketState
+from uprmc.protocol.opcodes import Opcode, OpenFlag, Status, StreamFlag
+from uprmc.protocol.upr import (
+    BUFFER_ACK_EXTRAS,
+    FIRST_STREAM_REQUEST_EXTRAS,
+    decode_stream_request,
+    encode_failover_log,
+)
+from uprmc.protocol.upr_extensions import (
+    BARRIER_ADD_REPLY_EXTRAS,
+    StreamOptions,
+    decode_stream_options,
+)
+from uprmc.upr.admission import Asked, admit, admit_notifier, admit_to_lease, locate
+from uprmc.upr.feed import Feed
+from uprmc.upr.hub import Hub
+from uprmc.upr.keepalive import Due, KeepAlive
+from uprmc.upr.lease_stream import LeaseStream
+from uprmc.upr.notifier import NotifierStream
+from uprmc.upr.options import Options, form_of, set_option
+from uprmc.upr.peer import Answer, UprRequest
+from uprmc.upr.stream import Stream
+from uprmc.upr.takeover import TakeoverStream
+
+
+class Producer:
+    """See the module docstring.
+
+    Attributes:
+        name: the connection's.
+        flags: of its OPEN.
+        options: what CONTROL has set.
+        feed: what is sent.
+        acked_bytes: acknowledged in all.
+        keepalive: see there.
+        closed: why the connection is to be closed, ``""`` while it is not.
+        created_at: Unix time.
+        modern: whether the peer has said HELLO, as those of today do.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        opening: UprRequest,
+        flags: int,
+        wake: Callable[[], None],
+        *,
+        datatypes: int = 0,
+        modern: bool = False,
+    ) -> None:
+        """Open a producer; an older one of the same name is disconnected.
+
+        Args:
+            hub: the node's.
+            opening: the OPEN.
+            flags: its flags.
+            wake: called when something is to be sent by itself.
+            datatypes: datatype bits that the peer understands.
+            modern: see the class.
+        """
+        self.name = opening.key
+        self.flags = flags
+        self.options = Options()
+        self.feed = Feed(hub, self.options, wake)
+        self.feed.modern = self.modern = modern
+        self.feed.open_opaque = opening.opaque
+        self.acked_bytes = 0
+        self.keepalive = KeepAlive(hub.settings.noop_interval_s)
+        self.closed = ""
+        self.created_at = hub.bucket.clock.now()
+        self._hub = hub
+        self._wake = wake
+        self._datatypes = datatypes
+        hub.join_producer(self)
+
+    @property
+    def is_notifier(self) -> bool:
+        """Whether its streams only tell that there is news."""
+        return not self.flags & OpenFlag.PRODUCER
+
+    def disconnect(self, why: str) -> None:
+        """Ask the session to hang up."""
+        self.closed = why
+        self._wake()
+
+    def close(self) -> None:
+        """The connection is gone: let go of everything."""
+        self.feed.close()
+        self._hub.leave_producer(self)
+
+    def tick(self, now: float, sent_bytes: int) -> Due:
+        """Pass the time on; returns whether a keep-alive is due."""
+        self.feed.tick(now)
+        return self.keepalive.tick(now, sent_bytes)
+
+    def fill(self, out: list[bytes], budget: int) -> int:
+        """Append what streams send; return how many bytes."""
+        return self.feed.fill(out, budget)
+
+    # --- commands -------------------------------------------------------------------------------
+
+    def handle(self, request: UprRequest) -> Answer | None:
+        """Carry out a command; returns the answer, ``None`` if it has none.
+
+        Raises:
+            OutOfPlace: no producer gets such a frame; hang up.
+            CommandError, RemoteProtocolError: refused; the connection goes on.
+        """
+        handler = _HANDLERS.get(request.opcode)
+        if handler is None:
+            raise OutOfPlace(f"opcode {request.opcode:#04x} on a producer's connection")
+        return handler(self, request)
+
+    def answered(self, opcode: int, opaque: int, status: int, value: bytes) -> None:
+        """Take a response of the peer to a frame of ours; strange ones are ignored."""
+        if opcode == Opcode.UPR_NOOP:
+            self.keepalive.answered()
+            return
+        for stream in self.feed.streams.values():
+            if stream.opaque == opaque and isinstance(stream, TakeoverStream):
+                if opcode == Opcode.UPR_SNAPSHOT_MARKER:
+                    stream.marker_answered()
+                elif opcode == Opcode.UPR_SET_VBUCKET_STATE:
+                    stream.state_answered(status == Status.SUCCESS)
+                return
+
+    def _stream_request(self, request: UprRequest) -> Answer:
+        bucket = self._hub.bucket
+        options = self._options_of(request)
+        asked = Asked(decode_stream_request(request.extras), tuple(options.known_versions))
+        vbucket = locate(bucket, request.vbucket, asked.request.flags)
+        if vbucket.id in self.feed.streams:
+            raise KeyExists(vbucket.id)
+        stream = self._new_stream(vbucket, request, asked, options)
+        log = vbucket.failover_log if options.whole_log else vbucket.failover_log[:1]
+        self.feed.add(stream)
+        return Answer(value=encode_failover_log(log))
+
+    def _options_of(self, request: UprRequest) -> StreamOptions:
+        """Read what the request's value says."""
+        if not request.value:
+            return StreamOptions()
+        if not (self.options.versions or self.options.leases):
+            if self.modern:
+                raise InvalidArguments("a stream request has a value that was not negotiated")
+            return StreamOptions()
+        options = decode_stream_options(request.value)
+        if options.lease and not self.options.leases:
+            raise InvalidArguments("leases were not negotiated")
+        if options.known_versions and not self.options.versions:
+            raise InvalidArguments("known versions were not negotiated")
+        return options
+
+    def _new_stream(
+        self, vbucket: VBucket, request: UprRequest, asked: Asked, options: StreamOptions
+    ) -> Stream:
+        hub, opaque = self._hub, request.opaque
+        form = form_of(self.flags, self._datatypes, self.options)
+        if options.lease:
+            lease = hub.leases.find(options.lease)
+            leased = admit_to_lease(lease, vbucket.id, asked, hub.settings)
+            return LeaseStream(self.feed, vbucket, opaque, leased, form, lease)
+        if self.is_notifier:
+            noted = admit_notifier(vbucket, asked, hub.settings)
+            return NotifierStream(self.feed, vbucket, opaque, noted, form)
+        admitted = admit(
+            vbucket,
+            asked,
+            persisted_seqno=hub.bucket.flusher.durable_seqno(vbucket),
+            settings=hub.settings,
+        )
+        if admitted.flags & StreamFlag.TAKEOVER:
+            return TakeoverStream(self.feed, vbucket, opaque, admitted, form, self._die)
+        first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
+        return Stream(self.feed, vbucket, opaque, admitted, form, first_generation=first)
+
+    def _die(self, vbucket: VBucket) -> None:
+        self._hub.bucket.set_state(vbucket.id, VBucketState.DEAD)
+
+    def _close_stream(self, request: UprRequest) -> Answer:
+        stream = self.feed.streams.get(request.vbucket)
+        if stream is None:
+            raise StreamNotFound(request.vbucket)
+        self.feed.remove(stream)
+        if self.options.end_on_close:
+            self.feed.tell_closed(stream)
+        return Answer()
+
+    def _failover_log(self, request: UprRequest) -> Answer:
+        vbucket = self._hub.bucket.vbuckets.get(request.vbucket)
+        if vbucket is None:
+            raise NotMyVBucket(request.vbucket)
+        return Answer(value=encode_failover_log(vbucket.failover_log))
+
+    def _buffer_ack(self, request: UprRequest) -> None:
+        (size,) = BUFFER_ACK_EXTRAS.unpack(request.extras)
+        self.acked_bytes += size
+        self.feed.acknowledged(size)
+
+    def _control(self, request: UprRequest) -> Answer:
+        options = self.options
+        had_rounds = options.rounds
+        if request.key == b"uprmc_rounds" and self.feed.streams:
+            raise InvalidArguments("rounds are chosen before the first stream")
+        set_option(options, request.key, request.value)
+        if options.rounds and not had_rounds:
+            self.feed.use_rounds()
+        self.keepalive.enabled = options.noop
+        if options.noop_interval_s is not None:
+            self.keepalive.interval_s = options.noop_interval_s
+        return Answer()
+
+    def _noop(self, request: UprRequest) -> Answer:
+        return Answer()
+
+    def _only_sent(self, request: UprRequest) -> Answer:
+        raise UnknownCommand("a producer sends this, it does not get it")
+
+    def _barrier_add(self, request: UprRequest) -> Answer:
+        if not self.options.barriers:
+            raise UnknownCommand("barriers were not negotiated")
+        feed = self.feed
+        feed.add_barrier(request.key, request.opaque)
+        return Answer(extras=BARRIER_ADD_REPLY_EXTRAS.pack(feed.cycle, feed.position, 0))
+
+
+_HANDLERS: dict[int, Callable[[Producer, UprRequest], Answer | None]] = {
+    Opcode.UPR_STREAM_REQUEST: Producer._stream_request,
+    Opcode.UPR_CLOSE_STREAM: Producer._close_stream,
+    Opcode.UPR_GET_FAILOVER_LOG: Producer._failover_log,
+    Opcode.UPR_BUFFER_ACK: Producer._buffer_ack,
+    Opcode.UPR_CONTROL: Producer._control,
+    Opcode.UPR_NOOP: Producer._noop,
+    Opcode.BARRIER_ADD: Producer._barrier_add,
+    Opcode.BARRIER_REACHED: Producer._only_sent,
+    Opcode.PARTITION_START: Producer._only_sent,
+    Opcode.ROUND_COMPLETE: Producer._only_sent,
+    Opcode.SNAPSHOT_END: Producer._only_sent,
+}

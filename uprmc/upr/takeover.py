@@ -1,0 +1,99 @@
+"""A stream that hands its vBucket over: at its end the peer is active and this node is not.
+
+Every marker asks for a reply, so that the source knows what the target holds. When the target holds
+everything, it is told to become pending; then writes stop here (the vBucket is dead), what was
+written meanwhile follows, and the target is told to become active. Nothing acknowledged is lost and
+the failover log stays as it is.
+
+Source: UPR reference 4.4; row D52.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.engine.change_source import Reading
+from uprmc.engine.vbucket import VBucket
+from uprmc.model import VBucketState
+from uprmc.protocol.header import encode_request
+from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode
+from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, StreamRequest
+from uprmc.upr.frames import Form
+from uprmc.upr.stream import Host, Stream, StreamState
+
+
+class TakeoverStream(Stream):
+    """See the module docstring."""
+
+    __slots__ = ("_die", "_target", "_unanswered")
+
+    def __init__(
+        self,
+        host: Host,
+        vbucket: VBucket,
+        opaque: int,
+        request: StreamRequest,
+        form: Form,
+        die: Callable[[VBucket], None],
+    ) -> None:
+        """See `Stream`; `die` stops writes to the vBucket."""
+        super().__init__(host, vbucket, opaque, request, form)
+        self._die = die
+        self._target = VBucketState.PENDING
+        self._unanswered = 0
+
+    # --- what the peer answers ------------------------------------------------------------------
+
+    def marker_answered(self) -> None:
+        """A snapshot was processed to its end."""
+        self._unanswered = max(0, self._unanswered - 1)
+        self._tell_ready()
+
+    def state_answered(self, accepted: bool) -> None:
+        """The peer has changed its vBucket's state, or refused to."""
+        if self.state is not StreamState.TAKEOVER_WAIT:
+            return
+        if not accepted:
+            self.end(EndReason.STATE_CHANGED)
+        elif self._target == VBucketState.ACTIVE:
+            self.end(EndReason.OK)
+        else:
+            self._target = VBucketState.ACTIVE
+            self.state = StreamState.TAKEOVER_SEND
+            self.vbucket.unwatch(self)  # our own change of its state must not end us
+            self._die(self.vbucket)
+            self.vbucket.watchers.append(self)
+            self._tell_ready()
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def fill(self, out: list[bytes], limit: int) -> int:
+        """See `Stream.fill`; nothing is sent while the peer changes its state."""
+        if self.state is StreamState.TAKEOVER_WAIT:
+            return 0
+        sent = super().fill(out, limit)
+        if sent or self.reading is not None or self._unanswered or self.behind:
+            return sent
+        if self._host is None:
+            return 0
+        return self._hand_over(out)
+
+    def _hand_over(self, out: list[bytes]) -> int:
+        self.state = StreamState.TAKEOVER_WAIT
+        frame = encode_request(
+            Opcode.UPR_SET_VBUCKET_STATE,
+            extras=SET_VBUCKET_STATE_EXTRAS.pack(self._target),
+            vbucket=self.vbucket.id,
+            opaque=self.opaque,
+        )
+        out.append(frame)
+        return len(frame)
+
+    def _rest(self) -> None:
+        if self.state is not StreamState.TAKEOVER_WAIT:
+            self.state = StreamState.TAKEOVER_SEND
+        super()._rest()
+
+    def _marker_kind(self, reading: Reading) -> int:
+        self._unanswered += 1
+        return super()._marker_kind(reading) | MarkerFlag.ACK
