@@ -1,7 +1,7 @@
 """Redis streams as the peer of UPR ones: a server, its filling, and consumers by redis-py.
 
-redis-py parses with hiredis, which is C. An item is one entry with one field, whose name is the key:
-the least that Redis and its client can make of an item. Redis keeps it in memory only
+redis-py parses with hiredis, which is C. An item is one entry with one field, whose name is the
+key: the least that Redis and its client can make of an item. Redis keeps it in memory only
 (``--save '' --appendonly no``), while ours has it on disk.
 
 As a program it runs a consumer in a process of its own, for `bench.upr`; compare
@@ -124,9 +124,8 @@ def latency(address: Address, items: int) -> None:
         print("ready", flush=True)
         while len(found) < items:
             ((_, entries),) = client.xread({STREAM: last}, count=_COUNT, block=10_000)
-            for last, fields in entries:
-                for value in fields.values():
-                    found.append(latency_of(value))
+            last = entries[-1][0]
+            found += [latency_of(value) for _, fields in entries for value in fields.values()]
     say(quantiles(found) | {"items": len(found)})
 
 

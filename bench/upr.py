@@ -6,7 +6,7 @@ backfill
     redis-py with hiredis from a Redis that keeps them in memory.
 live
     How old an item is when the consumer has it, while a writer on another connection makes 500 a
-    second; against XADD and ``XREAD BLOCK``. Both writers send prepared bytes and wait for the reply.
+    second; against XADD and ``XREAD BLOCK``. Both writers send plain bytes and wait for the reply.
 cost
     The server's CPU for each pipelined set (50 connections x 16) with a consumer that follows all
     1,024 vBuckets, divided by the same without one. How far the consumer was behind at the end is
@@ -135,19 +135,22 @@ def _fill(server: ServerProcess, items: list[tuple[bytes, bytes]], vbuckets: int
             frames = [store(SETQ, k, v, vbucket=vbucket_of(k, vbuckets)) for k, v in some]
             if found := wire.replies_until_noop(*frames):
                 raise common.BenchError(f"a set was refused: {found[0]}")
-        _wait_until_flushed(wire)
-    common.wait_until_idle(server)
+    _wait_until_flushed(server)
 
 
-def _wait_until_flushed(wire: Wire) -> None:
+def _wait_until_flushed(server: ServerProcess) -> None:
+    """An idle server may only be waiting for company for its next commit, so it is asked."""
     deadline = time.monotonic() + _FLUSH_S
-    while True:
-        found = wire.statistics()
-        if not int(found[b"ep_queue_size"]) + int(found[b"ep_flusher_todo"]):
-            return
+    while _statistic(server, b"ep_queue_size"):
         if time.monotonic() > deadline:
             raise common.BenchError(f"not flushed after {_FLUSH_S:g} s")
         time.sleep(0.1)
+    common.wait_until_idle(server)
+
+
+def _statistic(server: ServerProcess, name: bytes) -> int:
+    with Wire(server.memcached) as wire:
+        return int(wire.statistics()[name])
 
 
 # --- backfill -----------------------------------------------------------------------------------
@@ -187,8 +190,7 @@ def _backfill_of(bench: _Bench, vbuckets: int) -> None:
             figures[side],
             [
                 f"backfill, {vbuckets} vBuckets: {side}",
-                f"{of['items_s'].median / 1e3:.0f}k items/s; us/item: server"
-                f" {of['server_us'].median:.2f}, consumer {of['consumer_us'].median:.2f}",
+                _backfill_text(of),
                 "",
             ],
         )
@@ -198,6 +200,12 @@ def _backfill_of(bench: _Bench, vbuckets: int) -> None:
         ["  items/s", f"{ratios['items_s'].text()} x Redis", ">= 1.0"],
         ["  CPU of both sides", f"{ratios['both_us'].text()} x Redis", ""],
     )
+
+
+def _backfill_text(of: dict[str, Spread]) -> str:
+    thousands = of["items_s"].median / 1e3
+    server, consumer = of["server_us"].median, of["consumer_us"].median
+    return f"{thousands:.0f}k items/s; us/item: server {server:.2f}, consumer {consumer:.2f}"
 
 
 def _compare_contents(commands: dict[str, list[str]]) -> None:
@@ -247,10 +255,10 @@ def _live(bench: _Bench) -> None:
             {"ours": mine, "redis": its},
             [
                 f"live latency {name[:3]}",
-                f"{Spread.of(mine).text(0)} us, {Spread.of(its).text(0)} us:"
-                f" {ratio(mine, its).text()} x Redis",
+                f"{ratio(mine, its).text()} x Redis",
                 bar,
             ],
+            ["  ours, Redis", f"{Spread.of(mine).text(0)} us, {Spread.of(its).text(0)} us", ""],
         )
 
 
@@ -266,7 +274,11 @@ def _redis_write(round_number: int, number: int) -> bytes:
 
 
 def _run_live(
-    command: list[str], server: ServerProcess, write: Callable[[int], bytes], rate: float, count: int
+    command: list[str],
+    server: ServerProcess,
+    write: Callable[[int], bytes],
+    rate: float,
+    count: int,
 ) -> Figures:
     with _started(command) as child, Wire(server.memcached) as wire:
         due = time.perf_counter()
@@ -286,7 +298,7 @@ def _cost(bench: _Bench) -> None:
     load = Load(connections=50, depth=16, sets=1.0, seconds=words.seconds, keys=words.keys)
     with bench.ours(1_024) as ours:
         Load(connections=10, depth=16, keys=words.keys).run(ours, fill=True)
-        common.wait_until_idle(ours)
+        _wait_until_flushed(ours)
         figures = bench.rounds(
             "cost",
             {
@@ -295,27 +307,24 @@ def _cost(bench: _Bench) -> None:
             },
         )
     found = ratio(column(figures["followed"], "set_us"), column(figures["alone"], "set_us"))
+    each = {name: Spread.of(column(of, "set_us")).text() for name, of in figures.items()}
     behind = Spread.of(column(figures["followed"], "behind_ms"))
     share = Spread.of(column(figures["followed"], "items_per_set"))
     bench.keep(
         "cost",
         figures,
         ["a set with a stream / without", f"{found.text()} x in CPU", "<= 1.6"],
-        [
-            "  us for each set",
-            f"{Spread.of(column(figures['followed'], 'set_us')).text()} /"
-            f" {Spread.of(column(figures['alone'], 'set_us')).text()}",
-            "",
-        ],
+        ["  us for each set", f"{each['followed']} / {each['alone']}", ""],
         ["  items for each set, behind", f"{share.text()}, {behind.text(0)} ms", ""],
     )
 
 
 def _run_sets(load: Load, server: ServerProcess, number: int) -> Figures:
+    before = _statistic(server, b"cmd_set")
     report = load.run(server, seed=number + 1)
     ended_at = time.monotonic()
-    common.wait_until_idle(server)
-    sets = report["ops_s"] * report["secs"] if "secs" in report else report["ops"]
+    _wait_until_flushed(server)
+    sets = _statistic(server, b"cmd_set") - before
     return {"set_us": report["srv_us_op"], "sets": sets, "ended_at": ended_at}
 
 
@@ -358,18 +367,16 @@ def _idle(bench: _Bench) -> None:
 
 
 def _barrier(bench: _Bench) -> None:
-    with bench.ours(bench.words.vbuckets) as ours:
-        with Consumer(_address(ours), b"barrier") as consumer:
-            try:
-                consumer.control(b"uprmc_barrier", b"true")
-                consumer.stream(consumer.seqnos(), 0)
-                while consumer.opened < len(consumer.vbuckets):
-                    consumer.receive()
-                times = [_round_trip(consumer, number) for number in range(1_000)]
-            except RefusedError as error:
-                bench.keep("barrier", str(error), ["barrier", "refused by the server", "< 5 ms"])
-                return
-    times.sort()
+    with bench.ours(bench.words.vbuckets) as ours, Consumer(_address(ours), b"bench") as consumer:
+        try:
+            consumer.control(b"uprmc_barrier", b"true")
+            consumer.stream(consumer.seqnos(), 0)
+            while consumer.opened < len(consumer.vbuckets):
+                consumer.receive()
+            times = sorted(_round_trip(consumer, number) for number in range(1_000))
+        except RefusedError as error:
+            bench.keep("barrier", str(error), ["barrier", "refused by the server", "< 5 ms"])
+            return
     bench.keep(
         "barrier",
         {"p50_ms": times[500], "p99_ms": times[990], "max_ms": times[-1]},
@@ -392,21 +399,13 @@ def _round_trip(consumer: Consumer, number: int) -> float:
 def _views(bench: _Bench) -> None:
     common.progress("views")
     found = common.in_child("bench.upr_views", "--overwrites", bench.words.overwrites)
+    held = f"{found['held_entries']:.0f} of {found['bound_entries']:.0f} entries"
+    left = f"{found['left_entries']:.0f} entries, {found['left_mib']:.1f} MiB"
     bench.keep(
         "views",
         found,
-        [
-            "50 views during overwrites",
-            f"{found['held_entries']:.0f} entries of {found['bound_entries']:.0f} possible,"
-            f" {found['held_mib']:.1f} MiB",
-            "bounded",
-        ],
-        [
-            "  after closing them",
-            f"{found['left_entries']:.0f} entries, {found['left_mib']:.1f} MiB,"
-            f" in {found['closing_ms']:.0f} ms",
-            "0",
-        ],
+        ["50 views during overwrites", f"{held}, {found['held_mib']:.1f} MiB", "bounded"],
+        ["  after closing them", f"{left}, in {found['closing_ms']:.0f} ms", "0"],
     )
 
 

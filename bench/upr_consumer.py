@@ -38,8 +38,8 @@ _RECEIVE_BYTES = 256 << 10
 
 _HEADER = struct.Struct(">BBHBBHLLQ")
 _STREAM_REQUEST = struct.Struct(">LLQQQQQ")
-#: Magic, opcode, key length, vBucket, body length, CAS, and of a mutation's extras: seqno, revision,
-#: flags, expiration, length of the extended metadata.
+#: Magic, opcode, key length, vBucket, body length, CAS, and of a mutation's extras: seqno,
+#: revision, flags, expiration, length of the extended metadata.
 _MUTATION = struct.Struct(">BBH2xHL4xQQQLL4xHx")
 _DELETION = struct.Struct(">BBH2xHL4xQQQ2x")
 
@@ -71,7 +71,9 @@ class Consumer(AbstractContextManager["Consumer"]):
         opened: streams that have been granted.
     """
 
-    def __init__(self, address: tuple[str, int], name: bytes, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(
+        self, address: tuple[str, int], name: bytes, buffer_bytes: int = BUFFER_BYTES
+    ) -> None:
         self.socket = socket.create_connection(address, timeout=60.0)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.opened = self.ended = 0
@@ -88,9 +90,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
     # --- requests, while no stream is open ------------------------------------------------------
 
-    def ask(
-        self, opcode: int, key: bytes = b"", extras: bytes = b"", value: bytes = b""
-    ) -> bytes:
+    def ask(self, opcode: int, key: bytes = b"", extras: bytes = b"", value: bytes = b"") -> bytes:
         """Send a request and return the body of its reply.
 
         Raises:
@@ -125,13 +125,17 @@ class Consumer(AbstractContextManager["Consumer"]):
 
     # --- streams --------------------------------------------------------------------------------
 
-    def stream(self, vbuckets: Iterable[int], flags: int, start: dict[int, int] | None = None) -> None:
+    def stream(
+        self, vbuckets: Iterable[int], flags: int, start: dict[int, int] | None = None
+    ) -> None:
         """Ask for streams without waiting; `start` has the seqnos after which they begin, or 0."""
         frames = []
         for vbucket in vbuckets:
             seqno = start[vbucket] if start else 0
             extras = _STREAM_REQUEST.pack(flags, 0, seqno, FOR_EVER, 0, seqno, seqno)
-            frames.append(request(STREAM_REQUEST, extras=extras, vbucket=vbucket, opaque=vbucket + 1))
+            frames.append(
+                request(STREAM_REQUEST, extras=extras, vbucket=vbucket, opaque=vbucket + 1)
+            )
         self.socket.sendall(b"".join(frames))
 
     def await_frame(self, opcode: int) -> None:
@@ -245,9 +249,7 @@ def request(
 ) -> bytes:
     """Return a request's frame."""
     body = extras + key + value
-    header = _HEADER.pack(
-        0x80, opcode, len(key), len(extras), 0, vbucket, len(body), opaque, 0
-    )
+    header = _HEADER.pack(0x80, opcode, len(key), len(extras), 0, vbucket, len(body), opaque, 0)
     return header + body
 
 
@@ -356,8 +358,9 @@ def latency(consumer: Consumer, items: int) -> None:
     _follow_all(consumer)
     found: list[float] = []
     while len(found) < items:
-        for change in consumer.receive():
-            found.append(latency_of(change[7]))  # type: ignore[arg-type]
+        found += [
+            latency_of(change.value or b"") for change in map(Change._make, consumer.receive())
+        ]
     say(quantiles(found) | {"items": len(found)})
 
 

@@ -1,110 +1,44 @@
 """The documentation tells the truth: its tables are compared and its examples replayed.
 
-Examples talk to a real node (LMDB in a temporary directory, all 1,024 vBuckets) whose sessions are
-driven by hand: there is no socket, and no commit happens unless the example says so. How examples
-are written is told in ``docs/protocol.md``, "How to read the examples".
+How that is done is in ``tests/documents.py``; the page about streams has ``test_docs_upr.py``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
+from tests.documents import (
+    EXTENSIONS,
+    MANAGEMENT,
+    OPERATIONS,
+    PROTOCOL,
+    ROOT,
+    STREAMS,
+    Example,
+    HandDrivenNode,
+    HexReader,
+    Talk,
+    identified,
+    names,
+    replay,
+    rows,
+    section,
+    shown_opcodes,
+)
 from tests.server.support import PEER
-from uprmc.config import GIB, KIB, MIB, SettingInfo, Settings, build, describe, load
+from uprmc.config import GIB, KIB, MIB, SettingInfo, Settings, describe, load
 from uprmc.errors import StoreRefused
-from uprmc.kv.command_table import HANDLERS
-from uprmc.kv.session import Negotiation
-from uprmc.ports import Session
 from uprmc.protocol import text_replies
-from uprmc.protocol.opcodes import HEADER_BYTES, QUIET, STATUS_TEXT, Opcode
+from uprmc.protocol.opcodes import QUIET, STATUS_TEXT, Opcode
 from uprmc.protocol.shapes import SHAPES, Part
 from uprmc.server.http import Pages
 from uprmc.server.metrics import Exposition
-from uprmc.server.node import Node
 from uprmc.storage.directory import open_directory
-
-ROOT = Path(__file__).parent.parent
-PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-
-ON_DISK = "everything is written to disk"
-CLOSED = "the server closes the connection"
-
-UUID_EXTRAS_BYTES = 16
-
-
-# --- reading the documents ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Example:
-    """One fenced block; `line` is where it begins."""
-
-    kind: str
-    line: int
-    lines: tuple[str, ...]
-
-
-def examples(document: str) -> Iterator[Example]:
-    for found in re.finditer(r"^```(hex|hex upr|memcached)\n(.*?)^```$", document, re.M | re.S):
-        line = document.count("\n", 0, found.start()) + 1
-        yield Example(found[1], line, tuple(found[2].splitlines()))
-
-
-def section(document: str, heading: str) -> str:
-    """Return what stands below a heading, up to the next one of its level or above."""
-    level = heading.split(" ")[0]
-    _, found, rest = document.partition(f"\n{heading}\n")
-    assert found, f"there is no section {heading!r}"
-    return re.split(rf"^#{{2,{len(level)}}} ", rest, maxsplit=1, flags=re.M)[0]
-
-
-def rows(text: str) -> list[list[str]]:
-    """Return the cells of every table row, without heads; a column's ``\\|`` is a plain bar."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    heads = {i - 1 for i, line in enumerate(lines) if re.fullmatch(r"[|-]+", line)}
-    return [
-        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for i, line in enumerate(lines)
-        if i not in heads and i - 1 not in heads
-    ]
-
-
-def names(text: str) -> list[str]:
-    """Return what stands in backquotes in the first column of the tables."""
-    return [name for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])]
-
-
-# --- a node without sockets ---------------------------------------------------------------------
-
-
-class HandDrivenNode:
-    """A warmed-up node; commits happen in `write_to_disk` only."""
-
-    def __init__(self, path: Path) -> None:
-        changes = {"storage.data": str(path), "server.max_connections": 100, "flush.sync": False}
-        self.node = Node(Clock(), build(changes))
-        for _ in self.node.warmup.steps():
-            pass
-
-    def session(self, *, by_key: bool) -> Session:
-        return Negotiation(self.node._services("test"), lambda: None, by_key=by_key)
-
-    def write_to_disk(self) -> None:
-        flusher = self.node.bucket.flusher
-        while flush := flusher.begin():
-            flusher.commit(flush)
-            flusher.finish(flush)
-
-    def close(self) -> None:
-        self.node.bucket.store.close()
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +50,7 @@ def flushed_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandDrive
 
 @pytest.fixture
 def node(flushed_node: HandDrivenNode) -> HandDrivenNode:
-    """Give an empty node: no documents, no locks, every vBucket at seqno 0."""
-    flushed_node.node.bucket.flush(0, lambda durable: None)
-    flushed_node.write_to_disk()
+    flushed_node.empty()
     return flushed_node
 
 
@@ -133,131 +65,38 @@ def used_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandDrivenNo
     made.close()
 
 
-class Talk:
-    """One connection: what an example sends, and what has come back and was not compared yet."""
-
-    def __init__(self, node: HandDrivenNode, *, by_key: bool) -> None:
-        self._node = node
-        self._session = node.session(by_key=by_key)
-        self.answered = b""
-
-    @property
-    def closing(self) -> bool:
-        return self._session.closing
-
-    def send(self, data: bytes) -> None:
-        self._session.receive_data(data)
-        self._session = self._session.successor or self._session
-        self._drain()
-
-    def write_to_disk(self) -> None:
-        self._node.write_to_disk()
-        self._drain()
-
-    def take(self) -> bytes:
-        taken, self.answered = self.answered, b""
-        return taken
-
-    def _drain(self) -> None:
-        while pieces := self._session.data_to_send(1 << 20):
-            self.answered += b"".join(pieces)
-
-
-def steps(example: Example) -> Iterator[tuple[str, list[str]]]:
-    """Yield runs of lines with the same mark: (``>``, ``<`` or ``*``, what stands behind it)."""
-    mark, run = "", []
-    for line in example.lines:
-        if line[:1] != mark and run:
-            yield mark, run
-            run = []
-        mark = line[:1]
-        run.append(line[2:])
-    yield mark, run
-
-
-def replay(
-    talk: Talk,
-    example: Example,
-    send: Callable[[list[str]], None],
-    expect: Callable[[list[str], bytes], None],
-) -> None:
-    """Play an example; whatever is answered has to be in it."""
-    for mark, run in steps(example):
-        if mark == ">":
-            assert not talk.answered, "an answer that the example does not have"
-            send(run)
-        elif mark == "<":
-            expect(run, talk.take())
-        elif run == [ON_DISK]:
-            talk.write_to_disk()
-        else:
-            assert (mark, run) == ("*", [CLOSED])
-            assert talk.closing
-    assert not talk.answered, "an answer that the example does not have"
-    assert talk.closing is (example.lines[-1] == f"* {CLOSED}")
-
-
-def identified(kind: str) -> list[pytest.ParameterSet]:
-    found = [example for example in examples(PROTOCOL) if example.kind.startswith(kind)]
-    return [pytest.param(example, id=f"line-{example.line}") for example in found]
-
-
 # --- examples in hex ----------------------------------------------------------------------------
 
 
-class HexReader:
-    """Turns the lines of one example into bytes and patterns; see "How to read the examples"."""
-
-    def __init__(self) -> None:
-        self.cas = b""
-        self.uuid = b""
-
-    @staticmethod
-    def _digits(lines: list[str]) -> str:
-        return "".join(line.partition(";")[0].replace(" ", "") for line in lines)
-
-    def request(self, lines: list[str]) -> bytes:
-        digits = self._digits(lines)
-        return bytes.fromhex(
-            digits.replace("=" * 16, self.cas.hex()).replace("u" * 16, self.uuid.hex())
-        )
-
-    def check(self, lines: list[str], answered: bytes) -> None:
-        expected = self._digits(lines)
-        got = answered.hex()
-        assert len(got) == len(expected), f"answered {got}, expected {expected}"
-        shown = "".join("." if e == "." else g for e, g in zip(expected, got, strict=True))
-        assert shown == expected
-        self._remember(answered)
-
-    def _remember(self, answered: bytes) -> None:
-        while answered:
-            end = HEADER_BYTES + int.from_bytes(answered[8:12], "big")
-            if any(answered[16:HEADER_BYTES]):
-                self.cas = answered[16:HEADER_BYTES]
-            if answered[4] == UUID_EXTRAS_BYTES:
-                self.uuid = answered[HEADER_BYTES : HEADER_BYTES + 8]
-            answered = answered[end:]
-
-
-@pytest.mark.parametrize("example", identified("hex"))
+@pytest.mark.parametrize("example", identified("hex", protocol=PROTOCOL, management=MANAGEMENT))
 def test_every_example_in_hex_is_answered_as_written(
     node: HandDrivenNode, example: Example
 ) -> None:
     talk = Talk(node, by_key=example.kind != "hex upr")
     reader = HexReader()
     replay(talk, example, lambda lines: talk.send(reader.request(lines)), reader.check)
+    talk.hang_up()
+
+
+#: Commands that the example of another one stands for, and one that nobody ever carried out.
+_SHOWN_BY_OTHERS = {
+    Opcode.GATK,
+    Opcode.PREPEND,
+    Opcode.SASL_AUTH,
+    Opcode.SASL_STEP,
+    Opcode.ADD,
+    Opcode.UPR_FLUSH,
+}
 
 
 def test_every_command_group_has_an_example_in_hex() -> None:
-    shown = set()
-    for example in examples(PROTOCOL):
-        for line in example.lines:
-            if found := re.match(r"> 80 ([0-9a-f]{2}) [0-9a-f]{4} ", line):
-                opcode = int(found[1], 16)
-                shown.add(QUIET.get(opcode, opcode))
-    alike = {Opcode.GATK, Opcode.PREPEND, Opcode.SASL_AUTH, Opcode.SASL_STEP, Opcode.ADD}
-    assert set(HANDLERS) - set(QUIET) - shown <= alike
+    shown = {
+        QUIET.get(opcode, opcode)
+        for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS)
+        for mark in "><"
+        for opcode in shown_opcodes(document, mark)
+    }
+    assert set(SHAPES) - set(QUIET) - shown <= _SHOWN_BY_OTHERS
 
 
 # --- examples in text ---------------------------------------------------------------------------
@@ -284,7 +123,7 @@ class TextReader:
             self.cas = found[1]
 
 
-@pytest.mark.parametrize("example", identified("memcached"))
+@pytest.mark.parametrize("example", identified("memcached", protocol=PROTOCOL))
 def test_every_example_in_text_is_answered_as_written(
     node: HandDrivenNode, example: Example
 ) -> None:
@@ -305,19 +144,21 @@ def test_the_table_of_opcodes_has_every_command_with_its_shape() -> None:
         return "-" if opcode is None else f"`{opcode:02x}` {Opcode(opcode).name}"
 
     expected = set()
-    for opcode in set(HANDLERS) - set(QUIET):
+    for opcode in set(SHAPES) - set(QUIET):
         extras, key, value = SHAPES[opcode]
         expected.add(
             (
                 f"`{opcode:02x}`",
-                Opcode(opcode).name,
+                Opcode(opcode).name.removeprefix("UPR_"),
                 named(quiet_of.get(opcode)),
                 " or ".join(map(str, sorted(extras))),
                 _PARTS[key],
                 _PARTS[value],
             )
         )
-    assert {tuple(row[:6]) for row in rows(section(PROTOCOL, "## Opcodes"))} == expected
+    told = rows(section(PROTOCOL, "## Opcodes")) + rows(section(STREAMS, "## Opcodes"))
+    assert {tuple(row[:6]) for row in told} == expected
+    assert len(told) == len(expected)
 
 
 def test_every_status_is_told_with_its_text() -> None:
@@ -348,7 +189,7 @@ def test_settings_that_the_documents_mention_exist() -> None:
     known = {info.name for info in describe()}
     sections = "|".join(sorted({name.partition(".")[0] for name in known}))
     events = {event for event, _ in _events_in_the_code()}
-    for document in (PROTOCOL, OPERATIONS):
+    for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS, OPERATIONS):
         mentioned = set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", document))
         assert mentioned - events <= known
 

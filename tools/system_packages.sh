@@ -1,10 +1,11 @@
 #!/bin/sh
 # Install the programs that tests use but pip cannot bring: the memcached server and
 # libmemcached's tools to talk to and compare with, a C compiler for the load generator, and the
-# headers pylibmc needs where no ready-made wheel of it exists.
+# headers pylibmc needs where no ready-made wheel of it exists. With the argument "bench" also what
+# only benchmarks compare with: the Redis server.
 #
 # Does nothing when all are there. Without apt-get, or without the right to use it, it says what is
-# missing and succeeds: the tests that need those programs then skip and say so.
+# missing and succeeds: what needs those programs is then skipped and says so.
 set -u
 
 missing=""
@@ -16,6 +17,7 @@ need_program() { # program package
 need_program memcached memcached
 need_program memccapable libmemcached-tools
 need_program cc gcc
+[ "${1:-}" = bench ] && need_program redis-server redis-server
 
 # A header that is there proves the development package whatever the system calls it.
 need_header() { # header package
@@ -56,6 +58,13 @@ if command -v apt-get >/dev/null 2>&1 && [ "$as_root" != "nobody" ]; then
             fi
             ;;
         esac
+        case "$missing" in
+        *" redis-server"*)
+            if command -v systemctl >/dev/null 2>&1; then
+                $as_root systemctl disable --now redis-server >/dev/null 2>&1
+            fi
+            ;;
+        esac
         exit 0
     fi
     tail -n 5 "$log" >&2
@@ -64,5 +73,5 @@ if command -v apt-get >/dev/null 2>&1 && [ "$as_root" != "nobody" ]; then
 fi
 
 echo "not installed (Debian's names):$missing" >&2
-echo "the tests that need them are skipped; to run them:  apt-get install$missing" >&2
+echo "what needs them is skipped; to have it:  apt-get install$missing" >&2
 exit 0

@@ -33,6 +33,7 @@ from uprmc.model import (
     VBucketState,
 )
 from uprmc.storage.interface import Batch, Store, StoreView, VBucketChange
+from uprmc.storage.layout import unpack_record
 
 
 class StoreContract:
@@ -196,9 +197,7 @@ class StoreContract:
     def test_a_dump_goes_on_where_another_view_stopped(self, store: Store) -> None:
         keys = [b"\x00", b"a", b"a\x00", b"aa", b"b", b"\xff" * 250]
         for vbucket in (0, 1, 2):
-            store.commit(
-                write(*[live(key, at) for at, key in enumerate(keys, 1)], vbucket=vbucket)
-            )
+            store.commit(write(*[live(key, at) for at, key in enumerate(keys, 1)], vbucket=vbucket))
         for place, key in enumerate(keys):
             view = store.view()
             rest = [(number, item.key) for number, item, _ in view.dump_metadata(1, key)]
@@ -224,6 +223,17 @@ class StoreContract:
         view.close()
 
     @pytest.mark.acceptance("D06")
+    def test_records_are_the_changes_as_bytes(self, store: Store) -> None:
+        items = [live(b"a", 1), tombstone(b"b", 2), live(b"d", 3, b""), live(b"c", 4)]
+        store.commit(write(*items))
+        store.commit(write(live(b"other", 9), vbucket=1))
+        view = store.view()
+        for after in (0, 1, 3, 4, SEQNO_MAX):
+            records = list(view.records_after(0, after))
+            assert [unpack_record(record) for record in records] == items[min(after, 4) :]
+        assert view.records_read == 0
+        view.close()
+
     def test_a_scan_reads_what_it_returns_and_not_the_store(self, store: Store) -> None:
         store.commit(write(*[live(b"key-%04d" % seqno, seqno) for seqno in range(1, 3_001)]))
         store.commit(write(*[live(b"x%d" % seqno, seqno) for seqno in range(1, 500)], vbucket=1))
@@ -420,7 +430,7 @@ class StoreContract:
     def test_a_closed_view_refuses_to_be_read(self, store: Store) -> None:
         store.commit(write(live(b"a", 1), live(b"b", 2)))
         view = store.view()
-        begun = [view.changes_after(0, 0), view.dump_metadata()]
+        begun = [view.changes_after(0, 0), view.dump_metadata(), view.records_after(0, 0)]
         for scan in begun:
             next(scan)
         view.close()
@@ -448,6 +458,7 @@ class StoreContract:
             lambda: list(view.dump_metadata()),
             lambda: list(view.dump_metadata(0)),
             lambda: list(view.changes_after(0, 0)),
+            lambda: list(view.records_after(0, 0)),
         ]
         for reading in readings:
             with pytest.raises(StoreError):

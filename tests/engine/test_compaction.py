@@ -243,6 +243,20 @@ def test_many_tombstones_go_in_commits_of_a_slice_at_most(size: int, commits: in
     assert node.header().purge_seqno == 20
 
 
+def test_a_compaction_that_goes_on_after_a_commit_is_announced() -> None:
+    node = Node(settings_of(engine={"compaction_slice": 2}))
+    deleted(5, node=node)
+    announced: list[None] = []
+    node.bucket.compactor.on_wanted = lambda: announced.append(None)
+    told = want(node)
+    for count in (1, 2, 3):
+        assert len(announced) == count
+        look(node)
+        assert not node.bucket.compactor.waiting
+        node.flush()
+    assert told == [True]
+
+
 def test_a_commit_has_room_for_what_its_memory_allows_and_items_come_after_drops() -> None:
     node = Node(settings_of(flush={"batch_items": 8}))
     deleted(20, node=node)

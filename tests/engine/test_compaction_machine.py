@@ -80,6 +80,7 @@ class CompactionMachine(RuleBasedStateMachine):
         self.reading: Reading | None = None
         self.was_read = False
         self.asked: list[Asked] = []
+        self.changed = False
         self.let_limit_go()
 
     def teardown(self) -> None:
@@ -98,20 +99,27 @@ class CompactionMachine(RuleBasedStateMachine):
 
     # --- clients --------------------------------------------------------------------------------
 
-    @rule(number=numbers, key=keys)
     def write(self, number: int, key: bytes) -> None:
         vbucket = self.node.bucket.vbuckets.get(number)
         if vbucket is not None and not self.refusing:
             self.history(vbucket).changes.append(vbucket.store(key, b"v", 0, 0))
 
-    @rule(number=numbers, key=keys)
     def delete(self, number: int, key: bytes) -> None:
         vbucket = self.node.bucket.vbuckets.get(number)
         if vbucket is not None and not self.refusing and vbucket.find(key) is not None:
             self.history(vbucket).changes.append(vbucket.delete(key))
 
+    @rule(number=numbers, some=st.lists(st.tuples(keys, st.booleans()), min_size=1, max_size=12))
+    def change_some(self, number: int, some: list[tuple[bytes, bool]]) -> None:
+        self.changed = True
+        for key, kept in some:
+            self.write(number, key)
+            if not kept:
+                self.delete(number, key)
+
+    @precondition(lambda self: len(self.histories) % 3 == 0)
     @rule(number=numbers, count=st.integers(60, 90))
-    def write_and_delete_a_lot(self, number: int, count: int) -> None:
+    def change_a_lot(self, number: int, count: int) -> None:
         """Enough for a flush in several commits."""
         for each in range(count):
             self.write(number, b"many-%d" % (each % 40))
@@ -119,6 +127,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     # --- managers -------------------------------------------------------------------------------
 
+    @precondition(lambda self: len(self.asked) < 3)
     @rule(number=numbers, purge=rules)
     def want(self, number: int, purge: PurgeRule) -> None:
         vbucket = self.node.bucket.vbuckets.get(number)
@@ -135,90 +144,72 @@ class CompactionMachine(RuleBasedStateMachine):
         self.node.bucket.compact(number, purge, told.append)
         self.asked.append(Asked(root_of(vbucket), named, told))
 
+    @precondition(lambda self: self.asked)
     @rule(limit=st.sampled_from([0, 3, 10, SEQNO_MAX]))
     def limit_purging(self, limit: int) -> None:
         if limit < self.limit:
             self.asked = [each._replace(named=[]) for each in self.asked]
         self.limit = limit
 
+    @precondition(lambda self: len(self.node.bucket.vbuckets) == len(NUMBERS))
     @rule(number=numbers)
     def remove(self, number: int) -> None:
         if number in self.node.bucket.vbuckets:
             self.node.bucket.set_state(number, VBucketState.DEAD)
             self.node.bucket.remove(number, lambda _: None)
 
+    @precondition(lambda self: len(self.node.bucket.vbuckets) < len(NUMBERS))
     @rule(number=numbers)
     def make(self, number: int) -> None:
         self.node.bucket.set_state(number, VBucketState.ACTIVE)
 
+    @precondition(lambda self: any(vbucket.table for vbucket in self.node.bucket.vbuckets.values()))
     @rule()
     def forget_everything(self) -> None:
         self.node.bucket.flush(0, lambda _: None)
 
-    # --- steps of a flush -----------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.flush is None)
-    @rule()
-    def begin_flush(self) -> None:
-        self.flush = self.node.bucket.flusher.begin()
-        self.committed = False
+    @precondition(lambda self: self.flush is not None or self.node.bucket.flusher.pending)
+    @rule(fails=st.sampled_from([False, False, False, True]))
+    def step_of_a_flush(self, fails: bool) -> None:
+        flusher = self.node.bucket.flusher
+        if self.flush is None:
+            self.flush = flusher.begin()
+            self.committed = False
+        elif self.committed:
+            flusher.finish(self.flush)
+            self.flush = None
+        elif fails:
+            flusher.failed(self.flush, StoreFull("full"))
+            self.flush = None
+        else:
+            flusher.commit(self.flush)
+            self.committed = True
 
-    @precondition(lambda self: self.flush is not None and not self.committed)
-    @rule()
-    def commit_flush(self) -> None:
-        assert self.flush is not None
-        self.node.bucket.flusher.commit(self.flush)
-        self.committed = True
-
-    @precondition(lambda self: self.flush is not None and self.committed)
-    @rule()
-    def finish_flush(self) -> None:
-        assert self.flush is not None
-        self.node.bucket.flusher.finish(self.flush)
-        self.flush = None
-
-    @precondition(lambda self: self.flush is not None and not self.committed)
-    @rule()
-    def fail_flush(self) -> None:
-        assert self.flush is not None
-        self.node.bucket.flusher.failed(self.flush, StoreFull("full"))
-        self.flush = None
-
-    @precondition(lambda self: self.flush is None)
+    @precondition(lambda self: self.flush is None and self.node.bucket.flusher.pending)
     @rule()
     def flush_everything(self) -> None:
         self.node.flush()
 
-    # --- steps of a compaction ------------------------------------------------------------------
+    @precondition(lambda self: self.reading is not None or self.node.bucket.compactor.waiting)
+    @rule(fails=st.sampled_from([False, False, False, True]))
+    def step_of_a_compaction(self, fails: bool) -> None:
+        compactor = self.node.bucket.compactor
+        if self.reading is None:
+            self.reading = compactor.begin()
+            self.was_read = False
+        elif self.was_read:
+            compactor.finish(self.reading)
+            self.reading = None
+        elif fails:
+            compactor.failed(self.reading)
+            self.reading = None
+        else:
+            compactor.read(self.reading)
+            self.was_read = True
 
-    @precondition(lambda self: self.reading is None)
-    @rule()
-    def begin_look(self) -> None:
-        self.reading = self.node.bucket.compactor.begin()
-        self.was_read = False
-
-    @precondition(lambda self: self.reading is not None and not self.was_read)
-    @rule()
-    def look(self) -> None:
-        assert self.reading is not None
-        self.node.bucket.compactor.read(self.reading)
-        self.was_read = True
-
-    @precondition(lambda self: self.reading is not None and self.was_read)
-    @rule()
-    def finish_look(self) -> None:
-        assert self.reading is not None
-        self.node.bucket.compactor.finish(self.reading)
-        self.reading = None
-
-    @precondition(lambda self: self.reading is not None and not self.was_read)
-    @rule()
-    def fail_look(self) -> None:
-        assert self.reading is not None
-        self.node.bucket.compactor.failed(self.reading)
-        self.reading = None
-
-    @precondition(lambda self: self.flush is None and self.reading is None)
+    @precondition(lambda self: self.asked and self.flush is None and self.reading is None)
     @rule()
     def compact_to_the_end(self) -> None:
         compactor = self.node.bucket.compactor
@@ -233,8 +224,10 @@ class CompactionMachine(RuleBasedStateMachine):
 
     # --- ends -----------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.changed)
     @rule(orderly=st.booleans())
     def start_again(self, orderly: bool) -> None:
+        self.changed = False
         if orderly and self.flush is None and self.reading is None:
             self.node.stop()
         if self.reading is not None:
@@ -323,4 +316,4 @@ class CompactionMachine(RuleBasedStateMachine):
 
 
 TestCompactionMachine = pytest.mark.acceptance("X17")(CompactionMachine.TestCase)
-TestCompactionMachine.settings = settings(max_examples=150, stateful_step_count=40)
+TestCompactionMachine.settings = settings(max_examples=250, stateful_step_count=50)

@@ -154,6 +154,27 @@ def test_somebody_who_still_holds_it_can_neither_write_nor_miscount() -> None:
     assert stored_numbers(node) == [1]
 
 
+def test_a_vbucket_that_was_clean_when_it_went_does_not_come_back_either(node: Node) -> None:
+    clean = node.bucket.vbuckets.pop(0)
+    node.bucket.flusher.remove(clean, lambda _: None)
+    clean.change_header()
+    assert node.bucket.ledger.dirty == []
+
+
+def test_a_long_flush_of_it_that_was_under_way_holds_nothing_any_more() -> None:
+    node = Node(settings_of(flush={"batch_items": 64}))
+    fill(node.vbucket, b"many", 300)
+    queue = node.vbucket.queue
+    flush = node.begin()
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    assert queue.open_views == 1
+    remove(node)
+    assert queue.open_views == 0
+    node.flush()
+    assert stored_numbers(node) == []
+
+
 # --- made again -----------------------------------------------------------------------------------
 
 

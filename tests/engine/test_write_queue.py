@@ -412,6 +412,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.drop_persisted(upto)
         self.live = {key: seqno for key, seqno in self.live.items() if seqno > upto}
 
+    @rule(data=st.data())
+    def read_without_a_view(self, data: st.DataObject) -> None:
+        after = data.draw(st.integers(self.queue.persisted, self.queue.high_seqno + 1))
+        view = self.queue.open_view()
+        assert self.queue.since(after) == list(view.items(after))
+        view.close()
+
     @precondition(lambda self: self.views)
     @rule(data=st.data(), limit=st.integers(1, 200))
     def take(self, data: st.DataObject, limit: int) -> None:

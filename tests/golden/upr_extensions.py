@@ -1,6 +1,6 @@
 """Frames of what this server adds to UPR, composed by hand from the tables, field by field.
 
-Barriers, rounds and snapshot ends: UPR reference, section 7. Leases: `docs/protocol.md`. Header
+Barriers, rounds and snapshot ends: UPR reference, section 7. Leases: `docs/extensions.md`. Header
 fields stand apart: magic, opcode, key length, extras length, datatype, vBucket or status, body
 length, opaque, CAS; then extras, key, value.
 """

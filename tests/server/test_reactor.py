@@ -8,6 +8,7 @@ from twisted.internet.abstract import FileDescriptor
 from twisted.internet.epollreactor import EPollReactor
 
 from uprmc.server.reactor import LeanReactor
+from uprmc.server.wake_list import WakeList
 
 
 class _Pipe(FileDescriptor):
@@ -84,3 +85,51 @@ def _close(reactor: EPollReactor) -> None:
         waker.connectionLost(None)
     reactor._internalReaders.clear()
     reactor._poller.close()
+
+
+def test_what_a_turn_wakes_is_served_at_its_end_and_once() -> None:
+    reactor = LeanReactor()
+    read_end, write_end = os.pipe()
+    pipe = _Pipe(reactor, read_end)
+    wakes = WakeList(reactor)
+    served: list[list[bytes]] = []
+    try:
+        reactor.addReader(pipe)
+        os.write(write_end, b"hello")
+        wakes.add(lambda: served.append(list(pipe.reads)))
+        reactor.doIteration(5)
+        assert served == [[b"hello"]]
+        assert reactor.getDelayedCalls() == []
+        os.write(write_end, b"again")
+        reactor.doIteration(5)
+        assert served == [[b"hello"]]
+    finally:
+        _close(reactor)
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_turn_does_not_wait_for_events_while_somebody_is_woken() -> None:
+    reactor = LeanReactor()
+    wakes = WakeList(reactor)
+    served: list[int] = []
+    try:
+        wakes.add(lambda: (served.append(1), wakes.add(lambda: served.append(2))))
+        reactor.doIteration(600)
+        reactor.doIteration(600)
+        assert served == [1, 2]
+    finally:
+        _close(reactor)
+
+
+def test_a_closed_wake_list_is_asked_no_more() -> None:
+    reactor = LeanReactor()
+    wakes = WakeList(reactor)
+    served: list[int] = []
+    try:
+        wakes.add(lambda: served.append(1))
+        wakes.close()
+        reactor.doIteration(0)
+        assert served == []
+    finally:
+        _close(reactor)

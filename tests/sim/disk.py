@@ -10,9 +10,13 @@ Every commit is told to the judge of the store, which keeps its own books.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from tests.sim.judges import StoreJudge, complain
 from tests.sim.world import World
 from uprmc.errors import StoreError, StoreFull, StoreMapFull
+from uprmc.model import Item, VBucketHeader
 from uprmc.storage.interface import Batch, StoreUsage
 from uprmc.storage.memory import MemoryStore, MemoryView
 
@@ -24,6 +28,8 @@ class Disk:
         full: commits get `StoreFull`.
         broken: commits get `StoreError`.
         unreadable: reading a value fails.
+        weak_views: whether long readings fail then, too.
+        reads_failed: how often one did.
         map_full: commits get `StoreMapFull` until `grow` worked.
         sync: whether every commit is forced to the device.
     """
@@ -33,6 +39,8 @@ class Disk:
         self.full = False
         self.broken = False
         self.unreadable = False
+        self.weak_views = False
+        self.reads_failed = 0
         self.map_full = False
         self.judge = judge
         self._world = world
@@ -96,6 +104,33 @@ class Disk:
         view.close()
 
 
+class WeakView:
+    """A reading that breaks off while the disk is unreadable."""
+
+    def __init__(self, view: MemoryView, disk: Disk) -> None:
+        self._view = view
+        self._disk = disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+    def header(self, vbucket: int) -> VBucketHeader | None:
+        """Return a header."""
+        self._check()
+        return self._view.header(vbucket)
+
+    def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
+        """Yield records until it breaks."""
+        for item in self._view.changes_after(vbucket, seqno):
+            self._check()
+            yield item
+
+    def _check(self) -> None:
+        if self._disk.unreadable:
+            self._disk.reads_failed += 1
+            raise StoreError("the disk cannot be read")
+
+
 class DiskStore:
     """The `Store` of one life of the process; dead with it."""
 
@@ -116,9 +151,10 @@ class DiskStore:
             self._disk.map_full = False
         return grown
 
-    def view(self) -> MemoryView:
+    def view(self) -> MemoryView | WeakView:
         """Open a reading of the newest commit."""
-        return self._medium.view()
+        view = self._medium.view()
+        return WeakView(view, self._disk) if self._disk.weak_views else view
 
     def local(self, name: bytes) -> bytes | None:
         """Return a local document."""

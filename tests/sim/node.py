@@ -169,8 +169,6 @@ class Node:
         bucket.ledger.on_pressure = self._page_soon
         bucket.fetcher.on_wanted = self._fetch_soon
         bucket.compactor.on_wanted = self._compact_soon
-        if self.upr not in bucket.view_holders:
-            bucket.view_holders.append(self.upr)
         warmup = Warmup(bucket)
         self._warm_up(warmup, warmup.steps())
 
@@ -476,7 +474,9 @@ class Node:
         reading = self.bucket.compactor.begin()
         if reading is not None:
             self._compacting = True
-            self._after(self._world.between(0, self.pace.read_max_s), lambda: self._look_into(reading))
+            self._after(
+                self._world.between(0, self.pace.read_max_s), lambda: self._look_into(reading)
+            )
 
     def _look_into(self, reading: Reading) -> None:
         if self.disk.unreadable:
@@ -501,6 +501,7 @@ class Node:
 
     def _tick(self) -> None:
         self.bucket.tick()
+        self.upr.tick()
         for link in list(self.links):
             link.tick(self._world.now)
         if self.bucket.pager.needed:

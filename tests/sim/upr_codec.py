@@ -20,14 +20,19 @@ LEASE_ACQUIRE, LEASE_RENEW, LEASE_RELEASE = range(0xE4, 0xE7)
 BARRIER_ADD, BARRIER_REACHED, PARTITION_START = range(0xE8, 0xEB)
 ROUND_COMPLETE, SNAPSHOT_END = 0xEB, 0xEC
 SET_VBUCKET, DELETE_VBUCKET, COMPACT = 0x3D, 0x3F, 0xB3
+HELLO = 0x1F
 STOP_PERSISTENCE, START_PERSISTENCE = 0x80, 0x81
 
 OK, NOT_FOUND, EXISTS, INVALID, NOT_MY_VBUCKET = 0x00, 0x01, 0x02, 0x04, 0x07
 OUT_OF_RANGE, ROLLBACK, TRY_AGAIN = 0x22, 0x23, 0x86
-
 ACTIVE, REPLICA, PENDING, DEAD = 1, 2, 3, 4
 
-END_OK, END_CLOSED, END_STATE, END_ROLLBACK = 0, 1, 2, 6
+STREAM_NOT_FOUND = 0x0A
+
+END_OK, END_CLOSED, END_STATE, END_BACKFILL, END_ROLLBACK = 0, 1, 2, 5, 6
+
+#: What a peer of today says it understands: TCP_NODELAY, mutation seqno, XERROR.
+FEATURES = b"\0\x03\0\x04\0\x07"
 
 AS_PRODUCER, AS_NOTIFIER, DELETE_TIMES = 0x01, 0x02, 0x20
 TAKEOVER, DISK_ONLY, LATEST, ACTIVE_ONLY = 0x01, 0x02, 0x04, 0x10
@@ -174,7 +179,9 @@ def set_vbucket(vbucket: int, state: int, opaque: int) -> bytes:
     return frame(SET_VBUCKET, extras=struct.pack(">I", state), vbucket=vbucket, opaque=opaque)
 
 
-def compact(vbucket: int, upto: int, opaque: int, *, before_s: int = 0, every: bool = False) -> bytes:
+def compact(
+    vbucket: int, upto: int, opaque: int, *, before_s: int = 0, every: bool = False
+) -> bytes:
     """Return a COMPACT_DB."""
     extras = struct.pack(">QQB7x", before_s, upto, every)
     return frame(COMPACT, extras=extras, vbucket=vbucket, opaque=opaque)
@@ -185,7 +192,8 @@ def compact(vbucket: int, upto: int, opaque: int, *, before_s: int = 0, every: b
 
 def failover_log(value: bytes) -> tuple[tuple[int, int], ...]:
     """Return (uuid, seqno)s, newest first."""
-    assert value and len(value) % 16 == 0, "a failover log is empty or malformed"
+    assert value, "a failover log is empty"
+    assert len(value) % 16 == 0, "a failover log is malformed"
     return tuple(struct.iter_unpack(">QQ", value))  # type: ignore[arg-type]
 
 
@@ -209,12 +217,7 @@ def marker(extras: bytes) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a document; a deletion says nothing but its place and its numbers.
-
-    Attributes:
-        deleted_at: Unix time, when it is known; two versions are the same without it.
-        expired: whether it was deleted by its expiry time, when that is known.
-    """
+    """One version of a document; a deletion says nothing but its place and its numbers."""
 
     key: bytes
     seqno: int
@@ -230,21 +233,23 @@ class Version:
         """Copy an item of the engine or of a store."""
         deleted = bool(item.life)  # type: ignore[attr-defined]
         key, seqno, rev, cas, value, flags, expiry = (
-            getattr(item, name) for name in ("key", "seqno", "rev", "cas", "value", "flags", "expiry")
+            getattr(item, name)
+            for name in ("key", "seqno", "rev", "cas", "value", "flags", "expiry")
         )
         if deleted:
             return cls(key, seqno, rev, cas, True, b"", 0, 0)
         return cls(key, seqno, rev, cas, False, value, flags, expiry)
 
 
-def version(message: Frame, extras_bytes: int) -> Version:
-    """Read a mutation, or a deletion with so many bytes of extras."""
+def version(message: Frame, *, timed: bool) -> Version:
+    """Read a mutation, a deletion, or an expiration; `timed` ones say when they happened."""
     extras = message.extras
     if message.opcode == MUTATION:
         seqno, rev, flags, expiry, lock, meta, _ = struct.unpack(">QQIIIHB", extras)
         assert lock == meta == 0
         return Version(message.key, seqno, rev, message.cas, False, message.value, flags, expiry)
-    assert len(extras) == extras_bytes, f"a deletion has {len(extras)} bytes of extras"
+    size = 20 if message.opcode == EXPIRATION else 21 if timed else 18
+    assert len(extras) == size, f"a deletion has {len(extras)} bytes of extras"
     assert not message.value, "a deletion has a value"
     seqno, rev = struct.unpack_from(">QQ", extras)
     return Version(message.key, seqno, rev, message.cas, True, b"", 0, 0)

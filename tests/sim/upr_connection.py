@@ -39,6 +39,7 @@ class Manners:
         ack_share: bytes are acknowledged when they exceed this share of the buffer.
         ack_delay_max_s: and so much later at most.
         noop_s: interval of keep-alives, 0 = none are asked for.
+        hello: whether it says HELLO first, as peers of today do.
         profile: of its link.
     """
 
@@ -48,6 +49,7 @@ class Manners:
     ack_share: float = 0.2
     ack_delay_max_s: float = 0.0
     noop_s: float = 0.0
+    hello: bool = False
     profile: LinkProfile = FAST
 
 
@@ -94,8 +96,10 @@ class Connection:
         return len(self._under_way)
 
     def _shake_hands(self, name: bytes) -> None:
-        self.send(codec.OPEN, self._accepted, key=name, flags=self._manners.flags)
         manners = self._manners
+        if manners.hello:
+            self.send(codec.HELLO, self._accepted, key=b"sim", value=codec.FEATURES)
+        self.send(codec.OPEN, self._accepted, key=name, flags=manners.flags)
         if manners.buffer_bytes:
             self.control("connection_buffer_size", str(manners.buffer_bytes), self._flow_is_on)
         if manners.noop_s:
@@ -113,7 +117,7 @@ class Connection:
         if reply.place != codec.OK:
             complain(f"{reply} refuses what must be accepted")
 
-    # --- sending ------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def next_opaque(self) -> int:
         """Return a number that no command had on this connection."""
@@ -168,7 +172,7 @@ class Connection:
         if self._link is not None:
             self._link.send(data)
 
-    # --- receiving ------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the link."""
@@ -194,7 +198,7 @@ class Connection:
             complain(f"a producer sends {frame}")
         self.frames += 1
         self.bytes += frame.size
-        self._flow.came(frame.size)
+        self._flow.came(frame.opcode, frame.size)
         self._to_ack += frame.size
         manners = self._manners
         if self._flow.on and self._to_ack > manners.ack_share * manners.buffer_bytes:
@@ -206,7 +210,7 @@ class Connection:
         self._flow.acked(size)
         self._put(codec.buffer_ack(size))
 
-    # --- the end ----------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
         """End it from this side."""

@@ -10,47 +10,19 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from tests.sim import upr_codec as codec
 from tests.sim.judges import complain
 from tests.sim.upr_codec import Frame, Position
-from tests.sim.upr_connection import Connection, Listener, Manners
+from tests.sim.upr_connection import Connection, Listener
 from tests.sim.upr_copy import Copy
 from tests.sim.upr_judges import RequestJudge, RoundJudge, StreamJudge
+from tests.sim.upr_kinds import Kind
 from tests.sim.upr_truth import Truth
 from tests.sim.world import World
 
 _RETRY_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What a consumer is like.
-
-    Attributes:
-        manners: of its connections.
-        rounds, barriers, snapshot_ends, versions: which extensions it uses.
-        keep: boundaries that it can fall back to.
-        think_max_s: pause between two thoughts.
-        moody: chance of each thought to close a stream, or to hang up.
-        absent_s: how long it stays away after hanging up; then it begins with what it has stored.
-        whole_only: it forgets half snapshots when a stream ends.
-        latest: it asks for streams to the present end, again and again.
-    """
-
-    name: str
-    manners: Manners = Manners()
-    rounds: bool = False
-    barriers: bool = False
-    snapshot_ends: bool = False
-    versions: bool = False
-    keep: int = 1_000
-    think_max_s: float = 0.02
-    moody: float = 0.0
-    absent_s: float = 0.0
-    whole_only: bool = False
-    latest: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +69,11 @@ class Account:
     rounds: int = 0
     ends: dict[int, int] = field(default_factory=dict)
 
+    def counts(self) -> dict[str, int]:
+        """Return all of it in one dict."""
+        ends = {f"ended with {reason}": count for reason, count in self.ends.items()}
+        return {**{name: count for name, count in asdict(self).items() if name != "ends"}, **ends}
+
 
 class Consumer:
     """See the module docstring.
@@ -104,8 +81,11 @@ class Consumer:
     Attributes:
         copies: by vBucket.
         streams: those asked for and open, by vBucket.
+        connection: the present one, ``None`` while there is none.
+        barriers_max: so many cookies it has out by itself.
         calm: it does nothing but follow.
         done: it has gone for good.
+        asleep: it does not come back for now.
     """
 
     def __init__(
@@ -117,21 +97,24 @@ class Consumer:
         self.streams: dict[int, Stream] = {}
         self.barriers: deque[Barrier] = deque()
         self.account = Account()
-        self.calm = self.done = False
+        self.calm = self.done = self.asleep = False
+        self.barriers_max = 20
         self._world = world
         self._node = node
         self._truth = truth
         self._requests = RequestJudge(truth)
         self._stored = {number: copy.stored() for number, copy in self.copies.items()}
         self._not_before: dict[int, float] = {}
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
         self._rounds: RoundJudge | None = None
         self._back_at = 0.0
         self._forgetful = False
         self._cookies = 0
+        self._closed_opaques: set[int] = set()
+        self._owed_by_closed: set[int] = set()
         self._think_later()
 
-    # --- a will of its own --------------------------------------------------------------------------
+    # --- a will of its own ------------------------------------------------------------------------
 
     def _think_later(self) -> None:
         self._world.after(self._world.between(0, self.kind.think_max_s), self._think)
@@ -139,11 +122,11 @@ class Consumer:
     def _think(self) -> None:
         if self.done:
             return
-        if self._connection is None:
-            if self.calm or self._world.now >= self._back_at:
+        if self.connection is None:
+            if not self.asleep and (self.calm or self._world.now >= self._back_at):
                 self._connect()
         else:
-            self._live(self._connection)
+            self._live(self.connection)
         self._think_later()
 
     def _connect(self) -> None:
@@ -153,7 +136,7 @@ class Consumer:
             self._world, self._node, name, manners, self._pushed, self._disconnected
         )
         if connection.open:
-            self._connection = connection
+            self.connection = connection
             self._rounds = RoundJudge() if self.kind.rounds else None
 
     def _live(self, connection: Connection) -> None:
@@ -168,8 +151,8 @@ class Consumer:
             late = world.now < self._not_before.get(number, 0.0)
             if number not in self.streams and not late and world.chance(0.7):
                 self._ask(connection, number)
-        if self.kind.barriers and world.chance(0.2) and len(self.barriers) < 20:
-            self._add_barrier(connection)
+        if self.kind.barriers and world.chance(0.2) and len(self.barriers) < self.barriers_max:
+            self.add_barrier(connection)
 
     def _hang_up(self, connection: Connection) -> None:
         if self.kind.absent_s:
@@ -180,13 +163,15 @@ class Consumer:
     def leave(self) -> None:
         """Go for good."""
         self.done = True
-        if self._connection is not None:
-            self._connection.hang_up()
+        if self.connection is not None:
+            self.connection.hang_up()
 
     def _disconnected(self) -> None:
-        self._connection = self._rounds = None
+        self.connection = self._rounds = None
         self.streams.clear()
         self.barriers.clear()
+        self._closed_opaques.clear()
+        self._owed_by_closed.clear()
         if self._forgetful:
             self._forgetful = False
             self.copies = {number: copy.stored() for number, copy in self._stored.items()}
@@ -194,7 +179,7 @@ class Consumer:
             for copy in self.copies.values():
                 copy.to_boundary()
 
-    # --- stream requests --------------------------------------------------------------------------------
+    # --- stream requests --------------------------------------------------------------------------
 
     def _ask(self, connection: Connection, number: int) -> None:
         flags = codec.LATEST if self.kind.latest and not self.calm else 0
@@ -244,19 +229,23 @@ class Consumer:
             if self.streams.get(stream.vbucket) is not stream:
                 complain(f"{self.name}: a stream is closed that had ended")
             self._gone(stream)
-        elif reply.place != codec.NOT_FOUND:
+            if stream.owed is not None:
+                self._owed_by_closed.add(stream.opaque)
+            if self.kind.modern:
+                self._closed_opaques.add(stream.opaque)
+        elif reply.place != (codec.STREAM_NOT_FOUND if self.kind.modern else codec.NOT_FOUND):
             complain(f"{self.name}: a stream is not closed: {reply}")
 
     def _gone(self, stream: Stream) -> None:
         del self.streams[stream.vbucket]
-        if stream.owed is not None:
+        if stream.owed is not None and not stream.closing:
             complain(f"{self.name}: {stream.vbucket} ends; its snapshot end {stream.owed} is owed")
         if self._rounds is not None:
             self._rounds.gone(stream.vbucket)
         if self.kind.whole_only:
             self.copies[stream.vbucket].to_boundary()
 
-    # --- what comes by itself -----------------------------------------------------------------------------
+    # --- what comes by itself ---------------------------------------------------------------------
 
     def _pushed(self, frame: Frame) -> None:
         if frame.opcode == codec.ROUND_COMPLETE:
@@ -267,13 +256,24 @@ class Consumer:
             return
         stream = self.streams.get(frame.place)
         if stream is None or stream.opaque != frame.opaque or stream.judge is None:
-            complain(f"{self.name}: {frame} belongs to no stream")
+            self._nobodys(frame)
+            return
         handler = _HANDLERS.get(frame.opcode)
         if handler is None:
             complain(f"{self.name}: {frame} was not asked for")
         if stream.owed is not None and frame.opcode != codec.SNAPSHOT_END:
             complain(f"{self.name}: {frame} comes, snapshot end {stream.owed} is owed")
         handler(self, stream, stream.judge, frame)
+
+    def _nobodys(self, frame: Frame) -> None:
+        """Judge a frame that belongs to no stream: it may be the rest of a closed one."""
+        if frame.opcode == codec.SNAPSHOT_END and frame.opaque in self._owed_by_closed:
+            self._owed_by_closed.remove(frame.opaque)
+            return
+        told = frame.opcode == codec.STREAM_END and frame.opaque in self._closed_opaques
+        if not told or codec.number32(frame.extras) != codec.END_CLOSED:
+            complain(f"{self.name}: {frame} belongs to no stream")
+        self._closed_opaques.remove(frame.opaque)
 
     def _marker(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
         start, end, kind = codec.marker(frame.extras)
@@ -284,7 +284,9 @@ class Consumer:
 
     def _item(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
         timed = bool(self.kind.manners.flags & codec.DELETE_TIMES)
-        version = codec.version(frame, 21 if timed else 18)
+        if frame.opcode == codec.EXPIRATION and not self.kind.modern:
+            complain(f"{self.name}: {frame} was not asked for")
+        version = codec.version(frame, timed=timed)
         if self._rounds is not None:
             self._rounds.came(stream.vbucket)
         whole = judge.came(version)
@@ -315,10 +317,14 @@ class Consumer:
             if not stream.asked.flags & codec.LATEST or judge.marker is not None:
                 complain(f"{self.name}: {stream} ends before its end")
             self._not_before[stream.vbucket] = self._world.now + self._world.between(0, _RETRY_S)
-        elif reason != codec.END_STATE:
+        elif reason not in (codec.END_STATE, *self._newer_reasons):
             complain(f"{self.name}: {stream} ends with reason {reason}")
 
-    # --- rounds, snapshot ends, barriers --------------------------------------------------------------------
+    @property
+    def _newer_reasons(self) -> tuple[int, ...]:
+        return (codec.END_BACKFILL, codec.END_ROLLBACK) if self.kind.modern else ()
+
+    # --- rounds, snapshot ends, barriers ----------------------------------------------------------
 
     def _partition_start(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
         if self._rounds is None:
@@ -340,7 +346,8 @@ class Consumer:
         self._rounds.completed(*struct.unpack(">III", frame.extras), len(self.copies))
         self.account.rounds += 1
 
-    def _add_barrier(self, connection: Connection) -> None:
+    def add_barrier(self, connection: Connection) -> None:
+        """Send a cookie; what must come before it does is noted."""
         self._cookies += 1
         cookie = b"%s-%d" % (self.name.encode(), self._cookies)
         due = []
@@ -378,11 +385,13 @@ class Consumer:
                 )
         self.account.barriers += 1
 
-    # --- the end ----------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def settled(self) -> bool:
         """Tell whether it holds everything, and no cookie is out."""
-        return not self.barriers and all(map(self._follows, self.copies))
+        return (
+            not self.barriers and not self._closed_opaques and all(map(self._follows, self.copies))
+        )
 
     def _follows(self, number: int) -> bool:
         look, copy = self._truth.now(number), self.copies[number]
@@ -405,6 +414,7 @@ _HANDLERS = {
     codec.SNAPSHOT_MARKER: Consumer._marker,
     codec.MUTATION: Consumer._item,
     codec.DELETION: Consumer._item,
+    codec.EXPIRATION: Consumer._item,
     codec.STREAM_END: Consumer._end,
     codec.PARTITION_START: Consumer._partition_start,
     codec.SNAPSHOT_END: Consumer._snapshot_end,

@@ -15,7 +15,7 @@ from tests.sim.upr_truth import Log, Look, Truth, disagreement
 Decision = tuple[int, int]
 
 
-# --- whether a stream may begin -----------------------------------------------------------------
+# --- whether a stream may begin -------------------------------------------------------------------
 
 
 def decide(asked: Position, look: Look) -> Decision:
@@ -64,7 +64,7 @@ def _ends(log: Log, high: int) -> dict[int, int]:
 
 
 class RequestJudge:
-    """An answer to a stream request is explained by how the vBucket looked while it was on its way."""
+    """An answer to a stream request fits how the vBucket looked while it was on its way."""
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
@@ -74,9 +74,8 @@ class RequestJudge:
     ) -> None:
         """Judge an answer to what was asked at `step`."""
         looks = self._truth.since(vbucket, step)
-        if status == codec.TRY_AGAIN:
-            if any(look.state == 0 for look in looks):
-                return
+        if status == codec.TRY_AGAIN and any(look.state == 0 for look in looks):
+            return
         told = codec.number64(value) if status == codec.ROLLBACK else 0
         for look in looks:
             at = self._of_notifier(asked, look) if notifier else asked
@@ -91,7 +90,7 @@ class RequestJudge:
         return Position(start, codec.NEVER, asked.uuid, start, start, asked.flags, asked.versions)
 
 
-# --- one stream ---------------------------------------------------------------------------------
+# --- one stream -----------------------------------------------------------------------------------
 
 
 class StreamJudge:
@@ -196,13 +195,11 @@ class StreamJudge:
         return f"vBucket {self._vbucket} of {self._uuid:x}"
 
 
-# --- one connection -----------------------------------------------------------------------------
+# --- one connection -------------------------------------------------------------------------------
 
 
 class RoundJudge:
     """vBuckets come by number, one whole snapshot each, and every round that sent one is told.
-
-    A round in which every turn was broken off begins anew without a word.
 
     Attributes:
         cycle: number of the round.
@@ -220,8 +217,10 @@ class RoundJudge:
             complain(f"vBucket {vbucket} begins in round {cycle}, this is {self.cycle}")
         if self._current not in (None, vbucket):
             complain(f"vBucket {vbucket} begins inside {self._current}")
-        if self._current is None and vbucket <= self._position and self._visited:
-            complain(f"vBucket {vbucket} comes after {self._position}")
+        if self._current is None:
+            if vbucket <= self._position:
+                complain(f"vBucket {vbucket} comes after {self._position}")
+            self._visited += 1
         self._current = self._position = vbucket
 
     def came(self, vbucket: int) -> None:
@@ -231,7 +230,6 @@ class RoundJudge:
 
     def whole(self, vbucket: int) -> None:
         """A snapshot is whole."""
-        self._visited += 1
         self._current = None
 
     def gone(self, vbucket: int) -> None:
@@ -257,18 +255,22 @@ class RoundJudge:
 class FlowJudge:
     """No frame that counts is sent while the buffer is full (section 4.6).
 
+    The start of a turn in a round and the marker behind it count as one.
+
     Attributes:
         unacked: bytes that came and were not acknowledged.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
+        self._last = 0
         self.unacked = 0
         self.on = False
 
-    def came(self, size: int) -> None:
+    def came(self, opcode: int, size: int) -> None:
         """Judge a frame."""
-        if self.on and self.unacked >= self._size:
+        with_last, self._last = self._last == codec.PARTITION_START, opcode
+        if self.on and self.unacked >= self._size and not with_last:
             complain(f"{size} bytes come while {self.unacked} of {self._size} are not acknowledged")
         self.unacked += size
 

@@ -95,9 +95,9 @@ class Notifier:
         """Tell whether it knows of everything."""
         for number in self._logs:
             look = self._truth.now(number)
-            if look.state in (codec.ACTIVE, codec.REPLICA):
-                if number not in self._granted or self._seen[number] < look.high:
-                    return False
+            served = look.state in (codec.ACTIVE, codec.REPLICA)
+            if served and (number not in self._granted or self._seen[number] < look.high):
+                return False
         return True
 
     def leave(self) -> None:

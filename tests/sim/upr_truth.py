@@ -98,9 +98,7 @@ class Branch:
         return place >= 0 and self._versions[place] == version
 
 
-def disagreement(
-    held: dict[bytes, Version], true: dict[bytes, Version], purged: int
-) -> str | None:
+def disagreement(held: dict[bytes, Version], true: dict[bytes, Version], purged: int) -> str | None:
     """Return how a copy differs from the truth; a dropped deletion may be absent."""
     for key in held.keys() | true.keys():
         mine, theirs = held.get(key), true.get(key)
@@ -162,10 +160,10 @@ class Truth:
     def _restored(self, vbucket: Any, header: Any, records: dict[bytes, Any]) -> None:
         number, uuid = vbucket.id, vbucket.failover_log[0].uuid
         old, high, at = header.failover_log[0].uuid, header.high_seqno, last_complete(header)
-        if (number, old) not in self._branches:
-            self._branches[number, old] = self._of_unseen_life(number, header)
-        parent = self.branch(number, old)
         versions = sorted(map(Version.of_item, records.values()), key=lambda each: each.seqno)
+        if (number, old) not in self._branches:
+            self._branches[number, old] = self._of_unseen_life(number, header, versions)
+        parent = self.branch(number, old)
         branch = parent.grown(at, max(parent.purged, header.purge_seqno))
         for version in versions:
             if version.seqno > at:
@@ -183,13 +181,19 @@ class Truth:
         else:
             self._partial[number] = branch
 
-    def _of_unseen_life(self, number: int, header: Any) -> Branch:
+    def _of_unseen_life(self, number: int, header: Any, versions: list[Version]) -> Branch:
         """Return the branch of a life that ended before it served: nothing was written in it."""
-        known = [entry.uuid for entry in header.failover_log if self.knows(number, entry.uuid)]
-        if not known:
-            return Branch()
-        parent = self.branch(number, known[0])
-        return parent.grown(parent.high, header.purge_seqno)
+        branch, begin = Branch(), 0
+        for entry in header.failover_log:
+            if self.knows(number, entry.uuid):
+                branch = self.branch(number, entry.uuid).grown(begin, header.purge_seqno)
+                break
+            begin = entry.seqno
+        for version in versions:
+            if version.seqno > branch.high:
+                branch.add(version)
+        branch.high = header.high_seqno
+        return branch
 
     def look(self, vbuckets: Iterable[Any], *, serving: bool) -> None:
         """Look at a node after a step."""
@@ -218,7 +222,7 @@ class Truth:
         looks.append(now)
 
     def _check_log(self, number: int, before: Look, now: Look) -> None:
-        """One new entry for each failover, none for anything else (restarts are judged elsewhere)."""
+        """A failover makes one entry, nothing else does; restarts are judged elsewhere."""
         began_anew = len(now.log) == 1 and now.log[0] not in before.log
         if not before.state or began_anew:
             return

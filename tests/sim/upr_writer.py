@@ -111,8 +111,19 @@ class Commander:
 class Writer(Commander):
     """Sets, deletes, extends, touches documents; some of them live only for seconds."""
 
-    keys = tuple(b"k%d" % number for number in range(14))
     value_max = 160
+
+    def __init__(
+        self,
+        world: World,
+        node: Listener,
+        truth: Truth,
+        vbuckets: int,
+        pace_s: float,
+        keys: int,
+    ) -> None:
+        super().__init__(world, node, truth, vbuckets, pace_s)
+        self.keys = tuple(b"k%d" % number for number in range(keys))
 
     def _command(self) -> None:
         random = self._world.random
@@ -182,6 +193,8 @@ class Manager(Commander):
         number = random.randrange(self._vbuckets)
         if self.mending:
             self._mend()
+            return
+        if not self.weights:
             return
         kind = random.choices(list(self.weights), list(self.weights.values()))[0]
         look = self._truth.now(number)

@@ -20,6 +20,7 @@ from uprmc.errors import StoreMapFull
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, StoreView, VBucketChange
+from uprmc.storage.layout import unpack_record
 from uprmc.storage.lmdb_store import LmdbStore
 from uprmc.storage.memory import MemoryStore
 
@@ -143,7 +144,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(vbucket=st.sampled_from(VBUCKETS), seqno=st.integers(0, 41))
     def scan(self, vbucket: int, seqno: int) -> None:
         mine, model = self.store.view(), self.model.view()
-        assert list(mine.changes_after(vbucket, seqno)) == list(model.changes_after(vbucket, seqno))
+        changes = list(mine.changes_after(vbucket, seqno))
+        assert changes == list(model.changes_after(vbucket, seqno))
+        assert list(map(unpack_record, mine.records_after(vbucket, seqno))) == changes
         assert mine.records_read == model.records_read
         mine.close()
         model.close()

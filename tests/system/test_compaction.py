@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def stored(node, number: int) -> list[bytes]:
 
 def persisted(node) -> bool:
     return not node.bucket.flusher.pending and node.bucket.flusher.queued == 0
+
+
+def pause(loop, seconds: float) -> None:
+    """Let the reactor turn for a while."""
+    over: list[None] = []
+    loop.reactor.callLater(seconds, over.append, None)
+    loop.until(lambda: over)
 
 
 def test_compactions_of_all_vbuckets_end_and_survive_a_restart(
@@ -87,6 +95,7 @@ def test_a_node_stops_in_the_middle_of_a_compaction(
         node.bucket.compact(0, ALL, lambda _: None)
         loop.until(lambda: node.bucket.vbuckets[0].purge_seqno)
         loop.result(node.stop())
+        assert node.bucket.vbuckets[0].purge_seqno < 400
     with node_here(tmp_path) as (node, loop):
         assert node.warmup.was_clean
         vbucket = node.bucket.vbuckets[0]
@@ -97,6 +106,24 @@ def test_a_node_stops_in_the_middle_of_a_compaction(
         assert stored(node, 0) == [b"last"]
 
 
+def test_a_node_that_stops_waits_for_a_reading_under_way(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, loop):
+        bury(node, 0, 3)
+        loop.until(lambda: persisted(node))
+        compactor, go_on = node.bucket.compactor, threading.Event()
+        read, finish = compactor.read, compactor.finish
+        done: list[str] = []
+        compactor.read = lambda reading: (go_on.wait(10), read(reading))
+        compactor.finish = lambda reading: (finish(reading), done.append("finished"))
+        close = node.bucket.store.close
+        node.bucket.store.close = lambda: (done.append("closed"), close())
+        node.bucket.compact(0, ALL, lambda _: None)
+        loop.until(lambda: node._compaction_driver._busy)
+        loop.reactor.callLater(0.05, go_on.set)
+        loop.result(node.stop())
+        assert done == ["finished", "closed"]
+
+
 def test_nothing_is_written_and_nothing_spins_while_the_flusher_is_paused(tmp_path: Path) -> None:
     with node_here(tmp_path, flush__min_delay_s=0) as (node, loop):
         loop.until(lambda: persisted(node))
@@ -105,9 +132,7 @@ def test_nothing_is_written_and_nothing_spins_while_the_flusher_is_paused(tmp_pa
         bury(node, 0, 10)
         told: list[bool] = []
         flusher.when_durable(told.append)
-        turns: list[None] = []
-        loop.reactor.callLater(0.1, turns.append, None)
-        loop.until(lambda: turns)
+        pause(loop, 0.1)
         assert told == []
         assert node.bucket.stats.commits == commits
         assert node._flush_driver._timer is None
@@ -125,6 +150,7 @@ def test_a_flush_that_was_due_when_the_flusher_was_paused_waits(tmp_path: Path) 
         assert node._flush_driver._timer is not None
         node.bucket.flusher.pause()
         loop.until(lambda: node._flush_driver._timer is None)
+        pause(loop, 0.05)
         assert node.bucket.stats.commits == commits
         node.bucket.flusher.resume()
         loop.until(lambda: persisted(node))

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, talks_to_a_node, vbucket_numbers
-from uprmc.cli.node_connection import NodeConnection
+from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.node_connection import NodeConnection, NodeError
 from uprmc.model import FailoverEntry
 
 
@@ -33,17 +33,18 @@ def failover_log(vbuckets: tuple[list[int], ...], node: str, as_json: bool) -> N
 
 def _logs(connection: NodeConnection, vbuckets: list[int]) -> dict[int, list[FailoverEntry]]:
     """Return the logs by vBucket; of all if none is named."""
-    groups = [f"failovers {number}" for number in vbuckets] or ["failovers"]
     found: dict[int, list[FailoverEntry]] = {}
     numbers: dict[str, int] = {}
-    for group in groups:
-        for name, value in connection.statistics(group):
-            numbers[name] = int(value)
-            vbucket, _, what = name.removeprefix("vb_").partition(":")
-            if what.endswith(":seq"):
-                entry = FailoverEntry(numbers[name.removesuffix("seq") + "id"], int(value))
-                found.setdefault(int(vbucket), []).append(entry)
-    return found
+    for name, value in connection.statistics("failovers"):
+        numbers[name] = int(value)
+        vbucket, _, what = name.removeprefix("vb_").partition(":")
+        if what.endswith(":seq"):
+            entry = FailoverEntry(numbers[name.removesuffix("seq") + "id"], int(value))
+            found.setdefault(int(vbucket), []).append(entry)
+    absent = [number for number in vbuckets if number not in found]
+    if absent:
+        raise NodeError(f"{named(absent)}: not on this node")
+    return {number: found[number] for number in vbuckets or found}
 
 
 def _row(number: int, log: list[FailoverEntry]) -> dict[str, object]:

@@ -17,6 +17,7 @@ from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
 _TIMEOUT_S = 30.0
 _FRAME_LIMIT_BYTES = 256 * 1024 * 1024
 _READ_BYTES = 64 * 1024
+_PORT_MAX = 0xFFFF
 
 #: So many requests are sent before their responses are read: more could fill both ends' buffers.
 PIPELINE_MAX = 64
@@ -41,11 +42,11 @@ class NodeConnection:
 
     def __init__(self, place: str) -> None:
         host, colon, port = place.rpartition(":")
-        if not colon or not port.isdecimal():
+        if not colon or not port.isdecimal() or not 0 < int(port) <= _PORT_MAX:
             raise ConfigError(f"--node {place!r}: say HOST:PORT, such as 127.0.0.1:11210")
         try:
             self._socket = socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S)
-        except (OSError, OverflowError) as error:
+        except (OSError, UnicodeError) as error:
             raise NodeError(f"no node answers at {place}: {error}; is it running?") from None
         self.place = place
         self._framer = BinaryFramer(_FRAME_LIMIT_BYTES)

@@ -107,6 +107,8 @@ def tail(
         UprConnection(node, values=not keys_only, snapshot_ends=snapshots) as connection,
     ):
         starts = _starts(connection, each_once(vbuckets), origin, uuid)
+        if snapshots and not connection.tells_snapshot_ends:
+            click.echo("uprmc: this node does not tell where snapshots end", err=True)
         screen = _Screen(connection, json_lines=as_json)
         streams = _Tail(connection, screen, snapshots=snapshots, obey=on_rollback == "obey")
         streams.run(starts, until_now=until_now)
@@ -222,15 +224,17 @@ class _Tail:
         """Begin again where the node says, or give up."""
         vbucket, asked, seqno = event
         history = f" of history {asked.uuid}" if asked.uuid else ""
-        words = f"vBucket {vbucket}: the node does not have seqno {asked.start_seqno}{history}"
+        words = (
+            f"vBucket {vbucket}: the node cannot go on from seqno {asked.start_seqno}{history}, "
+            f"it agrees only up to {seqno}"
+        )
         if not self._obey:
             raise NodeError(
-                f"{words}, and shares what came up to {seqno}: drop the rest and say "
-                f"--from {seqno}, or --on-rollback obey"
+                f"{words}: drop what came later and say --from {seqno}, or --on-rollback obey"
             )
         if seqno >= asked.start_seqno:
-            raise NodeError(f"{words} and asks for a rollback to {seqno}, which leads nowhere")
-        click.echo(f"uprmc: {words}; rolled back to {seqno}", err=True)
+            raise NodeError(f"{words}, which makes no sense")
+        click.echo(f"uprmc: {words}; going on from there", err=True)
         again = Start(vbucket, seqno, asked.uuid if seqno else 0)
         self._connection.stream(again, until_now=self._until_now)
 

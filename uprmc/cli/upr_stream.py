@@ -167,11 +167,17 @@ class UprConnection(NodeConnection):
         self._to_ask: deque[int] = deque()
         self._unanswered = 0
         self._unacked_bytes = 0
-        self._open()
-        self._set("connection_buffer_size", BUFFER_BYTES)
-        self._keep_alive(noop_interval_s)
-        self._try("enable_expiry_opcode", "true")
-        self.tells_snapshot_ends = snapshot_ends and self._try("uprmc_snapshot_end", "true")
+        self.silence_max_s: float | None = None
+        self.tells_snapshot_ends = False
+        try:
+            self._open()
+            self._set("connection_buffer_size", BUFFER_BYTES)
+            self._keep_alive(noop_interval_s)
+            self._try("enable_expiry_opcode", "true")
+            self.tells_snapshot_ends = snapshot_ends and self._try("uprmc_snapshot_end", "true")
+        except BaseException:
+            self._socket.close()
+            raise
 
     # --- opening --------------------------------------------------------------------------------
 

@@ -77,11 +77,12 @@ def _line(*cells: object) -> str:
 
 @vbucket.command(name="set")
 @click.argument("numbers", type=vbucket_numbers, metavar=VBUCKETS)
-@click.argument("state", type=_STATES)
+@click.argument("state", type=_STATES, metavar="STATE")
 @talks_to_a_node("Print one JSON object.")
 def set_(numbers: list[int], state: str, node: str, as_json: bool) -> None:
-    """Put vBuckets into a STATE; one that is not there is made.
+    """Put vBuckets into a STATE: active, replica, pending or dead.
 
+    One that is not there is made.
     One that becomes active begins a new branch of history: its failover log gets an entry.
     """
     done: list[int] = []

@@ -137,6 +137,7 @@ class Bucket:
         vbucket = self._new(number, header.state)
         vbucket.failover_log = header.failover_log
         vbucket.high_seqno = vbucket.persisted_seqno = header.high_seqno
+        vbucket.persisted_snapshot = header.snapshot
         vbucket.queue = WriteQueue(header.high_seqno)
         vbucket.purge_seqno = header.purge_seqno
         vbucket.max_deleted_rev = header.max_deleted_rev
@@ -151,7 +152,7 @@ class Bucket:
         """Put a vBucket into a state, making it if there is none, and return it.
 
         One that becomes active begins a branch, because nobody knows what the last active one had
-        promised; not so in a takeover, whose source gave everything away before.
+        promised; not so in a takeover, whose source gave everything away before, if it did.
 
         Raises:
             RangeExceeded: there can be no vBucket of that number.
@@ -162,7 +163,7 @@ class Bucket:
         if vbucket is None:
             vbucket = self.create(number, state)
         elif vbucket.state != state:
-            if state == VBucketState.ACTIVE and not takeover:
+            if state == VBucketState.ACTIVE and not (takeover and vbucket.receiving is None):
                 self._branch(vbucket)
             vbucket.state = state
             vbucket.change_header()

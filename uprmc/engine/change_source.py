@@ -19,8 +19,12 @@ from collections.abc import Iterator
 from itertools import chain
 
 from uprmc.engine.vbucket import VBucket
-from uprmc.model import Item
+from uprmc.errors import StoreError
+from uprmc.model import Item, VBucketHeader
 from uprmc.storage.interface import Store, StoreView
+
+#: Queue entries looked up at a time.
+_PORTION_ITEMS = 64
 
 
 class Reading:
@@ -32,6 +36,7 @@ class Reading:
         end_seqno: the newest seqno in it.
         purge_seqno: deletions up to here may be missing from it.
         from_disk: whether the store is read too.
+        newer: keys that the queue's part has newer than the store's; not to be read there.
     """
 
     def __init__(self, vbucket: VBucket, view: StoreView | None, *, owns_view: bool = True) -> None:
@@ -41,22 +46,27 @@ class Reading:
             vbucket: what to read.
             view: a store view opened in this turn; ``None`` reads only the queue.
             owns_view: whether closing this closes the store view.
+
+        Raises:
+            StoreError: the view cannot be read. A view that is owned has been closed.
         """
+        assert view is None or vbucket.queue.persisted, "the store may hold a former history"
+        self._view = view
+        self._owns_view = owns_view
+        header = self._header(vbucket.id)
         self.vbucket = vbucket.id
         self.uuid = vbucket.failover_log[0].uuid
         self.from_disk = view is not None
         self.purge_seqno = vbucket.purge_seqno
         self._queue_view = vbucket.queue.open_view()
         self.end_seqno = self._queue_view.high_seqno
-        self._view = view
-        self._owns_view = owns_view
+        self._closed = False
         self._handover = 0
-        self._newer: frozenset[bytes] = frozenset()
-        header = view.header(vbucket.id) if view is not None else None
+        self.newer: frozenset[bytes] = frozenset()
         if header is not None:
             self._handover = header.high_seqno
             self.purge_seqno = max(self.purge_seqno, header.purge_seqno)
-            self._newer = frozenset(item.key for item in self._queue_view.items(self._handover))
+            self.newer = frozenset(item.key for item in self._queue_view.items(self._handover))
 
     def changes(self, after: int) -> Iterator[Item]:
         """Yield everything above seqno `after`, by rising seqno, one item for each key.
@@ -64,21 +74,61 @@ class Reading:
         Raises:
             StoreError: the disk cannot be read, or the reading was closed meanwhile.
         """
-        queued = self._queue_view.items(max(after, self._handover))
+        queued = self.queued(after)
         if self._view is None or after >= self._handover:
             return queued
         stored = self._view.changes_after(self.vbucket, after)
-        newer = self._newer
+        newer = self.newer
         if newer:
             stored = (item for item in stored if item.key not in newer)
         return chain(stored, queued)
 
+    def records(self, after: int) -> Iterator[bytes]:
+        """Yield the store's part above seqno `after` as records, those of `newer` keys included.
+
+        What a backfill consists of: most of a record is copied to the wire as it is. `queued` has
+        the rest. Raises as `changes`.
+        """
+        if self._closed:
+            raise StoreError("the reading is closed")
+        if self._view is None or after >= self._handover:
+            return iter(())
+        return self._view.records_after(self.vbucket, after)
+
+    def queued(self, after: int) -> Iterator[Item]:
+        """Yield the queue's part above seqno `after`; raises as `changes`."""
+        return self._queued(max(after, self._handover))
+
     def close(self) -> None:
         """Let go of the views; items that were read stay valid. Closing twice is harmless."""
+        self._closed = True
         self._queue_view.close()
-        if self._view is not None and self._owns_view:
-            self._view.close()
-        self._view = None
+        self._close_view()
+
+    def _queued(self, after: int) -> Iterator[Item]:
+        """Yield what the queue view holds after seqno `after`."""
+        while True:
+            if self._closed:
+                raise StoreError("the reading is closed")
+            portion = self._queue_view.take(_PORTION_ITEMS, after)
+            if not portion:
+                return
+            yield from portion
+            after = portion[-1].seqno
+
+    def _header(self, number: int) -> VBucketHeader | None:
+        if self._view is None:
+            return None
+        try:
+            return self._view.header(number)
+        except StoreError:
+            self._close_view()
+            raise
+
+    def _close_view(self) -> None:
+        view, self._view = self._view, None
+        if view is not None and self._owns_view:
+            view.close()
 
 
 def needs_disk(vbucket: VBucket, after: int) -> bool:
@@ -87,5 +137,9 @@ def needs_disk(vbucket: VBucket, after: int) -> bool:
 
 
 def open_reading(store: Store, vbucket: VBucket, after: int) -> Reading:
-    """Take a reading of `vbucket` for somebody who has everything up to seqno `after`."""
+    """Take a reading of `vbucket` for somebody who has everything up to seqno `after`.
+
+    Raises:
+        StoreError: the disk cannot be read; nothing is held.
+    """
     return Reading(vbucket, store.view() if needs_disk(vbucket, after) else None)

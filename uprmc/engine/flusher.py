@@ -8,7 +8,8 @@ the flusher calls the three in order, or `begin`, `commit`, `failed`. With many 
 
 What surprises: a queue longer than a batch is written from *one* view in several commits. Until the
 last of them the stored snapshot range says "incomplete", so that a crash in between is seen for
-what it is: the items are kept, but history branches at the last complete state.
+what it is: the items are kept, but history branches at the last complete state. What a replica has
+of a snapshot that it is receiving is stored with that snapshot's range, for the same reason.
 
 While the flusher is paused whoever drives it begins no flush; a stop in order drains it all the
 same.
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from uprmc.config import FlushSettings
 from uprmc.engine.commit_room import CommitRoom
 from uprmc.engine.disposal import Disposals, Record
+from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.ledger import Ledger
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
@@ -46,11 +48,19 @@ _TAKE_ITEMS = 64
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far one view of one queue has been written."""
+    """How far one view of one queue has been written.
+
+    Attributes:
+        start: what was persisted when the view was opened.
+        whole: up to where what was persisted then is a whole state.
+        snapshot: the range that the view's newest items belong to.
+    """
 
     queue: WriteQueue
     view: QueueView
     start: int
+    whole: int
+    snapshot: SnapshotRange
     position: int
 
 
@@ -62,6 +72,7 @@ class _Part:
     queue: WriteQueue
     items: list[Item]
     upto: int
+    snapshot: SnapshotRange
     complete: bool
     reset: bool
     header: bool
@@ -297,8 +308,6 @@ class Flusher:
         self._disposals.remove(flush.removed)
         for part in flush.parts:
             vbucket = part.vbucket
-            if self._is_gone(vbucket):
-                continue
             vbucket.reset_pending |= part.reset
             vbucket.header_dirty |= part.header
             self._mark_dirty(vbucket)
@@ -320,19 +329,22 @@ class Flusher:
             room.use(found)
             items += found
             upto = found[-1].seqno
+        complete = upto >= view.high_seqno
         part = _Part(
             vbucket,
             cursor.queue,
             items,
             upto,
-            upto >= view.high_seqno,
+            cursor.snapshot if complete else SnapshotRange(cursor.whole, cursor.snapshot.end),
+            complete,
             vbucket.reset_pending,
             vbucket.header_dirty,
             drop,
         )
         vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
         flush.parts.append(part)
-        flush.changes.append(self._change(part, cursor))
+        header = vbucket.header(upto, part.snapshot)
+        flush.changes.append(VBucketChange(vbucket.id, header, items, part.reset, drop))
 
     def _cursor(self, vbucket: VBucket) -> _Cursor:
         cursor = self._cursors.get(vbucket.id)
@@ -341,17 +353,11 @@ class Flusher:
         if cursor is not None:
             cursor.view.close()
         start = vbucket.persisted_seqno
-        cursor = _Cursor(vbucket.queue, vbucket.queue.open_view(), start, start)
+        whole = last_complete_seqno(start, vbucket.persisted_snapshot)
+        view = vbucket.queue.open_view()
+        cursor = _Cursor(vbucket.queue, view, start, whole, vbucket.snapshot, start)
         self._cursors[vbucket.id] = cursor
         return cursor
-
-    def _change(self, part: _Part, cursor: _Cursor) -> VBucketChange:
-        if part.complete:
-            snapshot = SnapshotRange(part.upto, part.upto)
-        else:
-            snapshot = SnapshotRange(cursor.start, cursor.view.high_seqno)
-        header = part.vbucket.header(part.upto, snapshot)
-        return VBucketChange(part.vbucket.id, header, part.items, part.reset, part.drop)
 
     def _settle(self, part: _Part) -> None:
         vbucket = part.vbucket
@@ -363,9 +369,11 @@ class Flusher:
             cursor.view.close()
             del self._cursors[vbucket.id]
         if part.queue is vbucket.queue:
-            vbucket.persisted(part.items, part.upto)
+            vbucket.persisted(part.items, part.upto, part.snapshot)
             if vbucket.queue.live:  # beyond this batch, or accepted since the view was opened
                 self._mark_dirty(vbucket)
+            elif part.snapshot != vbucket.snapshot:  # a branch has made it whole meanwhile
+                vbucket.change_header()
 
     def _is_gone(self, vbucket: VBucket) -> bool:
         """Tell whether a vBucket was removed, even if there is another of that number."""

@@ -16,10 +16,12 @@ from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.change_source import Reading
 from uprmc.engine.rollback import Held
+from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
     KeyNotFound,
     NotMyVBucket,
+    StoreError,
     TemporaryFailure,
 )
 from uprmc.model import VBucketState
@@ -53,6 +55,11 @@ class Lease:
         self.readers: dict[Callable[[], None], None] = {}
         self.reads = 0
         self._view = view
+
+    def read(self, vbucket: VBucket) -> Reading:
+        """Take the reading of one of its vBuckets, in the turn in which the lease is made."""
+        on_disk = vbucket.queue.persisted > 0
+        return Reading(vbucket, self._view if on_disk else None, owns_view=False)
 
     def close(self) -> None:
         """Let go of everything; readers are told first."""
@@ -89,7 +96,8 @@ class Leases:
             The lease and its lifetime in seconds.
 
         Raises:
-            TemporaryFailure: warm-up is going on, or there are as many leases as there may be.
+            TemporaryFailure: warm-up is going on, a replica holds half of a snapshot, or there are
+                as many leases as there may be.
             NotMyVBucket: one of them is neither active nor a replica here.
             InvalidArguments: a number comes twice, or the lifetime is 0.
             StoreError: the store cannot be read.
@@ -157,15 +165,21 @@ class Leases:
         vbucket = self._bucket.vbuckets.get(number)
         if vbucket is None or vbucket.state not in (VBucketState.ACTIVE, VBucketState.REPLICA):
             raise NotMyVBucket(number)
+        if vbucket.receiving is not None:
+            raise TemporaryFailure(f"vBucket {number} is receiving a snapshot")
 
     def _hold(self, numbers: Sequence[int], expires_at: float) -> Lease:
         bucket = self._bucket
-        view = bucket.store.view()
-        readings, held = {}, {}
-        for number in numbers:
-            vbucket = bucket.vbuckets[number]
-            on_disk = vbucket.queue.persisted > 0
-            readings[number] = Reading(vbucket, view if on_disk else None, owns_view=False)
-            log = vbucket.failover_log
-            held[number] = Held(log, readings[number].end_seqno, readings[number].purge_seqno)
-        return Lease(bucket.entropy.uuid48(), expires_at, view, readings, held)
+        readings: dict[int, Reading] = {}
+        held: dict[int, Held] = {}
+        lease = Lease(bucket.entropy.uuid48(), expires_at, bucket.store.view(), readings, held)
+        try:
+            for number in numbers:
+                vbucket = bucket.vbuckets[number]
+                reading = readings[number] = lease.read(vbucket)
+                log = vbucket.failover_log
+                held[number] = Held(log, reading.end_seqno, reading.purge_seqno)
+        except StoreError:
+            lease.close()
+            raise
+        return lease

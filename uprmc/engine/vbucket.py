@@ -72,6 +72,7 @@ class VBucket:
         queue: changes not yet persisted.
         high_seqno: highest seqno assigned.
         persisted_seqno: everything up to here is in a finished commit.
+        persisted_snapshot: the range stored by that commit.
         locks: key -> (lock CAS, Unix time when the lock lapses).
         receiving: the snapshot that a replica holds a part of, ``None`` = nothing is half received.
         waiting: watchers to be told, once, of the next change; they put themselves there.
@@ -95,6 +96,7 @@ class VBucket:
         "max_deleted_rev",
         "non_resident",
         "persisted_seqno",
+        "persisted_snapshot",
         "purge_seqno",
         "queue",
         "receiving",
@@ -136,6 +138,7 @@ class VBucket:
         self.failover_log = log
         self.high_seqno = 0
         self.persisted_seqno = 0
+        self.persisted_snapshot = SnapshotRange(0, 0)
         self.max_deleted_rev = 0
         self.receiving: SnapshotRange | None = None
         self.tombstones = 0
@@ -443,10 +446,11 @@ class VBucket:
             self.max_deleted_rev,
         )
 
-    def persisted(self, items: list[Item], upto: int) -> None:
+    def persisted(self, items: list[Item], upto: int, snapshot: SnapshotRange) -> None:
         """Learn that a commit holding `items`, the queue's content up to `upto`, is finished."""
         self.queue.drop_persisted(upto)
         self.persisted_seqno = upto
+        self.persisted_snapshot = snapshot
         if self.tombstones:
             self._forget_tombstones(items)
 

@@ -1,6 +1,6 @@
 """Snapshot leases on any binary connection: acquire, renew, release.
 
-Source: design, decision 12; the bytes are our own, see ``docs/protocol.md``.
+Source: design, decision 12; the bytes are our own, see ``docs/extensions.md``.
 """
 
 from __future__ import annotations

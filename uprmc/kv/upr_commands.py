@@ -33,7 +33,7 @@ def open_(session: BinarySession, request: Request) -> None:
     _, flags = OPEN_EXTRAS.unpack(request.extras)
     if len(request.key) > NAME_MAX_BYTES:
         raise InvalidArguments("the name is too long")
-    if session.greeted and flags & ~_KNOWN_FLAGS:
+    if session.greeted and flags & ~int(_KNOWN_FLAGS):  # ~ of flags drops bits without a name
         raise InvalidArguments(f"flags {flags:#x} are not served")
     session.open_upr(request, flags)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.errors import OutOfPlace, RollbackRequired, StreamNotFound
+from uprmc.errors import OutOfPlace, RemoteProtocolError, RollbackRequired, StreamNotFound
 from uprmc.kv.binary_commands import Request
 from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.refusals import REFUSALS
@@ -38,15 +38,6 @@ NOOP_OPAQUE = 0x4E4F4F50
 _ANSWER_MAX_BYTES = 64 * 1024
 
 _FIRST, _LAST = Opcode.UPR_OPEN, Opcode.UPR_CONTROL
-_EXTENSIONS = frozenset(
-    {
-        Opcode.BARRIER_ADD,
-        Opcode.BARRIER_REACHED,
-        Opcode.PARTITION_START,
-        Opcode.ROUND_COMPLETE,
-        Opcode.SNAPSHOT_END,
-    }
-)
 
 
 def _side(before: BinarySession, wake: Callable[[], None], opening: Request, flags: int) -> Peer:
@@ -82,6 +73,8 @@ class UprSession(BinarySession):
     def tick(self, now: float) -> None:
         """Send keep-alives, hang up on a peer that does not answer them."""
         super().tick(now)
+        if self.closing:
+            return
         due = self.peer.tick(now, self._sent)
         if due is Due.PROBE:
             self._send(encode_request(Opcode.UPR_NOOP, opaque=NOOP_OPAQUE))
@@ -101,6 +94,7 @@ class UprSession(BinarySession):
             room = min(room, GENTLE_PULL_BYTES)
             if self._resting:
                 self._resting = False
+                self._wake()
                 return pieces
         if room > 0:
             self._add_frames(pieces, room)
@@ -112,7 +106,6 @@ class UprSession(BinarySession):
         if sent and self._gentle_left > 0:
             self._gentle_left -= sent
             self._resting = True  # until the next turn, so that the peer is heard in between
-            self._wake()
 
     def connection_lost(self) -> None:
         """Let go of the streams too."""
@@ -134,13 +127,17 @@ class UprSession(BinarySession):
         if size - position < length:
             return -length
         body = data[position + HEADER_BYTES : position + length]
-        self.peer.answered(opcode, opaque, status, body[extras_length + key_length :])
+        try:
+            self.peer.answered(opcode, opaque, status, body[extras_length + key_length :])
+        except RemoteProtocolError as error:
+            self._close(str(error))
         return length
 
     def _carry_out(self, request: Request) -> bool:
         """See `BinarySession`."""
         opcode = request.opcode
-        if not (_FIRST <= opcode <= _LAST or opcode in _EXTENSIONS):
+        barrier = opcode == Opcode.BARRIER_ADD and isinstance(self.peer, Producer)
+        if not (_FIRST <= opcode <= _LAST or barrier):
             return super()._carry_out(request)
         if opcode == Opcode.UPR_STREAM_REQUEST:
             self._gentle_left = GENTLE_BYTES

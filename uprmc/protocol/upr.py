@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from construct import (
     Const,
-    ConstructError,
     Default,
     GreedyRange,
     Int8ub,
@@ -166,16 +165,20 @@ def frame_place(extras_length: int, vbucket: int, datatype: int = 0) -> int:
     return extras_length << 24 | datatype << 16 | vbucket
 
 
+_MARKER_HEAD = frame_head(Opcode.UPR_SNAPSHOT_MARKER)
+_MARKER_BYTES = SNAPSHOT_MARKER_EXTRAS.size
+_MARKER_PLACE = frame_place(_MARKER_BYTES, 0)
+
+
 def snapshot_marker(
     vbucket: int, opaque: int, start_seqno: int, end_seqno: int, kind: int
 ) -> bytes:
     """Return a whole snapshot marker."""
-    extras = SNAPSHOT_MARKER_EXTRAS.size
     return MARKER_FRAME.pack(
-        frame_head(Opcode.UPR_SNAPSHOT_MARKER),
+        _MARKER_HEAD,
         0,
-        frame_place(extras, vbucket),
-        extras,
+        _MARKER_PLACE | vbucket,
+        _MARKER_BYTES,
         opaque,
         0,
         start_seqno,
@@ -224,11 +227,9 @@ def decode_stream_request(extras: bytes) -> StreamRequest:
 def encode_failover_log(log: Sequence[FailoverEntry]) -> bytes:
     """Return a failover log as a reply's value; raises `LocalProtocolError` above 64 bits."""
     try:
-        entries = [{"uuid": entry.uuid, "seqno": entry.seqno} for entry in log]
-        value: bytes = FailoverLogValue.build({"entries": entries})
-    except ConstructError as error:
+        return b"".join([FAILOVER_ENTRY.pack(*entry) for entry in log])
+    except struct.error as error:
         raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
-    return value
 
 
 def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:

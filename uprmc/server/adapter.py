@@ -229,7 +229,7 @@ class SessionProtocol(Protocol):
         if moved != self._moved:
             self._moved = moved
             self._active_at = now
-        if self._ending:
+        if self._ending or (self._blocked and self.session.closing):
             if now - self._active_at >= FAREWELL_S:
                 self.abort()
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
@@ -24,21 +25,27 @@ class CompactionDriver:
         self._compactor = compactor
         self._scheduled = False
         self._busy = False
-        self._stopped = False
+        self._stopped: Deferred[None] | None = None
         compactor.on_wanted = self._wanted
 
-    def stop(self) -> None:
-        """Look no further; a compaction that has not ended by now is given up with the node."""
-        self._stopped = True
+    def stop(self) -> Deferred[None]:
+        """Look no further; fires when no view of the store is open any more.
+
+        A compaction that has not ended by then is given up with the node.
+        """
+        self._stopped = Deferred()
+        if not self._busy:
+            self._stopped.callback(None)
+        return self._stopped
 
     def _wanted(self) -> None:
-        if not (self._scheduled or self._busy or self._stopped):
+        if not (self._scheduled or self._busy) and self._stopped is None:
             self._scheduled = True
             self._reactor.callLater(0, self._start)
 
     def _start(self) -> None:
         self._scheduled = False
-        if self._stopped:
+        if self._stopped is not None:
             return
         try:
             reading = self._compactor.begin()
@@ -63,5 +70,7 @@ class CompactionDriver:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._compactor.waiting:
+        if self._stopped is not None:
+            self._stopped.callback(None)
+        elif self._compactor.waiting:
             self._wanted()

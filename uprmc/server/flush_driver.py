@@ -57,8 +57,7 @@ class FlushDriver:
         self._look_again(0.0 if self._settings.min_delay_s == 0 else None)
 
     def _look_again(self, delay_s: float | None = None) -> None:
-        idle = self._timer is None and self._busy is None
-        if idle and not self._stopped and not self._bucket.flusher.paused:
+        if self._timer is None and self._busy is None and not self._stopped:
             wait = self._settings.min_delay_s if delay_s is None else delay_s
             self._timer = self._reactor.callLater(wait, self._look)
 

@@ -133,7 +133,7 @@ class Node:
         for listener in self._listeners.values():
             yield listener.stop()
         self._housekeeping.stop()
-        self._compaction_driver.stop()
+        yield self._compaction_driver.stop()
         self.connections.stop()
         yield self.connections.close_all(self._reactor, _FAREWELL_S)
         self.bucket.shut_traffic_out()
@@ -146,6 +146,7 @@ class Node:
         finally:
             if self._pool.started:
                 self._pool.stop()
+            self._wake_list.close()
             self.bucket.store.close()
             collector.give_back()
 

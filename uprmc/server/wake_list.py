@@ -15,29 +15,47 @@ class WakeList:
 
     However often a session is woken in a turn, it is pumped once, after the input that woke it has
     been dealt with: that is what gathers live mutations into one write. First come, first served.
+
+    `reactor.LeanReactor` runs it at the end of the turn in which it was added to; any other reactor
+    in its next turn.
+
+    Attributes:
+        waiting: who has been added and not been served.
     """
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock
-        self._waiting: deque[Callable[[], None]] = deque()
+        self.waiting: deque[Callable[[], None]] = deque()
         self._scheduled = False
+        end_turns_with = getattr(clock, "end_turns_with", None)
+        self._driven = end_turns_with is not None
+        if end_turns_with is not None:
+            end_turns_with(self)
 
     def add(self, pump: Callable[[], None]) -> None:
         """Call `pump`, which must not raise, soon; O(1)."""
-        self._waiting.append(pump)
-        if not self._scheduled:
-            self._scheduled = True
-            self._clock.callLater(0, self._run)
+        self.waiting.append(pump)
+        self._schedule()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         """Serve those who wait now, until `TURN_S` is used up; the rest comes next turn."""
         self._scheduled = False
-        waiting = self._waiting
+        waiting = self.waiting
         until = self._clock.seconds() + TURN_S
         for _ in range(len(waiting)):
             waiting.popleft()()
             if self._clock.seconds() > until:
                 break
-        if waiting and not self._scheduled:
+        if waiting:
+            self._schedule()
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self.waiting.clear()
+        if self._driven:
+            self._clock.end_turns_without(self)
+
+    def _schedule(self) -> None:
+        if not (self._driven or self._scheduled):
             self._scheduled = True
-            self._clock.callLater(0, self._run)
+            self._clock.callLater(0, self.run)

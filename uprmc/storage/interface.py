@@ -101,6 +101,12 @@ class StoreView(Protocol):
     def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield every record of the vBucket with a higher seqno, by rising seqno."""
 
+    def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
+        """Yield the same records as `changes_after`, as bytes in `layout`'s form.
+
+        For streams, which copy most of a record as it is; not counted in `records_read`.
+        """
+
     def count(self) -> int:
         """Return the number of records of all vBuckets, tombstones included."""
 

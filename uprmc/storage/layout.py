@@ -188,6 +188,22 @@ def unpack_record(record: bytes) -> Item:
     return Item(record[HEAD_BYTES:value_at], value, flags, expiry, cas, seqno, rev, datatype, life)
 
 
+def unpack_fields(record: bytes) -> tuple[int, ...]:
+    """Return the ten numbers of a record's head, of any format version.
+
+    They are version, key length, value length, flags, expiry, CAS, seqno, revision, datatype, life.
+    In a record of this `FORMAT_VERSION` key and value follow at `HEAD_BYTES`; for one of an older
+    version use `unpack_record`.
+
+    Raises:
+        StoreCorrupt: the record is too short.
+    """
+    try:
+        return HEAD.unpack_from(record)
+    except struct.error:
+        raise StoreCorrupt(f"a record of {len(record)} bytes is too short") from None
+
+
 def unpack_metadata(key: bytes, head: bytes) -> tuple[Item, int]:
     """Read a by-id head back, as (item without value, value length); raises `StoreCorrupt`."""
     _, _, length, *fields = unpack_head(head)

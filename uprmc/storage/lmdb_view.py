@@ -137,6 +137,21 @@ class LmdbView:
         except lmdb.Error as error:
             raise store_error(error) from error
 
+    def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
+        """Yield the same records as bytes in `layout`'s form."""
+        if seqno >= SEQNO_MAX:
+            return
+        stop = layout.vbucket_end(vbucket)
+        try:
+            for key, record in self._rows(
+                self._databases.by_seq, layout.by_seq_key(vbucket, seqno + 1)
+            ):
+                if key >= stop:
+                    return
+                yield record
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
     def _rows(self, database: lmdb._Database, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._txn.cursor(database)
         return cursor.iternext() if cursor.set_range(start) else iter(())

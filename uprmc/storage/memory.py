@@ -15,7 +15,7 @@ from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
 from uprmc.storage.batch_check import check_batch
 from uprmc.storage.interface import Batch, StoreUsage, VBucketChange
-from uprmc.storage.layout import HEAD_BYTES
+from uprmc.storage.layout import HEAD_BYTES, pack_heads, pack_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,12 @@ class MemoryView:
             self._now()
             self.records_read += 1
             yield item
+
+    def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
+        """Yield the same records as bytes."""
+        for item in self.changes_after(vbucket, seqno):
+            self.records_read -= 1
+            yield pack_record(pack_heads([item])[0], item)
 
     def _records(self, vbucket: int) -> Mapping[bytes, Item]:
         found = self._now().vbuckets.get(vbucket)

@@ -20,7 +20,7 @@ from uprmc.engine.rollback import (
     rollback_point,
 )
 from uprmc.engine.vbucket import VBucket
-from uprmc.errors import NotMyVBucket, RollbackRequired, TemporaryFailure
+from uprmc.errors import KeyExists, NotMyVBucket, RollbackRequired, TemporaryFailure
 from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBucketState
 from uprmc.protocol.opcodes import StreamFlag
 from uprmc.protocol.upr import StreamRequest
@@ -29,10 +29,17 @@ _SERVED = (VBucketState.ACTIVE, VBucketState.REPLICA)
 
 
 class Asked(NamedTuple):
-    """A stream request with what its value added to it."""
+    """A stream request, with what its value added to it.
+
+    Attributes:
+        request: its extras.
+        known_versions: see `engine.rollback.Position`.
+        repeated: whether the connection has a stream of this vBucket already.
+    """
 
     request: StreamRequest
     known_versions: tuple[FailoverEntry, ...] = ()
+    repeated: bool = False
 
 
 def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
@@ -64,9 +71,10 @@ def admit(
         settings: which server's rules apply.
 
     Raises:
-        RangeExceeded: the seqnos contradict each other, or lie beyond what there is.
-        RollbackRequired: the consumer's history is not ours.
         InvalidArguments: its known versions make no sense.
+        RangeExceeded: the seqnos contradict each other, or lie beyond what there is.
+        KeyExists: the connection streams this vBucket already.
+        RollbackRequired: the consumer's history is not ours.
         TemporaryFailure: by the rules of 2014 the vBucket is not ready.
     """
     rule = Rule(settings.rollback_rule)
@@ -81,10 +89,12 @@ def admit(
         )
     if rule is Rule.V3_0_0:
         _check_filled(vbucket)
+        request = request._replace(flags=request.flags | StreamFlag.IGNORE_PURGED)
         request = _with_end(request, vbucket, persisted_seqno)
     position = _position(request, asked.known_versions)
-    check_range(position, request.end_seqno)
     check_versions(position, settings.known_versions)
+    check_range(position, request.end_seqno)
+    _check_free(asked)
     _check_history(_held(vbucket), position, request.flags, rule)
     if rule is Rule.CURRENT:
         request = _with_end(request, vbucket, persisted_seqno)
@@ -102,13 +112,14 @@ def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> Str
     """Return the request of somebody who only waits for news; its ranges do not matter.
 
     Raises:
-        RollbackRequired, InvalidArguments: as `admit`.
+        RollbackRequired, InvalidArguments, KeyExists: as `admit`.
     """
     request = asked.request
     start = min(request.start_seqno, vbucket.high_seqno)
     at = request._replace(start_seqno=start, snapshot_start=start, snapshot_end=start)
     position = _position(at, asked.known_versions)
     check_versions(position, settings.known_versions)
+    _check_free(asked)
     _check_history(_held(vbucket), position, request.flags, Rule(settings.rollback_rule))
     return request
 
@@ -120,15 +131,16 @@ def admit_to_lease(
 
     Raises:
         NotMyVBucket: the lease does not hold this vBucket.
-        RangeExceeded, RollbackRequired, InvalidArguments: as `admit`.
+        RangeExceeded, RollbackRequired, InvalidArguments, KeyExists: as `admit`.
     """
     held = lease.held.get(vbucket)
     if held is None:
         raise NotMyVBucket(vbucket)
     request = asked.request
     position = _position(request, asked.known_versions)
-    check_range(position, request.end_seqno)
     check_versions(position, settings.known_versions)
+    check_range(position, request.end_seqno)
+    _check_free(asked)
     _check_history(held, position, request.flags, Rule(settings.rollback_rule))
     check_reach(request.start_seqno, held.high_seqno, held.high_seqno)
     return request._replace(end_seqno=held.high_seqno)
@@ -141,6 +153,11 @@ def _held(vbucket: VBucket) -> Held:
 def _position(request: StreamRequest, known: tuple[FailoverEntry, ...]) -> Position:
     snapshot = SnapshotRange(request.snapshot_start, request.snapshot_end)
     return Position(request.start_seqno, snapshot, request.uuid, known)
+
+
+def _check_free(asked: Asked) -> None:
+    if asked.repeated:
+        raise KeyExists("there is a stream of this vBucket")
 
 
 def _check_history(held: Held, position: Position, flags: int, rule: Rule) -> None:

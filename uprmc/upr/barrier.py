@@ -310,6 +310,11 @@ class ByCycle(Barriers[Place]):
         self._current = vbucket
         self._move(Place(self._done.cycle, vbucket - 1))
 
+    def turn_of(self, vbucket: int) -> None:
+        """Report that it is this vBucket's turn: in this round those before it are behind us."""
+        if self._current is None and vbucket - 1 > self._done.vbucket:
+            self._move(Place(self._done.cycle, vbucket - 1))
+
     def passed(self, vbucket: int, seqno: int) -> None:
         if vbucket == self._current:
             self._current = None

@@ -55,6 +55,9 @@ _ACK_AFTER_S = 5.0
 #: A producer that says nothing for so many keep-alive intervals is given up.
 _SILENT_INTERVALS = 2
 
+#: So many frames wait at most for a peer that causes ever more of them and takes none.
+_WAITING_FRAMES = 65_536
+
 _STATES = {
     1: VBucketState.ACTIVE,
     2: VBucketState.REPLICA,
@@ -128,6 +131,9 @@ class Consumer:
         return sent
 
     def _put(self, frame: bytes) -> None:
+        if len(self._frames) >= _WAITING_FRAMES:
+            self.disconnect("the peer does not read what it asks for")
+            return
         self._frames.append(frame)
         self._wake()
 
@@ -203,7 +209,11 @@ class Consumer:
     # --- answers of the producer ----------------------------------------------------------------
 
     def answered(self, opcode: int, opaque: int, status: int, value: bytes) -> None:
-        """Take a response to a frame of ours; strange ones are ignored."""
+        """Take a response to a frame of ours; strange ones are ignored.
+
+        Raises:
+            RemoteProtocolError: it makes no sense; hang up.
+        """
         self._heard = True
         if opcode != Opcode.UPR_STREAM_REQUEST:
             return
@@ -213,15 +223,12 @@ class Consumer:
                 return
 
     def _stream_answered(self, stream: ReplicaStream, status: int, value: bytes) -> None:
-        if status == Status.ROLLBACK:
+        if status == Status.ROLLBACK and stream.vbucket.high_seqno:
             self._roll_back(stream, value)
             return
         if status == Status.SUCCESS:
-            try:
-                stream.accepted(decode_failover_log(value))
-            except RemoteProtocolError as error:
-                self.disconnect(str(error))
-                return
+            limit = self._hub.bucket.settings.engine.max_failover_entries
+            stream.accepted(decode_failover_log(value)[:limit])
         else:
             stream.close()
         extras = b"" if status else ADD_STREAM_REPLY_EXTRAS.pack(stream.opaque)
@@ -231,8 +238,7 @@ class Consumer:
 
     def _roll_back(self, stream: ReplicaStream, value: bytes) -> None:
         if len(value) != ROLLBACK_VALUE.size:
-            self.disconnect("a rollback without a seqno")
-            return
+            raise RemoteProtocolError("a rollback without a seqno")
         bucket = self._hub.bucket
         stream.change_state(lambda: stream.vbucket.reset(bucket.entropy.uuid48()))
         self._ask(stream)
@@ -296,7 +302,11 @@ class Consumer:
         self._take(stream, item)
 
     def _take(self, stream: ReplicaStream, item: Item) -> None:
-        stream.take(item)
+        try:
+            stream.take(item)
+        except InvalidArguments as error:
+            # Refused alone it would leave a gap that nobody notices.
+            raise OutOfPlace(str(error)) from None
         if item.seqno == stream.snapshot.end and stream.kind & MarkerFlag.ACK:
             self._put(encode_response(Opcode.UPR_SNAPSHOT_MARKER, opaque=stream.opaque))
 
@@ -316,9 +326,6 @@ class Consumer:
 
     def _noop(self, request: UprRequest) -> Answer:
         return Answer()
-
-    def _failover_log(self, request: UprRequest) -> Answer:
-        raise OutOfPlace("failover log asked for on a consumer's connection")
 
 
 _HANDLERS: dict[int, Callable[[Consumer, UprRequest], Answer | None]] = {

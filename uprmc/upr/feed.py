@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from uprmc.engine.change_source import Reading, needs_disk
+from uprmc.errors import StoreError, TemporaryFailure
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, Opcode
 from uprmc.protocol.upr import STREAM_END_EXTRAS
@@ -36,6 +37,9 @@ _PORTION_BYTES = 8 * 1024
 
 #: Stands for "no flow control".
 _NO_LIMIT = 1 << 62
+
+#: So many frames wait at most for a peer that asks for ever more of them and takes none.
+_WAITING_FRAMES = 4_096
 
 #: Reasons that consumers of 2014 know.
 _OLD_REASONS = frozenset({EndReason.OK, EndReason.CLOSED, EndReason.STATE_CHANGED})
@@ -72,34 +76,48 @@ class Feed:
         self._wake = wake
         self._schedule: Schedule = RoundRobin()
         self._rounds: Rounds | None = None
-        self._frames: deque[bytes] = deque()
+        self._frames: deque[tuple[Stream | None, bytes]] = deque()
         self._parked: dict[Stream, None] = {}
         self.disk_readings = 0
         self._held_since: dict[Stream, float] = {}
         self._now = 0.0
         self._completed = False
+        self._cookies = 0
 
     # --- streams --------------------------------------------------------------------------------
 
-    def use_rounds(self) -> None:
-        """Serve in rounds from now on; only before the first stream."""
+    def use_rounds(self, wanted: bool) -> None:
+        """Serve in rounds from now on, or no more; only while there is no stream."""
         assert not self.streams
-        self._schedule = self._rounds = Rounds()
-        self.barriers = ByCycle(self._hub.settings.barriers)
+        self._return_cookies()
+        limit = self._hub.settings.barriers
+        self._rounds = Rounds() if wanted else None
+        self._schedule = self._rounds or RoundRobin()
+        self.barriers = ByCycle(limit) if wanted else ByVector(limit)
 
     def add(self, stream: Stream) -> None:
-        """Begin `stream`; its request has been answered."""
+        """Begin `stream`; its request is answered before any frame of it is sent.
+
+        Raises:
+            TemporaryFailure: the peer has to take what waits for it first.
+        """
+        if len(self._frames) >= _WAITING_FRAMES:
+            raise TemporaryFailure(f"{_WAITING_FRAMES} frames wait to be sent")
         self.streams[stream.vbucket.id] = stream
         self.barriers.opened(stream.vbucket.id, stream.last_seqno)
         stream.begin()
 
     def remove(self, stream: Stream) -> None:
-        """End a stream without a word."""
+        """End a stream without a word; what was about to be sent of it is not."""
         stream.close()
         self._forget(stream)
+        if self._frames:
+            self._frames = deque(entry for entry in self._frames if entry[0] is not stream)
 
     def close(self) -> None:
         """End everything without a word: the connection is gone."""
+        self._parked.clear()
+        self._frames.clear()
         for stream in list(self.streams.values()):
             self.remove(stream)
         self._frames.clear()
@@ -111,6 +129,7 @@ class Feed:
         self.barriers.ended(stream.vbucket.id)
         self.items_sent += stream.from_disk + stream.from_memory
         self._parked.pop(stream, None)
+        self._unpark()  # it may have been called for a permit that it does not take now
 
     @property
     def all_items_sent(self) -> int:
@@ -131,19 +150,33 @@ class Feed:
         if not needs_disk(vbucket, stream.last_seqno):
             reading = Reading(vbucket, None)
         elif self._may_read_disk():
-            reading = Reading(vbucket, self._hub.bucket.store.view())
+            try:
+                reading = Reading(vbucket, self._hub.bucket.store.view())
+            except StoreError:
+                self._give_permit_back()
+                stream.end(EndReason.BACKFILL_FAILED)
+                return None
         else:
             self._parked[stream] = None
             return None
         self._held_since[stream] = self._now
         return reading
 
+    def _give_permit_back(self) -> None:
+        self.disk_readings -= 1
+        self._hub.backfills.free(self._unpark)
+
+    @property
+    def _has_place(self) -> bool:
+        """Whether one more stream of this connection may read the disk."""
+        limit = 1 if self._options.sequential else self._hub.settings.backfills_per_connection
+        return self.disk_readings < limit
+
     def _may_read_disk(self) -> bool:
-        settings = self._hub.settings
-        limit = 1 if self._options.sequential else settings.backfills_per_connection
-        if self.disk_readings >= limit or not self._hub.backfills.take(self._unpark):
+        if not self._has_place or not self._hub.backfills.take(self._unpark):
             return False
         self.disk_readings += 1
+        self._unpark()  # there may be permits for more of us
         return True
 
     def close_reading(self, stream: Stream, reading: Reading) -> None:
@@ -151,32 +184,34 @@ class Feed:
         reading.close()
         del self._held_since[stream]
         if reading.from_disk:
-            self.disk_readings -= 1
-            self._hub.backfills.free()
-            self._unpark()
+            self._give_permit_back()
 
-    def _unpark(self) -> None:
-        if self._parked:
-            stream = next(iter(self._parked))
-            del self._parked[stream]
-            self.ready(stream)
+    def _unpark(self) -> bool:
+        """Let the stream that has waited longest try again; says whether there is one."""
+        if not self._parked or not self._has_place:
+            return False
+        stream = next(iter(self._parked))
+        del self._parked[stream]
+        self.ready(stream)
+        return True
 
     def snapshot_begins(self, stream: Stream, end_seqno: int, out: list[bytes]) -> int:
         """See `stream.Host`."""
-        self.barriers.begun(stream.vbucket.id)
         if self._rounds is None:
             return 0
+        self.barriers.begun(stream.vbucket.id)
         extras = PARTITION_START_EXTRAS.pack(stream.last_seqno, end_seqno, self._rounds.cycle)
         return self._put(out, self._frame(Opcode.PARTITION_START, extras, stream))
 
     def snapshot_complete(self, stream: Stream, items: int, out: list[bytes]) -> int:
         """See `stream.Host`."""
         self._completed = True
-        self.barriers.passed(stream.vbucket.id, stream.last_seqno)
-        if not self._options.snapshot_ends:
-            return 0
-        extras = SNAPSHOT_END_EXTRAS.pack(stream.last_seqno, items)
-        return self._put(out, self._frame(Opcode.SNAPSHOT_END, extras, stream))
+        if self._cookies or self._rounds is not None:
+            self.barriers.passed(stream.vbucket.id, stream.last_seqno)
+        if self._options.snapshot_ends:
+            extras = SNAPSHOT_END_EXTRAS.pack(stream.last_seqno, items)
+            self._frames.append((stream, self._frame(Opcode.SNAPSHOT_END, extras, stream)))
+        return 0
 
     def ended(self, stream: Stream, reason: EndReason) -> None:
         """See `stream.Host`."""
@@ -184,13 +219,13 @@ class Feed:
         if not self.modern and reason not in _OLD_REASONS:
             reason = EndReason.STATE_CHANGED
         extras = STREAM_END_EXTRAS.pack(reason)
-        self._frames.append(self._frame(Opcode.UPR_STREAM_END, extras, stream))
+        self._frames.append((None, self._frame(Opcode.UPR_STREAM_END, extras, stream)))
         self._wake()
 
     def tell_closed(self, stream: Stream) -> None:
         """Say that a stream ended because the peer wished so."""
         extras = STREAM_END_EXTRAS.pack(EndReason.CLOSED)
-        self._frames.append(self._frame(Opcode.UPR_STREAM_END, extras, stream))
+        self._frames.append((None, self._frame(Opcode.UPR_STREAM_END, extras, stream)))
 
     def _frame(self, opcode: int, extras: bytes, stream: Stream) -> bytes:
         return encode_request(
@@ -216,18 +251,27 @@ class Feed:
 
     def add_barrier(self, cookie: bytes, opaque: int) -> None:
         """Take a cookie; raises as `Barriers.add`."""
+        barriers = self.barriers
+        if self._rounds is not None and isinstance(barriers, ByCycle):
+            barriers.turn_of(self._rounds.position)  # whose turn it is may not have sent anything
+        else:  # nobody has told while no cookie was waiting
+            for number, stream in self.streams.items():
+                barriers.passed(number, stream.complete_seqno)
         highs = {number: stream.vbucket.high_seqno for number, stream in self.streams.items()}
-        self.barriers.add(cookie, opaque, highs, self.frames_sent)
+        barriers.add(cookie, opaque, highs, self.frames_sent)
+        self._cookies = len(barriers)
 
     def _return_cookies(self) -> None:
+        if not self._cookies:
+            return
         for barrier in self.barriers.reached():
-            since = (self.frames_sent - barrier.frames) & 0xFFFFFFFF
+            since = (self.frames_sent + len(self._frames) - barrier.frames) & 0xFFFFFFFF
             extras = BARRIER_REACHED_EXTRAS.pack(self.cycle, since)
-            self._frames.append(
-                encode_request(
-                    Opcode.BARRIER_REACHED, key=barrier.cookie, extras=extras, opaque=barrier.opaque
-                )
+            frame = encode_request(
+                Opcode.BARRIER_REACHED, key=barrier.cookie, extras=extras, opaque=barrier.opaque
             )
+            self._frames.append((None, frame))
+        self._cookies = len(self.barriers)
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -244,7 +288,8 @@ class Feed:
                 sent += turn
             elif not self._end_round():
                 break
-            sent = self._send_frames(out, sent, limit)
+            if self._cookies or self._frames:
+                sent = self._send_frames(out, sent, limit)
         if sent:
             self.bytes_sent += sent
             self.last_sent_at = self._hub.bucket.clock.now()
@@ -262,16 +307,24 @@ class Feed:
         frames = stream.frames
         sent = stream.fill(out, limit)
         self.frames_sent += stream.frames - frames
-        if not sent and self._rounds is not None and stream in self._parked:
+        idle = not sent
+        half_way = stream in self._parked or stream.announced
+        if idle and half_way and stream.queued and self._rounds is not None:
             return None
-        self._schedule.had_turn(stream, sent=sent > 0, complete=self._completed)
+        if self._completed and stream.queued and not stream.behind:
+            idle = True
+            stream.rest()
+        self._schedule.had_turn(stream, sent=sent > 0, complete=self._completed, idle=idle)
         return sent
 
     def _send_frames(self, out: list[bytes], sent: int, limit: int) -> int:
-        self._return_cookies()
         frames = self._frames
-        while frames and sent < limit:
-            frame = frames.popleft()
+        while sent < limit:
+            if not frames:
+                self._return_cookies()
+                if not frames:
+                    break
+            _, frame = frames.popleft()
             out.append(frame)
             self.frames_sent += 1
             sent += len(frame)
@@ -285,11 +338,10 @@ class Feed:
             return bool(self._frames)
         self.barriers.round_complete()
         if ended.visited:
-            skipped = max(0, len(self.streams) - ended.visited)
-            extras = ROUND_COMPLETE_EXTRAS.pack(ended.cycle & 0xFFFFFFFF, ended.visited, skipped)
-            self._frames.append(
-                encode_request(Opcode.ROUND_COMPLETE, extras=extras, opaque=self.open_opaque)
-            )
+            visited, skipped = len(ended.visited), len(self.streams.keys() - ended.visited)
+            extras = ROUND_COMPLETE_EXTRAS.pack(ended.cycle & 0xFFFFFFFF, visited, skipped)
+            frame = encode_request(Opcode.ROUND_COMPLETE, extras=extras, opaque=self.open_opaque)
+            self._frames.append((None, frame))
         return True
 
     def _tell_idle(self) -> None:
@@ -306,7 +358,11 @@ class Feed:
 
     def tick(self, now: float) -> None:
         """Give up readings that are held too long or hold too much."""
+        if not self._now:  # the first tick: whatever is held is held since now, for all we know
+            self._held_since = dict.fromkeys(self._held_since, now)
         self._now = now
+        if self._hub.backfills.used < self._hub.backfills.limit:
+            self._unpark()  # who was called before us may not have taken the permit
         settings = self._hub.settings
         for stream, since in list(self._held_since.items()):
             too_long = now - since > settings.reading_max_s

@@ -1,18 +1,18 @@
 """From items to UPR frames: the loop that a backfill consists of.
 
 One writer belongs to one stream, because vBucket and opaque are in every frame. It takes items from
-an iterator one at a time and stops before the first that would exceed the limit, so nothing is
-fetched that is not sent.
+an iterator one at a time and stops behind the one that reaches the limit, so nothing is fetched
+that is not sent.
 
 Source: UPR reference 2.7 to 2.9, 4.6 for what counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from uprmc.errors import StoreError
+from uprmc.errors import StoreCorrupt, StoreError
 from uprmc.model import Item, Life
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
@@ -26,11 +26,16 @@ from uprmc.protocol.upr import (
     frame_head,
     frame_place,
 )
+from uprmc.storage.layout import FORMAT_VERSION, HEAD_BYTES, unpack_fields, unpack_record
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _DELETION_HEAD = frame_head(Opcode.UPR_DELETION)
 _pack_mutation = MUTATION_FRAME.pack
 _pack_deletion = DELETION_FRAME.pack
+
+
+#: What the frame of an item takes at most beside its key and value.
+ITEM_FRAME_BYTES = MUTATION_FRAME.size
 
 
 class Form(NamedTuple):
@@ -70,21 +75,33 @@ class Written(NamedTuple):
 class ItemWriter:
     """Writes the items of one stream."""
 
-    __slots__ = ("_form", "_opaque", "_plain_deletions", "_vbucket")
+    __slots__ = (
+        "_datatypes",
+        "_form",
+        "_opaque",
+        "_place",
+        "_place_of_deletion",
+        "_plain_deletions",
+        "_values",
+        "_vbucket",
+    )
 
     def __init__(self, vbucket: int, opaque: int, form: Form) -> None:
         self._vbucket = vbucket
         self._opaque = opaque
         self._form = form
+        self._datatypes = form.datatypes
+        self._values = form.values
         self._plain_deletions = not form.delete_times
+        self._place = frame_place(MUTATION_EXTRAS.size, vbucket)
+        self._place_of_deletion = frame_place(DELETION_EXTRAS.size, vbucket)
 
     def write(
-        self, items: Iterator[Item], out: list[bytes], limit: int, last_seqno: int
+        self, items: Iterable[Item], out: list[bytes], limit: int, last_seqno: int
     ) -> Written:
         """Append frames to `out` until `limit` bytes are reached; the last one may overshoot."""
-        opaque, datatypes, values = self._opaque, self._form.datatypes, self._form.values
-        place = frame_place(MUTATION_EXTRAS.size, self._vbucket)
-        place_of_deletion = frame_place(DELETION_EXTRAS.size, self._vbucket)
+        opaque, datatypes, values = self._opaque, self._datatypes, self._values
+        place, place_of_deletion = self._place, self._place_of_deletion
         count = size = 0
         exhausted, error = True, None
         try:
@@ -143,7 +160,70 @@ class ItemWriter:
                     exhausted = False
                     break
         except StoreError as failure:
-            exhausted, error = False, failure
+            exhausted, error = False, failure.with_traceback(None)  # it refers to us
+        return Written(count, size, last_seqno, exhausted, error)
+
+    def write_records(
+        self,
+        records: Iterable[bytes],
+        newer: Container[bytes],
+        out: list[bytes],
+        limit: int,
+        last_seqno: int,
+    ) -> Written:
+        """Do what `write` does for records of the store, most of which go out as they are.
+
+        Args:
+            records: see `Reading.records`.
+            newer: keys to leave out.
+            out: see `write`.
+            limit: see `write`.
+            last_seqno: see `write`.
+        """
+        opaque, datatypes, place = self._opaque, self._datatypes, self._place
+        as_they_are = self._values
+        count = size = 0
+        exhausted, error = True, None
+        try:
+            for record in records:
+                version, length, value_length, flags, expiry, cas, seqno, rev, datatype, life = (
+                    unpack_fields(record)
+                )
+                if newer and record[HEAD_BYTES : HEAD_BYTES + length] in newer:
+                    continue
+                if life or version != FORMAT_VERSION or not as_they_are:
+                    size += self.write((unpack_record(record),), out, 1, last_seqno).size
+                else:
+                    assert seqno > last_seqno, "seqnos of a stream must rise"
+                    body = length + value_length
+                    if len(record) != HEAD_BYTES + body:
+                        raise StoreCorrupt(f"the record of seqno {seqno} has another length")
+                    out += (
+                        _pack_mutation(
+                            _MUTATION_HEAD,
+                            length,
+                            place | (datatype & datatypes) << 16,
+                            body + 31,
+                            opaque,
+                            cas,
+                            seqno,
+                            rev,
+                            flags,
+                            expiry,
+                            0,
+                            0,
+                            0,
+                        ),
+                        record[HEAD_BYTES:],
+                    )
+                    size += body + 55
+                count += 1
+                last_seqno = seqno
+                if size >= limit:
+                    exhausted = False
+                    break
+        except StoreError as failure:
+            exhausted, error = False, failure.with_traceback(None)  # it refers to us
         return Written(count, size, last_seqno, exhausted, error)
 
     def _timed(self, item: Item) -> bytes:

@@ -19,30 +19,41 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """A number of permits; who gets none is called when one is free, first come first served."""
+    """A number of permits; who gets none is called once when one is free.
+
+    Everybody who waits is called then: whoever comes first may not want it any more, or may not be
+    able to use it now. Those who come too late wait again. Who gave it back comes last, so that a
+    connection with many backfills leaves room to others.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._waiting: dict[Callable[[], None], None] = {}
+        self._waiting: dict[Callable[[], bool], None] = {}
 
-    def take(self, retry: Callable[[], None]) -> bool:
-        """Take a permit, or have `retry` called once when it is worth trying again."""
+    def take(self, retry: Callable[[], bool]) -> bool:
+        """Take a permit, or have `retry` called once when it is worth trying again.
+
+        It says whether it will try.
+        """
         if self.used < self.limit:
             self.used += 1
             return True
         self._waiting[retry] = None
         return False
 
-    def free(self) -> None:
-        """Give a permit back."""
+    def free(self, giver: Callable[[], bool]) -> None:
+        """Give a permit back; `giver` is called, too, if nobody else has a use for it."""
         self.used -= 1
-        if self._waiting:
-            retry = next(iter(self._waiting))
-            del self._waiting[retry]
-            retry()
+        waiting, self._waiting = self._waiting, {}
+        waiting.pop(giver, None)
+        wanted = [retry() for retry in waiting]
+        if any(wanted):
+            self._waiting[giver] = None
+        else:
+            giver()
 
-    def forget(self, retry: Callable[[], None]) -> None:
+    def forget(self, retry: Callable[[], bool]) -> None:
         """Call `retry` no more."""
         self._waiting.pop(retry, None)
 

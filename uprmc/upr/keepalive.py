@@ -34,6 +34,11 @@ class KeepAlive:
         self._quiet_since: float | None = None
         self._sent_before = 0
 
+    def enable(self, enabled: bool) -> None:
+        """Begin or stop; a peer that was not probed yet owes no answer."""
+        if enabled is not self.enabled:
+            self.enabled, self.waiting, self._quiet_since = enabled, False, None
+
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Say what is due.
 
@@ -43,7 +48,6 @@ class KeepAlive:
                 ours.
         """
         if not self.enabled:
-            self._quiet_since = None
             return Due.NOTHING
         if self._quiet_since is None or (sent_bytes != self._sent_before and not self.waiting):
             self._quiet_since = now

@@ -56,7 +56,10 @@ class LeaseStream(Stream):
     def _settle_state(self, reading: Reading) -> None:
         self.state = StreamState.BACKFILLING
 
-    def _marker_kind(self, reading: Reading) -> int:
+    def _send_at_once(self, host: Host, out: list[bytes], limit: int) -> int:
+        return 0
+
+    def _marker_kind(self, *, from_disk: bool) -> int:
         return MarkerFlag.DISK
 
     def _let_reading_go(self, reading: Reading) -> None:

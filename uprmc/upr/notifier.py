@@ -21,7 +21,8 @@ class NotifierStream(Stream):
 
     def changed(self) -> None:
         """Tell the peer if what it waits for has come."""
+        self._waiting = False
         if self.vbucket.high_seqno > self.request.start_seqno:
             self.end(EndReason.OK)
         else:
-            self._rest()
+            self.rest()

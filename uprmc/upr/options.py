@@ -20,6 +20,9 @@ from uprmc.upr.frames import Form
 #: Bounds of the keep-alive interval that a peer may ask for, in seconds.
 _NOOP_MIN_S, _NOOP_MAX_S = 0.1, 10_800.0
 
+_NO_VALUES = int(OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_KEEP_DATATYPE)
+_DELETE_TIMES = int(OpenFlag.DELETE_TIMES)
+
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 _BUFFER_MAX_BYTES = 2**32 - 1
@@ -60,8 +63,8 @@ def form_of(flags: int, datatypes: int, options: Options) -> Form:
     """Return how a connection with these flags wants its items."""
     return Form(
         datatypes=datatypes,
-        values=not flags & (OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_KEEP_DATATYPE),
-        delete_times=bool(flags & OpenFlag.DELETE_TIMES),
+        values=not flags & _NO_VALUES,
+        delete_times=bool(flags & _DELETE_TIMES),
         expirations=options.expirations,
     )
 

@@ -47,7 +47,11 @@ class Peer(Protocol):
         """
 
     def answered(self, opcode: int, opaque: int, status: int, value: bytes) -> None:
-        """Take a response to a frame of ours; strange ones are ignored."""
+        """Take a response to a frame of ours; strange ones are ignored.
+
+        Raises:
+            RemoteProtocolError: it makes no sense; hang up.
+        """
 
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append frames to `out`, about `budget` bytes at most; return how many bytes."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
-    KeyExists,
     NotMyVBucket,
     OutOfPlace,
     StreamNotFound,
@@ -148,14 +147,18 @@ class Producer:
     def _stream_request(self, request: UprRequest) -> Answer:
         bucket = self._hub.bucket
         options = self._options_of(request)
-        asked = Asked(decode_stream_request(request.extras), tuple(options.known_versions))
+        asked = Asked(
+            decode_stream_request(request.extras),
+            tuple(options.known_versions),
+            request.vbucket in self.feed.streams,
+        )
         vbucket = locate(bucket, request.vbucket, asked.request.flags)
-        if vbucket.id in self.feed.streams:
-            raise KeyExists(vbucket.id)
         stream = self._new_stream(vbucket, request, asked, options)
-        log = vbucket.failover_log if options.whole_log else vbucket.failover_log[:1]
+        log = vbucket.failover_log
+        if options.lease:
+            log = self._hub.leases.find(options.lease).held[vbucket.id].failover_log
         self.feed.add(stream)
-        return Answer(value=encode_failover_log(log))
+        return Answer(value=encode_failover_log(log if options.whole_log else log[:1]))
 
     def _options_of(self, request: UprRequest) -> StreamOptions:
         """Read what the request's value says."""
@@ -224,9 +227,9 @@ class Producer:
         if request.key == b"uprmc_rounds" and self.feed.streams:
             raise InvalidArguments("rounds are chosen before the first stream")
         set_option(options, request.key, request.value)
-        if options.rounds and not had_rounds:
-            self.feed.use_rounds()
-        self.keepalive.enabled = options.noop
+        if options.rounds is not had_rounds:
+            self.feed.use_rounds(options.rounds)
+        self.keepalive.enable(options.noop)
         if options.noop_interval_s is not None:
             self.keepalive.interval_s = options.noop_interval_s
         return Answer()

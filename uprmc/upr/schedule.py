@@ -29,8 +29,15 @@ class Schedule(Protocol):
     def next(self) -> Stream | None:
         """Return the stream whose turn it is."""
 
-    def had_turn(self, stream: Stream, *, sent: bool, complete: bool) -> None:
-        """Learn what it did: whether it sent anything, and came to the end of a snapshot."""
+    def had_turn(self, stream: Stream, *, sent: bool, complete: bool, idle: bool) -> None:
+        """Learn what it did.
+
+        Args:
+            stream: whose turn it was.
+            sent: it sent something.
+            complete: it came to the end of a snapshot.
+            idle: it has nothing more to send now.
+        """
 
 
 class RoundRobin:
@@ -55,14 +62,14 @@ class RoundRobin:
         """See `Schedule`."""
         return self._turns[0] if self._turns else None
 
-    def had_turn(self, stream: Stream, *, sent: bool, complete: bool) -> None:
+    def had_turn(self, stream: Stream, *, sent: bool, complete: bool, idle: bool) -> None:
         """See `Schedule`."""
         if not stream.queued:
             return  # its turn was its end
-        if sent:
-            self._turns.rotate(-1)
-        else:
+        if idle:
             self._turns.popleft().queued = False
+        else:
+            self._turns.rotate(-1)
 
 
 class Round(NamedTuple):
@@ -70,11 +77,11 @@ class Round(NamedTuple):
 
     Attributes:
         cycle: its number, from 0.
-        visited: vBuckets that sent a snapshot.
+        visited: vBuckets that sent a snapshot, or began to.
     """
 
     cycle: int
-    visited: int
+    visited: frozenset[int]
 
 
 class Rounds:
@@ -83,13 +90,13 @@ class Rounds:
     Attributes:
         cycle: number of the round under way; rounds in which nobody sends anything do not count.
         position: vBucket whose turn it is or was last in this round, -1 before the first.
-        visited: vBuckets that have sent a snapshot in this round.
+        visited: vBuckets that have sent a snapshot in this round, or began to.
     """
 
     def __init__(self) -> None:
         self.cycle = 0
         self.position = -1
-        self.visited = 0
+        self.visited: set[int] = set()
         self._ready: SortedDict = SortedDict()
         self._current: Stream | None = None
 
@@ -115,23 +122,24 @@ class Rounds:
                 self.position, self._current = self._ready.peekitem(place)
         return self._current
 
-    def had_turn(self, stream: Stream, *, sent: bool, complete: bool) -> None:
+    def had_turn(self, stream: Stream, *, sent: bool, complete: bool, idle: bool) -> None:
         """See `Schedule`."""
-        self.visited += complete
+        if complete or stream.announced:
+            self.visited.add(stream.vbucket.id)
         if self._current is not stream:
             return  # its turn was its end
-        if complete:
+        if complete or idle:
             self._current = None
-        elif not sent:
+        if idle:
             stream.queued = False
             del self._ready[stream.vbucket.id]
-            self._current = None
 
     def finish(self) -> Round | None:
         """Begin the next round; return the one that ended, ``None`` if nobody had a turn in it."""
         if self.position < 0:
             return None
-        ended = Round(self.cycle, self.visited)
-        self.cycle += self.visited > 0
-        self.position, self.visited = -1, 0
+        ended = Round(self.cycle, frozenset(self.visited))
+        self.cycle += bool(ended.visited)
+        self.position = -1
+        self.visited.clear()
         return ended

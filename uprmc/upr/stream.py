@@ -24,7 +24,13 @@ from uprmc.model import Item
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, StreamFlag
 from uprmc.protocol.upr import StreamRequest, snapshot_marker
-from uprmc.upr.frames import Form, ItemWriter
+from uprmc.upr.frames import ITEM_FRAME_BYTES, Form, ItemWriter, Written
+
+#: So little that it is sent without a reading.
+_FEW_ITEMS = 32
+
+#: What precedes a snapshot's items at most: in rounds the vBucket's turn, and the marker.
+_HEAD_BYTES = 88
 
 #: After so many items from memory a consumer should open a new checkpoint.
 _CHECKPOINT_ITEMS = 5_000
@@ -72,6 +78,7 @@ class Stream:
         request: as asked, with the flags applied.
         end_seqno: it ends after the snapshot that contains this.
         last_seqno: of the newest item sent, or where it began.
+        complete_seqno: end of the last snapshot that was sent as a whole, or where it began.
         snapshot_end: end of the snapshot that was announced last, 0 before the first.
         announced: whether a snapshot has begun and is not complete.
         state: for statistics.
@@ -82,15 +89,19 @@ class Stream:
     """
 
     __slots__ = (
-        "_changes",
+        "_built_seqno",
         "_first_generation",
         "_floor",
         "_host",
         "_in_snapshot",
+        "_queued",
         "_reading",
+        "_records",
         "_since_checkpoint",
+        "_waiting",
         "_writer",
         "announced",
+        "complete_seqno",
         "end_seqno",
         "frames",
         "from_disk",
@@ -120,7 +131,7 @@ class Stream:
         self.opaque = opaque
         self.request = request
         self.end_seqno = request.end_seqno
-        self.last_seqno = request.start_seqno
+        self.last_seqno = self.complete_seqno = request.start_seqno
         self.snapshot_end = 0
         self.state = StreamState.PENDING
         self.queued = False
@@ -129,9 +140,12 @@ class Stream:
         self._first_generation = first_generation
         self._writer = ItemWriter(vbucket.id, opaque, form)
         self._floor: int | None = request.snapshot_start
+        self._built_seqno = 0
         self._reading: Reading | None = None
-        self._changes: Iterator[Item] = iter(())
+        self._records: Iterator[bytes] | None = None
+        self._queued: Iterator[Item] | None = None
         self._in_snapshot = 0
+        self._waiting = False
         self._since_checkpoint = _CHECKPOINT_ITEMS
 
     def begin(self) -> None:
@@ -146,6 +160,7 @@ class Stream:
 
     def changed(self) -> None:
         """There is something new."""
+        self._waiting = False
         self._tell_ready()
 
     def interrupted(self, why: Interruption) -> None:
@@ -179,27 +194,58 @@ class Stream:
             return 0
         sent = 0
         if self._reading is None:
+            sent = self._send_at_once(host, out, limit)
+            if sent:
+                return sent
             sent = self._begin_snapshot(host, out)
             if not sent or sent >= limit:
                 return sent
         return sent + self._send_items(host, out, limit - sent)
 
+    def _send_at_once(self, host: Host, out: list[bytes], limit: int) -> int:
+        """Send what is new as a whole snapshot, without a reading, if that is little.
+
+        A stream that keeps up lives on this: nothing can change before the last item is out, so no
+        view is needed.
+        """
+        vbucket, after = self.vbucket, self.last_seqno
+        behind = vbucket.high_seqno - after
+        if not 0 < behind <= _FEW_ITEMS or vbucket.queue.persisted > after:
+            return 0
+        if self.announced or vbucket.receiving is not None:
+            return 0
+        items = vbucket.queue.since(after)
+        size = sum([len(item.key) + len(item.value or b"") for item in items])
+        if size + len(items) * ITEM_FRAME_BYTES + _HEAD_BYTES > limit:
+            return 0
+        end_seqno = self.snapshot_end = vbucket.high_seqno
+        self.state = StreamState.IN_MEMORY
+        sent = host.snapshot_begins(self, end_seqno, out)
+        sent += self._announce(end_seqno, self._marker_kind(from_disk=False), out)
+        written = self._writer.write(items, out, limit, after)
+        assert written.last_seqno == end_seqno, "a snapshot lacks its newest item"
+        self._count(written.items, from_disk=False)
+        self.last_seqno = end_seqno
+        return sent + written.size + self._complete_snapshot(host, out)
+
     def _begin_snapshot(self, host: Host, out: list[bytes]) -> int:
         if not self._has_news():
-            self._rest()
+            self.rest()
             return 0
         reading = self._reading = self._take_reading(host)
         if reading is None:
             return 0
-        if 0 < self.last_seqno < reading.purge_seqno and not self._ignores_purged:
+        if self._misses_deletions(reading):
             self.end(EndReason.ROLLBACK)
             return 0
-        self._changes = reading.changes(self.last_seqno)
+        self._records = reading.records(self.last_seqno) if reading.from_disk else None
+        self._queued = None
         self.snapshot_end = reading.end_seqno
         self._settle_state(reading)
         before = 0 if self.announced else host.snapshot_begins(self, reading.end_seqno, out)
         self.announced = True
-        return before + self._announce(reading, out)
+        kind = self._marker_kind(from_disk=reading.from_disk)
+        return before + self._announce(reading.end_seqno, kind, out)
 
     def _has_news(self) -> bool:
         vbucket = self.vbucket
@@ -209,13 +255,26 @@ class Stream:
     def _take_reading(self, host: Host) -> Reading | None:
         return host.open_reading(self)
 
+    def _misses_deletions(self, reading: Reading) -> bool:
+        """Tell whether deletions were dropped whose documents the peer may hold.
+
+        A peer that began with nothing holds none that was deleted before the end of its first
+        reading. Without that a slow one would be sent back to 0 for ever (ruling R5).
+        """
+        if not self.last_seqno:
+            self._built_seqno = reading.end_seqno
+            return False
+        safe_seqno = max(self.last_seqno, self._built_seqno)
+        return safe_seqno < reading.purge_seqno and not self._ignores_purged
+
     @property
     def _ignores_purged(self) -> bool:
         return bool(self.request.flags & StreamFlag.IGNORE_PURGED)
 
-    def _rest(self) -> None:
-        """Wait for the next change."""
-        if self not in self.vbucket.waiting:
+    def rest(self) -> None:
+        """Wait for the next change: the connection need not ask before `Host.ready`."""
+        if not self._waiting:
+            self._waiting = True
             self.vbucket.waiting.append(self)
         if self.state in (StreamState.PENDING, StreamState.BACKFILLING):
             self.state = StreamState.IN_MEMORY
@@ -224,22 +283,21 @@ class Stream:
         if self.state in (StreamState.PENDING, StreamState.BACKFILLING, StreamState.IN_MEMORY):
             self.state = StreamState.BACKFILLING if reading.from_disk else StreamState.IN_MEMORY
 
-    def _announce(self, reading: Reading, out: list[bytes]) -> int:
+    def _announce(self, end_seqno: int, kind: int, out: list[bytes]) -> int:
         first = self.last_seqno + 1
         start = first if self._floor is None else min(self._floor, first)
         self._floor = start
         number, opaque = self.vbucket.id, self.opaque
-        kind = self._marker_kind(reading)
         if self._first_generation:
             marker = encode_request(Opcode.UPR_SNAPSHOT_MARKER, vbucket=number, opaque=opaque)
         else:
-            marker = snapshot_marker(number, opaque, start, reading.end_seqno, kind)
+            marker = snapshot_marker(number, opaque, start, end_seqno, kind)
         out.append(marker)
         self.frames += 1
         return len(marker)
 
-    def _marker_kind(self, reading: Reading) -> int:
-        if reading.from_disk:
+    def _marker_kind(self, *, from_disk: bool) -> int:
+        if from_disk:
             return MarkerFlag.DISK
         if self._since_checkpoint < _CHECKPOINT_ITEMS:
             return MarkerFlag.MEMORY
@@ -249,15 +307,9 @@ class Stream:
     def _send_items(self, host: Host, out: list[bytes], limit: int) -> int:
         reading = self._reading
         assert reading is not None
-        written = self._writer.write(self._changes, out, limit, self.last_seqno)
+        written = self._write(reading, out, limit)
         self.last_seqno = written.last_seqno
-        self._in_snapshot += written.items
-        self.frames += written.items
-        if reading.from_disk:
-            self.from_disk += written.items
-        else:
-            self.from_memory += written.items
-            self._since_checkpoint += written.items
+        self._count(written.items, from_disk=reading.from_disk)
         if written.error is not None:
             self.end(EndReason.BACKFILL_FAILED)
         elif written.exhausted or written.last_seqno >= reading.end_seqno:
@@ -265,11 +317,33 @@ class Stream:
             return written.size + self._complete_snapshot(host, out)
         return written.size
 
+    def _write(self, reading: Reading, out: list[bytes], limit: int) -> Written:
+        """Put out the next items: what is stored first, what is queued when that is at its end."""
+        last = self.last_seqno
+        if self._records is not None:
+            written = self._writer.write_records(self._records, reading.newer, out, limit, last)
+            if not written.exhausted or written.items:
+                return written._replace(exhausted=False)
+            self._records = None
+        if self._queued is None:
+            self._queued = reading.queued(last)
+        return self._writer.write(self._queued, out, limit, last)
+
+    def _count(self, items: int, *, from_disk: bool) -> None:
+        self._in_snapshot += items
+        self.frames += items
+        if from_disk:
+            self.from_disk += items
+        else:
+            self.from_memory += items
+            self._since_checkpoint += items
+
     def _complete_snapshot(self, host: Host, out: list[bytes]) -> int:
         self._close_reading()
         items, self._in_snapshot = self._in_snapshot, 0
         self._floor = None
         self.announced = False
+        self.complete_seqno = self.last_seqno
         sent = host.snapshot_complete(self, items, out)
         if self.last_seqno >= self.end_seqno:
             self.end(EndReason.OK)
@@ -295,13 +369,15 @@ class Stream:
         """End it without a word: let go of everything."""
         self._close_reading()
         self.vbucket.unwatch(self)
+        self._waiting = False
         self._host = None
         self.state = StreamState.DEAD
 
     def _close_reading(self) -> None:
-        reading, self._reading = self._reading, None
-        self._changes = iter(())
+        reading = self._reading
         if reading is not None:
+            self._reading = None
+            self._records = self._queued = None
             self._let_reading_go(reading)
 
     def _let_reading_go(self, reading: Reading) -> None:

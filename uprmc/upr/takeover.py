@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.engine.change_source import Reading
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
 from uprmc.protocol.header import encode_request
@@ -61,6 +60,7 @@ class TakeoverStream(Stream):
             self._target = VBucketState.ACTIVE
             self.state = StreamState.TAKEOVER_SEND
             self.vbucket.unwatch(self)  # our own change of its state must not end us
+            self._waiting = False
             self._die(self.vbucket)
             self.vbucket.watchers.append(self)
             self._tell_ready()
@@ -87,13 +87,24 @@ class TakeoverStream(Stream):
             opaque=self.opaque,
         )
         out.append(frame)
+        self.frames += 1
         return len(frame)
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
+        """See `Stream.rest`."""
         if self.state is not StreamState.TAKEOVER_WAIT:
             self.state = StreamState.TAKEOVER_SEND
-        super()._rest()
+        super().rest()
 
-    def _marker_kind(self, reading: Reading) -> int:
+    def _send_at_once(self, host: Host, out: list[bytes], limit: int) -> int:
+        return 0  # its states go by readings
+
+    def release(self) -> None:
+        """See `Stream.release`; the peer answers a snapshot once, however often it is announced."""
+        if self.reading is not None:
+            self._unanswered = max(0, self._unanswered - 1)
+        super().release()
+
+    def _marker_kind(self, *, from_disk: bool) -> int:
         self._unanswered += 1
-        return super()._marker_kind(reading) | MarkerFlag.ACK
+        return super()._marker_kind(from_disk=from_disk) | MarkerFlag.ACK

@@ -1,0 +1,549 @@
+"""Each rule of streams broken on purpose is noticed, by the right judge where only one can.
+
+As in `test_judges_speak`: if the server is changed so that a rule lives elsewhere, the break has to
+move with it; a break that no longer breaks fails here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.sim.judges import Verdict
+from tests.sim.upr_judges import RequestJudge
+from tests.sim.upr_run import UprRun
+from uprmc.engine import bucket as bucket_module
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.change_source import Reading
+from uprmc.engine.compaction import Compactor
+from uprmc.engine.flusher import Flusher
+from uprmc.engine.vbucket import VBucket
+from uprmc.model import Item, VBucketState
+from uprmc.upr import admission, producer, stream
+from uprmc.upr import feed as feed_module
+from uprmc.upr.barrier import ByCycle, ByVector, Place
+from uprmc.upr.feed import Feed
+from uprmc.upr.frames import ItemWriter
+from uprmc.upr.hub import Slots
+from uprmc.upr.lease_stream import LeaseStream
+from uprmc.upr.notifier import NotifierStream
+from uprmc.upr.schedule import Rounds
+from uprmc.upr.stream import Stream
+from uprmc.upr.takeover import TakeoverStream
+
+pytestmark = pytest.mark.sim
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+#: How many seeds a broken rule may hide from; by far most are noticed within the first ten.
+_SEEDS = 150
+
+
+# --- what a reading holds -------------------------------------------------------------------------
+
+
+def _changes(patch: pytest.MonkeyPatch, made: Callable[..., Iterator[Item]]) -> None:
+    changes = Reading.changes
+    patch.setattr(Reading, "changes", lambda reading, after: made(reading, changes, after))
+
+
+def _lose_an_item(patch: pytest.MonkeyPatch) -> None:
+    """Leave one item out of a reading, but not its last."""
+
+    def made(reading: Reading, changes: Any, after: int) -> Iterator[Item]:
+        for item in changes(reading, after):
+            if item.seqno % 11 or item.seqno == reading.end_seqno:
+                yield item
+
+    _changes(patch, made)
+
+
+def _forget_the_queue_at_hand_over(patch: pytest.MonkeyPatch) -> None:
+    """Call what is on disk the whole."""
+    open_ = Reading.__init__
+
+    def opened(reading: Reading, *arguments: Any, **options: Any) -> None:
+        open_(reading, *arguments, **options)
+        if reading._handover:
+            reading.end_seqno = reading._handover
+
+    def made(reading: Reading, changes: Any, after: int) -> Iterator[Item]:
+        for item in changes(reading, after):
+            if item.seqno <= reading.end_seqno:
+                yield item
+
+    patch.setattr(Reading, "__init__", opened)
+    _changes(patch, made)
+    _do_not_insist(patch)
+
+
+def _do_not_insist(patch: pytest.MonkeyPatch) -> None:
+    """Take away the server's own check that a snapshot has its newest item."""
+    send = Stream._send_items
+
+    def careless(each: Stream, *arguments: Any) -> int:
+        try:
+            return send(each, *arguments)
+        except AssertionError:
+            each.last_seqno = each.snapshot_end
+            return each._complete_snapshot(*arguments[:2])
+
+    patch.setattr(Stream, "_send_items", careless)
+
+
+def _take_the_store_view_too_late(patch: pytest.MonkeyPatch) -> None:
+    """Read a newer commit than the one that the queue view was taken with."""
+
+    def made(reading: Reading, changes: Any, after: int) -> Iterator[Item]:
+        view = reading._view
+        if view is None:
+            return iter(changes(reading, after))
+        return _later(reading, view, changes, after)
+
+    def _later(reading: Reading, view: Any, changes: Any, after: int) -> Iterator[Item]:
+        store = getattr(view, "_view", view)._store
+        with_newer = store.view()
+        try:
+            stored = list(with_newer.changes_after(reading.vbucket, after))
+        finally:
+            with_newer.close()
+        queued = [item for item in changes(reading, after) if item.seqno > reading._handover]
+        return iter([item for item in stored if item.seqno <= reading._handover] + queued)
+
+    _changes(patch, made)
+
+
+def _send_a_key_at_both_places(patch: pytest.MonkeyPatch) -> None:
+    """Do not look whether the queue holds a newer version."""
+    open_ = Reading.__init__
+
+    def opened(reading: Reading, *arguments: Any, **options: Any) -> None:
+        open_(reading, *arguments, **options)
+        reading._newer = frozenset()
+
+    patch.setattr(Reading, "__init__", opened)
+
+
+def _send_deletions_without_cas(patch: pytest.MonkeyPatch) -> None:
+    """Lose a deletion's number."""
+    write = ItemWriter.write
+
+    def careless(writer: ItemWriter, items: Any, *arguments: Any) -> Any:
+        made = (
+            Item(
+                item.key,
+                item.value,
+                item.flags,
+                item.expiry,
+                0 if item.life else item.cas,
+                item.seqno,
+                item.rev,
+                item.datatype,
+                item.life,
+            )
+            for item in items
+        )
+        return write(writer, made, *arguments)
+
+    patch.setattr(ItemWriter, "write", careless)
+
+
+# --- markers --------------------------------------------------------------------------------------
+
+
+def _announce(patch: pytest.MonkeyPatch, change: Callable[[int, int], tuple[int, int]]) -> None:
+    marker = stream.snapshot_marker
+
+    def changed(number: int, opaque: int, start: int, end: int, kind: int) -> bytes:
+        return marker(number, opaque, *change(start, end), kind)
+
+    patch.setattr(stream, "snapshot_marker", changed)
+
+
+def _announce_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    """Name an end that nothing has yet."""
+    _announce(patch, lambda start, end: (start, end + 1))
+
+
+def _announce_one_too_few(patch: pytest.MonkeyPatch) -> None:
+    """Name an end before the last item."""
+    _announce(patch, lambda start, end: (start, max(start, end - 1)))
+
+
+def _announce_the_rest_as_new(patch: pytest.MonkeyPatch) -> None:
+    """After letting go go on with a snapshot of its own."""
+    release = Stream.release
+
+    def careless(each: Stream) -> None:
+        release(each)
+        each._floor = None
+
+    patch.setattr(Stream, "release", careless)
+
+
+# --- whether a stream may begin -------------------------------------------------------------------
+
+
+def _never_roll_back(patch: pytest.MonkeyPatch) -> None:
+    """Let everybody go on."""
+    patch.setattr(admission, "rollback_point", lambda *arguments, **options: None)
+
+
+def _forget_what_was_purged(patch: pytest.MonkeyPatch) -> None:
+    """Let those go on who missed a deletion that is gone."""
+    point = admission.rollback_point
+
+    def careless(position: Any, held: Any, **options: Any) -> int | None:
+        return point(position, held._replace(purge_seqno=0), **options)
+
+    patch.setattr(admission, "rollback_point", careless)
+
+
+def _silence_requests(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RequestJudge, "answered", lambda *arguments, **options: None)
+
+
+def _never_roll_back_silently(patch: pytest.MonkeyPatch) -> None:
+    """The same, while nobody judges answers: the copies must show it."""
+    _never_roll_back(patch)
+    _silence_requests(patch)
+
+
+def _never_mind_what_was_purged(patch: pytest.MonkeyPatch) -> None:
+    """Neither look when a stream is asked for, nor when a reading is opened, nor judge answers."""
+    _forget_what_was_purged(patch)
+    _silence_requests(patch)
+    patch.setattr(Stream, "_ignores_purged", True)
+
+
+def _keep_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:
+    """Drop deletions without a word of it."""
+    drop = Flusher.drop
+
+    def silent(flusher: Flusher, vbucket: VBucket, *arguments: Any) -> None:
+        before = vbucket.purge_seqno
+        drop(flusher, vbucket, *arguments)
+        vbucket.purge_seqno = before
+
+    patch.setattr(Flusher, "drop", silent)
+
+
+def _purge_what_is_not_due(patch: pytest.MonkeyPatch) -> None:
+    """Drop documents, too."""
+    read = Compactor.read
+
+    def greedy(compactor: Compactor, reading: Any) -> None:
+        read(compactor, reading)
+        for _, item, _ in reading.view.dump_metadata(reading.vbucket, b""):
+            if item.seqno < reading.limit - 1 and (item.key, item.seqno) not in reading.found:
+                reading.found.append((item.key, item.seqno))
+                return
+
+    patch.setattr(Compactor, "read", greedy)
+
+
+def _ignore_known_versions(patch: pytest.MonkeyPatch) -> None:
+    """Look at the newest only, and think it unknown."""
+    made = producer.Asked
+
+    def careless(request: Any, versions: Any, *rest: Any) -> Any:
+        return made(request._replace(uuid=1) if versions else request, (), *rest)
+
+    patch.setattr(producer, "Asked", careless)
+
+
+def _send_the_log_oldest_first(patch: pytest.MonkeyPatch) -> None:
+    """Turn it round."""
+    encode = producer.encode_failover_log
+    patch.setattr(producer, "encode_failover_log", lambda log: encode(tuple(log)[::-1]))
+
+
+# --- histories ------------------------------------------------------------------------------------
+
+
+def _never_prune(patch: pytest.MonkeyPatch) -> None:
+    """Keep branches that began after the new one."""
+    made = bucket_module.branched
+
+    def kept(log: Any, uuid: int, seqno: int, limit: int) -> Any:
+        return (*made(log, uuid, seqno, limit)[:1], *log)[:limit]
+
+    patch.setattr(bucket_module, "branched", kept)
+
+
+def _branch_too_high(patch: pytest.MonkeyPatch) -> None:
+    """Record a branch one seqno further than what is held."""
+    made = bucket_module.branched
+    patch.setattr(
+        bucket_module,
+        "branched",
+        lambda log, uuid, seqno, limit: made(log, uuid, seqno + 1, limit),
+    )
+
+
+def _never_branch(patch: pytest.MonkeyPatch) -> None:
+    """Go on with the old history after a failover."""
+    patch.setattr(Bucket, "_branch", lambda bucket, vbucket: None)
+
+
+def _let_streams_live_on(patch: pytest.MonkeyPatch) -> None:
+    """Tell nobody that a vBucket began anew or changed its state."""
+    patch.setattr(VBucket, "interrupt", lambda vbucket, why: None)
+
+
+# --- rounds, snapshot ends, barriers --------------------------------------------------------------
+
+
+def _take_the_last_first(patch: pytest.MonkeyPatch) -> None:
+    """Serve vBuckets from the highest number down."""
+
+    def backwards(rounds: Rounds) -> Stream | None:
+        if rounds._current is None and rounds._ready:
+            rounds.position, rounds._current = rounds._ready.peekitem(-1)
+        return rounds._current
+
+    patch.setattr(Rounds, "next", backwards)
+    _do_not_count_rounds(patch)
+
+
+def _do_not_count_rounds(patch: pytest.MonkeyPatch) -> None:
+    """Take away the cookies that count rounds: they notice a wrong order themselves."""
+    patch.setattr(feed_module, "ByCycle", ByVector)
+
+
+def _say_nothing_of_rounds(patch: pytest.MonkeyPatch) -> None:
+    """Begin the next round without a word."""
+    finish = Rounds.finish
+
+    def silent(rounds: Rounds) -> Any:
+        finish(rounds)
+
+    patch.setattr(Rounds, "finish", silent)
+    _do_not_count_rounds(patch)
+
+
+def _say_nothing_of_snapshot_ends(patch: pytest.MonkeyPatch) -> None:
+    """Leave them out."""
+    complete = Feed.snapshot_complete
+
+    def silent(feed: Feed, *arguments: Any) -> int:
+        before, feed._options.snapshot_ends = feed._options.snapshot_ends, False
+        sent = complete(feed, *arguments)
+        feed._options.snapshot_ends = before
+        return sent
+
+    patch.setattr(Feed, "snapshot_complete", silent)
+
+
+def _miscount_a_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """Tell one item more."""
+    complete = Feed.snapshot_complete
+    patch.setattr(
+        Feed,
+        "snapshot_complete",
+        lambda feed, each, items, out: complete(feed, each, items + 1, out),
+    )
+
+
+def _return_barriers_before_the_last_item(patch: pytest.MonkeyPatch) -> None:
+    """Be content with one seqno less."""
+    patch.setattr(
+        ByVector, "_is_behind", staticmethod(lambda each, seqno: each.sent_seqno < seqno - 1)
+    )
+
+
+def _return_barriers_a_round_early(patch: pytest.MonkeyPatch) -> None:
+    """Wait for the end of this round only."""
+    goal = ByCycle._goal
+
+    def early(barriers: ByCycle, highs: Any) -> Place:
+        place = goal(barriers, highs)
+        return Place(place.cycle - 1, place.vbucket)
+
+    patch.setattr(ByCycle, "_goal", early)
+
+
+def _lose_a_barrier(patch: pytest.MonkeyPatch) -> None:
+    """Forget a cookie now and then."""
+    reached = ByVector.reached
+
+    def careless(barriers: ByVector) -> Any:
+        return [each for each in reached(barriers) if each.opaque % 5]
+
+    patch.setattr(ByVector, "reached", careless)
+
+
+def _return_barriers_newest_first(patch: pytest.MonkeyPatch) -> None:
+    """Turn those round that return together."""
+    for kind in (ByVector, ByCycle):
+        reached = kind.reached
+        patch.setattr(kind, "reached", lambda each, reached=reached: reached(each)[::-1])
+
+
+# --- waking up, letting go ------------------------------------------------------------------------
+
+
+def _wake_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Let those sleep who wait for a change."""
+
+    def lose(vbucket: VBucket) -> None:
+        vbucket.waiting = []
+
+    patch.setattr(VBucket, "_tell_waiting", lose)
+
+
+def _keep_permits(patch: pytest.MonkeyPatch) -> None:
+    """Give none back."""
+    patch.setattr(Slots, "free", lambda slots, *arguments: None)
+
+
+def _call_nobody_who_waits_for_a_permit(patch: pytest.MonkeyPatch) -> None:
+    """Give them back without a word."""
+
+    def silent(slots: Slots, *_: Any) -> None:
+        slots.used -= 1
+
+    patch.setattr(Slots, "free", silent)
+    patch.setattr(Feed, "_unpark", lambda feed: False)
+
+
+def _keep_queue_views(patch: pytest.MonkeyPatch) -> None:
+    """Do not close what a stream that ends still reads."""
+
+    def careless(reading: Reading) -> None:
+        reading._close_view()
+
+    patch.setattr(Reading, "close", careless)
+
+
+def _keep_store_views(patch: pytest.MonkeyPatch) -> None:
+    """Keep those of the store."""
+    kept: list[object] = []
+
+    def careless(reading: Reading) -> None:
+        kept.append(reading._view)
+        reading._queue_view.close()
+
+    patch.setattr(Reading, "close", careless)
+
+
+def _keep_watching(patch: pytest.MonkeyPatch) -> None:
+    """Stay on a vBucket's list."""
+    patch.setattr(VBucket, "unwatch", lambda vbucket, watcher: None)
+
+
+def _send_more_than_the_peer_takes(patch: pytest.MonkeyPatch) -> None:
+    """Ignore flow control."""
+    patch.setattr(Feed, "_window", lambda feed: 1 << 40)
+
+
+def _never_notify(patch: pytest.MonkeyPatch) -> None:
+    """Leave notifiers alone."""
+    patch.setattr(NotifierStream, "changed", lambda each: None)
+
+
+def _lease_the_present(patch: pytest.MonkeyPatch) -> None:
+    """Read a lease as it is now."""
+
+    def take(each: LeaseStream, host: Any) -> Reading:
+        assert each._lease is not None
+        return each._lease.read(each.vbucket)
+
+    patch.setattr(LeaseStream, "_take_reading", take)
+
+
+def _let_writes_go_on_in_a_takeover(patch: pytest.MonkeyPatch) -> None:
+    """Do not stop the source before the last items go out."""
+    patch.setattr(producer.Producer, "_die", lambda each, vbucket: None)
+
+
+def _activate_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Leave the pending state out."""
+    begin = TakeoverStream.__init__
+
+    def hasty(each: TakeoverStream, *arguments: Any) -> None:
+        begin(each, *arguments)
+        each._target = VBucketState.ACTIVE
+
+    patch.setattr(TakeoverStream, "__init__", hasty)
+
+
+def _send_slow_builders_back(patch: pytest.MonkeyPatch) -> None:
+    """End a stream from 0 whenever something was purged beyond it."""
+    patch.setattr(
+        Stream, "_misses_deletions", lambda each, reading: each.last_seqno < reading.purge_seqno
+    )
+
+
+_WRONG = "comes, .* should|comes, which is not in|comes after|comes outside|stands at|seqnos of a"
+_STUCK = "never comes to rest|has not happened"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "verdict"),
+    [
+        (_lose_an_item, _WRONG),
+        (_forget_the_queue_at_hand_over, _WRONG),
+        (_take_the_store_view_too_late, _WRONG),
+        (_send_a_key_at_both_places, _WRONG),
+        (_send_deletions_without_cas, _WRONG),
+        (_announce_one_too_many, "is announced, the newest is"),
+        (_announce_one_too_few, f"is announced to one who stands at|{_WRONG}"),
+        (_announce_the_rest_as_new, "is announced in the middle of"),
+        (_never_roll_back, "was answered"),
+        (_never_roll_back_silently, "may go on|is announced to|never comes to rest"),
+        (_forget_what_was_purged, "was answered"),
+        (_never_mind_what_was_purged, "was dropped|may go on|stands at"),
+        (_keep_the_purge_seqno, f"another past|{_WRONG}"),
+        (_purge_what_is_not_due, f"another past|{_WRONG}"),
+        (_ignore_known_versions, "was answered"),
+        (_send_the_log_oldest_first, "was answered"),
+        (_never_prune, "failover log rise|names a branch twice|made"),
+        (_branch_too_high, "made"),
+        (_never_branch, "unclean restart|a failover made"),
+        (_let_streams_live_on, f"{_WRONG}|newest is|{_STUCK}|stay"),
+        (_take_the_last_first, "comes after|begins inside|speaks in the turn"),
+        (_say_nothing_of_rounds, "begins in round|comes after"),
+        (_say_nothing_of_snapshot_ends, "is owed"),
+        (_miscount_a_snapshot, "snapshot end .* comes"),
+        (_return_barriers_before_the_last_item, "is back, vBucket"),
+        (_return_barriers_a_round_early, "is back, vBucket"),
+        (_lose_a_barrier, f"comes, .* should|{_STUCK}"),
+        (_return_barriers_newest_first, "comes, .* should"),
+        (_wake_nobody, _STUCK),
+        (_keep_permits, f"{_STUCK}|stay"),
+        (_call_nobody_who_waits_for_a_permit, _STUCK),
+        (_keep_queue_views, f"stay|{_STUCK}"),
+        (_keep_store_views, f"stay|{_STUCK}"),
+        (_keep_watching, "stay"),
+        (_send_more_than_the_peer_takes, "are not acknowledged"),
+        (_never_notify, "notifier never comes to rest"),
+        (_let_writes_go_on_in_a_takeover, "a takeover of|without failover"),
+        (_activate_at_once, "a taker is told"),
+        (_send_slow_builders_back, _STUCK),
+        (_lease_the_present, "is announced for|reads"),
+    ],
+)
+def test_a_broken_rule_of_streams_is_noticed(
+    break_it: Patch, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a judge, and by the right one where there is only one who can."""
+    break_it(monkeypatch)
+    for seed in range(_SEEDS):
+        found = _verdict(seed)
+        if found:
+            assert re.search(verdict, found), found
+            return
+    pytest.fail(f"{_SEEDS} seeds noticed nothing")
+
+
+def _verdict(seed: int) -> str:
+    """Return what the judges say of a run, nothing if they are content."""
+    try:
+        UprRun.random(seed)
+    except Verdict as verdict:
+        return str(verdict).split("\nthe last events", maxsplit=1)[0]
+    return ""
