@@ -64,23 +64,43 @@ class ProtocolError(Exception):
 class Frame(NamedTuple):
     magic: int
     opcode: int
-    datatype: int
     field: int  # the vBucket of a request, the status of an answer
     opaque: int
-    cas: int
-    extras: bytes
-    key: bytes
-    value: bytes
+    extras: bytes = b""
+    key: bytes = b""
+    value: bytes = b""
+    datatype: int = 0
+    cas: int = 0
 
     @property
     def size(self) -> int:
         return HEADER.size + len(self.extras) + len(self.key) + len(self.value)
 
     def encode(self) -> bytes:
-        key, extras = len(self.key), len(self.extras)
-        header = (self.magic, self.opcode, key, extras, self.datatype, self.field)
+        lengths = len(self.key), len(self.extras)
+        header = (self.magic, self.opcode, *lengths, self.datatype, self.field)
         body = self.extras + self.key + self.value
         return HEADER.pack(*header, len(body), self.opaque, self.cas) + body
+
+
+OnAnswer = Callable[[Frame], None]
+
+
+def decode(data: bytes) -> tuple[list[Frame], bytes]:
+    """All frames that are whole, and the rest."""
+    frames, at = [], 0
+    while len(data) - at >= HEADER.size:
+        magic, opcode, keys, extras, datatype, field, size, opaque, cas = HEADER.unpack_from(
+            data, at
+        )
+        key = at + HEADER.size + extras
+        value, end = key + keys, at + HEADER.size + size
+        if end > len(data):
+            break
+        body = data[key - extras : key], data[key:value], data[value:end]
+        frames.append(Frame(magic, opcode, field, opaque, *body, datatype, cas))
+        at = end
+    return frames, data[at:]
 
 
 @dataclass
@@ -170,10 +190,7 @@ class Copy:
     def roll_back(self, vbucket: int, to: int) -> None:
         """Return to the newest boundary at or below ``to``; to nothing if there is none."""
         place = self.change(vbucket)
-        (newest,) = self._run(
-            "SELECT max(seqno) FROM undo WHERE vbucket = ? AND seqno <= ? AND whole", (vbucket, to)
-        ).fetchone()
-        boundary = newest or (place.floor if place.floor <= to else 0)
+        boundary = self._boundary(vbucket, to) or (place.floor if place.floor <= to else 0)
         if not boundary:
             self._run("DELETE FROM document WHERE vbucket = ?", (vbucket,))
             self._run("DELETE FROM undo WHERE vbucket = ?", (vbucket,))
@@ -200,16 +217,14 @@ class Copy:
     def forget_undo(self, vbucket: int, persisted: int) -> None:
         """Keep the newest boundary that may still be needed, and what came after it."""
         place = self.change(vbucket)
-        (floor,) = self._run(
-            "SELECT max(seqno) FROM undo WHERE vbucket = ? AND seqno <= ? AND whole",
-            (vbucket, min(place.snap_start, persisted)),
-        ).fetchone()
-        if floor:
+        if floor := self._boundary(vbucket, min(place.snap_start, persisted)):
             self._run("DELETE FROM undo WHERE vbucket = ? AND seqno <= ?", (vbucket, floor))
             place.floor = floor
 
-    def vbuckets_with_undo(self) -> list[int]:
-        return [vbucket for (vbucket,) in self._run("SELECT DISTINCT vbucket FROM undo")]
+    def _boundary(self, vbucket: int, to: int) -> int | None:
+        """The newest end of a snapshot at or below ``to``, but above the floor."""
+        query = "SELECT max(seqno) FROM undo WHERE vbucket = ? AND seqno <= ? AND whole"
+        return self._run(query, (vbucket, to)).fetchone()[0]
 
     def _put(self, *row: object) -> None:
         self._run("REPLACE INTO document VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -239,7 +254,7 @@ class Session:
         self._patience: float | None = 2 * options.noop_interval + 2
         self._streams: dict[int, Stream | None] = {}  # None: asked for again in a moment
         self._opaques = itertools.count(1)
-        self._answers: dict[int, Callable[[Frame], None]] = {}
+        self._answers: dict[int, OnAnswer] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
 
     def run(self) -> None:
@@ -280,20 +295,7 @@ class Session:
             return []
         if not piece:
             raise ConnectionError("the node has hung up")
-        data = self._received + piece
-        frames, at = [], 0
-        while len(data) - at >= HEADER.size:
-            magic, opcode, key, extras, datatype, field, body, opaque, cas = HEADER.unpack_from(
-                data, at
-            )
-            first, end = at + HEADER.size, at + HEADER.size + body
-            if len(data) < end:
-                break
-            parts = data[first : first + extras], data[first + extras : first + extras + key]
-            rest = data[first + extras + key : end]
-            frames.append(Frame(magic, opcode, datatype, field, opaque, cas, *parts, rest))
-            at = end
-        self._received = data[at:]
+        frames, self._received = decode(self._received + piece)
         return frames
 
     def _take(self, frame: Frame) -> None:
@@ -335,7 +337,7 @@ class Session:
     def _acknowledge(self) -> None:
         if self._window and self._unacknowledged >= self._window / 5:
             extras = struct.pack(">I", self._unacknowledged)
-            self._send(Frame(0x80, BUFFER_ACK, 0, 0, 0, 0, extras, b"", b""))
+            self._send(Frame(0x80, BUFFER_ACK, 0, 0, extras))
             self._unacknowledged = 0
 
     def _on_open(self, answer: Frame) -> None:
@@ -367,7 +369,9 @@ class Session:
         numbers = (place.seqno, NEVER, place.vb_uuid, place.snap_start, place.snap_end)
         extras = struct.pack(">IIQQQQQ", 0, 0, *numbers)
         on_answer = functools.partial(self._on_stream, vbucket)
-        self._streams[vbucket] = Stream(self._ask(STREAM_REQUEST, on_answer, vbucket, extras))
+        self._streams[vbucket] = Stream(
+            self._ask(STREAM_REQUEST, on_answer, vbucket, extras=extras)
+        )
 
     def _on_stream(self, vbucket: int, answer: Frame) -> None:
         if answer.field == SUCCESS:
@@ -386,7 +390,9 @@ class Session:
 
     def _observe(self) -> None:
         """Ask how far the node's disk is: what is there will not be rolled back."""
-        for vbucket in self.copy.vbuckets_with_undo():
+        for (vbucket,) in self.copy.database.execute(
+            "SELECT DISTINCT vbucket FROM undo"
+        ).fetchall():
             vb_uuid = struct.pack(">Q", self.copy.places[vbucket].vb_uuid)
             self._ask(OBSERVE_SEQNO, self._on_observed, vbucket, value=vb_uuid)
         self._later(self.options.observe_interval, self._observe)
@@ -399,18 +405,10 @@ class Session:
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._opaques), action))
 
-    def _ask(
-        self,
-        opcode: int,
-        on_answer: Callable[[Frame], None],
-        vbucket: int = 0,
-        extras: bytes = b"",
-        key: bytes = b"",
-        value: bytes = b"",
-    ) -> int:
+    def _ask(self, opcode: int, on_answer: OnAnswer, vbucket: int = 0, **body: bytes) -> int:
         opaque = next(self._opaques)
         self._answers[opaque] = on_answer
-        self._send(Frame(0x80, opcode, 0, vbucket, opaque, 0, extras, key, value))
+        self._send(Frame(0x80, opcode, vbucket, opaque, **body))
         return opaque
 
     def _send(self, frame: Frame) -> None:

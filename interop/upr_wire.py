@@ -95,10 +95,14 @@ class UprWire(Wire):
     """One connection to the ``upr`` listener, where the vBucket field of a request counts."""
 
     def frame(self) -> Frame:
-        """The next frame, request or reply."""
-        header = self.read(HEADER.size)
-        assert header[0] in (REQUEST, RESPONSE), header
-        return Frame.of(header + self.read(int.from_bytes(header[8:12], "big")))
+        """The next frame, request or reply. A consumer's acknowledgements come at any time: not
+        those."""
+        while True:
+            header = self.read(HEADER.size)
+            assert header[0] in (REQUEST, RESPONSE), header
+            found = Frame.of(header + self.read(int.from_bytes(header[8:12], "big")))
+            if found.is_reply or found.opcode != BUFFER_ACK:
+                return found
 
     def call(self, request: bytes) -> Frame:
         """Send a request; give its answer, which must be the next frame."""

@@ -125,6 +125,12 @@ class WeakView:
             self._check()
             yield item
 
+    def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
+        """Yield records as they are stored until it breaks."""
+        for record in self._view.records_after(vbucket, seqno):
+            self._check()
+            yield record
+
     def _check(self) -> None:
         if self._disk.unreadable:
             self._disk.reads_failed += 1

@@ -183,8 +183,9 @@ def test_a_cookie_waits_for_vbuckets_that_the_round_has_passed_over_in_silence()
     desk.world.run_for(0.5)
     assert consumer.barriers
     desk.set_state(1, codec.DEAD)
-    desk.world.run_until(lambda: not consumer.barriers)
+    desk.world.run_for(0.5)
     hub.backfills.used -= hub.backfills.limit
+    desk.world.run_until(lambda: not consumer.barriers)
     desk.set_state(1, codec.ACTIVE)
     desk.settle()
     desk.finish()

@@ -276,7 +276,7 @@ def test_cookies_that_nobody_takes_are_limited() -> None:
     assert statuses == [OK] * 10 + [0x86] * 2
     for n in range(50):
         peer.say(ack(1_000))
-        peer.say(frame(0xE8, key=b"d%d" % n))
+        peer.say(*(frame(0xE8, key=b"d%d.%d" % (n, each)) for each in range(5)))
         assert len(peer.side.feed._frames) <= 10
     peer.say(control(BUFFER, b"0"))
     returned = [each.key for each in only(peer.received, BARRIER_REACHED)]

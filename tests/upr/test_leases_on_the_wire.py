@@ -229,6 +229,7 @@ def test_a_lease_that_ends_while_it_is_read_ends_the_stream(
         rig.services.upr.tick()
     else:
         rig.services.upr.release_views()
+    assert peer.side.feed.streams == {}, "it is told, before it reads on"
     (end,) = only(peer.drain(), STREAM_END)
     assert (end.reason, end.opaque) == (reason, 3)
     assert len(items(peer.received)) < 50

@@ -277,7 +277,11 @@ def test_nothing_is_left_for_the_cyclic_collector(rig: Rig, how: str) -> None:
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         left = [
-            each for each in gc.garbage if type(each).__module__.startswith(("uprmc", "tests.upr"))
+            each
+            for each in gc.garbage
+            if type(each).__module__.startswith(
+                ("uprmc.upr", "uprmc.kv", "uprmc.engine", "tests.upr")
+            )
         ]
         traces = [each for each in gc.garbage if isinstance(each, BaseException)]
         assert left == []

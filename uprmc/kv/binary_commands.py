@@ -9,7 +9,7 @@ Source: memcached reference 2.3 to 2.9; UPR reference 2.13 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +25,7 @@ from uprmc.errors import (
     RemoteProtocolError,
     TooLarge,
 )
-from uprmc.kv.services import StatGroup
+from uprmc.kv.services import StatGroup, StatRows
 from uprmc.model import Item, VBucketState
 from uprmc.protocol.binary import (
     ARITHMETIC_EXTRAS,
@@ -46,6 +46,7 @@ from uprmc.protocol.binary import (
     encode_hello,
     encode_observe_reply,
 )
+from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import (
     DO_NOT_CREATE,
     QUIET,
@@ -453,20 +454,29 @@ def no_login(session: BinarySession, request: Request) -> None:
 def stat(session: BinarySession, request: Request) -> None:
     """Answer one packet for each statistic of a group, then an empty one."""
     words = " ".join(request.key.decode("latin-1").split())
-    group: StatGroup | None
+    rows: StatRows | None
     if words == "reset":
         session.services.reset_stats()
-        group = []
+        rows = []
     elif words in _STATS_DETAIL:
-        group = _STATS_DETAIL[words]
+        rows = _STATS_DETAIL[words]
     else:
-        group = session.services.stats(words)
-    if group is None:
+        rows = session.services.stats(words)
+    if rows is None:
         session.reply(request, Status.KEY_NOT_FOUND)
-        return
-    for name, value in group:
-        session.reply(request, key=name.encode(), value=value.encode("utf-8", "surrogateescape"))
-    session.reply(request)
+    else:
+        session.send_from(_stat_packets(request.opaque, rows))
+
+
+def _stat_packets(opaque: int, rows: StatRows) -> Iterator[bytes]:
+    for name, value in rows:
+        yield encode_response(
+            Opcode.STAT,
+            key=name.encode(),
+            value=value.encode("utf-8", "surrogateescape"),
+            opaque=opaque,
+        )
+    yield encode_response(Opcode.STAT, opaque=opaque)
 
 
 #: The commands that memcached has, and those that Couchbase's KV clients add.

@@ -14,7 +14,7 @@ Source: memcached reference, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from zlib import crc32
 
 from uprmc.engine.expiry import absolute_expiry
@@ -428,6 +428,10 @@ class BinarySession(Conversation):
     def wait(self, pending: Pending) -> None:
         """Let the commands behind this one wait until `pending` calls `resume`."""
         self._wait(pending)
+
+    def send_from(self, source: Iterator[bytes]) -> None:
+        """Let the reply to the present command be made while it is being sent."""
+        self._send_from(source)
 
     def resume(self) -> None:
         """End a `wait`."""

@@ -16,7 +16,7 @@ Subclasses implement `_run`: carry out commands from the given bytes, hand back 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from uprmc.errors import NotResident
@@ -48,6 +48,7 @@ class Conversation:
         "_pending",
         "_running",
         "_services",
+        "_source",
         "_unsent",
         "_waiting",
         "_wake",
@@ -72,6 +73,7 @@ class Conversation:
         self._discard = 0
         self._waiting = False
         self._pending: Pending | None = None
+        self._source: Iterator[bytes] | None = None
         self._running = False
         self._fetch_failed = False
         self._lost = False
@@ -92,6 +94,8 @@ class Conversation:
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """Return reply pieces; see `ports.Session`."""
+        if self._source is not None:
+            self._draw(self._source, budget)
         if self.input_full and not self._waiting and self._unsent <= self._max_unsent:
             self._continue()
         pieces = self._out
@@ -107,6 +111,7 @@ class Conversation:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.abandon()
+        self._source = None
         self._out, self._chunks = [], []
         self._unsent = self._held = 0
 
@@ -161,6 +166,11 @@ class Conversation:
         self._waiting = True
         self._pending = pending
 
+    def _send_from(self, source: Iterator[bytes]) -> None:
+        """Let the present command's reply be made while it is being sent."""
+        self._waiting = True
+        self._source = source
+
     # --- inside ---------------------------------------------------------------------------------
 
     def _receive_slowly(self, data: bytes) -> None:
@@ -185,6 +195,14 @@ class Conversation:
             self._discard -= dropped
             data = data[dropped:]
         return data
+
+    def _draw(self, source: Iterator[bytes], budget: int) -> None:
+        for piece in source:
+            self._send(piece)
+            if self._unsent >= budget:
+                return
+        self._source = None
+        self._resume()
 
     def _continue(self) -> None:
         """Go on with the input that was kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from uprmc.config import KvSettings
@@ -12,6 +12,9 @@ from uprmc.upr.hub import Hub
 
 #: One group of statistics: (name, value) in the order shown.
 StatGroup = list[tuple[str, str]]
+
+#: The same, perhaps made while it is being read because it is long.
+StatRows = Iterable[tuple[str, str]]
 
 
 #: What an item counts beyond key and value when it is compared with the item limit, as memcached's.
@@ -39,7 +42,7 @@ class Services:
     bucket: Bucket
     settings: KvSettings
     version: bytes
-    stats: Callable[[str], StatGroup | None]
+    stats: Callable[[str], StatRows | None]
     reset_stats: Callable[[], None]
     set_verbosity: Callable[[int], None]
     report_misuse: Callable[[str], None]

@@ -65,7 +65,7 @@ VBUCKET_SEQNO = derive(Layout("vbucket" / Int16ub, "seqno" / Int64ub))
 SeqnoPersistenceExtras = Layout("seqno" / Int64ub)
 SEQNO_PERSISTENCE_EXTRAS = derive(SeqnoPersistenceExtras)
 
-#: Extras of COMPACT_DB. Tombstones named by every bound that is given go, all of them if told to drop deletes.
+#: Extras of COMPACT_DB. What every bound given names goes, and all if told to drop deletes.
 CompactExtras = Layout(
     "purge_before_ts" / Int64ub,
     "purge_before_seq" / Int64ub,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from uprmc.errors import InvalidArguments, NotMyVBucket
-from uprmc.kv.services import StatGroup
+from uprmc.kv.services import StatGroup, StatRows
 from uprmc.model import Life
 from uprmc.protocol.opcodes import MarkerFlag
 from uprmc.upr.consumer import Consumer
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from uprmc.server.node import Node
 
 
-def dcp(node: Node) -> StatGroup:
+def dcp(node: Node) -> StatRows:
     """Return all connections and streams under today's names."""
     return _connections(node.upr, "dcp")
 
 
-def upr(node: Node) -> StatGroup:
+def upr(node: Node) -> StatRows:
     """Return the same under the names of 2014."""
     return _connections(node.upr, "upr")
 
@@ -110,28 +110,27 @@ def bytes_sent(hub: Hub) -> int:
     return hub.bytes_sent + sum(producer.feed.bytes_sent for producer in hub.producers.values())
 
 
-def _connections(hub: Hub, era: str) -> StatGroup:
-    producers = list(hub.producers.values())
-    streams = list(_streams(producers))
-    remaining = sum(map(_remaining, streams))
+def _connections(hub: Hub, era: str) -> Iterator[tuple[str, str]]:
+    """Yield the totals, then each connection; there may be tens of thousands of streams."""
+    producers, consumers = list(hub.producers.values()), list(hub.consumers.values())
+    remaining = sum(map(_remaining, _streams(producers)))
     sent = items_sent(hub)
-    prefix = f"ep_{era}_"
-    group: StatGroup = [
-        (f"{prefix}count", str(len(producers) + len(hub.consumers))),
-        (f"{prefix}producer_count", str(len(producers))),
-        (f"{prefix}total_bytes", str(bytes_sent(hub))),
-        (f"{prefix}total_queue", str(remaining)),
-        (f"{prefix}queue_fill", str(sent + remaining)),
-        (f"{prefix}items_sent", str(sent)),
-        (f"{prefix}items_remaining", str(remaining)),
-        (f"{prefix}streams", str(len(streams))),
-        (f"{prefix}backfills", str(hub.backfills.used)),
-    ]
+    for name, value in (
+        ("count", len(producers) + len(consumers)),
+        ("producer_count", len(producers)),
+        ("total_bytes", bytes_sent(hub)),
+        ("total_queue", remaining),
+        ("queue_fill", sent + remaining),
+        ("items_sent", sent),
+        ("items_remaining", remaining),
+        ("streams", stream_count(hub)),
+        ("backfills", hub.backfills.used),
+    ):
+        yield f"ep_{era}_{name}", str(value)
     for producer in producers:
-        group += _connection(producer, f"eq_{era}q:{_text(producer.name)}:")
-    for consumer in hub.consumers.values():
-        group += _consumer(consumer, f"eq_{era}q:{_text(consumer.name)}:")
-    return group
+        yield from _connection(producer, f"eq_{era}q:{_text(producer.name)}:")
+    for consumer in consumers:
+        yield from _consumer(consumer, f"eq_{era}q:{_text(consumer.name)}:")
 
 
 def _consumer(consumer: Consumer, prefix: str) -> StatGroup:
@@ -162,7 +161,7 @@ def _consumer(consumer: Consumer, prefix: str) -> StatGroup:
     return [(prefix + name, str(value)) for name, value in rows]
 
 
-def _connection(producer: Producer, prefix: str) -> StatGroup:
+def _connection(producer: Producer, prefix: str) -> Iterator[tuple[str, str]]:
     feed, options, keepalive = producer.feed, producer.options, producer.keepalive
     rows = [
         ("type", "notifier" if producer.is_notifier else "producer"),
@@ -188,10 +187,9 @@ def _connection(producer: Producer, prefix: str) -> StatGroup:
         ("rounds", feed.cycle),
         ("disk_readings", feed.disk_readings),
     ]
-    group = [(prefix + name, str(value)) for name, value in rows]
-    for stream in feed.streams.values():
-        group += _stream(stream, f"{prefix}stream_{stream.vbucket.id}_")
-    return group
+    yield from [(prefix + name, str(value)) for name, value in rows]
+    for stream in list(feed.streams.values()):
+        yield from _stream(stream, f"{prefix}stream_{stream.vbucket.id}_")
 
 
 def _stream(stream: Stream, prefix: str) -> StatGroup:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from uprmc import __version__
 from uprmc.errors import InvalidArguments, NotMyVBucket
-from uprmc.kv.services import StatGroup
+from uprmc.kv.services import StatGroup, StatRows
 from uprmc.server import (
     stat_general,
     stat_memcached,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: A number of more digits than this is no vBucket's, and not worth reading.
 _MOST_DIGITS = 20
 
-_GROUPS: dict[str, Callable[[Node], StatGroup]] = {
+_GROUPS: dict[str, Callable[[Node], StatRows]] = {
     "": stat_general.general,
     "settings": stat_memcached.settings,
     "items": stat_memcached.items,
@@ -76,7 +76,7 @@ class Statistics:
         self._by_vbucket = _BY_VBUCKET
         self._by_words = _BY_WORDS
 
-    def group(self, words: str) -> StatGroup | None:
+    def group(self, words: str) -> StatRows | None:
         """Return a group by the words after ``stats``; ``None`` if there is none of that name.
 
         Raises:
@@ -119,7 +119,7 @@ class Statistics:
         self._node.bucket.stats.reset()
         self._node.bucket.timings.reset()
 
-    def _make(self, name: str, rest: str) -> StatGroup | None:
+    def _make(self, name: str, rest: str) -> StatRows | None:
         if name in self._by_vbucket:
             return self._by_vbucket[name](self._node, self._numbers(rest))
         if name in self._by_words:

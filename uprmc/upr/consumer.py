@@ -116,7 +116,9 @@ class Consumer:
             self._heard, self._heard_at = False, now
         elif now - self._heard_at > _SILENT_INTERVALS * self._hub.settings.noop_interval_s:
             return Due.HANG_UP
-        if self._processed and now - self._acked_at >= _ACK_AFTER_S:
+        if not self._processed:
+            self._acked_at = now
+        elif now - self._acked_at >= _ACK_AFTER_S:
             self._acknowledge()
             self._acked_at = now
         return Due.NOTHING

@@ -189,10 +189,13 @@ class ItemWriter:
                 version, length, value_length, flags, expiry, cas, seqno, rev, datatype, life = (
                     unpack_fields(record)
                 )
-                if newer and record[HEAD_BYTES : HEAD_BYTES + length] in newer:
-                    continue
                 if life or version != FORMAT_VERSION or not as_they_are:
-                    size += self.write((unpack_record(record),), out, 1, last_seqno).size
+                    item = unpack_record(record)
+                    if item.key in newer:
+                        continue
+                    size += self.write((item,), out, 1, last_seqno).size
+                elif newer and record[HEAD_BYTES : HEAD_BYTES + length] in newer:
+                    continue
                 else:
                     assert seqno > last_seqno, "seqnos of a stream must rise"
                     body = length + value_length

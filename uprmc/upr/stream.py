@@ -94,6 +94,7 @@ class Stream:
         "_floor",
         "_host",
         "_in_snapshot",
+        "_marker_due",
         "_queued",
         "_reading",
         "_records",
@@ -146,6 +147,7 @@ class Stream:
         self._queued: Iterator[Item] | None = None
         self._in_snapshot = 0
         self._waiting = False
+        self._marker_due = False
         self._since_checkpoint = _CHECKPOINT_ITEMS
 
     def begin(self) -> None:
@@ -197,9 +199,15 @@ class Stream:
             sent = self._send_at_once(host, out, limit)
             if sent:
                 return sent
-            sent = self._begin_snapshot(host, out)
-            if not sent or sent >= limit:
-                return sent
+            if not self._begin_snapshot(host):
+                return 0
+            if not self.announced:
+                self.announced = True
+                sent = host.snapshot_begins(self, self.snapshot_end, out)
+        if self._marker_due and sent < limit:
+            sent += self._announce_reading(out)
+        if sent >= limit:
+            return sent
         return sent + self._send_items(host, out, limit - sent)
 
     def _send_at_once(self, host: Host, out: list[bytes], limit: int) -> int:
@@ -228,24 +236,29 @@ class Stream:
         self.last_seqno = end_seqno
         return sent + written.size + self._complete_snapshot(host, out)
 
-    def _begin_snapshot(self, host: Host, out: list[bytes]) -> int:
+    def _begin_snapshot(self, host: Host) -> bool:
+        """Take a reading; says whether there is one."""
         if not self._has_news():
             self.rest()
-            return 0
+            return False
         reading = self._reading = self._take_reading(host)
         if reading is None:
-            return 0
+            return False
         if self._misses_deletions(reading):
             self.end(EndReason.ROLLBACK)
-            return 0
+            return False
         self._records = reading.records(self.last_seqno) if reading.from_disk else None
         self._queued = None
         self.snapshot_end = reading.end_seqno
         self._settle_state(reading)
-        before = 0 if self.announced else host.snapshot_begins(self, reading.end_seqno, out)
-        self.announced = True
-        kind = self._marker_kind(from_disk=reading.from_disk)
-        return before + self._announce(reading.end_seqno, kind, out)
+        self._marker_due = True
+        return True
+
+    def _announce_reading(self, out: list[bytes]) -> int:
+        assert self._reading is not None
+        self._marker_due = False
+        kind = self._marker_kind(from_disk=self._reading.from_disk)
+        return self._announce(self.snapshot_end, kind, out)
 
     def _has_news(self) -> bool:
         vbucket = self.vbucket

@@ -101,7 +101,7 @@ class TakeoverStream(Stream):
 
     def release(self) -> None:
         """See `Stream.release`; the peer answers a snapshot once, however often it is announced."""
-        if self.reading is not None:
+        if self.reading is not None and not self._marker_due:
             self._unanswered = max(0, self._unanswered - 1)
         super().release()
 
