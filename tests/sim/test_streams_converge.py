@@ -88,7 +88,7 @@ def test_consumers_that_name_all_their_versions_are_sent_back_no_further_than_ne
 def test_the_runs_do_what_they_are_for() -> None:
     """Every kind of event happens within the first seeds; else the judges have nothing to judge."""
     total: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in range(20):
         total.update(UprRun.random(seed).account())
     wanted = {"rollbacks", "from_zero", "announced_again", "barriers", "rounds", "notified"}
     wanted |= {"leases read again", "takeovers", "crashes", "cuts", *MANAGING}

@@ -18,6 +18,7 @@ from tests.sim.upr_judges import RequestJudge
 from tests.sim.upr_kinds import PLAIN, RARE, SLOW, VERSED
 from tests.sim.upr_plan import Plan
 from tests.sim.upr_run import UprRun
+from uprmc.config import UprSettings
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.change_source import Reading
@@ -469,6 +470,15 @@ _PLANS: dict[Patch, Plan] = {
     _ignore_known_versions: Plan((VERSED,), Faults(cut_s=0.2), {}),
     _lease_the_present: Plan((PLAIN,), NO_FAULTS, {}, leases=True),
     _purge_what_is_not_due: Plan((SLOW, RARE), Faults(stop_s=0.5), {"compact": 1}),
+    _send_slow_builders_back: Plan(
+        (SLOW,),
+        NO_FAULTS,
+        {"compact": 1},
+        vbuckets=1,
+        keys=60,
+        steps=3_000,
+        upr=UprSettings(reading_max_s=0.1),
+    ),
     _keep_the_purge_seqno: Plan((RARE, RARE), NO_FAULTS, {"compact": 1}),
     _never_mind_what_was_purged: Plan((RARE, RARE), NO_FAULTS, {"compact": 1}),
 }

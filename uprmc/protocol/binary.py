@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from construct import (
     Bytes,
     Const,
-    ConstructError,
     GreedyRange,
     Int8ub,
     Int16ub,
@@ -32,6 +31,7 @@ from construct import Struct as Layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.header import ResponseHeader
+from uprmc.protocol.rows import build_rows, pack_rows, parse_rows, unpack_rows
 
 # --- fixed layouts ------------------------------------------------------------------------------
 
@@ -130,6 +130,7 @@ OBSERVED_STATE = derive(Layout("state" / Int8ub, "cas" / Int64ub))
 
 #: Value of HELLO and of its reply: feature numbers.
 HelloValue = Layout("entries" / GreedyRange(Int16ub), Terminated)
+HELLO_FEATURE = derive(Layout("feature" / Int16ub))
 
 
 class ObservedKey(NamedTuple):
@@ -169,14 +170,14 @@ def decode_observe_request(value: bytes, limit: int = 10_000) -> list[ObservedKe
 
 def encode_observe_request(keys: Iterable[ObservedKey]) -> bytes:
     """Return the value of OBSERVE; raises `LocalProtocolError` when a number does not fit."""
-    return _built(ObserveRequest, [key._asdict() for key in keys])
+    return build_rows(ObserveRequest, [key._asdict() for key in keys])
 
 
 def decode_observe_reply(value: bytes) -> list[KeyObservation]:
     """Return what OBSERVE found, in the order asked; raises `RemoteProtocolError` when torn."""
     return [
         KeyObservation(entry.vbucket, entry.key, entry.state, entry.cas)
-        for entry in _parsed(ObserveReply, value)
+        for entry in parse_rows(ObserveReply, value)
     ]
 
 
@@ -197,24 +198,9 @@ def encode_observe_reply(observations: Iterable[KeyObservation]) -> bytes:
 
 def decode_hello(value: bytes) -> list[int]:
     """Return the feature numbers of a HELLO; raises `RemoteProtocolError` on an odd length."""
-    return [int(number) for number in _parsed(HelloValue, value)]
+    return [number for (number,) in unpack_rows(HELLO_FEATURE, value)]
 
 
 def encode_hello(features: Iterable[int]) -> bytes:
     """Return the value of a HELLO or of its reply; raises `LocalProtocolError` above 0xffff."""
-    return _built(HelloValue, list(features))
-
-
-def _parsed(layout: Layout, value: bytes) -> Any:
-    try:
-        return layout.parse(value).entries
-    except ConstructError as error:
-        raise RemoteProtocolError(f"a value of {len(value)} bytes is malformed: {error}") from None
-
-
-def _built(layout: Layout, entries: list[Any]) -> bytes:
-    try:
-        value: bytes = layout.build({"entries": entries})
-    except ConstructError as error:
-        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
-    return value
+    return pack_rows(HELLO_FEATURE, [(number,) for number in features])

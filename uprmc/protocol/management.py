@@ -8,14 +8,14 @@ Source: UPR reference, section 6.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum, IntFlag
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from construct import (
     Bytes,
     Const,
-    ConstructError,
     Default,
     GreedyRange,
     Int8ub,
@@ -32,6 +32,7 @@ from construct import Struct as Layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import VBucketState
 from uprmc.protocol.derive import derive
+from uprmc.protocol.rows import build_rows, pack_rows, parse_rows, unpack_rows
 
 # --- vBuckets -----------------------------------------------------------------------------------
 
@@ -96,6 +97,7 @@ GetKeysValue = Layout(
     ),
     Terminated,
 )
+KEY_LENGTH = derive(Layout("key_length" / Int16ub))
 
 # --- metadata -----------------------------------------------------------------------------------
 
@@ -230,22 +232,25 @@ def decode_vbucket_state(extras: bytes, value: bytes) -> VBucketState:
 
 def encode_vbucket_seqnos(seqnos: Iterable[tuple[int, int]]) -> bytes:
     """Return the value of the reply to GET_ALL_VB_SEQNOS, from (vBucket, seqno)."""
-    return _built(VBucketSeqnosValue, [{"vbucket": v, "seqno": s} for v, s in seqnos])
+    return pack_rows(VBUCKET_SEQNO, seqnos)
 
 
 def decode_vbucket_seqnos(value: bytes) -> list[tuple[int, int]]:
     """Read the value of the reply to GET_ALL_VB_SEQNOS; raises `RemoteProtocolError` when torn."""
-    return [(each.vbucket, each.seqno) for each in _parsed(VBucketSeqnosValue, value)]
+    return [(vbucket, seqno) for vbucket, seqno in unpack_rows(VBUCKET_SEQNO, value)]
 
 
 def encode_keys(keys: Iterable[bytes]) -> bytes:
     """Return the value of the reply to GET_KEYS; raises `LocalProtocolError` above 64 KiB a key."""
-    return _built(GetKeysValue, [{"key": key} for key in keys])
+    try:
+        return b"".join([KEY_LENGTH.pack(len(key)) + key for key in keys])
+    except struct.error as error:
+        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
 
 
 def decode_keys(value: bytes) -> list[bytes]:
     """Read the value of the reply to GET_KEYS; raises `RemoteProtocolError` when it is torn."""
-    return [bytes(each.key) for each in _parsed(GetKeysValue, value)]
+    return [bytes(each.key) for each in parse_rows(GetKeysValue, value)]
 
 
 def decode_extended_meta(value: bytes) -> list[tuple[int, bytes]]:
@@ -267,19 +272,4 @@ def decode_extended_meta(value: bytes) -> list[tuple[int, bytes]]:
 
 def encode_extended_meta(entries: Sequence[tuple[int, bytes]]) -> bytes:
     """Return extended metadata; raises `LocalProtocolError` when a number does not fit."""
-    return _built(ExtendedMeta, [{"id": number, "data": data} for number, data in entries])
-
-
-def _parsed(layout: Layout, value: bytes) -> Any:
-    try:
-        return layout.parse(value).entries
-    except ConstructError as error:
-        raise RemoteProtocolError(f"a value of {len(value)} bytes is malformed: {error}") from None
-
-
-def _built(layout: Layout, entries: list[Any]) -> bytes:
-    try:
-        value: bytes = layout.build({"entries": entries})
-    except ConstructError as error:
-        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
-    return value
+    return build_rows(ExtendedMeta, [{"id": number, "data": data} for number, data in entries])

@@ -31,6 +31,7 @@ from uprmc.model import FailoverEntry
 from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.header import RequestHeader
 from uprmc.protocol.opcodes import MAGIC_REQUEST, Opcode
+from uprmc.protocol.rows import pack_rows
 
 # --- the consumer asks --------------------------------------------------------------------------
 
@@ -226,10 +227,7 @@ def decode_stream_request(extras: bytes) -> StreamRequest:
 
 def encode_failover_log(log: Sequence[FailoverEntry]) -> bytes:
     """Return a failover log as a reply's value; raises `LocalProtocolError` above 64 bits."""
-    try:
-        return b"".join([FAILOVER_ENTRY.pack(*entry) for entry in log])
-    except struct.error as error:
-        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
+    return pack_rows(FAILOVER_ENTRY, log)
 
 
 def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:

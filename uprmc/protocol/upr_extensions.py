@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from struct import Struct
 from typing import Any, NamedTuple
 
 from construct import (
     Const,
-    ConstructError,
     GreedyRange,
     Int16ub,
     Int32ub,
@@ -29,6 +27,7 @@ from construct import Struct as Layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import FailoverEntry
 from uprmc.protocol.derive import derive
+from uprmc.protocol.rows import pack_rows, unpack_rows
 
 # --- barriers and rounds ------------------------------------------------------------------------
 
@@ -100,37 +99,22 @@ class LeasedVBucket(NamedTuple):
 
 def encode_lease_vbuckets(vbuckets: Iterable[int]) -> bytes:
     """Return the value of LEASE_ACQUIRE; raises `LocalProtocolError` above 0xffff."""
-    return _built(LeaseAcquireValue, list(vbuckets))
+    return pack_rows(LEASE_VBUCKET, [(number,) for number in vbuckets])
 
 
 def decode_lease_vbuckets(value: bytes) -> list[int]:
     """Read the value of LEASE_ACQUIRE; raises `RemoteProtocolError` on an odd length."""
-    return [number for (number,) in _entries(LEASE_VBUCKET, value)]
+    return [number for (number,) in unpack_rows(LEASE_VBUCKET, value)]
 
 
 def encode_lease_grant(leased: Iterable[LeasedVBucket]) -> bytes:
     """Return the value of the reply to LEASE_ACQUIRE; raises `LocalProtocolError`."""
-    return _built(LeaseGrantValue, [each._asdict() for each in leased])
+    return pack_rows(LEASED_VBUCKET, leased)
 
 
 def decode_lease_grant(value: bytes) -> list[LeasedVBucket]:
     """Read the value of the reply to LEASE_ACQUIRE; raises `RemoteProtocolError`."""
-    return [LeasedVBucket(*entry) for entry in _entries(LEASED_VBUCKET, value)]
-
-
-def _entries(entry: Struct, value: bytes) -> Iterable[tuple[int, ...]]:
-    """Read a value with `struct`: it may name more vBuckets than construct reads in a turn."""
-    if len(value) % entry.size:
-        raise RemoteProtocolError(f"a value of {len(value)} bytes is malformed: {entry.size} each")
-    return entry.iter_unpack(value)
-
-
-def _built(layout: Layout, entries: list[Any]) -> bytes:
-    try:
-        value: bytes = layout.build({"entries": entries})
-    except ConstructError as error:
-        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
-    return value
+    return [LeasedVBucket(*entry) for entry in unpack_rows(LEASED_VBUCKET, value)]
 
 
 # --- the value of a stream request --------------------------------------------------------------
