@@ -374,13 +374,14 @@ class Session:
         )
 
     def _on_stream(self, vbucket: int, answer: Frame) -> None:
+        self.copy.count(f"stream answer {answer.field:04x}")
         if answer.field == SUCCESS:
             self.copy.change(vbucket).log = answer.value
         elif answer.field == ROLLBACK:
             self.copy.roll_back(vbucket, int.from_bytes(answer.value))
             self._request_stream(vbucket)
         elif answer.field in (TEMPORARY_FAILURE, NOT_MY_VBUCKET):
-            self._stream_later(vbucket, 0.5 if answer.field == TEMPORARY_FAILURE else 5)
+            self._stream_later(vbucket, 0.5 if answer.field == TEMPORARY_FAILURE else 1)
         else:
             raise ProtocolError(f"vb {vbucket}: stream request got {answer.field:04x}")
 

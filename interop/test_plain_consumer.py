@@ -32,8 +32,9 @@ MANY = ITEMS > 200_000
 PROGRAM = Path(__file__).with_name("plain_consumer.py")
 
 GET_KQ, SET_Q, DELETE_Q, NOOP, STAT, GETQ_META = 0x0D, 0x11, 0x14, 0x0A, 0x10, 0xA1
-STOP_PERSISTENCE, SEQNO_PERSISTENCE, COMPACT_DB = 0x80, 0xB7, 0xB3
-NOT_FOUND, TEMPORARY_FAILURE = 0x01, 0x86
+STOP_PERSISTENCE, SEQNO_PERSISTENCE, COMPACT_DB, SET_VBUCKET = 0x80, 0xB7, 0xB3, 0x3D
+ENABLE_TRAFFIC, DISABLE_TRAFFIC = 0xAD, 0xAE
+NOT_FOUND = 0x01
 HEADER = struct.Struct(">BBHBBHIIQ")
 
 Row = tuple[bytes, int, int, int, int]  # value, flags, expiry, CAS, rev
@@ -153,18 +154,26 @@ class Node:
         self.client.close()
         self.process.stop()
 
+    def upr(self) -> Binary:
+        """A new connection to the listener where the vBucket of a request counts."""
+        assert self.process.upr is not None
+        return Binary(self.process.upr)
+
     def write(self, requests: Iterable[bytes]) -> None:
         replies = self.client.all_replies(requests)
         assert not replies, replies[0]
 
     def persist(self) -> None:
         """Return when everything is on disk."""
-        assert self.process.upr is not None
-        upr = Binary(self.process.upr)
-        for vbucket, (_, high, _) in self.places().items():
-            reply = upr.ask(SEQNO_PERSISTENCE, extras=struct.pack(">Q", high), vbucket=vbucket)
-            assert reply.status == 0, reply
-        upr.close()
+        with contextlib.closing(self.upr()) as upr:
+            for vbucket, (_, high, _) in self.places().items():
+                reply = upr.ask(SEQNO_PERSISTENCE, extras=struct.pack(">Q", high), vbucket=vbucket)
+                assert reply.status == 0, reply
+
+    def set_state(self, vbucket: int, state: str) -> None:
+        extras = struct.pack(">I", ("", "active", "replica", "pending", "dead").index(state))
+        with contextlib.closing(self.upr()) as upr:
+            assert upr.ask(SET_VBUCKET, extras=extras, vbucket=vbucket).status == 0
 
     def places(self) -> dict[int, tuple[int, int, int]]:
         """For each vBucket: vb_uuid, high seqno, persisted seqno."""
@@ -547,18 +556,42 @@ def test_who_missed_deletions_that_were_dropped_for_good_starts_over(
     node.write(request(DELETE_Q, key_of(n)) for n in range(200))
     node.write(set_q(key_of(n), b"") for n in range(400, 500))
     node.persist()
-    assert node.process.upr is not None
-    upr = Binary(node.process.upr)
-    for vbucket in range(4):
-        everything = struct.pack(">QQB7x", 0, 1 << 40, 1)
-        assert upr.ask(COMPACT_DB, extras=everything, vbucket=vbucket).status == 0
-    upr.close()
+    with contextlib.closing(node.upr()) as upr:
+        for vbucket in range(4):
+            everything = struct.pack(">QQB7x", 0, 1 << 40, 1)
+            assert upr.ask(COMPACT_DB, extras=everything, vbucket=vbucket).status == 0
     received = consumer.items()
     consumer.start()
     consumer.catch_up()
     assert consumer.assert_equal(map(key_of, range(500))) == 300
     assert consumer.tally()["started over"] == 4
     assert consumer.items() - received == 300
+
+
+@pytest.mark.acceptance("P02")
+def test_a_consumer_that_is_put_off_asks_again_and_goes_on(
+    start_node: StartNode, start_consumer: StartConsumer
+) -> None:
+    node = start_node(2)
+    node.write(set_q(key_of(n), b"1") for n in range(50))
+    assert node.client.ask(DISABLE_TRAFFIC).status == 0
+    consumer = start_consumer(node)
+    wait_until(lambda: consumer.tally().get("stream answer 0086", 0) >= 2, consumer.told)
+    assert node.client.ask(ENABLE_TRAFFIC).status == 0
+    consumer.catch_up()
+    assert consumer.assert_equal(map(key_of, range(50))) == 50
+
+    node.set_state(1, "dead")
+    wait_until(lambda: consumer.tally().get("stream answer 0007", 0) >= 1, consumer.told)
+    node.set_state(1, "active")  # a new history, of which the consumer has everything
+    consumer.catch_up()
+    node.set_state(0, "replica")
+    node.set_state(0, "active")
+    node.write(set_q(key_of(n), b"2") for n in range(40, 60))
+    consumer.catch_up()
+    assert consumer.assert_equal(map(key_of, range(60))) == 60
+    assert consumer.items() == 70
+    assert not {"rolled back", "started over", "misunderstandings"} & consumer.tally().keys()
 
 
 @pytest.mark.acceptance("P03")
@@ -579,7 +612,7 @@ def test_a_snapshot_may_be_announced_again_with_a_later_end(
 ) -> None:
     node = start_node(1, "--set", "upr.reading_max_s=0.1")
     node.write(set_q(key_of(n), b"x" * 100) for n in range(5_000))
-    consumer = start_consumer(node, "--window", "2000")
+    consumer = start_consumer(node, "--window", "500")
     wait_until(consumer.items, consumer.told)
     consumer.process.send_signal(signal.SIGSTOP)
     (place,) = consumer.rows("SELECT seqno, snap_end FROM place")

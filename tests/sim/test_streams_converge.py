@@ -100,4 +100,4 @@ def test_the_same_seed_gives_the_same_streams(seed: int) -> None:
     """Event for event."""
     first, second = (UprRun.random(seed).world.log for _ in range(2))
     assert first == second
-    assert len(first) > 50
+    assert any("has vBucket" in line for line in first)

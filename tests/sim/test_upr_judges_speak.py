@@ -18,7 +18,6 @@ from tests.sim.upr_judges import RequestJudge
 from tests.sim.upr_kinds import PLAIN, RARE, SLOW, VERSED
 from tests.sim.upr_plan import Plan
 from tests.sim.upr_run import UprRun
-from uprmc.config import UprSettings
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.change_source import Reading
@@ -452,16 +451,6 @@ def _activate_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TakeoverStream, "__init__", hasty)
 
 
-def _send_slow_builders_back(patch: pytest.MonkeyPatch) -> None:
-    """End a stream from 0 whenever something was purged beyond it."""
-    misses = Stream._misses_deletions
-
-    def hasty(each: Stream, reading: Reading) -> bool:
-        return misses(each, reading) or 0 < each.last_seqno < reading.purge_seqno
-
-    patch.setattr(Stream, "_misses_deletions", hasty)
-
-
 #: Runs in which a rule is needed often, for those that random ones seldom need.
 _PLANS: dict[Patch, Plan] = {
     _let_writes_go_on_in_a_takeover: Plan((PLAIN,), NO_FAULTS, {}, takeovers=True),
@@ -470,15 +459,6 @@ _PLANS: dict[Patch, Plan] = {
     _ignore_known_versions: Plan((VERSED,), Faults(cut_s=0.2), {}),
     _lease_the_present: Plan((PLAIN,), NO_FAULTS, {}, leases=True),
     _purge_what_is_not_due: Plan((SLOW, RARE), Faults(stop_s=0.5), {"compact": 1}),
-    _send_slow_builders_back: Plan(
-        (SLOW,),
-        NO_FAULTS,
-        {"compact": 1},
-        vbuckets=1,
-        keys=60,
-        steps=3_000,
-        upr=UprSettings(reading_max_s=0.1),
-    ),
     _keep_the_purge_seqno: Plan((RARE, RARE), NO_FAULTS, {"compact": 1}),
     _never_mind_what_was_purged: Plan((RARE, RARE), NO_FAULTS, {"compact": 1}),
 }
@@ -528,7 +508,6 @@ _STUCK = "never comes to rest|has not happened"
         (_never_notify, "notifier never comes to rest"),
         (_let_writes_go_on_in_a_takeover, "a takeover of|without failover"),
         (_activate_at_once, "a taker is told"),
-        (_send_slow_builders_back, f"{_STUCK}|a reading of"),
         (_lease_the_present, "is announced for|reads"),
     ],
 )

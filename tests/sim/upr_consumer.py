@@ -146,7 +146,7 @@ class Consumer:
                 self._hang_up(connection)
                 return
             if self.streams:
-                self._close(connection, world.random.choice(list(self.streams.values())))
+                self.close(connection, world.random.choice(list(self.streams.values())))
         for number in self.copies:
             late = world.now < self._not_before.get(number, 0.0)
             if number not in self.streams and not late and world.chance(0.7):
@@ -216,7 +216,8 @@ class Consumer:
         self.account.rollbacks += 1
         self.account.from_zero += copy.last == 0
 
-    def _close(self, connection: Connection, stream: Stream) -> None:
+    def close(self, connection: Connection, stream: Stream) -> None:
+        """Ask for the end of a stream, if it was granted."""
         if stream.judge is None or stream.closing:
             return
         stream.closing = True
@@ -301,6 +302,7 @@ class Consumer:
         copy.complete()
         judge.whole()
         self.account.snapshots += 1
+        self._world.note(f"{self.name} has vBucket {stream.vbucket} up to {copy.last}")
         if self.kind.snapshot_ends:
             stream.owed = (copy.last, judge.items)
         if self._rounds is not None:
@@ -353,7 +355,9 @@ class Consumer:
         due = []
         for stream in self.streams.values():
             look = self._truth.now(stream.vbucket)
-            if stream.judge is not None and look.log and look.log[0][0] == stream.uuid:
+            if stream.judge is None or not look.log or look.log[0][0] != stream.uuid:
+                continue
+            if not look.partial:  # half a snapshot is not passed on
                 due.append((stream, look.high))
         barrier = Barrier(cookie, 0, due)
         self.barriers.append(barrier)

@@ -119,11 +119,16 @@ class UprRun:
             self.taker.leave()
         assert self.manager is not None
         self.manager.mend()
-        self.world.run_until(self._all_active)
+        self.world.run_until(lambda: self._mended)
         self.world.run(100)  # writers find everything in order for a while
 
-    def _all_active(self) -> bool:
-        return all(self.truth.now(each).state == codec.ACTIVE for each in range(self.plan.vbuckets))
+    @property
+    def _mended(self) -> bool:
+        """Whether every vBucket is active, and no older command can change that any more."""
+        assert self.manager is not None
+        numbers = range(self.plan.vbuckets)
+        active = all(self.truth.now(number).state == codec.ACTIVE for number in numbers)
+        return active and not self.manager.busy
 
     def rest(self) -> None:
         """Let everything end: writers first, then whoever follows them."""

@@ -47,8 +47,13 @@ class Commander:
         self._act_later()
 
     @property
+    def busy(self) -> bool:
+        """Whether a command of its is under way."""
+        return bool(self._under_way)
+
+    @property
     def resting(self) -> bool:
-        """Whether nothing of its is under way."""
+        """Whether it has stopped, and nothing of its is under way."""
         return not self.working and not self._under_way
 
     def _act_later(self) -> None:

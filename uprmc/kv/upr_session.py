@@ -29,7 +29,7 @@ from uprmc.upr.peer import Peer, UprRequest
 from uprmc.upr.producer import Producer
 
 GENTLE_BYTES = 128 * 1024
-GENTLE_PULL_BYTES = 4 * 1024
+GENTLE_PULL_BYTES = 2 * 1024
 
 #: Every keep-alive has this opaque.
 NOOP_OPAQUE = 0x4E4F4F50

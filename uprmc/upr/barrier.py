@@ -311,7 +311,7 @@ class ByCycle(Barriers[Place]):
         self._move(Place(self._done.cycle, vbucket - 1))
 
     def turn_of(self, vbucket: int) -> None:
-        """Report that it is this vBucket's turn: in this round those before it are behind us."""
+        """Report that this vBucket's turn is next: in this round those before it are behind us."""
         if self._current is None and vbucket - 1 > self._done.vbucket:
             self._move(Place(self._done.cycle, vbucket - 1))
 

@@ -253,7 +253,7 @@ class Feed:
         """Take a cookie; raises as `Barriers.add`."""
         barriers = self.barriers
         if self._rounds is not None and isinstance(barriers, ByCycle):
-            barriers.turn_of(self._rounds.position)  # whose turn it is may not have sent anything
+            barriers.turn_of(self._rounds.upcoming)  # turns may have gone by in silence
         else:  # nobody has told while no cookie was waiting
             for number, stream in self.streams.items():
                 barriers.passed(number, stream.complete_seqno)

@@ -100,6 +100,11 @@ class Rounds:
         self._ready: SortedDict = SortedDict()
         self._current: Stream | None = None
 
+    @property
+    def upcoming(self) -> int:
+        """The lowest vBucket that can still be served in this round."""
+        return self.position + (self._current is None)
+
     def ready(self, stream: Stream) -> None:
         """See `Schedule`."""
         if not stream.queued:
