@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from uprmc.protocol.management import WithMetaOption
 from uprmc.protocol.opcodes import EndReason, Feature, MarkerFlag, OpenFlag, StreamFlag
 from uprmc.protocol.shapes import SHAPES
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_BYTES
+from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.options import OPTION_NAMES
 
 _PAGES = {
@@ -294,6 +296,65 @@ def test_by_the_rule_of_2014_a_stream_may_miss_deletions_that_were_dropped(
     assert b"\x80\x55" not in answered
     talk.hang_up()
     node.close()
+
+
+def test_after_a_flush_who_has_nothing_is_let_in_and_who_has_something_starts_over(
+    node: HandDrivenNode,
+) -> None:
+    talk = Talk(node, by_key=False)
+    talk.send(_SET_A + _OPEN)
+    former = node.node.bucket.vbuckets[5].failover_log[0].uuid
+    node.node.bucket.flush(0, lambda durable: None)
+    talk.take()
+    talk.send(_stream_request(5, 1, former))
+    refused = talk.take()
+    assert (refused[6:8].hex(), refused[24:]) == ("0023", bytes(8))
+    talk.send(_stream_request(5, 0, former))
+    accepted = talk.take()
+    assert accepted[6:8].hex() == "0000"
+    assert accepted[24:32] != former.to_bytes(8, "big")
+    talk.hang_up()
+
+
+def test_a_pending_vbucket_is_listed_unless_a_state_is_named_and_is_not_streamed(
+    node: HandDrivenNode,
+) -> None:
+    node.node.bucket.set_state(900, VBucketState.PENDING)
+    talk = Talk(node, by_key=False)
+    talk.send(bytes.fromhex("80 48 0000 00 00 0000 00000000 00000000 0000000000000000"))
+    listed = {number for number, _ in struct.iter_unpack(">HQ", talk.take()[24:])}
+    talk.send(bytes.fromhex("80 48 0000 04 00 0000 00000004 00000000 0000000000000000 00000001"))
+    active = {number for number, _ in struct.iter_unpack(">HQ", talk.take()[24:])}
+    assert listed - active == {900}
+    talk.send(_OPEN)
+    talk.take()
+    talk.send(_stream_request(900, 0, 0))
+    assert talk.take()[6:8].hex() == "0007"
+    talk.hang_up()
+
+
+@pytest.mark.parametrize("before", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize("interval", [0.1, 1.0, 2.5, 20.0])
+def test_keep_alives_and_the_end_come_as_late_as_told_and_not_later(
+    interval: float, before: float
+) -> None:
+    """The last frame goes out `before` seconds before second 1, the peer answers one probe."""
+    alive = KeepAlive(interval)
+    alive.enable(True)
+    alive.tick(0, 0)
+    told = []
+    for now in range(1, 100):
+        due = alive.tick(now, 1000)
+        if due is not Due.NOTHING:
+            told.append(now)
+        if len(told) == 1:
+            alive.answered()
+        if due is Due.HANG_UP:
+            break
+    first, second, end = told
+    assert first - (1 - before) <= interval + 2
+    assert second - first <= interval + 1
+    assert end - second <= interval + 1
 
 
 # --- statistics ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from tests.seeds import seeds
 from tests.sim.run import NO_FAULTS, Faults
+from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_kinds import BARRED, MOODY, PLAIN, RARE, ROUNDS, SLOW, VERSED, Kind
 from tests.sim.upr_plan import MANAGING, Plan
 from tests.sim.upr_run import UprRun
@@ -44,7 +45,7 @@ _MATRIX: dict[str, tuple[Faults, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("fault", list(_MATRIX))
-@pytest.mark.parametrize("seed", seeds(default=2))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.acceptance("D01", "D02")
 def test_five_consumers_bear_each_fault(fault: str, seed: int) -> None:
     """A slow one, a forgetful one that stays away, and three others, on one port."""
@@ -53,13 +54,16 @@ def test_five_consumers_bear_each_fault(fault: str, seed: int) -> None:
     run = UprRun.random(
         seed, Plan(_FIVE, faults, managing, sync=sync, takeovers=fault == "failovers")
     )
-    held = [
-        {key: version.seqno for key, version in copy.docs.items() if not version.deleted}
-        for consumer in run.consumers
-        for copy in consumer.copies.values()
-    ]
-    count = run.plan.vbuckets
-    assert all(held[place::count] == held[place : place + 1] * 5 for place in range(count))
+    first, *others = (_documents(consumer) for consumer in run.consumers)
+    assert others == [first] * 4
+
+
+def _documents(consumer: Consumer) -> dict[int, dict[bytes, int]]:
+    """Return what a consumer holds: by vBucket, the seqno of each document."""
+    return {
+        number: {key: version.seqno for key, version in copy.docs.items() if not version.deleted}
+        for number, copy in consumer.copies.items()
+    }
 
 
 @pytest.mark.parametrize("seed", seeds(default=4))

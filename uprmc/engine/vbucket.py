@@ -186,6 +186,11 @@ class VBucket:
         return self.receiving or SnapshotRange(self.high_seqno, self.high_seqno)
 
     @property
+    def whole_seqno(self) -> int:
+        """Up to where this is a state that the active had: below the high seqno in mid-snapshot."""
+        return self.high_seqno if self.receiving is None else self.receiving.start
+
+    @property
     def item_count(self) -> int:
         """Number of documents, those that expired unnoticed included."""
         return len(self.table) - self.tombstones

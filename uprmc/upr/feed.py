@@ -257,7 +257,7 @@ class Feed:
         else:  # nobody has told while no cookie was waiting
             for number, stream in self.streams.items():
                 barriers.passed(number, stream.complete_seqno)
-        highs = {number: stream.vbucket.high_seqno for number, stream in self.streams.items()}
+        highs = {number: stream.vbucket.whole_seqno for number, stream in self.streams.items()}
         barriers.add(cookie, opaque, highs, self.frames_sent)
         self._cookies = len(barriers)
 

@@ -177,8 +177,8 @@ class Stream:
 
     @property
     def behind(self) -> bool:
-        """Whether the peer lacks anything that the vBucket has now."""
-        return self.announced or self.vbucket.high_seqno > self.last_seqno
+        """Whether the peer lacks anything that the vBucket has now and may pass on."""
+        return self.announced or self.vbucket.whole_seqno > self.last_seqno
 
     @property
     def reading(self) -> Reading | None:
@@ -261,9 +261,8 @@ class Stream:
         return self._announce(self.snapshot_end, kind, out)
 
     def _has_news(self) -> bool:
-        vbucket = self.vbucket
         # What a replica holds in mid-snapshot is no state that may be passed on.
-        return vbucket.high_seqno > self.last_seqno and vbucket.receiving is None
+        return self.vbucket.receiving is None and self.vbucket.high_seqno > self.last_seqno
 
     def _take_reading(self, host: Host) -> Reading | None:
         return host.open_reading(self)
