@@ -234,6 +234,18 @@ class StoreContract:
         assert view.records_read == 0
         view.close()
 
+    @pytest.mark.parametrize("others", [0, 1, 70])
+    @pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 200])
+    def test_records_end_with_their_vbucket(self, store: Store, count: int, others: int) -> None:
+        """However many are taken at a time, and whatever stands behind them."""
+        items = [live(b"k%d" % seqno, seqno) for seqno in range(1, count + 1)]
+        store.commit(write(*items))
+        store.commit(write(*[live(b"o%d" % at, at) for at in range(1, others + 1)], vbucket=1))
+        view = store.view()
+        assert [unpack_record(record) for record in view.records_after(0, 0)] == items
+        assert len(list(view.records_after(1, 0))) == others
+        view.close()
+
     def test_a_scan_reads_what_it_returns_and_not_the_store(self, store: Store) -> None:
         store.commit(write(*[live(b"key-%04d" % seqno, seqno) for seqno in range(1, 3_001)]))
         store.commit(write(*[live(b"x%d" % seqno, seqno) for seqno in range(1, 500)], vbucket=1))

@@ -75,7 +75,10 @@ HEAD = struct.Struct(">BBIIIQQQBB")
 assert HEAD.size == 40
 HEAD_BYTES = HEAD.size
 
-_SEQNO = slice(22, 30)
+#: Where a head, and so a record, has its seqno.
+SEQNO_AT = 22
+SEQNO = struct.Struct(">Q")
+_SEQNO = slice(SEQNO_AT, SEQNO_AT + SEQNO.size)
 
 VBUCKET = struct.Struct(">H")
 assert VBUCKET.size == 2
@@ -186,22 +189,6 @@ def unpack_record(record: bytes) -> Item:
         raise StoreCorrupt(f"the record of seqno {seqno} does not have the length that it says")
     value = None if life and not length else record[value_at:]
     return Item(record[HEAD_BYTES:value_at], value, flags, expiry, cas, seqno, rev, datatype, life)
-
-
-def unpack_fields(record: bytes) -> tuple[int, ...]:
-    """Return the ten numbers of a record's head, of any format version.
-
-    They are version, key length, value length, flags, expiry, CAS, seqno, revision, datatype, life.
-    In a record of this `FORMAT_VERSION` key and value follow at `HEAD_BYTES`; for one of an older
-    version use `unpack_record`.
-
-    Raises:
-        StoreCorrupt: the record is too short.
-    """
-    try:
-        return HEAD.unpack_from(record)
-    except struct.error:
-        raise StoreCorrupt(f"a record of {len(record)} bytes is too short") from None
 
 
 def unpack_metadata(key: bytes, head: bytes) -> tuple[Item, int]:

@@ -7,6 +7,7 @@ goes through `layout`'s functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 
 import lmdb
 
@@ -15,6 +16,10 @@ from uprmc.model import SEQNO_MAX, Item, VBucketHeader
 from uprmc.storage import layout
 from uprmc.storage.layout import VBUCKET
 from uprmc.storage.lmdb_files import LmdbFiles, store_error
+
+#: Records that a stream's scan takes from LMDB at a time, and how many bytes they have about.
+_PORTION_RECORDS = 64
+_PORTION_BYTES = 64 * 1024
 
 
 class LmdbView:
@@ -140,17 +145,39 @@ class LmdbView:
     def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
         """Yield the same records as bytes in `layout`'s form."""
         if seqno >= SEQNO_MAX:
-            return
+            return iter(())
+        return chain.from_iterable(self._portions(vbucket, seqno))
+
+    def _portions(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
+        """Yield the records in lists, so that nothing is done for each of them.
+
+        A list has as many as took `_PORTION_BYTES` before, at most `_PORTION_RECORDS`.
+        """
         stop = layout.vbucket_end(vbucket)
+        count = 1
         try:
-            for key, record in self._rows(
-                self._databases.by_seq, layout.by_seq_key(vbucket, seqno + 1)
-            ):
-                if key >= stop:
+            cursor = self._txn.cursor(self._databases.by_seq)
+            if not cursor.set_range(layout.by_seq_key(vbucket, seqno + 1)):
+                return
+            values = cursor.iternext(keys=False)
+            while portion := list(islice(values, count)):
+                if not b"" < cursor.key() < stop:  # behind the vBucket's last, or behind all
+                    yield list(self._rows_until(vbucket, seqno, stop))
                     return
-                yield record
+                yield portion
+                (seqno,) = layout.SEQNO.unpack_from(portion[-1], layout.SEQNO_AT)
+                size = sum(map(len, portion))
+                count = min(_PORTION_RECORDS, max(1, _PORTION_BYTES * len(portion) // size))
         except lmdb.Error as error:
             raise store_error(error) from error
+
+    def _rows_until(self, vbucket: int, seqno: int, stop: bytes) -> Iterator[bytes]:
+        for key, record in self._rows(
+            self._databases.by_seq, layout.by_seq_key(vbucket, seqno + 1)
+        ):
+            if key >= stop:
+                return
+            yield record
 
     def _rows(self, database: lmdb._Database, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._txn.cursor(database)

@@ -25,6 +25,15 @@ from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBu
 from uprmc.protocol.opcodes import StreamFlag
 from uprmc.protocol.upr import StreamRequest
 
+#: Plain numbers: an enum takes a microsecond for each AND.
+_ACTIVE_ONLY = int(StreamFlag.ACTIVE_ONLY)
+_FROM_LATEST = int(StreamFlag.FROM_LATEST)
+_IGNORE_PURGED = int(StreamFlag.IGNORE_PURGED)
+_STRICT_UUID = int(StreamFlag.STRICT_UUID)
+_TAKEOVER = int(StreamFlag.TAKEOVER)
+_DISK_ONLY = int(StreamFlag.DISK_ONLY)
+_LATEST = int(StreamFlag.LATEST)
+
 _SERVED = (VBucketState.ACTIVE, VBucketState.REPLICA)
 
 
@@ -54,7 +63,7 @@ def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
     vbucket = bucket.vbuckets.get(number)
     if vbucket is None or vbucket.state not in _SERVED:
         raise NotMyVBucket(number)
-    if flags & StreamFlag.ACTIVE_ONLY and vbucket.state != VBucketState.ACTIVE:
+    if flags & _ACTIVE_ONLY and vbucket.state != VBucketState.ACTIVE:
         raise NotMyVBucket(number)
     return vbucket
 
@@ -79,7 +88,7 @@ def admit(
     """
     rule = Rule(settings.rollback_rule)
     request = asked.request
-    if request.flags & StreamFlag.FROM_LATEST:
+    if request.flags & _FROM_LATEST:
         high = vbucket.high_seqno
         request = request._replace(
             start_seqno=high,
@@ -89,7 +98,7 @@ def admit(
         )
     if rule is Rule.V3_0_0:
         _check_filled(vbucket)
-        request = request._replace(flags=request.flags | StreamFlag.IGNORE_PURGED)
+        request = request._replace(flags=request.flags | _IGNORE_PURGED)
         request = _with_end(request, vbucket, persisted_seqno)
     position = _position(request, asked.known_versions)
     check_versions(position, settings.known_versions)
@@ -164,8 +173,8 @@ def _check_history(held: Held, position: Position, flags: int, rule: Rule) -> No
     point = rollback_point(
         position,
         held,
-        strict_uuid=bool(flags & StreamFlag.STRICT_UUID),
-        ignore_purged=bool(flags & StreamFlag.IGNORE_PURGED),
+        strict_uuid=bool(flags & _STRICT_UUID),
+        ignore_purged=bool(flags & _IGNORE_PURGED),
         rule=rule,
     )
     if point is not None:
@@ -174,10 +183,10 @@ def _check_history(held: Held, position: Position, flags: int, rule: Rule) -> No
 
 def _with_end(request: StreamRequest, vbucket: VBucket, persisted_seqno: int) -> StreamRequest:
     flags, end = request.flags, request.end_seqno
-    if flags & StreamFlag.TAKEOVER:
+    if flags & _TAKEOVER:
         end = SEQNO_MAX
-    if flags & StreamFlag.DISK_ONLY:
+    if flags & _DISK_ONLY:
         end = persisted_seqno
-    if flags & StreamFlag.LATEST:
+    if flags & _LATEST:
         end = vbucket.high_seqno
     return request._replace(end_seqno=end)

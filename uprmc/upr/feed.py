@@ -33,7 +33,7 @@ from uprmc.upr.schedule import RoundRobin, Rounds, Schedule
 from uprmc.upr.stream import Stream
 
 #: What one stream may send before others have their turn.
-_PORTION_BYTES = 8 * 1024
+_PORTION_BYTES = 16 * 1024
 
 #: Stands for "no flow control".
 _NO_LIMIT = 1 << 62

@@ -9,6 +9,7 @@ Source: UPR reference 2.7 to 2.9, 4.6 for what counts.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
@@ -26,11 +27,12 @@ from uprmc.protocol.upr import (
     frame_head,
     frame_place,
 )
-from uprmc.storage.layout import FORMAT_VERSION, HEAD_BYTES, unpack_fields, unpack_record
+from uprmc.storage.layout import FORMAT_VERSION, HEAD, HEAD_BYTES, unpack_record
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _DELETION_HEAD = frame_head(Opcode.UPR_DELETION)
 _pack_mutation = MUTATION_FRAME.pack
+_unpack_head = HEAD.unpack_from
 _pack_deletion = DELETION_FRAME.pack
 
 
@@ -183,11 +185,12 @@ class ItemWriter:
         opaque, datatypes, place = self._opaque, self._datatypes, self._place
         as_they_are = self._values
         count = size = 0
-        exhausted, error = True, None
+        exhausted: bool = True
+        error: StoreError | None = None
         try:
             for record in records:
                 version, length, value_length, flags, expiry, cas, seqno, rev, datatype, life = (
-                    unpack_fields(record)
+                    _unpack_head(record)
                 )
                 if life or version != FORMAT_VERSION or not as_they_are:
                     item = unpack_record(record)
@@ -227,6 +230,8 @@ class ItemWriter:
                     break
         except StoreError as failure:
             exhausted, error = False, failure.with_traceback(None)  # it refers to us
+        except struct.error:
+            exhausted, error = False, StoreCorrupt("a record is too short")
         return Written(count, size, last_seqno, exhausted, error)
 
     def _timed(self, item: Item) -> bytes:

@@ -42,6 +42,9 @@ from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.stream import Stream
 from uprmc.upr.takeover import TakeoverStream
 
+_TAKEOVER = int(StreamFlag.TAKEOVER)
+_PRODUCER = int(OpenFlag.PRODUCER)
+
 
 class Producer:
     """See the module docstring.
@@ -96,7 +99,7 @@ class Producer:
     @property
     def is_notifier(self) -> bool:
         """Whether its streams only tell that there is news."""
-        return not self.flags & OpenFlag.PRODUCER
+        return not self.flags & _PRODUCER
 
     def disconnect(self, why: str) -> None:
         """Ask the session to hang up."""
@@ -193,7 +196,7 @@ class Producer:
             persisted_seqno=hub.bucket.flusher.durable_seqno(vbucket),
             settings=hub.settings,
         )
-        if admitted.flags & StreamFlag.TAKEOVER:
+        if admitted.flags & _TAKEOVER:
             return TakeoverStream(self.feed, vbucket, opaque, admitted, form, self._die)
         first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
         return Stream(self.feed, vbucket, opaque, admitted, form, first_generation=first)

@@ -26,6 +26,8 @@ from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, StreamFlag
 from uprmc.protocol.upr import StreamRequest, snapshot_marker
 from uprmc.upr.frames import ITEM_FRAME_BYTES, Form, ItemWriter, Written
 
+_IGNORE_PURGED = int(StreamFlag.IGNORE_PURGED)
+
 #: So little that it is sent without a reading.
 _FEW_ITEMS = 32
 
@@ -281,7 +283,7 @@ class Stream:
 
     @property
     def _ignores_purged(self) -> bool:
-        return bool(self.request.flags & StreamFlag.IGNORE_PURGED)
+        return bool(self.request.flags & _IGNORE_PURGED)
 
     def rest(self) -> None:
         """Wait for the next change: the connection need not ask before `Host.ready`."""
@@ -324,7 +326,7 @@ class Stream:
         self._count(written.items, from_disk=reading.from_disk)
         if written.error is not None:
             self.end(EndReason.BACKFILL_FAILED)
-        elif written.exhausted or written.last_seqno >= reading.end_seqno:
+        elif written.last_seqno >= reading.end_seqno or not written.items:
             assert written.last_seqno == reading.end_seqno, "a snapshot lacks its newest item"
             return written.size + self._complete_snapshot(host, out)
         return written.size
@@ -335,7 +337,7 @@ class Stream:
         if self._records is not None:
             written = self._writer.write_records(self._records, reading.newer, out, limit, last)
             if not written.exhausted or written.items:
-                return written._replace(exhausted=False)
+                return written
             self._records = None
         if self._queued is None:
             self._queued = reading.queued(last)
