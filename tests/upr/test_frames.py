@@ -136,6 +136,15 @@ def histories(draw: st.DrawFn) -> list[Item]:
     return items
 
 
+@given(items=histories(), form=st.sampled_from(FORMS))
+def test_a_few_items_written_at_once_are_the_same_frames(items: list[Item], form: Form) -> None:
+    out: list[bytes] = []
+    size = ItemWriter(VBUCKET, OPAQUE, form).write_all(items, out, 0)
+    frames = b"".join(out)
+    assert frames == b"".join(expected(item, form) for item in items)
+    assert size == len(frames)
+
+
 @pytest.mark.acceptance("P14")
 @given(items=histories(), form=st.sampled_from(FORMS), limit=st.integers(1, 400))
 def test_in_portions_of_any_size_the_same_bytes_come(

@@ -429,7 +429,11 @@ class VBucket:
             self.waiting.remove(watcher)
 
     def _tell_waiting(self) -> None:
-        waiting, self.waiting = self.waiting, []
+        waiting = self.waiting
+        if len(waiting) == 1:
+            waiting.pop().changed()
+            return
+        self.waiting = []
         for watcher in waiting:
             watcher.changed()
 

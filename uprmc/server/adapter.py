@@ -83,6 +83,7 @@ class SessionProtocol(Protocol):
         self.bytes_read = 0
         self.bytes_written = 0
         self._owner = factory
+        self._wake_list = factory.wake_list
         self._connections = factory.connections
         self._peer = peer
         self._number = 0
@@ -115,6 +116,9 @@ class SessionProtocol(Protocol):
         self.bytes_read += len(data)
         try:
             self.session.receive_data(data)
+            wakes = self._wake_list
+            if wakes.alone and wakes.waiting:
+                wakes.run()  # a change reaches its streams before its writer has the answer
             self._pump()
         except Exception:
             self._failed()

@@ -63,6 +63,8 @@ if EPollReactor is not None:
                 ready = self._poller.poll(-1 if timeout is None else timeout, len(selectables))
             except InterruptedError:
                 ready = []
+            for wake_list in self._wake_lists:
+                wake_list.alone = len(ready) == 1
             handle = self._doReadOrWrite
             for descriptor, event in ready:
                 selectable = selectables.get(descriptor)

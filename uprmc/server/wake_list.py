@@ -21,11 +21,15 @@ class WakeList:
 
     Attributes:
         waiting: who has been added and not been served.
+        alone: whether this turn has a single event. Then those who wait may be served before who
+            woke them gets an answer; with other events in the turn that would only keep more of
+            them waiting.
     """
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock
         self.waiting: deque[Callable[[], None]] = deque()
+        self.alone = False
         self._scheduled = False
         end_turns_with = getattr(clock, "end_turns_with", None)
         self._driven = end_turns_with is not None

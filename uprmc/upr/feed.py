@@ -58,6 +58,7 @@ class Feed:
         frames_sent: of all kinds.
         barriers: cookies that wait.
         modern: whether the peer knows the newer reasons for a stream's end.
+        plain: see `stream.Host`.
         open_opaque: opaque of the OPEN, for frames that belong to no stream.
     """
 
@@ -83,6 +84,7 @@ class Feed:
         self._now = 0.0
         self._completed = False
         self._cookies = 0
+        self.plain = False
 
     # --- streams --------------------------------------------------------------------------------
 
@@ -279,6 +281,7 @@ class Feed:
         """Append frames to `out`, about `budget` bytes at most; return how many bytes."""
         limit = min(budget, self._window())
         sent = self._send_frames(out, 0, limit)
+        self.plain = not (self._cookies or self._rounds or self._options.snapshot_ends)
         while sent < limit:
             stream = self._schedule.next()
             if stream is not None:
@@ -308,14 +311,16 @@ class Feed:
         sent = stream.fill(out, limit)
         self.frames_sent += stream.frames - frames
         idle = not sent
-        half_way = stream in self._parked or stream.announced
-        if idle and half_way and stream.queued and self._rounds is not None:
+        if idle and self._rounds is not None and stream.queued and self._is_half_way(stream):
             return None
-        if self._completed and stream.queued and not stream.behind:
+        if sent and stream.queued and not stream.behind:
             idle = True
             stream.rest()
         self._schedule.had_turn(stream, sent=sent > 0, complete=self._completed, idle=idle)
         return sent
+
+    def _is_half_way(self, stream: Stream) -> bool:
+        return stream in self._parked or stream.announced
 
     def _send_frames(self, out: list[bytes], sent: int, limit: int) -> int:
         frames = self._frames

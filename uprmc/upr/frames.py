@@ -10,7 +10,7 @@ Source: UPR reference 2.7 to 2.9, 4.6 for what counts.
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from uprmc.errors import StoreCorrupt, StoreError
@@ -164,6 +164,41 @@ class ItemWriter:
         except StoreError as failure:
             exhausted, error = False, failure.with_traceback(None)  # it refers to us
         return Written(count, size, last_seqno, exhausted, error)
+
+    def write_all(self, items: Sequence[Item], out: list[bytes], last_seqno: int) -> int:
+        """Append the frames of a few items, all of them; return their bytes."""
+        size = 0
+        for item in items:
+            if item.life or not self._values:
+                size += self.write((item,), out, 1, last_seqno).size
+            else:
+                assert item.seqno > last_seqno, "seqnos of a stream must rise"
+                key, value = item.key, item.value
+                assert value is not None
+                length = len(key)
+                body = length + len(value) + 31
+                out += (
+                    _pack_mutation(
+                        _MUTATION_HEAD,
+                        length,
+                        self._place | (item.datatype & self._datatypes) << 16,
+                        body,
+                        self._opaque,
+                        item.cas,
+                        item.seqno,
+                        item.rev,
+                        item.flags,
+                        item.expiry,
+                        0,
+                        0,
+                        0,
+                    ),
+                    key,
+                    value,
+                )
+                size += body + 24
+            last_seqno = item.seqno
+        return size
 
     def write_records(
         self,
