@@ -29,6 +29,9 @@ from typing import NamedTuple
 
 OPEN, STREAM_REQUEST, STREAM_END, SNAPSHOT_MARKER = 0x50, 0x53, 0x55, 0x56
 MUTATION, DELETION, EXPIRATION, NOOP, BUFFER_ACK, CONTROL = 0x57, 0x58, 0x59, 0x5C, 0x5D, 0x5E
+#: Seconds between two attempts to connect, at most; a connection that lived longer was a good one.
+LONGEST_WAIT = 1
+
 HELLO, GET_ALL_VB_SEQNOS, OBSERVE_SEQNO = 0x1F, 0x48, 0x91
 SUCCESS, NOT_MY_VBUCKET, ROLLBACK, TEMPORARY_FAILURE = 0x00, 0x07, 0x23, 0x86
 PRODUCER_THAT_TELLS_DELETION_TIMES = 0x21
@@ -246,7 +249,6 @@ class Session:
         self.copy = copy
         self.sock = sock
         self.options = options
-        self.opened = False
         self._received = b""
         self._window = 0  # flow control: bytes that may be out; 0 until it is granted
         self._unacknowledged = 0
@@ -343,7 +345,6 @@ class Session:
     def _on_open(self, answer: Frame) -> None:
         if answer.field != SUCCESS:
             sys.exit(f"OPEN was refused: {answer.field:04x} {answer.value.decode()}")
-        self.opened = True
         self.copy.count("connections")
 
     def _on_flow_control(self, answer: Frame) -> None:
@@ -354,7 +355,8 @@ class Session:
             self._patience = None
 
     def _list_vbuckets(self) -> None:
-        self._ask(GET_ALL_VB_SEQNOS, self._on_vbuckets)
+        active = struct.pack(">I", 1)
+        self._ask(GET_ALL_VB_SEQNOS, self._on_vbuckets, extras=active)
 
     def _on_vbuckets(self, answer: Frame) -> None:
         if answer.field == SUCCESS:
@@ -429,21 +431,20 @@ def connect(node: str) -> socket.socket:
 def follow(copy: Copy, options: argparse.Namespace) -> None:
     wait = 0.1
     while True:
-        session = None
+        began = time.monotonic()
         try:
             with connect(options.node) as sock:
-                session = Session(copy, sock, options)
-                session.run()
+                Session(copy, sock, options).run()
         except OSError as error:
             say(error)
-            if session is not None and session.opened:
+            if time.monotonic() - began > LONGEST_WAIT:
                 wait = 0.1
         except ProtocolError as error:  # at the same place again, probably: let it take its time
             say(error)
             with copy.transaction():
                 copy.count("misunderstandings")
         time.sleep(wait)
-        wait = min(2 * wait, 5)
+        wait = min(2 * wait, LONGEST_WAIT)
 
 
 def say(error: Exception) -> None:

@@ -100,7 +100,7 @@ class ReadingMachine(RuleBasedStateMachine):
         self.queues: dict[int, WriteQueue] = {}
         self.flush: Flush | None = None
         self.committed = False
-        self.look: compaction.Reading | None = None
+        self.look: compaction.Scan | None = None
         for number in NUMBERS:
             self.store_many(number, 12)
         self.node.flush()

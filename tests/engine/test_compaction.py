@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.support import BEGINNING, FaultyStore, Node, settings_of
 from uprmc.engine import compaction
-from uprmc.engine.compaction import PurgeRule, Reading
+from uprmc.engine.compaction import PurgeRule, Scan
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import NotMyVBucket, StoreError, StoreFull, TemporaryFailure
 from uprmc.model import SnapshotRange, VBucketState
@@ -33,14 +33,14 @@ def deleted(count: int, *, kept: int = 1, node: Node | None = None) -> Node:
     return node
 
 
-def look(node: Node) -> Reading | None:
+def look(node: Node) -> Scan | None:
     """Do one look into the store, from its beginning to its end."""
     compactor = node.bucket.compactor
-    reading = compactor.begin()
-    if reading is not None:
-        compactor.read(reading)
-        compactor.finish(reading)
-    return reading
+    scan = compactor.begin()
+    if scan is not None:
+        compactor.read(scan)
+        compactor.finish(scan)
+    return scan
 
 
 def want(node: Node, rule: PurgeRule = ALL, number: int = 0) -> list[bool]:
@@ -167,10 +167,10 @@ def test_what_is_committed_but_not_settled_is_not_dropped_yet() -> None:
     flush = node.begin()
     node.bucket.flusher.commit(flush)
     want(node)
-    reading = node.bucket.compactor.begin()
-    assert reading is not None
-    node.bucket.compactor.read(reading)
-    assert reading.found == [(b"0000", 3), (b"0001", 4)]
+    scan = node.bucket.compactor.begin()
+    assert scan is not None
+    node.bucket.compactor.read(scan)
+    assert scan.found == [(b"0000", 3), (b"0001", 4)]
 
 
 def test_nothing_of_a_half_received_snapshot_goes() -> None:
@@ -192,9 +192,9 @@ def test_nothing_beyond_the_complete_part_of_a_long_flush_goes() -> None:
     node.bucket.flusher.finish(flush)
     assert 401 < node.vbucket.persisted_seqno < 801
     want(node)
-    reading = node.bucket.compactor.begin()
-    assert reading is not None
-    assert reading.limit == 401
+    scan = node.bucket.compactor.begin()
+    assert scan is not None
+    assert scan.limit == 401
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -211,11 +211,11 @@ def test_nothing_above_the_purge_limit_goes_though_all_was_asked_for() -> None:
 def test_a_limit_that_sinks_while_the_store_is_read_is_heeded() -> None:
     node = deleted(10)
     told = want(node)
-    reading = node.bucket.compactor.begin()
-    assert reading is not None
-    node.bucket.compactor.read(reading)
+    scan = node.bucket.compactor.begin()
+    assert scan is not None
+    node.bucket.compactor.read(scan)
     node.bucket.purge_limit = lambda _: 12
-    node.bucket.compactor.finish(reading)
+    node.bucket.compactor.finish(scan)
     assert node.vbucket.purge_seqno == 12
     node.flush()
     assert told == [True]
@@ -274,9 +274,9 @@ def test_one_look_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPa
     told = want(node)
     looks = 0
     while node.bucket.compactor.waiting:
-        reading = look(node)
-        assert reading is not None
-        assert reading.view.records_read <= 4
+        scan = look(node)
+        assert scan is not None
+        assert scan.view.records_read <= 4
         looks += 1
     assert looks == 4
     assert told == [], "it is not over before it is on disk"
@@ -324,12 +324,12 @@ def test_the_purge_seqno_has_risen_before_the_commit_begins() -> None:
 def test_a_tombstone_whose_key_was_written_again_meanwhile_is_not_missed() -> None:
     node = deleted(3)
     told = want(node)
-    reading = node.bucket.compactor.begin()
-    assert reading is not None
-    node.bucket.compactor.read(reading)
+    scan = node.bucket.compactor.begin()
+    assert scan is not None
+    node.bucket.compactor.read(scan)
     node.set(b"0001", b"again")
     node.flush()
-    node.bucket.compactor.finish(reading)
+    node.bucket.compactor.finish(scan)
     node.flush()
     assert told == [True]
     assert list(node.stored()) == [b"kept-0", b"0001"]
@@ -391,9 +391,9 @@ def test_compactions_come_one_after_the_other_and_each_is_announced() -> None:
 def test_a_store_that_cannot_be_read_ends_it() -> None:
     node = deleted(2)
     told = want(node)
-    reading = node.bucket.compactor.begin()
-    assert reading is not None
-    node.bucket.compactor.failed(reading)
+    scan = node.bucket.compactor.begin()
+    assert scan is not None
+    node.bucket.compactor.failed(scan)
     assert told == [False]
     assert node.store.grow(), "the view is closed"
     assert node.vbucket.watchers == []
@@ -469,12 +469,12 @@ def test_a_vbucket_that_is_interrupted_loses_nothing_to_what_was_found_before(
     node = deleted(3, kept=3)
     compactor = node.bucket.compactor
     told = want(node)
-    reading = compactor.begin()
-    assert reading is not None
+    scan = compactor.begin()
+    assert scan is not None
     if step != "view open":
-        compactor.read(reading)
+        compactor.read(scan)
     if step == "commit wanted":
-        compactor.finish(reading)
+        compactor.finish(scan)
     begin_anew(node, cause)
     assert told == [], "nobody is called in the middle of what interrupts"
     if cause in ("flushed", "removed and made again"):
@@ -482,7 +482,7 @@ def test_a_vbucket_that_is_interrupted_loses_nothing_to_what_was_found_before(
     node.flush()
     expected = node.stored()
     if step != "commit wanted":
-        compactor.finish(reading)
+        compactor.finish(scan)
     node.flush()
     look(node)
     assert told == [False]
@@ -524,11 +524,11 @@ def _steps(node: Node) -> Iterator[None]:
     """Do a compaction, a step at a time."""
     compactor, flusher = node.bucket.compactor, node.bucket.flusher
     while True:
-        if (reading := compactor.begin()) is not None:
+        if (scan := compactor.begin()) is not None:
             yield
-            compactor.read(reading)
+            compactor.read(scan)
             yield
-            compactor.finish(reading)
+            compactor.finish(scan)
             yield
         elif (flush := flusher.begin()) is not None:
             yield

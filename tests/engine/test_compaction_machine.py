@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.engine.support import Node, settings_of
 from uprmc.engine import compaction
 from uprmc.engine.change_source import open_reading
-from uprmc.engine.compaction import PurgeRule, Reading
+from uprmc.engine.compaction import PurgeRule, Scan
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flush
 from uprmc.engine.vbucket import VBucket
@@ -77,7 +77,7 @@ class CompactionMachine(RuleBasedStateMachine):
         self.histories: dict[int, History] = {}
         self.flush: Flush | None = None
         self.committed = False
-        self.reading: Reading | None = None
+        self.scan: Scan | None = None
         self.was_read = False
         self.asked: list[Asked] = []
         self.changed = False
@@ -192,32 +192,32 @@ class CompactionMachine(RuleBasedStateMachine):
     def flush_everything(self) -> None:
         self.node.flush()
 
-    @precondition(lambda self: self.reading is not None or self.node.bucket.compactor.waiting)
+    @precondition(lambda self: self.scan is not None or self.node.bucket.compactor.waiting)
     @rule(fails=st.sampled_from([False, False, False, True]))
     def step_of_a_compaction(self, fails: bool) -> None:
         compactor = self.node.bucket.compactor
-        if self.reading is None:
-            self.reading = compactor.begin()
+        if self.scan is None:
+            self.scan = compactor.begin()
             self.was_read = False
         elif self.was_read:
-            compactor.finish(self.reading)
-            self.reading = None
+            compactor.finish(self.scan)
+            self.scan = None
         elif fails:
-            compactor.failed(self.reading)
-            self.reading = None
+            compactor.failed(self.scan)
+            self.scan = None
         else:
-            compactor.read(self.reading)
+            compactor.read(self.scan)
             self.was_read = True
 
-    @precondition(lambda self: self.asked and self.flush is None and self.reading is None)
+    @precondition(lambda self: self.asked and self.flush is None and self.scan is None)
     @rule()
     def compact_to_the_end(self) -> None:
         compactor = self.node.bucket.compactor
         while compactor.waiting or self.node.bucket.flusher.pending:
-            reading = compactor.begin()
-            if reading is not None:
-                compactor.read(reading)
-                compactor.finish(reading)
+            scan = compactor.begin()
+            if scan is not None:
+                compactor.read(scan)
+                compactor.finish(scan)
             else:
                 self.node.flush()
         assert all(each.told for each in self.asked), "somebody waits for ever"
@@ -228,13 +228,13 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule(orderly=st.booleans())
     def start_again(self, orderly: bool) -> None:
         self.changed = False
-        if orderly and self.flush is None and self.reading is None:
+        if orderly and self.flush is None and self.scan is None:
             self.node.stop()
-        if self.reading is not None:
-            self.reading.view.close()
+        if self.scan is not None:
+            self.scan.view.close()
         self.node.clock.advance(1)
         self.node = self.node.restarted()
-        self.flush = self.reading = None
+        self.flush = self.scan = None
         self.asked = []
         self.let_limit_go()
         for vbucket in self.node.bucket.vbuckets.values():
@@ -281,12 +281,12 @@ class CompactionMachine(RuleBasedStateMachine):
             first = max(vbucket.purge_seqno, high - 12)
             for start in {0, *range(first, high + 1)}:
                 state = history.documents(start) if start else {}
-                reading = open_reading(self.node.store, vbucket, start)
-                for item in reading.changes(start):
+                scan = open_reading(self.node.store, vbucket, start)
+                for item in scan.changes(start):
                     state.pop(item.key, None)
                     if not item.life:
                         state[item.key] = item.cas
-                reading.close()
+                scan.close()
                 assert state == history.documents(), f"from {start}"
 
     @invariant()

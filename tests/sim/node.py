@@ -20,7 +20,7 @@ from tests.sim.link import Client, Link, LinkProfile
 from tests.sim.world import Timer, World, WorldClock, WorldEntropy
 from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.compaction import Reading
+from uprmc.engine.compaction import Scan
 from uprmc.engine.expiry import expire_due
 from uprmc.engine.fetcher import Fetch
 from uprmc.engine.flusher import Flush
@@ -478,7 +478,7 @@ class Node:
                 self._world.between(0, self.pace.read_max_s), lambda: self._look_into(reading)
             )
 
-    def _look_into(self, reading: Reading) -> None:
+    def _look_into(self, reading: Scan) -> None:
         if self.disk.unreadable:
             self._compacting = False
             self.bucket.compactor.failed(reading)
@@ -487,7 +487,7 @@ class Node:
         self.bucket.compactor.read(reading)
         self._after(self._world.between(0, self.pace.read_max_s), lambda: self._compacted(reading))
 
-    def _compacted(self, reading: Reading) -> None:
+    def _compacted(self, reading: Scan) -> None:
         self._compacting = False
         self._world.note(f"compaction: {reading.found}")
         self.bucket.compactor.finish(reading)

@@ -243,9 +243,9 @@ class Peer:
         wakes: how often the session asked for its next turn.
     """
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, *, by_key: bool = False) -> None:
         self.rig = rig
-        self.session: Session = Negotiation(rig.services, self._wake, by_key=False)
+        self.session: Session = Negotiation(rig.services, self._wake, by_key=by_key)
         self.received: list[Frame] = []
         self.wakes = 0
         self._rest = b""
@@ -258,9 +258,11 @@ class Peer:
     # --- opening --------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, rig: Rig, name: bytes = b"idx:1", flags: int = PRODUCER) -> Peer:
-        """Open a connection."""
-        peer = cls(rig)
+    def open(
+        cls, rig: Rig, name: bytes = b"idx:1", flags: int = PRODUCER, *, by_key: bool = False
+    ) -> Peer:
+        """Open a connection, with `by_key` on the listener for memcached's clients."""
+        peer = cls(rig, by_key=by_key)
         (answer,) = peer.say(opening(name, flags))
         assert (answer.opcode, answer.status) == (OPEN, OK)
         return peer

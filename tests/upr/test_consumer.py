@@ -288,6 +288,18 @@ def test_versions_are_taken_as_they_are(rig: Rig) -> None:
     rig.check()
 
 
+def test_a_frame_says_its_vbucket_on_the_memcached_listener_too(rig: Rig) -> None:
+    """There the vBucket of a client's request follows from its key; not that of a change."""
+    peer = Peer.open(rig, b"repl", 0, by_key=True)
+    keys = [b"k%d" % number for number in range(8)]
+    for number in (0, 1):
+        (asked,) = only(peer.say(add_stream(number)), STREAM_REQUEST)
+        peer.say(response(STREAM_REQUEST, opaque=asked.opaque, value=LOG_VALUE))
+        changes = [mutation(number, asked.opaque, at, key) for at, key in enumerate(keys, 1)]
+        assert peer.say(marker(number, asked.opaque, 1, 8), *changes) == []
+        assert sorted(table(rig, number)) == keys
+
+
 def test_replication_never_resolves_conflicts(rig: Rig) -> None:
     peer, opaque = reading(rig)
     peer.say(

@@ -41,7 +41,7 @@ from uprmc.errors import StoreError
 from uprmc.model import Item
 from uprmc.storage.interface import Store, StoreView
 
-#: Records looked at in one reading: some milliseconds in a worker thread.
+#: Records looked at in one scan: some milliseconds in a worker thread.
 _READ_RECORDS = 2_000
 
 
@@ -72,7 +72,7 @@ class PurgeRule(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reading:
+class Scan:
     """One look into the store.
 
     Attributes:
@@ -159,7 +159,7 @@ class Compactor:
 
     @property
     def waiting(self) -> bool:
-        """Whether `begin` has something to do, provided that no reading is under way."""
+        """Whether `begin` has something to do, provided that no scan is under way."""
         if self._current is not None:
             return not self._current.committing
         return bool(self._requests)
@@ -170,7 +170,7 @@ class Compactor:
         if self._current is None and len(self._requests) == 1:
             self.on_wanted()
 
-    def begin(self) -> Reading | None:
+    def begin(self) -> Scan | None:
         """Open a view for the next look; ``None`` when there is nothing to look for now.
 
         Raises:
@@ -189,7 +189,7 @@ class Compactor:
         except StoreError:
             self._end(current, False)
             raise
-        return Reading(
+        return Scan(
             view,
             current.vbucket.id,
             current.rule,
@@ -198,36 +198,36 @@ class Compactor:
             current.after,
         )
 
-    def read(self, reading: Reading) -> None:
+    def read(self, scan: Scan) -> None:
         """Look. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
         looked = 0
-        dump = reading.view.dump_metadata(reading.vbucket, reading.after)
+        dump = scan.view.dump_metadata(scan.vbucket, scan.after)
         for _, item, _ in islice(dump, _READ_RECORDS):
             looked += 1
-            reading.after = item.key
-            if item.life and item.seqno <= reading.limit and reading.rule.names(item):
-                reading.found.append((item.key, item.seqno))
-                if len(reading.found) >= reading.most:
+            scan.after = item.key
+            if item.life and item.seqno <= scan.limit and scan.rule.names(item):
+                scan.found.append((item.key, item.seqno))
+                if len(scan.found) >= scan.most:
                     return
-        reading.exhausted = looked < _READ_RECORDS
+        scan.exhausted = looked < _READ_RECORDS
 
-    def finish(self, reading: Reading) -> None:
+    def finish(self, scan: Scan) -> None:
         """Take what was found; hand a slice of it to the flusher."""
-        reading.view.close()
+        scan.view.close()
         current = self._current
         assert current is not None
         if current.over:
             self._end(current, False)
             return
-        current.after = reading.after
-        current.exhausted = reading.exhausted
-        current.found += reading.found
-        if current.exhausted or len(reading.found) >= reading.most:
+        current.after = scan.after
+        current.exhausted = scan.exhausted
+        current.found += scan.found
+        if current.exhausted or len(scan.found) >= scan.most:
             self._submit(current)
 
-    def failed(self, reading: Reading) -> None:
-        """Learn that reading failed; the compaction is given up."""
-        reading.view.close()
+    def failed(self, scan: Scan) -> None:
+        """Learn that the scan failed; the compaction is given up."""
+        scan.view.close()
         assert self._current is not None
         self._end(self._current, False)
 

@@ -251,7 +251,7 @@ class BinarySession(Conversation):
         key = body[extras_length : extras_length + key_length]
         request = Request(
             opcode,
-            self.number_of(number, key),
+            self._number_in(opcode, number, key),
             opaque,
             cas,
             datatype,
@@ -262,6 +262,10 @@ class BinarySession(Conversation):
         if too_large:
             return self._refuse_large_value(request, length, size - position)
         return length if self._carry_out(request) else 0
+
+    def _number_in(self, opcode: int, number: int, key: bytes) -> int:
+        """Return the vBucket of a request."""
+        return self.number_of(number, key)
 
     def _carry_out(self, request: Request) -> bool:
         """Run the command; ``False`` if it has to be run again later."""

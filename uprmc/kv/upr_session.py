@@ -133,6 +133,10 @@ class UprSession(BinarySession):
             self._close(str(error))
         return length
 
+    def _number_in(self, opcode: int, number: int, key: bytes) -> int:
+        """See `BinarySession`; a frame of UPR says itself which vBucket it is about."""
+        return number if _FIRST <= opcode <= _LAST else super()._number_in(opcode, number, key)
+
     def _carry_out(self, request: Request) -> bool:
         """See `BinarySession`."""
         opcode = request.opcode

@@ -9,7 +9,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
-from uprmc.engine.compaction import Compactor, Reading
+from uprmc.engine.compaction import Compactor, Scan
 from uprmc.errors import StoreError
 from uprmc.server.log import Log
 
@@ -48,25 +48,25 @@ class CompactionDriver:
         if self._stopped is not None:
             return
         try:
-            reading = self._compactor.begin()
+            scan = self._compactor.begin()
         except StoreError:
             _log.failure("failed")
             return
-        if reading is None:
+        if scan is None:
             return
         self._busy = True
-        looking = deferToThreadPool(self._reactor, self._pool, self._compactor.read, reading)
-        looking.addCallbacks(self._finished, self._failed, (reading,), {}, (reading,))
+        looking = deferToThreadPool(self._reactor, self._pool, self._compactor.read, scan)
+        looking.addCallbacks(self._finished, self._failed, (scan,), {}, (scan,))
 
-    def _finished(self, _: None, reading: Reading) -> None:
+    def _finished(self, _: None, scan: Scan) -> None:
         self._busy = False
-        self._compactor.finish(reading)
+        self._compactor.finish(scan)
         self._go_on()
 
-    def _failed(self, failure: Failure, reading: Reading) -> None:
+    def _failed(self, failure: Failure, scan: Scan) -> None:
         _log.failure("failed", failure)
         self._busy = False
-        self._compactor.failed(reading)
+        self._compactor.failed(scan)
         self._go_on()
 
     def _go_on(self) -> None:
