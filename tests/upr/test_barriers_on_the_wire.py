@@ -293,3 +293,24 @@ def test_frames_that_only_we_send_are_unknown_commands_from_a_peer(rig: Rig) -> 
     ):
         assert peer.ask(frame(opcode, extras=extras, key=key)).status == UNKNOWN
     assert not peer.closed
+
+
+@pytest.mark.acceptance("D36", "D37")
+def test_a_cookie_waits_for_a_stream_that_was_closed_in_its_turn_and_asked_for_again() -> None:
+    """It is served in the next round only, and the cookie must not count this one for it."""
+    rig = upr_rig(engine__vbuckets=4, upr__backfills=1)
+    for number in (1, 2):
+        fill(rig, number, 10)
+    rig.flush()
+    other = Peer.open(rig, b"holds the permit")
+    other.send(stream_request(2))
+    other.turn(100)
+    peer = Peer.open(rig)
+    peer.controls(uprmc_barrier=b"true", uprmc_rounds=b"true")
+    peer.say(stream_request(1))  # its turn, and nothing may be sent
+    peer.say(frame(CLOSE_STREAM, vbucket=1), stream_request(1), cookie(b"c"))
+    assert returned(peer.received) == []
+    other.drain()
+    peer.drain(100)  # little by little: a cookie too early would overtake the items
+    place = kinds(peer.received).index(BARRIER_REACHED)
+    assert [each.seqno for each in items(peer.received[:place])] == list(range(1, 11))
