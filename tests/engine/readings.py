@@ -1,10 +1,13 @@
-"""The judge of readings: what one must yield, from a plain list of everything that was accepted."""
+"""Taking readings, and judging what they yield by a plain list of all that was accepted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from uprmc.engine.change_source import Reading, needs_disk
+from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item
+from uprmc.storage.interface import Store
 
 
 def newest_changes(accepted: Iterable[Item], after: int, end: int) -> list[Item]:
@@ -39,3 +42,12 @@ def judge(
         assert item.seqno <= purge_seqno, "a deletion is missing"
     if after < end:
         assert seqnos[-1:] == [end], "the newest item is missing"
+
+
+def open_reading(store: Store, vbucket: VBucket, after: int) -> Reading:
+    """Take a reading of `vbucket` for somebody who has everything up to seqno `after`.
+
+    Raises:
+        StoreError: the disk cannot be read; nothing is held.
+    """
+    return Reading(vbucket, store.view() if needs_disk(vbucket, after) else None)

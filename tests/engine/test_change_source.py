@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.readings import judge
+from tests.engine.readings import judge, open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
-from uprmc.engine.change_source import Reading, needs_disk, open_reading
+from uprmc.engine.change_source import Reading, needs_disk
 from uprmc.engine.compaction import PurgeRule
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreError

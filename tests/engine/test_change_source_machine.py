@@ -20,11 +20,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.engine.readings import judge
+from tests.engine.readings import judge, open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import StorageSettings, UprSettings
 from uprmc.engine import change_source, compaction, replica, write_queue
-from uprmc.engine.change_source import Reading, open_reading
+from uprmc.engine.change_source import Reading
 from uprmc.engine.compaction import PurgeRule
 from uprmc.engine.expiry import expire_due
 from uprmc.engine.flusher import Flush

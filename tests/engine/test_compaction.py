@@ -450,7 +450,7 @@ def begin_anew(node: Node, cause: str) -> None:
     elif cause == "changed its state":
         node.bucket.set_state(0, VBucketState.REPLICA)
     elif cause == "rolled back":
-        node.vbucket.interrupt(Interruption.ROLLED_BACK)
+        node.vbucket.interrupt(Interruption.STATE_CHANGED)
     else:
         remove(node)
         if cause == "removed and made again":

@@ -18,9 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.engine.readings import open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import compaction
-from uprmc.engine.change_source import open_reading
 from uprmc.engine.compaction import PurgeRule, Scan
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flush

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.readings import newest_changes
+from tests.engine.readings import newest_changes, open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine import replica
-from uprmc.engine.change_source import open_reading
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments, RangeExceeded, StoreFull

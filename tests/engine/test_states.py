@@ -6,9 +6,9 @@ from itertools import pairwise, product
 
 import pytest
 
+from tests.engine.readings import open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import replica
-from uprmc.engine.change_source import open_reading
 from uprmc.engine.rollback import Held, Position, rollback_point, shared_until
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import NotMyVBucket, RangeExceeded, TemporaryFailure

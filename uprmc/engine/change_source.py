@@ -21,7 +21,8 @@ from itertools import chain
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
-from uprmc.storage.interface import Store, StoreView
+from uprmc.storage.interface import StoreView
+from uprmc.storage.layout import unpack_record
 
 #: Queue entries looked up at a time.
 _PORTION_ITEMS = 64
@@ -71,17 +72,13 @@ class Reading:
     def changes(self, after: int) -> Iterator[Item]:
         """Yield everything above seqno `after`, by rising seqno, one item for each key.
 
+        It is `records` without those of `newer` keys, then `queued`; streams read these themselves.
+
         Raises:
             StoreError: the disk cannot be read, or the reading was closed meanwhile.
         """
-        queued = self.queued(after)
-        if self._view is None or after >= self._handover:
-            return queued
-        stored = self._view.changes_after(self.vbucket, after)
-        newer = self.newer
-        if newer:
-            stored = (item for item in stored if item.key not in newer)
-        return chain(stored, queued)
+        stored = map(unpack_record, self.records(after))
+        return chain((item for item in stored if item.key not in self.newer), self.queued(after))
 
     def records(self, after: int) -> Iterator[bytes]:
         """Yield the store's part above seqno `after` as records, those of `newer` keys included.
@@ -134,12 +131,3 @@ class Reading:
 def needs_disk(vbucket: VBucket, after: int) -> bool:
     """Tell whether the queue alone does not hold everything above seqno `after`."""
     return vbucket.queue.persisted > after
-
-
-def open_reading(store: Store, vbucket: VBucket, after: int) -> Reading:
-    """Take a reading of `vbucket` for somebody who has everything up to seqno `after`.
-
-    Raises:
-        StoreError: the disk cannot be read; nothing is held.
-    """
-    return Reading(vbucket, store.view() if needs_disk(vbucket, after) else None)

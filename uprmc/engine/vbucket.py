@@ -49,7 +49,6 @@ class Interruption(Enum):
 
     STATE_CHANGED = "state changed"
     RESET = "reset"
-    ROLLED_BACK = "rolled back"
 
 
 class Watcher(Protocol):

@@ -57,10 +57,9 @@ CollectionSeqnosExtras = Layout("state" / Int32ub, "collection" / Int32ub)
 COLLECTION_SEQNOS_EXTRAS = derive(CollectionSeqnosExtras)
 
 #: Value of its reply: vBuckets by number.
-VBucketSeqnosValue = Layout(
-    "entries" / GreedyRange(Layout("vbucket" / Int16ub, "seqno" / Int64ub)), Terminated
-)
-VBUCKET_SEQNO = derive(Layout("vbucket" / Int16ub, "seqno" / Int64ub))
+_VBucketSeqno = Layout("vbucket" / Int16ub, "seqno" / Int64ub)
+VBucketSeqnosValue = Layout("entries" / GreedyRange(_VBucketSeqno), Terminated)
+VBUCKET_SEQNO = derive(_VBucketSeqno)
 
 #: Extras of SEQNO_PERSISTENCE: up to where everything is to be on disk.
 SeqnoPersistenceExtras = Layout("seqno" / Int64ub)

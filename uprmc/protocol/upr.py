@@ -77,6 +77,9 @@ ROLLBACK_VALUE = derive(RollbackValue)
 
 #: Value of the reply SUCCESS and of the reply to GET_FAILOVER_LOG: entries, newest first.
 _FAILOVER_ENTRY = Layout("uuid" / Int64ub, "seqno" / Int64ub)
+_FailoverEntry = Layout("uuid" / Int64ub, "seqno" / Int64ub)
+FailoverLogValue = Layout("entries" / GreedyRange(_FailoverEntry), Terminated)
+FAILOVER_ENTRY = derive(_FailoverEntry)
 FailoverLogValue = Layout("entries" / GreedyRange(_FAILOVER_ENTRY), Terminated)
 FAILOVER_ENTRY = derive(_FAILOVER_ENTRY)
 

@@ -39,8 +39,7 @@ from uprmc.errors import (
     TooLarge,
 )
 from uprmc.model import SEQNO_MAX
-
-COOKIE_LIMIT_BYTES = 128
+from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
 
 
 class Barrier(NamedTuple):
@@ -111,8 +110,8 @@ class Barriers(ABC, Generic[Goal]):
     def _check(self, cookie: bytes) -> None:
         if not cookie:
             raise InvalidArguments("a barrier cookie must not be empty")
-        if len(cookie) > COOKIE_LIMIT_BYTES:
-            raise TooLarge(f"a barrier cookie has at most {COOKIE_LIMIT_BYTES} bytes")
+        if len(cookie) > COOKIE_MAX_BYTES:
+            raise TooLarge(f"a barrier cookie has at most {COOKIE_MAX_BYTES} bytes")
         if not self._streaming:
             raise KeyNotFound("no stream is open")
         if cookie in self._cookies:
