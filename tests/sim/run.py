@@ -6,12 +6,10 @@ hand. Both end with `finish`, where the judges that need whole histories have th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from tests.sim import linearity
 from tests.sim.client import Client, Habits
 from tests.sim.disk import Disk
+from tests.sim.faults import Faults, FaultyRun
 from tests.sim.history import History, Op
 from tests.sim.judges import (
     CasJudge,
@@ -25,35 +23,6 @@ from tests.sim.judges import (
 from tests.sim.link import FAR_AWAY, FAST, SLOW_READER, LinkProfile
 from tests.sim.node import Node, Pace, small_settings
 from tests.sim.world import World
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """What may go wrong, each as the mean number of seconds between two; 0 = never."""
-
-    cut_s: float = 0.0
-    crash_s: float = 0.0
-    power_s: float = 0.0
-    stop_s: float = 0.0
-    full_s: float = 0.0
-    broken_s: float = 0.0
-    unreadable_s: float = 0.0
-    map_full_s: float = 0.0
-    write_back_s: float = 0.0
-
-
-NO_FAULTS = Faults()
-ALL_FAULTS = Faults(
-    cut_s=0.5,
-    crash_s=0.8,
-    power_s=2.0,
-    stop_s=2.0,
-    full_s=1.5,
-    broken_s=1.5,
-    unreadable_s=1.0,
-    map_full_s=1.0,
-    write_back_s=0.3,
-)
 
 EVERYTHING = {
     "get": 30,
@@ -72,7 +41,7 @@ EVERYTHING = {
 }
 
 
-class Run:
+class Run(FaultyRun):
     """See the module docstring."""
 
     def __init__(
@@ -83,6 +52,7 @@ class Run:
         quota: int = 5_500,
         pace: Pace | None = None,
     ) -> None:
+        super().__init__(absences_s=(0.0, 0.1, 1.0))
         self.world = World(seed)
         self.history = History(self.world)
         self.store_judge = StoreJudge()
@@ -93,8 +63,6 @@ class Run:
         self.cas = CasJudge()
         self.seqnos = SeqnoJudge()
         self.promises = PromiseJudge(self.node.branches, self.cas)
-        self.crashes = self.cuts = 0
-        self._faulty = False
         self._high_at_start = 0
         self._on_disk: dict[bytes, Record] = {}  # when the present life began
         self.history.on_begin += [self.seqnos.began, self.promises.began]
@@ -157,8 +125,7 @@ class Run:
 
     def go(self, steps: int, faults: Faults) -> None:
         """Let everybody work among faults; then heal, come to rest, be judged."""
-        self._faulty = True
-        self._plan(faults)
+        self._begin_faults(faults)
         for client in self.clients:
             client.work()
         self.world.run(steps)
@@ -223,68 +190,6 @@ class Run:
         self.node.stop()
         self.world.run_until(lambda: not self.node.up)
         self.start()
-
-    # --- faults ---------------------------------------------------------------------------------
-
-    def _plan(self, faults: Faults) -> None:
-        disk = self.disk
-        for mean_s, happen in (
-            (faults.cut_s, self._cut),
-            (faults.crash_s, lambda: self._crash(power=False)),
-            (faults.power_s, lambda: self._crash(power=True)),
-            (faults.stop_s, self._stop),
-            (faults.full_s, lambda: self._for_a_while("full")),
-            (faults.broken_s, lambda: self._for_a_while("broken")),
-            (faults.unreadable_s, lambda: self._for_a_while("unreadable")),
-            (faults.map_full_s, lambda: setattr(disk, "map_full", True)),
-            (faults.write_back_s, disk.write_back),
-        ):
-            if mean_s:
-                self._again(mean_s, happen)
-
-    def _again(self, mean_s: float, happen: Callable[[], None]) -> None:
-        def act() -> None:
-            if self._faulty:
-                happen()
-                self._again(mean_s, happen)
-
-        self.world.after(self.world.random.expovariate(1 / mean_s), act)
-
-    def _cut(self) -> None:
-        if self.node.links:
-            self.cuts += 1
-            self.world.note("cut")
-            self.world.random.choice(self.node.links).cut()
-
-    def _crash(self, *, power: bool) -> None:
-        if not self.node.up:
-            return
-        self.crashes += 1
-        self.node.crash(power=power)
-        self._start_later()
-
-    def _stop(self) -> None:
-        if self.node.serving and not self.node.stopping:
-            self.node.stop()
-            self._start_later()
-
-    def _start_later(self) -> None:
-        def start() -> None:
-            if self.node.up:
-                if self.node.stopping:
-                    self._start_later()
-                return
-            disk = self.disk
-            disk.full = disk.broken = disk.map_full = False  # it could not start
-            self.node.start()
-
-        # Sometimes at once: a clock with seconds does not see such a short absence.
-        self.world.after(self.world.random.choice((0.0, 0.1, 1.0)), start)
-
-    def _for_a_while(self, fault: str) -> None:
-        self.world.note(f"disk {fault}")
-        setattr(self.disk, fault, True)
-        self.world.after(self.world.between(0.05, 0.3), lambda: setattr(self.disk, fault, False))
 
     # --- judgement ------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.seeds import seeds
 from tests.sim import codec
-from tests.sim.run import EVERYTHING, NO_FAULTS, Faults, Run
+from tests.sim.faults import NO_FAULTS, Faults
+from tests.sim.run import EVERYTHING, Run
 from tests.sim.test_store_survives import back, put, read, write_out
 
 pytestmark = pytest.mark.sim

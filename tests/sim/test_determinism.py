@@ -9,13 +9,15 @@ import sys
 import pytest
 
 from tests.seeds import seeds
-from tests.sim.run import ALL_FAULTS, Run
+from tests.sim.faults import ALL_FAULTS
+from tests.sim.run import Run
 
 pytestmark = pytest.mark.sim
 
 _PRINT_DIGEST = """
 from tests.sim.node import shrink
-from tests.sim.run import ALL_FAULTS, Run
+from tests.sim.faults import ALL_FAULTS
+from tests.sim.run import Run
 shrink()
 print(Run.random(3, steps=1_000, faults=ALL_FAULTS).world.digest())
 """

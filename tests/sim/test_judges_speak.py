@@ -16,11 +16,12 @@ import pytest
 from tests.sim import codec, linearity
 from tests.sim.codec import Reply
 from tests.sim.disk import DiskStore
+from tests.sim.faults import ALL_FAULTS
 from tests.sim.history import Op
 from tests.sim.judges import Verdict
 from tests.sim.linearity import ABSENT
 from tests.sim.node import Node
-from tests.sim.run import ALL_FAULTS, Run
+from tests.sim.run import Run
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flush, Flusher

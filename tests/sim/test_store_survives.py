@@ -7,8 +7,9 @@ import pytest
 from tests.seeds import seeds
 from tests.sim import codec
 from tests.sim.client import Client
+from tests.sim.faults import ALL_FAULTS
 from tests.sim.history import Op
-from tests.sim.run import ALL_FAULTS, EVERYTHING, Run
+from tests.sim.run import EVERYTHING, Run
 from uprmc.errors import StoreFull
 
 pytestmark = pytest.mark.sim

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from tests.seeds import seeds
-from tests.sim.run import NO_FAULTS, Faults
+from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_kinds import BARRED, MOODY, PLAIN, RARE, ROUNDS, SLOW, VERSED, Kind
 from tests.sim.upr_plan import MANAGING, Plan

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.judges import Verdict
-from tests.sim.run import NO_FAULTS, Faults
 from tests.sim.upr_judges import RequestJudge
 from tests.sim.upr_kinds import PLAIN, RARE, SLOW, VERSED
 from tests.sim.upr_plan import Plan

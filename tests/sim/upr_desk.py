@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim import codec
 from tests.sim.codec import Reply
-from tests.sim.run import NO_FAULTS
+from tests.sim.faults import NO_FAULTS
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_kinds import Kind
 from tests.sim.upr_plan import Plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.sim.run import Faults
+from tests.sim.faults import Faults
 from tests.sim.upr_kinds import KINDS, Kind
 from tests.sim.world import World
 from uprmc.config import UprSettings

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from tests.sim import upr_codec as codec
 from tests.sim.disk import Disk
+from tests.sim.faults import FaultyRun
 from tests.sim.judges import Stored, StoreJudge, Verdict, complain
 from tests.sim.node import Node, Pace, small_settings
-from tests.sim.run import Faults
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_lessee import Lessee
 from tests.sim.upr_notifier import Notifier
@@ -25,10 +25,11 @@ from tests.sim.world import World
 from uprmc.config import Settings
 
 
-class UprRun:
+class UprRun(FaultyRun):
     """See the module docstring."""
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
+        super().__init__(absences_s=(0.0, 0.1, 0.5))
         self.world = World(seed)
         self.plan = plan = plan or random_plan(self.world)
         self.store_judge = StoreJudge()
@@ -45,8 +46,6 @@ class UprRun:
         self.notifier: Notifier | None = None
         self.lessee: Lessee | None = None
         self.taker: Taker | None = None
-        self.crashes = self.cuts = 0
-        self._faulty = False
 
     @staticmethod
     def _settings(plan: Plan) -> Settings:
@@ -75,8 +74,7 @@ class UprRun:
     def go(self) -> None:
         """See `random`."""
         self.start()
-        self._faulty = True
-        self._plan(self.plan.faults)
+        self._begin_faults(self.plan.faults)
         self.world.run(self.plan.steps)
         self.heal()
         self.rest()
@@ -199,63 +197,3 @@ class UprRun:
         node = self.node
         serving = node.up and node.serving
         self.truth.look(node.bucket.vbuckets.values() if serving else (), serving=serving)
-
-    # --- faults -----------------------------------------------------------------------------------
-
-    def _plan(self, faults: Faults) -> None:
-        disk = self.disk
-        for mean_s, happen in (
-            (faults.cut_s, self._cut),
-            (faults.crash_s, lambda: self._crash(power=False)),
-            (faults.power_s, lambda: self._crash(power=True)),
-            (faults.stop_s, self._stop),
-            (faults.full_s, lambda: self._for_a_while("full")),
-            (faults.broken_s, lambda: self._for_a_while("broken")),
-            (faults.unreadable_s, lambda: self._for_a_while("unreadable")),
-            (faults.map_full_s, lambda: setattr(disk, "map_full", True)),
-            (faults.write_back_s, disk.write_back),
-        ):
-            if mean_s:
-                self._again(mean_s, happen)
-
-    def _again(self, mean_s: float, happen: Callable[[], None]) -> None:
-        def act() -> None:
-            if self._faulty:
-                happen()
-                self._again(mean_s, happen)
-
-        self.world.after(self.world.random.expovariate(1 / mean_s), act)
-
-    def _cut(self) -> None:
-        if self.node.links:
-            self.cuts += 1
-            self.world.note("cut")
-            self.world.random.choice(self.node.links).cut()
-
-    def _crash(self, *, power: bool) -> None:
-        if self.node.up:
-            self.crashes += 1
-            self.node.crash(power=power)
-            self._start_later()
-
-    def _stop(self) -> None:
-        if self.node.serving and not self.node.stopping:
-            self.node.stop()
-            self._start_later()
-
-    def _start_later(self) -> None:
-        def start() -> None:
-            if self.node.up:
-                if self.node.stopping:
-                    self._start_later()
-                return
-            disk = self.disk
-            disk.full = disk.broken = disk.map_full = disk.unreadable = False  # it could not start
-            self.node.start()
-
-        self.world.after(self.world.random.choice((0.0, 0.1, 0.5)), start)
-
-    def _for_a_while(self, fault: str) -> None:
-        self.world.note(f"disk {fault}")
-        setattr(self.disk, fault, True)
-        self.world.after(self.world.between(0.05, 0.3), lambda: setattr(self.disk, fault, False))
