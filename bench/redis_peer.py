@@ -33,8 +33,8 @@ def missing() -> str:
     if shutil.which("redis-server") is None:
         return "redis-server is not installed: tools/system_packages.sh bench"
     try:
-        import hiredis  # noqa: F401
-        import redis  # noqa: F401
+        import hiredis  # noqa: F401 - only to see whether it is there
+        import redis  # noqa: F401 - the same
     except ImportError as error:
         return f"{error.name} is not installed: pip install -e '.[bench]'"
     return ""
@@ -88,7 +88,7 @@ def entry(key: bytes, value: bytes) -> bytes:
     return b"*5\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-def _client(address: Address):  # type: ignore[no-untyped-def]
+def _client(address: Address):  # type: ignore[no-untyped-def] # redis-py may be absent
     import redis
 
     return redis.Redis(host=address.host, port=address.port, protocol=2)
