@@ -39,12 +39,12 @@ from typing import Any
 
 from bench import common, redis_peer
 from bench.common import Load, Report, Spread, column, ratio
+from bench.filling import fill, items_of, statistic, wait_until_flushed
 from bench.upr_consumer import BARRIER_ADD, BARRIER_REACHED, Consumer, RefusedError, request
 from interop.server_process import Address, ServerProcess, start_uprmc
-from interop.wire import SET, SETQ, Wire, store, vbucket_of
+from interop.wire import SET, Wire, store, vbucket_of
 
 PARTS = "backfill,live,cost,idle,barrier,views"
-_FLUSH_S = 120.0
 Figures = dict[str, float]
 
 
@@ -117,42 +117,6 @@ def _figures_of(child: subprocess.Popen[str]) -> Figures:
     return found
 
 
-# --- filling ------------------------------------------------------------------------------------
-
-
-def _items(count: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
-    """Keys of 20 bytes and values that do not repeat."""
-    piece = value_bytes // 16 + 1
-    values = ((b"%016x" % (n * 2654435761 % 2**64) * piece)[:value_bytes] for n in range(count))
-    return [(common.key_of(number), value) for number, value in enumerate(values)]
-
-
-def _fill(server: ServerProcess, items: list[tuple[bytes, bytes]], vbuckets: int) -> None:
-    """Store everything by quiet sets, and wait until all of it is on disk."""
-    with Wire(server.memcached, timeout_s=60.0) as wire:
-        for begin in range(0, len(items), 1_000):
-            some = items[begin : begin + 1_000]
-            frames = [store(SETQ, k, v, vbucket=vbucket_of(k, vbuckets)) for k, v in some]
-            if found := wire.replies_until_noop(*frames):
-                raise common.BenchError(f"a set was refused: {found[0]}")
-    _wait_until_flushed(server)
-
-
-def _wait_until_flushed(server: ServerProcess) -> None:
-    """An idle server may only be waiting for company for its next commit, so it is asked."""
-    deadline = time.monotonic() + _FLUSH_S
-    while _statistic(server, b"ep_queue_size"):
-        if time.monotonic() > deadline:
-            raise common.BenchError(f"not flushed after {_FLUSH_S:g} s")
-        time.sleep(0.1)
-    common.wait_until_idle(server)
-
-
-def _statistic(server: ServerProcess, name: bytes) -> int:
-    with Wire(server.memcached) as wire:
-        return int(wire.statistics()[name])
-
-
 # --- backfill -----------------------------------------------------------------------------------
 
 
@@ -163,10 +127,10 @@ def _backfill(bench: _Bench) -> None:
 
 def _backfill_of(bench: _Bench, vbuckets: int) -> None:
     words = bench.words
-    items = _items(words.items, words.value_bytes)
+    items = items_of(words.items, words.value_bytes)
     with bench.ours(vbuckets) as ours, redis_peer.start_redis() as peer:
         common.progress(f"backfill: storing {words.items} items")
-        _fill(ours, items, vbuckets)
+        fill(ours, items, vbuckets)
         redis_peer.fill(peer, items)
         commands = {
             "redis": _child(
@@ -298,7 +262,7 @@ def _cost(bench: _Bench) -> None:
     load = Load(connections=50, depth=16, sets=1.0, seconds=words.seconds, keys=words.keys)
     with bench.ours(1_024) as ours:
         Load(connections=10, depth=16, keys=words.keys).run(ours, fill=True)
-        _wait_until_flushed(ours)
+        wait_until_flushed(ours)
         figures = bench.rounds(
             "cost",
             {
@@ -320,11 +284,11 @@ def _cost(bench: _Bench) -> None:
 
 
 def _run_sets(load: Load, server: ServerProcess, number: int) -> Figures:
-    before = _statistic(server, b"cmd_set")
+    before = statistic(server, b"cmd_set")
     report = load.run(server, seed=number + 1)
     ended_at = time.monotonic()
-    _wait_until_flushed(server)
-    sets = _statistic(server, b"cmd_set") - before
+    wait_until_flushed(server)
+    sets = statistic(server, b"cmd_set") - before
     return {"set_us": report["srv_us_op"], "sets": sets, "ended_at": ended_at}
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from interop.replica_pair import ReplicaPair, replicate
+from interop.replica_steps import OPTIONS
 from interop.server_process import ServerProcess, memcached_program, start_memcached, start_uprmc
 from interop.wire import Wire
 
@@ -33,6 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=2_000,
         metavar="N",
         help="how many connections test_bad_input opens at once",
+    )
+    group.addoption(
+        "--kills",
+        type=int,
+        default=10,
+        metavar="N",
+        help="how often test_replication kills a node under load",
     )
 
 
@@ -87,3 +96,16 @@ def wire(server: ServerProcess) -> Iterator[Wire]:
     """A fresh raw connection to the emptied server."""
     with Wire(server.memcached) as connection:
         yield connection
+
+
+@pytest.fixture
+def pair(tmp_path: Path, peer: str) -> Iterator[ReplicaPair]:
+    """Two nodes that run; ``a`` is active, and ``b`` follows it through the proxy."""
+    if peer != "uprmc":
+        pytest.skip("memcached does not speak UPR")
+    with ReplicaPair(tmp_path, *OPTIONS) as made:
+        replicate(made.b, made.dialled(made.a))
+        yield made
+        for node in (made.a, made.b):
+            if node.running:
+                node.stop()

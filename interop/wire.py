@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from interop.server_process import Address
 
@@ -141,7 +142,7 @@ class Wire:
         self.socket = address.connect(timeout_s)
         self._held = b""
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -115,6 +115,9 @@ _EXTRAS_TABLES = {
     "Rounds": 0xEA,
     "Barriers": 0xE9,
     "This server as a consumer": 0x51,
+    "SEQNO_ACKNOWLEDGED": 0x61,
+    "GET_VERSION": 0xE7,
+    "REPLICATE, TAKEOVER, FAILOVER": 0xD7,
     "SEQNO_PERSISTENCE": 0xB7,
     "COMPACT_DB": 0xB3,
 }

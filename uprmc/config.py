@@ -239,6 +239,29 @@ class UprSettings:
     lease_max_s: int = _setting(
         3_600, "seconds", "Longest lifetime of a lease; a longer one is cut to it.", 1, 86_400
     )
+    rollback_keys: int = _setting(
+        100_000,
+        "documents",
+        "A replica that has more than its source does not share starts over instead of undoing it.",
+        0,
+        10_000_000,
+    )
+    sources: int = _setting(64, "nodes", "Nodes that this one may replicate from.", 1, 1_000)
+    dial_timeout_s: float = _setting(
+        10.0,
+        "seconds",
+        "A source that does not answer for so long is given up, and tried again.",
+        0.1,
+        600,
+    )
+    redial_max_s: float = _setting(
+        15.0, "seconds", "Longest wait between two attempts to reach a source.", 0.1, 3_600
+    )
+    dial_ca: str = _setting(
+        "",
+        "path",
+        "PEM of the authority that certifies sources; without one connections are plain.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from types import TracebackType
 from interop.wire import HEADER, REQUEST, RESPONSE
 
 HELLO, OPEN, STREAM_REQUEST, FAILOVER_LOG, STREAM_END = 0x1F, 0x50, 0x53, 0x54, 0x55
+MARKER, DELETION, SNAPSHOT_END = 0x56, 0x58, 0xEC
 MUTATION, NOOP, BUFFER_ACK, CONTROL, ALL_SEQNOS = 0x57, 0x5C, 0x5D, 0x5E, 0x48
 
 LOG = struct.pack(">QQ", 0xABC, 0)
@@ -47,6 +48,7 @@ class FakeNode:
         self.place = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.seen: list[Asked] = []
         self._answers = answers
+        self._opaques: dict[int, int] = {}
         self._thread = threading.Thread(target=self._serve)
 
     def __enter__(self) -> FakeNode:
@@ -69,6 +71,8 @@ class FakeNode:
             while header := self._exactly(HEADER.size):
                 asked = Asked(header, self._exactly(struct.unpack_from(">I", header, 8)[0]))
                 self.seen.append(asked)
+                if asked.opcode == STREAM_REQUEST:
+                    self._opaques[asked.number] = asked.opaque
                 handler = self._answers.get(f"on_{asked.opcode:02x}", FakeNode._usual)
                 if asked.magic == RESPONSE:
                     handler = self._answers["on_response"]
@@ -112,12 +116,19 @@ class FakeNode:
         header = HEADER.pack(magic, opcode, len(key), len(extras), 0, number, len(body), opaque, 0)
         self._peer.sendall(header + body)
 
+    def tell(self, opcode: int, extras: bytes, number: int = 0, **body: bytes) -> None:
+        """Send a frame of a vBucket's stream, which has the opaque of its request."""
+        self.send(REQUEST, opcode, number, extras, opaque=self._opaques[number], **body)
+
+    def marker(self, start: int, end: int) -> None:
+        self.tell(MARKER, struct.pack(">QQI", start, end, 1))
+
     def mutation(self, seqno: int, value: bytes = b"v", nmeta: int = 0) -> None:
         extras = struct.pack(">QQIIIHB", seqno, 1, 0, 0, 0, nmeta, 0)
-        self.send(REQUEST, MUTATION, extras=extras, key=b"k", value=value)
+        self.tell(MUTATION, extras, key=b"k", value=value)
 
-    def end(self, reason: int) -> None:
-        self.send(REQUEST, STREAM_END, extras=struct.pack(">I", reason))
+    def end(self, reason: int, number: int = 0) -> None:
+        self.tell(STREAM_END, struct.pack(">I", reason), number)
 
     def raw(self, data: bytes) -> None:
         self._peer.sendall(data)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.cli.change_lines import as_json_line, plain
+from uprmc.cli.change_lines import Rollback, SnapshotBegin, SnapshotEnd, as_json_line, plain
 from uprmc.cli.shown import readable, text_or_base64
-from uprmc.cli.upr_stream import Change, Rollback, SnapshotBegin, SnapshotEnd
-from uprmc.protocol.upr import StreamRequest
+from uprmc.client.handler import Change
 
 
 def a_set(key: bytes = b"k", value: bytes | None = b"v", **more: int) -> Change:
@@ -103,7 +102,7 @@ def test_json_has_the_same_fields_for_every_change() -> None:
 
 def test_snapshots_and_rollbacks_have_lines_of_their_own() -> None:
     begin, end = SnapshotBegin(3, 1, 17, 0x05), SnapshotEnd(3, 17, 2)
-    rollback = Rollback(3, StreamRequest(0, 60, 2**64 - 1, 1, 60, 60), 17)
+    rollback = Rollback(3, 17)
     assert plain(begin) == "   3:1        begin    snapshot up to 17, memory checkpoint"
     assert plain(end) == "   3:17       end      snapshot complete, 2 changes"
     assert plain(rollback) == "   3:17       rollback everything after it is void"

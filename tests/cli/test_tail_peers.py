@@ -14,17 +14,27 @@ from tests.cli.fake_node import (
     BUFFER_ACK,
     CLOSE,
     CONTROL,
+    DELETION,
     LOG,
+    MUTATION,
     NOOP,
-    STREAM_END,
+    SNAPSHOT_END,
     STREAM_REQUEST,
     Asked,
     FakeNode,
 )
 from tests.cli.here import Here, runner
-from uprmc.cli import upr_stream
-from uprmc.cli.node_connection import PIPELINE_MAX
-from uprmc.cli.upr_stream import UprConnection
+from uprmc.cli import feed, tail
+from uprmc.client import node_session
+from uprmc.client.node_session import PIPELINE_MAX
+
+NOT_OPENED = "refuses to open a stream connection"
+
+#: How nonsense ends.
+ADVICE = (
+    ". Nothing of it was applied; what is saved is intact. Look at the node's version and log, "
+    "then start again"
+)
 
 INVALID, ROLLBACK, UNKNOWN, NOT_MY_VBUCKET = 0x04, 0x23, 0x81, 0x07
 
@@ -71,12 +81,12 @@ def test_every_byte_that_counts_is_acknowledged(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Marker, mutation, end count; keep-alives and responses do not."""
-    monkeypatch.setattr(upr_stream, "_ACK_BYTES", 1)
+    monkeypatch.setattr(node_session, "_ACK_PARTS", feed.BUFFER_BYTES)
     sizes: list[int] = []
 
     def tell(node: FakeNode) -> None:
         node.send(REQUEST, NOOP)
-        node.send(REQUEST, 0x56, extras=struct.pack(">QQI", 1, 6, 1))
+        node.marker(6, 6)
         node.mutation(6, b"12345")
 
     def acknowledged(node: FakeNode, asked: Asked) -> None:
@@ -90,38 +100,40 @@ def test_every_byte_that_counts_is_acknowledged(
     assert sum(sizes) == 105
 
 
-def test_a_node_that_falls_silent_is_given_up() -> None:
-    with FakeNode(on_53=lambda *_: None) as node:
-        with UprConnection(node.place, noop_interval_s=0.02) as connection:
-            assert connection.silence_max_s == pytest.approx(0.05)
-            connection.stream(upr_stream.Start(0, 0, 0))
-            with pytest.raises(upr_stream.NodeError, match="does not answer: timed out"):
-                connection.read(lambda: None)
-        assert {asked.value for asked in node.seen if asked.key == b"set_noop_interval"} == {
-            b"0.02"
-        }
-
-
 def test_silence_ends_tail_with_one_line(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UprConnection.__init__, "__kwdefaults__", _with_interval(0.02))
+    monkeypatch.setattr(feed, "NOOP_INTERVAL_S", 0.02)
+    monkeypatch.setattr(node_session, "_SILENCE_SLACK_S", 0.01)
+    monkeypatch.setattr(tail, "_LOOK_MS", 5)
     with FakeNode(on_53=lambda *_: None) as node:
         ended = here("tail", "--node", node.place)
     assert ended.code == 1
     assert ended.line() == f"the node at {node.place} is silent for 0.05 s"
+    intervals = {asked.value for asked in node.seen if asked.key == b"set_noop_interval"}
+    assert intervals == {b"0.02"}
 
 
-def _with_interval(seconds: float) -> dict[str, object]:
-    defaults = UprConnection.__init__.__kwdefaults__
-    assert defaults is not None
-    return {**defaults, "noop_interval_s": seconds}
+def test_a_node_that_knows_no_interval_may_be_silent(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "NOOP_INTERVAL_S", 0.001)
+    monkeypatch.setattr(node_session, "_SILENCE_SLACK_S", 0.0)
+    monkeypatch.setattr(tail, "_LOOK_MS", 5)
+
+    def late(node: FakeNode) -> None:
+        assert not node.more_to_read()  # waits for it, and meanwhile says nothing
+        node.end(0)
+
+    with FakeNode(on_53=streaming(late), on_5e=refusing(b"set_noop_interval")) as node:
+        assert here("tail", "--until-now", "--node", node.place).code == 0
 
 
 def test_a_node_of_2014_that_knows_fewer_options_is_followed(here: Here) -> None:
     """No HELLO, no interval, no expirations, none of our extensions; deletions without times."""
 
     def tell(node: FakeNode) -> None:
+        node.marker(6, 7)
         node.mutation(6)
-        node.send(REQUEST, 0x58, extras=struct.pack(">QQH", 7, 2, 0), key=b"k")
+        node.tell(DELETION, struct.pack(">QQH", 7, 2, 0), key=b"k")
         node.end(0)
 
     control = refusing(b"set_noop_interval", b"enable_expiry_opcode", b"uprmc_snapshot_end")
@@ -130,13 +142,40 @@ def test_a_node_of_2014_that_knows_fewer_options_is_followed(here: Here) -> None
         ended = here("tail", "--until-now", "--snapshots", "--json", "--node", node.place)
     assert ended.code == 0
     assert ended.err == "uprmc: this node does not tell where snapshots end\n"
-    one, two = map(json.loads, ended.out.splitlines())
+    begin, one, two = map(json.loads, ended.out.splitlines())
+    assert begin["op"] == "snapshot-begin"
     assert (one["op"], one["value"], one["vb_uuid"]) == ("set", "v", 0xABC)
     assert (two["op"], two["deleted_at"]) == ("delete", 0)
 
 
+def test_each_snapshot_ends_with_the_number_of_its_own_changes(here: Here) -> None:
+    """One that was announced again with a later end is one; a last change may be missing."""
+
+    def tell(node: FakeNode) -> None:
+        node.marker(6, 7)
+        node.mutation(6)
+        node.mutation(7)
+        node.marker(8, 8)
+        node.mutation(8)
+        node.marker(9, 10)
+        node.mutation(9)
+        node.marker(9, 12)
+        node.mutation(11)
+        node.tell(SNAPSHOT_END, struct.pack(">QI", 12, 2))
+        node.marker(13, 13)
+        node.mutation(13)
+        node.end(0)
+
+    with FakeNode(on_53=streaming(tell)) as node:
+        ended = here("tail", "--until-now", "--snapshots", "--json", "--node", node.place)
+    found = [json.loads(line) for line in ended.out.splitlines()]
+    ends = [(row["end"], row["items"]) for row in found if row["op"] == "snapshot-end"]
+    assert ends == [(7, 2), (8, 1), (12, 2), (13, 1)]
+
+
 def test_extended_metadata_is_no_part_of_the_value(here: Here) -> None:
     def tell(node: FakeNode) -> None:
+        node.marker(6, 6)
         node.mutation(6, b"value" + b"meta!", nmeta=5)
         node.end(0)
 
@@ -165,6 +204,7 @@ def test_a_stream_that_ends_early_is_a_failure(
 
 def test_what_came_before_the_end_is_printed(here: Here) -> None:
     def tell(node: FakeNode) -> object:
+        node.marker(6, 9)
         node.mutation(6)
         node.end(2)
         return CLOSE
@@ -186,7 +226,7 @@ def test_until_now_is_incomplete_when_one_of_the_streams_ends_early(here: Here) 
             node.send(REQUEST, NOOP)
 
     def heard(node: FakeNode, asked: Asked) -> None:
-        node.send(REQUEST, STREAM_END, 1, extras=bytes(4))
+        node.end(0, 1)
 
     with FakeNode(on_48=two, on_53=stream, on_response=heard) as node:
         ended = here("tail", "--until-now", "--node", node.place)
@@ -213,11 +253,7 @@ def test_a_rollback_that_leads_nowhere_is_not_obeyed_for_ever(here: Here) -> Non
     [
         (
             {"on_50": lambda node, asked: node.reply(asked, UNKNOWN, b"Unknown command")},
-            "opening a stream connection at PLACE was refused: Unknown command",
-        ),
-        (
-            {"on_5e": refusing(b"connection_buffer_size")},
-            "setting connection_buffer_size at PLACE was refused: Invalid arguments",
+            f"the node at PLACE {NOT_OPENED}: Unknown command; see its log and the consumer's name",
         ),
         (
             {"on_48": lambda node, asked: node.reply(asked, 0x86)},
@@ -225,11 +261,11 @@ def test_a_rollback_that_leads_nowhere_is_not_obeyed_for_ever(here: Here) -> Non
         ),
         (
             {"on_48": lambda node, asked: node.reply(asked, value=b"torn")},
-            "the node at PLACE sent nonsense: a torn list of seqnos",
+            "the node at PLACE sent a torn list of seqnos",
         ),
         (
             {"on_54": lambda node, asked: node.reply(asked, value=b"torn")},
-            "the node at PLACE sent nonsense: a failover log of 4 bytes",
+            "the node at PLACE sent nonsense: vBucket 0: a failover log of 4 bytes" + ADVICE,
         ),
         (
             {"on_53": lambda node, asked: node.reply(asked, NOT_MY_VBUCKET)},
@@ -249,15 +285,16 @@ def test_a_rollback_that_leads_nowhere_is_not_obeyed_for_ever(here: Here) -> Non
         ),
         (
             {"on_53": streaming(lambda node: node.mutation(5))},
-            "the node at PLACE sent nonsense: vBucket 0: seqnos that do not rise",
+            "the node at PLACE sent nonsense: vBucket 0: seqno 5 before any snapshot" + ADVICE,
         ),
         (
-            {"on_53": streaming(lambda node: node.send(REQUEST, 0x57, extras=b"short"))},
-            "the node at PLACE sent nonsense: opcode 0x57 of a strange length",
+            {"on_53": streaming(lambda node: node.tell(MUTATION, b"short"))},
+            "the node at PLACE sent nonsense: opcode 0x57: unpack requires a buffer of 31 bytes"
+            + ADVICE,
         ),
         (
             {"on_53": streaming(lambda node: node.raw(b"HTTP/1.1 400 Bad Request\r\n"))},
-            "what answers at PLACE is no node of ours: unknown magic 0x48",
+            "what answers at PLACE is no UPR: magic 0x48",
         ),
         (
             {"on_53": streaming(lambda node: CLOSE)},
@@ -286,7 +323,7 @@ def test_stream_requests_are_not_sent_faster_than_they_are_answered(here: Here) 
             assert not node.more_to_read()
             for each in waiting:
                 node.reply(each, value=LOG)
-                node.send(REQUEST, STREAM_END, each.number, extras=bytes(4))
+                node.end(0, each.number)
             waiting.clear()
 
     with FakeNode(
@@ -303,6 +340,6 @@ def test_nothing_is_asked_of_states_that_nobody_named(here: Here) -> None:
     for options, state in (([], 1), (["--vbucket", "0"], 0)):
         with FakeNode(on_53=streaming(lambda node: node.end(0))) as node:
             assert here("tail", "--until-now", *options, "--node", node.place).code == 0
-        (asked,) = (asked for asked in node.seen if asked.opcode == ALL_SEQNOS)
+        *_, asked = (asked for asked in node.seen if asked.opcode == ALL_SEQNOS)
         assert struct.unpack(">I", asked.extras) == (state,)
         assert not [asked for asked in node.seen if asked.opcode == BUFFER_ACK]

@@ -355,7 +355,15 @@ def test_force_makes_them_dead_first_and_an_empty_node_has_nothing_to_follow(
     assert json.loads(here("vbucket", "list", "--json", "--node", server.upr).out) == []
     assert json.loads(here("failover-log", "--json", "--node", server.upr).out) == []
     ended = here("tail", "--node", server.upr)
-    assert (ended.code, ended.line()[:30]) == (1, "the node has no active vBucket")
+    assert (ended.code, ended.line()) == (1, "the node has no vBucket, or only dead ones")
+
+
+def test_a_node_of_replicas_is_followed_as_it_is(server: ServerProcess, here: Here) -> None:
+    for number in range(5):
+        writer(server, number)(number)
+    here("vbucket", "set", "0-7", "replica", "--node", server.upr)
+    ended = here("tail", "--from", 0, "--until-now", "--json", "--node", server.upr)
+    assert (ended.code, len(ended.out.splitlines())) == (0, 5)
 
 
 def test_numbers_that_the_node_cannot_have(shared: ServerProcess, here: Here) -> None:

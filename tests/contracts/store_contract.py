@@ -63,6 +63,7 @@ class StoreContract:
             "metadata": [],
             "documents": {},
             "changes": {0: []},
+            "back": {0: []},
         }
         assert view.header(0) is None
         assert view.get(0, b"k") is None
@@ -355,6 +356,58 @@ class StoreContract:
         assert view.get(0, b"old") is None
         view.close()
 
+    # --- going back ---
+
+    @pytest.mark.parametrize("seqno", [0, 1, 4, 5, 6, 300, SEQNO_MAX - 1, SEQNO_MAX])
+    def test_a_rewind_forgets_every_record_above_a_seqno(self, store: Store, seqno: int) -> None:
+        written = [live(b"z", 1), tombstone(b"y", 5), live(b"x", 6), live(b"w" * 250, 300)]
+        for vbucket in (0, 1, 2):
+            store.commit(write(*written, vbucket=vbucket))
+        store.commit(write(vbucket=1, rewind=seqno))
+        view = store.view()
+        kept = [(item.key, item.seqno) for item in written if item.seqno <= seqno]
+        assert by_seq(view, vbucket=1) == kept
+        assert sorted(by_id(view, 1)) == sorted((1, *each) for each in kept)
+        assert len(by_seq(view, vbucket=0)) == len(by_seq(view, vbucket=2)) == 4
+        view.close()
+
+    def test_a_rewind_of_nothing_is_harmless(self, store: Store) -> None:
+        store.commit(write(rewind=0))
+        store.commit(write(vbucket=1023, rewind=7))
+        view = store.view()
+        assert view.count() == 0
+        view.close()
+
+    def test_what_a_rewind_brings_may_lie_anywhere(self, store: Store) -> None:
+        store.commit(write(live(b"a", 2), live(b"b", 4), live(b"c", 9), live(b"d", 10)))
+        store.commit(write(live(b"c", 1), tombstone(b"d", 3), live(b"e", 9), rewind=4))
+        view = store.view()
+        assert by_seq(view) == [(b"c", 1), (b"a", 2), (b"d", 3), (b"b", 4), (b"e", 9)]
+        assert view.count() == 5
+        assert view.get(0, b"c") == live(b"c", 1)
+        view.close()
+
+    def test_a_forgotten_key_goes_whatever_version_is_stored(self, store: Store) -> None:
+        store.commit(write(live(b"a", 1), tombstone(b"b", 2), live(b"c", 3), live(b"d", 4)))
+        store.commit(write(live(b"a", 1), vbucket=1))
+        store.commit(write(live(b"c", 2), rewind=3, forget=[b"a", b"b", b"c", b"d", b"never"]))
+        view = store.view()
+        assert by_seq(view) == [(b"c", 2)]
+        assert by_id(view) == [(0, b"c", 2), (1, b"a", 1)]
+        view.close()
+
+    def test_records_are_read_backwards_too(self, store: Store) -> None:
+        written = [live(b"z", 1), tombstone(b"y", 5), live(b"x", 6), live(b"w", 300)]
+        for vbucket in (0, 1, 1023):
+            store.commit(write(*written, vbucket=vbucket))
+        view = store.view()
+        for vbucket in (0, 1, 1023):
+            for seqno in (0, 1, 4, 5, 300, SEQNO_MAX):
+                expected = [item.with_value(None) for item in written if item.seqno <= seqno]
+                assert list(view.changes_before(vbucket, seqno)) == expected[::-1]
+        assert list(view.changes_before(500, SEQNO_MAX)) == []
+        view.close()
+
     # --- local documents ---
 
     def test_local_documents_are_in_no_index_and_no_stream(self, store: Store) -> None:
@@ -442,7 +495,12 @@ class StoreContract:
     def test_a_closed_view_refuses_to_be_read(self, store: Store) -> None:
         store.commit(write(live(b"a", 1), live(b"b", 2)))
         view = store.view()
-        begun = [view.changes_after(0, 0), view.dump_metadata(), view.records_after(0, 0)]
+        begun = [
+            view.changes_after(0, 0),
+            view.changes_before(0, 9),
+            view.dump_metadata(),
+            view.records_after(0, 0),
+        ]
         for scan in begun:
             next(scan)
         view.close()
@@ -470,6 +528,7 @@ class StoreContract:
             lambda: list(view.dump_metadata()),
             lambda: list(view.dump_metadata(0)),
             lambda: list(view.changes_after(0, 0)),
+            lambda: list(view.changes_before(0, SEQNO_MAX)),
             lambda: list(view.records_after(0, 0)),
         ]
         for reading in readings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from uprmc.model import (
+    SEQNO_MAX,
     FailoverEntry,
     Item,
     Life,
@@ -36,11 +37,17 @@ def header(high_seqno: int = 0, uuid: int = 0xBEEF) -> VBucketHeader:
 
 
 def write(
-    *items: Item, vbucket: int = 0, reset: bool = False, drop: Sequence[tuple[bytes, int]] = ()
+    *items: Item,
+    vbucket: int = 0,
+    reset: bool = False,
+    drop: Sequence[tuple[bytes, int]] = (),
+    rewind: int | None = None,
+    forget: Sequence[bytes] = (),
 ) -> Batch:
     """Return a batch for one vBucket, with a header that fits."""
     high = max((item.seqno for item in items), default=0)
-    return Batch([VBucketChange(vbucket, header(high), items, reset=reset, drop=drop)])
+    change = VBucketChange(vbucket, header(high), items, reset, drop, rewind, forget)
+    return Batch([change])
 
 
 def removal(vbucket: int) -> Batch:
@@ -69,4 +76,5 @@ def contents(view: StoreView, vbuckets: Iterable[int]) -> dict[str, object]:
             (vbucket, item.key): view.get(vbucket, item.key) for vbucket, item, _ in dump
         },
         "changes": {vbucket: list(view.changes_after(vbucket, 0)) for vbucket in vbuckets},
+        "back": {vbucket: list(view.changes_before(vbucket, SEQNO_MAX)) for vbucket in vbuckets},
     }

@@ -557,6 +557,18 @@ def test_a_full_batch_is_written_at_once() -> None:
     assert node.bucket.flusher.delay(0.0, 0.05) == 0.0
 
 
+def test_many_batches_may_gather_while_replicas_are_filled() -> None:
+    node = delayed_node()
+    flusher = node.bucket.flusher
+    write(node, 1_000)
+    flusher.filling = 1
+    assert flusher.delay(0.0, 0.05) > 0
+    write(node, 32_000)
+    assert flusher.delay(0.0, 0.05) == 0.0
+    flusher.filling = 0
+    assert flusher.delay(0.0, 0.05) == 0.0
+
+
 def test_somebody_who_waits_has_it_written_at_once() -> None:
     node = delayed_node()
     node.set(b"k")

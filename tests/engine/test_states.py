@@ -202,6 +202,18 @@ def test_a_replica_with_half_a_snapshot_branches_at_its_last_whole_state(node: N
     assert node.set(b"next").seqno == 111
 
 
+@pytest.mark.parametrize(("purged", "after"), [(40, 40), (110, 110), (111, 110), (300, 110)])
+def test_deletions_dropped_beyond_the_end_are_of_no_new_branch(
+    node: Node, purged: int, after: int
+) -> None:
+    """Half a snapshot may tell of more than has come; seqnos from here on are given anew."""
+    node.bucket.set_state(0, REPLICA)
+    receive(node.vbucket, 400, *range(101, 111))
+    node.vbucket.purge_seqno = purged
+    node.bucket.set_state(0, ACTIVE)
+    assert node.vbucket.purge_seqno == after
+
+
 @pytest.mark.acceptance("D53", "P06")
 def test_a_replica_with_a_whole_snapshot_branches_at_its_end(node: Node) -> None:
     node.bucket.set_state(0, REPLICA)

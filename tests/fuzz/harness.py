@@ -6,6 +6,7 @@ import struct
 from random import Random
 from typing import Any
 
+from tests.fuzz.dialler import Dialler
 from tests.fuzz.grammar import Request, Spoil, spoiled
 from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
@@ -17,6 +18,7 @@ from uprmc.kv.upr_session import UprSession
 from uprmc.ports import Session
 from uprmc.storage.memory import MemoryStore
 from uprmc.upr.hub import Hub
+from uprmc.upr.replication import Replication
 
 SETTINGS = Settings(
     kv=KvSettings(
@@ -49,6 +51,9 @@ _CHECK_EVERY = 100
 
 _HEADER = struct.Struct(">BBHBBHIIQ")
 
+#: What a session may ask.
+_ASKED = frozenset((*range(0x50, 0x5F), *range(0xE9, 0xED), 0x54, 0xE7))
+
 #: All documents are dropped now and then: spoiled keys are new keys, and keys stay in memory.
 _EMPTY_EVERY = 4_000
 
@@ -78,25 +83,29 @@ class FrameReader:
 
     Attributes:
         sent: opcodes of the frames that were no replies.
+        granted: opcodes of replies that say yes.
     """
 
-    def __init__(self, sent: set[int]) -> None:
+    def __init__(self, sent: set[int], granted: set[int]) -> None:
         self.sent = sent
+        self.granted = granted
         self._buffer = b""
 
     def feed(self, data: bytes) -> None:
         """Check the frames that are complete now; a stream sends requests beside the replies."""
         buffer = self._buffer + data
         while len(buffer) >= _HEADER.size:
-            magic, opcode, key, extras, _, _, body, _, _ = _HEADER.unpack_from(buffer)
+            magic, opcode, key, extras, _, status, body, _, _ = _HEADER.unpack_from(buffer)
             assert magic in (0x80, 0x81), f"a frame begins with {magic:#04x}"
-            asked = 0x50 <= opcode <= 0x5E or 0xE9 <= opcode <= 0xEC
+            asked = opcode in _ASKED
             assert magic == 0x81 or asked, f"a session asks {opcode:#04x}"
             assert extras + key <= body, "lengths of a frame contradict each other"
             if len(buffer) < _HEADER.size + body:
                 break
             if magic == 0x80:
                 self.sent.add(opcode)
+            elif not status:
+                self.granted.add(opcode)
             buffer = buffer[_HEADER.size + body :]
         self._buffer = buffer
 
@@ -113,6 +122,8 @@ class Fuzz:
         closed: how many connections the sessions ended.
         fetches: how often somebody waited for the disk.
         streamed: opcodes of what sessions have sent by themselves.
+        granted: opcodes of requests that were granted.
+        dialler: reaches those whom the node is told to follow.
         last: the requests of the present connection, for whoever looks into a failure.
     """
 
@@ -122,6 +133,7 @@ class Fuzz:
         self.random = Random(seed)
         self.sent = self.closed = self.fetches = 0
         self.streamed: set[int] = set()
+        self.granted: set[int] = set()
         self.last: list[bytes] = []
         self._request = request
         self._greeting = greeting
@@ -130,7 +142,9 @@ class Fuzz:
         self._store = MemoryStore()
         self._bucket = Bucket(SETTINGS, self._store, self._clock, Entropy(self.random))
         self._hub = Hub(self._bucket, SETTINGS.upr)
-        self._hub = Hub(self._bucket, SETTINGS.upr)
+        self.dialler = Dialler(self.random)
+        self._replication = Replication(self._hub, self.dialler.dial)
+        self._hub.replication = self._replication
         for _ in Warmup(self._bucket).steps():
             pass
         self._witness = self._connect()
@@ -163,7 +177,7 @@ class Fuzz:
     def _one_connection(self) -> None:
         random = self.random
         session = self._connect()
-        reader = FrameReader(self.streamed)
+        reader = FrameReader(self.streamed, self.granted)
         self.last = []
         if self._greeting and random.random() < 0.95:
             self.last.append(self._greeting(random))
@@ -221,6 +235,7 @@ class Fuzz:
             if attempt > 1:
                 self._seconds += 60.0
                 session.tick(self._seconds)
+                self._replication.tick(self._seconds)
             session = self._pull(session, reader)
             if not session.input_full or session.closing:
                 return session
@@ -243,6 +258,7 @@ class Fuzz:
     def _work(self) -> None:
         """Do what a node does beside its connections, all of it."""
         bucket = self._bucket
+        self.dialler.work()
         self._flush()
         while bucket.compactor.waiting:
             if reading := bucket.compactor.begin():
@@ -263,7 +279,10 @@ class Fuzz:
     def _look_after(self) -> None:
         """Let time pass, eject, expire, check the engine, ask the well-behaved session."""
         bucket = self._bucket
-        self._clock.time += self.random.choice((0.0, 0.1, 3.0))
+        passed = self.random.choice((0.0, 0.1, 3.0))
+        self._clock.time += passed
+        self._seconds += passed
+        self._replication.tick(self._seconds)
         self._work()
         bucket.tick()
         if self.random.random() < 0.2 or bucket.pager.needed:

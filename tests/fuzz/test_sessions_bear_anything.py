@@ -19,6 +19,8 @@ from uprmc.kv.conversation import Conversation
 #: Requests of one seed; more requests mean more seeds.
 _SHARE = 2_500
 
+_filling = upr_grammar.filling_request
+
 _SEEDS = range(max(1, int(os.environ.get("UPRMC_FUZZ_FRAMES", "20000")) // (2 * _SHARE)))
 
 
@@ -32,6 +34,12 @@ def test_a_binary_session_bears_any_bytes(seed: int) -> None:
 def test_a_upr_session_bears_any_bytes(seed: int) -> None:
     """Streams, barriers and leases asked for in every way, amid writes."""
     run(seed, _SHARE, grammar.upr_conversation, grammar.spoil_header, upr_grammar.upr_greeting)
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_a_session_that_fills_replicas_bears_any_bytes(seed: int) -> None:
+    """Streams added to it, and answers and frames of producers that nobody has spliced."""
+    run(seed, _SHARE, _filling, grammar.spoil_header, upr_grammar.filling_greeting)
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
@@ -58,6 +66,18 @@ def test_the_nonsense_of_upr_peers_does_not_keep_them_from_streaming() -> None:
     )
     assert fuzz.closed
     assert fuzz.streamed >= {0x55, 0x56, 0x57, 0x58}
+
+
+def test_the_nonsense_reaches_what_operates_replicas() -> None:
+    """Sources are followed, dialled and taken over from; versions asked for; replicas filled."""
+    fuzz = run(
+        0, 4 * _SHARE, grammar.upr_conversation, grammar.spoil_header, upr_grammar.upr_greeting
+    )
+    assert fuzz.granted >= {0xD7, 0xD8, 0xD9, 0xE7}
+    assert fuzz.dialler.connected
+    fuzz = run(0, _SHARE, _filling, grammar.spoil_header, upr_grammar.filling_greeting)
+    assert fuzz.granted >= {0x51}
+    assert fuzz.streamed >= {0x53}
 
 
 def test_connections_leave_nothing_behind() -> None:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from random import Random
 
+from tests.fuzz import replication_grammar as replicas
 from tests.sim import codec
 
 #: (opcode, extras, key, value)
@@ -31,6 +32,8 @@ _SWITCHES = (
     b"enable_stream_id",
     b"backfill_order",
     b"v7_dcp_status_codes",
+    b"max_marker_version",
+    b"uprmc_persisted",
     b"uprmc_versions",
     b"uprmc_barrier",
     b"uprmc_rounds",
@@ -99,6 +102,8 @@ def _options(random: Random) -> bytes:
 
 def _control(random: Random) -> Parts:
     name, setting = random.choice(_SWITCHES), random.choice(_SETTINGS)
+    if name == b"max_marker_version":
+        setting = random.choice((b"2.2", b"2.2", b"2.0", b"1.0", b"3", b"true", b""))
     if name.startswith(b"uprmc") and random.random() < 0.7:
         setting = b"true"
     return 0x5E, b"", name, setting
@@ -113,6 +118,7 @@ def _to_producer(random: Random) -> Parts:
             (0x5C, b"", b"", b""),
             (0x5D, _extras("I", random.choice((0, 44, 1_000, 2**32 - 1))), b"", b""),
             (0x5D, _extras("I", random.choice((44, 128, 100_000))), b"", b""),
+            replicas.seqno_acknowledged(random),
             (0xE8, b"", random.choice((b"c", b"cookie", random.randbytes(8), b"c" * 129)), b""),
             (0xE8, b"", random.randbytes(random.choice((1, 8, 128))), b""),
         )
@@ -128,6 +134,8 @@ def _to_consumer(random: Random) -> Parts:
             (0x51, _extras("I", random.choice(_STREAM_FLAGS)), b"", b""),
             (0x55, _extras("I", random.randrange(10)), b"", b""),
             (0x56, _extras("QQI", *seqnos, random.randrange(64)), b"", b""),
+            (0x56, _extras("QQI", 0, 2**63, 1), b"", b""),
+            replicas.versioned_marker(random),
             (0x57, _extras("QQIIIHB", *seqnos, 7, 0, 0, random.choice((0, 5)), 0), key, b"value"),
             (0x58, _extras("QQH", *seqnos, 0), key, b""),
             (0x58, _extras("QQIB", *seqnos, 1, 0), key, b""),
@@ -202,6 +210,8 @@ def _node(random: Random) -> Parts:
 
 def _metadata(random: Random) -> Parts:
     key = random.choice(_KEYS)
+    if random.random() < 0.15:
+        return replicas.get_version(random, key)
     if random.random() < 0.3:
         version = random.choice((b"", b"\1", b"\2", b"\3"))
         return random.choice((0xA0, 0xA1)), version, key, b""
@@ -221,7 +231,10 @@ def _metadata(random: Random) -> Parts:
 
 # --- all of them --------------------------------------------------------------------------------
 
-_MANAGEMENT: tuple[Callable[[Random], Parts], ...] = (_vbuckets, _node, _metadata, _metadata)
+_MANAGEMENT: tuple[Callable[[Random], Parts], ...] = (
+    *(_vbuckets, _node, _metadata, _metadata),
+    replicas.operating,
+)
 _UPR: tuple[Callable[[Random], Parts], ...] = (_stream, _stream, _control, _to_producer, _leases)
 
 #: A second OPEN, or what goes the other way: mostly the end of a connection.
@@ -244,6 +257,24 @@ def upr_request(random: Random) -> bytes:
 def upr_greeting(random: Random) -> bytes:
     """Return what a UPR connection begins with, nearly always well-formed."""
     return _frame(random, _open(random))
+
+
+def filling_request(random: Random) -> bytes:
+    """Return what comes on a connection that fills replicas: streams, and answers to requests."""
+    kind = random.random()
+    if kind < 0.4:
+        return _answer(random)
+    if kind < 0.5:
+        return _frame(random, (0x51, _extras("I", random.choice((0, 0, 1))), b"", b""))
+    if kind < 0.65:
+        return _frame(random, (0x3D, _extras("I", 2), b"", b""))
+    return _frame(random, (_to_consumer if kind < 0.95 else _vbuckets)(random))
+
+
+def filling_greeting(random: Random) -> bytes:
+    """Return what a connection begins with that fills replicas."""
+    name = random.choice(_NAMES)
+    return _frame(random, (0x50, _extras("II", 0, 0), name, b""))
 
 
 def _frame(random: Random, parts: Parts) -> bytes:
@@ -279,5 +310,9 @@ def _misshapen(
 
 def _answer(random: Random) -> bytes:
     opcode, status = random.choice((0x56, 0x57, 0x5B, 0x5C, 0x5C)), random.choice((0, 0, 1, 0x22))
-    opaque = random.choice((0, 1, 2, random.getrandbits(32)))
-    return struct.pack(">BBHBBHIIQ", 0x81, opcode, 0, 0, 0, status, 0, opaque, 0)
+    extras = value = b""
+    if random.random() < 0.5:
+        opcode, status, extras, value = replicas.answer_to_replica(random)
+    opaque = random.choice((0, 1, 2, 3, random.getrandbits(32)))
+    lengths = 0, len(extras), 0, status, len(extras) + len(value)
+    return struct.pack(">BBHBBHIIQ", 0x81, opcode, *lengths, opaque, 1) + extras + value

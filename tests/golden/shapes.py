@@ -2,8 +2,8 @@
 
 Notation of the memcached reference, section 2.3: ``0`` none allowed, ``1+`` required, ``any``
 optional; several extras lengths are joined by ``|``. From 3d on: UPR reference, sections 2, 6 and 7
-(silent about f4 and f5, which are the original server's, 89, whose key may be empty there, and the
-leases, e4 to e6, which are ours). Extended metadata counts as value: a8 and a9 may have no other.
+(silent about f4 and f5, which are the original server's, 89, whose key may be empty there, and what
+is ours: d7 to d9 and e4 to e7). Extended metadata counts as value: a8 and a9 may have no other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SHAPES = """
 53 40|48 0 any
 54 0 0 0
 55 4 0 0
-56 20 0 0
+56 1|20 0 any
 57 31 1+ any
 58 18|21 1+ 0
 59 18|20 1+ 0
@@ -65,6 +65,7 @@ SHAPES = """
 5c 0 0 0
 5d 4 0 0
 5e 0 1+ 1+
+61 8 0 0
 80 0 0 0
 81 0 0 0
 82 4 1+ 1+
@@ -93,9 +94,13 @@ b5 0 0 0
 b6 0 0 0
 b7 8 0 0
 b8 0|4 1+ 0
+d7 4 any any
+d8 0 1+ 1+
+d9 0 0 1+
 e4 4 0 any
 e5 12 0 0
 e6 8 0 0
+e7 8 1+ 0
 e8 0 1+ 0
 e9 8 1+ 0
 ea 20 0 0

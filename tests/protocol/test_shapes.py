@@ -112,7 +112,7 @@ def test_the_references_examples_of_wrong_shapes_close(
         (Opcode.UPR_STREAM_REQUEST, (48, 1, 49)),
         (Opcode.UPR_STREAM_REQUEST, (44, 0, 44)),
         (Opcode.UPR_GET_FAILOVER_LOG, (0, 0, 1)),
-        (Opcode.UPR_SNAPSHOT_MARKER, (20, 0, 21)),
+        (Opcode.UPR_SNAPSHOT_MARKER, (20, 1, 21)),
         (Opcode.UPR_MUTATION, (30, 1, 31)),
         (Opcode.UPR_DELETION, (18, 1, 20)),
         (Opcode.UPR_EXPIRATION, (21, 1, 22)),

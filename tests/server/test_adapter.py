@@ -9,7 +9,16 @@ from twisted.internet.testing import StringTransportWithDisconnection
 
 from tests.server.support import PEER, EchoSession, FloodSession, Node, SlowTransport, pattern
 from uprmc.server import adapter
-from uprmc.server.adapter import FAREWELL_S, PULL_BYTES, PULLS_PER_TURN, SessionProtocol, peer_text
+from uprmc.server.adapter import (
+    FAREWELL_S,
+    PULL_BYTES,
+    PULLS_PER_TURN,
+    SHARED_PULL_BYTES,
+    SHARED_PULLS_PER_TURN,
+    SHARED_TURNS,
+    SessionProtocol,
+    peer_text,
+)
 
 FLOOD = 100 * PULL_BYTES
 
@@ -201,6 +210,23 @@ def test_an_endless_session_is_served_in_slices() -> None:
     assert node.clock.getDelayedCalls() == []
 
 
+def test_an_endless_session_is_served_in_smaller_slices_while_others_ask() -> None:
+    node = flood_node(total=10**9)
+    transport = SlowTransport()
+    transport.instant = True
+    protocol = node.connect(transport)
+    protocol.dataReceived(b"go")
+    other = node.connect()
+    pulled = protocol.session.pulled
+    other.dataReceived(b"hello")
+    for _ in range(SHARED_TURNS):
+        node.turn()
+        pulled += SHARED_PULLS_PER_TURN * SHARED_PULL_BYTES
+        assert protocol.session.pulled == pulled
+    node.turn()
+    assert protocol.session.pulled == pulled + PULLS_PER_TURN * PULL_BYTES
+
+
 def test_endless_sessions_take_turns() -> None:
     node = flood_node(total=10**9)
     protocols = []
@@ -209,9 +235,13 @@ def test_endless_sessions_take_turns() -> None:
         transport.instant = True
         protocols.append(node.connect(transport))
         protocols[-1].dataReceived(b"go")
-    for _ in range(5):
+    for _ in range(SHARED_TURNS + 1):
         node.turn()
-    assert len({protocol.session.pulled for protocol in protocols}) == 1
+    before = [protocol.session.pulled for protocol in protocols]
+    node.turn()
+    assert [p.session.pulled - b for p, b in zip(protocols, before, strict=True)] == [
+        PULLS_PER_TURN * PULL_BYTES
+    ] * 3
 
 
 # --- handing over ---------------------------------------------------------------------------------

@@ -75,6 +75,12 @@ class Stored:
             if change.header is None:
                 continue
             records = {} if change.reset else dict(records)
+            if change.rewind is not None:
+                records = {
+                    key: each for key, each in records.items() if each.seqno <= change.rewind
+                }
+            for key in change.forget:
+                records.pop(key, None)
             for key, seqno in change.drop:
                 if key in records and records[key].seqno == seqno:
                     del records[key]
@@ -151,6 +157,9 @@ class StoreJudge:
         complain(f"the store shows none of the {len(allowed)} states it may show: {vbuckets}")
 
     def _check_change(self, change: Any) -> None:
+        if change.rewind is not None:
+            self._check_rewind(change)
+            return
         header, _ = self.newest.vbuckets.get(change.vbucket, (None, {}))
         fresh = header is None or change.reset
         last = 0 if fresh else header.high_seqno
@@ -164,6 +173,23 @@ class StoreJudge:
             complain(f"vBucket {change.vbucket}: {change.header} is stored with items up to {last}")
         if not fresh and change.header.high_seqno < header.high_seqno:
             complain(f"vBucket {change.vbucket}: {change.header} follows {header}")
+
+    def _check_rewind(self, change: Any) -> None:
+        """What a replica gets back may lie below what it holds; nothing above the header's end."""
+        _, records = self.newest.after(Batch(change)).vbuckets[change.vbucket]
+        highest = max((record.seqno for record in records.values()), default=0)
+        if change.header.high_seqno < highest:
+            complain(f"vBucket {change.vbucket}: {change.header} is stored with items to {highest}")
+
+
+class Batch:
+    """A batch of one change, for `Stored.after`."""
+
+    reset_all = False
+
+    def __init__(self, change: Any) -> None:
+        self.changes = [change]
+        self.local: dict[bytes, bytes | None] = {}
 
 
 def _both_indexes(view: Any, number: int) -> dict[bytes, Record]:
@@ -228,8 +254,12 @@ class BranchJudge:
                 self._generation_of[number, entry.uuid] = place
             before = self._high.get(number)
             if before and before[0] == root and vbucket.high_seqno < before[1]:
-                complain(f"vBucket {number}: seqno {vbucket.high_seqno} follows {before[1]}")
+                self._fell(vbucket, before[1])
             self._high[number] = (root, vbucket.high_seqno)
+
+    def _fell(self, vbucket: Any, before: int) -> None:
+        """A high seqno is lower than it was."""
+        complain(f"vBucket {vbucket.id}: seqno {vbucket.high_seqno} follows {before}")
 
     def life_begins(self) -> None:
         """Forget how high seqnos were: what was not on disk is gone."""
@@ -270,7 +300,7 @@ class MemoryJudge:
         for vbucket in vbuckets:
             for key, item in vbucket.table.items():
                 total += len(key) + len(item.value or b"") + self._overhead_bytes
-                on_disk = item.seqno <= vbucket.persisted_seqno
+                on_disk = item.seqno <= vbucket.persisted_seqno or vbucket.rewinding
                 if item.value is None and not item.life and not on_disk:
                     complain(f"{item} has no value and is not on disk")
         if total != accounted:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Protocol
 
 from tests.sim.disk import Disk
 from tests.sim.judges import BranchJudge, MemoryJudge, Stored, complain
@@ -112,6 +113,19 @@ class Journal:
     on_clean: list[Callable[[], None]] = field(default_factory=list)
 
 
+class Connected(Protocol):
+    """A node's end of a connection."""
+
+    def tick(self, now: float) -> None:
+        """Tell the session the time."""
+
+    def cut(self) -> None:
+        """Break the connection."""
+
+    def server_died(self) -> None:
+        """The node's process is gone."""
+
+
 class Node:
     """See the module docstring.
 
@@ -136,7 +150,7 @@ class Node:
         self.life = 0
         self.flush: Flush | None = None
         self.fetch: Fetch | None = None
-        self.links: list[Link] = []
+        self.links: list[Connected] = []
         self.bucket: Bucket
         self.misuse: list[str] = []
         self._memory = MemoryJudge(ITEM_OVERHEAD_BYTES)
@@ -169,8 +183,12 @@ class Node:
         bucket.ledger.on_pressure = self._page_soon
         bucket.fetcher.on_wanted = self._fetch_soon
         bucket.compactor.on_wanted = self._compact_soon
+        self._life_began()
         warmup = Warmup(bucket)
         self._warm_up(warmup, warmup.steps())
+
+    def _life_began(self) -> None:
+        """Wire what else belongs to a node; for kinds of nodes that have more."""
 
     def _warm_up(self, warmup: Warmup, steps: Iterator[None]) -> None:
         try:
@@ -287,12 +305,19 @@ class Node:
         if not self.up or self.stopping:
             return None
 
-        def make_session(wake: Callable[[], None]) -> Session:
-            return Negotiation(self._services(), wake, by_key=by_key)
-
-        link = Link(self._world, client, make_session, profile, self.links.remove)
+        link = Link(
+            self._world,
+            client,
+            lambda wake: self.session(wake, by_key=by_key),
+            profile,
+            self.links.remove,
+        )
         self.links.append(link)
         return link
+
+    def session(self, wake: Callable[[], None], *, by_key: bool = False) -> Session:
+        """Return the session of a connection that was accepted."""
+        return Negotiation(self._services(), wake, by_key=by_key)
 
     def _services(self) -> Services:
         return Services(
@@ -314,7 +339,7 @@ class Node:
         self._look_later(self.settings.flush.min_delay_s)
 
     def _look_later(self, delay_s: float) -> None:
-        idle = self._look_timer is None and not self._flushing and not self.stopping
+        idle = self._look_timer is None and not self._flushing and self.up and not self.stopping
         if idle and self.pace.automatic:
             self._look_timer = self._after(max(delay_s, _TURN_S), self._look)
 

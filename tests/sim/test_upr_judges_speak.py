@@ -291,6 +291,12 @@ def _do_not_count_rounds(patch: pytest.MonkeyPatch) -> None:
         def turn_of(self, vbucket: int) -> None:
             pass
 
+        def expect(self, late: object) -> None:
+            pass
+
+        def was_late(self, vbucket: int, seqno: int) -> None:
+            pass
+
     patch.setattr(feed_module, "ByCycle", Uncounted)
 
 
@@ -339,9 +345,10 @@ def _return_barriers_a_round_early(patch: pytest.MonkeyPatch) -> None:
     """Wait for the end of this round only."""
     goal = ByCycle._goal
 
-    def early(barriers: ByCycle, highs: Any) -> Place:
-        place = goal(barriers, highs)
-        return Place(place.cycle - 1, place.vbucket)
+    def early(barriers: ByCycle, highs: Any) -> Any:
+        found = goal(barriers, highs)
+        found.place = Place(found.place.cycle - 1, found.place.vbucket)
+        return found
 
     patch.setattr(ByCycle, "_goal", early)
 
@@ -437,7 +444,7 @@ def _lease_the_present(patch: pytest.MonkeyPatch) -> None:
 
 def _let_writes_go_on_in_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """Do not stop the source before the last items go out."""
-    patch.setattr(producer.Producer, "_die", lambda each, vbucket: None)
+    patch.setattr(producer.Producer, "_die", lambda each, vbucket, on_disk: on_disk(True))
 
 
 def _activate_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -358,7 +358,7 @@ class Consumer:
             if stream.judge is None or not look.log or look.log[0][0] != stream.uuid:
                 continue
             if not look.partial:  # half a snapshot is not passed on
-                due.append((stream, look.high))
+                due.append((stream, look.complete))
         barrier = Barrier(cookie, 0, due)
         self.barriers.append(barrier)
         barrier.opaque = connection.send(

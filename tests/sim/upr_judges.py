@@ -45,6 +45,14 @@ def decide(asked: Position, look: Look) -> Decision:
     return codec.OK, 0
 
 
+def _unless_out_of_reach(decision: Decision, look: Look) -> Decision:
+    """Nobody is sent back to where a replica in mid-snapshot holds no state itself."""
+    status, seqno = decision
+    if status == codec.ROLLBACK and seqno > look.complete:
+        return codec.TRY_AGAIN, 0
+    return decision
+
+
 def _upper(asked: Position, look: Look) -> int | None:
     """Return the end of what both sides went through, by the newest version they share."""
     ours = _ends(look.log, look.high)
@@ -74,12 +82,14 @@ class RequestJudge:
     ) -> None:
         """Judge an answer to what was asked at `step`."""
         looks = self._truth.since(vbucket, step)
-        if status == codec.TRY_AGAIN and any(look.state == 0 for look in looks):
+        busy = self._truth.was_busy(vbucket, step)
+        if status == codec.TRY_AGAIN and (busy or any(look.state == 0 for look in looks)):
             return
         told = codec.number64(value) if status == codec.ROLLBACK else 0
         for look in looks:
             at = self._of_notifier(asked, look) if notifier else asked
-            if decide(at, look) == (status, told) and (
+            decision = _unless_out_of_reach(decide(at, look), look)
+            if decision == (status, told) and (
                 status != codec.OK or codec.failover_log(value) == look.log
             ):
                 return

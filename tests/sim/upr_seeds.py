@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from tests.sim.node import shrink
 from tests.sim.upr_run import UprRun
@@ -17,15 +18,20 @@ from tests.sim.upr_run import UprRun
 def main() -> None:
     """See the module docstring."""
     shrink()
+    run_seeds(lambda seed: UprRun.random(seed).account())
+
+
+def run_seeds(account: Callable[[int], dict[str, int]]) -> None:
+    """Do what the command line says; `account` runs one seed and tells what happened in it."""
     first = int(sys.argv[1])
     if len(sys.argv) == 2:
-        _say(str(dict(UprRun.random(first).account())))
+        _say(str(dict(account(first))))
         return
     last, failed, total = int(sys.argv[2]), 0, Counter[str]()
     began = time.perf_counter()
     for seed in range(first, last):
         try:
-            total.update(UprRun.random(seed).account())
+            total.update(account(seed))
         except Exception as error:  # a seed that broke is told, the others go on
             failed += 1
             told = str(error).split("\nthe last events", maxsplit=1)[0]

@@ -149,6 +149,10 @@ class Truth:
         first = bisect_right(looks, step, key=lambda look: look.step)
         return [_absent(0), *looks][first:]
 
+    def was_busy(self, vbucket: int, step: int) -> bool:
+        """Tell whether it could show nothing for a while since then."""
+        return False
+
     # --- looking ----------------------------------------------------------------------------------
 
     def came_up(self, stored: Stored, vbuckets: Iterable[Any]) -> None:

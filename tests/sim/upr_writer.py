@@ -56,6 +56,10 @@ class Commander:
         """Whether it has stopped, and nothing of its is under way."""
         return not self.working and not self._under_way
 
+    def slow_down(self, pace_s: float) -> None:
+        """Act no more often than that."""
+        self._pace_s = max(self._pace_s, pace_s)
+
     def _act_later(self) -> None:
         self._world.after(self._world.between(0, self._pace_s), self._act)
 

@@ -63,6 +63,8 @@ changes = st.builds(
     items=item_lists(),
     reset=st.integers(0, 7).map(lambda number: number == 7),
     drop=st.lists(st.tuples(keys, seqnos), max_size=4),
+    rewind=st.one_of(st.none(), st.none(), seqnos),
+    forget=st.one_of(st.just([]), st.lists(keys, max_size=3)),
 )
 batches = st.builds(
     Batch,
@@ -147,6 +149,8 @@ class StoreMachine(RuleBasedStateMachine):
         changes = list(mine.changes_after(vbucket, seqno))
         assert changes == list(model.changes_after(vbucket, seqno))
         assert list(map(unpack_record, mine.records_after(vbucket, seqno))) == changes
+        back = list(mine.changes_before(vbucket, seqno))
+        assert back == list(model.changes_before(vbucket, seqno))
         assert mine.records_read == model.records_read
         mine.close()
         model.close()

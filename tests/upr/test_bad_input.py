@@ -36,6 +36,7 @@ from tests.upr.peer import (
     OK,
     OPEN,
     PRODUCER,
+    SEQNO_ACKNOWLEDGED,
     SET_STATE,
     STREAM_END,
     STREAM_REQUEST,
@@ -73,10 +74,13 @@ WELL_FORMED = {
     NOOP: frame(NOOP),
     BUFFER_ACK: frame(BUFFER_ACK, extras=bytes(4)),
     CONTROL: control(b"enable_noop", b"true"),
+    SEQNO_ACKNOWLEDGED: frame(SEQNO_ACKNOWLEDGED, extras=bytes(8)),
 }
 
 #: Who may send what, reference 2.
-TO_PRODUCER = {CLOSE_STREAM, STREAM_REQUEST, FAILOVER_LOG, BUFFER_ACK, CONTROL, NOOP}
+TO_PRODUCER = {
+    CLOSE_STREAM, STREAM_REQUEST, FAILOVER_LOG, BUFFER_ACK, CONTROL, NOOP, SEQNO_ACKNOWLEDGED,
+}  # fmt: skip
 TO_CONSUMER = {
     ADD_STREAM, CLOSE_STREAM, STREAM_END, MARKER, MUTATION, DELETION, EXPIRATION, FLUSH, SET_STATE,
     NOOP,
@@ -184,7 +188,7 @@ WRONG_SHAPES = [
     for how in ("extras+1", "extras-1", "key", "value")
     if not (how == "extras-1" and HEADER.unpack_from(WELL_FORMED[opcode])[3] == 0)
     and not (how == "key" and HEADER.unpack_from(WELL_FORMED[opcode])[2])
-    and not (how == "value" and opcode in (OPEN, STREAM_REQUEST, MUTATION, CONTROL))
+    and not (how == "value" and opcode in (OPEN, STREAM_REQUEST, MARKER, MUTATION, CONTROL))
 ]
 
 
@@ -270,7 +274,7 @@ def test_an_answer_that_is_cut_anywhere_is_understood(rig: Rig) -> None:
     assert answer.status == OK
 
 
-@pytest.mark.parametrize("opcode", [0x4C, 0x5F, 0x60, 0x67, 0xE7, 0xED, 0xEE, 0xEF])
+@pytest.mark.parametrize("opcode", [0x4C, 0x5F, 0x60, 0x62, 0x67, 0xED, 0xEE, 0xEF])
 @pytest.mark.parametrize("flags", [PRODUCER, 0])
 def test_opcodes_that_nobody_serves_are_unknown_commands(rig: Rig, opcode: int, flags: int) -> None:
     peer = Peer.open(rig, flags=flags)

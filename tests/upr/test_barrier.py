@@ -30,7 +30,7 @@ from uprmc.errors import (
     TemporaryFailure,
     TooLarge,
 )
-from uprmc.upr.barrier import Barrier, ByCycle, ByVector, Place, _Vector
+from uprmc.upr.barrier import Barrier, ByCycle, ByVector, Place, _Return, _Vector
 
 both = pytest.mark.parametrize("rule", [ByVector, ByCycle])
 randoms = st.randoms(use_true_random=False)
@@ -72,25 +72,25 @@ def test_long_stories_are_true_as_well(seed: int) -> None:
 
 
 class OneRoundTooEarly(ByCycle):
-    def _goal(self, highs: Mapping[int, int]) -> Place:
-        cycle, vbucket = super()._goal(highs)
-        return Place(cycle - 1, vbucket)
+    def _goal(self, highs: Mapping[int, int]) -> _Return:
+        cycle, vbucket = super()._goal(highs).place
+        return _Return(Place(cycle - 1, vbucket), {})
 
 
 class OnePlaceTooEarly(ByCycle):
-    def _goal(self, highs: Mapping[int, int]) -> Place:
-        cycle, vbucket = super()._goal(highs)
-        return Place(cycle, vbucket - 1)
+    def _goal(self, highs: Mapping[int, int]) -> _Return:
+        cycle, vbucket = super()._goal(highs).place
+        return _Return(Place(cycle, vbucket - 1), {})
 
 
 class OnePlaceTooLate(ByCycle):
-    def _is_reached(self, goal: Place) -> bool:
-        return self._done > goal
+    def _is_reached(self, goal: _Return) -> bool:
+        return self._done > goal.place
 
 
 class TheSnapshotUnderWayCounts(ByCycle):
-    def _goal(self, highs: Mapping[int, int]) -> Place:
-        return Place(self._done.cycle + 1, self._done.vbucket)
+    def _goal(self, highs: Mapping[int, int]) -> _Return:
+        return _Return(Place(self._done.cycle + 1, self._done.vbucket), {})
 
 
 class BegunIsPassed(ByCycle):
@@ -110,7 +110,7 @@ class IdlenessLasts(ByCycle):
         self.idle_since = True
         super().idle()
 
-    def _is_reached(self, goal: Place) -> bool:
+    def _is_reached(self, goal: _Return) -> bool:
         return self.idle_since or super()._is_reached(goal)
 
 
@@ -352,3 +352,29 @@ def test_a_vbucket_out_of_turn_is_our_own_fault() -> None:
     barriers.passed(2, 9)
     with pytest.raises(LocalProtocolError):
         barriers.begun(2)
+
+
+def test_a_turn_that_went_by_in_silence_does_not_count() -> None:
+    barriers = opened(ByCycle, 1, 2)
+    barriers.add(b"a", 1, {1: 9, 2: 9})
+    barriers.was_late(1, 9)
+    barriers.round_complete()
+    barriers.round_complete()
+    assert barriers.reached() == []
+    barriers.begun(1)
+    barriers.passed(1, 8)
+    assert barriers.reached() == [], "not yet everything"
+    barriers.round_complete()
+    barriers.begun(1)
+    barriers.passed(1, 9)
+    assert cookies(barriers.reached()) == [b"a"]
+
+
+def test_a_cookie_waits_for_who_was_late_when_it_came() -> None:
+    barriers = opened(ByCycle, 1, 2)
+    barriers.expect({2: 9})
+    barriers.add(b"a", 1, {1: 9, 2: 9})
+    barriers.round_complete()
+    assert barriers.reached() == []
+    barriers.ended(2)
+    assert cookies(barriers.reached()) == [b"a"], "nobody waits for a stream that ended"

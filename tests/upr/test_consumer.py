@@ -22,6 +22,7 @@ from tests.upr.peer import (
     DISK,
     EXISTS,
     EXPIRATION,
+    FAILOVER_LOG,
     FLUSH,
     INVALID,
     LATER,
@@ -196,7 +197,7 @@ def test_an_acceptance_without_a_log_ends_the_connection(rig: Rig, value: bytes)
 # --- rollback -------------------------------------------------------------------------------------
 
 
-def test_a_rollback_empties_the_vbucket_and_asks_again(rig: Rig) -> None:
+def test_a_rollback_to_the_start_empties_the_vbucket_and_asks_again(rig: Rig) -> None:
     peer, opaque = reading(rig)
     peer.say(marker(0, opaque, 1, 2), mutation(0, opaque, 1, b"a"), mutation(0, opaque, 2, b"b"))
     peer.lose()
@@ -205,8 +206,7 @@ def test_a_rollback_empties_the_vbucket_and_asks_again(rig: Rig) -> None:
     peer = consumer(rig)
     (asked,) = only(peer.say(add_stream(0)), STREAM_REQUEST)
     assert fields(asked)[1] == 2
-    value = struct.pack(">Q", 1)
-    frames = peer.say(response(STREAM_REQUEST, ROLLBACK, opaque=asked.opaque, value=value))
+    frames = peer.say(response(STREAM_REQUEST, ROLLBACK, opaque=asked.opaque, value=bytes(8)))
     assert kinds(frames) == [STREAM_REQUEST], "the manager waits on"
     assert frames[0].opaque == asked.opaque
     assert fields(frames[0])[1:3] == (0, MAX)
@@ -214,6 +214,69 @@ def test_a_rollback_empties_the_vbucket_and_asks_again(rig: Rig) -> None:
     assert [each.reason for each in only(follower.drain(), STREAM_END)] == [2]
     answer = peer.ask(response(STREAM_REQUEST, opaque=asked.opaque, value=LOG_VALUE))
     assert (answer.opcode, answer.status) == (ADD_STREAM, OK)
+
+
+def sent_back(rig: Rig, seqno: int) -> tuple[Peer, Frame, list[Frame]]:
+    """A consumer that holds two seqnos and is sent back; its stream request, and what it says."""
+    peer, opaque = reading(rig, log=struct.pack(">QQ", 0xA, 0))
+    peer.say(marker(0, opaque, 1, 1), mutation(0, opaque, 1, b"a", b"old"))
+    peer.say(marker(0, opaque, 2, 2), mutation(0, opaque, 2, b"b", b"new"))
+    rig.flush()
+    peer.lose()
+    peer = consumer(rig)
+    (asked,) = only(peer.say(add_stream(0)), STREAM_REQUEST)
+    value = struct.pack(">Q", seqno)
+    return (
+        peer,
+        asked,
+        peer.say(response(STREAM_REQUEST, ROLLBACK, opaque=asked.opaque, value=value)),
+    )
+
+
+def test_a_rollback_undoes_what_lies_above_and_asks_again(rig: Rig) -> None:
+    peer, asked, frames = sent_back(rig, 1)
+    log = struct.pack(">QQQQ", 0xB, 1, 0xA, 0)
+    (wanted,) = only(frames, FAILOVER_LOG)
+    (version,) = only(peer.say(response(FAILOVER_LOG, opaque=wanted.opaque, value=log)), 0xE7)
+    assert (version.key, version.extras) == (b"b", struct.pack(">Q", 1))
+    (wanted,) = only(peer.say(response(0xE7, NOT_FOUND, opaque=version.opaque)), FAILOVER_LOG)
+    assert peer.say(response(FAILOVER_LOG, opaque=wanted.opaque, value=log)) == []
+    assert sorted(table(rig)) == [b"a"]
+    rig.flush()
+    (again,) = peer.drain()
+    assert again.opaque == asked.opaque
+    assert fields(again)[1:4] == (1, MAX, 0xB)
+
+
+def test_an_answer_as_large_as_any_document_is_read(rig: Rig) -> None:
+    peer, _, frames = sent_back(rig, 1)
+    (wanted,) = only(frames, FAILOVER_LOG)
+    log = struct.pack(">QQQQ", 0xB, 1, 0xA, 0)
+    (version,) = only(peer.say(response(FAILOVER_LOG, opaque=wanted.opaque, value=log)), 0xE7)
+    value = bytes(rig.settings.kv.max_item_bytes)
+    extras = struct.pack(">QQIIB", 1, 1, 0, 0, 0)
+    answer = frame(0xE7, extras=extras, value=value, opaque=version.opaque, cas=9, magic=0x81)
+    assert kinds(peer.say(answer)) == [FAILOVER_LOG]
+    assert 0 < peer.side.undos.held_bytes - len(value) < 1_000  # the key, and bookkeeping
+
+
+def test_a_producer_that_knows_no_versions_makes_the_vbucket_start_over(rig: Rig) -> None:
+    peer, asked, frames = sent_back(rig, 1)
+    (wanted,) = only(frames, FAILOVER_LOG)
+    log = struct.pack(">QQQQ", 0xB, 1, 0xA, 0)
+    (version,) = only(peer.say(response(FAILOVER_LOG, opaque=wanted.opaque, value=log)), 0xE7)
+    (again,) = peer.say(response(0xE7, 0x81, opaque=version.opaque, value=b"Unknown command"))
+    assert (again.opaque, fields(again)[1]) == (asked.opaque, 0)
+    assert table(rig) == {}
+
+
+@pytest.mark.parametrize("seqno", [2, 3, MAX])
+def test_a_rollback_to_what_is_not_below_ends_the_connection(rig: Rig, seqno: int) -> None:
+    peer, _, frames = sent_back(rig, seqno)
+    assert frames == []
+    assert peer.closed
+    assert len(rig.misuse) == 1
+    assert len(table(rig)) == 2
 
 
 def test_a_rollback_of_nothing_is_passed_on_instead_of_asked_again_for_ever(rig: Rig) -> None:
@@ -391,6 +454,17 @@ def test_numbers_that_leave_no_room_end_the_connection(rig: Rig, numbers: dict[s
     undisturbed()
 
 
+def test_a_document_above_the_limit_ends_the_connection(rig: Rig) -> None:
+    """Left out it would be missed by nobody."""
+    limit = rig.settings.kv.max_item_bytes
+    peer, opaque = reading(rig)
+    peer.say(marker(0, opaque, 1, 2), mutation(0, opaque, 1, b"a", bytes(limit)))
+    assert not peer.closed
+    peer.say(mutation(0, opaque, 2, b"b", bytes(limit + 1)))
+    assert peer.closed
+    assert list(table(rig)) == [b"a"]
+
+
 def test_a_flush_on_a_stream_is_not_supported(rig: Rig) -> None:
     peer, opaque = reading(rig)
     assert peer.ask(frame(FLUSH, opaque=opaque)).status == UNSUPPORTED
@@ -438,7 +512,9 @@ def test_the_producer_sets_the_state_without_a_new_branch(
 ) -> None:
     peer, opaque = reading(rig)
     log = rig.bucket.vbuckets[0].failover_log
-    answer = peer.ask(frame(SET_STATE, extras=bytes([number]), opaque=opaque))
+    assert peer.say(frame(SET_STATE, extras=bytes([number]), opaque=opaque)) == []
+    rig.flush()
+    (answer,) = peer.drain()
     assert (answer.opcode, answer.status, answer.opaque) == (SET_STATE, OK, opaque)
     assert rig.bucket.vbuckets[0].state == state
     assert (
@@ -536,7 +612,7 @@ def test_a_lost_consumer_leaves_nothing_behind(rig: Rig) -> None:
 def test_a_peer_that_never_reads_what_it_causes_is_given_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uprmc.upr.consumer._WAITING_FRAMES", 10)
+    monkeypatch.setattr("uprmc.upr.receiver._WAITING_FRAMES", 10)
     undisturbed = bystander(rig)
     peer, opaque = reading(rig)
     for n in range(1, 20):
@@ -545,6 +621,28 @@ def test_a_peer_that_never_reads_what_it_causes_is_given_up(
     peer.turn()
     assert peer.closed
     undisturbed()
+
+
+def test_streams_that_come_and_go_unanswered_leave_nothing_behind(rig: Rig) -> None:
+    peer, _, _ = sent_back(rig, 1)
+    for _ in range(20):
+        peer.say(frame(CLOSE_STREAM))
+        (asked,) = only(peer.say(add_stream(0)), STREAM_REQUEST)
+        peer.say(response(STREAM_REQUEST, ROLLBACK, opaque=asked.opaque, value=b"\0" * 7 + b"\1"))
+    assert len(peer.side.undos._running) == 1
+    assert len(peer.side.undos._waiting) == 0
+    assert len(table(rig)) == 2
+
+
+def test_a_peer_that_never_answers_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, _, _ = sent_back(rig, 1)
+    unanswered = len(peer.side._asked)
+    monkeypatch.setattr("uprmc.upr.receiver._WAITING_FRAMES", unanswered + 1)
+    peer.say(add_stream(1))
+    assert not peer.closed
+    rig.bucket.set_state(2, REPLICA)
+    peer.say(add_stream(2))
+    assert peer.closed
 
 
 def test_until_august_2014_streams_were_added_to_active_vbuckets_too() -> None:

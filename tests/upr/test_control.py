@@ -56,6 +56,8 @@ GOOD = [
     (b"uprmc_rounds", b"true"),
     (b"uprmc_snapshot_end", b"true"),
     (b"uprmc_leases", b"true"),
+    (b"uprmc_persisted", b"true"),
+    (b"max_marker_version", b"2.2"),
 ]
 
 BAD = [
@@ -81,7 +83,9 @@ BAD = [
     (b"force_value_compression", b"true"),
     (b"enable_stream_id", b"true"),
     (b"enable_sync_writes", b"true"),
-    (b"max_marker_version", b"2.2"),
+    (b"max_marker_version", b"2.0"),
+    (b"max_marker_version", b"3"),
+    (b"uprmc_persisted", b"yes"),
     (b"uprmc_hwt", b"true"),
     (b"nobody knows", b"true"),
     (b"\xff\xfe", b"\x00"),

@@ -41,6 +41,7 @@ from tests.upr.peer import (
     upr_rig,
     write,
 )
+from uprmc.errors import StoreError
 
 OPAQUE = 0x1001
 ACK_MARKER = response(MARKER, opaque=OPAQUE)
@@ -60,6 +61,13 @@ def begin(rig: Rig, **options: bytes) -> tuple[Peer, list[Frame]]:
     peer = Peer.open(rig)
     peer.controls(**options)
     return peer, peer.stream(0, 0, 1, flags=TAKEOVER, opaque=OPAQUE)
+
+
+def died(rig: Rig, peer: Peer) -> list[Frame]:
+    """Let the target be pending, and our death come to disk; return what is sent meanwhile."""
+    frames = peer.say(ACK_STATE)
+    rig.flush()
+    return frames + peer.drain()
 
 
 @pytest.mark.acceptance("D52")
@@ -83,7 +91,7 @@ def test_a_takeover_goes_through_its_five_steps(rig: Rig, on_disk: bool) -> None
     assert stream.state.value == "takeover-wait"
     write(rig, 0, b"in step 2")
     assert peer.drain() == [], "nothing is sent while the target changes its state"
-    frames = peer.say(ACK_STATE)
+    frames = died(rig, peer)
     assert state(rig) == DEAD, "writes stop"
     assert seqnos(frames) == [5]
     assert marked(frames) == [(5, 5, MEMORY | ACK)]
@@ -107,10 +115,23 @@ def test_writes_are_refused_once_the_target_is_pending(rig: Rig) -> None:
 
 def test_an_empty_vbucket_is_handed_over_without_a_marker(rig: Rig) -> None:
     peer, frames = begin(rig)
-    frames += peer.say(ACK_STATE)
+    frames += died(rig, peer)
     frames += peer.say(ACK_STATE)
     assert kinds(frames) == [SET_STATE, SET_STATE, STREAM_END]
     assert [each.state for each in only(frames, SET_STATE)] == [PENDING, ACTIVE]
+
+
+def test_the_target_is_not_active_before_our_death_is_on_disk(rig: Rig) -> None:
+    """Else a crash here would make two of it; a commit that fails is tried again."""
+    peer, _ = begin(rig)
+    assert peer.say(ACK_STATE) == []
+    assert state(rig) == DEAD
+    flush = rig.bucket.flusher.begin()
+    assert flush is not None
+    rig.bucket.flusher.failed(flush, StoreError("broken"))
+    assert peer.drain() == []
+    rig.flush()
+    assert [each.state for each in only(peer.drain(), SET_STATE)] == [ACTIVE]
 
 
 def test_a_takeover_has_no_end_of_its_own(rig: Rig) -> None:
@@ -133,7 +154,7 @@ def test_a_state_that_is_refused_ends_the_takeover(rig: Rig, step: int) -> None:
     undisturbed = bystander(rig)
     peer, _ = begin(rig)
     if step == 2:
-        peer.say(ACK_STATE)
+        died(rig, peer)
     (end,) = peer.say(response(SET_STATE, 0x04, opaque=OPAQUE))
     assert (end.opcode, end.reason) == (STREAM_END, 2)
     assert state(rig) == (ACTIVE if step == 1 else DEAD)
@@ -193,6 +214,44 @@ def test_a_snapshot_that_was_announced_twice_is_answered_once(rig: Rig) -> None:
     assert kinds(peer.say(ACK_MARKER)) == [SET_STATE]
 
 
+@pytest.mark.acceptance("D52")
+def test_a_vbucket_that_is_written_all_the_time_is_handed_over(rig: Rig) -> None:
+    fill(rig, 0, 1)
+    peer, frames = begin(rig)
+    for n in range(20):
+        write(rig, 0, b"busy %d" % n)
+        frames += peer.drain()
+    assert len(marked(frames)) == 8
+    assert peer.say(*[ACK_MARKER] * 7) == [], "one of eight is not answered"
+    (asked,) = peer.say(ACK_MARKER)
+    assert (asked.opcode, asked.state) == (SET_STATE, PENDING)
+    assert peer.side.feed.streams[0].behind
+    rest = died(rig, peer)
+    assert state(rig) == DEAD
+    assert seqnos(rest) == list(range(9, 22)), "what was written meanwhile follows"
+    (asked,) = peer.say(ACK_MARKER)
+    assert (asked.opcode, asked.state) == (SET_STATE, ACTIVE)
+    assert kinds(peer.say(ACK_STATE)) == [STREAM_END]
+
+
+def test_the_last_snapshot_before_that_is_sent_to_its_end(rig: Rig) -> None:
+    """Its reading was given up half way: what was announced is whole only with the rest."""
+    fill(rig, 0, 1)
+    peer, frames = begin(rig)
+    for n in range(6):
+        write(rig, 0, b"busy %d" % n)
+        frames += peer.drain()
+    peer.controls(connection_buffer_size=b"600")
+    fill(rig, 0, 40, b"x" * 200)
+    frames += peer.drain()
+    assert len(marked(frames)) == 8
+    rig.services.upr.release_views()
+    peer.controls(connection_buffer_size=b"0")
+    frames = [each for each in peer.received if not each.is_reply]
+    assert check_stream(frames) == 47
+    assert kinds(peer.say(*[ACK_MARKER] * 8)) == [SET_STATE]
+
+
 def test_a_takeover_in_rounds_hands_over_too(rig: Rig) -> None:
     fill(rig, 0, 2)
     fill(rig, 1, 2)
@@ -204,7 +263,7 @@ def test_a_takeover_in_rounds_hands_over_too(rig: Rig) -> None:
     assert kinds(peer.say(ACK_MARKER)) == [SET_STATE]
     write(rig, 1, b"k")
     assert seqnos(peer.drain()) == [3]
-    assert kinds(peer.say(ACK_STATE)) == [SET_STATE]
+    assert kinds(died(rig, peer)) == [SET_STATE]
     assert kinds(peer.say(ACK_STATE)) == [STREAM_END]
 
 
@@ -222,6 +281,9 @@ def test_between_two_nodes_nothing_is_lost_and_the_log_stays(rig: Rig) -> None:
     for _ in range(100):
         source.send(*(raw(each) for each in splice(sink)))
         sink.send(*(raw(each) for each in splice(source)))
+        target.flush()  # neither promises what is not on disk
+        if rig.bucket.vbuckets[0].state == DEAD:
+            rig.flush()
         if rig.bucket.vbuckets[0].state == ACTIVE and writes < 5:
             write(rig, 0, b"during %d" % writes)
             writes += 1

@@ -7,6 +7,17 @@ from typing import Any, TypeVar
 
 import click
 
+from uprmc.upr.ranges import in_ranges, named
+
+__all__ = [
+    "VBUCKETS",
+    "each_once",
+    "in_ranges",
+    "named",
+    "talks_to_a_node",
+    "vbucket_numbers",
+]
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: The vBucket field of a frame has 16 bits.
@@ -38,23 +49,6 @@ def _range(text: str) -> range:
 def each_once(numbers: Iterable[Iterable[int]]) -> list[int]:
     """Return all numbers of several sets, in order."""
     return sorted({number for some in numbers for number in some})
-
-
-def in_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as `vbucket_numbers` reads them."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and ranges[-1][-1] == number - 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return ",".join("-".join(map(str, ends)) for ends in ranges)
-
-
-def named(numbers: Iterable[int]) -> str:
-    """Return ``vBucket 5`` or ``vBuckets 0-3,7``."""
-    text = in_ranges(numbers)
-    return f"vBucket {text}" if text.isdecimal() else f"vBuckets {text}"
 
 
 def talks_to_a_node(json_help: str) -> Callable[[_Function], _Function]:

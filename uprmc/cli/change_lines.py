@@ -4,10 +4,36 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from uprmc.cli.shown import readable, text_or_base64
-from uprmc.cli.upr_stream import Change, Rollback, SnapshotBegin, SnapshotEnd
+from uprmc.client.handler import Change
 from uprmc.protocol.opcodes import MarkerFlag
+
+
+class SnapshotBegin(NamedTuple):
+    """Changes from `start` to `end` follow; only together are they consistent."""
+
+    vbucket: int
+    start: int
+    end: int
+    kind: int
+
+
+class SnapshotEnd(NamedTuple):
+    """All changes of the snapshot were sent, `items` in number."""
+
+    vbucket: int
+    end: int
+    items: int
+
+
+class Rollback(NamedTuple):
+    """The stream did not begin: the node shares our history only up to `seqno`."""
+
+    vbucket: int
+    seqno: int
+
 
 Shown = Change | SnapshotBegin | SnapshotEnd | Rollback
 
@@ -65,7 +91,7 @@ def as_json_line(event: Shown) -> str:
     elif isinstance(event, SnapshotEnd):
         fields = {"op": "snapshot-end", **event._asdict()}
     else:
-        fields = {"op": "rollback", "vbucket": event.vbucket, "seqno": event.seqno}
+        fields = {"op": "rollback", **event._asdict()}
     return json.dumps(fields)
 
 

@@ -7,7 +7,7 @@ import json
 import click
 
 from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
-from uprmc.cli.node_connection import NodeConnection, NodeError
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.model import FailoverEntry
 
 

@@ -16,12 +16,15 @@ import click
 
 from uprmc import __version__
 from uprmc.cli.demo import demo
+from uprmc.cli.failover import failover
 from uprmc.cli.failover_log import failover_log
 from uprmc.cli.observe import observe
+from uprmc.cli.replicate import replicate_verb
 from uprmc.cli.serve import serve
 from uprmc.cli.settings import settings
 from uprmc.cli.stats import stats
 from uprmc.cli.tail import tail
+from uprmc.cli.takeover import takeover
 from uprmc.cli.vbucket import vbucket
 from uprmc.errors import ConfigError, StoreRefused, UprmcError
 
@@ -49,7 +52,13 @@ def uprmc(debug: bool) -> None:
     """Keep memcached data on disk and stream every change of it."""
 
 
-for _verb in (serve, tail, stats, vbucket, failover_log, observe, settings, demo):
+_VERBS = (
+    *(serve, tail, stats, vbucket, failover_log, observe),
+    *(replicate_verb, takeover, failover),
+    *(settings, demo),
+)
+
+for _verb in _VERBS:
     uprmc.add_command(_verb)
 
 

@@ -10,8 +10,8 @@ from zlib import crc32
 import click
 
 from uprmc.cli.arguments import talks_to_a_node
-from uprmc.cli.node_connection import NodeConnection, NodeError, reason
 from uprmc.cli.shown import readable, text_or_base64
+from uprmc.client.connection import NodeConnection, NodeError, reason
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.protocol.binary import (
     KeyObservation,

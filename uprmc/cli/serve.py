@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from uprmc.config import Settings, load
-from uprmc.errors import ConfigError
+from uprmc.errors import CommandError, ConfigError
 
 #: Option -> the setting it stands for.
 _SHORTHANDS = {
@@ -37,15 +37,24 @@ _SHORTHANDS = {
 @click.option("--sync/--no-sync", default=None, help="Force every commit to the device.")
 @click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate chain.")
 @click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert.")
+@click.option(
+    "--from", "source", metavar="HOST:PORT", help="Let a new directory follow this node, wholly."
+)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def serve(config: Path | None, changes: tuple[str, ...], debug: bool, **options: Any) -> int:
+def serve(
+    config: Path | None,
+    changes: tuple[str, ...],
+    source: str | None,
+    debug: bool,
+    **options: Any,
+) -> int:
     """Run a node in the foreground; SIGTERM or SIGINT stops it in order.
 
     Prints one line to standard output when it serves; logs go to standard error.
     """
     settings = load(config, os.environ, {**_from_pairs(changes), **_from_options(options)})
-    return _Server(settings).run()
+    return _Server(settings, source).run()
 
 
 def _from_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +74,7 @@ def _from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
 class _Server:
     """One node and the process's reactor."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, source: str | None) -> None:
         # The reactor and all that hangs on it are imported here, so that other verbs start fast.
         from uprmc.server.reactor import install
 
@@ -78,6 +87,7 @@ class _Server:
         start_logging(settings.log)
         self._node = Node(self._reactor, settings)
         self._progress = WarmupProgress(self._reactor, self._node.warmup)
+        self._source = source
         self._error: BaseException | None = None
 
     def run(self) -> int:
@@ -91,7 +101,15 @@ class _Server:
 
     def _start(self) -> None:
         self._progress.start()
-        self._node.start().addCallbacks(self._ready, self._failed)
+        self._node.start().addCallback(self._follow).addCallbacks(self._ready, self._failed)
+
+    def _follow(self, _: object) -> None:
+        if self._source is None:
+            return
+        try:
+            self._node.follow_if_new(self._source)
+        except CommandError as error:
+            raise ConfigError(f"--from: {error}") from None
 
     def _ready(self, _: object) -> None:
         self._progress.stop()

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from uprmc.cli.node_connection import NodeConnection
+from uprmc.client.connection import NodeConnection
 
 
 @click.command()
@@ -18,8 +18,8 @@ def stats(group: tuple[str, ...], node: str, as_json: bool, debug: bool) -> None
     """Print a statistics GROUP of a running node; the general one when none is named.
 
     Groups: settings, items, slabs, sizes, conns, warmup, memory, uprmc, timings, tap, tapagg,
-    vbucket, prev-vbucket, vbucket-details, vbucket-seqno, failovers, checkpoint, hash; the last
-    five take a vBucket number.
+    dcp, upr, dcpagg, upragg, leases, replication, vbucket, prev-vbucket, vbucket-details,
+    vbucket-seqno, failovers, checkpoint, hash; the last five take a vBucket number.
     """
     with NodeConnection(node) as connection:
         found = dict(connection.statistics(" ".join(group)))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import click
 
 from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
-from uprmc.cli.node_connection import NodeConnection, NodeError, reason
+from uprmc.client.connection import NodeConnection, NodeError, reason
 from uprmc.errors import ConfigError
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame

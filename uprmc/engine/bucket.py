@@ -141,7 +141,7 @@ class Bucket:
         vbucket.queue = WriteQueue(header.high_seqno)
         vbucket.purge_seqno = header.purge_seqno
         vbucket.max_deleted_rev = header.max_deleted_rev
-        if header.high_seqno < header.snapshot.end:
+        if header.snapshot.start < header.high_seqno < header.snapshot.end:
             vbucket.receiving = header.snapshot
         if not clean and header.state == VBucketState.ACTIVE:
             self._branch(vbucket)
@@ -214,6 +214,8 @@ class Bucket:
             last_complete_seqno(vbucket.high_seqno, vbucket.snapshot),
             self.settings.engine.max_failover_entries,
         )
+        # What lies above was never part of this branch; a consumer at its end lacks nothing.
+        vbucket.purge_seqno = min(vbucket.purge_seqno, vbucket.high_seqno)
         vbucket.receiving = None
 
     def _settle_traffic(self, vbucket: VBucket) -> None:

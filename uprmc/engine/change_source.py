@@ -52,6 +52,7 @@ class Reading:
             StoreError: the view cannot be read. A view that is owned has been closed.
         """
         assert view is None or vbucket.queue.persisted, "the store may hold a former history"
+        assert not vbucket.rewinding, "the store holds what was rolled back"
         self._view = view
         self._owns_view = owns_view
         header = self._header(vbucket.id)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from uprmc.engine.failover_log import FailoverLog
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
-from uprmc.errors import NotResident, StoreError
+from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import Item
 from uprmc.storage.interface import Store, StoreView
 
@@ -94,7 +94,10 @@ class Fetcher:
         Raises:
             NotResident: ask for it with `want` and run the command again when `done` is called;
                 the answer is there during that call only.
+            TemporaryFailure: the store still shows a history that was rolled back.
         """
+        if vbucket.rewinding:
+            raise TemporaryFailure(f"vBucket {vbucket.id} is being rolled back")
         answer = self._answers.get((vbucket.id, key))
         if answer is None or answer.log is not vbucket.failover_log:
             raise NotResident(vbucket.id, (key,))

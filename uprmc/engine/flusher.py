@@ -19,6 +19,7 @@ Source: seed 000 "How items in the partition write queue flow to couchstore"; ro
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,9 @@ _SLICE_VBUCKETS = 32
 
 #: How often at most it is asked whether a flush is due.
 _LEAST_LOOK_S = 0.001
+
+#: So many batches may gather while replicas are far behind their source.
+_FILLING_BATCHES = 32
 
 #: Most items taken from a queue before the room is looked at again.
 _TAKE_ITEMS = 64
@@ -83,8 +87,9 @@ class _Part:
 class Flush:
     """One flush under way: what to commit, and what to do afterwards."""
 
-    waiters: list[Waiter]
+    waiters: deque[Waiter]
     removed: list[int] = field(default_factory=list)
+    local: dict[bytes, bytes | None] = field(default_factory=dict)
     parts: list[_Part] = field(default_factory=list)
     changes: list[VBucketChange] = field(default_factory=list)
     batch: Batch = field(default_factory=Batch)
@@ -94,12 +99,18 @@ class Flush:
         """Number of items in the batch."""
         return sum(len(part.items) for part in self.parts)
 
+    def tell(self, ok: bool) -> None:
+        """Tell who waits what came of it, each once. If one raises, call again for the others."""
+        while self.waiters:
+            self.waiters.popleft()(ok)
+
 
 class Flusher:
     """See the module docstring.
 
     Attributes:
         paused: no flush is to begin, except for a stop in order.
+        filling: connections by which replicas are being filled that are far behind.
     """
 
     def __init__(
@@ -117,9 +128,11 @@ class Flusher:
         self._settings = settings
         self._cursors: dict[int, _Cursor] = {}
         self._waiters: list[Waiter] = []
+        self._local: dict[bytes, bytes | None] = {}
         self._disposals = Disposals(vbuckets)
         self._hurried = False
         self.paused = False
+        self.filling = 0
         self._batch_items = settings.batch_items
 
     def delay(self, age_s: float, last_flush_s: float) -> float:
@@ -128,14 +141,17 @@ class Flusher:
         The flusher rests a multiple of the time that it worked: a commit that is quick is repeated
         soon, one that is dear waits for more company, because a document in a batch of 30,000 costs
         half of one in a batch of 10,000 and a tenth of one in a batch of 100. Nobody rests when the
-        batch is full, memory is short, or somebody waits; `hurry` cuts the rest short.
+        batch is full, memory is short, or somebody waits; `hurry` cuts the rest short. While
+        replicas are being filled many batches may gather: their source has it all, and writing
+        takes the time that receiving needs.
 
         Args:
             age_s: how long something has been dirty.
             last_flush_s: how long the last flush took.
         """
         ledger, settings = self._ledger, self._settings
-        full = self.queued >= self._batch_items or ledger.used > ledger.high_mark
+        batch_items = self._batch_items * (_FILLING_BATCHES if self.filling else 1)
+        full = self.queued >= batch_items or ledger.used > ledger.high_mark
         if self._waiters or full:
             return 0.0
         rest = 0.0 if self._hurried else settings.rest_factor * last_flush_s
@@ -163,7 +179,8 @@ class Flusher:
     @property
     def pending(self) -> bool:
         """Whether a flush begun now would have something to do."""
-        return bool(self._ledger.dirty or self._waiters or self._disposals.pending)
+        disposals = self._disposals.pending
+        return bool(self._ledger.dirty or self._waiters or self._local or disposals)
 
     @property
     def queued(self) -> int:
@@ -190,6 +207,15 @@ class Flusher:
         """
         self._waiters.append(waiter)
         self._ledger.on_dirty()
+
+    def write_local(self, name: bytes, document: bytes | None, done: Waiter) -> None:
+        """Write a local document of the store (``None`` deletes) with the next commit.
+
+        It is in one commit with what has changed in headers until now. After a failure it is tried
+        again, unless there is a newer one. `done` is a waiter as of `when_durable`.
+        """
+        self._local[name] = document
+        self.when_durable(done)
 
     def remove(self, vbucket: VBucket, done: Waiter) -> None:
         """Forget a vBucket that the node has no more; the store forgets it with the next commit.
@@ -247,9 +273,10 @@ class Flusher:
         dirty, self._ledger.dirty = self._ledger.dirty, []
         waiters, self._waiters = self._waiters, []
         removed = self._disposals.take_removed()
-        if not dirty and not waiters and not removed:
+        local, self._local = self._local, {}
+        if not (dirty or waiters or removed or local):
             return None
-        flush = Flush(waiters, removed)
+        flush = Flush(deque(waiters), removed, local)
         flush.changes += [VBucketChange(number, None) for number in removed]
         room = CommitRoom.of(self._settings, self._store)
         self._batch_items = room.items
@@ -270,7 +297,7 @@ class Flusher:
             self._take(flush, vbucket, room)
             if not place % _SLICE_VBUCKETS:
                 yield
-        flush.batch = Batch(flush.changes, reset_all=reset_all)
+        flush.batch = Batch(flush.changes, local, reset_all)
         return flush
 
     def commit(self, flush: Flush) -> None:
@@ -297,39 +324,38 @@ class Flusher:
             self._ledger.exhausted = False  # what is clean now may be ejected
         self._stats.commits += 1
         self._stats.items_flushed += flush.item_count
-        for waiter in flush.waiters:
-            waiter(True)
+        flush.tell(True)
 
     def failed(self, flush: Flush, error: StoreError) -> None:
         """Learn that nothing of the batch was written: refuse writes, keep everything queued."""
         self._stats.commit_failures += 1
-        if flush.parts or flush.removed:  # will be tried again; nothing else ends the refusal
+        if (
+            flush.parts or flush.removed or flush.local
+        ):  # will be tried again; nothing else ends the refusal
             self._ledger.disk_failed(str(error))
         self._disposals.remove(flush.removed)
+        self._local = {**flush.local, **self._local}
         for part in flush.parts:
             vbucket = part.vbucket
             vbucket.reset_pending |= part.reset
             vbucket.header_dirty |= part.header
             self._mark_dirty(vbucket)
-        for waiter in flush.waiters:
-            waiter(False)
+        flush.tell(False)
 
     def _take(self, flush: Flush, vbucket: VBucket, room: CommitRoom) -> None:
         """Add a vBucket's share to `flush`."""
         cursor = self._cursor(vbucket)
-        view = cursor.view
         drop = self._disposals.take_drops(vbucket)
         room.use_records(len(drop))
-        items: list[Item] = []
-        upto = cursor.position
-        while room.left and upto < view.high_seqno:
-            found = view.take(min(room.items, _TAKE_ITEMS), upto)
-            if not found:
-                break
-            room.use(found)
-            items += found
-            upto = found[-1].seqno
-        complete = upto >= view.high_seqno
+        above, forget = vbucket.forgetting or (None, frozenset())
+        if above is None:
+            items = _portion(cursor, room)
+            upto = items[-1].seqno if items else cursor.position
+        else:  # all of a rollback is in one commit; its newest item may be on disk already
+            items = list(cursor.view.items())
+            room.use(items)
+            upto = cursor.view.high_seqno
+        complete = upto >= cursor.view.high_seqno
         part = _Part(
             vbucket,
             cursor.queue,
@@ -344,7 +370,9 @@ class Flusher:
         vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
         flush.parts.append(part)
         header = vbucket.header(upto, part.snapshot)
-        flush.changes.append(VBucketChange(vbucket.id, header, items, part.reset, drop))
+        flush.changes.append(
+            VBucketChange(vbucket.id, header, items, part.reset, drop, above, sorted(forget))
+        )
 
     def _cursor(self, vbucket: VBucket) -> _Cursor:
         cursor = self._cursors.get(vbucket.id)
@@ -383,3 +411,17 @@ class Flusher:
         if not vbucket.dirty:
             vbucket.dirty = True
             self._ledger.mark_dirty(vbucket)
+
+
+def _portion(cursor: _Cursor, room: CommitRoom) -> list[Item]:
+    """Return what is next of a view, as much of it as there is room for."""
+    items: list[Item] = []
+    view, upto = cursor.view, cursor.position
+    while room.left and upto < view.high_seqno:
+        found = view.take(min(room.items, _TAKE_ITEMS), upto)
+        if not found:
+            break
+        room.use(found)
+        items += found
+        upto = found[-1].seqno
+    return items

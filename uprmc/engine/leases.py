@@ -96,8 +96,8 @@ class Leases:
             The lease and its lifetime in seconds.
 
         Raises:
-            TemporaryFailure: warm-up is going on, a replica holds half of a snapshot, or there are
-                as many leases as there may be.
+            TemporaryFailure: warm-up is going on, a replica holds half of a snapshot or is rolling
+                back, or there are as many leases as there may be.
             NotMyVBucket: one of them is neither active nor a replica here.
             InvalidArguments: a number comes twice, or the lifetime is 0.
             StoreError: the store cannot be read.
@@ -167,6 +167,8 @@ class Leases:
             raise NotMyVBucket(number)
         if vbucket.receiving is not None:
             raise TemporaryFailure(f"vBucket {number} is receiving a snapshot")
+        if vbucket.rewinding:
+            raise TemporaryFailure(f"vBucket {number} is rolling back")
 
     def _hold(self, numbers: Sequence[int], expires_at: float) -> Lease:
         bucket = self._bucket

@@ -11,44 +11,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uprmc.engine.vbucket import VBucket
+from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments, RangeExceeded
 from uprmc.model import FailoverEntry, Item, SnapshotRange
 
 #: As many more can be counted from here as can be taken.
-_NUMBER_MAX = 2**63 - 1
+NUMBER_MAX = 2**63 - 1
 
 
-def apply(vbucket: VBucket, item: Item, snapshot: SnapshotRange) -> None:
-    """Take a version of the snapshot that was announced last.
+def apply(vbucket: VBucket, item: Item, snapshot: SnapshotRange, purge_seqno: int = 0) -> None:
+    """Take a version of the snapshot that was announced last; see `apply_all`.
 
     Raises:
-        RangeExceeded: its seqno is not above all before, or not inside of the snapshot.
+        RangeExceeded: as `apply_all`.
         InvalidArguments: no version that a server made has such a CAS, revision or seqno; after
             them our own counters would come to their end.
     """
-    if not max(vbucket.high_seqno + 1, snapshot.start) <= item.seqno <= snapshot.end:
-        raise RangeExceeded(item.seqno)
-    if max(item.cas, item.rev, item.seqno) > _NUMBER_MAX:
+    _check_place(vbucket, item.seqno, item.seqno, snapshot)
+    if max(item.cas, item.rev, item.seqno) > NUMBER_MAX:
         raise InvalidArguments(f"CAS {item.cas}, revision {item.rev}, seqno {item.seqno}")
-    whole = _whole_seqno(vbucket, snapshot)
-    vbucket.receiving = SnapshotRange(whole, snapshot.end) if item.seqno < snapshot.end else None
-    vbucket.adopt(item)
+    apply_all(vbucket, [item], snapshot, purge_seqno)
 
 
-def _whole_seqno(vbucket: VBucket, snapshot: SnapshotRange) -> int:
-    """Return up to where the vBucket held a whole state before `snapshot`.
+def apply_all(
+    vbucket: VBucket, items: list[Item], snapshot: SnapshotRange, purge_seqno: int = 0
+) -> None:
+    """Take versions of the snapshot that was announced last.
 
-    A marker's own start says less: it may be the snapshot's first item. One that begins above what
-    is here says that the snapshot before was whole; otherwise it is the same one, announced again.
+    Args:
+        vbucket: a replica.
+        items: at least one, by rising seqno, with no number above `NUMBER_MAX`; the caller has
+            looked.
+        snapshot: as announced.
+        purge_seqno: deletions up to here may be missing from the snapshot.
+
+    Raises:
+        RangeExceeded: the seqnos are not above all before, or not inside of the snapshot.
     """
+    last = items[-1].seqno
+    _check_place(vbucket, items[0].seqno, last, snapshot)
     receiving = vbucket.receiving
-    if receiving is None or snapshot.start > vbucket.high_seqno:
-        return vbucket.high_seqno
-    return receiving.start
+    whole, end = vbucket.high_seqno, snapshot.end
+    if receiving is not None and snapshot.start <= receiving.end:
+        # The same one, announced again. It is whole where the first announcement said, or later.
+        whole, end = receiving.start, max(end, receiving.end)
+    vbucket.receiving = SnapshotRange(whole, end) if last < end else None
+    if purge_seqno > vbucket.purge_seqno:
+        vbucket.purge_seqno = purge_seqno
+    vbucket.adopt_all(items)
+
+
+def _check_place(vbucket: VBucket, first: int, last: int, snapshot: SnapshotRange) -> None:
+    high = vbucket.high_seqno
+    if not max(high + 1, snapshot.start) <= first <= last <= snapshot.end:
+        raise RangeExceeded(
+            f"seqno {first} after {high}, in a snapshot from {snapshot.start} to {snapshot.end}"
+        )
 
 
 def take_history(vbucket: VBucket, log: Sequence[FailoverEntry]) -> None:
-    """Take over the active's failover log; it is on disk with the next commit."""
+    """Take over the active's failover log; it is on disk with the next commit.
+
+    Who follows this vBucket is told when that is another one: they know what comes by its name.
+    """
+    if vbucket.failover_log == tuple(log):
+        return
     vbucket.failover_log = tuple(log)
     vbucket.change_header()
+    vbucket.interrupt(Interruption.STATE_CHANGED)

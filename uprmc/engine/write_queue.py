@@ -22,7 +22,7 @@ Source: seed 000, "Write Queue/Immutable Tree"; acceptance rows D07, D08, D18, D
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sortedcontainers import SortedDict
 
@@ -114,6 +114,23 @@ class WriteQueue:
         self.live += 1
         if replaced_seqno > self.persisted:
             self._retire(replaced_seqno)
+
+    def put_all(self, items: Sequence[Item], replaced_seqnos: Sequence[int]) -> None:
+        """Do what `put` does for each; `replaced_seqnos` are those of all of them, without 0."""
+        tail, tail_number = self._tail, self._tail_number
+        seqno = self.high_seqno
+        for item in items:
+            seqno = item.seqno
+            number = seqno >> SEGMENT_BITS
+            if number != tail_number:
+                self._open_segment(number)
+                tail, tail_number = self._tail, number
+            tail[seqno] = item
+        self.high_seqno = seqno
+        self.live += len(items)
+        for seqno in replaced_seqnos:
+            if seqno > self.persisted:
+                self._retire(seqno)
 
     def since(self, seqno: int) -> list[Item]:
         """Return the entries above `seqno` that a view opened now would show, in order.

@@ -7,6 +7,7 @@ from uprmc.kv.compaction_commands import COMPACTION_COMMANDS
 from uprmc.kv.lease_commands import LEASE_COMMANDS
 from uprmc.kv.metadata_commands import METADATA_COMMANDS
 from uprmc.kv.node_commands import NODE_COMMANDS
+from uprmc.kv.replication_commands import REPLICATION_COMMANDS
 from uprmc.kv.upr_commands import UPR_COMMANDS
 from uprmc.kv.vbucket_commands import VBUCKET_COMMANDS
 from uprmc.protocol.opcodes import QUIET
@@ -19,6 +20,7 @@ _LOUD: dict[int, Handler] = {
     **COMPACTION_COMMANDS,
     **UPR_COMMANDS,
     **LEASE_COMMANDS,
+    **REPLICATION_COMMANDS,
 }
 
 #: Opcode -> command. SET and GET come here only when the session's short way does not apply.

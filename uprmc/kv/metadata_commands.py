@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.engine.with_meta import Demand, accept_version
-from uprmc.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TooLarge
+from uprmc.errors import (
+    InvalidArguments,
+    KeyNotFound,
+    NotResident,
+    RemoteProtocolError,
+    TooLarge,
+)
 from uprmc.kv.binary_commands import Handler, Request
 from uprmc.model import Item, Life
 from uprmc.protocol.management import (
@@ -24,7 +30,13 @@ from uprmc.protocol.management import (
     decode_extended_meta,
     decode_with_meta,
 )
-from uprmc.protocol.opcodes import QUIET, Opcode
+from uprmc.protocol.opcodes import QUIET, Opcode, Status
+from uprmc.protocol.replication import (
+    GET_VERSION_EXTRAS,
+    GET_VERSION_MISS_EXTRAS,
+    GET_VERSION_REPLY_EXTRAS,
+)
+from uprmc.upr.admission import locate
 
 if TYPE_CHECKING:
     from uprmc.kv.binary_session import BinarySession
@@ -58,6 +70,35 @@ def get_meta(session: BinarySession, request: Request) -> None:
     else:
         extras = GET_META_REPLY_EXTRAS.pack(*fields)
     session.reply(request, extras=extras, cas=vbucket.visible_cas(item))
+
+
+def get_version(session: BinarySession, request: Request) -> None:
+    """Answer a document's newest version as a stream would send it, with its seqno.
+
+    Whoever may stream a vBucket may ask. Looking changes nothing: a document that has expired
+    unnoticed is alive yet, and a lock hides nothing.
+    """
+    (upto_seqno,) = GET_VERSION_EXTRAS.unpack(request.extras)
+    vbucket = locate(session.bucket, request.number, 0)
+    item = _newest(session, vbucket, request.key)
+    if item is None:
+        extras = GET_VERSION_MISS_EXTRAS.pack(vbucket.purge_seqno)
+        session.reply(request, Status.KEY_NOT_FOUND, extras=extras)
+        return
+    value = b""
+    if not item.life and item.seqno <= upto_seqno:
+        if item.value is None:
+            raise NotResident(vbucket.id, (request.key,))
+        value = item.value
+    session.reply(
+        request,
+        extras=GET_VERSION_REPLY_EXTRAS.pack(
+            item.seqno, item.rev, item.flags, item.expiry, item.life
+        ),
+        value=value,
+        cas=item.cas,
+        datatype=item.datatype,
+    )
 
 
 def _newest(session: BinarySession, vbucket: VBucket, key: bytes) -> Item | None:
@@ -183,6 +224,7 @@ def return_meta(session: BinarySession, request: Request) -> None:
 
 METADATA_COMMANDS: dict[int, Handler] = {
     Opcode.GET_META: get_meta,
+    Opcode.GET_VERSION: get_version,
     Opcode.SET_WITH_META: store_with_meta,
     Opcode.ADD_WITH_META: store_with_meta,
     Opcode.DEL_WITH_META: delete_with_meta,

@@ -4,6 +4,9 @@ Locks have two faces: old clients know no "locked" status and get what ep-engine
 foreign write looks like a CAS mismatch, a second lock like a temporary failure); clients that
 negotiated XERROR are told the truth.
 
+What operators ask of replication is refused with the text of the error itself, which says what to
+do; nobody else wants to read more than the status.
+
 Source: memcached reference 2.2; UPR reference 1.2 and 6; Couchbase SDK reference 5.5.
 """
 
@@ -45,6 +48,8 @@ _STATUSES: dict[type[Exception], Status] = {
     RemoteProtocolError: Status.INVALID_ARGUMENTS,
 }
 
+_EXPLAINED = frozenset({Opcode.REPLICATE, Opcode.TAKEOVER, Opcode.FAILOVER})
+
 
 def refusal_of(error: Exception, opcode: int, *, with_lock_errors: bool) -> tuple[Status, bytes]:
     """Return the status and the body that answer `error`."""
@@ -55,6 +60,8 @@ def refusal_of(error: Exception, opcode: int, *, with_lock_errors: bool) -> tupl
             return Status.NOT_LOCKED, STATUS_TEXT[Status.NOT_LOCKED]
         return Status.TEMPORARY_FAILURE, b"UNLOCK_ERROR"
     status = _STATUSES[type(error)]
+    if opcode in _EXPLAINED and str(error):
+        return status, str(error).encode()
     return status, STATUS_TEXT[status]
 
 

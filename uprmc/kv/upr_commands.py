@@ -55,7 +55,9 @@ def out_of_place(session: BinarySession, request: Request) -> None:
 
 UPR_COMMANDS: dict[int, Handler] = {
     **{
-        opcode: out_of_place for opcode in Opcode if Opcode.UPR_OPEN <= opcode <= Opcode.UPR_CONTROL
+        opcode: out_of_place
+        for opcode in Opcode
+        if Opcode.UPR_OPEN <= opcode <= Opcode.UPR_SEQNO_ACKNOWLEDGED
     },
     Opcode.UPR_OPEN: open_,
     Opcode.UPR_GET_FAILOVER_LOG: get_failover_log,

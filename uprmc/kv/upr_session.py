@@ -25,7 +25,7 @@ from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFla
 from uprmc.protocol.upr import ROLLBACK_VALUE
 from uprmc.upr.consumer import Consumer
 from uprmc.upr.keepalive import Due
-from uprmc.upr.peer import Peer, UprRequest
+from uprmc.upr.peer import Peer, Reply, UprRequest
 from uprmc.upr.producer import Producer
 
 GENTLE_BYTES = 128 * 1024
@@ -34,10 +34,12 @@ GENTLE_PULL_BYTES = 2 * 1024
 #: Every keep-alive has this opaque.
 NOOP_OPAQUE = 0x4E4F4F50
 
-#: An answer to a frame of ours that is longer is dropped unread.
+#: An answer to a frame of a producer that is longer is dropped unread.
 _ANSWER_MAX_BYTES = 64 * 1024
 
-_FIRST, _LAST = Opcode.UPR_OPEN, Opcode.UPR_CONTROL
+_FRAMES = frozenset(
+    {*range(Opcode.UPR_OPEN, Opcode.UPR_CONTROL + 1), Opcode.UPR_SEQNO_ACKNOWLEDGED}
+)
 
 
 def _side(before: BinarySession, wake: Callable[[], None], opening: Request, flags: int) -> Peer:
@@ -52,7 +54,7 @@ def _side(before: BinarySession, wake: Callable[[], None], opening: Request, fla
 class UprSession(BinarySession):
     """See the module docstring. It takes over from the `BinarySession` that got the OPEN."""
 
-    __slots__ = ("_gentle_left", "_resting", "_sent", "peer")
+    __slots__ = ("_answer_max_bytes", "_gentle_left", "_resting", "_sent", "peer")
 
     def __init__(
         self, before: BinarySession, wake: Callable[[], None], opening: Request, flags: int
@@ -67,6 +69,9 @@ class UprSession(BinarySession):
         self._resting = False
         self._sent = 0
         self.peer = _side(before, wake, opening, flags)
+        consumes = isinstance(self.peer, Consumer)
+        most = before.services.settings.max_frame_bytes
+        self._answer_max_bytes = most if consumes else _ANSWER_MAX_BYTES
 
     # --- the doors ------------------------------------------------------------------------------
 
@@ -116,32 +121,49 @@ class UprSession(BinarySession):
 
     def _one(self, data: bytes, position: int, size: int) -> int:
         """See `BinarySession`; responses of the peer are frames here too."""
-        magic, opcode, key_length, extras_length, _, status, body_length, opaque, _ = (
+        magic, opcode, key_length, extras_length, datatype, status, body_length, opaque, cas = (
             unpack_request(data, position)
         )
         if magic != MAGIC_RESPONSE:
+            if opcode == Opcode.UPR_MUTATION and isinstance(self.peer, Consumer):
+                taken = self._take_run(data, position, status, opaque)
+                if taken:
+                    return taken
             return super()._one(data, position, size)
         length = int(HEADER_BYTES + body_length)
-        if body_length > _ANSWER_MAX_BYTES:
+        if body_length > self._answer_max_bytes:
             return self._skip(length, size - position)
         if size - position < length:
             return -length
         body = data[position + HEADER_BYTES : position + length]
+        extras, value = body[:extras_length], body[extras_length + key_length :]
         try:
-            self.peer.answered(opcode, opaque, status, body[extras_length + key_length :])
+            self.peer.answered(Reply(opcode, opaque, status, extras, value, cas, datatype))
         except RemoteProtocolError as error:
             self._close(str(error))
         return length
 
+    def _take_run(self, data: bytes, position: int, number: int, opaque: int) -> int:
+        """Take the mutations of a stream that need no thought; return their bytes."""
+        assert isinstance(self.peer, Consumer)
+        stream = self.peer.stream_of(number, opaque)
+        return self.peer.take_run(data, position, stream) - position if stream is not None else 0
+
+    def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
+        """See `BinarySession`; a change that is left out would be missed by nobody."""
+        if isinstance(self.peer, Consumer) and request.opcode == Opcode.UPR_MUTATION:
+            self._close(f"a document of vBucket {request.number} is above kv.max_item_bytes")
+        return super()._refuse_large_value(request, length, available)
+
     def _number_in(self, opcode: int, number: int, key: bytes) -> int:
         """See `BinarySession`; a frame of UPR says itself which vBucket it is about."""
-        return number if _FIRST <= opcode <= _LAST else super()._number_in(opcode, number, key)
+        return number if opcode in _FRAMES else super()._number_in(opcode, number, key)
 
     def _carry_out(self, request: Request) -> bool:
         """See `BinarySession`."""
         opcode = request.opcode
         barrier = opcode == Opcode.BARRIER_ADD and isinstance(self.peer, Producer)
-        if not (_FIRST <= opcode <= _LAST or barrier):
+        if not (opcode in _FRAMES or barrier):
             return super()._carry_out(request)
         if opcode == Opcode.UPR_STREAM_REQUEST:
             self._gentle_left = GENTLE_BYTES

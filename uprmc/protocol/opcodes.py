@@ -83,6 +83,7 @@ class Opcode(IntEnum):
     UPR_NOOP = 0x5C
     UPR_BUFFER_ACK = 0x5D
     UPR_CONTROL = 0x5E
+    UPR_SEQNO_ACKNOWLEDGED = 0x61
 
     STOP_PERSISTENCE = 0x80
     START_PERSISTENCE = 0x81
@@ -113,10 +114,14 @@ class Opcode(IntEnum):
     SEQNO_PERSISTENCE = 0xB7
     GET_KEYS = 0xB8
 
-    # Ours, at the far end of a gap that nobody else has used (UPR reference, section 7).
+    # Ours, at the far ends of gaps that nobody else has used (UPR reference, section 7).
+    REPLICATE = 0xD7
+    TAKEOVER = 0xD8
+    FAILOVER = 0xD9
     LEASE_ACQUIRE = 0xE4
     LEASE_RENEW = 0xE5
     LEASE_RELEASE = 0xE6
+    GET_VERSION = 0xE7
     BARRIER_ADD = 0xE8
     BARRIER_REACHED = 0xE9
     PARTITION_START = 0xEA

@@ -29,7 +29,7 @@ from construct import Struct as Layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import FailoverEntry
 from uprmc.protocol.derive import derive, derive_merged
-from uprmc.protocol.header import RequestHeader
+from uprmc.protocol.header import RequestHeader, encode_request
 from uprmc.protocol.opcodes import MAGIC_REQUEST, Opcode
 from uprmc.protocol.rows import pack_rows
 
@@ -76,16 +76,17 @@ RollbackValue = Layout("seqno" / Int64ub)
 ROLLBACK_VALUE = derive(RollbackValue)
 
 #: Value of the reply SUCCESS and of the reply to GET_FAILOVER_LOG: entries, newest first.
-_FAILOVER_ENTRY = Layout("uuid" / Int64ub, "seqno" / Int64ub)
 _FailoverEntry = Layout("uuid" / Int64ub, "seqno" / Int64ub)
 FailoverLogValue = Layout("entries" / GreedyRange(_FailoverEntry), Terminated)
 FAILOVER_ENTRY = derive(_FailoverEntry)
-FailoverLogValue = Layout("entries" / GreedyRange(_FAILOVER_ENTRY), Terminated)
-FAILOVER_ENTRY = derive(_FAILOVER_ENTRY)
 
 #: Extras of BUFFER_ACK.
 BufferAckExtras = Layout("bytes" / Int32ub)
 BUFFER_ACK_EXTRAS = derive(BufferAckExtras)
+
+#: Extras of SEQNO_ACKNOWLEDGED: up to where the consumer has everything on disk.
+SeqnoAcknowledgedExtras = Layout("seqno" / Int64ub)
+SEQNO_ACKNOWLEDGED_EXTRAS = derive(SeqnoAcknowledgedExtras)
 
 # --- the producer sends -------------------------------------------------------------------------
 
@@ -96,6 +97,21 @@ STREAM_END_EXTRAS = derive(StreamEndExtras)
 #: Extras of SNAPSHOT_MARKER; `kind` is made of `MarkerFlag` bits.
 SnapshotMarkerExtras = Layout("start_seqno" / Int64ub, "end_seqno" / Int64ub, "kind" / Int32ub)
 SNAPSHOT_MARKER_EXTRAS = derive(SnapshotMarkerExtras)
+
+#: Extras of the marker of today (version 2.2), for consumers that asked; the rest is in its value.
+VersionedMarkerExtras = Layout("version" / Const(2, Int8ub))
+VERSIONED_MARKER_EXTRAS = derive(VersionedMarkerExtras)
+
+#: Value of the marker of today. Without synchronous writes everything up to the end is visible and
+#: nothing is prepared. Deletions up to `purge_seqno` may be missing from what the snapshot holds.
+VersionedMarkerValue = Layout(
+    *SnapshotMarkerExtras.subcons,
+    "max_visible_seqno" / Int64ub,
+    "high_completed_seqno" / Default(Int64ub, 0),
+    "purge_seqno" / Int64ub,
+    "high_prepared_seqno" / Default(Int64ub, 0),
+)
+VERSIONED_MARKER_VALUE = derive(VersionedMarkerValue)
 
 #: Extras of MUTATION. `nmeta` bytes of extended metadata follow the value.
 MutationExtras = Layout(
@@ -169,6 +185,7 @@ def frame_place(extras_length: int, vbucket: int, datatype: int = 0) -> int:
     return extras_length << 24 | datatype << 16 | vbucket
 
 
+_VERSION_2_2 = VERSIONED_MARKER_EXTRAS.pack(2)
 _MARKER_HEAD = frame_head(Opcode.UPR_SNAPSHOT_MARKER)
 _MARKER_BYTES = SNAPSHOT_MARKER_EXTRAS.size
 _MARKER_PLACE = frame_place(_MARKER_BYTES, 0)
@@ -191,7 +208,49 @@ def snapshot_marker(
     )
 
 
+def versioned_marker(
+    vbucket: int, opaque: int, start_seqno: int, end_seqno: int, kind: int, purge_seqno: int
+) -> bytes:
+    """Return a whole snapshot marker of version 2.2."""
+    return encode_request(
+        Opcode.UPR_SNAPSHOT_MARKER,
+        extras=VERSIONED_MARKER_EXTRAS.pack(2),
+        value=VERSIONED_MARKER_VALUE.pack(
+            start_seqno, end_seqno, kind, end_seqno, 0, purge_seqno, 0
+        ),
+        vbucket=vbucket,
+        opaque=opaque,
+    )
+
+
 # --- plain values -------------------------------------------------------------------------------
+
+
+class Marker(NamedTuple):
+    """A snapshot marker, whichever version's form it had; `purge_seqno` is 0 when it told none."""
+
+    start_seqno: int
+    end_seqno: int
+    kind: int
+    purge_seqno: int = 0
+
+
+def decode_marker(extras: bytes, value: bytes) -> Marker:
+    """Read a snapshot marker.
+
+    Raises:
+        RemoteProtocolError: neither the 3.0 form nor version 2.2, or an end before its start.
+    """
+    if len(extras) == SNAPSHOT_MARKER_EXTRAS.size and not value:
+        marker = Marker(*SNAPSHOT_MARKER_EXTRAS.unpack(extras))
+    elif extras == _VERSION_2_2 and len(value) == VERSIONED_MARKER_VALUE.size:
+        start, end, kind, _, _, purge_seqno, _ = VERSIONED_MARKER_VALUE.unpack(value)
+        marker = Marker(start, end, kind, purge_seqno)
+    else:
+        raise RemoteProtocolError(f"a marker of {len(extras)} + {len(value)} bytes")
+    if marker.start_seqno > marker.end_seqno:
+        raise RemoteProtocolError(f"a snapshot from {marker.start_seqno} to {marker.end_seqno}")
+    return marker
 
 
 class StreamRequest(NamedTuple):

@@ -38,6 +38,13 @@ from uprmc.server.wake_list import WakeList
 PULL_BYTES = 64 * 1024
 PULLS_PER_TURN = 4
 
+#: The same while others have requests: a stream that has always more must not make them wait.
+SHARED_PULL_BYTES = 16 * 1024
+SHARED_PULLS_PER_TURN = 1
+
+#: So many turns it goes on so after the last of their requests.
+SHARED_TURNS = 32
+
 #: A peer that takes nothing for so long after we hung up is cut off.
 FAREWELL_S = 30.0
 
@@ -93,6 +100,10 @@ class SessionProtocol(Protocol):
         self._no_more_input = False  # the peer closed its half
         self._ending = False  # we hung up, or the connection is gone
         self._queued = False  # waits in the wake list
+        self._chunks = 0  # received
+        self._heard = factory.connections.heard  # by all others, when we last sent by ourselves
+        self._shares = False  # others have sent something a short while ago
+        self._shared_turns = 0
         self._since = self._active_at = factory.connections.monotonic()
         self._moved = 0  # bytes in both directions at the last tick
 
@@ -114,6 +125,8 @@ class SessionProtocol(Protocol):
         if self._ending:
             return
         self.bytes_read += len(data)
+        self._chunks += 1
+        self._connections.heard += 1
         try:
             self.session.receive_data(data)
             wakes = self._wake_list
@@ -177,10 +190,17 @@ class SessionProtocol(Protocol):
         """Pump from outside of `dataReceived`; never raises."""
         if self._ending:
             return
+        heard = self._connections.heard - self._chunks
+        if heard != self._heard:
+            self._heard, self._shared_turns = heard, SHARED_TURNS
+        if self._shared_turns:
+            self._shared_turns -= 1
+            self._shares = True
         try:
             self._pump()
         except Exception:
             self._failed()
+        self._shares = False
 
     def _pump(self) -> None:
         """Write while the session has something and the transport takes it, then settle reading."""
@@ -188,8 +208,9 @@ class SessionProtocol(Protocol):
         if session.successor is not None:
             session = self._succeeded()
         pulls = 0
+        budget = SHARED_PULL_BYTES if self._shares else PULL_BYTES
         while not self._blocked:
-            pieces = session.data_to_send(PULL_BYTES)
+            pieces = session.data_to_send(budget)
             if not pieces:
                 if session.successor is not None:
                     session = self._succeeded()
@@ -202,7 +223,7 @@ class SessionProtocol(Protocol):
             self.bytes_written += len(data)
             self._wire.write(data)
             pulls += 1
-            if pulls == PULLS_PER_TURN:
+            if pulls == (SHARED_PULLS_PER_TURN if self._shares else PULLS_PER_TURN):
                 self.wake()
                 break
         if self._reading is (

@@ -74,13 +74,14 @@ class Connections:
     Attributes:
         limit: connections allowed at a time.
         total: connections accepted since the start.
+        heard: chunks received on all of them together.
         rejected: connections turned away because `limit` was reached.
         session_errors: connections closed because of a bug of ours.
     """
 
     def __init__(self, limit: int, monotonic: Callable[[], float]) -> None:
         self.limit = limit
-        self.total = 0
+        self.total = self.heard = 0
         self.rejected = 0
         self.session_errors = 0
         self.monotonic = monotonic

@@ -90,19 +90,40 @@ class FlushDriver:
             except Exception as error:  # a bug of ours, too, must not end flushing for good
                 refusal = self._refusal(error)
                 self._note_failure(refusal)
-                flusher.failed(flush, refusal)
+                self._fail(flush, refusal)
                 delay_s = self._settings.retry_delay_s
             else:
                 if self.last_error:
                     _log.info("works_again", after=self.last_error)
                     self.last_error = ""
-                yield from self._sliced(flusher.finish_in_slices(flush))
+                yield from self._finish(flush)
         self._busy = None
         self._last_flush_s = self._reactor.seconds() - began
         if flusher.pending:
             self._look_again(delay_s)
         else:
             self._dirty_since = None
+
+    def _finish(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
+        try:
+            yield from self._sliced(self._bucket.flusher.finish_in_slices(flush))
+        except Exception:  # of somebody who waited; it must not end flushing for good
+            _log.failure("waiter_broke")
+            self._tell_others(flush, ok=True)
+
+    def _fail(self, flush: Flush, error: StoreError) -> None:
+        try:
+            self._bucket.flusher.failed(flush, error)
+        except Exception:
+            _log.failure("waiter_broke")
+            self._tell_others(flush, ok=False)
+
+    def _tell_others(self, flush: Flush, *, ok: bool) -> None:
+        while flush.waiters:
+            try:
+                flush.tell(ok)
+            except Exception:
+                _log.failure("waiter_broke")
 
     def _sliced(self, steps: Iterator[None]) -> Generator[Deferred[Any], Any, Any]:
         """Run the rules' steps, with a breath for the sockets after each slice of time."""
@@ -169,6 +190,6 @@ class FlushDriver:
             try:
                 yield from self._commit(flush)
             except StoreError as error:
-                self._bucket.flusher.failed(flush, error)
+                self._fail(flush, error)
                 raise
-            self._bucket.flusher.finish(flush)
+            yield from self._finish(flush)

@@ -26,17 +26,20 @@ from uprmc.kv.cluster_map import ClusterMap
 from uprmc.kv.control import Control
 from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
+from uprmc.model import VBucketState
 from uprmc.ports import Session
 from uprmc.server import collector
 from uprmc.server.adapter import SessionFactory
 from uprmc.server.compaction_driver import CompactionDriver
 from uprmc.server.connections import Connections, raise_file_limit
+from uprmc.server.dialer import Dialer, trust_root
 from uprmc.server.fetch_driver import FetchDriver
 from uprmc.server.flush_driver import FlushDriver
 from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import listen_http
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import LEVELS, Log, Throttle, set_level
+from uprmc.server.replication_driver import ReplicationDriver
 from uprmc.server.statistics import Statistics
 from uprmc.server.tls import tls_options
 from uprmc.server.wake_list import WakeList
@@ -44,12 +47,16 @@ from uprmc.server.world import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch
 from uprmc.upr.hub import Hub
+from uprmc.upr.replication import Replication
 
 #: A slice of warm-up; then sockets are served.
 _WARMUP_SLICE_S = 0.01
 
 #: How long clients may take to read their last replies at shutdown.
 _FAREWELL_S = 2.0
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
 
 _MISUSE_LOG_S = 1.0
 #: What ``verbosity`` 0, 1 and 2 show at least; the setting ``log.level`` may show more.
@@ -71,6 +78,7 @@ class Node:
         self._clock = SystemClock()
         entropy = SystemEntropy()
         self._tls = tls_options(settings.server)
+        trust = trust_root(settings.upr)
         store = open_directory(
             Path(settings.storage.data),
             uuid=entropy.uuid48(),
@@ -101,6 +109,10 @@ class Node:
             self._housekeeping.expire_every,
         )
         self._wake_list = WakeList(reactor)
+        self.replication = self._replication(reactor, trust)
+        self._replication_driver = ReplicationDriver(
+            reactor, self.replication, self._clock.monotonic
+        )
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
         self._listeners: dict[str, Listener] = {}
         self._warming: Generator[None] | None = None
@@ -120,6 +132,7 @@ class Node:
         yield from self._warm_up()
         self.connections.start(self._reactor)
         self._housekeeping.start()
+        self._replication_driver.start()
 
     @inlineCallbacks
     def stop(self) -> Generator[Deferred[Any], Any, None]:
@@ -133,6 +146,7 @@ class Node:
         for listener in self._listeners.values():
             yield listener.stop()
         self._housekeeping.stop()
+        self._replication_driver.stop()
         yield self._compaction_driver.stop()
         self.connections.stop()
         yield self.connections.close_all(self._reactor, _FAREWELL_S)
@@ -208,6 +222,23 @@ class Node:
 
     # --- wiring ---------------------------------------------------------------------------------
 
+    def _replication(self, reactor: Any, trust: Any) -> Replication:
+        timeout_s = self.settings.upr.dial_timeout_s
+        dialer = Dialer(reactor, self.connections, self._wake_list, timeout_s, trust)
+        replication = Replication(self.upr, dialer)
+        replication.is_own = self._is_own
+        self.upr.replication = replication
+        return replication
+
+    def _is_own(self, place: str) -> bool:
+        """Tell whether dialling `place` would certainly come back here."""
+        host, _, port = place.rpartition(":")
+        own = [each.rpartition(":")[::2] for each in self.addresses().values()]
+        return (host, port) in own or (
+            host in _LOOPBACK
+            and any(there in _LOOPBACK | _EVERYWHERE and each == port for there, each in own)
+        )
+
     def _session_factory(self, listener: str, by_key: bool) -> SessionFactory:
         def make_session(peer: str, wake: Callable[[], None]) -> Session:
             return Negotiation(self._services(peer), wake, by_key=by_key)
@@ -244,6 +275,16 @@ class Node:
         held_back = self._misuse_log.passed()
         if held_back is not None:
             _log.warn("misuse", peer=peer, reason=reason, unlogged=held_back)
+
+    def follow_if_new(self, place: str) -> None:
+        """Follow a node with everything, if this data directory is as it was made.
+
+        Raises:
+            CommandError: it cannot be followed; the text says why.
+        """
+        vbuckets = self.bucket.vbuckets.values()
+        if all(each.state == VBucketState.ACTIVE and not each.high_seqno for each in vbuckets):
+            self.replication.follow(place, None, demote=False, done=lambda _: None)
 
     # --- what others may ask --------------------------------------------------------------------
 

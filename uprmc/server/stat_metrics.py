@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from uprmc.server import stat_node, stat_upr, stat_vbuckets
+from uprmc.server import stat_node, stat_replication, stat_upr, stat_vbuckets
 from uprmc.server.metrics import Metric, single
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def counters(node: Node) -> Iterator[Metric]:
         ("writes_refused_disk", node.bucket.ledger.refused_disk),
         ("upr_items_sent", stat_upr.items_sent(node.upr)),
         ("upr_sent_bytes", stat_upr.bytes_sent(node.upr)),
+        ("replication_items", node.replication.items),
+        ("replication_rollbacks", node.replication.rollbacks),
     ):
         yield single(f"{name}_total", "counter", f"{name}, since the start.", value)
 
@@ -35,6 +37,7 @@ def gauges(node: Node) -> Iterator[Metric]:
     """Yield what goes up and down."""
     bucket = node.bucket
     ledger = bucket.ledger
+    replicated = stat_replication.totals(node.replication)
     for name, text, value in (
         ("ready", "1 when warm-up is done.", float(bucket.traffic)),
         ("uptime_seconds", "Time since the start.", node.uptime_s()),
@@ -53,6 +56,12 @@ def gauges(node: Node) -> Iterator[Metric]:
         ("upr_streams", "Streams now.", stat_upr.stream_count(node.upr)),
         ("upr_backfills", "Streams that are reading the disk.", node.upr.backfills.used),
         ("upr_leases", "Snapshot leases held.", len(node.upr.leases.open)),
+        ("replication_sources", "Nodes that vBuckets are followed from.", replicated.sources),
+        ("replication_sources_open", "Those with an open connection.", replicated.open),
+        ("replication_vbuckets", "vBuckets that follow a source.", replicated.vbuckets),
+        ("replication_streaming", "Those with a stream.", replicated.streaming),
+        ("replication_lag_items", "Seqnos that sources are ahead.", replicated.lag_items),
+        ("replication_lag_seconds", "Time since the worst was level.", replicated.lag_s),
         ("disk_failing", "1 while the disk refuses commits.", float(bool(ledger.disk_reason))),
     ):
         yield single(name, "gauge", text, value)

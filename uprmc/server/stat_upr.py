@@ -207,6 +207,7 @@ def _stream(stream: Stream, prefix: str) -> StatGroup:
         ("memory", stream.from_memory),
         ("last_sent_seqno", stream.last_seqno),
         ("last_sent_snap_end_seqno", stream.snapshot_end),
+        ("persisted_seqno", stream.persisted_seqno),
         ("items_ready", _word(stream.queued)),
         ("readings_let_go", stream.let_go),
     )

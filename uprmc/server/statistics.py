@@ -20,6 +20,7 @@ from uprmc.server import (
     stat_memcached,
     stat_metrics,
     stat_node,
+    stat_replication,
     stat_stand_ins,
     stat_upr,
     stat_vbuckets,
@@ -49,6 +50,7 @@ _GROUPS: dict[str, Callable[[Node], StatRows]] = {
     "dcp": stat_upr.dcp,
     "upr": stat_upr.upr,
     "leases": stat_upr.leases,
+    "replication": stat_replication.replication,
 }
 
 _BY_VBUCKET: dict[str, Callable[[Node, list[int]], StatGroup]] = {

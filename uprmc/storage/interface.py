@@ -34,6 +34,9 @@ class VBucketChange(NamedTuple):
         reset: forget all of the vBucket's records first.
         drop: records to remove for good, tombstones as a rule, as (key, seqno); one whose key has
             meanwhile another seqno is left alone. Done before `items` are written.
+        rewind: forget all records above this seqno, of whatever history; before `forget` and
+            `drop`. ``None`` = none.
+        forget: keys to remove for good, whatever version of them is stored.
     """
 
     vbucket: int
@@ -41,6 +44,8 @@ class VBucketChange(NamedTuple):
     items: Sequence[Item] = ()
     reset: bool = False
     drop: Sequence[tuple[bytes, int]] = ()
+    rewind: int | None = None
+    forget: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,9 @@ class StoreView(Protocol):
 
         For streams, which copy most of a record as it is; not counted in `records_read`.
         """
+
+    def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
+        """Yield the vBucket's records at or below a seqno, by falling seqno, without values."""
 
     def count(self) -> int:
         """Return the number of records of all vBuckets, tombstones included."""

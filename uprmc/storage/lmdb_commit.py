@@ -1,8 +1,8 @@
 """How a batch becomes changes of the two indexes, inside of one write transaction.
 
-For each vBucket: forget, drop, look up what the new versions replace, take that out of by-seq, put
-the new ones. Everything old goes before anything new comes, because a replica that rolled back
-gives seqnos out again that other versions still have.
+For each vBucket: forget, rewind, drop, look up what the new versions replace, take that out of
+by-seq, put the new ones. Everything old goes before anything new comes, because a replica that
+rolled back gives seqnos out again that other versions still have.
 
 LMDB lets go of the interpreter lock in each of its calls, also between the records of `putmulti`,
 which is fed by a generator here so that no second copy of a batch's values is ever held.
@@ -15,7 +15,7 @@ from operator import itemgetter
 
 import lmdb
 
-from uprmc.model import Item
+from uprmc.model import SEQNO_MAX, Item
 from uprmc.storage import layout
 from uprmc.storage.batch_check import check_batch
 from uprmc.storage.interface import Batch, VBucketChange
@@ -71,11 +71,32 @@ class BatchWriter:
         if change.header is None:
             self._txn.delete(header_key, db=self._databases.meta)
             return
+        if change.rewind is not None:
+            self._rewind(change.vbucket, change.rewind)
+        for key in change.forget:
+            self._forget(prefix + key)
         for key, seqno in change.drop:
             self._drop(prefix + key, layout.by_seq_key(change.vbucket, seqno))
         if change.items:
             self._write_items(prefix, change.items)
         self._meta.put(header_key, layout.pack_header(change.header))
+
+    def _rewind(self, vbucket: int, seqno: int) -> None:
+        """Remove every record above `seqno`."""
+        if seqno >= SEQNO_MAX:
+            return
+        prefix, end = layout.vbucket_prefix(vbucket), layout.vbucket_end(vbucket)
+        cursor = self._by_seq
+        cursor.set_range(layout.by_seq_key(vbucket, seqno + 1))
+        while prefix <= cursor.key() < end:  # past the last entry the key is empty
+            self._by_id.pop(prefix + layout.unpack_record(cursor.value()).key)
+            cursor.delete()
+
+    def _forget(self, by_id_key: bytes) -> None:
+        by_seq_key = self._stored_at(by_id_key)
+        if by_seq_key is not None:
+            self._by_id.pop(by_id_key)
+            self._by_seq.pop(by_seq_key)
 
     def _drop(self, by_id_key: bytes, by_seq_key: bytes) -> None:
         if self._stored_at(by_id_key) == by_seq_key:

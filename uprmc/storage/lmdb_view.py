@@ -183,6 +183,19 @@ class LmdbView:
         cursor = self._txn.cursor(database)
         return cursor.iternext() if cursor.set_range(start) else iter(())
 
+    def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
+        """Yield the vBucket's records at or below a seqno, by falling seqno, without values."""
+        prefix = layout.vbucket_prefix(vbucket)
+        try:
+            cursor = self._txn.cursor(self._databases.by_seq)
+            found = _set_at_or_before(cursor, layout.by_seq_key(vbucket, seqno))
+            while found and cursor.key().startswith(prefix):
+                self.records_read += 1
+                yield layout.unpack_record(cursor.value()).with_value(None)
+                found = cursor.prev()
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
     def count(self) -> int:
         """Return the number of records of all vBuckets, tombstones included."""
         try:
@@ -194,3 +207,10 @@ class LmdbView:
         """Let go of the reading. Closing twice is harmless."""
         self._txn.abort()
         self._on_close(self)
+
+
+def _set_at_or_before(cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
+    """Move to the last entry that is not behind `key`; ``False`` if there is none."""
+    if not cursor.set_range(key):
+        return cursor.last()
+    return cursor.key() == key or cursor.prev()

@@ -49,6 +49,10 @@ class _State:
 def _records_after(change: VBucketChange, before: Mapping[bytes, Item]) -> dict[bytes, Item]:
     """Return the records of a vBucket after a change; a seqno belongs to its newest bearer."""
     records = {} if change.reset else dict(before)
+    if change.rewind is not None:
+        records = {key: item for key, item in records.items() if item.seqno <= change.rewind}
+    for key in change.forget:
+        records.pop(key, None)
     for key, seqno in change.drop:
         if key in records and records[key].seqno == seqno:
             del records[key]
@@ -117,6 +121,14 @@ class MemoryView:
         for item in self.changes_after(vbucket, seqno):
             self.records_read -= 1
             yield pack_record(pack_heads([item])[0], item)
+
+    def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
+        """Yield the vBucket's records at or below a seqno, by falling seqno, without values."""
+        lower = [item for item in self._records(vbucket).values() if item.seqno <= seqno]
+        for item in sorted(lower, key=lambda item: -item.seqno):
+            self._now()
+            self.records_read += 1
+            yield item.with_value(None)
 
     def _records(self, vbucket: int) -> Mapping[bytes, Item]:
         found = self._now().vbuckets.get(vbucket)

@@ -34,6 +34,9 @@ _TAKEOVER = int(StreamFlag.TAKEOVER)
 _DISK_ONLY = int(StreamFlag.DISK_ONLY)
 _LATEST = int(StreamFlag.LATEST)
 
+#: Who hands over what is active elsewhere makes two of it, with one name for two histories.
+_FROM_ACTIVE = _ACTIVE_ONLY | _TAKEOVER
+
 _SERVED = (VBucketState.ACTIVE, VBucketState.REPLICA)
 
 
@@ -55,7 +58,7 @@ def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
     """Return the vBucket to stream from.
 
     Raises:
-        TemporaryFailure: warm-up is going on.
+        TemporaryFailure: warm-up is going on, or a rollback is not on disk yet.
         NotMyVBucket: absent, or not in a state that is asked for.
     """
     if not bucket.traffic:
@@ -63,8 +66,10 @@ def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
     vbucket = bucket.vbuckets.get(number)
     if vbucket is None or vbucket.state not in _SERVED:
         raise NotMyVBucket(number)
-    if flags & _ACTIVE_ONLY and vbucket.state != VBucketState.ACTIVE:
+    if flags & _FROM_ACTIVE and vbucket.state != VBucketState.ACTIVE:
         raise NotMyVBucket(number)
+    if vbucket.rewinding:
+        raise TemporaryFailure(f"vBucket {number} is rolling back")
     return vbucket
 
 
@@ -84,7 +89,8 @@ def admit(
         RangeExceeded: the seqnos contradict each other, or lie beyond what there is.
         KeyExists: the connection streams this vBucket already.
         RollbackRequired: the consumer's history is not ours.
-        TemporaryFailure: by the rules of 2014 the vBucket is not ready.
+        TemporaryFailure: it would have to fall back to a state that this replica does not hold
+            yet; by the rules of 2014 also when the vBucket is being filled.
     """
     rule = Rule(settings.rollback_rule)
     request = asked.request
@@ -104,7 +110,7 @@ def admit(
     check_versions(position, settings.known_versions)
     check_range(position, request.end_seqno)
     _check_free(asked)
-    _check_history(_held(vbucket), position, request.flags, rule)
+    _check_history(_held(vbucket), position, request.flags, rule, vbucket.whole_seqno)
     if rule is Rule.CURRENT:
         request = _with_end(request, vbucket, persisted_seqno)
     check_reach(request.start_seqno, request.end_seqno, vbucket.high_seqno)
@@ -121,7 +127,7 @@ def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> Str
     """Return the request of somebody who only waits for news; its ranges do not matter.
 
     Raises:
-        RollbackRequired, InvalidArguments, KeyExists: as `admit`.
+        RollbackRequired, InvalidArguments, KeyExists, TemporaryFailure: as `admit`.
     """
     request = asked.request
     start = min(request.start_seqno, vbucket.high_seqno)
@@ -129,7 +135,8 @@ def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> Str
     position = _position(at, asked.known_versions)
     check_versions(position, settings.known_versions)
     _check_free(asked)
-    _check_history(_held(vbucket), position, request.flags, Rule(settings.rollback_rule))
+    rule = Rule(settings.rollback_rule)
+    _check_history(_held(vbucket), position, request.flags, rule, vbucket.whole_seqno)
     return request
 
 
@@ -150,7 +157,8 @@ def admit_to_lease(
     check_versions(position, settings.known_versions)
     check_range(position, request.end_seqno)
     _check_free(asked)
-    _check_history(held, position, request.flags, Rule(settings.rollback_rule))
+    rule = Rule(settings.rollback_rule)
+    _check_history(held, position, request.flags, rule, held.high_seqno)
     check_reach(request.start_seqno, held.high_seqno, held.high_seqno)
     return request._replace(end_seqno=held.high_seqno)
 
@@ -169,7 +177,14 @@ def _check_free(asked: Asked) -> None:
         raise KeyExists("there is a stream of this vBucket")
 
 
-def _check_history(held: Held, position: Position, flags: int, rule: Rule) -> None:
+def _check_history(
+    held: Held, position: Position, flags: int, rule: Rule, whole_seqno: int
+) -> None:
+    """Let pass who follows our history; send back who does not.
+
+    In mid-snapshot a replica lacks versions from below its high seqno, so nobody is sent to a place
+    there: what he fetched would be a state that the active never had.
+    """
     point = rollback_point(
         position,
         held,
@@ -177,6 +192,8 @@ def _check_history(held: Held, position: Position, flags: int, rule: Rule) -> No
         ignore_purged=bool(flags & _IGNORE_PURGED),
         rule=rule,
     )
+    if point is not None and point > whole_seqno and whole_seqno < held.high_seqno:
+        raise TemporaryFailure(f"a snapshot is being received that begins at {whole_seqno}")
     if point is not None:
         raise RollbackRequired(point)
 

@@ -281,11 +281,29 @@ class Place(NamedTuple):
 _BEGINNING = -1
 
 
-class ByCycle(Barriers[Place]):
+class _Return:
+    """What a cookie waits for in rounds.
+
+    Attributes:
+        place: the round has to come back to here.
+        late: vBuckets whose turn does not count before they were sent up to this seqno.
+    """
+
+    __slots__ = ("late", "place")
+
+    def __init__(self, place: Place, late: Mapping[int, int]) -> None:
+        self.place = place
+        self.late = dict(late)
+
+
+class ByCycle(Barriers[_Return]):
     """Due when the round has come back to the place where the cookie came.
 
     A snapshot that is being sent was taken before the cookie came, so it does not count: the cookie
     waits until that vBucket has been passed again, in the next round.
+
+    A replica in mid-snapshot has its turn in silence, or takes its reading out of turn. It is
+    **late**: cookies wait for it by seqno.
 
     vBuckets must be begun in rising order within a round.
     """
@@ -295,6 +313,7 @@ class ByCycle(Barriers[Place]):
         self._open: set[int] = set()
         self._done = Place(0, _BEGINNING)
         self._current: int | None = None
+        self._late: Mapping[int, int] = {}
 
     @property
     def _streaming(self) -> bool:
@@ -314,10 +333,25 @@ class ByCycle(Barriers[Place]):
         if self._current is None and vbucket - 1 > self._done.vbucket:
             self._move(Place(self._done.cycle, vbucket - 1))
 
+    def expect(self, late: Mapping[int, int]) -> None:
+        """Name the late ones of the next cookie: up to where each has to be sent."""
+        self._late = late
+
+    def was_late(self, vbucket: int, seqno: int) -> None:
+        """Report a turn that went by although everything up to `seqno` was not sent."""
+        for _, goal in self._waiting:
+            goal.late[vbucket] = seqno
+
     def passed(self, vbucket: int, seqno: int) -> None:
+        for _, goal in self._waiting:
+            wanted = goal.late.get(vbucket)
+            if wanted is not None and wanted <= seqno:
+                del goal.late[vbucket]
         if vbucket == self._current:
             self._current = None
             self._move(Place(self._done.cycle, vbucket))
+        else:
+            self._look()
 
     def ended(self, vbucket: int) -> None:
         self._open.discard(vbucket)
@@ -339,9 +373,9 @@ class ByCycle(Barriers[Place]):
         if self._waiting:
             self._look()
 
-    def _goal(self, highs: Mapping[int, int]) -> Place:
+    def _goal(self, highs: Mapping[int, int]) -> _Return:
         here = self._done.vbucket if self._current is None else self._current
-        return Place(self._done.cycle + 1, here)
+        return _Return(Place(self._done.cycle + 1, here), self._late)
 
-    def _is_reached(self, goal: Place) -> bool:
-        return self._done >= goal
+    def _is_reached(self, goal: _Return) -> bool:
+        return self._done >= goal.place and not goal.late

@@ -254,12 +254,14 @@ class Feed:
     def add_barrier(self, cookie: bytes, opaque: int) -> None:
         """Take a cookie; raises as `Barriers.add`."""
         barriers = self.barriers
+        highs = {number: stream.vbucket.whole_seqno for number, stream in self.streams.items()}
         if self._rounds is not None and isinstance(barriers, ByCycle):
             barriers.turn_of(self._rounds.upcoming)  # turns may have gone by in silence
+            late = [number for number, stream in self.streams.items() if stream.late]
+            barriers.expect({number: highs[number] for number in late})
         else:  # nobody has told while no cookie was waiting
             for number, stream in self.streams.items():
                 barriers.passed(number, stream.complete_seqno)
-        highs = {number: stream.vbucket.whole_seqno for number, stream in self.streams.items()}
         barriers.add(cookie, opaque, highs, self.frames_sent)
         self._cookies = len(barriers)
 
@@ -316,6 +318,8 @@ class Feed:
         if sent and stream.queued and not stream.behind:
             idle = True
             stream.rest()
+        if not sent and self._cookies and stream.behind and isinstance(self.barriers, ByCycle):
+            self.barriers.was_late(stream.vbucket.id, stream.vbucket.whole_seqno)
         self._schedule.had_turn(stream, sent=sent > 0, complete=self._completed, idle=idle)
         return sent
 

@@ -48,12 +48,14 @@ class Form(NamedTuple):
         values: whether documents come with their values.
         delete_times: whether deletions say when they happened.
         expirations: whether expired documents come as expirations; needs `delete_times`.
+        versioned_markers: whether markers are those of version 2.2, with the purge seqno.
     """
 
     datatypes: int = 0
     values: bool = True
     delete_times: bool = False
     expirations: bool = False
+    versioned_markers: bool = False
 
 
 class Written(NamedTuple):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from uprmc.upr.consumer import Consumer
     from uprmc.upr.peer import Peer
     from uprmc.upr.producer import Producer
+    from uprmc.upr.replication import Replication
 
 
 class Slots:
@@ -67,6 +68,7 @@ class Hub:
         backfills: permits to read the disk.
         leases: snapshots held for repeated reading.
         producers, consumers: open connections by name; a name is used once among all.
+        replication: what this node gets from others; ``None`` where nobody can dial.
         items_sent, bytes_sent: by connections that are closed.
     """
 
@@ -77,6 +79,7 @@ class Hub:
         self.leases = Leases(bucket, settings)
         self.producers: dict[bytes, Producer] = {}
         self.consumers: dict[bytes, Consumer] = {}
+        self.replication: Replication | None = None
         self.items_sent = 0
         self.bytes_sent = 0
         bucket.view_holders.append(self)

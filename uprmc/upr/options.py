@@ -41,7 +41,8 @@ class Options:
         new_statuses: whether an unknown stream has a status of its own.
         sequential: one backfill after the other.
         priority: for statistics.
-        versions, barriers, rounds, snapshot_ends, leases: our extensions.
+        versioned_markers: snapshot markers come in the form of version 2.2.
+        versions, barriers, rounds, snapshot_ends, leases, persisted: our extensions.
     """
 
     buffer_bytes: int = 0
@@ -57,6 +58,8 @@ class Options:
     rounds: bool = False
     snapshot_ends: bool = False
     leases: bool = False
+    persisted: bool = False
+    versioned_markers: bool = False
 
 
 def form_of(flags: int, datatypes: int, options: Options) -> Form:
@@ -66,6 +69,7 @@ def form_of(flags: int, datatypes: int, options: Options) -> Form:
         values=not flags & _NO_VALUES,
         delete_times=bool(flags & _DELETE_TIMES),
         expirations=options.expirations,
+        versioned_markers=options.versioned_markers,
     )
 
 
@@ -110,6 +114,11 @@ def _order(options: Options, text: str) -> None:
     options.sequential = _one_of(text, "round-robin", "sequential") == "sequential"
 
 
+def _marker_version(options: Options, text: str) -> None:
+    _one_of(text, "2.2")
+    options.versioned_markers = True
+
+
 def _unsupported(options: Options, text: str) -> None:
     raise NotSupported("stream_buffer_size")
 
@@ -146,11 +155,13 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     b"enable_expiry_opcode": _switch("expirations"),
     b"v7_dcp_status_codes": _switch("new_statuses"),
     b"backfill_order": _order,
+    b"max_marker_version": _marker_version,
     b"uprmc_versions": _switch("versions"),
     b"uprmc_barrier": _switch("barriers"),
     b"uprmc_rounds": _switch("rounds"),
     b"uprmc_snapshot_end": _switch("snapshot_ends"),
     b"uprmc_leases": _switch("leases"),
+    b"uprmc_persisted": _switch("persisted"),
 }
 
 #: Every name that CONTROL knows.

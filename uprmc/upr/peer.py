@@ -27,6 +27,18 @@ class Answer(NamedTuple):
     value: bytes = b""
 
 
+class Reply(NamedTuple):
+    """What the other end has answered to a request of ours."""
+
+    opcode: int
+    opaque: int
+    status: int
+    extras: bytes = b""
+    value: bytes = b""
+    cas: int = 0
+    datatype: int = 0
+
+
 class Peer(Protocol):
     """A producer or a consumer, as its session sees it.
 
@@ -46,7 +58,7 @@ class Peer(Protocol):
             CommandError, RemoteProtocolError: refused; the connection goes on.
         """
 
-    def answered(self, opcode: int, opaque: int, status: int, value: bytes) -> None:
+    def answered(self, reply: Reply) -> None:
         """Take a response to a frame of ours; strange ones are ignored.
 
         Raises:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from uprmc.engine.flusher import Waiter
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
     NotMyVBucket,
     OutOfPlace,
     StreamNotFound,
+    TemporaryFailure,
     UnknownCommand,
 )
 from uprmc.model import VBucketState
@@ -23,6 +25,7 @@ from uprmc.protocol.opcodes import Opcode, OpenFlag, Status, StreamFlag
 from uprmc.protocol.upr import (
     BUFFER_ACK_EXTRAS,
     FIRST_STREAM_REQUEST_EXTRAS,
+    SEQNO_ACKNOWLEDGED_EXTRAS,
     decode_stream_request,
     encode_failover_log,
 )
@@ -38,7 +41,7 @@ from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.lease_stream import LeaseStream
 from uprmc.upr.notifier import NotifierStream
 from uprmc.upr.options import Options, form_of, set_option
-from uprmc.upr.peer import Answer, UprRequest
+from uprmc.upr.peer import Answer, Reply, UprRequest
 from uprmc.upr.stream import Stream
 from uprmc.upr.takeover import TakeoverStream
 
@@ -134,8 +137,9 @@ class Producer:
             raise OutOfPlace(f"opcode {request.opcode:#04x} on a producer's connection")
         return handler(self, request)
 
-    def answered(self, opcode: int, opaque: int, status: int, value: bytes) -> None:
+    def answered(self, reply: Reply) -> None:
         """Take a response of the peer to a frame of ours; strange ones are ignored."""
+        opcode, opaque, status = reply.opcode, reply.opaque, reply.status
         if opcode == Opcode.UPR_NOOP:
             self.keepalive.answered()
             return
@@ -197,12 +201,16 @@ class Producer:
             settings=hub.settings,
         )
         if admitted.flags & _TAKEOVER:
+            if hub.bucket.flusher.paused:
+                raise TemporaryFailure("persistence is stopped: nothing is given away")
             return TakeoverStream(self.feed, vbucket, opaque, admitted, form, self._die)
         first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
         return Stream(self.feed, vbucket, opaque, admitted, form, first_generation=first)
 
-    def _die(self, vbucket: VBucket) -> None:
-        self._hub.bucket.set_state(vbucket.id, VBucketState.DEAD)
+    def _die(self, vbucket: VBucket, on_disk: Waiter) -> None:
+        bucket = self._hub.bucket
+        bucket.set_state(vbucket.id, VBucketState.DEAD)
+        bucket.flusher.when_durable(on_disk)
 
     def _close_stream(self, request: UprRequest) -> Answer:
         stream = self.feed.streams.get(request.vbucket)
@@ -223,6 +231,15 @@ class Producer:
         (size,) = BUFFER_ACK_EXTRAS.unpack(request.extras)
         self.acked_bytes += size
         self.feed.acknowledged(size)
+
+    def _seqno_acknowledged(self, request: UprRequest) -> None:
+        if not self.options.persisted:
+            raise UnknownCommand("telling what is persisted was not negotiated")
+        stream = self.feed.streams.get(request.vbucket)
+        if stream is None or stream.opaque != request.opaque:
+            raise StreamNotFound(request.vbucket)
+        (seqno,) = SEQNO_ACKNOWLEDGED_EXTRAS.unpack(request.extras)
+        stream.persisted(seqno)
 
     def _control(self, request: UprRequest) -> Answer:
         options = self.options
@@ -256,6 +273,7 @@ _HANDLERS: dict[int, Callable[[Producer, UprRequest], Answer | None]] = {
     Opcode.UPR_CLOSE_STREAM: Producer._close_stream,
     Opcode.UPR_GET_FAILOVER_LOG: Producer._failover_log,
     Opcode.UPR_BUFFER_ACK: Producer._buffer_ack,
+    Opcode.UPR_SEQNO_ACKNOWLEDGED: Producer._seqno_acknowledged,
     Opcode.UPR_CONTROL: Producer._control,
     Opcode.UPR_NOOP: Producer._noop,
     Opcode.BARRIER_ADD: Producer._barrier_add,

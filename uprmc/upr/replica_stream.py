@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from uprmc.engine.replica import apply, take_history
+from uprmc.engine.replica import apply, apply_all, take_history
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, SnapshotRange
-from uprmc.protocol.upr import StreamRequest
+from uprmc.protocol.upr import Marker, StreamRequest
 
 
 class ReplicaState(Enum):
@@ -19,6 +19,7 @@ class ReplicaState(Enum):
 
     PENDING = "pending"
     READING = "reading"
+    TAKEOVER_WAIT = "takeover-wait"
     DEAD = "dead"
 
 
@@ -29,22 +30,31 @@ class ReplicaStream:
         vbucket: what is filled.
         flags: of the request.
         opaque: of its frames.
-        asked_by: opaque of the ADD_STREAM, which is answered when the stream begins.
+        asked_by: opaque of the ADD_STREAM, which is answered when the stream begins; 0 = none.
         state: see `ReplicaState`.
-        snapshot: the one that was announced last.
+        snapshot: the one that was announced last; before the first nothing fits into it.
         kind: its marker's type bits.
+        purge_seqno: deletions up to here may be missing from it.
         items: taken so far.
+        rollbacks: how often the source has sent us back before it granted it.
+        told_seqno: what the source was told last to be on our disk.
+        bare: whether the request goes without a value: the source has refused one with it.
     """
 
     __slots__ = (
         "_died",
+        "_floor",
         "asked_by",
+        "bare",
         "flags",
         "items",
         "kind",
         "opaque",
+        "purge_seqno",
+        "rollbacks",
         "snapshot",
         "state",
+        "told_seqno",
         "vbucket",
     )
 
@@ -54,7 +64,7 @@ class ReplicaStream:
         flags: int,
         opaque: int,
         asked_by: int,
-        died: Callable[[ReplicaStream], None],
+        died: Callable[[ReplicaStream, Interruption], None],
     ) -> None:
         """See the class; `died` is called when the vBucket is changed by somebody else."""
         self.vbucket = vbucket
@@ -62,10 +72,15 @@ class ReplicaStream:
         self.opaque = opaque
         self.asked_by = asked_by
         self.state = ReplicaState.PENDING
-        self.snapshot = vbucket.snapshot
+        self.snapshot = SnapshotRange(vbucket.high_seqno, vbucket.high_seqno)
         self.kind = 0
+        self.purge_seqno = 0
         self.items = 0
-        self._died: Callable[[ReplicaStream], None] | None = died
+        self.rollbacks = 0
+        self.told_seqno = 0
+        self.bare = False
+        self._floor: int | None = None
+        self._died: Callable[[ReplicaStream, Interruption], None] | None = died
         vbucket.watchers.append(self)
 
     def request(self) -> StreamRequest:
@@ -73,28 +88,57 @@ class ReplicaStream:
         vbucket = self.vbucket
         high, snapshot = vbucket.high_seqno, vbucket.snapshot
         uuid = vbucket.failover_log[0].uuid
+        self._floor = snapshot.start
         return StreamRequest(self.flags, high, SEQNO_MAX, uuid, *snapshot)
 
     def accepted(self, log: tuple[FailoverEntry, ...]) -> None:
         """The producer has agreed; its history is ours from now on."""
-        take_history(self.vbucket, log)
+        self.change_state(lambda: take_history(self.vbucket, log))
+        high = self.vbucket.high_seqno
+        self.snapshot = SnapshotRange(high, high)
+        self.kind = self.purge_seqno = 0
         self.state = ReplicaState.READING
 
-    def announced(self, snapshot: SnapshotRange, kind: int) -> None:
-        """A snapshot begins; it counts from its first item on."""
-        self.snapshot = snapshot
-        self.kind = kind
+    @property
+    def whole(self) -> bool:
+        """Whether everything that was announced has come."""
+        return self.vbucket.high_seqno >= self.snapshot.end
+
+    def announced(self, marker: Marker) -> None:
+        """A snapshot begins; it counts from its first item on.
+
+        The first one goes on with what was asked for, whatever its own start says.
+        """
+        start, floor = marker.start_seqno, self._floor
+        if floor is not None:
+            start, self._floor = min(start, floor), None
+        self.snapshot = SnapshotRange(start, marker.end_seqno)
+        self.kind = marker.kind
+        self.purge_seqno = marker.purge_seqno
 
     def take(self, item: Item) -> None:
-        """Apply a version; raises `RangeExceeded` for one out of order."""
-        apply(self.vbucket, item, self.snapshot)
+        """Apply a version.
+
+        Raises:
+            RangeExceeded: it is out of order.
+            InvalidArguments: its numbers leave no room for our own.
+        """
+        apply(self.vbucket, item, self.snapshot, self.purge_seqno)
         self.items += 1
+
+    def take_all(self, items: list[Item]) -> None:
+        """Apply versions that `intake.read_run` has found to be in order."""
+        apply_all(self.vbucket, items, self.snapshot, self.purge_seqno)
+        self.items += len(items)
 
     def change_state(self, change: Callable[[], object]) -> None:
         """Let `change` put the vBucket into another state without ending this stream."""
         self.vbucket.unwatch(self)
-        change()
-        self.vbucket.watchers.append(self)
+        try:
+            change()
+        finally:
+            if self.state is not ReplicaState.DEAD:
+                self.vbucket.watchers.append(self)
 
     # --- what the vBucket tells -----------------------------------------------------------------
 
@@ -106,7 +150,7 @@ class ReplicaStream:
         died = self._died
         self.close()
         if died is not None:
-            died(self)
+            died(self, why)
 
     def close(self) -> None:
         """Let go of the vBucket."""

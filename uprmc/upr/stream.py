@@ -20,10 +20,11 @@ from typing import Protocol
 
 from uprmc.engine.change_source import Reading
 from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.errors import InvalidArguments
 from uprmc.model import Item
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, StreamFlag
-from uprmc.protocol.upr import StreamRequest, snapshot_marker
+from uprmc.protocol.upr import StreamRequest, snapshot_marker, versioned_marker
 from uprmc.upr.frames import ITEM_FRAME_BYTES, Form, ItemWriter, Written
 
 #: Plain numbers: an enum takes a microsecond for each operation.
@@ -33,8 +34,8 @@ _MEMORY, _DISK, _CHECKPOINT = map(int, (MarkerFlag.MEMORY, MarkerFlag.DISK, Mark
 #: So little that it is sent without a reading.
 _FEW_ITEMS = 32
 
-#: What precedes a snapshot's items at most: in rounds the vBucket's turn, and the marker.
-_HEAD_BYTES = 88
+#: What precedes a snapshot's items at most: in rounds the vBucket's turn, and the longest marker.
+_HEAD_BYTES = 121
 
 #: After so many items from memory a consumer should open a new checkpoint.
 _CHECKPOINT_ITEMS = 5_000
@@ -96,6 +97,7 @@ class Stream:
         frames: sent so far.
         from_disk, from_memory: items sent so far, by where they came from.
         let_go: how often a reading was given up half way.
+        persisted_seqno: what the peer said last that it has on disk, 0 = it has not said.
     """
 
     __slots__ = (
@@ -103,12 +105,14 @@ class Stream:
         "_first_generation",
         "_floor",
         "_host",
+        "_hurries",
         "_in_snapshot",
         "_marker_due",
         "_queued",
         "_reading",
         "_records",
         "_since_checkpoint",
+        "_versioned",
         "_waiting",
         "_writer",
         "announced",
@@ -120,6 +124,7 @@ class Stream:
         "last_seqno",
         "let_go",
         "opaque",
+        "persisted_seqno",
         "queued",
         "request",
         "snapshot_end",
@@ -148,7 +153,9 @@ class Stream:
         self.queued = False
         self.announced = False
         self.frames = self.from_disk = self.from_memory = self.let_go = 0
+        self.persisted_seqno = 0
         self._first_generation = first_generation
+        self._versioned = form.versioned_markers
         self._writer = ItemWriter(vbucket.id, opaque, form)
         self._floor: int | None = request.snapshot_start
         self._built_seqno = 0
@@ -157,6 +164,7 @@ class Stream:
         self._queued: Iterator[Item] | None = None
         self._in_snapshot = 0
         self._waiting = False
+        self._hurries = False
         self._marker_due = False
         self._since_checkpoint = _CHECKPOINT_ITEMS
 
@@ -171,19 +179,36 @@ class Stream:
     # --- what the vBucket tells -----------------------------------------------------------------
 
     def changed(self) -> None:
-        """There is something new."""
+        """There is something new.
+
+        A busy replica may be whole for the time of this call only: its next snapshot begins before
+        the stream has its turn. A stream that has seen that takes its reading now.
+        """
         self._waiting = False
         host = self._host
         if host is not None:
-            host.ready(self)
+            if self._hurries and self._reading is None:
+                self._begin_snapshot(host)
+            self._tell_ready()
 
     def interrupted(self, why: Interruption) -> None:
-        """The vBucket changed its state, began anew or is gone."""
-        self.end(EndReason.STATE_CHANGED)
+        """The vBucket changed its state, rolled back, began anew or is gone."""
+        rolled_back = why is Interruption.ROLLED_BACK
+        self.end(EndReason.ROLLBACK if rolled_back else EndReason.STATE_CHANGED)
 
     def _tell_ready(self) -> None:
         if self._host is not None:
             self._host.ready(self)
+
+    def persisted(self, seqno: int) -> None:
+        """Learn that the peer has everything up to `seqno` on disk; less than before is ignored.
+
+        Raises:
+            InvalidArguments: it has not been sent so much.
+        """
+        if seqno > self.last_seqno:
+            raise InvalidArguments(f"seqno {seqno} was not sent")
+        self.persisted_seqno = max(self.persisted_seqno, seqno)
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -191,6 +216,16 @@ class Stream:
     def behind(self) -> bool:
         """Whether the peer lacks anything that the vBucket has now and may pass on."""
         return self.announced or self.vbucket.whole_seqno > self.last_seqno
+
+    @property
+    def late(self) -> bool:
+        """Whether its next turn may not bring what the vBucket has now.
+
+        That is so on a busy replica: it rests until the next whole state, or has taken its reading
+        before its turn.
+        """
+        early = self._reading is not None and not self.announced
+        return self.behind and (early or not self.queued)
 
     @property
     def reading(self) -> Reading | None:
@@ -213,9 +248,9 @@ class Stream:
                 return sent
             if not self._begin_snapshot(host):
                 return 0
-            if not self.announced:
-                self.announced = True
-                sent = host.snapshot_begins(self, self.snapshot_end, out)
+        if not self.announced:
+            self.announced = True
+            sent = host.snapshot_begins(self, self.snapshot_end, out)
         if self._marker_due and sent < limit:
             sent += self._announce_reading(out)
         if sent >= limit:
@@ -244,7 +279,8 @@ class Stream:
         assert items[-1].seqno == end_seqno, "a snapshot lacks its newest item"
         self.state = StreamState.IN_MEMORY
         sent = 0 if host.plain else host.snapshot_begins(self, end_seqno, out)
-        sent += self._announce(end_seqno, self._marker_kind(from_disk=False), out)
+        kind = self._marker_kind(from_disk=False)
+        sent += self._announce(end_seqno, kind, vbucket.purge_seqno, out)
         sent += self._writer.write_all(items, out, after)
         count = len(items)
         self.frames += count
@@ -261,6 +297,7 @@ class Stream:
     def _begin_snapshot(self, host: Host) -> bool:
         """Take a reading; says whether there is one."""
         if not self._has_news():
+            self._hurries |= self.vbucket.receiving is not None
             self.rest()
             return False
         reading = self._reading = self._take_reading(host)
@@ -277,10 +314,11 @@ class Stream:
         return True
 
     def _announce_reading(self, out: list[bytes]) -> int:
-        assert self._reading is not None
+        reading = self._reading
+        assert reading is not None
         self._marker_due = False
-        kind = self._marker_kind(from_disk=self._reading.from_disk)
-        return self._announce(self.snapshot_end, kind, out)
+        kind = self._marker_kind(from_disk=reading.from_disk)
+        return self._announce(self.snapshot_end, kind, reading.purge_seqno, out)
 
     def _has_news(self) -> bool:
         # What a replica holds in mid-snapshot is no state that may be passed on.
@@ -317,13 +355,15 @@ class Stream:
         if self.state in (StreamState.PENDING, StreamState.BACKFILLING, StreamState.IN_MEMORY):
             self.state = StreamState.BACKFILLING if reading.from_disk else StreamState.IN_MEMORY
 
-    def _announce(self, end_seqno: int, kind: int, out: list[bytes]) -> int:
+    def _announce(self, end_seqno: int, kind: int, purge_seqno: int, out: list[bytes]) -> int:
         first = self.last_seqno + 1
         start = first if self._floor is None else min(self._floor, first)
         self._floor = start
         number, opaque = self.vbucket.id, self.opaque
         if self._first_generation:
             marker = encode_request(Opcode.UPR_SNAPSHOT_MARKER, vbucket=number, opaque=opaque)
+        elif self._versioned:
+            marker = versioned_marker(number, opaque, start, end_seqno, kind, purge_seqno)
         else:
             marker = snapshot_marker(number, opaque, start, end_seqno, kind)
         out.append(marker)

@@ -1,4 +1,4 @@
-"""A blocking connection to a running node, for verbs that ask it something."""
+"""A blocking connection to a running node: one request after the other, and pipelines of them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from itertools import islice
 from types import TracebackType
 from typing import Self
 
-from uprmc.errors import ConfigError, RemoteProtocolError, UprmcError
+from uprmc.client.errors import ClientError
+from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
 
 _TIMEOUT_S = 30.0
-_FRAME_LIMIT_BYTES = 256 * 1024 * 1024
 _READ_BYTES = 64 * 1024
 _PORT_MAX = 0xFFFF
+
+#: What a node sends has no larger frames.
+FRAME_LIMIT_BYTES = 256 * 1024 * 1024
 
 #: So many requests are sent before their responses are read: more could fill both ends' buffers.
 PIPELINE_MAX = 64
 
 
-class NodeError(UprmcError):
+class NodeError(ClientError):
     """The node cannot be reached, or its answer makes no sense."""
 
 
@@ -40,16 +43,17 @@ class NodeConnection:
         NodeError: nobody answers there.
     """
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, timeout_s: float = _TIMEOUT_S) -> None:
         host, colon, port = place.rpartition(":")
         if not colon or not port.isdecimal() or not 0 < int(port) <= _PORT_MAX:
-            raise ConfigError(f"--node {place!r}: say HOST:PORT, such as 127.0.0.1:11210")
+            raise ConfigError(f"{place!r} is no node: say HOST:PORT, such as 127.0.0.1:11210")
         try:
-            self._socket = socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S)
+            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
         except (OSError, UnicodeError) as error:
             raise NodeError(f"no node answers at {place}: {error}; is it running?") from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.place = place
-        self._framer = BinaryFramer(_FRAME_LIMIT_BYTES)
+        self._framer = BinaryFramer(FRAME_LIMIT_BYTES)
         self._pending: deque[ResponseFrame] = deque()
 
     def __enter__(self) -> Self:
@@ -61,6 +65,10 @@ class NodeConnection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; doing so twice is no error."""
         self._socket.close()
 
     def ask(self, request: RequestFrame) -> ResponseFrame:
@@ -105,15 +113,32 @@ class NodeConnection:
     def _read(self) -> list[Frame]:
         """Wait for data and return the frames that it completes, perhaps none."""
         try:
-            data = self._socket.recv(_READ_BYTES)
+            return self._framer.feed(self.receive_some(_READ_BYTES))
+        except RemoteProtocolError as error:
+            raise NodeError(f"what answers at {self.place} is no node of ours: {error}") from None
+
+    # --- for those who look after frames themselves ---------------------------------------------
+
+    def fileno(self) -> int:
+        """Return the socket's number, to wait for it with others."""
+        return self._socket.fileno()
+
+    def send_some(self, data: memoryview) -> int:
+        """Send as much as there is room for; returns how many bytes that was."""
+        try:
+            return self._socket.send(data)
+        except OSError as error:
+            raise NodeError(f"the node at {self.place} is gone: {error}") from None
+
+    def receive_some(self, limit_bytes: int) -> bytes:
+        """Wait for data and return it."""
+        try:
+            data = self._socket.recv(limit_bytes)
         except OSError as error:
             raise NodeError(f"the node at {self.place} does not answer: {error}") from None
         if not data:
             raise NodeError(f"the node at {self.place} closed the connection")
-        try:
-            return self._framer.feed(data)
-        except RemoteProtocolError as error:
-            raise NodeError(f"what answers at {self.place} is no node of ours: {error}") from None
+        return data
 
 
 def reason(response: ResponseFrame) -> str:

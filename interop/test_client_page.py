@@ -1,0 +1,134 @@
+"""``docs/client.md`` tells the truth: its programs run, its tables name everything there is.
+
+Proves: what a stranger copies from the page works against a real node.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from interop.client_page import TEXT, Block, blocks
+from interop.consumer_program import Program, rows_of
+from interop.replica_pair import ReplicaPair, replicate, wait_until, wait_until_level
+from tests.documents import names, rows, section
+from uprmc.client import Change, Handler, StateStore, connection, kv, lease, nodes, position
+from uprmc.client.barriers import BARRIERS_MAX
+from uprmc.client.core import Options
+from uprmc.client.errors import ClientError
+from uprmc.client.handler import DurableHandler
+from uprmc.client.metrics import NodeMetrics, VBucketMetrics
+from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
+
+PYTHON = [each for each in blocks() if each.kind == "python"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, peer: str) -> Iterator[ReplicaPair]:
+    """Two nodes with the default settings, the second one a replica of the first."""
+    if peer != "uprmc":
+        pytest.skip("memcached does not speak UPR")
+    with ReplicaPair(tmp_path_factory.mktemp("pair")) as made:
+        with made.a.wire() as wire:
+            wire.put_many(1, [(b"key-%d" % number, b"value") for number in range(20)])
+            wire.delete(1, b"key-3")
+        replicate(made.b, made.a.upr)
+        wait_until_level(made.a, made.b)
+        yield made
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda each: f"line-{each.line}")
+def test_every_program_of_the_page_runs(block: Block, pair: ReplicaPair, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(block.program([pair.a.upr, pair.b.upr]), encoding="utf-8")
+    if not block.endless:
+        command = [sys.executable, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        return
+    with Program(path, directory=tmp_path) as program:
+        program.start(unbuffered=True)
+        prints = "print(" in block.text
+        mirror = lambda: rows_of(tmp_path / "mirror.db", "SELECT key FROM documents")  # noqa: E731
+        wait_until(lambda: b"key-7" in str(program.said() or mirror()).encode(), program.said)
+        if prints:
+            program.kill()
+            assert "Traceback" not in program.said()
+        else:
+            program.interrupt()
+            assert program.said() == ""
+
+
+def test_the_page_has_programs_and_pictures_only() -> None:
+    assert {each.kind for each in blocks()} == {"python", ""}
+    assert len(PYTHON) >= 10
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def _kinds(kind: type[ClientError]) -> set[str]:
+    """Return the names of all kinds of an error that the library has for others."""
+    below = [_kinds(each) for each in kind.__subclasses__() if each.__module__.startswith("uprmc.")]
+    return {kind.__name__}.union(*below) if not kind.__name__.startswith("_") else set()
+
+
+def test_every_error_is_told() -> None:
+    assert {connection.NodeError, lease.LeaseRefused, kv.SomeFailed}  # so that all are imported
+    told = names(section(TEXT, "## Errors"))
+    assert sorted(told) == sorted(_kinds(ClientError) - {"ClientError"})
+
+
+def test_every_method_of_a_handler_is_told_with_its_arguments() -> None:
+    told = {}
+    for name in names(section(TEXT, "## The handler")):
+        method, _, arguments = name.rstrip(")").partition("(")
+        told[method] = [each for each in arguments.split(", ") if each]
+    found = {**vars(Handler), "durable": DurableHandler.durable}
+    expected = {
+        name: list(method.__code__.co_varnames[1 : method.__code__.co_argcount])
+        for name, method in found.items()
+        if callable(method) and not name.startswith("_")
+    }
+    assert told == expected
+
+
+def test_every_field_of_a_change_is_told() -> None:
+    text = section(TEXT, "## The handler")
+    sentence = text[text.index("`Change` has") : text.index("; `Document`")]
+    told = set(re.findall(r"`(\w+)`", sentence)) - {"Change", "set", "delete", "expire"}
+    assert told == set(Change._fields)
+
+
+def test_every_metric_is_told() -> None:
+    text = section(TEXT, "## Metrics")
+    assert set(names(text)) == set(VBucketMetrics._fields)
+    by_node = text[text.index("By node") :]
+    assert all(f"`{field}`" in by_node for field in NodeMetrics._fields)
+
+
+def test_every_limit_is_told() -> None:
+    told = {row[0]: row[1] for row in rows(section(TEXT, "## Limits"))}
+    options = Options()
+    assert told["what a node may send ahead of the handler"] == (
+        f"`buffer_bytes`, {options.buffer_bytes >> 20} MiB"
+    )
+    assert f"`ring_items`, {options.ring_items:,}" in told["keys of the ring of each vBucket"]
+    assert f"({options.noop_interval_s:g} s)" in told["silence until a node is given up"]
+    assert told["barriers that wait"] == f"{BARRIERS_MAX:,}, fixed"
+    assert told["text of a barrier"] == f"{COOKIE_MAX_BYTES} bytes, fixed"
+    assert told["nodes that are learnt from cluster maps"] == f"{nodes.NODES_MAX}, fixed"
+    offered = told["known versions of a history that are offered to a node"]
+    assert offered == f"{position.VERSIONS_MAX}, fixed"
+
+
+def test_how_many_methods_a_state_needs_is_told() -> None:
+    methods = [name for name in vars(StateStore) if callable(getattr(StateStore, name))]
+    public = [name for name in methods if not name.startswith("_")]
+    words = {5: "five", 6: "six", 7: "seven"}
+    assert f"({words[len(public)]} methods, " in section(TEXT, "## Once, and at least once")

@@ -1,0 +1,186 @@
+"""Several nodes led by the hand: writes, hand-overs, failovers, crashes, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from tests.sim import codec
+from tests.sim import replica_codec as rc
+from tests.sim.codec import Reply
+from tests.sim.faults import NO_FAULTS
+from tests.sim.replica_plan import SETTINGS, Plan
+from tests.sim.replica_run import ReplicaRun
+from tests.sim.replica_wire import Cutter
+from tests.sim.upr_consumer import Consumer
+from tests.sim.upr_desk import Clerk
+from tests.sim.upr_kinds import Kind
+from tests.sim.upr_truth import Look
+
+
+class ReplicaDesk:
+    """See the module docstring; there is one vBucket, active at `a`.
+
+    Attributes:
+        run: the run; nobody writes or operates by himself.
+    """
+
+    def __init__(
+        self, topology: str, *, seed: int = 0, rollback_keys: int = 1_000, quota: int = 4_000_000
+    ) -> None:
+        upr = replace(SETTINGS, rollback_keys=rollback_keys)
+        plan = Plan(topology, NO_FAULTS, {}, vbuckets=1, varied_wires=False, upr=upr, quota=quota)
+        self.run = ReplicaRun(seed, plan)
+        self.run.start()
+        for writer in self.run.writers:
+            writer.working = False
+        self.run.writers.clear()
+        self.world = self.run.world
+        self.operator = self.run.operator
+        self.clerks = {
+            node.name: Clerk(self.world, node, self.run.histories.node(node.name), 1, 1.0)
+            for node in self.run.nodes
+        }
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def put(self, name: str, key: bytes, value: bytes = b"v") -> Reply:
+        """Set a document at a node; it must be accepted."""
+        reply = self.clerks[name].done(
+            codec.SET, key=key, value=value, extras=codec.store_extras(0, 0)
+        )
+        assert reply.status == codec.OK, reply
+        return reply
+
+    def put_many(self, name: str, numbers: Iterable[int], value: bytes = b"v") -> None:
+        """Set documents k0, k1, ..."""
+        for number in numbers:
+            self.put(name, b"k%d" % number, value)
+
+    def delete(self, name: str, key: bytes) -> None:
+        """Delete a document."""
+        assert self.clerks[name].done(codec.DELETE, key=key).status == codec.OK
+
+    def refused(self, name: str, key: bytes) -> bool:
+        """Tell whether a node refuses a write because the vBucket is not active there."""
+        reply = self.clerks[name].done(
+            codec.SET, key=key, value=b"x", extras=codec.store_extras(0, 0)
+        )
+        return reply.status == 0x07
+
+    def consumer(self, name: str, kind: Kind) -> Consumer:
+        """Let somebody follow a node."""
+        node = self.operator.node(name)
+        truth = self.run.histories.node(name)
+        made = Consumer(self.world, node, truth, 1, kind, len(self.run.consumers))  # type: ignore[arg-type]
+        made.calm = True
+        self.run.consumers.append(made)
+        return made
+
+    def move(self, consumer: Consumer, name: str) -> None:
+        """Let a consumer go to another node, with what it holds."""
+        consumer.asleep = True
+        if consumer.connection is not None:
+            consumer.connection.hang_up()
+        consumer._node = self.operator.node(name)
+        consumer._truth = self.run.histories.node(name)
+        consumer._requests._truth = consumer._truth
+        consumer.asleep = False
+
+    # --- the operator -----------------------------------------------------------------------------
+
+    def follow(self, name: str, source: str) -> None:
+        """Let a node follow another."""
+        self.operator.do(self.operator.follow(name, source, [0]))
+        self.run.orders_done()
+
+    def fail_over(self, name: str) -> None:
+        """Make a node active."""
+        self.operator.do(self.operator.fail_over(name, [0]))
+        self.run.orders_done()
+
+    def take_over(self, source: str, target: str) -> int:
+        """Hand over; return what became of it."""
+        before = dict(self.operator.verdicts)
+        self.operator.do(self.operator.take_over(source, target, [0]))
+        self.run.orders_done()
+        for outcome, count in self.operator.verdicts.items():
+            if count > before.get(outcome, 0):
+                return outcome
+        raise AssertionError("the answer was lost")
+
+    def compact(self, name: str) -> None:
+        """Drop all deletions at a node."""
+        extras = b"\0" * 16 + b"\1" + b"\0" * 7
+        assert self.clerks[name].done(0xB3, vbucket=0, extras=extras).status == codec.OK
+
+    def cut_after(self, caller: str, called: str, messages: int) -> Cutter:
+        """Let the next wire between two nodes be cut after so many messages."""
+        cutter = self.run.cluster.cutters[caller, called] = Cutter(messages)
+        return cutter
+
+    def part(self, one: str, other: str) -> None:
+        """Let two nodes reach each other no more."""
+        self.run.cluster.part(one, other)
+
+    def join(self) -> None:
+        """Let everybody reach everybody."""
+        self.run.cluster.parted.clear()
+
+    @contextmanager
+    def parted(self, one: str, other: str) -> Iterator[None]:
+        """Let two nodes not reach each other for a while."""
+        self.part(one, other)
+        yield
+        self.join()
+
+    def crash(self, name: str, *, power: bool = False) -> None:
+        """End a node's life, and begin another."""
+        node = self.operator.node(name)
+        node.crash(power=power)
+        node.start()
+        self.world.run_until(lambda: node.serving)
+
+    def stop(self, name: str) -> None:
+        """End it in order, and begin another."""
+        node = self.operator.node(name)
+        node.stop()
+        self.world.run_until(lambda: not node.up)
+        node.start()
+        self.world.run_until(lambda: node.serving)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def now(self, name: str) -> Look:
+        """Return how the vBucket looks at a node."""
+        return self.run.histories.node(name).now(0)
+
+    def level(self, *names: str) -> None:
+        """Wait until these nodes hold all that the first one holds, with its history."""
+        first = names[0]
+
+        def equal() -> bool:
+            return len({(self.now(name).log, self.now(name).high) for name in names}) == 1 and not (
+                any(self.now(name).partial for name in names)
+            )
+
+        self.run._until(equal, f"{names} after {first}", self.run._standing)
+
+    def quiet(self) -> None:
+        """Wait until everything is on disk."""
+        self.world.run_until(lambda: all(node.quiet for node in self.run.nodes))
+
+    @property
+    def rollbacks(self) -> int:
+        """How often a node had to take something back."""
+        return self.run.histories.rollbacks
+
+    def finish(self) -> None:
+        """Let all come to rest; judge everything."""
+        self.run.heal()
+        self.run.rest()
+        self.run.finish()
+
+
+TAKEN, INTERRUPTED, REFUSED = rc.TAKEN, rc.INTERRUPTED, rc.REFUSED

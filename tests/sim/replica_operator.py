@@ -1,0 +1,294 @@
+"""The operator of a cluster: who follows whom, who fails over, who takes over, one after another.
+
+It knows what it wants (`wanted`: who is to be active; `sources`: who follows whom) and repeats a
+command until it is answered. What a command answered is held to what is true at that moment.
+
+Source: reference `systems.md` e.5, e.6; ``docs/operations.md``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Generator, Iterable
+
+from tests.sim import replica_codec as rc
+from tests.sim import upr_codec as codec
+from tests.sim.codec import Reply
+from tests.sim.judges import complain
+from tests.sim.replica_judges import HandOverJudge
+from tests.sim.replica_node import Cluster, ReplicaNode, address
+from tests.sim.replica_truth import Histories
+from tests.sim.upr_writer import Commander
+
+_PAUSE_S = 0.01
+
+#: Patience with an answer; then the connection is given up.
+_PATIENCE = 2_000
+
+Script = Generator[None]
+
+
+class Desk(Commander):
+    """The operator's connection to one node."""
+
+    def _command(self) -> None:
+        """Think of nothing."""
+
+    def ask(self, opcode: int, settle: Callable[[Reply], None], **parts: object) -> bool:
+        """Send a command; says whether there is a connection."""
+        if self._link is None:
+            self._connect()
+        if self._link is None:
+            return False
+        self.send(opcode, settle=settle, **parts)  # type: ignore[arg-type]
+        return True
+
+    @property
+    def connection(self) -> object | None:
+        """What carries it, if anything does; another one after a loss, however short."""
+        return self._link
+
+    def hang_up(self) -> None:
+        """Give it up."""
+        if self._link is not None:
+            self._link.cut()
+
+
+class Operator:
+    """See the module docstring.
+
+    Attributes:
+        names: of the nodes.
+        wanted: by vBucket, who is to be active.
+        sources: by (vBucket, name), who that one is to follow.
+        done: what it did, how often.
+        working: whether it goes on thinking of things to do.
+        verdicts: what takeovers answered, by `replica_codec` number.
+    """
+
+    def __init__(self, cluster: Cluster, histories: Histories, vbuckets: int) -> None:
+        self.cluster = cluster
+        self.names = [node.name for node in cluster.nodes.values()]
+        self.wanted = dict.fromkeys(range(vbuckets), self.names[0])
+        self.sources: dict[tuple[int, str], str] = {}
+        self.done: dict[str, int] = {}
+        self.verdicts: dict[int, int] = {}
+        self.working = False
+        self._histories = histories
+        self._judge = HandOverJudge(cluster, histories)
+        self._world = cluster.world
+        self._scripts: list[Script] = []
+        self._desks = {
+            node.name: Desk(cluster.world, node, histories.node(node.name), vbuckets, 1.0)
+            for node in cluster.nodes.values()
+        }
+        self._think()
+
+    # --- one thing after the other ----------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way."""
+        return bool(self._scripts)
+
+    def do(self, script: Script) -> None:
+        """Do this after everything else."""
+        self._scripts.append(script)
+
+    def _think(self) -> None:
+        if self._scripts and next(self._scripts[0], self) is self:
+            self._scripts.pop(0)
+        self._world.after(self._world.between(0, _PAUSE_S), self._think)
+
+    def _count(self, what: str) -> None:
+        self.done[what] = self.done.get(what, 0) + 1
+
+    def node(self, name: str) -> ReplicaNode:
+        """Return a node by its name."""
+        return self.cluster.nodes[address(name)]
+
+    def _ask(self, name: str, opcode: int, **parts: object) -> Generator[None, None, Reply | None]:
+        """Send a command and wait; ``None`` = the connection was lost or there was none."""
+        replies: list[Reply] = []
+        desk = self._desks[name]
+        if not desk.ask(opcode, replies.append, **parts):
+            yield
+            return None
+        connection = desk.connection
+        for _ in range(_PATIENCE):
+            if replies:
+                return replies[0]
+            if connection is None or desk.connection is not connection:
+                return None
+            yield
+        complain(f"{name} does not answer {opcode:#x} within {_PATIENCE} looks")
+
+    # --- scripts ----------------------------------------------------------------------------------
+
+    def make(self, name: str, numbers: Iterable[int]) -> Script:
+        """Make vBuckets active at the beginning."""
+        for number in numbers:
+            self.wanted[number] = name
+            reply = yield from self._ask(
+                name, codec.SET_VBUCKET, vbucket=number, extras=b"\0\0\0\1"
+            )
+            assert reply is not None
+            assert reply.status == codec.OK
+
+    def follow(
+        self, name: str, source: str, numbers: Iterable[int], *, tries: int = 1_000_000
+    ) -> Script:
+        """Let `name` follow `source`, whatever it holds."""
+        numbers = list(numbers)
+        for number in numbers:
+            self.sources[number, name] = source
+        for _ in range(tries):
+            reply = yield from self._ask(
+                name,
+                rc.REPLICATE,
+                key=address(source).encode(),
+                extras=rc.DEMOTE.to_bytes(4, "big"),
+                value=rc.numbers(numbers),
+                vbucket=0,
+            )
+            if reply is not None and reply.status == codec.OK:
+                self._count("replicate")
+                return
+            if reply is not None and reply.status != codec.TRY_AGAIN:
+                complain(f"{name} does not follow {source}: {reply}")
+            yield from self._rest()
+
+    def stop(self, name: str, numbers: Iterable[int]) -> Script:
+        """Let `name` follow nobody."""
+        numbers = list(numbers)
+        for number in numbers:
+            self.sources.pop((number, name), None)
+        yield from self._ask(
+            name,
+            rc.REPLICATE,
+            extras=rc.STOP.to_bytes(4, "big"),
+            value=rc.numbers(numbers),
+            vbucket=0,
+        )
+
+    def fail_over(self, name: str, numbers: Iterable[int]) -> Script:
+        """Make `name` active, whatever the others are; later they follow it."""
+        numbers = list(numbers)
+        while True:
+            reply = yield from self._ask(name, rc.FAILOVER, value=rc.numbers(numbers), vbucket=0)
+            if reply is not None and reply.status == codec.OK:
+                break
+            if reply is not None and reply.status != codec.TRY_AGAIN:
+                complain(f"{name} does not fail over: {reply}")
+            yield from self._rest()
+        self._count("failover")
+        self._judge.failed_over(name, rc.branches(reply.value), numbers)
+        for number in numbers:
+            self.sources.pop((number, name), None)
+            self.wanted[number] = name
+
+    def compact(self, name: str, number: int) -> Script:
+        """Drop deletions at one node."""
+        high = self._histories.node(name).now(number).high
+        upto = self._world.random.choice((0, self._world.random.randint(0, high + 1)))
+        extras = struct.pack(">QQB7x", 0, upto, not upto)
+        self._count("compact")
+        yield from self._ask(name, codec.COMPACT, vbucket=number, extras=extras)
+
+    def take_over(self, source: str, target: str, numbers: Iterable[int]) -> Script:
+        """Hand over from `source` to `target`; what is not taken is made right again."""
+        numbers = list(numbers)
+        self._judge.begins(numbers)
+        reply = yield from self._ask(
+            target,
+            rc.TAKEOVER,
+            key=address(source).encode(),
+            value=rc.numbers(numbers),
+            vbucket=0,
+        )
+        self._count("takeover")
+        if reply is None:
+            yield from self._after_silence(source, target, numbers)
+            return
+        if reply.status != codec.OK:
+            self._refused(reply, target, numbers)
+            return
+        told = rc.outcomes(reply.value)
+        if sorted(told) != sorted(numbers):
+            complain(f"{target} was asked for {numbers} and answers {told}")
+        for number, outcome in told.items():
+            self.verdicts[outcome] = self.verdicts.get(outcome, 0) + 1
+            self._judge.answered(number, source, target, outcome)
+            if outcome == rc.TAKEN:
+                self._taken(number, source, target)
+        for number, outcome in told.items():
+            if outcome == rc.INTERRUPTED:
+                yield from self._reactivate(number, source)
+
+    def _refused(self, reply: Reply, target: str, numbers: list[int]) -> None:
+        """Nothing has changed: the source did not begin, or the target is active itself."""
+        active = any(target in self._histories.active_at(number) for number in numbers)
+        if reply.status != codec.TRY_AGAIN and not (active and reply.status == codec.INVALID):
+            complain(f"{target} does not take over: {reply}")
+        self.verdicts[rc.REFUSED] = self.verdicts.get(rc.REFUSED, 0) + 1
+
+    def _taken(self, number: int, source: str, target: str) -> None:
+        self._count("taken")
+        self.wanted[number] = target
+        self.sources.pop((number, target), None)
+
+    def _reactivate(self, number: int, source: str) -> Script:
+        """Nobody may be active: give it back to the source."""
+        while True:
+            reply = yield from self._ask(
+                source, codec.SET_VBUCKET, vbucket=number, extras=b"\0\0\0\1"
+            )
+            if reply is not None and reply.status == codec.OK:
+                return
+            yield from self._rest()
+
+    def _after_silence(self, source: str, target: str, numbers: list[int]) -> Script:
+        """The answer is lost: wait until both are up, look who is active."""
+        self._count("answer lost")
+        for number in numbers:
+            while not (self.node(source).serving and self.node(target).serving):
+                yield from self._rest()
+            yield from self._rest(1.0)
+            active = self._histories.active_at(number)
+            if target in active:
+                self._taken(number, source, target)
+            elif source not in active:
+                yield from self.fail_over(target, [number])
+
+    def _rest(self, seconds: float = 0.05) -> Script:
+        until = self._world.now + self._world.between(seconds / 2, seconds)
+        while self._world.now < until:
+            yield
+
+    def pause(self, seconds: float) -> Script:
+        """Do nothing for a while."""
+        yield from self._rest(seconds)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def order(self) -> Script:
+        """Let everybody be what it is meant to be: one active, the others follow."""
+        for number, wanted in self.wanted.items():
+            if wanted not in self._histories.active_at(number):
+                yield from self.fail_over(wanted, [number])
+            for name in self.names:
+                if name != wanted:
+                    source = self.source_of(number, name)
+                    yield from self.follow(name, source, [number])
+
+    def source_of(self, number: int, name: str) -> str:
+        """Return whom `name` is to follow so that it comes from the active, whatever was."""
+        wanted = self.wanted[number]
+        source, seen = self.sources.get((number, name), wanted), {name}
+        first = source
+        while source != wanted:
+            if source in seen or source not in self.names:
+                return wanted
+            seen.add(source)
+            source = self.sources.get((number, source), "")
+        return first

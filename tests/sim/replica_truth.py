@@ -1,0 +1,330 @@
+"""What really happened in several nodes: one set of histories, and what each node holds of them.
+
+A branch of history is named by its vb_uuid, whoever holds it. Only an active vBucket adds to one;
+a replica may hold nothing that was not accepted. So each node is held to the branch that its own
+failover log names, at every state that it calls whole, key by key with metadata and seqnos.
+
+What a node holds is kept in books of our own (`NodeTruth.held`), made from what came into its
+tables, because tombstones leave a table when they are on disk.
+
+Source: UPR reference 3; rows D04, D50 to D54; ruling R11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.sim.judges import Stored, complain, last_complete
+from tests.sim.upr_codec import ACTIVE, DEAD, Version
+from tests.sim.upr_truth import Branch, Log, Look, Truth, disagreement
+
+#: A whole state is compared with its history after every change of log or state, and so often else.
+_EVERY = 4
+
+
+class Seen:
+    """A branch as one node knows it: deletions that this node dropped may be absent."""
+
+    def __init__(self, branch: Branch, purged: Callable[[], int]) -> None:
+        self._branch = branch
+        self._purged = purged
+
+    @property
+    def purged(self) -> int:
+        """Deletions up to here may have been dropped."""
+        return max(self._purged(), self._branch.purged)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._branch, name)
+
+
+class Histories:
+    """All branches of a cluster, and who is active.
+
+    Attributes:
+        step: count of steps of the world.
+        nodes: their truths, by name.
+        rollbacks: how often a node had to take something back.
+        hand_overs: (vBucket, name) of those that became active without a branch.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self.step = 0
+        self.nodes: dict[str, NodeTruth] = {}
+        self.branches: dict[tuple[int, int], Branch] = {}
+        self.max_entries = max_entries
+        self.rollbacks = 0
+        self.hand_overs: list[tuple[int, str]] = []
+        self._logs: set[tuple[int, Log]] = set()
+
+    def node(self, name: str) -> NodeTruth:
+        """Return the truth of one node, making it if there is none."""
+        if name not in self.nodes:
+            self.nodes[name] = NodeTruth(self, name)
+        return self.nodes[name]
+
+    def judge_actives(self, number: int) -> None:
+        """One branch is written by one node at a time."""
+        active: dict[int, str] = {}
+        for name, truth in self.nodes.items():
+            look = truth.now(number)
+            if look.state == ACTIVE:
+                uuid = look.log[0][0]
+                if uuid in active:
+                    complain(f"vBucket {number} is active at {active[uuid]} and {name}: {uuid:x}")
+                active[uuid] = name
+
+    def numbers(self) -> list[int]:
+        """Return all vBuckets that ever were anywhere."""
+        return sorted({number for truth in self.nodes.values() for number in truth.looks})
+
+    def note_log(self, number: int, log: Log) -> None:
+        """A node has this log."""
+        for first in range(len(log)):
+            self._logs.add((number, log[first:]))
+
+    def had_log(self, number: int, log: Log) -> bool:
+        """Tell whether a node ever had this log, or more branches in front of it."""
+        return (number, log) in self._logs
+
+    def active_at(self, number: int) -> list[str]:
+        """Return the names of the nodes where a vBucket is active."""
+        return [name for name, truth in self.nodes.items() if truth.now(number).state == ACTIVE]
+
+
+class NodeTruth(Truth):
+    """What one node holds; to consumers of that node the same as `upr_truth.Truth`.
+
+    Attributes:
+        name: the node's.
+        held: by vBucket, the newest version of each key, tombstones included.
+    """
+
+    def __init__(self, histories: Histories, name: str) -> None:
+        super().__init__(histories.max_entries)
+        self.name = name
+        self.held: dict[int, dict[bytes, Version]] = {}
+        self._histories = histories
+        self._branches = histories.branches
+        self._purged: dict[int, int] = {}
+        self._quick: dict[int, tuple[object, ...]] = {}
+        self._busy: dict[int, int] = {}
+        self._changes = 0
+
+    def was_busy(self, vbucket: int, step: int) -> bool:
+        """See `Truth`: while a rollback is not on disk nobody may read."""
+        return self._busy.get(vbucket, -1) >= step
+
+    def branch(self, vbucket: int, uuid: int) -> Any:
+        """Return a branch by its name, as this node may show it."""
+        return Seen(super().branch(vbucket, uuid), lambda: self._purged.get(vbucket, 0))
+
+    # --- a life begins ----------------------------------------------------------------------------
+
+    def came_up(self, stored: Stored, vbuckets: Iterable[Any]) -> None:
+        """Take in what a new life begins with, and hold it to what was."""
+        self.held.clear()
+        self._quick.clear()
+        for vbucket in vbuckets:
+            if vbucket.id in stored.vbuckets:
+                self._restored(vbucket, *stored.vbuckets[vbucket.id])
+
+    def _restored(self, vbucket: Any, header: Any, records: dict[bytes, Any]) -> None:
+        number, uuid, old = vbucket.id, vbucket.failover_log[0].uuid, header.failover_log[0].uuid
+        at, high = last_complete(header), header.high_seqno
+        held = {key: Version.of_item(record) for key, record in records.items()}
+        self.held[number] = held
+        if uuid == old:
+            return  # judged as any state when it is looked at
+        if (number, old) not in self._branches:
+            versions = sorted(held.values(), key=lambda version: version.seqno)
+            self._branches[number, old] = self._of_unseen_life(number, header, versions)
+        parent = self._branches[number, old]
+        for entry in header.failover_log:  # of lives that ended before anybody looked, or wrote
+            self._branches.setdefault((number, entry.uuid), parent)
+        if at == high:
+            wrong = disagreement(held, parent.state(at), header.purge_seqno)
+            if wrong:
+                complain(f"{self.name}: vBucket {number} came up at {at} of {old:x}, but {wrong}")
+        self._begin_branch(number, uuid, parent, at, high)
+
+    def _begin_branch(self, number: int, uuid: int, parent: Branch, at: int, high: int) -> None:
+        """A branch goes off: what is shared, and what this node holds above that."""
+        if (number, uuid) in self._branches:
+            complain(f"{self.name}: vBucket {number}: a new branch has an old name: {uuid:x}")
+        branch = self._branches[number, uuid] = parent.grown(at, parent.purged)
+        held = self.held.get(number, {}).values()
+        for version in sorted(held, key=lambda version: version.seqno):
+            if version.seqno > at:
+                branch.add(version)
+        branch.high = high
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def look(self, vbuckets: Iterable[Any], *, serving: bool) -> None:
+        """Look at the node after a step."""
+        self.step = self._histories.step
+        seen = set()
+        if serving:
+            for vbucket in vbuckets:
+                seen.add(vbucket.id)
+                self._look_at(vbucket)
+        for number, looks in self.looks.items():
+            if number not in seen and looks[-1].state:
+                looks.append(Look(self.step, 0, (), 0, 0, 0))
+                if serving:  # removed
+                    self.held.pop(number, None)
+                    self._quick.pop(number, None)
+
+    def _look_at(self, vbucket: Any) -> None:
+        number, high = vbucket.id, vbucket.high_seqno
+        if vbucket.rewinding:
+            self._busy[number] = self.step
+        receiving = vbucket.receiving
+        log_of = vbucket.failover_log
+        quick = (vbucket.state, log_of, high, vbucket.purge_seqno, receiving)
+        if self._quick.get(number) == quick:
+            return
+        self._quick[number] = quick
+        complete = high if receiving is None or high >= receiving[1] else receiving[0]
+        if receiving is not None and complete == high:
+            complete = receiving[0]
+        log: Log = tuple((entry.uuid, entry.seqno) for entry in log_of)
+        now = Look(self.step, int(vbucket.state), log, high, vbucket.purge_seqno, complete)
+        looks = self.looks.setdefault(number, [])
+        before = looks[-1] if looks else Look(0, 0, (), 0, 0, 0)
+        looks.append(now)
+        self._purged[number] = max(self._purged.get(number, 0), now.purge)
+        self._follow(vbucket, before, now)
+
+    def _follow(self, vbucket: Any, before: Look, now: Look) -> None:
+        number = vbucket.id
+        if not before.state:
+            self.held.setdefault(number, {})
+        elif now.log[-1][0] != before.log[-1][0] and not now.high:
+            self._took_back(number, before, now, {})
+        elif now.high < before.high:
+            held = self.held[number]
+            kept = {key: each for key, each in held.items() if each.seqno <= now.high}
+            self._took_back(number, before, now, kept)
+            self._install(number, vbucket.table, now)
+        self._check_log(number, before, now)
+        if now.log != before.log:
+            self._histories.note_log(number, now.log)
+        if before.state and before.state != ACTIVE and now.state == ACTIVE:
+            self._became_active(number, before, now)
+        self._take_new(number, before, now, vbucket.table)
+        self._judge(vbucket, before, now)
+        if now.state == ACTIVE:
+            self._histories.judge_actives(number)
+
+    def _took_back(self, number: int, before: Look, now: Look, kept: dict[bytes, Version]) -> None:
+        """Something was undone; only replicas do that."""
+        if before.high:
+            self._histories.rollbacks += 1
+        if before.state == ACTIVE and now.state == ACTIVE:
+            complain(f"{self.name}: vBucket {number} is active and went from {before} to {now}")
+        self.held[number] = kept
+
+    def _install(self, number: int, table: dict[bytes, Any], now: Look) -> None:
+        """Take in the versions that came with taking something back."""
+        held = self.held[number]
+        for key, item in table.items():
+            mine = held.get(key)
+            if mine is None or mine.seqno != item.seqno:
+                held[key] = Version.of_item(item)
+
+    def _check_log(self, number: int, before: Look, now: Look) -> None:
+        """Who is no replica changes its log only by a branch; a replica takes over a known one."""
+        if not before.state or now.log == before.log:
+            return
+        if before.state == ACTIVE and now.state == ACTIVE:
+            complain(f"{self.name}: vBucket {number}: without failover {before} became {now}")
+        if now.state == ACTIVE:
+            kept = tuple(entry for entry in before.log if entry[1] <= before.complete)
+            expected = (now.log[0], *kept)[: self._max_entries]
+            if now.log != expected or now.log[0][1] != before.complete:
+                complain(f"{self.name}: vBucket {number}: a failover made {now} of {before}")
+        elif now.high and not self.knows(number, now.log[0][0]):
+            complain(f"{self.name}: vBucket {number}: {now} follows nobody's history")
+
+    def _became_active(self, number: int, before: Look, now: Look) -> None:
+        uuid = now.log[0][0]
+        if now.log != before.log:
+            parent = self._branches.get((number, before.log[0][0])) or Branch()
+            self._begin_branch(number, uuid, parent, before.complete, before.high)
+            return
+        self._histories.hand_overs.append((number, self.name))
+        branch = self._branches.get((number, uuid)) or Branch()
+        if now.partial or branch.high != now.high:
+            complain(
+                f"{self.name}: vBucket {number} was handed over at {now}, "
+                f"but {branch.high} was accepted in {uuid:x}"
+            )
+
+    def _take_new(self, number: int, before: Look, now: Look, table: dict[bytes, Any]) -> None:
+        uuid, held = now.log[0][0], self.held[number]
+        branch = self._branches.get((number, uuid))
+        if branch is None:
+            branch = self._branches[number, uuid] = self._first_seen(number, before, now)
+        known = max((each.seqno for each in held.values()), default=0)
+        new = [item for item in table.values() if item.seqno > known]
+        for item in sorted(new, key=lambda item: item.seqno):
+            version = Version.of_item(item)
+            self._accept(number, uuid, branch, now, version)
+            held[version.key] = version
+        if now.state == ACTIVE:
+            branch.high = max(branch.high, now.high)
+
+    def _first_seen(self, number: int, before: Look, now: Look) -> Branch:
+        if len(now.log) > 1 or (now.high and now.state not in (ACTIVE, DEAD)):
+            complain(f"{self.name}: vBucket {number}: {now} has a history of nobody's")
+        return Branch()
+
+    def _accept(self, number: int, uuid: int, branch: Branch, now: Look, version: Version) -> None:
+        if version.seqno > branch.high and now.state == ACTIVE:
+            branch.add(version)
+        elif not branch.holds(version):
+            there = branch.segment(version.seqno - 1, version.seqno)
+            complain(
+                f"{self.name}: vBucket {number}: {uuid:x} names two histories: "
+                f"{version} came, there is {there}; {now}"
+            )
+
+    # --- judging ----------------------------------------------------------------------------------
+
+    def _judge(self, vbucket: Any, before: Look, now: Look) -> None:
+        self._changes += 1
+        other = (before.state, before.log) != (now.state, now.log)
+        if other or now.high < before.high or not self._changes % _EVERY:
+            self.judge(vbucket.id)
+            self._judge_table(vbucket)
+
+    def judge(self, number: int) -> None:
+        """Hold what the node has to the history that it names."""
+        now, held = self.now(number), self.held.get(number, {})
+        branch = self._branches.get((number, now.log[0][0])) if now.state else None
+        if branch is None:
+            return
+        if not now.partial:
+            wrong = disagreement(held, branch.state(now.high), now.purge)
+            if wrong:
+                complain(f"{self.name}: vBucket {number} stands at {now}, but {wrong}")
+            return
+        for version in held.values():
+            if not branch.holds(version):
+                complain(f"{self.name}: vBucket {number} holds {version}, never so in {now}")
+        for key, version in branch.state(now.complete).items():
+            mine = held.get(key)
+            dropped = version.deleted and version.seqno <= now.purge
+            if (mine is None or mine.seqno < version.seqno) and not (mine is None and dropped):
+                complain(f"{self.name}: vBucket {number} lacks {version}: {mine}; {now}")
+
+    def _judge_table(self, vbucket: Any) -> None:
+        shown = {key: item.seqno for key, item in vbucket.table.items() if not item.life}
+        held = self.held[vbucket.id]
+        known = {key: each.seqno for key, each in held.items() if not each.deleted}
+        if shown != known:
+            odd = sorted(shown.items() ^ known.items())
+            complain(f"{self.name}: vBucket {vbucket.id} shows {odd}, which nobody sent or took")

@@ -1,0 +1,48 @@
+"""``uprmc failover``: promote replicas whose active node is lost."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.replica_node import command, states
+from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.model import VBucketState
+from uprmc.protocol.header import RequestFrame
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.replication import decode_branches, encode_vbuckets
+
+_FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
+
+
+@click.command(name="failover")
+@click.option(
+    "--vbuckets",
+    type=vbucket_numbers,
+    metavar=VBUCKETS,
+    help="Which; all replicas of the node by default.",
+)
+@talks_to_a_node("Print one JSON list of the new branches.")
+def failover(vbuckets: list[int] | None, node: str, as_json: bool) -> None:
+    """Make vBuckets of a node active, whatever has become of the node that filled them.
+
+    Each begins a new branch of history after its last complete snapshot; they follow nobody any
+    more. Use 'uprmc takeover' while the other node is well: it loses nothing.
+    """
+    with NodeConnection(node) as connection:
+        if vbuckets is None:
+            vbuckets = [n for n, state in states(connection).items() if state in _FILLED]
+            if not vbuckets:
+                raise NodeError(f"{node} has no replicas: there is nothing to promote")
+        request = RequestFrame(Opcode.FAILOVER, value=encode_vbuckets(each_once([vbuckets])))
+        branches = decode_branches(command(connection, request).value)
+    if as_json:
+        rows = [
+            {"vbucket": branch.vbucket, "vb_uuid": branch.uuid, "begins_after": branch.seqno}
+            for branch in branches
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    click.echo(f"{named(branch.vbucket for branch in branches)}: active at {node}")

@@ -1,0 +1,129 @@
+"""``uprmc replicate``: have a node follow another one, or nobody any more."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from uprmc.cli.arguments import VBUCKETS, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.replica_node import Standing, replicate
+from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.errors import ConfigError
+from uprmc.protocol.replication import ReplicateFlag
+
+_POLL_S = 0.05
+
+#: So long the verb looks whether the source is reached, without `--wait`.
+_GLANCE_S = 3.0
+
+
+@click.command(name="replicate")
+@click.option("--from", "source", metavar="HOST:PORT", help="The source, as the node dials it.")
+@click.option(
+    "--vbuckets", type=vbucket_numbers, metavar=VBUCKETS, help="Which; all of the node by default."
+)
+@click.option("--stop", is_flag=True, help="Follow nobody any more. What is there stays.")
+@click.option("--demote", is_flag=True, help="Give up even what is active and holds changes.")
+@click.option("--wait", is_flag=True, help="Wait until nothing is lacking.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long --wait waits.",
+)
+@talks_to_a_node("Print one JSON object.")
+def replicate_verb(
+    source: str | None,
+    vbuckets: list[int] | None,
+    stop: bool,
+    demote: bool,
+    wait: bool,
+    timeout_s: float,
+    node: str,
+    as_json: bool,
+) -> None:
+    """Fill vBuckets of a node from another node from now on, also after restarts.
+
+    They become replicas at once. With --demote those that are active and hold changes do, too:
+    what the source has not of them is undone.
+    """
+    if stop == bool(source):
+        raise ConfigError("say either --from HOST:PORT or --stop")
+    if stop and (demote or wait):
+        raise ConfigError("--stop goes with --vbuckets only")
+    flags = ReplicateFlag.STOP if stop else ReplicateFlag.DEMOTE if demote else ReplicateFlag(0)
+    with NodeConnection(node) as connection:
+        replicate(connection, source or "", vbuckets or (), flags)
+        if source is None:
+            _tell(Standing.of(connection), vbuckets, as_json)
+            return
+        standing = _settled(connection, source, vbuckets, timeout_s if wait else _GLANCE_S, wait)
+    trouble = standing.trouble(source, _chosen(standing, source, vbuckets))
+    if not trouble and standing.of_source(source, "state") == "connecting":
+        trouble = "no answer until now"
+    if trouble and not wait:
+        click.echo(f"uprmc: {source} is not reached yet: {trouble} (the node tries on)", err=True)
+    _tell(standing, vbuckets, as_json)
+
+
+def _chosen(standing: Standing, source: str, vbuckets: list[int] | None) -> list[int]:
+    """Return those of the vBuckets asked for that follow the source."""
+    followers = [n for n, one in standing.following.items() if one.source == source]
+    return followers if vbuckets is None else sorted(set(followers) & set(vbuckets))
+
+
+def _settled(
+    connection: NodeConnection, source: str, vbuckets: list[int] | None, for_s: float, wait: bool
+) -> Standing:
+    """Look until all is well, or, without `wait`, until there is something to tell."""
+    deadline = time.monotonic() + for_s
+    while True:
+        standing = Standing.of(connection)
+        chosen = _chosen(standing, source, vbuckets)
+        streaming = all(standing.following[n].state == "streaming" for n in chosen)
+        if not wait and (streaming or standing.trouble(source, chosen)):
+            return standing
+        if wait and all(standing.following[number].level for number in chosen):
+            return standing
+        if time.monotonic() >= deadline:
+            if wait:
+                raise NodeError(_late(standing, source, chosen, for_s))
+            return standing
+        time.sleep(_POLL_S)
+
+
+def _late(standing: Standing, source: str, chosen: list[int], for_s: float) -> str:
+    late = [number for number in chosen if not standing.following[number].level]
+    trouble = standing.trouble(source, late)
+    lag = sum(standing.following[number].lag_items for number in late)
+    return (
+        f"{named(late)} not level with {source} after {for_s:g} s: "
+        f"{trouble or f'{lag} changes are lacking'} (the node goes on)"
+    )
+
+
+def _tell(standing: Standing, vbuckets: list[int] | None, as_json: bool) -> None:
+    chosen = {
+        number: one
+        for number, one in standing.following.items()
+        if vbuckets is None or number in vbuckets
+    }
+    if as_json:
+        rows = [{"vbucket": number, **one._asdict()} for number, one in chosen.items()]
+        click.echo(json.dumps({"following": rows}, indent=2))
+        return
+    nobody = sorted(set(vbuckets or ()) - chosen.keys())
+    if nobody or not chosen:
+        click.echo(f"{named(nobody) if nobody else 'all vBuckets'}: following nobody")
+    for source in sorted({one.source for one in chosen.values()}):
+        numbers = [number for number, one in chosen.items() if one.source == source]
+        streaming = sum(chosen[number].state == "streaming" for number in numbers)
+        lag = sum(chosen[number].lag_items for number in numbers)
+        click.echo(
+            f"{named(numbers)}: following {source}, {streaming} streaming, {lag} changes behind"
+        )

@@ -1,0 +1,319 @@
+"""The consumer for programs that block: `UprClient` with a handler, and `changes` to iterate over.
+
+    from uprmc.client import Handler, UprClient
+
+    class Printer(Handler):
+        def mutation(self, change):
+            print(change.key, change.value)
+
+    UprClient("127.0.0.1:11210", Printer(), state="printer.db").run()
+
+`run` calls the handler in the thread that called `run`; `start` makes a thread of its own. Other
+threads may call `stop`, `barrier`, `positions`, `metrics` meanwhile.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from uprmc.client.blocking_loop import Loop
+from uprmc.client.core import UprCore
+from uprmc.client.errors import MisuseError, WaitedTooLong
+from uprmc.client.follow import OnRollback
+from uprmc.client.handler import Change, Handler
+from uprmc.client.lease import Lease
+from uprmc.client.metrics import Metrics
+from uprmc.client.options import Start
+from uprmc.client.position import Position
+from uprmc.client.starting import Until, claimed, ends_level, named_options, opened_state
+from uprmc.client.state import StateStore
+
+
+class UprClient:
+    """A consumer. See the module docstring.
+
+    Args:
+        nodes: HOST:PORT of each node's upr listener, one text or several.
+        handler: what to do with changes.
+        state: where positions are kept: a path (a SQLite file), any `StateStore`, or ``None`` = in
+            memory, which means to begin anew at each start. A store that is given stays open.
+        name: of this consumer; a state belongs to one name.
+        vbuckets: which to follow, ``None`` = all that are active on the nodes.
+        total_vbuckets: how many the documents are spread over; for a state that is a path.
+        tls: how to speak TLS to the nodes, ``None`` = not at all.
+        connect_timeout_s: an attempt to connect is given up after so long.
+        patience_s: `run` raises if no node was ever reached after so long, ``None`` = it waits.
+            Once one was reached it dials for ever.
+        start, values, on_rollback, ring_items, buffer_bytes, noop_interval_s, poll_s: see
+            `core.Options`.
+
+    Raises:
+        MisuseError: the arguments make no sense.
+        StateRefused: the state is not this consumer's, or cannot be used.
+    """
+
+    def __init__(
+        self,
+        nodes: str | Iterable[str],
+        handler: Handler,
+        *,
+        state: StateStore | str | Path | None = None,
+        name: str = "consumer",
+        vbuckets: Iterable[int] | None = None,
+        total_vbuckets: int = 1024,
+        start: Start = "checkpoint",
+        on_rollback: OnRollback = "auto",
+        ring_items: int = 10_000,
+        values: bool = True,
+        buffer_bytes: int = 8 * 1024 * 1024,
+        noop_interval_s: float = 120.0,
+        poll_s: float = 1.0,
+        tls: ssl.SSLContext | None = None,
+        connect_timeout_s: float = 5.0,
+        patience_s: float | None = 10.0,
+    ) -> None:
+        self._nodes = [nodes] if isinstance(nodes, str) else list(nodes)
+        self._handler = handler
+        self._options = named_options(
+            name,
+            vbuckets,
+            start=start,
+            values=values,
+            on_rollback=on_rollback,
+            ring_items=ring_items,
+            buffer_bytes=buffer_bytes,
+            noop_interval_s=noop_interval_s,
+            poll_s=poll_s,
+        )
+        self._tls = tls
+        self._connections: dict[str, Any] = {
+            "tls": tls,
+            "connect_timeout_s": connect_timeout_s,
+            "patience_s": patience_s,
+        }
+        self._state, self._owns_state = opened_state(state, name, total_vbuckets)
+        self._lock = threading.RLock()
+        self._ended = threading.Condition(self._lock)
+        self._running: Loop | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._last: UprCore | None = None
+
+    # --- running --------------------------------------------------------------------------------
+
+    def run(self, until: Until = None, *, timeout_s: float | None = None) -> None:
+        """Follow the nodes until `stop` is called, or `until` is reached.
+
+        Args:
+            until: ``"now"`` = until everything has come that was there; or a function that is asked
+                after each batch.
+            timeout_s: how long at most.
+
+        Raises:
+            NodeUnavailable: no node was ever reached.
+            ProducerError: a node sends nonsense; what is saved is intact.
+            RollbackRefused: a node's history has left ours, and `on_rollback` refuses.
+            StateError: the state could not be written.
+            WaitedTooLong: `timeout_s` is over.
+            Exception: whatever the handler raised.
+        """
+        with self.running_loop(until) as loop:
+            loop.run(until if callable(until) else None, timeout_s)
+
+    def start(self) -> None:
+        """Run in a thread of its own; `join` tells how it ended."""
+        if self._thread is not None and self._thread.is_alive():
+            raise MisuseError("the client runs already")
+        self._error = None
+        self._thread = threading.Thread(
+            target=self._run_quietly, args=[self.running_loop(None)], name="uprmc-client"
+        )
+        self._thread.daemon = True
+        self._thread.start()
+
+    def _run_quietly(self, loop: Loop) -> None:
+        try:
+            with loop:
+                loop.run(None, None)
+        except BaseException as error:
+            self._error = error
+
+    def stop(self) -> None:
+        """End `run` after the present batch; of a thread, wait for it. From any thread."""
+        self._stopping.set()
+        with self._lock:
+            if self._running is not None:
+                self._running.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the thread that `start` made, and raise what it ended with."""
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise WaitedTooLong(f"the client still runs after {timeout_s} s")
+        self._thread = None
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Stop, wait for the end, and close the state if its path was given.
+
+        Raises:
+            MisuseError: the handler called it.
+        """
+        with self._lock:
+            if self._running is not None and self._running.is_ours:
+                raise MisuseError("a handler cannot close the client that calls it: say stop")
+        self.stop()
+        with self._ended:
+            self._ended.wait_for(lambda: self._running is None)
+        if self._owns_state:
+            self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def running_loop(self, until: Until) -> Loop:
+        """Return what runs the client; use it in a ``with`` statement."""
+        until_now = ends_level(until)
+        with self._lock:
+            if self._running is not None:
+                raise MisuseError("the client runs already")
+            give_back = claimed(self._state)
+            try:
+                options = replace(self._options, until_now=until_now)
+                core = UprCore(self._nodes, self._handler, self._state, options)
+            except BaseException:
+                give_back()
+                raise
+            self._stopping.clear()
+            loop = self._running = Loop(
+                core,
+                self._lock,
+                self._stopping,
+                partial(self._over, give_back),
+                **self._connections,
+            )
+            self._last = loop.core
+            return loop
+
+    def _over(self, give_back: Callable[[], None]) -> None:
+        give_back()
+        self._running = None
+        self._ended.notify_all()
+
+    # --- while it runs --------------------------------------------------------------------------
+
+    def barrier(self, text: str | None = None, timeout_s: float | None = None) -> None:
+        """Return when everything that was acknowledged by a node before this call is handed over.
+
+        Called by another thread than the one that runs; if none runs, this one does meanwhile.
+
+        Raises:
+            ConnectionLost: a connection or stream ended meanwhile; ask again.
+            WaitedTooLong: `timeout_s` is over.
+            MisuseError: the handler called it; its text is in use, empty or too long.
+        """
+        with self._lock:
+            loop = self._running
+        if loop is None:
+            with self.running_loop(None) as alone:
+                barrier = alone.core.barrier(text)
+                alone.run(lambda: barrier.done, timeout_s)
+        else:
+            barrier = loop.barrier(text, timeout_s)
+        if barrier.error is not None:
+            raise barrier.error
+
+    def lease(
+        self, vbuckets: Iterable[int] = (), lifetime_s: float = 60.0, *, node: str | None = None
+    ) -> Lease:
+        """Hold a node's vBuckets as they are at this moment, to be read as often as wanted.
+
+        Args:
+            vbuckets: which, none = all that are active there.
+            lifetime_s: for how long.
+            node: which, ``None`` = the first that was named.
+
+        Raises:
+            ClientError: the node does not answer, or refuses.
+        """
+        return Lease(node or self._nodes[0], vbuckets, lifetime_s, tls=self._tls)
+
+    def positions(self) -> dict[int, Position]:
+        """Return the last whole snapshot of each vBucket, as `start` takes it."""
+        with self._lock:
+            return {} if self._last is None else self._last.positions()
+
+    def metrics(self) -> Metrics:
+        """Return how it goes, in numbers."""
+        with self._lock:
+            return Metrics({}, {}) if self._last is None else self._last.metrics(time.monotonic())
+
+
+# --- an iterator --------------------------------------------------------------------------------
+
+
+class _Collector(Handler):
+    """Keeps changes until somebody takes them."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def mutation(self, change: Change) -> None:
+        self.changes.append(change)
+
+    def deletion(self, change: Change) -> None:
+        self.changes.append(change)
+
+
+def changes(
+    nodes: str | Iterable[str],
+    *,
+    start: Start = "beginning",
+    until: Until = None,
+    on_rollback: OnRollback = "refuse",
+    **options: Any,
+) -> Iterator[Change]:
+    """Yield the changes of nodes as they come.
+
+    Nothing is saved, and nothing can be undone: should a node's history leave what was yielded,
+    `RollbackRefused` is raised, unless `on_rollback` allows to go back silently.
+
+    Args:
+        nodes, start, on_rollback, options: as of `UprClient`.
+        until: as of `UprClient.run`; ``None`` = for ever.
+
+    Raises:
+        ClientError: as `UprClient.run`.
+    """
+    collector = _Collector()
+    found = collector.changes
+    with UprClient(nodes, collector, start=start, on_rollback=on_rollback, **options) as client:
+        with client.running_loop(until) as loop:
+            for _ in loop.steps(until if callable(until) else None, None):
+                if found:
+                    batch = found.copy()
+                    found.clear()
+                    yield from batch
+        yield from found

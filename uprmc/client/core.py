@@ -1,0 +1,453 @@
+"""The consumer without sockets, threads and clocks: nodes, streams, batches, handlers.
+
+Whoever owns sockets and time calls these doors, one at a time, never one within another:
+
+- `due` tells which nodes to dial; `connected`, `failed`, `lost` say what came of it;
+- `received` takes bytes, `turn` the time, `idle` that nothing more is there to be read;
+- after each, every session's `data_to_send` is written and sessions with an `error` are closed.
+
+`received`, `turn` and `idle` are generators: each thing they yield was returned by a handler and is
+to be waited for; its result is sent back in. Nothing else may be called meanwhile. So the same
+rules serve handlers that block and handlers that return Deferreds.
+
+A batch is what one piece of received data holds. Positions and ring entries are written, then its
+changes are handed over one by one, then its bytes are acknowledged (`ledger` says why).
+
+Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from uprmc.client.barriers import Barrier, Barriers
+from uprmc.client.documents import NotNow
+from uprmc.client.errors import ClientError, ConnectionLost, not_active
+from uprmc.client.events import (
+    Accepted,
+    Event,
+    Inlet,
+    Run,
+    SnapshotBegun,
+    SnapshotDone,
+    StreamEnded,
+)
+from uprmc.client.follow import Follower
+from uprmc.client.handler import Handler
+from uprmc.client.intake import Intake
+from uprmc.client.ledger import Ledger
+from uprmc.client.measuring import measured
+from uprmc.client.metrics import Metrics
+from uprmc.client.node_session import Ask, NodeSession, Task
+from uprmc.client.nodes import Nodes
+from uprmc.client.options import Options, Start
+from uprmc.client.position import Place, Position
+from uprmc.client.quiet import PatientCollector
+from uprmc.client.routes import Route
+from uprmc.client.state import StateStore
+from uprmc.model import FailoverEntry
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import EndReason, Opcode, StreamFlag
+
+__all__ = ["Options", "Start", "UprCore"]
+
+#: So many stream requests are under way on one connection.
+_FOLLOWING_MAX = 128
+
+#: While a vBucket is nowhere, nodes are asked so often.
+_SEARCH_S = 0.25
+
+
+class UprCore:
+    """See the module docstring.
+
+    Attributes:
+        nodes: those it knows.
+        ledger: what is kept.
+        options: how it behaves.
+        failure: what `received` has raised, if the connection is not to blame for it.
+
+    Raises:
+        MisuseError: nodes, vBuckets or the start make no sense.
+        StateError: the state cannot be read.
+    """
+
+    def __init__(
+        self, nodes: Iterable[str], handler: Handler, state: StateStore, options: Options
+    ) -> None:
+        self.options = options
+        self.nodes = Nodes(nodes)
+        self.ledger = Ledger(state, handler, options.ring_items)
+        self._intake = Intake(handler, self.ledger)
+        self._routes = self._intake.routes
+        self._follower = Follower(handler, self.ledger, options.on_rollback)
+        self._barriers = Barriers()
+        self.failure: ClientError | None = None
+        self._waiting: set[int] = set()
+        self._following: dict[NodeSession, int] = {}
+        self._now = 0.0
+        options.check()
+        known = self.ledger.load()
+        self._known = {
+            vbucket: place
+            for vbucket, place in known.items()
+            if options.vbuckets is None or vbucket in options.vbuckets
+        }
+        for vbucket in sorted(self._known if options.vbuckets is None else options.vbuckets):
+            self._add(vbucket)
+
+    # --- what follows what ----------------------------------------------------------------------
+
+    def _add(self, vbucket: int) -> None:
+        if vbucket in self._routes:
+            return
+        start, place = self.options.start, self._known.get(vbucket)
+        given = vbucket in start if isinstance(start, Mapping) else start != "checkpoint"
+        if given and place is not None:
+            place = self._begun_anew(place)
+        if place is None:
+            place = Place(vbucket)
+            if isinstance(start, Mapping) and vbucket in start:
+                seqno, uuid = start[vbucket]
+                place.stand_at(seqno, (FailoverEntry(uuid, 0),) if uuid else ())
+            place.at_now = start == "now"
+        self.ledger.places[vbucket] = place
+        self._routes[vbucket] = Route(place, self._now)
+        self._waiting.add(vbucket)
+
+    def _begun_anew(self, place: Place) -> Place | None:
+        """Forget a place that the program does not want to go on from."""
+        if self.options.start != "beginning":
+            self.ledger.start_over(place)
+            return None
+        place.seqno = place.whole = place.end = 0  # kept, at zero: the handler is told to drop it
+        return place
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything has come that was there, if that is the end."""
+        return (
+            self.options.until_now
+            and self.nodes.all_asked()
+            and bool(self.nodes.sessions())
+            and all(route.done for route in self._routes.values())
+        )
+
+    def hopeless(self, now: float, patience_s: float) -> ClientError | None:
+        """Return why what was there will not come, if it is to be waited for no longer.
+
+        Only a consumer that is to end asks too much of a vBucket that is active nowhere: for others
+        it may be promoted one day. A node that does not answer now may have it.
+        """
+        found = [
+            vbucket
+            for vbucket in sorted(self._waiting)
+            if self._routes[vbucket].off_at + patience_s < now
+        ]
+        nodes = self.nodes.all()
+        if not found or not self.options.until_now or len(self.nodes.sessions()) < len(nodes):
+            return None
+        sessions = self.nodes.sessions()
+        found = [each for each in found if not any(each in one.active for one in sessions)]
+        return not_active(found, [node.place for node in nodes]) if found else None
+
+    # --- nodes come and go ----------------------------------------------------------------------
+
+    def due(self, now: float) -> list[str]:
+        """Return HOST:PORT of nodes to dial now, each once until `connected` or `failed`."""
+        return self.nodes.due(now)
+
+    def connected(self, place: str, now: float) -> Generator[Any, Any, NodeSession]:
+        """Return the session of a new connection to a node."""
+        session = NodeSession(
+            place,
+            self.options.name,
+            wants_values=self.options.values,
+            buffer_bytes=self.options.buffer_bytes,
+            noop_interval_s=self.options.noop_interval_s,
+        )
+        self.nodes.named(place).connected(session, now)
+        self._following[session] = 0
+        session.polling = True
+        yield from self._advance(session, self._open(session), None)
+        return session
+
+    def failed(self, place: str, error: ClientError, now: float) -> None:
+        """A node could not be reached."""
+        self.nodes.named(place).lost(error, now, self.options.jitter())
+
+    def lost(self, session: NodeSession, error: ClientError, now: float) -> None:
+        """A connection has ended; its streams are asked for again, here or elsewhere."""
+        node = self.nodes.named(session.place)
+        if node.session is not session:
+            return
+        self._now = now
+        self._following.pop(session, None)
+        node.lost(error, now, self.options.jitter())
+        self._barriers.broken(session.place, ConnectionLost(str(error)))
+        for task in session.close():
+            task.close()
+        for route in self._routes.values():
+            if route.session is session:
+                self._off(route)
+
+    def _off(self, route: Route, *, pause: bool = False) -> None:
+        route.off(self._now)
+        if pause:
+            route.backoff.failed(self._now, self.options.jitter())
+        if not route.done:
+            self._waiting.add(route.place.vbucket)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def turn(self, now: float) -> Task:
+        """Learn the (monotonic) time: poll, ask for streams, send barriers."""
+        if not self._now:
+            for route in self._routes.values():
+                route.level_at = route.off_at = now
+        self._now = now
+        sessions = self.nodes.sessions()
+        for node in self.nodes.all():
+            if node.session is not None:
+                node.session.tick(now)
+        disputed = self.nodes.disputed()
+        for session in sessions:
+            if session.poll_at <= now and not session.polling:
+                session.polling = True
+                wanted = sorted(disputed & session.active.keys())
+                yield from self._advance(session, self._poll(session, wanted), None)
+        yield from self._try_all(sessions, now)
+        for barrier in self._barriers.unsent():
+            yield from self._send_barrier(barrier)
+
+    def _open(self, session: NodeSession) -> Task:
+        with _blamed(session):
+            yield from session.handshake()
+        self._polled(session)
+        self.nodes.learn(session.servers)
+
+    def _poll(self, session: NodeSession, disputed: list[int]) -> Task:
+        yield from session.poll(disputed)
+        self._polled(session)
+        for vbucket, route in list(self._routes.items()):
+            if not route.streaming:
+                continue
+            if route.session is session and vbucket not in session.active:
+                yield from self._move(route)  # it is active no more, and did not say so
+            elif route.session is not session and vbucket in session.logs:
+                better = self.nodes.owner(route.place)
+                if better is not None and better is not route.session:
+                    yield from self._move(route)
+
+    def _polled(self, session: NodeSession) -> None:
+        session.polling = False
+        node = self.nodes.named(session.place)
+        node.polled = node.polled or session.polls > 0
+        pause = _SEARCH_S if self._waiting or self._barriers else self.options.poll_s
+        session.poll_at = self._now + min(pause, self.options.poll_s)
+        if self.options.vbuckets is None:
+            for vbucket in session.active:
+                self._add(vbucket)
+        for vbucket, high_seqno in session.active.items():
+            route = self._routes.get(vbucket)
+            if route is not None and route.session in (session, None):
+                route.high_seqno = high_seqno
+                if high_seqno <= route.place.seqno:
+                    route.level_at = self._now
+
+    def _move(self, route: Route) -> Task:
+        """Leave a node for the one that has better reason to call itself active."""
+        session, inlet = route.session, route.inlet
+        self._off(route)
+        if session is not None and inlet is not None:
+            self._barriers.broken(session.place, ConnectionLost("a vBucket has moved"))
+            yield from self._advance(session, _closing(session, inlet), None)
+
+    # --- streams come about ---------------------------------------------------------------------
+
+    def _try_all(self, sessions: list[NodeSession], now: float) -> Task:
+        room = sum(_FOLLOWING_MAX - self._following[session] for session in sessions)
+        for vbucket in sorted(self._waiting) if room else ():
+            route = self._routes[vbucket]
+            yield from self._try(route, now)
+            room -= route.session is not None
+            if not room:
+                break
+
+    def _try(self, route: Route, now: float) -> Task:
+        if route.backoff.at > now:
+            return
+        session = self.nodes.owner(route.place)
+        if session is None or self._following[session] >= _FOLLOWING_MAX:
+            return
+        self._waiting.discard(route.place.vbucket)
+        self._following[session] += 1
+        route.session = session
+        yield from self._advance(session, self._follow(session, route), None)
+
+    def _follow(self, session: NodeSession, route: Route) -> Task:
+        flags = StreamFlag.ACTIVE_ONLY | (StreamFlag.LATEST if self.options.until_now else 0)
+        try:
+            yield from self._follower.follow(session, route.place, flags, route.opening)
+            route.streaming = True
+            route.backoff.good()
+        except NotNow:
+            session.active.pop(route.place.vbucket, None)
+            session.poll_at = min(session.poll_at, self._now + _SEARCH_S)
+            self._off(route, pause=True)
+        finally:
+            if session in self._following:
+                self._following[session] -= 1
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def received(self, session: NodeSession, data: bytes, now: float) -> Task:
+        """Deal with what a node has sent.
+
+        Raises:
+            ClientError: it makes no sense, or the program does not want to go on.
+            StateError: the state could not be written; nothing of it was handed over.
+        """
+        self._now = now
+        self._intake.now = now
+        try:
+            with PatientCollector():
+                yield from self._deal_with_batch(session, data)
+        except ClientError as error:
+            if error is not session.error:
+                self.failure = error
+            raise
+        session.dealt_with()
+
+    def _deal_with_batch(self, session: NodeSession, data: bytes) -> Task:
+        with _blamed(session):
+            events = session.receive(data, self._now)
+        runs = self._intake.wanted(events)
+        if runs and self.ledger.waits_for_handler:
+            yield from self.ledger.make_durable()
+        self.ledger.before(runs)
+        for event in events:
+            if type(event) is Run:
+                yield from self._intake.hand_over(session, event)
+            else:
+                yield from self._deal_with(session, event)
+
+    def idle(self) -> Task:
+        """Save what was reached: nothing more is there to be read.
+
+        Raises:
+            StateError: it could not be written.
+        """
+        return self.ledger.idle()
+
+    def _deal_with(self, session: NodeSession, event: Event) -> Task:
+        if isinstance(event, Accepted):
+            yield from self._answered(session, event.answer)
+        elif isinstance(event, ResponseFrame):
+            yield from self._answered(session, event)
+        elif isinstance(event, RequestFrame):
+            if event.opcode == Opcode.BARRIER_REACHED:
+                self._barriers.reached(session, event.key)
+        elif not isinstance(event, Run) and self._routes[event.inlet.vbucket].inlet is event.inlet:
+            route = self._routes[event.inlet.vbucket]
+            if isinstance(event, SnapshotBegun):
+                yield from self._intake.begin(route, event)
+            elif isinstance(event, SnapshotDone):
+                yield from self._intake.complete(route, event.end)
+            elif isinstance(event, StreamEnded):
+                self._ended(route, event.reason)
+
+    def _ended(self, route: Route, why: int) -> None:
+        if why == EndReason.OK and self.options.until_now:
+            route.done = True
+            self._off(route)
+            return
+        session, vbucket = route.session, route.place.vbucket
+        if session is not None:
+            session.active.pop(vbucket, None)
+            session.poll_at = self._now
+            words = f"the stream of vBucket {vbucket} ended with reason {why}"
+            self._barriers.broken(session.place, ConnectionLost(words))
+        self._off(route, pause=True)
+
+    def _answered(self, session: NodeSession, answer: ResponseFrame) -> Task:
+        ask = session.answered(answer)
+        if ask is not None and ask.task is not None:
+            yield from self._advance(session, ask.task, ask.answers)
+
+    def _advance(self, session: NodeSession, task: Task, value: Any) -> Task:
+        """Run a task until it asks the node, or ends."""
+        while True:
+            try:
+                wanted = task.send(value)
+            except StopIteration:
+                return
+            if type(wanted) is Ask:
+                wanted.task = task
+                session.ask(wanted)
+                return
+            value = yield wanted
+
+    # --- barriers -------------------------------------------------------------------------------
+
+    def barrier(self, text: str | None = None) -> Barrier:
+        """Return a barrier; it is done when all that was acknowledged before is handed over.
+
+        Raises:
+            MisuseError: its text is in use, empty or too long, or too many wait.
+        """
+        barrier = self._barriers.add(text)
+        for session in self.nodes.sessions():
+            barrier.polls[session.place] = session.polls + (2 if session.polling else 1)
+            session.poll_at = 0.0
+        return barrier
+
+    def forget_barrier(self, barrier: Barrier) -> None:
+        """Nobody waits for it any more."""
+        self._barriers.drop(barrier)
+
+    def _send_barrier(self, barrier: Barrier) -> Task:
+        sessions = self.nodes.sessions()
+        ready = (
+            bool(sessions)
+            and self.nodes.all_asked()
+            and all(session.polls >= barrier.polls.get(session.place, 1) for session in sessions)
+            and all(route.streaming or route.done for route in self._routes.values())
+        )
+        if not ready:
+            return
+        streaming = {route.session for route in self._routes.values() if route.streaming}
+        found = [session for session in sessions if session in streaming]
+        tasks = self._barriers.send(barrier, found)
+        for session, task in zip(found, tasks, strict=True):
+            yield from self._advance(session, task, None)
+
+    def close(self) -> None:
+        """Nothing more is handed over; whoever waits is told."""
+        self._barriers.close(ConnectionLost("the consumer was stopped"))
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def positions(self) -> dict[int, Position]:
+        """Return the last whole snapshot of each vBucket, a place to begin from."""
+        return {number: route.place.position for number, route in self._routes.items()}
+
+    def metrics(self, now: float) -> Metrics:
+        """Return what can be told in numbers."""
+        return measured(self.nodes, self._routes.values(), self._follower, now)
+
+
+@contextmanager
+def _blamed(session: NodeSession) -> Iterator[None]:
+    """Note on a connection that it is over because of what the node has sent."""
+    try:
+        yield
+    except ClientError as error:
+        session.error = error
+        raise
+
+
+def _closing(session: NodeSession, inlet: Inlet) -> Task:
+    yield Ask([session.close_stream(inlet)])

@@ -1,0 +1,256 @@
+"""How a stream of one vBucket comes about: ask, go back if need be, undo, ask again.
+
+`Follower.follow` is a task that reads like the procedure in ``docs/streams.md``. It ends when the
+node has accepted the stream, or raises `NotNow`. What it does to the handler:
+
+- back to zero: `rollback` with 0, always; the vBucket is forgotten and streamed from the beginning;
+- back to a seqno: `rollback`; unless that was enough, `undo` for every key in the ring above it,
+  with the document as the active node has it now. It may be newer than the seqno: then it comes
+  again in the stream, or is the same.
+
+Before and after the documents are fetched the node's failover log must be the same: then they are
+of the history that it names, and the place goes on in that one. Keys whose documents are newer than
+the place stay in the ring, because that history may be lost as well before the stream has reached
+them.
+
+Source: systems reference g.3; UPR reference 3.4; acceptance rows D14, D15, D46 to D49, P09, P19.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Literal
+
+from uprmc.client.documents import NotNow, fetch
+from uprmc.client.errors import ProducerError, RollbackRefused
+from uprmc.client.events import Inlet
+from uprmc.client.handler import Handler
+from uprmc.client.ledger import Ledger
+from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task, reason
+from uprmc.client.position import Place
+from uprmc.model import VBucketState
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNOS_EXTRAS
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr import ROLLBACK_VALUE
+
+#: What to do about a rollback: obey, refuse, or a function of vBucket, seqno held, seqno to go to.
+OnRollback = Literal["auto", "refuse"] | Callable[[int, int, int], Literal["auto", "refuse"]]
+
+#: Rollbacks, and changes of history while documents are fetched, before we wait a little.
+_ATTEMPTS_MAX = 10
+
+
+class Follower:
+    """See the module docstring.
+
+    Attributes:
+        rollbacks: how often each vBucket was rolled back.
+        restarts: how often back to zero.
+        undone: keys that were undone.
+    """
+
+    def __init__(self, handler: Handler, ledger: Ledger, on_rollback: OnRollback) -> None:
+        self.rollbacks: dict[int, int] = {}
+        self.restarts: dict[int, int] = {}
+        self.undone: dict[int, int] = {}
+        self._handler = handler
+        self._ledger = ledger
+        self._on_rollback = on_rollback
+        self._returned: set[int] = set()
+
+    def follow(
+        self,
+        session: NodeSession,
+        place: Place,
+        flags: int,
+        opening: Callable[[Inlet], None],
+    ) -> Task:
+        """Bring a stream about.
+
+        Args:
+            session: of the node that has the vBucket active.
+            place: where to begin.
+            flags: of the stream request.
+            opening: told the stream before it is asked for.
+
+        Raises:
+            NotNow: the node cannot, or the vBucket is elsewhere.
+            RollbackRefused: the program does not want to go back.
+            ProducerError: the node's answer makes no sense.
+        """
+        if place.at_now:
+            yield from self._begin_now(session, place)
+        elif place.unfinished_from_zero:
+            yield from self._start_over(place)
+        elif self._handler.native_rollback and place.vbucket not in self._returned:
+            yield from self._return_native(place)
+        for _ in range(_ATTEMPTS_MAX):
+            if not place.settled:
+                yield from self._settle(session, place)
+            inlet, question = session.stream_request(place.vbucket, place.asked(), flags)
+            opening(inlet)
+            (answer,) = yield Ask([question])
+            if answer.status == Status.ROLLBACK:
+                yield from self._told_to_go_back(session, place, answer)
+            elif answer.status != Status.SUCCESS:
+                raise NotNow(
+                    f"vBucket {place.vbucket}: {session.place} does not stream it: {reason(answer)}"
+                )
+            elif not inlet.log:
+                raise self._nonsense(session, place, "an answer before the question")
+            elif not inlet.dropped:
+                yield from self._tell_branch(place)
+                return
+            else:
+                yield Ask([session.close_stream(inlet)])
+        raise NotNow(
+            f"vBucket {place.vbucket}: its history at {session.place} does not stand still"
+        )
+
+    # --- before the first stream ----------------------------------------------------------------
+
+    def _begin_now(self, session: NodeSession, place: Place) -> Task:
+        """Take the node's present as the place."""
+        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+        log = yield from self._log(session, place)
+        (answer,) = yield Ask([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
+        try:
+            seqnos = dict(VBUCKET_SEQNO.iter_unpack(answer.value)) if not answer.status else {}
+        except struct.error:
+            raise self._nonsense(session, place, "a torn list of seqnos") from None
+        if place.vbucket not in seqnos:
+            raise NotNow(f"vBucket {place.vbucket} is not active at {session.place}")
+        place.stand_at(seqnos[place.vbucket], log)
+
+    def _return_native(self, place: Place) -> Task:
+        """After a crash the handler may hold more than is saved."""
+        if place.kept and not (yield from told(self._handler.rollback(place.vbucket, place.seqno))):
+            yield from self._start_over(place)
+        place.applied = place.seqno
+        self._returned.add(place.vbucket)
+
+    # --- going back -----------------------------------------------------------------------------
+
+    def _told_to_go_back(self, session: NodeSession, place: Place, answer: ResponseFrame) -> Task:
+        try:
+            (seqno,) = ROLLBACK_VALUE.unpack(answer.value)
+        except struct.error:
+            raise self._nonsense(session, place, "a torn rollback") from None
+        held = place.seqno
+        if seqno >= held:
+            raise self._nonsense(session, place, f"a rollback to {seqno}, we are at {held}")
+        words = f"the node at {session.place} shares our history only up to seqno {seqno}"
+        if not seqno and len(place.log) > 1 and "uprmc_versions" not in session.granted:
+            # It knows nothing of the one history we named, perhaps something of an older one.
+            seqno = place.agreed((yield from self._log(session, place))) or 0
+        yield from self._return_to(session, place, seqno, words)
+
+    def _return_to(self, session: NodeSession, place: Place, shared: int, words: str) -> Task:
+        vbucket, native = place.vbucket, self._handler.native_rollback
+        boundaries = self._ledger.boundaries(vbucket)
+        target = place.target(shared, boundaries, native=native)
+        self._permit(place, target, words)
+        self.rollbacks[vbucket] = self.rollbacks.get(vbucket, 0) + 1
+        if not target:
+            yield from self._start_over(place)
+            return
+        self._ledger.going_back(place, target)
+        if (yield from told(self._handler.rollback(vbucket, target))):
+            log = yield from self._log(session, place)
+            if place.holds_until(log) < target:  # another history than when it sent us back
+                raise NotNow(f"vBucket {vbucket}: its history at {session.place} has changed")
+            self._ledger.went_back(place, target, log)
+        elif native:
+            yield from self._start_over(place)
+        else:
+            log, put_back = yield from self._undo(session, place, target)
+            self._ledger.went_back(place, target, log, put_back)
+
+    def _settle(self, session: NodeSession, place: Place) -> Task:
+        """Undo what a crash or an undo has left above the place, if it is of another history."""
+        log = yield from self._log(session, place)
+        until = place.holds_until(log)
+        if not place.seqno <= until < place.applied:
+            return  # all of it is shared; or the place itself is not, then the node will say so
+        words = f"the node at {session.place} shares our history only up to seqno {until}"
+        self._permit(place, until, words)
+        log, put_back = yield from self._undo(session, place, until)
+        self._ledger.settled(place, until, log, put_back)
+
+    def _undo(self, session: NodeSession, place: Place, above: int) -> Task:
+        """Put the node's documents in place of all keys above a seqno.
+
+        Returns the log of the history they are of, and the keys with the seqnos of those documents:
+        what is put back may be a version that was never handed over.
+        """
+        vbucket = place.vbucket
+        keys = self._ledger.keys_above(vbucket, above)
+        for _ in range(_ATTEMPTS_MAX):
+            log = yield from self._log(session, place)
+            if place.holds_until(log) < above:  # another history than when it sent us back
+                break
+            put_back: list[tuple[int, bytes]] = []
+            for first in range(0, len(keys), PIPELINE_MAX):
+                portion = keys[first : first + PIPELINE_MAX]
+                versions = yield from fetch(session, vbucket, portion)
+                for key, (seqno, document) in zip(portion, versions, strict=True):
+                    yield from told(self._handler.undo(vbucket, key, document))
+                    if seqno > place.ring_from:
+                        put_back.append((seqno, key))
+            if log == (yield from self._log(session, place)):
+                self.undone[vbucket] = self.undone.get(vbucket, 0) + len(keys)
+                yield from self._make_durable()
+                return log, put_back
+        raise NotNow(f"vBucket {vbucket}: its history at {session.place} does not stand still")
+
+    def _start_over(self, place: Place) -> Task:
+        vbucket = place.vbucket
+        self._ledger.going_back(place, 0)
+        yield from told(self._handler.rollback(vbucket, 0))
+        yield from self._make_durable()
+        self.restarts[vbucket] = self.restarts.get(vbucket, 0) + 1
+        self._ledger.start_over(place)
+
+    def _make_durable(self) -> Task:
+        durable = getattr(self._handler, "durable", None)
+        if durable is not None:
+            yield from told(durable())
+
+    def _permit(self, place: Place, target: int, words: str) -> None:
+        wish = self._on_rollback
+        if callable(wish):
+            wish = wish(place.vbucket, place.seqno, target)
+        if wish != "auto":
+            raise RollbackRefused(place.vbucket, max(place.seqno, place.applied), target, words)
+
+    # --- asking and telling ---------------------------------------------------------------------
+
+    def _log(self, session: NodeSession, place: Place) -> Task:
+        (answer,) = yield Ask([RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=place.vbucket)])
+        if answer.status:
+            raise NotNow(f"vBucket {place.vbucket} at {session.place}: {reason(answer)}")
+        return session.decoder.log(answer, place.vbucket)
+
+    def _tell_branch(self, place: Place) -> Task:
+        lost = place.lost or (0, 0)
+        if place.lost or place.log[0].uuid != place.followed:
+            known, place.followed = place.followed, place.log[0].uuid
+            place.lost = None
+            if known:
+                yield from told(self._handler.branch(place.vbucket, place.followed, *lost))
+
+    def _nonsense(self, session: NodeSession, place: Place, what: str) -> ProducerError:
+        return ProducerError(
+            f"the node at {session.place} sent nonsense: vBucket {place.vbucket}: {what}. Nothing "
+            "was undone; what is saved is intact. Look at the node's version and log, then start "
+            "again"
+        )
+
+
+def told(result: Any) -> Task:
+    """Return what a handler returned, having waited for it if it is something to wait for."""
+    if result is None or result is True or result is False:
+        return result
+    return (yield result)

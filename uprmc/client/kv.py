@@ -1,0 +1,288 @@
+"""Documents from programs and tools: get, set, delete, with metadata, many at once.
+
+    with KvClient("127.0.0.1:11210") as kv:
+        kv.set(b"key", b"value")
+        found = kv.get_many([b"key", b"other"])
+
+Keys are spread over the nodes by their vBucket. What can be tried again without harm is: a vBucket
+that has moved, a temporary failure, a node that went away before it got the request, and reading.
+What cannot is told: `OutcomeUnknown` for a change that was sent and not answered.
+
+Refusals have the names that the rest of the package uses (`uprmc.errors`): `KeyExists`, `TooLarge`,
+`TemporaryFailure`, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+from uprmc.client.kv_map import KvMap
+from uprmc.client.kv_pipeline import KvReply, KvRequest
+from uprmc.client.kv_rounds import Rounds
+from uprmc.client.kv_values import (
+    Document,
+    Meta,
+    OutcomeUnknown,
+    SomeFailed,
+    Stored,
+    meta_extras,
+    packed,
+    read_document,
+    read_meta,
+    read_observation,
+    read_stored,
+    understood,
+)
+from uprmc.errors import InvalidArguments, KeyNotFound, UprmcError
+from uprmc.protocol.binary import (
+    STORE_EXTRAS,
+    KeyObservation,
+    ObservedKey,
+    encode_observe_request,
+)
+from uprmc.protocol.management import GET_META_EXTRAS, WithMetaOption
+from uprmc.protocol.opcodes import KEY_MAX_BYTES, Opcode
+
+__all__ = ["Document", "KvClient", "Meta", "OutcomeUnknown", "SomeFailed", "Stored"]
+
+_CAS_LIMIT = 2**64
+_DATATYPE_LIMIT = 2**8
+_META_VERSION = 2
+
+_T = TypeVar("_T")
+
+
+class KvClient:
+    """See the module docstring. One thread at a time may use it.
+
+    Args:
+        nodes: HOST:PORT of one or several nodes; the others are learnt from them.
+        vbuckets: how many vBuckets there are; 0 = the nodes tell.
+        timeout_s: a node that says nothing for so long is gone.
+        retry_s: what can be tried again is, for so long.
+
+    Raises:
+        ConfigError: a node is not HOST:PORT.
+        NodeError: no node answers.
+    """
+
+    def __init__(
+        self,
+        nodes: str | Iterable[str],
+        *,
+        vbuckets: int = 0,
+        timeout_s: float = 30.0,
+        retry_s: float = 10.0,
+    ) -> None:
+        places = [nodes] if isinstance(nodes, str) else list(nodes)
+        self._map = KvMap(places, vbuckets, timeout_s)
+        self._rounds = Rounds(self._map, timeout_s, retry_s)
+        try:
+            self._map.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up on all nodes."""
+        self._map.close()
+
+    @property
+    def vbuckets(self) -> int:
+        """How many vBuckets the documents are spread over."""
+        return self._map.vbuckets
+
+    def vbucket_of(self, key: bytes) -> int:
+        """Return the vBucket that a key belongs to."""
+        return self._map.vbucket_of(key)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> Document | None:
+        """Return a document, ``None`` if there is none."""
+        return _or_none(lambda: self._one(self._request(Opcode.GET, key), read_document))
+
+    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, Document]:
+        """Return the documents that there are.
+
+        Raises:
+            SomeFailed: some could not be read.
+        """
+        requests = {key: self._request(Opcode.GET, key) for key in keys}
+        return self._many(requests, read_document, may_miss=True)
+
+    def get_meta(self, key: bytes) -> Meta | None:
+        """Return a document's metadata, or its tombstone's; ``None`` if neither is known."""
+        extras = GET_META_EXTRAS.pack(_META_VERSION)
+        return _or_none(lambda: self._one(self._request(Opcode.GET_META, key, extras), read_meta))
+
+    def observe(self, keys: Iterable[bytes]) -> dict[bytes, KeyObservation]:
+        """Return of each key whether it is on disk.
+
+        Raises:
+            SomeFailed: some could not be asked for.
+        """
+        return self._many({key: self._observing(key) for key in keys}, read_observation)
+
+    # --- changing -------------------------------------------------------------------------------
+
+    def set(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        flags: int = 0,
+        expiry: int = 0,
+        cas: int = 0,
+        datatype: int = 0,
+    ) -> Stored:
+        """Store a document; with a CAS, only over the version that has it.
+
+        Raises:
+            KeyExists: the document has another CAS.
+            KeyNotFound: a CAS was given and there is no document.
+            TooLarge, OutOfMemory, Locked: as they say.
+            OutcomeUnknown: it was sent and not answered.
+        """
+        extras = packed(STORE_EXTRAS, flags, expiry)
+        request = self._request(Opcode.SET, key, extras, value, cas, datatype)
+        return self._one(request, read_stored, changes=True)
+
+    def set_many(
+        self, documents: Mapping[bytes, bytes], *, flags: int = 0, expiry: int = 0
+    ) -> dict[bytes, Stored]:
+        """Store many documents.
+
+        Raises:
+            SomeFailed: some were not stored, or nobody knows.
+        """
+        extras = packed(STORE_EXTRAS, flags, expiry)
+        requests = {
+            key: self._request(Opcode.SET, key, extras, value) for key, value in documents.items()
+        }
+        return self._many(requests, read_stored, changes=True)
+
+    def delete(self, key: bytes, *, cas: int = 0) -> Stored | None:
+        """Delete a document; ``None`` if there was none.
+
+        Raises:
+            KeyExists: the document has another CAS than the one given.
+            OutcomeUnknown: it was sent and not answered.
+        """
+        request = self._request(Opcode.DELETE, key, cas=cas)
+        return _or_none(lambda: self._one(request, read_stored, changes=True))
+
+    def delete_many(self, keys: Iterable[bytes]) -> dict[bytes, Stored]:
+        """Delete many documents; returns those that there were.
+
+        Raises:
+            SomeFailed: some were not deleted, or nobody knows.
+        """
+        requests = {key: self._request(Opcode.DELETE, key) for key in keys}
+        return self._many(requests, read_stored, changes=True, may_miss=True)
+
+    def set_with_meta(
+        self, key: bytes, value: bytes, meta: Meta, *, cas: int = 0, force: bool = False
+    ) -> Stored:
+        """Store a version that was made elsewhere, with its own metadata.
+
+        Args:
+            key: which document.
+            value: its body.
+            meta: its metadata.
+            cas: if not 0, the CAS that the present version must have.
+            force: do not resolve conflicts: it wins whatever is there.
+
+        Raises:
+            KeyExists: the version that is there wins.
+            OutcomeUnknown: it was sent and not answered.
+        """
+        extras = meta_extras(meta, WithMetaOption.SKIP_CONFLICT_RESOLUTION if force else 0)
+        request = self._request(Opcode.SET_WITH_META, key, extras, value, cas, meta.datatype)
+        return self._one(request, read_stored, changes=True)
+
+    def delete_with_meta(
+        self, key: bytes, meta: Meta, *, cas: int = 0, force: bool = False, expired: bool = False
+    ) -> Stored:
+        """Store a deletion that was made elsewhere; as `set_with_meta`.
+
+        Args:
+            key: which document.
+            meta: the tombstone's metadata; when it was deleted is the node's affair.
+            cas: if not 0, the CAS that the present version must have.
+            force: do not resolve conflicts.
+            expired: it was no deletion: the document expired.
+        """
+        options = WithMetaOption.SKIP_CONFLICT_RESOLUTION if force else 0
+        options |= WithMetaOption.IS_EXPIRATION if expired else 0
+        request = self._request(Opcode.DEL_WITH_META, key, meta_extras(meta, options), cas=cas)
+        return self._one(request, read_stored, changes=True)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def _request(
+        self,
+        opcode: int,
+        key: bytes,
+        extras: bytes = b"",
+        value: bytes = b"",
+        cas: int = 0,
+        datatype: int = 0,
+    ) -> KvRequest:
+        if not 1 <= len(key) <= KEY_MAX_BYTES:
+            raise InvalidArguments(f"a key has 1 to {KEY_MAX_BYTES} bytes, this one {len(key)}")
+        if not 0 <= cas < _CAS_LIMIT or not 0 <= datatype < _DATATYPE_LIMIT:
+            raise InvalidArguments(f"CAS {cas} or datatype {datatype} is out of range")
+        return KvRequest(opcode, self._map.vbucket_of(key), key, extras, value, cas, datatype)
+
+    def _observing(self, key: bytes) -> KvRequest:
+        vbucket = self._request(Opcode.OBSERVE, key).vbucket
+        value = encode_observe_request([ObservedKey(vbucket, key)])
+        return KvRequest(Opcode.OBSERVE, vbucket, b"", value=value)
+
+    def _one(
+        self, request: KvRequest, read: Callable[[KvReply], _T], *, changes: bool = False
+    ) -> _T:
+        (answer,) = self._rounds.asked([request], changes=changes)
+        return understood(request, answer, read)
+
+    def _many(
+        self,
+        requests: Mapping[bytes, KvRequest],
+        read: Callable[[KvReply], _T],
+        *,
+        changes: bool = False,
+        may_miss: bool = False,
+    ) -> dict[bytes, _T]:
+        done: dict[bytes, _T] = {}
+        failed: dict[bytes, UprmcError] = {}
+        answers = self._rounds.asked(list(requests.values()), changes=changes)
+        for (key, request), answer in zip(requests.items(), answers, strict=True):
+            try:
+                done[key] = understood(request, answer, read)
+            except UprmcError as error:
+                if not (may_miss and isinstance(error, KeyNotFound)):
+                    failed[key] = error
+        if failed:
+            raise SomeFailed(done, failed)
+        return done
+
+
+def _or_none(ask: Callable[[], _T]) -> _T | None:
+    try:
+        return ask()
+    except KeyNotFound:
+        return None

@@ -1,0 +1,223 @@
+"""Leases for programs that block: a node's vBuckets as they are at one moment, read repeatedly.
+
+    with client.lease([0, 1], lifetime_s=60) as lease:
+        for change in lease.read():
+            ...
+
+Each `read` gives the same documents, whatever is written meanwhile, until the lease ends.
+
+Source: ``docs/extensions.md``, leases.
+"""
+
+from __future__ import annotations
+
+import math
+import selectors
+import ssl
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
+from uprmc.client.events import Event, Run, StreamEnded
+from uprmc.client.handler import Change
+from uprmc.client.node_session import Ask, NodeSession, Task, reason
+from uprmc.client.nodes import check_place
+from uprmc.client.position import Asked
+from uprmc.client.wire import Wire
+from uprmc.errors import RemoteProtocolError
+from uprmc.model import SnapshotRange
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import EndReason, Opcode, Status
+from uprmc.protocol.upr_extensions import (
+    LEASE_ACQUIRE_EXTRAS,
+    LEASE_GRANT_EXTRAS,
+    LEASE_RELEASE_EXTRAS,
+    LEASE_RENEW_EXTRAS,
+    LeasedVBucket,
+    decode_lease_grant,
+    encode_lease_vbuckets,
+)
+
+_TIMEOUT_S = 30.0
+_BEGINNING = Asked(0, SnapshotRange(0, 0), 0, ())
+
+
+class LeaseRefused(ClientError):
+    """The lease is not granted, or has ended."""
+
+
+class Lease:
+    """See the module docstring.
+
+    Attributes:
+        id: the node's number for it.
+        lifetime_s: seconds granted, by the acquiring or the last renewal.
+        vbuckets: what it holds of each vBucket.
+
+    Raises:
+        ClientError: the node does not answer, or refuses.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        vbuckets: Iterable[int],
+        lifetime_s: float,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._place, self._tls = place, tls
+        frame = RequestFrame(
+            Opcode.LEASE_ACQUIRE,
+            extras=LEASE_ACQUIRE_EXTRAS.pack(_seconds(lifetime_s)),
+            value=encode_lease_vbuckets(vbuckets),
+        )
+        answer = self._ask(frame)
+        try:
+            self.id, self.lifetime_s = LEASE_GRANT_EXTRAS.unpack(answer.extras)
+            leased = decode_lease_grant(answer.value)
+        except (struct.error, RemoteProtocolError) as error:
+            raise LeaseRefused(f"{place}: a torn lease: {error}") from None
+        self.vbuckets: dict[int, LeasedVBucket] = {each.vbucket: each for each in leased}
+
+    def read(self, vbuckets: Sequence[int] | None = None) -> Iterator[Change]:
+        """Yield the newest version of each document, and deletions, as the lease holds them.
+
+        Raises:
+            LeaseRefused: it has ended, or does not hold one of the vBuckets.
+            ClientError: the node does not answer, or makes no sense.
+        """
+        wanted = sorted(self.vbuckets) if vbuckets is None else list(vbuckets)
+        with _Talk(self._place, self._tls) as talk:
+            talk.run(talk.session.handshake())
+            talk.run(self._begin(talk.session, wanted))
+            left = len(wanted)
+            while left:
+                for event in talk.events():
+                    if type(event) is Run:
+                        yield from event.changes
+                    elif type(event) is StreamEnded:
+                        left -= 1
+                        if event.reason != EndReason.OK:
+                            raise LeaseRefused(f"the lease at {self._place} has ended meanwhile")
+
+    def renew(self, lifetime_s: float) -> None:
+        """Let it live for so long from now."""
+        frame = RequestFrame(
+            Opcode.LEASE_RENEW, extras=LEASE_RENEW_EXTRAS.pack(self.id, _seconds(lifetime_s))
+        )
+        _, self.lifetime_s = LEASE_GRANT_EXTRAS.unpack(self._ask(frame).extras)
+
+    def release(self) -> None:
+        """End it. One that has ended is no error."""
+        extras = LEASE_RELEASE_EXTRAS.pack(self.id)
+        self._ask(RequestFrame(Opcode.LEASE_RELEASE, extras=extras), Status.KEY_NOT_FOUND)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _begin(self, session: NodeSession, vbuckets: Sequence[int]) -> Task:
+        if "uprmc_leases" not in session.granted:
+            raise LeaseRefused(f"the node at {self._place} has no leases")
+        frames = [
+            session.stream_request(number, _BEGINNING, 0, lease=self.id)[1] for number in vbuckets
+        ]
+        answers = yield Ask(frames)
+        for number, answer in zip(vbuckets, answers, strict=True):
+            if answer.status:
+                raise LeaseRefused(f"vBucket {number} of the lease: {reason(answer)}")
+
+    def _ask(self, frame: RequestFrame, *allowed: int) -> ResponseFrame:
+        with _Talk(self._place, self._tls) as talk:
+            answer: ResponseFrame = talk.run(_asking(frame))
+        if answer.status and answer.status not in allowed:
+            raise LeaseRefused(f"the node at {self._place} refuses the lease: {reason(answer)}")
+        return answer
+
+
+def _asking(frame: RequestFrame) -> Task:
+    (answer,) = yield Ask([frame])
+    return answer
+
+
+def _seconds(lifetime_s: float) -> int:
+    if not 0 < lifetime_s < 2**32:
+        raise MisuseError(f"a lease of {lifetime_s} s: say 1 to 4294967295")
+    return math.ceil(lifetime_s)
+
+
+class _Talk:
+    """One connection, used by one thread: run a task, wait for events."""
+
+    def __init__(self, place: str, tls: ssl.SSLContext | None) -> None:
+        self.session = NodeSession(check_place(place), "uprmc-lease")
+        self._wire = Wire(place, tls, time.monotonic() + _TIMEOUT_S)
+        self._early: list[Event] = []
+
+    def __enter__(self) -> Self:
+        try:
+            while not self._wire.ready:
+                self._wait()
+                self._wire.advance()
+        except BaseException:
+            self._wire.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._wire.close()
+
+    def run(self, task: Task) -> Any:
+        """Run a task to its end and return its result; other events are kept for `events`."""
+        answers: Any = None
+        while True:
+            try:
+                ask = task.send(answers)
+            except StopIteration as ended:
+                return ended.value
+            self.session.ask(ask)
+            while None in ask.answers:
+                self._early += self._received(ask)
+            answers = ask.answers
+
+    def events(self) -> list[Event]:
+        """Wait for data and return what it says, perhaps nothing."""
+        early, self._early = self._early, []
+        return early or self._received(None)
+
+    def _received(self, ask: Ask | None) -> list[Event]:
+        self.session.dealt_with()
+        self._wire.write(self.session.data_to_send())
+        if not self._wire.pending:
+            self._wait()
+        rest: list[Event] = []
+        for event in self.session.receive(self._wire.read(), time.monotonic()):
+            answer = getattr(event, "answer", event)
+            if isinstance(answer, ResponseFrame):
+                self.session.answered(answer)
+            else:
+                rest.append(event)
+        return rest
+
+    def _wait(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wire, self._wire.wants())
+            if not selector.select(_TIMEOUT_S):
+                kind = ConnectionLost if self._wire.ready else NodeUnreachable
+                raise kind(f"the node at {self._wire.place} does not answer")

@@ -1,0 +1,321 @@
+"""One connection to one node, without its socket: the handshake, questions, streams, keep-alives.
+
+`receive` gives events in the order in which they came; answers are among them. Questions are asked
+by *tasks*: generators that yield an `Ask` and are given its answers, and that yield whatever a
+handler returned for somebody above to wait for. So a procedure of many steps reads from top to
+bottom, and knows nothing of threads, reactors or sockets.
+
+Source: ``docs/streams.md``, how to write a consumer; UPR reference 2, 4.6, 4.7.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from uprmc.client.decoder import Decoder
+from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
+from uprmc.client.events import Event, Inlet
+from uprmc.client.position import Asked, FailoverLog
+from uprmc.model import SEQNO_MAX, VBucketState
+from uprmc.protocol.binary import encode_hello
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNOS_EXTRAS
+from uprmc.protocol.opcodes import STATUS_TEXT, Feature, Opcode, OpenFlag
+from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, OPEN_EXTRAS, StreamRequest
+from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
+
+#: So many questions of one `Ask` are on their way at a time.
+PIPELINE_MAX = 256
+
+#: Keep-alives may be so late, as a multiple of the interval and in seconds, before we hang up.
+_SILENCE_INTERVALS = 2.0
+_SILENCE_SLACK_S = 2.0
+
+#: Half of the buffer is acknowledged at a time; the node goes on with the other half meanwhile.
+_ACK_PARTS = 2
+
+Task = Generator[Any, Any, Any]
+
+
+class Ask:
+    """Questions, and later their answers, in the same order.
+
+    Attributes:
+        task: who wants to know; set by whoever runs tasks.
+    """
+
+    __slots__ = ("_missing", "_rest", "answers", "task")
+
+    def __init__(self, frames: Sequence[RequestFrame]) -> None:
+        self.answers: list[ResponseFrame | None] = [None] * len(frames)
+        self.task: Task | None = None
+        self._missing = len(frames)
+        self._rest = deque(enumerate(frames))
+
+    def next(self) -> tuple[int, RequestFrame] | None:
+        """Return a question that was not sent yet, and its number."""
+        return self._rest.popleft() if self._rest else None
+
+    def answer(self, number: int, answer: ResponseFrame) -> bool:
+        """Take an answer; returns whether it was the last one."""
+        self.answers[number] = answer
+        self._missing -= 1
+        return not self._missing
+
+
+class NodeSession:
+    """See the module docstring.
+
+    Attributes:
+        place: HOST:PORT of the node.
+        open: the handshake is done.
+        error: why the connection cannot go on; whoever owns the socket closes it.
+        granted: CONTROL keys that the node accepted.
+        active: vBuckets that are active there, with their high seqnos, as of the last poll.
+        logs: failover logs of those that another node claims, too.
+        polls: how often `poll` was answered.
+        servers: other nodes that its cluster map names.
+        items: changes received; with `bytes_received` they tell the size of one.
+        has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        name: str,
+        *,
+        wants_values: bool = True,
+        buffer_bytes: int = 8 * 1024 * 1024,
+        noop_interval_s: float = 120.0,
+    ) -> None:
+        self.place = place
+        self.open = False
+        self.error: ClientError | None = None
+        self.granted: set[str] = set()
+        self.active: dict[int, int] = {}
+        self.logs: dict[int, FailoverLog] = {}
+        self.polls = 0
+        self.poll_at = 0.0
+        self.polling = False
+        self.servers: list[str] = []
+        self.items = 0
+        self.bytes_received = 0
+        self.has_versions: bool | None = None
+        self.decoder = Decoder(place, wants_values=wants_values)
+        self._name = name
+        self._wants_values = wants_values
+        self._buffer_bytes = buffer_bytes
+        self._noop_interval_s = noop_interval_s
+        self._asked: dict[int, tuple[Ask, int, int]] = {}
+        self._unacked_bytes = 0
+        self._to_send: list[bytes] = []
+        self._heard_at: float | None = None
+
+    # --- bytes ----------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Return what the bytes say that have come; keep-alives are answered.
+
+        Raises:
+            ProducerError, NotANode: see `decoder`.
+        """
+        self._heard_at = now
+        self.bytes_received += len(data)
+        events = self.decoder.feed(data)
+        for event in events:
+            if type(event) is RequestFrame and event.opcode in (Opcode.UPR_NOOP, Opcode.NOOP):
+                self._to_send.append(ResponseFrame(event.opcode, opaque=event.opaque).encode())
+        return events
+
+    def dealt_with(self) -> None:
+        """Acknowledge what was received: it was handed over."""
+        self._unacked_bytes += self.decoder.counted_bytes
+        self.decoder.counted_bytes = 0
+        if self._flows and self._unacked_bytes >= self._buffer_bytes // _ACK_PARTS:
+            extras = BUFFER_ACK_EXTRAS.pack(self._unacked_bytes)
+            self._to_send.append(RequestFrame(Opcode.UPR_BUFFER_ACK, extras=extras).encode())
+            self._unacked_bytes = 0
+
+    @property
+    def _flows(self) -> bool:
+        return "connection_buffer_size" in self.granted
+
+    def data_to_send(self) -> bytes:
+        """Return what is to be written now."""
+        data = b"".join(self._to_send)
+        self._to_send.clear()
+        return data
+
+    def tick(self, now: float) -> None:
+        """Notice a node that has vanished."""
+        if self._heard_at is None:
+            self._heard_at = now
+        limit_s = self._noop_interval_s * _SILENCE_INTERVALS + _SILENCE_SLACK_S
+        known = not self.open or {"enable_noop", "set_noop_interval"} <= self.granted
+        if known and now - self._heard_at > limit_s and self.error is None:
+            self.error = ConnectionLost(f"the node at {self.place} is silent for {limit_s:g} s")
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def ask(self, ask: Ask) -> None:
+        """Send questions; their answers come among the events."""
+        for _ in range(PIPELINE_MAX):
+            if not self._send_next(ask):
+                break
+
+    def answered(self, frame: ResponseFrame) -> Ask | None:
+        """Take an answer out of the events; returns the `Ask` that has all its answers now."""
+        found = self._asked.pop(frame.opaque, None)
+        if found is None:
+            return None
+        ask, number, opcode = found
+        if frame.opcode != opcode:
+            raise ProducerError(
+                f"the node at {self.place} sent nonsense: opcode {frame.opcode:#04x} answers "
+                f"{opcode:#04x}. Look at the node's version and log, then start again"
+            )
+        self._send_next(ask)
+        return ask if ask.answer(number, frame) else None
+
+    def close(self) -> list[Task]:
+        """The connection is gone: return the tasks that will get no answers."""
+        tasks = {id(ask): ask.task for ask, *_ in self._asked.values() if ask.task is not None}
+        self._asked.clear()
+        self.decoder.inlets.clear()
+        self.open = False
+        return list(tasks.values())
+
+    def _send_next(self, ask: Ask) -> bool:
+        found = ask.next()
+        if found is None:
+            return False
+        number, frame = found
+        if not frame.opaque:
+            frame = replace(frame, opaque=self.decoder.next_opaque())
+        self._asked[frame.opaque] = (ask, number, frame.opcode)
+        self._to_send.append(frame.encode())
+        return True
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    def handshake(self) -> Task:
+        """Open the connection; everything is sent at once.
+
+        Raises:
+            OpenRefused: the node does not want us.
+        """
+        flags = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
+        if not self._wants_values:
+            flags |= OpenFlag.NO_VALUE
+        hello = encode_hello([Feature.JSON, Feature.XERROR])
+        extras = OPEN_EXTRAS.pack(0, flags)
+        controls = self._controls()
+        answers = yield Ask(
+            [
+                RequestFrame(Opcode.HELLO, key=self._name.encode(), value=hello),
+                RequestFrame(Opcode.UPR_OPEN, key=self._name.encode(), extras=extras),
+                *(
+                    RequestFrame(Opcode.UPR_CONTROL, key=key.encode(), value=value.encode())
+                    for key, value in controls.items()
+                ),
+                RequestFrame(Opcode.GET_CLUSTER_CONFIG),
+            ]
+        )
+        _, opened, *granted, cluster_map = answers
+        if opened.status:
+            raise OpenRefused(
+                f"the node at {self.place} refuses to open a stream connection: {reason(opened)}; "
+                "see its log and the consumer's name"
+            )
+        pairs = zip(controls, granted, strict=True)
+        self.granted = {key for key, answer in pairs if not answer.status}
+        self.servers = _servers(cluster_map, self.place)
+        self.open = True
+        yield from self.poll(())
+
+    def _controls(self) -> dict[str, str]:
+        return {
+            "connection_buffer_size": str(self._buffer_bytes),
+            "enable_noop": "true",
+            "set_noop_interval": f"{self._noop_interval_s:g}",
+            "enable_expiry_opcode": "true",
+            "send_stream_end_on_client_close_stream": "true",
+            "max_marker_version": "2.2",
+            "uprmc_versions": "true",
+            "uprmc_barrier": "true",
+            "uprmc_snapshot_end": "true",
+            "uprmc_leases": "true",
+        }
+
+    def poll(self, disputed: Sequence[int]) -> Task:
+        """Ask which vBuckets are active, how far they are, and the history of disputed ones."""
+        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+        logs = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in disputed]
+        seqnos, *histories = yield Ask(
+            [RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras), *logs]
+        )
+        if not seqnos.status:
+            try:
+                self.active = dict(VBUCKET_SEQNO.iter_unpack(seqnos.value))
+            except struct.error:
+                raise ProducerError(
+                    f"the node at {self.place} sent a torn list of seqnos"
+                ) from None
+            self.polls += 1
+        self.logs = {
+            number: self.decoder.log(answer, number)
+            for number, answer in zip(disputed, histories, strict=True)
+            if not answer.status
+        }
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def stream_request(
+        self, vbucket: int, asked: Asked, flags: int, *, lease: int = 0
+    ) -> tuple[Inlet, RequestFrame]:
+        """Return a stream that is to be asked for, and the question."""
+        inlet = Inlet(vbucket, self.decoder.next_opaque(), asked.seqno, asked.snapshot)
+        self.decoder.inlets[inlet.opaque] = inlet
+        options = StreamOptions(lease=lease)
+        uuid = asked.uuid
+        if "uprmc_versions" in self.granted and asked.known_versions:
+            options = StreamOptions(asked.known_versions)
+            uuid = asked.known_versions[0].uuid
+        request = StreamRequest(flags, asked.seqno, SEQNO_MAX, uuid, *asked.snapshot)
+        frame = RequestFrame(
+            Opcode.UPR_STREAM_REQUEST,
+            extras=request.encode(),
+            value=encode_stream_options(options),
+            vbucket=vbucket,
+            opaque=inlet.opaque,
+        )
+        return inlet, frame
+
+    def close_stream(self, inlet: Inlet) -> RequestFrame:
+        """Return the request to end a stream; its frames are dropped from now on."""
+        inlet.dropped = True
+        self.decoder.inlets.pop(inlet.opaque, None)
+        return RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=inlet.vbucket)
+
+
+def reason(answer: ResponseFrame) -> str:
+    """Return in words why a request was refused."""
+    text = answer.value.decode("utf-8", "replace") if len(answer.value) < 1000 else ""
+    text = text or STATUS_TEXT.get(answer.status, b"").decode()
+    return text or f"status {answer.status:#06x}"
+
+
+def _servers(answer: ResponseFrame, place: str) -> list[str]:
+    """Return the nodes that a cluster map of several names, as HOST:PORT; none if it is torn."""
+    try:
+        found = json.loads(answer.value)["vBucketServerMap"]["serverList"] if answer.value else []
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    host = place.rpartition(":")[0]
+    named = [text.replace("$HOST", host) for text in found if isinstance(text, str)]
+    return named if len(named) > 1 else []

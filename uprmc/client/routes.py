@@ -1,0 +1,46 @@
+"""Where the changes of each vBucket come from at present."""
+
+from __future__ import annotations
+
+from uprmc.client.events import Inlet
+from uprmc.client.node_session import NodeSession
+from uprmc.client.nodes import Backoff
+from uprmc.client.position import Place
+
+
+class Route:
+    """Where the changes of one vBucket come from.
+
+    Attributes:
+        place: where we stand.
+        session: the node that is asked, or streams.
+        inlet: the stream, once it is asked for.
+        streaming: it was accepted.
+        done: everything has come that was there.
+        high_seqno: how far the node is, as it told last.
+        level_at: when we were last level with it.
+        items: changes that were handed over.
+        off_at: since when there has been no stream, if there is none.
+    """
+
+    __slots__ = ("backoff", "done", "high_seqno", "inlet", "items", "level_at", "off_at", "place",
+                 "session", "streaming")  # fmt: skip
+
+    def __init__(self, place: Place, now: float) -> None:
+        self.place = place
+        self.session: NodeSession | None = None
+        self.inlet: Inlet | None = None
+        self.streaming = self.done = False
+        self.backoff = Backoff()
+        self.high_seqno = self.items = 0
+        self.level_at = self.off_at = now
+
+    def opening(self, inlet: Inlet) -> None:
+        """A stream is about to be asked for."""
+        self.inlet = inlet
+
+    def off(self, now: float) -> None:
+        """There is no stream any more."""
+        if self.streaming:
+            self.off_at = now
+        self.session, self.inlet, self.streaming = None, None, False

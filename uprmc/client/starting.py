@@ -1,0 +1,122 @@
+"""What the blocking and the Twisted client have in common before and beside the rules of `core`.
+
+Here are the process's name and its dice, which rules must not know, and which errors of a
+connection are worth another attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from uprmc.client.core import UprCore
+from uprmc.client.errors import (
+    ClientError,
+    ConnectionLost,
+    MisuseError,
+    NodeUnavailable,
+    NodeUnreachable,
+)
+from uprmc.client.node_session import NodeSession
+from uprmc.client.options import Options
+from uprmc.client.sqlite_state import SqliteState
+from uprmc.client.state import MemoryState, StateStore
+
+#: When a run ends by itself: never, level with the nodes, or as a function says.
+Until = Literal["now"] | Callable[[], bool] | None
+
+#: States that a running client uses, by `id`.
+_used: set[int] = set()
+
+_LOG = logging.getLogger("uprmc.client")
+
+
+def named_options(name: str, vbuckets: Iterable[int] | None, **more: Any) -> Options:
+    """Return options with a name of this process's own, as nodes show it; `more` as `Options`."""
+    return Options(
+        name=f"{name}:{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}",
+        vbuckets=None if vbuckets is None else frozenset(vbuckets),
+        jitter=random.random,
+        **more,
+    )
+
+
+def opened_state(
+    state: StateStore | str | Path | None, name: str, total_vbuckets: int
+) -> tuple[StateStore, bool]:
+    """Return the store that a program means, and whether it is ours to close.
+
+    Raises:
+        StateRefused: the file is not this consumer's, or cannot be used.
+    """
+    if isinstance(state, str | Path):
+        return SqliteState(state, name=name, vbuckets=total_vbuckets), True
+    return (MemoryState() if state is None else state), False
+
+
+def claimed(state: StateStore) -> Callable[[], None]:
+    """Take a state for a run; returns what gives it back.
+
+    Raises:
+        MisuseError: another client runs with it.
+    """
+    number = id(state)
+    if number in _used:
+        raise MisuseError("another client runs with this state: give each its own")
+    _used.add(number)
+    return lambda: _used.discard(number)
+
+
+def ends_level(until: Until) -> bool:
+    """Return whether `until` means "when everything has come that was there".
+
+    Raises:
+        MisuseError: it means nothing.
+    """
+    if isinstance(until, str) and until != "now":
+        raise MisuseError(f"until {until!r}: say 'now', a function, or None")
+    return until == "now"
+
+
+def connection_ended(
+    core: UprCore, place: str, session: NodeSession | None, error: ClientError, now: float
+) -> None:
+    """Tell the rules and the log that a connection has ended, or did not come about.
+
+    A node that stays away is logged once.
+
+    Raises:
+        ClientError: the same error, if another connection would be no better; whatever the program
+            raised is.
+    """
+    if error is core.failure:
+        raise error
+    if session is not None or str(core.nodes.named(place).error) != str(error):
+        _LOG.warning("%s", error)
+    if session is None:
+        core.failed(place, error, now)
+    else:
+        core.lost(session, error, now)
+    if isinstance(error, ConnectionLost | NodeUnreachable):
+        return
+    if not isinstance(error, NodeUnavailable) or core.nodes.never_reached() is not None:
+        raise error
+
+
+def check_patience(core: UprCore, patience_s: float | None, waited_s: float, now: float) -> None:
+    """Raise why nothing will come of it, if that has lasted longer than the program's patience.
+
+    Raises:
+        ClientError: no node was ever reached; or see `UprCore.hopeless`.
+    """
+    if patience_s is None:
+        return
+    error = core.nodes.never_reached() if waited_s > patience_s else None
+    error = error or core.hopeless(now, patience_s)
+    if error is not None:
+        raise error

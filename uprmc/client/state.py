@@ -1,0 +1,164 @@
+"""What a consumer keeps across restarts, and the contract of whatever keeps it.
+
+Of each vBucket: the position (`Saved`) and the *ring*, the keys received lately with their seqnos.
+After a rollback the documents of the ring's keys are fetched anew, so a key must be in the ring
+before its change is applied. `commit` writes positions and ring in one transaction: what is loaded
+later is always what one commit left behind.
+
+`MemoryState` is the contract in dicts: the reference model of the contract's tests, the simulator's
+disk, and enough for a consumer that begins anew at each start. `SqliteState` keeps a file.
+
+Source: systems reference g.2, g.3; acceptance rows D13, D44, D45, D48.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from uprmc.client.errors import ClientError
+from uprmc.model import FailoverEntry, SnapshotRange
+
+
+class StateError(ClientError):
+    """A state could not be read or written. A failed commit has changed nothing."""
+
+
+class StateFull(StateError):
+    """No room for the state; the same commit succeeds once there is."""
+
+
+class StateRefused(StateError):
+    """This state is not for this consumer; the text is one line for the operator."""
+
+
+class Saved(NamedTuple):
+    """Where a consumer stands in one vBucket.
+
+    Attributes:
+        seqno: everything up to here is applied and durable.
+        snapshot: ``(seqno, seqno)`` when a snapshot is whole; its bounds when inside one.
+        log: the failover log, newest first.
+        ring_from: every key received after this seqno is in the ring.
+        purge_seqno: highest seqno of a dropped tombstone, as the node told last.
+    """
+
+    seqno: int
+    snapshot: SnapshotRange
+    log: tuple[FailoverEntry, ...]
+    ring_from: int
+    purge_seqno: int = 0
+
+
+class RingChunk(NamedTuple):
+    """Keys that one batch brought for one vBucket: ``(seqno, key)`` by rising seqno."""
+
+    vbucket: int
+    entries: Sequence[tuple[int, bytes]]
+
+
+class StateStore(Protocol):
+    """Where positions and rings are kept. One consumer uses it, one call at a time.
+
+    A store whose commits take the handler's own writes with them says so by an attribute `shared`
+    that is true, and has a method `abandon` that undoes those since the last commit.
+    """
+
+    def load(self) -> dict[int, Saved]:
+        """Return the positions of all vBuckets that have one, as the last commit left them.
+
+        Raises:
+            StateError: what is kept cannot be read back.
+        """
+
+    def commit(
+        self,
+        saved: Mapping[int, Saved],
+        ring: Sequence[RingChunk],
+        trims: Mapping[int, int],
+        cuts: Mapping[int, int],
+    ) -> None:
+        """Write all of it or nothing, durably, in this order: cuts, trims, ring, positions.
+
+        Args:
+            saved: new positions; vBuckets that are not named keep theirs.
+            ring: entries to add. After a resumed stream they may repeat or overlap what is there.
+            trims: forget ring entries at or below this seqno (too old to be needed). Cheapest where
+                a chunk that was added ends.
+            cuts: forget ring entries above this seqno (undone by a rollback).
+
+        Raises:
+            StateFull: no room.
+            StateError: it failed otherwise.
+        """
+
+    def ring_after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
+        """Return the ring's entries above `seqno`, each once, by rising seqno.
+
+        Raises:
+            StateError: what is kept cannot be read back.
+        """
+
+    def ring_size(self, vbucket: int) -> int:
+        """Return how many entries the ring holds; what was added twice counts twice."""
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """Drop positions and rings of these vBuckets, in a transaction of its own.
+
+        Raises:
+            StateError: it failed; nothing was dropped.
+        """
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice is no error."""
+
+
+class MemoryState:
+    """A `StateStore` that lives as long as its process."""
+
+    def __init__(self) -> None:
+        self._saved: dict[int, Saved] = {}
+        self._ring: dict[int, list[tuple[int, bytes]]] = {}
+
+    def load(self) -> dict[int, Saved]:
+        """See `StateStore.load`."""
+        return dict(self._saved)
+
+    def commit(
+        self,
+        saved: Mapping[int, Saved],
+        ring: Sequence[RingChunk],
+        trims: Mapping[int, int],
+        cuts: Mapping[int, int],
+    ) -> None:
+        """See `StateStore.commit`."""
+        for vbucket, seqno in cuts.items():
+            self._keep(vbucket, 0, seqno)
+        for vbucket, seqno in trims.items():
+            self._keep(vbucket, seqno + 1, None)
+        for chunk in ring:
+            self._ring.setdefault(chunk.vbucket, []).extend(chunk.entries)
+        self._saved.update(saved)
+
+    def ring_after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
+        """See `StateStore.ring_after`."""
+        return sorted({entry for entry in self._ring.get(vbucket, ()) if entry[0] > seqno})
+
+    def ring_size(self, vbucket: int) -> int:
+        """See `StateStore.ring_size`."""
+        return len(self._ring.get(vbucket, ()))
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """See `StateStore.forget`."""
+        for vbucket in vbuckets:
+            self._saved.pop(vbucket, None)
+            self._ring.pop(vbucket, None)
+
+    def close(self) -> None:
+        """See `StateStore.close`: there is nothing to let go of."""
+
+    def _keep(self, vbucket: int, first: int, last: int | None) -> None:
+        entries = self._ring.get(vbucket, ())
+        self._ring[vbucket] = [
+            entry for entry in entries if first <= entry[0] and (last is None or entry[0] <= last)
+        ]

@@ -1,0 +1,202 @@
+"""Sockets of the blocking client: connecting, TLS, and bytes to and fro, none of which blocks.
+
+A `Wire` is one connection to one node. It is registered with a selector; `advance` is called when
+the selector says so, until `ready`; then `read` and `write`. Failures are named: unreachable, TLS,
+lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import ssl
+from collections import deque
+from typing import Any
+
+from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable, TlsFailed
+
+#: So much is read for a batch if it is there: a batch is one commit.
+BATCH_BYTES = 1024 * 1024
+
+_IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
+_WANTS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
+
+
+class Wire:
+    """See the module docstring.
+
+    Attributes:
+        place: HOST:PORT.
+        ready: connected, TLS agreed upon.
+        sockets: how many were made; a selector knows the last one only.
+        deadline: until when that must be.
+        pending: whether bytes are waiting that a selector does not know of.
+
+    Raises:
+        NodeUnreachable: there is no such host.
+    """
+
+    def __init__(self, place: str, tls: ssl.SSLContext | None, deadline: float) -> None:
+        self.place = place
+        self.ready = False
+        self.sockets = 0
+        self.deadline = deadline
+        self._tls = tls
+        self._host, _, port = place.rpartition(":")
+        self._host = self._host.strip("[]")
+        self._socket: socket.socket | None = None
+        self._shaking = False
+        self._buffer = memoryview(bytearray(BATCH_BYTES))
+        self._to_send: deque[memoryview] = deque()
+        try:
+            found = socket.getaddrinfo(self._host, int(port), type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise NodeUnreachable(
+                f"there is no host {self._host!r}: {error}; see the node's address"
+            ) from None
+        self._addresses = deque((family, address) for family, _, _, _, address in found)
+        self._next_address()
+
+    def _next_address(self) -> None:
+        self.close()
+        family, address = self._addresses.popleft()
+        found = socket.socket(family, socket.SOCK_STREAM)
+        self._socket = found
+        self.sockets += 1
+        found.setblocking(False)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        number = found.connect_ex(address)
+        if number not in _IN_PROGRESS:
+            self._refused(number)
+
+    def _refused(self, number: int) -> None:
+        if self._addresses:
+            self._next_address()
+            return
+        self.close()
+        raise NodeUnreachable(
+            f"no node answers at {self.place}: {os.strerror(number)}; is it running, and is this "
+            "its upr listener?"
+        )
+
+    def fileno(self) -> int:
+        """Return the file descriptor, for a selector; it changes while connecting."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def wants(self) -> int:
+        """Return the selector's events that it waits for."""
+        if not self.ready and not self._shaking:
+            return selectors.EVENT_WRITE
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._to_send else 0)
+
+    # --- connecting -----------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Go on connecting; returns whether it is done.
+
+        Raises:
+            NodeUnreachable, TlsFailed: it will not be.
+        """
+        assert self._socket is not None
+        if not self._shaking:
+            number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if number:
+                self._refused(number)
+                return False
+            if self._tls is None:
+                self.ready = True
+                return True
+            self._socket = self._tls.wrap_socket(
+                self._socket, server_hostname=self._host, do_handshake_on_connect=False
+            )
+            self._shaking = True
+        return self._shake(self._socket)
+
+    def _shake(self, found: Any) -> bool:
+        try:
+            found.do_handshake()
+        except _WANTS:
+            return False
+        except (ssl.SSLError, OSError) as error:
+            raise TlsFailed(
+                f"the node at {self.place} does not agree on TLS: {_why(error)}; see whether its "
+                "listener speaks TLS, and whether its certificate is trusted here"
+            ) from None
+        self.ready = True
+        return True
+
+    def too_late(self, now: float) -> None:
+        """Raise `NodeUnreachable` if connecting takes too long."""
+        if not self.ready and now > self.deadline:
+            raise NodeUnreachable(f"no node answers at {self.place} in time; see the network")
+
+    # --- bytes ----------------------------------------------------------------------------------
+
+    def read(self) -> bytes:
+        """Return what is there, up to a batch, perhaps nothing.
+
+        Raises:
+            ConnectionLost: the node has closed it.
+        """
+        assert self._socket is not None
+        size, buffer = 0, self._buffer
+        while size < BATCH_BYTES:
+            try:
+                count = self._socket.recv_into(buffer[size:])
+            except _WANTS:
+                break
+            except (ssl.SSLError, OSError) as error:
+                if size:
+                    break  # the next call says it again
+                raise self._lost(_why(error)) from None
+            if not count:
+                if size:
+                    break
+                raise self._lost("it closed the connection")
+            size += count
+        return bytes(buffer[:size])
+
+    @property
+    def pending(self) -> bool:
+        """Whether decrypted bytes are waiting that a selector does not know of."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    def write(self, data: bytes) -> None:
+        """Send as much as goes, keep the rest.
+
+        Raises:
+            ConnectionLost: the node has closed it.
+        """
+        if data:
+            self._to_send.append(memoryview(data))
+        while self._to_send:
+            assert self._socket is not None
+            first = self._to_send[0]
+            try:
+                sent = self._socket.send(first)
+            except _WANTS:
+                return
+            except (ssl.SSLError, OSError) as error:
+                raise self._lost(_why(error)) from None
+            if sent == len(first):
+                self._to_send.popleft()
+            else:
+                self._to_send[0] = first[sent:]
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+    def _lost(self, why: str) -> ClientError:
+        words = "; does its listener speak TLS?" if self._tls is None else ""
+        return ConnectionLost(f"the connection to the node at {self.place} ended: {why}{words}")
+
+
+def _why(error: OSError) -> str:
+    return str(getattr(error, "verify_message", "") or error.strerror or error)

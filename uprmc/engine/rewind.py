@@ -1,0 +1,181 @@
+"""A replica rolls back by seqno: its by-seq index is the ring, the active has what was before.
+
+The active has sent us back to a seqno: what lies above it here, it has not, or has otherwise. Every
+key whose newest version here lies above it is **lost**. Whoever streams (`upr`) asks `target` how
+far to fall, fetches the active's versions of the `lost_keys`, and hands them to `roll_back`:
+
+* a version at or below the seqno is what was here before it was overwritten: it comes back at its
+  own seqno;
+* one above it is of the active's own history and comes with the stream. Until the stream has
+  brought the highest of those the vBucket holds no state that the active ever had, and says so
+  (`VBucket.receiving` from 0);
+* a key that the active has not goes.
+
+In memory this happens at once, on disk in one commit: what is above goes, versions come, and the
+header tells of the new history. A crash before it shows the old state, which is sent back again.
+
+What surprises: a lost key that is only queued may have an older version on disk, from before the
+seqno. It is forgotten by its name (`VBucket.forgetting`), whatever a flush that is under way still
+writes of it.
+
+Source: design, decision 10; UPR reference 3.4; row P10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple
+
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.failover_log import FailoverLog
+from uprmc.engine.flusher import Waiter
+from uprmc.engine.replica import NUMBER_MAX
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import InvalidArguments
+from uprmc.model import Item, SnapshotRange
+
+
+class Rewind(NamedTuple):
+    """What the active says.
+
+    Attributes:
+        seqno: how far we fall, as `target` returned it.
+        log: its whole failover log.
+        versions: its newest versions of lost keys that lie at or below `seqno`, with values;
+            tombstones too.
+        later_seqno: the highest seqno among its versions of lost keys that lie above, 0 = none.
+        purge_seqno: its own, 0 when it does not tell. A lost key that it has not may be one whose
+            deletion, at or below `seqno`, it has dropped.
+    """
+
+    seqno: int
+    log: FailoverLog
+    versions: Sequence[Item]
+    later_seqno: int
+    purge_seqno: int = 0
+
+
+def target(vbucket: VBucket, seqno: int) -> int:
+    """Return how far to fall when the active says `seqno`: to a whole state, here and there.
+
+    Of a half-received snapshot we were not sent what was overwritten before its end.
+    """
+    return min(seqno, vbucket.whole_seqno)
+
+
+def lost_keys(bucket: Bucket, vbucket: VBucket, seqno: int, limit: int) -> list[bytes] | None:
+    """Return the keys that have a version above `seqno`, live or a tombstone.
+
+    Returns:
+        ``None`` when the vBucket cannot be rolled back and must start over: nothing is left at
+        that seqno, deletions below it were dropped for good, or it is more than `limit` keys.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    if seqno == 0 or seqno < vbucket.purge_seqno or seqno > vbucket.whole_seqno:
+        return None
+    keys = dict.fromkeys(item.key for item in vbucket.queue.since(seqno))
+    if vbucket.queue.persisted or vbucket.rewinding:
+        view = bucket.store.view()
+        try:
+            stored = view.changes_after(vbucket.id, seqno)
+            keys.update((item.key, None) for item in islice(stored, limit + 1))
+        finally:
+            view.close()
+    return list(keys) if len(keys) <= limit else None
+
+
+def roll_back(bucket: Bucket, vbucket: VBucket, rewind: Rewind, done: Waiter) -> None:
+    """Take the active's history; `done` as of `Flusher.when_durable`.
+
+    Nothing changes when it raises. If nothing is left, or deletions above what is left were
+    dropped, here or at the active, the vBucket begins anew (`VBucket.reset`).
+
+    Raises:
+        InvalidArguments: the active's answers cannot be true: versions above the seqno, or two at
+            one seqno or of one key; or there is no whole state at that seqno here.
+        StoreError: the store cannot be read.
+    """
+    _check(vbucket, rewind)
+    given = {item.key: item for item in rewind.versions}
+    queued = {item.key for item in vbucket.queue.since(rewind.seqno)}
+    forgotten = frozenset(queued - given.keys())
+    high = _newest_in_memory(vbucket, rewind.seqno, given)
+    high = _newest_tombstone(bucket, vbucket, rewind.seqno, high, forgotten | given.keys())
+    purge_seqno = max(vbucket.purge_seqno, rewind.purge_seqno)
+    if high < max(1, purge_seqno):  # what is held is not the state that this seqno had
+        vbucket.reset(bucket.entropy.uuid48())
+    else:
+        later = rewind.later_seqno
+        receiving = SnapshotRange(0, later) if later else None
+        versions = sorted(rewind.versions, key=attrgetter("seqno"))
+        vbucket.purge_seqno = purge_seqno
+        vbucket.roll_back(high, versions, forgotten, rewind.log, receiving)
+    bucket.flusher.when_durable(done)
+
+
+def _check(vbucket: VBucket, rewind: Rewind) -> None:
+    """Refuse what would leave the vBucket in a state that no active can have had."""
+    seqno, log, versions, later_seqno, _ = rewind
+    if not 0 < seqno <= vbucket.whole_seqno:
+        raise InvalidArguments(f"there is no whole state at {seqno} to roll back to")
+    if not log:
+        raise InvalidArguments("a failover log is never empty")
+    if later_seqno and not seqno < later_seqno <= NUMBER_MAX:
+        raise InvalidArguments(f"seqno {later_seqno} is not above {seqno}")
+    for item in versions:
+        if not 0 < item.seqno <= seqno:
+            raise InvalidArguments(f"a version at {item.seqno} is not from before {seqno}")
+        if max(item.cas, item.rev) > NUMBER_MAX:
+            raise InvalidArguments(f"CAS {item.cas}, revision {item.rev}")
+        if bool(item.life) != (item.value is None):
+            raise InvalidArguments(f"{item.key!r} has a value and is deleted, or neither")
+    for what in ({item.seqno for item in versions}, {item.key for item in versions}):
+        if len(what) < len(versions):
+            raise InvalidArguments("two versions have one seqno or one key")
+
+
+def _newest_in_memory(vbucket: VBucket, seqno: int, given: Mapping[bytes, Item]) -> int:
+    """Return the highest seqno at or below `seqno` that stays in the table or comes to it.
+
+    Raises:
+        InvalidArguments: a version has the seqno of another document.
+    """
+    seqnos = {item.seqno for item in given.values()}
+    newest = max(seqnos, default=0)
+    for item in vbucket.table.values():
+        if item.seqno <= seqno and item.key not in given:
+            if item.seqno in seqnos:
+                raise InvalidArguments(f"two documents have seqno {item.seqno}")
+            newest = max(newest, item.seqno)
+    return newest
+
+
+def _newest_tombstone(
+    bucket: Bucket, vbucket: VBucket, seqno: int, floor: int, lost: Container[bytes]
+) -> int:
+    """Return the highest seqno at or below `seqno` that only the disk knows, or `floor`.
+
+    That is a tombstone: the table holds none that are on disk, and everything else. Those at or
+    below the purge seqno do not count: a commit that is under way may drop them.
+    """
+    forgetting = vbucket.forgetting
+    if forgetting is None and not vbucket.queue.persisted:
+        return floor  # the store is of a former history
+    gone: Container[bytes] = ()
+    if forgetting is not None:
+        seqno, gone = min(seqno, forgetting.above), forgetting.keys
+    stop = max(floor, vbucket.purge_seqno)
+    view = bucket.store.view()
+    try:
+        for item in view.changes_before(vbucket.id, seqno):
+            if item.seqno <= stop:
+                break
+            if not (item.key in lost or item.key in gone):
+                return item.seqno
+    finally:
+        view.close()
+    return floor

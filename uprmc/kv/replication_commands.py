@@ -1,0 +1,141 @@
+"""REPLICATE, TAKEOVER, FAILOVER: replicas operated by commands, on any binary connection.
+
+An answer comes when what was asked for is done and on disk. Refusals carry a text that says what to
+do; see `upr.replication`.
+
+Source: issue "Replicas, failover"; the bytes are our own, see ``docs/extensions.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from uprmc.errors import InvalidArguments, KeyExists, NotSupported, RemoteProtocolError
+from uprmc.kv.binary_commands import Handler, Request
+from uprmc.kv.refusals import REFUSALS
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.replication import (
+    REPLICATE_EXTRAS,
+    Branch,
+    Outcome,
+    ReplicateFlag,
+    decode_vbuckets,
+    encode_branches,
+    encode_outcomes,
+)
+from uprmc.upr.replication import Replication
+
+if TYPE_CHECKING:
+    from uprmc.kv.binary_session import BinarySession
+
+_KNOWN_FLAGS = int(ReplicateFlag.STOP | ReplicateFlag.DEMOTE)
+
+_NOT_ON_DISK = (
+    b"done, but not on disk yet: the disk refuses (see the log), or persistence is stopped"
+)
+
+
+def replicate(session: BinarySession, request: Request) -> None:
+    """Follow a source from now on, or nobody any more; answered when that is written down."""
+    replication = _replication(session, request)
+    (flags,) = REPLICATE_EXTRAS.unpack(request.extras)
+    if flags & ~_KNOWN_FLAGS:
+        raise InvalidArguments(f"flags {flags:#x}: only {_KNOWN_FLAGS:#x} mean something")
+    numbers = decode_vbuckets(request.value) or None
+    place = _place(request.key)
+    if flags & ReplicateFlag.STOP:
+        if place:
+            raise InvalidArguments("STOP takes no source: it is said of vBuckets")
+        with _suspended(session) as resume:
+            replication.stop(numbers, _durable_answer(session, request, resume))
+        return
+    demote = bool(flags & ReplicateFlag.DEMOTE)
+    with _suspended(session) as resume:
+        replication.follow(
+            place, numbers, demote=demote, done=_durable_answer(session, request, resume)
+        )
+
+
+def take_over(session: BinarySession, request: Request) -> None:
+    """Take vBuckets over from their active node; answered when each is decided."""
+    replication = _replication(session, request)
+    place, numbers = _place(request.key), decode_vbuckets(request.value)
+    with _suspended(session) as resume:
+
+        def answer(outcomes: dict[int, Outcome], why: str) -> None:
+            if set(outcomes.values()) == {Outcome.REFUSED}:
+                text = f"{place}: {why}".encode()
+                session.reply(request, Status.TEMPORARY_FAILURE, value=text)
+            else:
+                session.reply(request, value=encode_outcomes(sorted(outcomes.items())))
+            resume()
+
+        replication.take_over(place, numbers, answer)
+
+
+def fail_over(session: BinarySession, request: Request) -> None:
+    """Make vBuckets active here; answered when their new branches are on disk."""
+    replication = _replication(session, request)
+    numbers = decode_vbuckets(request.value)
+    with _suspended(session) as resume:
+
+        def answer(branches: list[Branch], durable: bool) -> None:
+            value = encode_branches(branches)
+            _durable_answer(session, request, resume, value)(durable)
+
+        replication.fail_over(numbers, answer)
+
+
+@contextmanager
+def _suspended(session: BinarySession) -> Iterator[Callable[[], None]]:
+    """Let the commands behind this one wait until what is given here is called.
+
+    A command that is refused at once lets them go on.
+    """
+    resume = session.suspend()
+    try:
+        yield resume
+    except REFUSALS:
+        resume()
+        raise
+
+
+def _durable_answer(
+    session: BinarySession, request: Request, resume: Callable[[], None], value: bytes = b""
+) -> Callable[[bool], None]:
+    def answer(durable: bool) -> None:
+        if durable:
+            session.reply(request, value=value)
+        else:
+            session.reply(request, Status.TEMPORARY_FAILURE, value=_NOT_ON_DISK)
+        resume()
+
+    return answer
+
+
+def _replication(session: BinarySession, request: Request) -> Replication:
+    """Return who carries it out, if this manager may ask for it."""
+    try:
+        session.services.control.check_token(request.cas)
+    except KeyExists:
+        raise KeyExists("another manager has set a session token: ask with that one") from None
+    replication = session.services.upr.replication
+    if replication is None:
+        raise NotSupported("this node dials nobody")
+    return replication
+
+
+def _place(key: bytes) -> str:
+    try:
+        return key.decode("ascii")
+    except UnicodeDecodeError:
+        raise RemoteProtocolError(f"{key!r} is no source: say HOST:PORT") from None
+
+
+REPLICATION_COMMANDS: dict[int, Handler] = {
+    Opcode.REPLICATE: replicate,
+    Opcode.TAKEOVER: take_over,
+    Opcode.FAILOVER: fail_over,
+}
