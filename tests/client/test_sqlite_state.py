@@ -64,6 +64,7 @@ def python(script: str, *arguments: object) -> subprocess.Popen[str]:
     program = "import sys\nfrom tests.client.test_sqlite_state import *\n" + textwrap.dedent(script)
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

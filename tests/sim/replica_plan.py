@@ -48,6 +48,7 @@ class Plan:
         death: chance that one dies at a write point.
         orderly: whether the operator sets everybody right at the end.
         cut_handovers: whether takeovers are cut after some message.
+        silences: whether connections may say nothing for a while; in peace they may not.
     """
 
     topology: str
@@ -67,6 +68,7 @@ class Plan:
     sync: bool = True
     steps: int = 6_000
     varied_wires: bool = True
+    silences: bool = True
     max_failover_entries: int = 25
     upr: UprSettings = field(default_factory=lambda: SETTINGS)
 

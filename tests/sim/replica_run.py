@@ -55,6 +55,7 @@ class ReplicaRun:
         self.world = World(seed)
         self.plan = plan = plan or random_plan(self.world)
         self.cluster = Cluster(self.world, varied=plan.varied_wires)
+        self.cluster.faulty = plan.silences
         self.histories = Histories(plan.max_failover_entries)
         names = _NAMES[: 1 + max(place for pair in TOPOLOGIES[plan.topology] for place in pair)]
         settings = self._settings(plan)

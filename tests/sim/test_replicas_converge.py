@@ -58,7 +58,7 @@ def test_each_topology_bears_each_fault(topology: str, fault: str) -> None:
 @pytest.mark.acceptance("D52")
 def test_hand_overs_in_peace_take_nobody_back(seed: int) -> None:
     """Again and again under load: no replica and no consumer is sent back, no log changes."""
-    plan = Plan("star", NO_FAULTS, {"takeover": 1}, operator_s=0.1, kinds=(PLAIN,))
+    plan = Plan("star", NO_FAULTS, {"takeover": 1}, operator_s=0.1, kinds=(PLAIN,), silences=False)
     run = ReplicaRun.random(seed, plan)
     account = run.account()
     assert not account["interrupted"]
