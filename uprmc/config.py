@@ -265,6 +265,43 @@ class UprSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TapSettings:
+    """Replicas, masters and tools that speak TAP."""
+
+    enabled: bool = _setting(True, "yes/no", "Serve TAP on the listeners.")
+    ack_interval: int = _setting(
+        1_000, "messages", "Every so many a client is asked to acknowledge.", 1, 1_000_000
+    )
+    ack_window: int = _setting(
+        10, "intervals", "So many may be unacknowledged before sending stops.", 1, 1_000
+    )
+    ack_grace_s: float = _setting(
+        300.0, "seconds", "Who acknowledges nothing for so long is disconnected.", 1, 86_400
+    )
+    backoff_s: float = _setting(
+        5.0, "seconds", "Pause after a client's temporary failure.", 0, 3_600
+    )
+    noop_interval_s: float = _setting(
+        200.0, "seconds", "A stream that is silent for so long gets a keep-alive.", 1, 10_800
+    )
+    keepalive_s: float = _setting(
+        0.0, "seconds", "A name's position is kept so long after its connection.", 0, 86_400
+    )
+    registered_expiry_s: float = _setting(
+        604_800.0, "seconds", "The same for registered clients, over restarts.", 60, 31_536_000
+    )
+    names: int = _setting(
+        1_000, "names", "Clients that are connected or known; one more is refused.", 1, 100_000
+    )
+    undo_keys: int = _setting(
+        10_000, "keys", "So many a client's corrections can reach back.", 0, 10_000_000
+    )
+    rollback: str = _setting(
+        "correct", "correct|reset", "What a client gets when history has branched."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """What standard error says."""
 
@@ -283,6 +320,7 @@ class Settings:
     flush: FlushSettings = field(default_factory=FlushSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     upr: UprSettings = field(default_factory=UprSettings)
+    tap: TapSettings = field(default_factory=TapSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -307,11 +345,13 @@ _SECTIONS: dict[str, type[Any]] = {
     "flush": FlushSettings,
     "storage": StorageSettings,
     "upr": UprSettings,
+    "tap": TapSettings,
     "log": LogSettings,
 }
 
 _CHOICES = {
     "upr.rollback_rule": ("current", "3.0.0"),
+    "tap.rollback": ("correct", "reset"),
     "log.level": ("debug", "info", "warn", "error"),
     "log.format": ("text", "json"),
 }
