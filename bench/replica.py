@@ -34,45 +34,24 @@ from typing import Any
 from bench import common
 from bench.common import Load, Report, Spread, column, ratio
 from bench.filling import fill, items_of, wait_until_flushed
-from interop.server_process import ServerProcess, start_uprmc
+from bench.rig import Bench, Figures
+from interop.server_process import ServerProcess
 from interop.wire import SET, Wire, frame, store
 
 PARTS = "catch-up,lag,takeover,client"
 REPLICATE, TAKEOVER, OBSERVE_SEQNO, FAILOVER_LOG, HELLO = 0xD7, 0xD8, 0x91, 0x96, 0x1F
 NOT_MY_VBUCKET = 0x07
 _LIMIT_S = 300.0
-Figures = dict[str, float]
 
 
-class _Bench:
-    """The options, the report, and what starts servers."""
-
-    def __init__(self, words: Any, report: Report) -> None:
-        self.words = words
-        self.report = report
-        self.rows: list[list[str]] = []
+class _Bench(Bench):
+    """See there; nodes of many vBuckets with memory for everything."""
 
     @contextmanager
     def node(self, *more: str) -> Iterator[ServerProcess]:
         """A server on an empty directory."""
-        with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as directory:
-            options = ("--memory", "4G", *more, *self.words.serve)
-            with start_uprmc(Path(directory), *options) as server:
-                self.report.versions["ours"] = common.version_of(server)
-                yield server
-                server.stop()
-
-    def rounds(
-        self, what: str, contestants: dict[str, Callable[[int], Figures]]
-    ) -> dict[str, list[Figures]]:
-        return common.interleaved(
-            self.words.rounds, contestants, lambda text: common.progress(f"{what}, {text}")
-        )
-
-    def keep(self, part: str, figures: object, *rows: list[str]) -> None:
-        """Note what one part has found."""
-        self.report.results.append({"part": part, "figures": figures})
-        self.rows += rows
+        with self.ours(1_024, "--memory", "4G", *more) as server:
+            yield server
 
 
 # --- asking nodes -------------------------------------------------------------------------------
@@ -89,11 +68,6 @@ def _replicate(replica: ServerProcess, source: ServerProcess) -> None:
 def _wire(server: ServerProcess) -> Wire:
     assert server.upr is not None
     return Wire(server.upr, timeout_s=60.0)
-
-
-def _address(server: ServerProcess) -> tuple[str, int]:
-    assert server.upr is not None
-    return server.upr.host, server.upr.port
 
 
 def _seqnos(server: ServerProcess) -> dict[int, int]:

@@ -26,106 +26,40 @@ Without Redis, redis-py or hiredis the first two have no peer: they are left out
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench import common, redis_peer
 from bench.common import Load, Report, Spread, column, ratio
 from bench.filling import fill, items_of, statistic, wait_until_flushed
+from bench.rig import (
+    Bench,
+    Figures,
+    address_of,
+    command_of,
+    compare_contents,
+    figures_of,
+    run_child,
+    started,
+)
 from bench.upr_consumer import BARRIER_ADD, BARRIER_REACHED, Consumer, RefusedError, request
-from interop.server_process import Address, ServerProcess, start_uprmc
+from interop.server_process import ServerProcess
 from interop.wire import SET, Wire, store, vbucket_of
 
 PARTS = "backfill,live,cost,idle,barrier,views"
-Figures = dict[str, float]
-
-
-class _Bench:
-    """The options, the report, and what starts servers."""
-
-    def __init__(self, words: Any, report: Report) -> None:
-        self.words = words
-        self.report = report
-        self.rows: list[list[str]] = []
-
-    @contextmanager
-    def ours(self, vbuckets: int, *more: str) -> Iterator[ServerProcess]:
-        """Our server on an empty directory."""
-        with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as directory:
-            options = ("--vbuckets", str(vbuckets), *more, *self.words.serve)
-            with start_uprmc(Path(directory), *options) as server:
-                self.report.versions["ours"] = common.version_of(server)
-                yield server
-                server.stop()
-
-    def rounds(
-        self, what: str, contestants: dict[str, Callable[[int], Figures]]
-    ) -> dict[str, list[Figures]]:
-        return common.interleaved(
-            self.words.rounds, contestants, lambda text: common.progress(f"{what}, {text}")
-        )
-
-    def keep(self, part: str, figures: object, *rows: Sequence[str]) -> None:
-        """Note what one part has found."""
-        self.report.results.append({"part": part, "figures": figures})
-        self.rows += [list(row) for row in rows]
-
-
-def _address(server: ServerProcess) -> tuple[str, int]:
-    assert server.upr is not None
-    return server.upr.host, server.upr.port
-
-
-def _child(module: str, what: str, address: Address | None, **options: object) -> list[str]:
-    command = [sys.executable, "-m", module, what, str(address)]
-    return command + [f"--{name}={value}" for name, value in options.items()]
-
-
-@contextmanager
-def _started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A consumer's process that has said that it is ready."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=common.HERE.parent
-    ) as child:
-        try:
-            assert child.stdout is not None
-            if child.stdout.readline() != "ready\n":
-                raise common.BenchError(f"{command} failed:\n{child.communicate()[1]}")
-            yield child
-        finally:
-            child.kill()
-
-
-def _figures_of(child: subprocess.Popen[str]) -> Figures:
-    """Close its input and read its last line."""
-    try:
-        out, err = child.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        raise common.BenchError(f"no end of {child.args!r}") from None
-    if child.returncode:
-        raise common.BenchError(f"{child.args!r} failed:\n{err}")
-    found: Figures = json.loads(out.splitlines()[-1])
-    return found
-
 
 # --- backfill -----------------------------------------------------------------------------------
 
 
-def _backfill(bench: _Bench) -> None:
+def _backfill(bench: Bench) -> None:
     for vbuckets in (1, 1_024):
         _backfill_of(bench, vbuckets)
 
 
-def _backfill_of(bench: _Bench, vbuckets: int) -> None:
+def _backfill_of(bench: Bench, vbuckets: int) -> None:
     words = bench.words
     items = items_of(words.items, words.value_bytes)
     with bench.ours(vbuckets) as ours, redis_peer.start_redis() as peer:
@@ -133,17 +67,17 @@ def _backfill_of(bench: _Bench, vbuckets: int) -> None:
         fill(ours, items, vbuckets)
         redis_peer.fill(peer, items)
         commands = {
-            "redis": _child(
+            "redis": command_of(
                 "bench.redis_peer", "backfill", peer.memcached, pid=peer.pid, items=len(items)
             ),
-            "ours": _child(
+            "ours": command_of(
                 "bench.upr_consumer", "backfill", ours.upr, pid=ours.pid, buffer=words.buffer
             ),
         }
-        _compare_contents(commands)
+        compare_contents(commands)
         figures = bench.rounds(
             f"backfill of {vbuckets} vBuckets",
-            {name: partial(_run_backfill, command) for name, command in commands.items()},
+            {name: partial(run_child, command) for name, command in commands.items()},
         )
     names = ("items_s", "server_us", "consumer_us", "both_us")
     ratios = {n: ratio(column(figures["ours"], n), column(figures["redis"], n)) for n in names}
@@ -172,39 +106,24 @@ def _backfill_text(of: dict[str, Spread]) -> str:
     return f"{thousands:.0f}k items/s; us/item: server {server:.2f}, consumer {consumer:.2f}"
 
 
-def _compare_contents(commands: dict[str, list[str]]) -> None:
-    """See that all consumers get the same items, before anything is measured."""
-    digests = set()
-    for command in commands.values():
-        with _started([*command, "--check"]) as child:
-            digests.add(_figures_of(child)["digest"])
-    if len(digests) != 1:
-        raise common.BenchError(f"the consumers got different items: {digests}")
-
-
-def _run_backfill(command: list[str], number: int) -> Figures:
-    with _started(command) as child:
-        return _figures_of(child)
-
-
 # --- live ---------------------------------------------------------------------------------------
 
 
-def _live(bench: _Bench) -> None:
+def _live(bench: Bench) -> None:
     words = bench.words
     count = int(words.rate * words.live_seconds)
     with bench.ours(words.vbuckets) as ours, redis_peer.start_redis() as peer:
         bench.report.versions["peer"] = redis_peer.version(peer)
         contestants: dict[str, Callable[[int], Figures]] = {
             "redis": lambda number: _run_live(
-                _child("bench.redis_peer", "latency", peer.memcached, items=count),
+                command_of("bench.redis_peer", "latency", peer.memcached, items=count),
                 peer,
                 partial(_redis_write, number),
                 words.rate,
                 count,
             ),
             "ours": lambda number: _run_live(
-                _child("bench.upr_consumer", "latency", ours.upr, items=count),
+                command_of("bench.upr_consumer", "latency", ours.upr, items=count),
                 ours,
                 partial(_our_write, number, words.vbuckets),
                 words.rate,
@@ -244,20 +163,20 @@ def _run_live(
     rate: float,
     count: int,
 ) -> Figures:
-    with _started(command) as child, Wire(server.memcached) as wire:
+    with started(command) as child, Wire(server.memcached) as wire:
         due = time.perf_counter()
         for number in range(count):
             due += 1 / rate
             time.sleep(max(0.0, due - time.perf_counter()))
             wire.send(write(number))
             wire.socket.recv(4_096)
-        return _figures_of(child)
+        return figures_of(child)
 
 
 # --- cost ---------------------------------------------------------------------------------------
 
 
-def _cost(bench: _Bench) -> None:
+def _cost(bench: Bench) -> None:
     words = bench.words
     load = Load(connections=50, depth=16, sets=1.0, seconds=words.seconds, keys=words.keys)
     with bench.ours(1_024) as ours:
@@ -293,9 +212,9 @@ def _run_sets(load: Load, server: ServerProcess, number: int) -> Figures:
 
 
 def _run_followed(load: Load, server: ServerProcess, number: int) -> Figures:
-    with _started(_child("bench.upr_consumer", "follow", server.upr)) as child:
+    with started(command_of("bench.upr_consumer", "follow", server.upr)) as child:
         figures = _run_sets(load, server, number)
-        came = _figures_of(child)
+        came = figures_of(child)
     return figures | {
         "items_per_set": came["items"] / figures["sets"],
         "behind_ms": max(0.0, came["last_at"] - figures["ended_at"]) * 1e3,
@@ -305,14 +224,14 @@ def _run_followed(load: Load, server: ServerProcess, number: int) -> Figures:
 # --- idle, barrier ------------------------------------------------------------------------------
 
 
-def _idle(bench: _Bench) -> None:
+def _idle(bench: Bench) -> None:
     words = bench.words
     with bench.ours(1_024) as ours, ExitStack() as stack:
         common.wait_until_idle(ours)
         empty_kib = ours.memory_kib()
         for number in range(words.connections):
             common.progress(f"idle: connection {number + 1}")
-            consumer = stack.enter_context(Consumer(_address(ours), b"idle:%d" % number))
+            consumer = stack.enter_context(Consumer(address_of(ours), b"idle:%d" % number))
             consumer.stream(consumer.seqnos(), 0)
             while consumer.opened < len(consumer.vbuckets):
                 consumer.receive()
@@ -330,8 +249,8 @@ def _idle(bench: _Bench) -> None:
     )
 
 
-def _barrier(bench: _Bench) -> None:
-    with bench.ours(bench.words.vbuckets) as ours, Consumer(_address(ours), b"bench") as consumer:
+def _barrier(bench: Bench) -> None:
+    with bench.ours(bench.words.vbuckets) as ours, Consumer(address_of(ours), b"bench") as consumer:
         try:
             consumer.control(b"uprmc_barrier", b"true")
             consumer.stream(consumer.seqnos(), 0)
@@ -360,7 +279,7 @@ def _round_trip(consumer: Consumer, number: int) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def _views(bench: _Bench) -> None:
+def _views(bench: Bench) -> None:
     common.progress("views")
     found = common.in_child("bench.upr_views", "--overwrites", bench.words.overwrites)
     held = f"{found['held_entries']:.0f} of {found['bound_entries']:.0f} entries"
@@ -373,7 +292,7 @@ def _views(bench: _Bench) -> None:
     )
 
 
-_PARTS: dict[str, Callable[[_Bench], None]] = {
+_PARTS: dict[str, Callable[[Bench], None]] = {
     "backfill": _backfill,
     "live": _live,
     "cost": _cost,
@@ -387,7 +306,7 @@ _NEED_REDIS = ("backfill", "live")
 def run(words: Any) -> tuple[Report, list[list[str]]]:
     """Measure what was asked for."""
     report = Report("upr", common.options_of(words))
-    bench = _Bench(words, report)
+    bench = Bench(words, report)
     missing = redis_peer.missing()
     for part in words.only.split(","):
         if part in _NEED_REDIS and missing:
