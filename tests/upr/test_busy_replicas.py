@@ -8,9 +8,11 @@ from tests.upr.peer import (
     BARRIER_ADD,
     BARRIER_REACHED,
     DISK,
+    LATER,
     MARKER,
     PARTITION_START,
     REPLICA,
+    ROLLBACK,
     STREAM_END,
     Frame,
     Peer,
@@ -21,13 +23,14 @@ from tests.upr.peer import (
     marked,
     only,
     seqnos,
+    stream_request,
     untouched,
     upr_rig,
     write,
 )
-from uprmc.engine.replica import apply
+from uprmc.engine.replica import apply, take_history
 from uprmc.engine.vbucket import VBucket
-from uprmc.model import Item, SnapshotRange
+from uprmc.model import FailoverEntry, Item, SnapshotRange
 
 #: More than is sent without a reading.
 SIZE = 40
@@ -80,6 +83,20 @@ def test_a_stream_from_a_busy_replica_is_fed(rig: Rig, flushed: bool, size: int)
     assert check_stream(frames) == source.whole
     assert seqnos(frames) == list(range(1, source.whole + 1))
     assert source.part.receiving is not None, "it was never seen whole"
+
+
+def test_nobody_is_sent_back_to_where_a_replica_has_not_come_yet(rig: Rig) -> None:
+    """Its history is the active's from the first moment on; the versions follow."""
+    source = Source(rig)
+    take_history(source.part, [FailoverEntry(77, SIZE // 2), FailoverEntry(33, 0)])
+    lost = stream_request(0, SIZE, uuid=33)
+    peer = Peer.open(rig)
+    assert peer.ask(lost).status == LATER
+    source._send(1, SIZE // 2 - 1, SIZE)
+    assert peer.ask(lost).status == LATER, "in mid-snapshot"
+    source._send(SIZE // 2, SIZE, SIZE)
+    answer = peer.ask(lost)
+    assert (answer.status, int.from_bytes(answer.value, "big")) == (ROLLBACK, SIZE // 2)
 
 
 def test_states_that_it_sends_are_the_actives_own(rig: Rig) -> None:

@@ -110,7 +110,7 @@ def admit(
     check_versions(position, settings.known_versions)
     check_range(position, request.end_seqno)
     _check_free(asked)
-    _check_history(_held(vbucket), position, request.flags, rule, vbucket.whole_seqno)
+    _check_history(_held(vbucket), position, request.flags, rule, _reached(vbucket))
     if rule is Rule.CURRENT:
         request = _with_end(request, vbucket, persisted_seqno)
     check_reach(request.start_seqno, request.end_seqno, vbucket.high_seqno)
@@ -136,7 +136,7 @@ def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> Str
     check_versions(position, settings.known_versions)
     _check_free(asked)
     rule = Rule(settings.rollback_rule)
-    _check_history(_held(vbucket), position, request.flags, rule, vbucket.whole_seqno)
+    _check_history(_held(vbucket), position, request.flags, rule, _reached(vbucket))
     return request
 
 
@@ -158,7 +158,7 @@ def admit_to_lease(
     check_range(position, request.end_seqno)
     _check_free(asked)
     rule = Rule(settings.rollback_rule)
-    _check_history(held, position, request.flags, rule, held.high_seqno)
+    _check_history(held, position, request.flags, rule, SEQNO_MAX)
     check_reach(request.start_seqno, held.high_seqno, held.high_seqno)
     return request._replace(end_seqno=held.high_seqno)
 
@@ -177,13 +177,22 @@ def _check_free(asked: Asked) -> None:
         raise KeyExists("there is a stream of this vBucket")
 
 
+def _reached(vbucket: VBucket) -> int:
+    """Return up to where states of this vBucket's history can be had from here.
+
+    A replica takes the active's history first and the versions of it later. In mid-snapshot it
+    lacks some from below its high seqno, too.
+    """
+    return SEQNO_MAX if vbucket.state == VBucketState.ACTIVE else vbucket.whole_seqno
+
+
 def _check_history(
-    held: Held, position: Position, flags: int, rule: Rule, whole_seqno: int
+    held: Held, position: Position, flags: int, rule: Rule, reached_seqno: int
 ) -> None:
     """Let pass who follows our history; send back who does not.
 
-    In mid-snapshot a replica lacks versions from below its high seqno, so nobody is sent to a place
-    there: what he fetched would be a state that the active never had.
+    Nobody is sent to a place that is not reached yet: what he fetched here would be a state that
+    the active never had, or nothing.
     """
     point = rollback_point(
         position,
@@ -192,10 +201,11 @@ def _check_history(
         ignore_purged=bool(flags & _IGNORE_PURGED),
         rule=rule,
     )
-    if point is not None and point > whole_seqno and whole_seqno < held.high_seqno:
-        raise TemporaryFailure(f"a snapshot is being received that begins at {whole_seqno}")
-    if point is not None:
-        raise RollbackRequired(point)
+    if point is None:
+        return
+    if point > reached_seqno:
+        raise TemporaryFailure(f"everything up to {point} has still to be received here")
+    raise RollbackRequired(point)
 
 
 def _with_end(request: StreamRequest, vbucket: VBucket, persisted_seqno: int) -> StreamRequest:
