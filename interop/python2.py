@@ -27,6 +27,7 @@ _SPELLING = (
     (r"^(from|import) memcacheConstants", r"\1 mc_bin_client.memcacheConstants"),
     (r"^import mc_bin_client\.(\w+)", r"from mc_bin_client import \1"),
     (r"\biteritems\b", "items"),
+    (r"\bstring\.letters\b", "string.ascii_letters"),
 )
 
 
@@ -75,11 +76,14 @@ class _Loader(importlib.machinery.SourceFileLoader):
 def load(package: str, *modules: str) -> ModuleType | None:
     """Import a package and these modules of it; ``None`` if it is not installed.
 
-    The modules are given in the order in which they need one another.
+    The modules are given in the order in which they need one another. A package may be a single
+    file.
     """
     found = importlib.util.find_spec(package)
-    if found is None or found.origin is None or found.submodule_search_locations is None:
+    if found is None or found.origin is None:
         return None
+    if found.submodule_search_locations is None:
+        return _run(_make(package, found.origin, None))
     directory = found.submodule_search_locations[0]
     made = _make(package, found.origin, [directory])
     for name in modules:

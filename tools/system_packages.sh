@@ -1,8 +1,9 @@
 #!/bin/sh
 # Install the programs that tests use but pip cannot bring: the memcached server and
-# libmemcached's tools to talk to and compare with, a C compiler for the load generator, and the
-# headers pylibmc needs where no ready-made wheel of it exists. With the argument "bench" also what
-# only benchmarks compare with: the Redis server.
+# libmemcached's tools to talk to and compare with, a C compiler for the load generator, the
+# headers pylibmc needs where no ready-made wheel of it exists, and spymemcached with a JDK to
+# compile and run programs on it. With the argument "bench" also what only benchmarks compare with:
+# the Redis server.
 #
 # Does nothing when all are there. Without apt-get, or without the right to use it, it says what is
 # missing and succeeds: what needs those programs is then skipped and says so.
@@ -17,6 +18,8 @@ need_program() { # program package
 need_program memcached memcached
 need_program memccapable libmemcached-tools
 need_program cc gcc
+need_program javac default-jdk-headless
+[ -e /usr/share/java/spymemcached.jar ] || missing="$missing libspymemcached-java"
 [ "${1:-}" = bench ] && need_program redis-server redis-server
 
 # A header that is there proves the development package whatever the system calls it.
@@ -46,30 +49,36 @@ if command -v apt-get >/dev/null 2>&1 && [ "$as_root" != "nobody" ]; then
     log=$(mktemp) || exit 0
     DEBIAN_FRONTEND=noninteractive
     export DEBIAN_FRONTEND
-    # shellcheck disable=SC2086 - both are lists of words
-    install() { $as_root apt-get install -y --no-install-recommends $missing; }
-    if { install || { $as_root apt-get update && install; }; } >"$log" 2>&1; then
+    install() { $as_root apt-get install -y --no-install-recommends "$@"; }
+    # What one system does not have must not keep the others away.
+    install_each() {
+        failed=""
+        for package in $missing; do
+            install "$package" || failed="$failed $package"
+        done
+        [ -z "$failed" ]
+    }
+    # shellcheck disable=SC2086 - it is a list of words
+    install_all() { install $missing || { $as_root apt-get update && install $missing; }; }
+    # Packages of servers start a service on the port that is used by default here.
+    no_services() {
+        command -v systemctl >/dev/null 2>&1 || return
+        for service in memcached redis-server; do
+            case "$missing" in
+            *" $service"*) $as_root systemctl disable --now "$service" ;;
+            esac
+        done
+    }
+    if { install_all || install_each; } >"$log" 2>&1; then
+        no_services >/dev/null 2>&1
         rm -f "$log"
-        case "$missing" in
-        *" memcached"*)
-            # The package starts a service on the port that `uprmc serve` uses by default.
-            if command -v systemctl >/dev/null 2>&1; then
-                $as_root systemctl disable --now memcached >/dev/null 2>&1
-            fi
-            ;;
-        esac
-        case "$missing" in
-        *" redis-server"*)
-            if command -v systemctl >/dev/null 2>&1; then
-                $as_root systemctl disable --now redis-server >/dev/null 2>&1
-            fi
-            ;;
-        esac
         exit 0
     fi
+    no_services >/dev/null 2>&1
     tail -n 5 "$log" >&2
     rm -f "$log"
-    echo "the system's package manager could not install them" >&2
+    missing=$failed
+    echo "the system's package manager could not install all of them" >&2
 fi
 
 echo "not installed (Debian's names):$missing" >&2

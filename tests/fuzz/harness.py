@@ -8,7 +8,14 @@ from typing import Any
 
 from tests.fuzz.dialler import Dialler
 from tests.fuzz.grammar import Request, Spoil, spoiled
-from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
+from uprmc.config import (
+    EngineSettings,
+    FlushSettings,
+    KvSettings,
+    MemorySettings,
+    Settings,
+    TapSettings,
+)
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.expiry import expire_due
 from uprmc.engine.warmup import Warmup
@@ -17,6 +24,8 @@ from uprmc.kv.session import Negotiation
 from uprmc.kv.upr_session import UprSession
 from uprmc.ports import Session
 from uprmc.storage.memory import MemoryStore
+from uprmc.tap_adapter.node_tap import NodeTap
+from uprmc.tap_adapter.session import FRAME_MAX_BYTES, TapSession
 from uprmc.upr.hub import Hub
 from uprmc.upr.replication import Replication
 
@@ -31,6 +40,9 @@ SETTINGS = Settings(
     engine=EngineSettings(vbuckets=4),
     memory=MemorySettings(quota=400_000, pager_slice=200),
     flush=FlushSettings(batch_items=200),
+    tap=TapSettings(
+        ack_interval=5, ack_window=4, ack_grace_s=20.0, backoff_s=0.1, noop_interval_s=10.0, names=4
+    ),
 )
 
 #: What the adapter hands over at a time.
@@ -51,8 +63,8 @@ _CHECK_EVERY = 100
 
 _HEADER = struct.Struct(">BBHBBHIIQ")
 
-#: What a session may ask.
-_ASKED = frozenset((*range(0x50, 0x5F), *range(0xE9, 0xED), 0x54, 0xE7))
+#: What a session may ask: UPR and its extensions, TAP.
+_ASKED = frozenset((*range(0x50, 0x5F), *range(0xE9, 0xED), 0xE7, *range(0x41, 0x48), 0x0A))
 
 #: All documents are dropped now and then: spoiled keys are new keys, and keys stay in memory.
 _EMPTY_EVERY = 4_000
@@ -138,6 +150,7 @@ class Fuzz:
         self._request = request
         self._greeting = greeting
         self._spoil = spoil
+        self._seconds = 0.0
         self._clock = Clock()
         self._store = MemoryStore()
         self._bucket = Bucket(SETTINGS, self._store, self._clock, Entropy(self.random))
@@ -145,11 +158,11 @@ class Fuzz:
         self.dialler = Dialler(self.random)
         self._replication = Replication(self._hub, self.dialler.dial)
         self._hub.replication = self._replication
+        self._tap = NodeTap(self._hub, SETTINGS.tap, lambda: self._seconds, lambda: b"map")
         for _ in Warmup(self._bucket).steps():
             pass
         self._witness = self._connect()
         self._witnessed = 0
-        self._seconds = 0.0
 
     def run(self, requests: int) -> None:
         """Send so many requests, on as many connections as it takes."""
@@ -171,6 +184,7 @@ class Fuzz:
             set_verbosity=lambda level: None,
             report_misuse=lambda reason: None,
             upr=self._hub,
+            tap=self._tap,
         )
         return Negotiation(services, lambda: None, by_key=self.random.random() < 0.5)
 
@@ -195,9 +209,12 @@ class Fuzz:
                 break
             if not self.sent % _CHECK_EVERY:
                 self._look_after()
+                if isinstance(session, TapSession):
+                    session.tick(self._seconds)
         if random.random() < 0.5:
             self._work()
         session.connection_lost()
+        self._check_left()
 
     def _deliver(self, session: Session, request: bytes, reader: FrameReader) -> Session:
         """Hand a request over in pieces, by the rules of the adapter."""
@@ -241,9 +258,19 @@ class Fuzz:
                 return session
         raise AssertionError("a session does not go on though nothing is left to wait for")
 
+    def _check_left(self) -> None:
+        """Nobody is connected but the witness: no stream stays, no push."""
+        streams = [known.name for known in self._tap.door.names if known.producer is not None]
+        assert not streams, f"TAP streams stay: {streams}"
+        assert not self._tap.pushes.pushers, "TAP pushes stay"
+
     def _check_size(self, session: Session) -> None:
         inside: Any = session
         if isinstance(session, Negotiation):
+            return
+        if isinstance(session, TapSession):
+            assert len(inside._input) <= FRAME_MAX_BYTES + CHUNK_BYTES, "too much input is held"
+            assert sum(map(len, inside._out)) == inside._unsent, "it does not know what it holds"
             return
         held = sum(map(len, inside._chunks))
         unsent = sum(map(len, inside._out))

@@ -3,7 +3,8 @@
 Notation of the memcached reference, section 2.3: ``0`` none allowed, ``1+`` required, ``any``
 optional; several extras lengths are joined by ``|``. From 3d on: UPR reference, sections 2, 6 and 7
 (silent about f4 and f5, which are the original server's, 89, whose key may be empty there, and what
-is ours: d7 to d9 and e4 to e7). Extended metadata counts as value: a8 and a9 may have no other.
+is ours: d7 to d9 and e4 to e7); 97 to 9f, aa and b0: TAP reference, sections 7 and 12. Extended
+metadata counts as value: a8 and a9 may have no other.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ SHAPES = """
 94 0|4 1+ 0
 95 0 1+ 0
 96 0 0 0
+97 0 0 0
+9e 0 1+ 0
+9f 0 0 0
 a0 0|1 1+ 0
 a1 0|1 1+ 0
 a2 24|26|28|30 1+ any
@@ -85,8 +89,10 @@ a4 24|26|28|30 1+ any
 a5 24|26|28|30 1+ any
 a8 24|26|28|30 1+ any
 a9 24|26|28|30 1+ any
+aa 0 0 0
 ad 0 0 0
 ae 0 0 0
+b0 0 1+ any
 b2 12 1+ any
 b3 24 0 0
 b4 0 0 1+

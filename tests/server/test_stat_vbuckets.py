@@ -6,12 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.support import CountingEntropy, Node, settings_of
+from tests.engine import support
+from tests.engine.support import CountingEntropy, settings_of
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
 from uprmc.kv.services import StatGroup
 from uprmc.model import SnapshotRange, VBucketState
 from uprmc.server import stat_stand_ins, stat_vbuckets
+
+
+class Node(support.Node):
+    """What these groups read of a node: its bucket, and that nobody pushes by TAP."""
+
+    tap = None
 
 
 @pytest.fixture

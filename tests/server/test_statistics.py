@@ -212,15 +212,6 @@ def test_what_was_measured_is_shown_by_powers_of_two(tmp_path: Path) -> None:
             assert sum(int(found[key]) for key in found if key.startswith(name)) == 1
 
 
-def test_groups_of_tap_are_constants(running: tuple[Node, Loop]) -> None:
-    node, _ = running
-    found = group(node, "tap")
-    assert (found["ep_tap_count"], found["ep_tap_backoff_period"]) == ("0", "5")
-    assert found["ep_tap_ack_grace_period"] == "300"
-    for words in ("tapagg", "tapagg _", "tapagg :"):
-        assert group(node, words)["_total:count"] == "0"
-
-
 @pytest.mark.acceptance("D10")
 def test_the_failover_log_is_told_newest_first(running: tuple[Node, Loop]) -> None:
     node, _ = running

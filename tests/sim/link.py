@@ -55,6 +55,7 @@ class Link:
 
     Attributes:
         closed: no byte goes through any more.
+        in_order: whether the session hung up and everything that it said had arrived.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Link:
         self._to_server = bytearray()
         self._to_client = bytearray()
         self._delivering = self._reading = self._woken = False
-        self.closed = False
+        self.closed = self.in_order = False
         self.session = make_session(self._wake)
 
     # --- the client's end -----------------------------------------------------------------------
@@ -163,6 +164,7 @@ class Link:
         if not self.closed:
             self._pump()
             if self.session.closing and not self._to_client:
+                self.in_order = True
                 self._end()
 
     # --- time -----------------------------------------------------------------------------------

@@ -51,6 +51,9 @@ class NodeFaults(FaultyRun):
 class ReplicaRun:
     """See the module docstring."""
 
+    #: How to run a seed again.
+    again = "python -m tests.sim.replica_seeds"
+
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         self.world = World(seed)
         self.plan = plan = plan or random_plan(self.world)
@@ -58,10 +61,7 @@ class ReplicaRun:
         self.cluster.faulty = plan.silences
         self.histories = Histories(plan.max_failover_entries)
         names = _NAMES[: 1 + max(place for pair in TOPOLOGIES[plan.topology] for place in pair)]
-        settings = self._settings(plan)
-        self.nodes = [
-            ReplicaNode(self.cluster, name, settings, Pace(), sync=plan.sync) for name in names
-        ]
+        self.nodes = [self._make_node(name, self._settings(plan)) for name in names]
         self.faults = [NodeFaults(self.world, node) for node in self.nodes]
         for node in self.nodes:
             self._watch(node)
@@ -70,6 +70,9 @@ class ReplicaRun:
         self.writers: list[Writer] = []
         self.programs: list[Program] = []
         self.operator: Operator
+
+    def _make_node(self, name: str, settings: Settings) -> ReplicaNode:
+        return ReplicaNode(self.cluster, name, settings, Pace(), sync=self.plan.sync)
 
     @staticmethod
     def _settings(plan: Plan) -> Settings:
@@ -104,7 +107,7 @@ class ReplicaRun:
             run.go()
         except AssertionError as error:
             last = "\n".join(run.world.log[-30:])
-            again = f"python -m tests.sim.replica_seeds {seed}"
+            again = f"{cls.again} {seed}"
             raise Verdict(f"seed {seed} ({again}): {error}\nthe last events:\n{last}") from error
         return run
 

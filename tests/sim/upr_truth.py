@@ -92,6 +92,10 @@ class Branch:
         """Return everything as of `end`, deletions included."""
         return {version.key: version for version in self.segment(0, end)}
 
+    def versions_from(self, place: int) -> list[Version]:
+        """Return all versions but the first so many, in the order of seqnos."""
+        return self._versions[place:]
+
     def holds(self, version: Version) -> bool:
         """Tell whether this version is part of this history."""
         place = bisect_right(self._seqnos, version.seqno) - 1

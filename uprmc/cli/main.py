@@ -25,6 +25,7 @@ from uprmc.cli.settings import settings
 from uprmc.cli.stats import stats
 from uprmc.cli.tail import tail
 from uprmc.cli.takeover import takeover
+from uprmc.cli.tap_adapter import tap_adapter
 from uprmc.cli.vbucket import vbucket
 from uprmc.errors import ConfigError, StoreRefused, UprmcError
 
@@ -55,7 +56,7 @@ def uprmc(debug: bool) -> None:
 _VERBS = (
     *(serve, tail, stats, vbucket, failover_log, observe),
     *(replicate_verb, takeover, failover),
-    *(settings, demo),
+    *(tap_adapter, settings, demo),
 )
 
 for _verb in _VERBS:

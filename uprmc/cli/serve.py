@@ -53,7 +53,7 @@ def serve(
 
     Prints one line to standard output when it serves; logs go to standard error.
     """
-    settings = load(config, os.environ, {**_from_pairs(changes), **_from_options(options)})
+    settings = load(config, os.environ, {**from_pairs(changes), **_from_options(options)})
     return _Server(settings, source).run()
 
 
@@ -61,7 +61,8 @@ def _from_options(options: dict[str, Any]) -> dict[str, Any]:
     return {_SHORTHANDS[name]: value for name, value in options.items() if value is not None}
 
 
-def _from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
+def from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Return what ``--set`` options say; raises `ConfigError` for one that says nothing."""
     changes = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -71,7 +71,9 @@ _KINDS: dict[int, type[StateError]] = {
 }
 
 
-def open_file(path: str, sync: str, lock_timeout_s: float) -> sqlite3.Connection:
+def open_file(
+    path: str, sync: str, lock_timeout_s: float, application_id: int = APPLICATION_ID
+) -> sqlite3.Connection:
     """Return a connection that alone may use the file; a missing or empty one gets our id.
 
     Args:
@@ -79,17 +81,18 @@ def open_file(path: str, sync: str, lock_timeout_s: float) -> sqlite3.Connection
         sync: ``full`` = a commit is on the disk when it returns; ``normal`` = the operating
             system has it, and a power failure can undo the last commits.
         lock_timeout_s: so long is waited for another process to close it.
+        application_id: tells files of one kind from those of another.
 
     Raises:
         StateRefused: it is not ours, or not to be had.
     """
-    _recognise(path)
+    _recognise(path, application_id)
     with told(path, StateRefused):
         connection = sqlite3.connect(
             path, timeout=lock_timeout_s, isolation_level=None, check_same_thread=False
         )
         try:
-            _claim(connection)
+            _claim(connection, application_id)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {sync}")
         except BaseException:
@@ -98,12 +101,12 @@ def open_file(path: str, sync: str, lock_timeout_s: float) -> sqlite3.Connection
     return connection
 
 
-def _claim(connection: sqlite3.Connection) -> None:
+def _claim(connection: sqlite3.Connection, application_id: int) -> None:
     """Lock the file for as long as it is open, and put our id into a new one."""
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("BEGIN EXCLUSIVE")
     if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA application_id = {application_id}")
     connection.execute("COMMIT")
 
 
@@ -121,7 +124,7 @@ def check_shared(connection: sqlite3.Connection, place: str) -> None:
         )
 
 
-def _recognise(path: str) -> None:
+def _recognise(path: str, application_id: int) -> None:
     """Refuse what is there and not ours, without touching it."""
     try:
         with suppress(FileNotFoundError):
@@ -130,12 +133,12 @@ def _recognise(path: str) -> None:
             if not os.access(path, os.W_OK):
                 raise StateRefused(f"state {path}: {_NOT_WRITABLE}")
             with open(path, "rb") as file:
-                _check_header(path, file.read(_HEADER_BYTES))
+                _check_header(path, file.read(_HEADER_BYTES), application_id)
     except OSError as error:
         raise StateRefused(f"state {path}: it cannot be read: {error.strerror}") from None
 
 
-def _check_header(path: str, header: bytes) -> None:
+def _check_header(path: str, header: bytes, application_id: int) -> None:
     if not header:
         return
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
@@ -143,7 +146,7 @@ def _check_header(path: str, header: bytes) -> None:
             f"state {path}: it is no SQLite file, or a torn one: give another path, or "
             f"{_START_OVER}; nothing was changed"
         )
-    if _APPLICATION_ID.unpack_from(header)[0] != APPLICATION_ID:
+    if _APPLICATION_ID.unpack_from(header)[0] != application_id:
         raise StateRefused(
             f"state {path}: it is another application's database: give another path; "
             "nothing was changed"

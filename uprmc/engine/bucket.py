@@ -61,6 +61,8 @@ class Bucket:
         marks: what meta commands have marked as stale or being fetched.
         purge_limit: up to which seqno tombstones of a vBucket may be dropped for good.
         view_holders: who is asked to close views of the store when it has to grow.
+        numbered: number -> uuid of the history in which a vBucket gets its seqnos here even if it
+            is not active, as long as nobody sets its state; see `overwrite`.
         timings: how long things took, told by whoever has a clock.
     """
 
@@ -89,6 +91,7 @@ class Bucket:
         )
         self.marks = Marks()
         self.view_holders: list[ViewHolder] = []
+        self.numbered: dict[int, int] = {}
         self._flush_at: float | None = None
         self._mask = settings.engine.vbuckets - 1
 
@@ -159,6 +162,7 @@ class Bucket:
         """
         if not 0 <= number <= self._mask:
             raise RangeExceeded(number)
+        self.numbered.pop(number, None)
         vbucket = self.vbuckets.get(number)
         if vbucket is None:
             vbucket = self.create(number, state)

@@ -167,6 +167,15 @@ class History(Contents):
         if watcher in self.waiting:
             self.waiting.remove(watcher)
 
+    def complete_snapshot(self) -> None:
+        """What was half received turns out to be whole: from now on it may be passed on."""
+        if self.receiving is None:
+            return
+        self.receiving = None
+        self.change_header()
+        if self.waiting:
+            self._tell_waiting()
+
     def _tell_waiting(self) -> None:
         waiting = self.waiting
         if len(waiting) == 1:

@@ -72,7 +72,7 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: Item, demand: Dema
     now = bucket.clock.now()
     _check_numbers(version, now)
     present = vbucket.metadata(version.key)
-    _check_room(bucket.ledger, version, present)
+    check_room(bucket.ledger, version, present)
     if present is None and _tombstone_matters(version, demand, vbucket.max_deleted_rev):
         present = bucket.fetcher.tombstone(vbucket, version.key)
     if not (demand.cas and present is not None and present.life and present.cas == demand.cas):
@@ -106,8 +106,12 @@ def _check_numbers(version: Item, now: float) -> None:
         raise InvalidArguments(f"the revision {version.rev} is too high")
 
 
-def _check_room(ledger: Ledger, version: Item, present: Item | None) -> None:
-    """Refuse what cannot be kept; a deletion takes memory only if its key is not in the table."""
+def check_room(ledger: Ledger, version: Item, present: Item | None) -> None:
+    """Refuse what cannot be kept; a deletion takes memory only if its key is not in the table.
+
+    Raises:
+        TemporaryFailure, OutOfMemory: see `Ledger.refuse_write`.
+    """
     if version.life and present is not None:
         ledger.check_disk()
     elif ledger.used > ledger.write_limit:

@@ -15,11 +15,18 @@ Source: memcached reference, section 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 from zlib import crc32
 
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.vbucket import VBucket
-from uprmc.errors import CommandError, NotResident, OutOfPlace, TemporaryFailure
+from uprmc.errors import (
+    CommandError,
+    NotResident,
+    OutOfPlace,
+    RemoteProtocolError,
+    TemporaryFailure,
+)
 from uprmc.kv.binary_commands import (
     STORE_OPCODES,
     Request,
@@ -29,7 +36,7 @@ from uprmc.kv.binary_commands import (
 from uprmc.kv.command_table import HANDLERS
 from uprmc.kv.conversation import Conversation, Pending
 from uprmc.kv.refusals import REFUSALS, refusal_of
-from uprmc.kv.services import Services
+from uprmc.kv.services import Services, TapPush, TapStream
 from uprmc.model import Item
 from uprmc.protocol.binary import (
     GET_REPLY_EXTRAS,
@@ -56,6 +63,7 @@ from uprmc.protocol.opcodes import (
     Status,
 )
 from uprmc.protocol.shapes import shape_error
+from uprmc.protocol.tap import PUSHED
 
 _SET = int(Opcode.SET)
 _GET_HEAD = request_head(Opcode.GET)
@@ -69,6 +77,12 @@ _unpack_request = MERGED_REQUEST_HEADER.unpack_from
 _pack_reply = MERGED_RESPONSE_HEADER.pack
 _pack_get_reply = MERGED_GET_REPLY.pack
 _unpack_store = STORE_EXTRAS.unpack_from
+
+#: TAP_CONNECT and what producers of TAP send: the adapter judges their shapes.
+TAP_OPCODES = frozenset({Opcode.TAP_CONNECT, *PUSHED})
+
+#: Extras, section and key of a message that is pushed take no more than this.
+_PUSH_MOST_BESIDE_VALUE = HEADER_BYTES + 2 * KEY_MAX_BYTES
 
 
 class BinarySession(Conversation):
@@ -85,6 +99,7 @@ class BinarySession(Conversation):
     __slots__ = (
         "_mask",
         "_max_store_body_bytes",
+        "_push",
         "bucket",
         "by_key",
         "datatypes",
@@ -105,6 +120,7 @@ class BinarySession(Conversation):
         self.greeted = False
         self.with_seqnos = False
         self.with_lock_errors = False
+        self._push: TapPush | None = None
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -237,6 +253,10 @@ class BinarySession(Conversation):
             return size - position
         length = HEADER_BYTES + body_length
         refusal = shape_error(opcode, extras_length, key_length, body_length)
+        if opcode in TAP_OPCODES and self._speaks_tap and not (refusal and refusal.closes):
+            if opcode == Opcode.TAP_CONNECT:
+                return self._open_tap()
+            return self._take_push(data, position, size)
         if refusal is not None:
             self._send_status(opcode, refusal.status, opaque)
             if refusal.closes:
@@ -298,11 +318,58 @@ class BinarySession(Conversation):
 
     def _hand_over(self, rest: bytes) -> None:
         """Give replies and input to the successor."""
-        successor = self.successor
-        assert isinstance(successor, Conversation)
+        successor = cast(TapStream, self.successor)  # a `UprSession` inherits in the same way
         successor.inherit(self._out, self._unsent)
         self._out, self._unsent = [], 0
+        self._end_push()
         successor.receive_data(rest)
+
+    # --- TAP ------------------------------------------------------------------------------------
+
+    @property
+    def _speaks_tap(self) -> bool:
+        return self._services.tap is not None
+
+    def _open_tap(self) -> int:
+        """Let the adapter carry the conversation on, from the TAP_CONNECT itself."""
+        assert self._services.tap is not None
+        self.successor = self._services.tap.connect(self._wake, self._services.report_misuse)
+        return 0
+
+    def _take_push(self, data: bytes, position: int, size: int) -> int:
+        """Give a message of a TAP producer to who takes them; returns as `_one`."""
+        _, opcode, key_length, extras_length, _, number, body_length, opaque, cas = unpack_request(
+            data, position
+        )
+        length = int(HEADER_BYTES + body_length)
+        if length > self._services.settings.max_item_bytes + _PUSH_MOST_BESIDE_VALUE:
+            self._send_status(opcode, Status.TOO_LARGE, opaque)
+            return self._skip(length, size - position)
+        if size - position < length:
+            return -length
+        middle = position + HEADER_BYTES + extras_length
+        extras, rest = data[middle - extras_length : middle], data[middle : position + length]
+        if self._push is None:
+            assert self._services.tap is not None
+            self._push = self._services.tap.consumer()
+        try:
+            answer = self._push.take(opcode, number, opaque, cas, extras, key_length, rest)
+        except (OutOfPlace, RemoteProtocolError) as error:
+            self._close(str(error))
+        else:
+            if answer is not None:
+                self._send(answer)
+        return length
+
+    def _end_push(self) -> None:
+        push, self._push = self._push, None
+        if push is not None:
+            push.close()
+
+    def connection_lost(self) -> None:
+        """See `Conversation`; who pushes by TAP is gone too."""
+        super().connection_lost()
+        self._end_push()
 
     def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
         if request.opcode in STORE_OPCODES:

@@ -8,6 +8,7 @@ from uprmc.kv.lease_commands import LEASE_COMMANDS
 from uprmc.kv.metadata_commands import METADATA_COMMANDS
 from uprmc.kv.node_commands import NODE_COMMANDS
 from uprmc.kv.replication_commands import REPLICATION_COMMANDS
+from uprmc.kv.tap_commands import TAP_COMMANDS
 from uprmc.kv.upr_commands import UPR_COMMANDS
 from uprmc.kv.vbucket_commands import VBUCKET_COMMANDS
 from uprmc.protocol.opcodes import QUIET
@@ -21,6 +22,7 @@ _LOUD: dict[int, Handler] = {
     **UPR_COMMANDS,
     **LEASE_COMMANDS,
     **REPLICATION_COMMANDS,
+    **TAP_COMMANDS,
 }
 
 #: Opcode -> command. SET and GET come here only when the session's short way does not apply.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from uprmc.config import KvSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.kv.control import Control
+from uprmc.ports import Session
 from uprmc.upr.hub import Hub
 
 #: One group of statistics: (name, value) in the order shown.
@@ -19,6 +21,74 @@ StatRows = Iterable[tuple[str, str]]
 
 #: What an item counts beyond key and value when it is compared with the item limit, as memcached's.
 ITEM_HEADER_BYTES = 50
+
+
+class TapPush(Protocol):
+    """What one connection pushes to us by TAP."""
+
+    def take(
+        self,
+        opcode: int,
+        vbucket: int,
+        opaque: int,
+        cas: int,
+        extras: bytes,
+        key_length: int,
+        rest: bytes,
+    ) -> bytes | None:
+        """Take a message; returns the whole answer, ``None`` = it has none.
+
+        Args:
+            opcode: 0x41 to 0x47.
+            vbucket: of the header; it counts on every listener.
+            opaque: of the header.
+            cas: of the header.
+            extras: as long as the header says.
+            key_length: of the header.
+            rest: the body after the extras.
+
+        Raises:
+            OutOfPlace, RemoteProtocolError: hang up.
+        """
+
+    def close(self) -> None:
+        """The connection is gone, or has become something else."""
+
+
+class TapStream(Session, Protocol):
+    """The session that carries a conversation on from its TAP_CONNECT."""
+
+    def inherit(self, replies: list[bytes], unsent: int) -> None:
+        """Take over what has not been sent yet: pieces, and their bytes."""
+
+
+class TapGuest(Protocol):
+    """The TAP adapter, as conversations see it."""
+
+    def connect(self, wake: Callable[[], None], report: Callable[[str], None]) -> TapStream:
+        """Return a session that is fed from the TAP_CONNECT on.
+
+        `wake` is called when it has something to send, `report` when the peer breaks the protocol.
+        """
+
+    def consumer(self) -> TapPush:
+        """Begin to take what a connection pushes."""
+
+    def deregister(self, name: bytes) -> None:
+        """Forget a client."""
+
+    def change_filter(self, name: bytes, wanted: dict[int, int]) -> None:
+        """Have a client get other vBuckets, each with the id of its last closed checkpoint.
+
+        Raises:
+            InvalidArguments: there is no such client.
+        """
+
+    def reset_chain(self) -> None:
+        """Have every client begin anew."""
+
+    def last_closed(self, number: int) -> int:
+        """Return the id of the last checkpoint of a vBucket's master that is whole here, or 0."""
 
 
 @dataclass(slots=True)
@@ -37,6 +107,7 @@ class Services:
             connection ends; counts and logs it, once per connection.
         upr: what UPR connections share.
         control: what managers have set.
+        tap: the TAP adapter; ``None`` = TAP is not spoken here.
     """
 
     bucket: Bucket
@@ -48,6 +119,7 @@ class Services:
     report_misuse: Callable[[str], None]
     upr: Hub
     control: Control = field(default_factory=Control)
+    tap: TapGuest | None = None
 
     def most_value_bytes(self, key_bytes: int) -> int:
         """Return how long the value of a key of this length may be."""

@@ -119,6 +119,10 @@ class UprSession(BinarySession):
 
     # --- frames ---------------------------------------------------------------------------------
 
+    @property
+    def _speaks_tap(self) -> bool:
+        return False  # a connection has one kind of stream
+
     def _one(self, data: bytes, position: int, size: int) -> int:
         """See `BinarySession`; responses of the peer are frames here too."""
         magic, opcode, key_length, extras_length, datatype, status, body_length, opaque, cas = (

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from construct import Bytes, Default, Int8ub, Int16ub, Int32ub, Int64ub
 from construct import Struct as Layout
 
-from uprmc.errors import RemoteProtocolError
+from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.protocol.derive import derive
-from uprmc.protocol.header import RequestHeader, encode_request, encode_response
-from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.header import RequestHeader, encode_request, encode_response, pack_request
+from uprmc.protocol.opcodes import MAGIC_REQUEST, Opcode
 from uprmc.protocol.rows import pack_rows
 
 # --- the client asks ----------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Connect(NamedTuple):
         name: the stream's, empty for an anonymous one.
         flags: `ConnectFlag` bits.
         oldest_entry_s: Unix time of BACKFILL; without it 0.
-        vbuckets: of LIST_VBUCKETS; ``None`` = all.
+        vbuckets: of LIST_VBUCKETS, each once; ``None`` = all.
         last_closed: vBucket -> id of the last closed checkpoint, of CHECKPOINT.
         closed_only: of REGISTERED_CLIENT: whether only closed checkpoints are wanted.
     """
@@ -140,6 +140,10 @@ class TapFlag(IntFlag):
     NETWORK_BYTE_ORDER = 0x04
 
 
+#: A plain number: an enum's operations cost a microsecond each.
+_ACK = int(TapFlag.ACK)
+
+
 class TapOpaque(IntEnum):
     """Commands of OPAQUE. A consumer ignores others."""
 
@@ -184,7 +188,7 @@ class TapMessage(NamedTuple):
     @property
     def wants_ack(self) -> bool:
         """Whether it is to be answered."""
-        return bool(self.flags & TapFlag.ACK)
+        return bool(self.flags & _ACK)
 
 
 # --- TAP_CONNECT --------------------------------------------------------------------------------
@@ -216,7 +220,8 @@ class _Data:
 def decode_connect(name: bytes, extras: bytes, value: bytes) -> Connect:
     """Read a TAP_CONNECT.
 
-    The data of CHECKPOINT and of REGISTERED_CLIENT may be missing, and are in practice.
+    The data of CHECKPOINT and of REGISTERED_CLIENT may be missing, and are in practice; a single
+    byte is the latter's.
 
     Raises:
         RemoteProtocolError: the extras are neither 0 nor 4 bytes, or the data is shorter than
@@ -231,9 +236,9 @@ def decode_connect(name: bytes, extras: bytes, value: bytes) -> Connect:
     if flags & ConnectFlag.LIST_VBUCKETS:
         count = data.take(TAP_COUNT)
         rows = data.rows(TAP_VBUCKET_ENTRY, count)
-        vbuckets = tuple(number for (number,) in rows) if count else None
+        vbuckets = tuple(dict.fromkeys(number for (number,) in rows)) if count else None
     last_closed: dict[int, int] = {}
-    if flags & ConnectFlag.CHECKPOINT and data.left:
+    if flags & ConnectFlag.CHECKPOINT and data.left >= TAP_COUNT.size:
         entries = data.rows(TAP_CHECKPOINT_ENTRY, data.take(TAP_COUNT))
         last_closed = {number: checkpoint_id for number, checkpoint_id in entries}  # noqa: C416
     closed_only = False
@@ -245,23 +250,29 @@ def decode_connect(name: bytes, extras: bytes, value: bytes) -> Connect:
 
 
 def encode_connect(connect: Connect, opaque: int = 0) -> bytes:
-    """Return a whole TAP_CONNECT; what its flags do not ask for is left out."""
+    """Return a whole TAP_CONNECT; what its flags do not ask for is left out.
+
+    Raises:
+        LocalProtocolError: a number does not fit, or a list of no vBuckets: it would mean all.
+    """
     parts: list[bytes] = []
     if connect.has(ConnectFlag.BACKFILL):
-        parts.append(TAP_BACKFILL_DATA.pack(connect.oldest_entry_s))
+        parts.append(pack_rows(TAP_BACKFILL_DATA, [(connect.oldest_entry_s,)]))
     if connect.has(ConnectFlag.LIST_VBUCKETS):
+        if connect.vbuckets == ():
+            raise LocalProtocolError("a list of no vBuckets would ask for all")
         numbers = connect.vbuckets or ()
-        parts.append(TAP_COUNT.pack(len(numbers)))
+        parts.append(pack_rows(TAP_COUNT, [(len(numbers),)]))
         parts.append(pack_rows(TAP_VBUCKET_ENTRY, [(number,) for number in numbers]))
     if connect.has(ConnectFlag.CHECKPOINT) and connect.last_closed:
-        parts.append(TAP_COUNT.pack(len(connect.last_closed)))
+        parts.append(pack_rows(TAP_COUNT, [(len(connect.last_closed),)]))
         parts.append(pack_rows(TAP_CHECKPOINT_ENTRY, connect.last_closed.items()))
     if connect.has(ConnectFlag.REGISTERED_CLIENT) and connect.closed_only:
         parts.append(TAP_REGISTERED_DATA.pack(1))
     return encode_request(
         Opcode.TAP_CONNECT,
         key=connect.name,
-        extras=TAP_CONNECT_EXTRAS.pack(connect.flags),
+        extras=pack_rows(TAP_CONNECT_EXTRAS, [(connect.flags,)]),
         value=b"".join(parts),
         opaque=opaque,
     )
@@ -348,22 +359,23 @@ def tap_message(
     item: tuple[int, int] | None = None,
     ttl: int = TTL,
 ) -> bytes:
-    """Return a whole message; `item` are item flags and expiration, where the extras have them."""
-    if item is None:
-        extras = TAP_EXTRAS.pack(len(specific), flags, ttl, b"\0\0\0")
-    else:
-        extras = TAP_ITEM_EXTRAS.pack(len(specific), flags, ttl, b"\0\0\0", *item)
-    # Section and value stand around the key, so they are counted here and not by `encode_request`.
-    frame = encode_request(
-        opcode,
-        extras=extras,
-        key=specific + key,
-        value=value,
-        vbucket=vbucket,
-        opaque=opaque,
-        cas=cas,
-    )
-    return frame[:2] + len(key).to_bytes(2, "big") + frame[4:]
+    """Return a whole message; `item` are item flags and expiration, where the extras have them.
+
+    Raises:
+        LocalProtocolError: a number does not fit.
+    """
+    try:
+        if item is None:
+            extras = TAP_EXTRAS.pack(len(specific), flags, ttl, b"")
+        else:
+            extras = TAP_ITEM_EXTRAS.pack(len(specific), flags, ttl, b"", *item)
+        body_length = len(extras) + len(specific) + len(key) + len(value)
+        head = pack_request(
+            MAGIC_REQUEST, opcode, len(key), len(extras), 0, vbucket, body_length, opaque, cas
+        )
+    except struct.error as error:
+        raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
+    return b"".join((head, extras, specific, key, value))
 
 
 def opaque_message(command: int, vbucket: int, opaque: int, flags: int = 0) -> bytes:

@@ -41,11 +41,13 @@ from uprmc.server.listener import Listener, listen
 from uprmc.server.log import LEVELS, Log, Throttle, set_level
 from uprmc.server.replication_driver import ReplicationDriver
 from uprmc.server.statistics import Statistics
+from uprmc.server.tap_driver import TapDriver
 from uprmc.server.tls import tls_options
 from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch
+from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.hub import Hub
 from uprmc.upr.replication import Replication
 
@@ -108,6 +110,8 @@ class Node:
             ClusterMap(self.addresses, tls=self._tls is not None, uuid=store.identity().uuid),
             self._housekeeping.expire_every,
         )
+        self.tap = self._new_tap() if settings.tap.enabled else None
+        self._tap_driver = self._driver_of(self.tap)
         self._wake_list = WakeList(reactor)
         self.replication = self._replication(reactor, trust)
         self._replication_driver = ReplicationDriver(
@@ -133,6 +137,8 @@ class Node:
         self.connections.start(self._reactor)
         self._housekeeping.start()
         self._replication_driver.start()
+        if self._tap_driver is not None:
+            self._tap_driver.start()
 
     @inlineCallbacks
     def stop(self) -> Generator[Deferred[Any], Any, None]:
@@ -147,6 +153,8 @@ class Node:
             yield listener.stop()
         self._housekeeping.stop()
         self._replication_driver.stop()
+        if self._tap_driver is not None:
+            self._tap_driver.stop()
         yield self._compaction_driver.stop()
         self.connections.stop()
         yield self.connections.close_all(self._reactor, _FAREWELL_S)
@@ -230,6 +238,19 @@ class Node:
         self.upr.replication = replication
         return replication
 
+    def _new_tap(self) -> NodeTap:
+        tap = NodeTap(
+            self.upr,
+            self.settings.tap,
+            self._clock.monotonic,
+            lambda: self._control.cluster_map.text(self.bucket),
+        )
+        tap.door.statistics = self.statistics.group
+        return tap
+
+    def _driver_of(self, tap: NodeTap | None) -> TapDriver | None:
+        return TapDriver(self._reactor, tap, self._clock.monotonic) if tap is not None else None
+
     def _is_own(self, place: str) -> bool:
         """Tell whether dialling `place` would certainly come back here."""
         host, _, port = place.rpartition(":")
@@ -262,6 +283,7 @@ class Node:
             report_misuse=lambda reason: self._report_misuse(peer, reason),
             upr=self.upr,
             control=self._control,
+            tap=self.tap,
         )
 
     def _set_verbosity(self, level: int) -> None:

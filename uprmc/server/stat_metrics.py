@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from uprmc.server import stat_node, stat_replication, stat_upr, stat_vbuckets
+from uprmc.server import stat_node, stat_replication, stat_tap, stat_upr, stat_vbuckets
 from uprmc.server.metrics import Metric, single
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ def counters(node: Node) -> Iterator[Metric]:
     connections = node.connections
     for name, value in node.bucket.stats.items():
         yield single(f"{name}_total", "counter", f"{name}, as in stats.", value)
+    pushed, refused = stat_tap.messages_pushed(node.tap)
     for name, value in (
         ("connections", connections.total),
         ("connections_rejected", connections.rejected),
@@ -27,6 +28,10 @@ def counters(node: Node) -> Iterator[Metric]:
         ("writes_refused_disk", node.bucket.ledger.refused_disk),
         ("upr_items_sent", stat_upr.items_sent(node.upr)),
         ("upr_sent_bytes", stat_upr.bytes_sent(node.upr)),
+        ("tap_items_sent", stat_tap.items_sent(node.tap)),
+        ("tap_connects_refused", node.tap.door.refusals if node.tap is not None else 0),
+        ("tap_messages_pushed", pushed),
+        ("tap_messages_refused", refused),
         ("replication_items", node.replication.items),
         ("replication_rollbacks", node.replication.rollbacks),
     ):
@@ -56,6 +61,12 @@ def gauges(node: Node) -> Iterator[Metric]:
         ("upr_streams", "Streams now.", stat_upr.stream_count(node.upr)),
         ("upr_backfills", "Streams that are reading the disk.", node.upr.backfills.used),
         ("upr_leases", "Snapshot leases held.", len(node.upr.leases.open)),
+        ("tap_clients", "TAP clients that are connected.", stat_tap.clients(node.tap)),
+        (
+            "tap_pushers",
+            "Connections that push by TAP.",
+            len(node.tap.pushes.pushers) if node.tap is not None else 0,
+        ),
         ("replication_sources", "Nodes that vBuckets are followed from.", replicated.sources),
         ("replication_sources_open", "Those with an open connection.", replicated.open),
         ("replication_vbuckets", "vBuckets that follow a source.", replicated.vbuckets),

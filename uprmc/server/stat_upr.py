@@ -94,6 +94,11 @@ def leases(node: Node) -> StatGroup:
     return group
 
 
+def backlog(producer: Producer) -> int:
+    """Return how many items a connection's streams have left to send at most."""
+    return sum(map(_remaining, producer.feed.streams.values()))
+
+
 def stream_count(hub: Hub) -> int:
     """Return how many streams are open."""
     return sum(len(producer.feed.streams) for producer in hub.producers.values())
@@ -171,7 +176,7 @@ def _connection(producer: Producer, prefix: str) -> Iterator[tuple[str, str]]:
         ("reserved", "true"),
         ("supports_ack", _word(bool(options.buffer_bytes))),
         ("items_sent", feed.all_items_sent),
-        ("items_remaining", sum(map(_remaining, feed.streams.values()))),
+        ("items_remaining", backlog(producer)),
         ("total_bytes_sent", feed.bytes_sent),
         ("last_sent_time", int(feed.last_sent_at)),
         ("noop_enabled", _word(keepalive.enabled)),

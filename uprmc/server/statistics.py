@@ -22,6 +22,7 @@ from uprmc.server import (
     stat_node,
     stat_replication,
     stat_stand_ins,
+    stat_tap,
     stat_upr,
     stat_vbuckets,
 )
@@ -46,7 +47,7 @@ _GROUPS: dict[str, Callable[[Node], StatRows]] = {
     "timings": stat_node.timings,
     "vbucket": stat_vbuckets.states,
     "prev-vbucket": stat_vbuckets.previous_states,
-    "tap": stat_stand_ins.tap,
+    "tap": stat_tap.tap,
     "dcp": stat_upr.dcp,
     "upr": stat_upr.upr,
     "leases": stat_upr.leases,
@@ -62,7 +63,8 @@ _BY_VBUCKET: dict[str, Callable[[Node, list[int]], StatGroup]] = {
 }
 
 _BY_WORDS: dict[str, Callable[[Node, str], StatGroup]] = {
-    "tapagg": stat_stand_ins.tap_totals,
+    "tap-vbtakeover": stat_tap.takeover,
+    "tapagg": stat_tap.totals,
     "dcpagg": stat_upr.totals,
     "upragg": stat_upr.totals,
     "dcp-vbtakeover": stat_upr.takeover,

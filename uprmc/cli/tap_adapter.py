@@ -1,0 +1,94 @@
+"""``uprmc tap-adapter``: serve TAP clients from a UPR or DCP producer somewhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from uprmc.cli.serve import from_pairs
+from uprmc.client.errors import MisuseError
+from uprmc.client.nodes import check_place
+from uprmc.config import MIB, load, parse_size
+from uprmc.errors import ConfigError
+
+#: Option -> the setting it stands for.
+_SHORTHANDS = {
+    "rollback": "tap.rollback",
+    "tls_cert": "server.tls_cert",
+    "tls_key": "server.tls_key",
+    "upstream_ca": "upr.dial_ca",
+}
+
+#: What may be received ahead of each client.
+_BUFFER_MIN_BYTES = 64 * 1024
+_BUFFER_MAX_BYTES = 1024 * MIB
+
+
+def _buffer(text: str) -> int:
+    size = parse_size(text)
+    if not _BUFFER_MIN_BYTES <= size <= _BUFFER_MAX_BYTES:
+        raise ConfigError(f"--buffer {text}: say 64K to 1G")
+    return size
+
+
+@click.command(name="tap-adapter")
+@click.option(
+    "--upstream", required=True, metavar="HOST:PORT", help="The producer: a node's upr listener."
+)
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Where TAP clients connect.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    help="File with the positions of registered clients.  [default: none, they end with us]",
+)
+@click.option(
+    "--rollback",
+    type=click.Choice(["correct", "reset"]),
+    help="What a client gets when history has branched.  [default: correct]",
+)
+@click.option("--buffer", default="1M", show_default=True, metavar="SIZE",
+              help="What is received ahead of each client.")  # fmt: skip
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate chain.")
+@click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert.")
+@click.option(
+    "--upstream-ca", metavar="FILE", help="Speak TLS to the upstream, certified by this authority."
+)
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting, such as tap.names=50."
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def tap_adapter(
+    upstream: str,
+    listen: str,
+    state: Path | None,
+    buffer: str,
+    config: Path | None,
+    changes: tuple[str, ...],
+    debug: bool,
+    **options: Any,
+) -> int:
+    """Serve TAP clients from a UPR or DCP producer somewhere else.
+
+    In front of a node of uprmc it is not needed: its listeners speak TAP. SIGTERM or SIGINT stops
+    it in order. Prints one line to standard output when it serves; logs go to standard error.
+    """
+    try:
+        check_place(upstream)
+    except MisuseError as error:
+        raise ConfigError(f"--upstream: {error}") from None
+    buffer_bytes = _buffer(buffer)
+    shorthands = {_SHORTHANDS[name]: text for name, text in options.items() if text is not None}
+    settings = load(config, os.environ, {**from_pairs(changes), **shorthands})
+
+    # The reactor and all that hangs on it are imported here, so that other verbs start fast.
+    from uprmc.server.reactor import install
+
+    reactor = install()
+
+    from uprmc.cli.tap_process import TapProcess
+
+    return TapProcess(reactor, settings, upstream, listen, state, buffer_bytes).run()

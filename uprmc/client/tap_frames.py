@@ -1,0 +1,207 @@
+"""Bytes of a producer to whole frames that are passed on as they came, checked on the way.
+
+The TAP adapter wants frames, not changes: what a stream says goes through as it is, in two pieces
+for a mutation (header and extras; key and value) and in one for all else. The checks are the
+decoder's, because who takes frames apart later does not look whether they make sense.
+
+What surprises: frames of streams that are not open are dropped here, and their bytes stand in
+`dropped_bytes`, for flow control counts them all the same.
+
+Source: UPR reference 2; ``tap_adapter/upstream.py``, `pull`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+
+from uprmc.client.decoder import Decoder
+from uprmc.client.errors import NotANode
+from uprmc.client.events import Event, Inlet
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.header import RequestFrame, ResponseFrame, decode_frame
+from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
+from uprmc.protocol.upr import (
+    MUTATION_EXTRAS,
+    MUTATION_FRAME,
+    SET_VBUCKET_STATE_EXTRAS,
+    frame_head,
+)
+
+_MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
+_MUTATION_BYTES = MUTATION_FRAME.size
+_EXTRAS_BYTES = MUTATION_EXTRAS.size
+_OPAQUE = struct.Struct(">12xI")
+
+#: What a replica is told, and its length: the decoder of consumers knows neither.
+_OF_REPLICAS = {
+    Opcode.UPR_FLUSH: 0,
+    Opcode.UPR_SET_VBUCKET_STATE: SET_VBUCKET_STATE_EXTRAS.size,
+}
+_OF_CONSUMERS = frozenset(
+    {
+        Opcode.UPR_MUTATION,
+        Opcode.UPR_DELETION,
+        Opcode.UPR_EXPIRATION,
+        Opcode.UPR_SNAPSHOT_MARKER,
+        Opcode.UPR_STREAM_END,
+    }
+)
+
+
+class FramePasser(Decoder):
+    """See the module docstring; `take` is used instead of `feed`.
+
+    Attributes:
+        held_bytes: of frames that nobody has pulled yet.
+        dropped_bytes: of frames that nobody wants; whoever acknowledges them sets it to 0.
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.held_bytes = 0
+        self.dropped_bytes = 0
+        self._held: deque[tuple[bytes, ...]] = deque()
+
+    def take(self, data: bytes) -> Iterator[Event]:
+        """Yield answers and keep-alives, each before the frames behind it are looked at.
+
+        Raises:
+            ProducerError: what no producer may send.
+            NotANode: these are no frames.
+        """
+        events: list[Event] = []
+        position = self._complete_rest(data, events) if self._rest else 0
+        yield from events
+        size = len(data)
+        while True:
+            position = self._mutations(data, position)
+            if size - position < HEADER_BYTES:
+                break
+            end = position + self._frame_bytes(data, position)
+            if end > size:
+                break
+            events = []
+            self._other(data, position, end, events)
+            position = end
+            yield from events
+        self._rest += data[position:]
+
+    def pull(self, out: list[bytes], budget: int) -> int:
+        """Append whole frames, about `budget` bytes at most; return how many bytes."""
+        held, size = self._held, 0
+        while held and size < budget:
+            pieces = held.popleft()
+            out += pieces
+            for piece in pieces:
+                size += len(piece)
+        self.held_bytes -= size
+        return size
+
+    @property
+    def held_before_last_bytes(self) -> int:
+        """What of `held_bytes` had come before the last frame, which may be of any size."""
+        return self.held_bytes - sum(map(len, self._held[-1])) if self._held else 0
+
+    def forget(self, opaque: int) -> None:
+        """Drop what is held of a stream, and whatever of it comes yet."""
+        self.inlets.pop(opaque, None)
+        kept: deque[tuple[bytes, ...]] = deque()
+        for pieces in self._held:
+            if _OPAQUE.unpack_from(pieces[0])[0] == opaque:
+                self.dropped_bytes += sum(map(len, pieces))
+                self.held_bytes -= sum(map(len, pieces))
+            else:
+                kept.append(pieces)
+        self._held = kept
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._held.clear()
+        self._rest.clear()
+        self.inlets.clear()
+        self.held_bytes = 0
+
+    def _hold(self, *pieces: bytes) -> None:
+        self._held.append(pieces)
+        self.held_bytes += sum(map(len, pieces))
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _mutations(self, data: bytes, position: int) -> int:
+        """Hold the mutations that stand here one after the other; return the place behind them."""
+        unpack, hold = MUTATION_FRAME.unpack_from, self._held.append
+        began, size = position, len(data)
+        current = low = high = good_place = -1
+        inlet: Inlet | None = None
+        while position + _MUTATION_BYTES <= size:
+            head, key_length, place, length, opaque, _, seqno, _, _, _, _, nmeta, _ = unpack(
+                data, position
+            )
+            end = position + HEADER_BYTES + length
+            if head != _MUTATION_HEAD or end > size:
+                break
+            if opaque != current:
+                _settle(inlet, low)
+                inlet = self._inlet(opaque, place & 0xFFFF)
+                if inlet is None:
+                    break
+                current, low, high, good_place = opaque, inlet.low, inlet.high, -1
+            if place != good_place:
+                assert inlet is not None
+                self._datatype(place, inlet.vbucket)
+                good_place = place
+            if not (low < seqno <= high and 0 < key_length <= length - _EXTRAS_BYTES - nmeta):
+                raise self._bad_item(inlet, seqno, low, high)
+            low = seqno
+            body = position + _MUTATION_BYTES
+            hold((data[position:body], data[body:end]))
+            position = end
+        _settle(inlet, low)
+        self.held_bytes += position - began
+        return position
+
+    def _inlet(self, opaque: int, vbucket: int) -> Inlet | None:
+        # Opaques are whoever's asked for the stream, so one that is not known may be an old one.
+        return super()._inlet(opaque, vbucket) if opaque in self.inlets else None
+
+    def _other(self, data: bytes, position: int, end: int, events: list[Event]) -> int:
+        """Deal with any one frame; the number that is returned means nothing here."""
+        packet = data[position:end]
+        try:
+            frame = decode_frame(packet)
+        except RemoteProtocolError as error:
+            raise NotANode(f"what answers at {self.place} is no UPR: {error}") from None
+        if isinstance(frame, ResponseFrame):
+            events.append(self._answer(frame))
+        elif frame.opcode in (Opcode.UPR_NOOP, Opcode.NOOP):
+            events.append(frame)
+        else:
+            self._pass(frame, packet)
+        return 0
+
+    def _pass(self, frame: RequestFrame, packet: bytes) -> None:
+        known = frame.opcode in _OF_CONSUMERS or frame.opcode in _OF_REPLICAS
+        inlet = self._inlet(frame.opaque, frame.vbucket) if known else None
+        if inlet is None:
+            self.dropped_bytes += len(packet)
+            return
+        try:
+            if frame.opcode in _OF_CONSUMERS:
+                self._told(frame, [])
+            elif len(packet) - HEADER_BYTES != _OF_REPLICAS[Opcode(frame.opcode)]:
+                raise RemoteProtocolError(f"{len(packet)} bytes")
+        except (struct.error, RemoteProtocolError) as error:
+            raise self._nonsense(f"opcode {frame.opcode:#04x}: {error}") from None
+        body = HEADER_BYTES + len(frame.extras)
+        if body < len(packet):
+            self._hold(packet[:body], packet[body:])
+        else:
+            self._hold(packet)
+
+
+def _settle(inlet: Inlet | None, low: int) -> None:
+    """Note how far a stream has come."""
+    if inlet is not None:
+        inlet.seqno = inlet.low = low

@@ -1,0 +1,202 @@
+"""What the TAP adapter asks a producer beside its streams, one task for each question.
+
+Any producer since UPR 3.0 will do, so every question has a way round for who does not know it: the
+statistics tell what GET_ALL_VB_SEQNOS (4.0) tells, controls that are refused are done without, and
+single documents are only asked of a node of ours.
+
+Source: UPR reference 2.1, 2.11, 6 and 6.1; ``docs/extensions.md``, GET_VERSION.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from uprmc import __version__
+from uprmc.client.errors import OpenRefused, ProducerError
+from uprmc.client.node_session import Ask, NodeSession, Task, reason
+from uprmc.errors import RemoteProtocolError
+from uprmc.model import SEQNO_MAX, Item, Life, VBucketState
+from uprmc.protocol.binary import encode_hello
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
+from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
+from uprmc.protocol.replication import GET_VERSION_EXTRAS, GET_VERSION_REPLY_EXTRAS
+from uprmc.protocol.upr import OPEN_EXTRAS
+from uprmc.tap_adapter.upstream import Standing
+
+#: Interval of keep-alives; the shortest that 2014's documents allow.
+NOOP_INTERVAL_S = 20.0
+
+#: A control that grants nothing we use, and that only a node of ours accepts.
+_OURS = "uprmc_versions"
+
+_LIVING = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
+_STATES = {state.name.lower(): state for state in _LIVING}
+_VBUCKET_ROW = re.compile(r"vb_([0-9]{1,5})(?::(high_seqno))?")
+_VBUCKET_MAX = 0xFFFF
+
+#: Refusals of a question that another one may replace.
+_UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.INVALID_ARGUMENTS, Status.NOT_SUPPORTED})
+
+
+class Statistics(NamedTuple):
+    """A task yields this to be given the rows of a group, or ``None`` if it is refused."""
+
+    group: str
+
+
+def handshake(session: NodeSession, name: bytes, buffer_bytes: int, *, values: bool) -> Task:
+    """Open the connection; who does not know "no values" sends them.
+
+    Raises:
+        OpenRefused: the producer does not want us.
+    """
+    hello = RequestFrame(
+        Opcode.HELLO,
+        key=b"uprmc tap-adapter/" + __version__.encode(),
+        value=encode_hello([Feature.XERROR]),
+    )
+    flags = OpenFlag.PRODUCER if values else OpenFlag.PRODUCER | OpenFlag.NO_VALUE
+    _, opened = yield Ask([hello, _opening(name, flags)])
+    if opened.status == Status.INVALID_ARGUMENTS and not values:
+        (opened,) = yield Ask([_opening(name, OpenFlag.PRODUCER)])
+    if opened.status:
+        raise OpenRefused(f"{session.place} refuses a UPR connection: {reason(opened)}")
+    controls = {
+        "connection_buffer_size": str(buffer_bytes),
+        "enable_noop": "true",
+        "set_noop_interval": f"{NOOP_INTERVAL_S:g}",
+        _OURS: "true",
+    }
+    answers = yield Ask(
+        [
+            RequestFrame(Opcode.UPR_CONTROL, key=key.encode(), value=value.encode())
+            for key, value in controls.items()
+        ]
+    )
+    pairs = zip(controls, answers, strict=True)
+    session.granted = {key for key, answer in pairs if not answer.status}
+    session.has_versions = _OURS in session.granted
+    session.open = True
+
+
+def _opening(name: bytes, flags: int) -> RequestFrame:
+    return RequestFrame(Opcode.UPR_OPEN, key=name, extras=OPEN_EXTRAS.pack(0, flags))
+
+
+# --- where vBuckets stand -------------------------------------------------------------------------
+
+
+def survey(session: NodeSession, numbers: Sequence[int] | None) -> Task:
+    """Return the `Standing` of each of the vBuckets that are there, by number; ``None`` = all.
+
+    Raises:
+        ProducerError: no such question is answered, or the answer makes no sense.
+    """
+    places = yield from _by_seqnos()
+    if places is None:
+        places = yield from _by_statistics()
+    if places is None:
+        raise ProducerError(
+            f"the upstream at {session.place} does not tell its vBuckets, neither by "
+            "GET_ALL_VB_SEQNOS nor by statistics"
+        )
+    wanted = sorted(places if numbers is None else places.keys() & set(numbers))
+    logs = yield Ask([RequestFrame(Opcode.UPR_GET_FAILOVER_LOG, vbucket=n) for n in wanted])
+    found: dict[int, Standing] = {}
+    for number, answer in zip(wanted, logs, strict=True):
+        if answer.status == Status.NOT_MY_VBUCKET:
+            continue  # it has gone meanwhile
+        if answer.status:
+            raise ProducerError(
+                f"the upstream at {session.place} does not tell the failover log of vBucket "
+                f"{number}: {reason(answer)}"
+            )
+        state, high_seqno = places[number]
+        found[number] = Standing(state, high_seqno, session.decoder.log(answer, number)[0].uuid)
+    return found
+
+
+def _by_seqnos() -> Task:
+    answers = yield Ask(
+        [
+            RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=VBUCKET_SEQNOS_EXTRAS.pack(state))
+            for state in _LIVING
+        ]
+    )
+    if any(answer.status in _UNKNOWN for answer in answers):
+        return None
+    found: dict[int, tuple[int, int]] = {}
+    for state, answer in zip(_LIVING, answers, strict=True):
+        found.update((number, (int(state), seqno)) for number, seqno in _seqnos(answer))
+    return found
+
+
+def _seqnos(answer: ResponseFrame) -> list[tuple[int, int]]:
+    if answer.status:
+        raise ProducerError(f"the upstream does not tell its seqnos: {reason(answer)}")
+    try:
+        return decode_vbucket_seqnos(answer.value)
+    except RemoteProtocolError as error:
+        raise ProducerError(f"the upstream sent a torn list of seqnos: {error}") from None
+
+
+def _by_statistics() -> Task:
+    states = yield Statistics("vbucket")
+    seqnos = yield Statistics("vbucket-seqno")
+    if states is None or seqnos is None:
+        return None
+    highs = _high_seqnos(seqnos)
+    found: dict[int, tuple[int, int]] = {}
+    for name, text in states.items():
+        matched = _VBUCKET_ROW.fullmatch(name)
+        number = int(matched[1]) if matched and not matched[2] else -1
+        if number in highs and text in _STATES:
+            found[number] = (int(_STATES[text]), highs[number])
+    return found
+
+
+def _high_seqnos(rows: Mapping[str, str]) -> dict[int, int]:
+    """Return one column of ``vbucket-seqno``."""
+    found: dict[int, int] = {}
+    for name, text in rows.items():
+        matched = _VBUCKET_ROW.fullmatch(name)
+        plausible = matched and matched[2] and re.fullmatch(r"[0-9]{1,20}", text)
+        if matched and plausible and int(matched[1]) <= _VBUCKET_MAX:
+            found[int(matched[1])] = min(int(text), SEQNO_MAX)
+    return found
+
+
+# --- single documents -----------------------------------------------------------------------------
+
+
+def fetch(session: NodeSession, number: int, keys: Sequence[bytes]) -> Task:
+    """Return the newest version of each key, in order; ``None`` = it cannot be had there.
+
+    Raises:
+        ProducerError: an answer makes no sense.
+    """
+    if not session.has_versions:
+        return None  # many hang up on a command that they do not know
+    extras = GET_VERSION_EXTRAS.pack(SEQNO_MAX)
+    answers = yield Ask(
+        [RequestFrame(Opcode.GET_VERSION, key=key, vbucket=number, extras=extras) for key in keys]
+    )
+    if any(answer.status not in (Status.SUCCESS, Status.KEY_NOT_FOUND) for answer in answers):
+        return None
+    try:
+        return [_version(key, answer) for key, answer in zip(keys, answers, strict=True)]
+    except struct.error:
+        raise ProducerError(f"the upstream at {session.place} sent a torn document") from None
+
+
+def _version(key: bytes, answer: ResponseFrame) -> Item:
+    if answer.status:
+        return Item(key, None, 0, 0, 0, 0, 0, life=Life.DELETED)
+    seqno, rev, flags, expiry, life = GET_VERSION_REPLY_EXTRAS.unpack(answer.extras)
+    value = None if life else answer.value
+    life = Life.DELETED if life else Life.LIVE
+    return Item(key, value, flags, expiry, answer.cas, seqno, rev, answer.datatype, life)

@@ -1,0 +1,397 @@
+"""A UPR or DCP producer somewhere else as the upstream of one TAP connection.
+
+`RemoteUpstream` is a session like those of clients, only that it speaks first: whoever owns sockets
+dials, and joins the two. Frames of its streams wait in a `FramePasser` until they are pulled; the
+rules of the connection are `NodeSession`'s, its questions those of `tap_questions`.
+
+What surprises: nothing is acknowledged to the producer before the TAP client has acknowledged it.
+So what waits here is bounded by the connection's buffer; of a producer without flow control, or one
+that does not keep to it, we read no further instead.
+
+Source: TAP reference 10; UPR reference 2 and 4.7; ``tap_adapter/upstream.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from uprmc.client.errors import ClientError, ProducerError
+from uprmc.client.events import Accepted, Event, Inlet
+from uprmc.client.node_session import Ask, NodeSession, Task
+from uprmc.client.tap_frames import FramePasser
+from uprmc.client.tap_questions import NOOP_INTERVAL_S, Statistics, fetch, handshake, survey
+from uprmc.model import Item, SnapshotRange
+from uprmc.ports import Session
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, ROLLBACK_VALUE, StreamRequest
+from uprmc.tap_adapter.upstream import Standing
+from uprmc.upr.line import Dial, Dialled
+
+#: Before the client's name, as ep-engine has it and a node of ours.
+PREFIX = b"eq_tapq:"
+
+#: Producers of today take no longer name of a connection.
+NAME_MAX_BYTES = 200
+
+#: So much is received ahead of a client; small, for there may be many of them.
+BUFFER_BYTES = 1024 * 1024
+
+#: Statistics have no more rows than this: some for each vBucket.
+ROWS_MAX = 1_000_000
+
+#: A part of the buffer is acknowledged at a time; the producer goes on with the rest meanwhile.
+_ACK_PARTS = 4
+
+#: So many buffers a producer may be ahead before we read no further.
+_TOLERANCE = 2
+
+_DIGEST_CHARS = 32
+
+
+def connection_name(name: bytes, suffix: bytes = b"") -> bytes:
+    """Return what the UPR connection of a TAP client is called; long names end in a digest."""
+    whole = PREFIX + name + suffix
+    if len(whole) <= NAME_MAX_BYTES:
+        return whole
+    digest = hashlib.sha256(whole).hexdigest()[:_DIGEST_CHARS].encode()
+    return whole[: NAME_MAX_BYTES - _DIGEST_CHARS - 1] + b"~" + digest
+
+
+class _ProducerSession(NodeSession):
+    """A `NodeSession` whose streams are passed on as frames."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place, "", noop_interval_s=NOOP_INTERVAL_S)
+        self.passer = FramePasser(place)
+        self.decoder = self.passer
+
+    def take(self, data: bytes) -> Any:
+        """Return what `FramePasser.take` yields; keep-alives are answered."""
+        for event in self.passer.take(data):
+            if type(event) is RequestFrame:
+                self.send(ResponseFrame(event.opcode, opaque=event.opaque))
+            else:
+                yield event
+
+    def send(self, frame: RequestFrame | ResponseFrame) -> None:
+        """Have a frame sent that is not a question of a task."""
+        self._to_send.append(frame.encode())
+
+    def heard(self, now: float) -> None:
+        """Note a sign of life."""
+        self._heard_at = now
+
+
+class RemoteUpstream:
+    """See the module docstring. Implements `upstream.Upstream` and `ports.Session`."""
+
+    successor: Session | None = None
+
+    def __init__(
+        self,
+        dial: Dial,
+        place: str,
+        name: bytes,
+        values: bool,
+        wake: Callable[[], None],
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        lost: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Dial; what is asked meanwhile waits until the producer is there.
+
+        Args:
+            dial: opens connections; may fail at once.
+            place: the producer, HOST:PORT.
+            name: the connection's.
+            values: whether documents come with their values, if the producer can leave them out.
+            wake: called when there is something to pull, an answer has come, or `closed` was set.
+            buffer_bytes: so much is received ahead.
+            lost: told why the connection ended, or never came about, unless it was closed here.
+        """
+        self.closed = ""
+        self.closing = self.input_full = False
+        self._session = _ProducerSession(place)
+        self._name = name
+        self._values = values
+        self._buffer_bytes = buffer_bytes
+        self._wake = wake
+        self._lost = lost
+        self._wake_wire: Callable[[], None] | None = None
+        self._gone = False
+        self._heard = False
+        self._acked_bytes = 0
+        self._waiting: list[Callable[[], None]] = []
+        self._asked: dict[int, tuple[Inlet, Callable[[int, bytes], None]]] = {}
+        self._streams: dict[int, Inlet] = {}
+        self._rows: dict[int, tuple[dict[str, str], Task]] = {}
+        self._dialled: Dialled | None = None
+        dialled = dial(place, self._connected, self._not_connected)
+        if not self._gone:
+            self._dialled = dialled
+
+    # --- the connection -------------------------------------------------------------------------
+
+    def _connected(self, wake: Callable[[], None]) -> Session:
+        self._wake_wire = wake
+        self._run(self._begin())
+        return self
+
+    def _not_connected(self, why: str) -> None:
+        self._fail(f"the upstream at {self._session.place}: {why}")
+
+    def _begin(self) -> Task:
+        session = self._session
+        yield from handshake(session, self._name, self._buffer_bytes, values=self._values)
+        waiting, self._waiting = self._waiting, []
+        for begin in waiting:
+            begin()
+
+    def _fail(self, why: str) -> None:
+        """Hang up because the connection cannot go on."""
+        if self._gone:
+            return
+        self._let_go()
+        self.closed = why
+        self._lost(why)
+        self._wake()
+
+    def _let_go(self) -> None:
+        """End the connection, if there is one, and forget what was asked."""
+        self._gone = self.closing = True
+        dialled, self._dialled = self._dialled, None
+        if dialled is not None:
+            dialled.abandon()
+        self.input_full = False
+        self._session.close()
+        self._session.passer.clear()
+        for _, task in self._rows.values():
+            task.close()
+        for each in (self._waiting, self._rows, self._asked, self._streams):
+            each.clear()
+
+    def _stir(self) -> None:
+        """Have the connection send what there is."""
+        if self._wake_wire is not None:
+            self._wake_wire()
+
+    # --- the session's doors --------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """See `ports.Session`."""
+        if self._gone:
+            return
+        self._heard = True
+        self._session.bytes_received += len(data)
+        try:
+            for event in self._session.take(data):
+                self._deal_with(event)
+                if self.closing:
+                    return
+        except ClientError as error:
+            self._fail(str(error))
+            return
+        self._settle()
+        self._wake()
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """See `ports.Session`."""
+        data = self._session.data_to_send()
+        return [data] if data else []
+
+    def tick(self, now: float) -> None:
+        """See both: a producer that has vanished is noticed."""
+        if self._gone:
+            return
+        if self._heard or self.input_full:
+            self._heard = False
+            self._session.heard(now)
+        self._session.tick(now)
+        if self._session.error is not None:
+            self._fail(str(self._session.error))
+
+    def connection_lost(self) -> None:
+        """See `ports.Session`."""
+        self._fail(f"the connection to the upstream at {self._session.place} ended")
+
+    def _settle(self) -> None:
+        """Acknowledge what is due, and see whether to read on."""
+        passer = self._session.passer
+        self._acked_bytes += passer.dropped_bytes
+        passer.dropped_bytes = 0
+        flows = "connection_buffer_size" in self._session.granted
+        if flows and self._acked_bytes >= self._buffer_bytes // _ACK_PARTS:
+            extras = BUFFER_ACK_EXTRAS.pack(min(self._acked_bytes, 0xFFFFFFFF))
+            self._session.send(RequestFrame(Opcode.UPR_BUFFER_ACK, extras=extras))
+            self._acked_bytes = 0
+            self._stir()
+        # Whoever keeps to the window is always heard: an answer may wait behind what is held.
+        full = passer.held_before_last_bytes > _TOLERANCE * self._buffer_bytes
+        if full is not self.input_full:
+            self.input_full = full
+            self._stir()
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _deal_with(self, event: Event) -> None:
+        frame = event.answer if type(event) is Accepted else event
+        assert type(frame) is ResponseFrame
+        if frame.opcode == Opcode.UPR_STREAM_REQUEST:
+            self._stream_answered(frame)
+        elif frame.opaque in self._rows and frame.opcode == Opcode.STAT:
+            self._row(frame)
+        else:
+            ask = self._session.answered(frame)
+            if ask is not None and ask.task is not None:
+                self._run(ask.task, ask.answers)
+
+    def _stream_answered(self, frame: ResponseFrame) -> None:
+        found = self._asked.pop(frame.opaque, None)
+        if found is None:
+            return  # closed meanwhile
+        inlet, done = found
+        if frame.status:
+            self._forget(inlet)
+        if frame.status == Status.ROLLBACK and len(frame.value) != ROLLBACK_VALUE.size:
+            raise ProducerError(
+                f"the upstream at {self._session.place} sent a rollback of {len(frame.value)} bytes"
+            )
+        done(frame.status, frame.value)
+
+    def _row(self, frame: ResponseFrame) -> None:
+        rows, task = self._rows[frame.opaque]
+        if frame.key and not frame.status:
+            if len(rows) >= ROWS_MAX:
+                raise ProducerError(f"{self._session.place} has no end of statistics")
+            rows[frame.key.decode("utf-8", "replace")] = frame.value.decode("utf-8", "replace")
+            return
+        del self._rows[frame.opaque]
+        self._run(task, None if frame.status else rows)
+
+    def _run(self, task: Task, value: Any = None) -> None:
+        """Carry a task on to its next question."""
+        if self._gone:
+            task.close()
+            return
+        try:
+            asked = task.send(value)
+        except StopIteration:
+            return
+        except ClientError as error:
+            self._fail(str(error))
+            return
+        if isinstance(asked, Statistics):
+            opaque = self._session.decoder.next_opaque()
+            self._rows[opaque] = ({}, task)
+            frame = RequestFrame(Opcode.STAT, key=asked.group.encode(), opaque=opaque)
+            self._session.send(frame)
+        else:
+            self._put(asked, task)
+        self._stir()
+
+    def _put(self, ask: Ask, task: Task) -> None:
+        if ask.answers:
+            ask.task = task
+            self._session.ask(ask)
+        else:
+            self._run(task, [])
+
+    def _when_open(self, begin: Callable[[], None]) -> None:
+        """Begin something now, or as soon as the handshake is over."""
+        if self._session.open:
+            begin()
+        elif not self._gone:
+            self._waiting.append(begin)
+
+    # --- what the adapter asks for --------------------------------------------------------------
+
+    def survey(
+        self, numbers: Sequence[int] | None, done: Callable[[dict[int, Standing]], None]
+    ) -> None:
+        """See `upstream.Upstream`."""
+
+        def asking() -> Task:
+            found = yield from survey(self._session, numbers)
+            done(found)
+
+        self._when_open(lambda: self._run(asking()))
+
+    def open(
+        self,
+        number: int,
+        opaque: int,
+        request: StreamRequest,
+        done: Callable[[int, bytes], None],
+    ) -> None:
+        """See `upstream.Upstream`."""
+
+        def ask() -> None:
+            snapshot = SnapshotRange(request.snapshot_start, request.snapshot_end)
+            inlet = Inlet(number, opaque, request.start_seqno, snapshot)
+            self._session.decoder.inlets[opaque] = self._streams[number] = inlet
+            self._asked[opaque] = (inlet, done)
+            frame = RequestFrame(
+                Opcode.UPR_STREAM_REQUEST, extras=request.encode(), vbucket=number, opaque=opaque
+            )
+            self._session.send(frame)
+            self._stir()
+
+        self._when_open(ask)
+
+    def close_stream(self, number: int) -> None:
+        """See `upstream.Upstream`; what was received of it and not pulled is dropped."""
+        inlet = self._streams.get(number)
+        if inlet is None or self._gone:
+            return
+        ended = inlet.opaque not in self._session.decoder.inlets
+        self._asked.pop(inlet.opaque, None)
+        self._forget(inlet)
+        if not ended:
+            self._session.send(
+                RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=number, opaque=inlet.opaque)
+            )
+        self._settle()
+        self._stir()
+
+    def _forget(self, inlet: Inlet) -> None:
+        self._session.passer.forget(inlet.opaque)
+        if self._streams.get(inlet.vbucket) is inlet:
+            del self._streams[inlet.vbucket]
+
+    def pull(self, out: list[bytes], budget: int) -> int:
+        """See `upstream.Upstream`."""
+        size = self._session.passer.pull(out, budget)
+        if self.input_full:
+            self._settle()
+        return size
+
+    def answer(self, opcode: int, opaque: int, status: int) -> None:
+        """See `upstream.Upstream`."""
+        if not self._gone:
+            self._session.send(ResponseFrame(opcode, status, opaque=opaque))
+            self._stir()
+
+    def acknowledged(self, size: int) -> None:
+        """See `upstream.Upstream`."""
+        if not self._gone:
+            self._acked_bytes += size
+            self._settle()
+
+    def fetch(
+        self, number: int, keys: Sequence[bytes], done: Callable[[list[Item] | None], None]
+    ) -> None:
+        """See `upstream.Upstream`; only nodes of ours know single versions."""
+
+        def asking() -> Task:
+            found = yield from fetch(self._session, number, keys)
+            done(found)
+
+        self._when_open(lambda: self._run(asking()))
+
+    def close(self) -> None:
+        """See `upstream.Upstream`."""
+        if not self._gone:
+            self._let_go()

@@ -1,0 +1,348 @@
+"""From frames of UPR to messages of TAP, as far as the client lets them.
+
+One pull of the upstream is taken apart at a time. Runs of items go through `translate`; a marker
+may end a backfill or turn into the end and the beginning of a checkpoint; the rest is rare. Where a
+frame cannot be dealt with yet (a checkpoint's end waits for acknowledgements), the pull is kept
+until it can: that is the backpressure, and the only data that is held.
+
+What surprises: nothing here is remembered about single items. What must be sent again is streamed
+again from the last place that was acknowledged; only the last phase of a takeover keeps its frames,
+because its source does not answer any more.
+
+Source: TAP reference 5, 6 and 10.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Container
+from functools import partial
+
+from uprmc.errors import RemoteProtocolError
+from uprmc.model import SnapshotRange, VBucketState
+from uprmc.protocol.header import unpack_request
+from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, Status
+from uprmc.protocol.tap import TapOpaque
+from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, STREAM_END_EXTRAS, decode_marker
+from uprmc.tap_adapter.conversation import Conversation
+from uprmc.tap_adapter.openings import Openings
+from uprmc.tap_adapter.stream import Phase, TapStream
+from uprmc.tap_adapter.translate import take_frame, translate_run
+from uprmc.tap_adapter.window import Control, Settled
+from uprmc.upr.peer import UprRequest
+
+_ITEMS = frozenset(map(int, (Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION)))
+_ASKS_ANSWER = int(MarkerFlag.ACK)
+
+#: A pull is no larger, whatever the budget, so that little is held for a client that stops.
+PULL_BYTES = 128 * 1024
+
+#: What is sent in the last phase of takeovers and not acknowledged; more is not pulled.
+KEPT_BYTES = 1024 * 1024
+
+
+class Feed:
+    """See the module docstring."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        """See the class."""
+        self._conversation = conversation
+        self._openings = Openings(conversation, self.settle)
+        self._pieces: list[bytes] = []
+        self._place = 0
+        self._pulled_bytes = 0
+        self._kept_bytes = 0
+        self._untold: set[TapStream] = set()
+        # What has left to a registered client, the producer knows, who keeps batches.
+        self._settles_at_once = not (conversation.outlet.acks or conversation.known.registered)
+
+    @property
+    def openings(self) -> Openings:
+        """Where its streams come from."""
+        return self._openings
+
+    @property
+    def holds_frames(self) -> bool:
+        """Whether a pull is not dealt with to its end."""
+        return self._place < len(self._pieces)
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def fill(self, out: list[bytes], budget: int) -> int:
+        """Append messages, about `budget` bytes at most; returns their bytes.
+
+        0 = nothing may leave, or there is nothing: the last message asks to be acknowledged then.
+        """
+        conversation, outlet = self._conversation, self._conversation.outlet
+        sent = 0
+        while not conversation.closed:
+            sent += outlet.put_controls(out)
+            if self._settles_at_once:
+                self.settle_unasked()
+                if outlet.queued:
+                    continue
+            if not outlet.accepts_items:
+                break
+            if sent >= budget:
+                return sent
+            step = self._step(out, budget - sent)
+            if step is None:
+                break
+            sent += step
+        return sent + outlet.release(out, ask=True)
+
+    def _step(self, out: list[bytes], budget: int) -> int | None:
+        """Move on a little; ``None`` = nothing can be done now."""
+        for correction in self._conversation.corrections.values():
+            if correction.is_ready:
+                return correction.put_one(out)
+        if not self.holds_frames:
+            if self._kept_bytes > KEPT_BYTES:
+                return None
+            if not self._pull(budget):
+                return self._tell_open_checkpoints()
+        before = len(out)
+        try:
+            return self._take(out)
+        except (RemoteProtocolError, struct.error) as error:
+            del out[before:]
+            self._conversation.fail(f"the UPR producer: {error}")
+            return None
+
+    def _pull(self, budget: int) -> bool:
+        conversation = self._conversation
+        self._place = 0
+        self._pulled_bytes = conversation.upstream.pull(self._pieces, min(budget, PULL_BYTES))
+        if not self._pieces and conversation.upstream.closed:
+            conversation.fail(conversation.upstream.closed)
+        return bool(self._pieces)
+
+    def _take(self, out: list[bytes]) -> int | None:
+        """Deal with one run or frame; ``None`` = it has to wait."""
+        pieces, place = self._pieces, self._place
+        _, opcode, _, _, _, vbucket, _, opaque, _ = unpack_request(pieces[place])
+        stream = self._conversation.by_opaque.get(opaque)
+        sent = 0
+        if stream is not None and opcode in _ITEMS and stream.number == vbucket:
+            sent = self._run(stream, out)
+        else:
+            request, after = take_frame(pieces, place)
+            handler = _HANDLERS.get(opcode) if stream is not None else None
+            if handler is not None and stream is not None and not handler(self, stream, request):
+                return None
+            self._place = after
+        if not self.holds_frames:
+            self._end_pull()
+        return sent
+
+    def _end_pull(self) -> None:
+        size, self._pulled_bytes = self._pulled_bytes, 0
+        self._pieces.clear()
+        self._place = 0
+        done = self._conversation.outlet.window.owe(size)
+        if done:
+            self._conversation.upstream.acknowledged(done)
+
+    def _run(self, stream: TapStream, out: list[bytes]) -> int:
+        conversation, outlet = self._conversation, self._conversation.outlet
+        sent = outlet.release(out, ask=False)
+        keys: list[bytes] | None = [] if conversation.keeps_keys else None
+        pieces, place, before = self._pieces, self._place, stream.position
+        sequence, most = outlet.window.sequence, outlet.most()
+        run = translate_run(pieces, place, out, sequence, most, conversation.form, keys)
+        if not run.items or run.last_seqno <= before:
+            raise RemoteProtocolError(f"seqno {run.last_seqno} follows {before}")
+        self._place = run.place
+        stream.advance(run.last_seqno)
+        stream.course.deleted_rev = max(stream.course.deleted_rev, run.deleted_rev)
+        if keys is not None:
+            conversation.known.ring.add(stream.number, before, run.last_seqno, keys)
+        if stream.handing_over and outlet.acks:
+            stream.kept += pieces[place : run.place]
+            self._kept_bytes += run.taken
+        self._untold.add(stream)
+        told = conversation.checkpoints or stream.backfilling or stream.answer_due
+        held = outlet.placed(
+            out, stream.number, run.items, run.last_head, stream.mark, ask=stream.whole and told
+        )
+        return sent + run.size - held
+
+    # --- other frames: they say whether they are dealt with -------------------------------------
+
+    def _marker(self, stream: TapStream, request: UprRequest) -> bool:
+        marker = decode_marker(request.extras, request.value)
+        if stream.is_ended_by(marker):
+            stream.whole = True
+        if stream.whole:
+            self.settle(stream)
+            if stream.backfilling or stream.answer_due:
+                return False
+        is_new = stream.announce(marker)
+        stream.answer_due = bool(marker.kind & _ASKS_ANSWER)
+        if self._conversation.checkpoints and not stream.backfilling:
+            self._begin_checkpoint(stream, is_new)
+        return True
+
+    def _begin_checkpoint(self, stream: TapStream, is_new: bool) -> None:
+        course = stream.course
+        if stream.checkpoint_open:
+            if not is_new:
+                return
+            self._end_checkpoint(stream)
+            course.open_checkpoint(course.checkpoint_id + 1, stream.position)
+        elif not course.checkpoint_id or course.checkpoint_id in course.closed:
+            course.open_checkpoint(course.checkpoint_id + 1, stream.position)
+        stream.checkpoint_open = True
+        start = Control(
+            Opcode.TAP_CHECKPOINT_START,
+            stream.number,
+            course.checkpoint_id,
+            deleted_rev=course.deleted_rev,
+        )
+        self._conversation.outlet.post(start)
+
+    def _end_checkpoint(self, stream: TapStream) -> None:
+        """Post the end of the open checkpoint; all of it is acknowledged when that leaves."""
+        number, checkpoint_id = stream.number, stream.course.checkpoint_id
+        closed = partial(self._conversation.known.closed, number, checkpoint_id, stream.position)
+        stream.checkpoint_open = False
+        self._conversation.outlet.post(
+            Control(Opcode.TAP_CHECKPOINT_END, number, checkpoint_id, left=closed)
+        )
+
+    def _stream_end(self, stream: TapStream, request: UprRequest) -> bool:
+        (reason,) = STREAM_END_EXTRAS.unpack(request.extras)
+        conversation = self._conversation
+        if reason == EndReason.OK and (conversation.dump or conversation.takeover):
+            conversation.by_opaque.pop(stream.opaque, None)
+            stream.phase = Phase.ENDED
+            stream.whole = True
+            self.settle(stream)
+        else:
+            self._openings.ended(stream)
+        return True
+
+    def _flush(self, stream: TapStream, request: UprRequest) -> bool:
+        """TAP's own FLUSH would empty the whole bucket."""
+        for command in (TapOpaque.INITIAL_VBUCKET_STREAM, TapOpaque.CLOSE_BACKFILL):
+            self._conversation.outlet.post(Control(Opcode.TAP_OPAQUE, stream.number, command))
+        return True
+
+    def _set_state(self, stream: TapStream, request: UprRequest) -> bool:
+        """The two steps of a takeover; the client was told to become pending at the beginning."""
+        conversation = self._conversation
+        (state,) = SET_VBUCKET_STATE_EXTRAS.unpack(request.extras)
+        if not conversation.takeover:
+            return True
+        if conversation.outlet.acks and not conversation.outlet.window.empty:
+            return False
+        if state == VBucketState.ACTIVE:
+            taken = partial(self._state_taken, stream)
+            conversation.outlet.post(
+                Control(Opcode.TAP_VBUCKET_SET, stream.number, state, after_all=True, acked=taken)
+            )
+        else:
+            stream.handing_over = True
+            self._state_taken(stream)
+        return True
+
+    def _state_taken(self, stream: TapStream) -> None:
+        self._conversation.upstream.answer(
+            Opcode.UPR_SET_VBUCKET_STATE, stream.opaque, Status.SUCCESS
+        )
+
+    # --- what waits for acknowledgements --------------------------------------------------------
+
+    def settle(self, stream: TapStream) -> None:
+        """Do what waits until the client has a whole snapshot, if it has."""
+        conversation = self._conversation
+        self._untold.add(stream)
+        if conversation.outlet.window.holds(stream.number):
+            return
+        if stream.kept:
+            self._kept_bytes -= sum(map(len, stream.kept))
+            stream.kept = []
+        if not stream.whole or stream.phase not in (Phase.STREAMING, Phase.ENDED):
+            return
+        if stream.backfilling and not stream.emptying:
+            stream.backfilling = False
+            stream.course.backfilled = True
+            conversation.outlet.post(
+                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL)
+            )
+        if stream.answer_due:
+            stream.answer_due = False
+            conversation.upstream.answer(Opcode.UPR_SNAPSHOT_MARKER, stream.opaque, Status.SUCCESS)
+
+    def settled(self, settled: Settled, sent_again: Container[int] = ()) -> None:
+        """Learn what the client has taken; `sent_again`: vBuckets of which it refuses more."""
+        conversation = self._conversation
+        conversation.dirty = True
+        if settled.size:
+            conversation.upstream.acknowledged(settled.size)
+        for number, (seqno, start, end) in settled.marks.items():
+            stream = conversation.streams.get(number)
+            if stream is not None:
+                stream.course.acked = seqno
+                stream.course.snapshot = SnapshotRange(start, end)
+                if number not in sent_again:
+                    self.settle(stream)
+        for control in settled.controls:
+            if control.acked is not None:
+                control.acked()
+        self._openings.settle_moves(sent_again)
+
+    def settle_unasked(self) -> None:
+        """Take what has left as taken by a client that does not acknowledge."""
+        settled = self._conversation.outlet.settle_unasked()
+        if settled is not None:
+            self.settled(settled)
+
+    def _tell_open_checkpoints(self) -> int | None:
+        """Tell a client of closed checkpoints that it has them all; ``None`` = no need to."""
+        if not self._conversation.known.closed_only:
+            self._untold.clear()
+            return None
+        ready = [stream for stream in self._untold if self._has_everything(stream)]
+        for stream in ready:
+            self._untold.discard(stream)
+            if stream.told_open:
+                continue
+            stream.told_open = True
+            if stream.checkpoint_open:
+                self._end_checkpoint(stream)
+            self._conversation.outlet.post(
+                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
+            )
+        return 0 if self._conversation.outlet.queued else None
+
+    def _has_everything(self, stream: TapStream) -> bool:
+        streams = stream.phase is Phase.STREAMING and stream.whole and not stream.backfilling
+        return streams and stream.position >= stream.standing_seqno
+
+    # --- sending again --------------------------------------------------------------------------
+
+    def send_again(self, stream: TapStream) -> bool:
+        """Go back to what is acknowledged; says whether that can be done at once.
+
+        A source in the last phase of a takeover does not serve any more: its frames are taken again
+        from where they are kept. All others are asked again, later.
+        """
+        if not stream.handing_over:
+            self._openings.rewind(stream)
+            return False
+        self._pieces[: self._place] = stream.kept
+        self._place = 0
+        self._kept_bytes -= sum(map(len, stream.kept))
+        stream.kept = []
+        stream.position = stream.course.acked
+        stream.whole = False
+        return True
+
+
+_HANDLERS: dict[int, Callable[[Feed, TapStream, UprRequest], bool]] = {
+    Opcode.UPR_SNAPSHOT_MARKER: Feed._marker,
+    Opcode.UPR_STREAM_END: Feed._stream_end,
+    Opcode.UPR_FLUSH: Feed._flush,
+    Opcode.UPR_SET_VBUCKET_STATE: Feed._set_state,
+}

@@ -1,0 +1,85 @@
+"""TAP in a node: the door before the node itself, and the connections that push into it.
+
+It is what `kv` sessions know of TAP; see `kv.services.TapGuest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.config import TapSettings
+from uprmc.tap_adapter.consumer import TapConsumer
+from uprmc.tap_adapter.door import Report, TapDoor
+from uprmc.tap_adapter.local import LocalUpstream
+from uprmc.tap_adapter.local_keeper import LocalKeeper
+from uprmc.tap_adapter.names import Names
+from uprmc.tap_adapter.pushes import Pushes
+from uprmc.tap_adapter.session import TapSession
+from uprmc.tap_adapter.upstream import Upstream
+from uprmc.upr.hub import Hub
+
+
+class NodeTap:
+    """See the module docstring.
+
+    Attributes:
+        door: where clients come in.
+        pushes: connections that push.
+        trouble: what was found damaged at the start, one line each.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: TapSettings,
+        monotonic: Callable[[], float],
+        cluster_map: Callable[[], bytes | None],
+    ) -> None:
+        """Find the clients that were registered; call it before anybody connects.
+
+        Args:
+            hub: the node's.
+            settings: limits and times.
+            monotonic: returns seconds.
+            cluster_map: returns what is told to who pushes into a vBucket that is not here.
+        """
+        self._hub = hub
+        self._cluster_map = cluster_map
+        keeper = LocalKeeper(hub.bucket)
+        names = Names(settings, keeper)
+        self.pushes = Pushes()
+        self.door = TapDoor(settings, names, self._upstream, hub.bucket.clock, monotonic)
+        self.door.obstacle = self._obstacle
+        self.trouble = [*keeper.trouble, *names.refused_documents]
+
+    def _obstacle(self) -> str:
+        return "" if self._hub.bucket.traffic else "warming up"
+
+    def _upstream(self, name: bytes, values: bool, wake: Callable[[], None]) -> Upstream:
+        return LocalUpstream(self._hub, name, values, wake)
+
+    # --- for conversations ----------------------------------------------------------------------
+
+    def connect(self, wake: Callable[[], None], report: Report) -> TapSession:
+        """See `kv.services.TapGuest`."""
+        return self.door.connect(wake, report)
+
+    def consumer(self) -> TapConsumer:
+        """See `kv.services.TapGuest`."""
+        return TapConsumer(self._hub, self.pushes, self._cluster_map)
+
+    def deregister(self, name: bytes) -> None:
+        """See `kv.services.TapGuest`."""
+        self.door.deregister(name)
+
+    def change_filter(self, name: bytes, wanted: dict[int, int]) -> None:
+        """See `kv.services.TapGuest`."""
+        self.door.change_filter(name, wanted)
+
+    def reset_chain(self) -> None:
+        """See `kv.services.TapGuest`."""
+        self.door.reset_chain()
+
+    def last_closed(self, number: int) -> int:
+        """See `kv.services.TapGuest`."""
+        return self.pushes.last_closed(self._hub.bucket.vbuckets[number])

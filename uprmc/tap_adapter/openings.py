@@ -1,0 +1,327 @@
+"""How streams begin, and begin again: from where, by whose history, and what a rollback costs.
+
+A vBucket starts where its `Course` says that the client stands, or from scratch: the client empties
+its copy (OPAQUE 1) and gets everything. When history has branched below what the client may hold,
+its items above the branch are corrected (`corrections`) where the ring of sent keys reaches, or the
+vBucket starts from scratch.
+
+What surprises: corrections are decided when a stream is **granted**, by the failover log that comes
+with it. A rollback answer only moves the client's place back and asks again, so there is one way
+into corrections, and a client that vanishes in the middle of them needs no record of it: the next
+grant shows the same branch.
+
+Source: TAP reference 6, 7 and 10; UPR reference 3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Container
+from functools import partial
+
+from uprmc.errors import RemoteProtocolError
+from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketState
+from uprmc.protocol.opcodes import Opcode, Status, StreamFlag
+from uprmc.protocol.tap import TapOpaque
+from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest, decode_failover_log
+from uprmc.tap_adapter.conversation import Conversation
+from uprmc.tap_adapter.corrections import Correction
+from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.stream import Phase, TapStream
+from uprmc.tap_adapter.upstream import Standing
+from uprmc.tap_adapter.window import Control, Mark
+
+
+class Openings:
+    """See the module docstring."""
+
+    def __init__(self, conversation: Conversation, settle: Callable[[TapStream], None]) -> None:
+        """See the class; `settle` learns of streams that were granted."""
+        self._conversation = conversation
+        self._settle = settle
+        self._opaque = 0
+
+    # --- the first time on a connection ---------------------------------------------------------
+
+    def begin(self, number: int, standing: Standing) -> None:
+        """Begin the stream of a vBucket, unless it is none for such a connection."""
+        conversation = self._conversation
+        of_active = conversation.dump or conversation.takeover
+        if of_active and standing.state != VBucketState.ACTIVE:
+            return
+        if conversation.dump and not standing.high_seqno:
+            return
+        course = self._course_of(number, standing)
+        stream = conversation.streams[number] = TapStream(number, course, standing.high_seqno)
+        if not course.backfilled:
+            self._empty(stream)
+        if conversation.takeover:
+            conversation.outlet.post(Control(Opcode.TAP_VBUCKET_SET, number, VBucketState.PENDING))
+        self.open(stream)
+
+    def _course_of(self, number: int, standing: Standing) -> Course:
+        """Return where the client stands; new, and not backfilled, if it is to start over."""
+        conversation = self._conversation
+        if conversation.dump:
+            return Course()
+        courses = conversation.known.courses
+        course = courses.get(number)
+        wanted = conversation.last_closed.get(number, 0)
+        if course is None and not wanted and conversation.from_now:
+            high = standing.high_seqno
+            whole = SnapshotRange(high, high)
+            course = Course(standing.uuid, high, whole, high, backfilled=True)
+            conversation.known.ring.forget(number)
+        elif course is None or (wanted and not _return_to_checkpoint(course, wanted)):
+            course = Course()
+        elif course.sent and not course.acked:
+            # What the client holds may be deleted, and the deletion forgotten, so it cannot follow
+            # from the first seqno.
+            course = Course()
+        courses[number] = course
+        return course
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def open(self, stream: TapStream) -> None:
+        """Ask for the stream from its position; not before the answer to an earlier request."""
+        conversation = self._conversation
+        stream.phase = Phase.OPENING
+        if stream.asked:
+            stream.outdated = True
+            return
+        self._opaque += 1
+        stream.opaque = self._opaque
+        stream.asked = True
+        position, start, end = stream.mark
+        request = StreamRequest(
+            int(StreamFlag.TAKEOVER) if conversation.takeover else 0,
+            position,
+            stream.standing_seqno if conversation.dump else SEQNO_MAX,
+            stream.course.uuid if position else 0,
+            start,
+            end,
+        )
+        answered = partial(self._answered, stream)
+        conversation.upstream.open(stream.number, stream.opaque, request, answered)
+
+    def start_over(self, stream: TapStream) -> None:
+        """Have the client empty the vBucket, and give it everything."""
+        self.close(stream)
+        self._empty(stream)
+        self.open(stream)
+
+    def drop(self, stream: TapStream) -> None:
+        """Forget the vBucket: the client does not want it any more."""
+        conversation = self._conversation
+        self.close(stream)
+        stream.dropped = True
+        conversation.outlet.window.forget(stream.number)
+        conversation.outlet.withdraw(stream.number)
+        del conversation.streams[stream.number]
+        conversation.known.courses.pop(stream.number, None)
+        conversation.known.ring.forget(stream.number)
+
+    def rewind(self, stream: TapStream) -> None:
+        """Go back to what is acknowledged, and wait: see `resume`."""
+        self.close(stream)
+        stream.phase = Phase.WAITING
+        stream.return_to(Mark(stream.course.acked, *stream.course.snapshot))
+
+    def resume(self, stream: TapStream) -> None:
+        """Go on with a stream that waits."""
+        if not stream.position and stream.course.sent:
+            self.start_over(stream)
+        else:
+            self.open(stream)
+
+    def close(self, stream: TapStream) -> None:
+        """End the UPR stream; what is pulled of it from now on counts for nothing."""
+        conversation = self._conversation
+        if conversation.by_opaque.pop(stream.opaque, None) is not None:
+            conversation.upstream.close_stream(stream.number)
+        conversation.moving.pop(stream.number, None)
+        correction = conversation.corrections.pop(stream.number, None)
+        if correction is not None:
+            correction.cancel()
+
+    def ended(self, stream: TapStream) -> None:
+        """Ask again for a stream that has ended by itself; it must get on between two such ends."""
+        conversation = self._conversation
+        conversation.by_opaque.pop(stream.opaque, None)
+        if stream.reopened:
+            conversation.fail(f"vBucket {stream.number}: its stream ends again and again")
+        else:
+            stream.reopened = True
+            self.open(stream)
+
+    def _empty(self, stream: TapStream) -> None:
+        conversation = self._conversation
+        conversation.outlet.window.forget(stream.number)
+        conversation.outlet.withdraw(stream.number)
+        conversation.known.ring.forget(stream.number)
+        stream.course = Course()
+        if not conversation.dump:
+            conversation.known.courses[stream.number] = stream.course
+        stream.start_over()
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _answered(self, stream: TapStream, status: int, value: bytes) -> None:
+        conversation = self._conversation
+        stream.asked = False
+        if conversation.closed:
+            return
+        outdated, stream.outdated = stream.outdated, False
+        if outdated or stream.dropped or stream.phase is not Phase.OPENING:
+            if status == Status.SUCCESS:
+                conversation.upstream.close_stream(stream.number)
+            if outdated and not stream.dropped and stream.phase is Phase.OPENING:
+                self.open(stream)
+        else:
+            try:
+                self._take_answer(stream, status, value)
+            except (RemoteProtocolError, struct.error) as error:
+                conversation.fail(f"vBucket {stream.number}: {error}")
+        self._conversation.wake()
+
+    def _take_answer(self, stream: TapStream, status: int, value: bytes) -> None:
+        conversation = self._conversation
+        if status == Status.SUCCESS:
+            self._granted(stream, value)
+        elif status == Status.ROLLBACK and stream.position:
+            self._sent_back(stream, ROLLBACK_VALUE.unpack(value)[0])
+        elif status == Status.NOT_MY_VBUCKET and not stream.granted:
+            del conversation.streams[stream.number]
+            conversation.outlet.withdraw(stream.number)
+        else:
+            conversation.fail(f"vBucket {stream.number}: status {status:#04x} of the UPR producer")
+
+    def _granted(self, stream: TapStream, value: bytes) -> None:
+        conversation = self._conversation
+        log = decode_failover_log(value)
+        stream.granted = True
+        conversation.by_opaque[stream.opaque] = stream
+        point = None if stream.corrected_log == value else _branch_point(stream, log)
+        if point is not None and not self._correct(stream, point, value):
+            return
+        self._follow(stream, log[0].uuid)
+        stream.phase = Phase.STREAMING
+        if stream.from_scratch:
+            stream.from_scratch = False
+            emptied = partial(self._emptied, stream, stream.beginnings)
+            command = TapOpaque.INITIAL_VBUCKET_STREAM
+            conversation.outlet.post(
+                Control(Opcode.TAP_OPAQUE, stream.number, command, acked=emptied)
+            )
+        self._settle(stream)
+
+    def _emptied(self, stream: TapStream, beginning: int) -> None:
+        if beginning == stream.beginnings:
+            stream.emptying = False
+            self._settle(stream)
+
+    def _follow(self, stream: TapStream, uuid: int) -> None:
+        """Take up the newest history, at the latest when the client has all corrections."""
+        if stream.corrected_serial is None:
+            stream.course.uuid = uuid
+        else:
+            self._conversation.moving[stream.number] = uuid
+            self.settle_moves()
+
+    def settle_moves(self, sent_again: Container[int] = ()) -> None:
+        """See whether the client has taken all corrections, but of what is to be sent again."""
+        conversation = self._conversation
+        for number, uuid in list(conversation.moving.items()):
+            stream = conversation.streams[number]
+            serial = stream.corrected_serial
+            if number in sent_again or serial is None:
+                continue
+            if serial <= conversation.outlet.window.acked:
+                del conversation.moving[number]
+                stream.corrected_serial = None
+                stream.course.uuid = uuid
+                stream.course.sent = max(stream.position, stream.corrected_seqno)
+
+    # --- history has branched -------------------------------------------------------------------
+
+    def _sent_back(self, stream: TapStream, seqno: int) -> None:
+        """Carry out a rollback: the client's place moves, its items are mended at the grant."""
+        if seqno >= stream.position:
+            raise RemoteProtocolError(f"a rollback from {stream.position} to {seqno}")
+        if self._keys_above(stream, seqno) is None:
+            self.start_over(stream)
+            return
+        self._conversation.outlet.window.forget(stream.number)
+        course = stream.course
+        if course.acked > seqno:
+            course.acked = seqno
+            course.snapshot = SnapshotRange(seqno, seqno)
+        stream.return_to(Mark(seqno, seqno, seqno))
+        stream.rolled_back = seqno
+        self.open(stream)
+
+    def _keys_above(self, stream: TapStream, seqno: int) -> list[bytes] | None:
+        conversation = self._conversation
+        if not seqno or not conversation.keeps_keys:
+            return None
+        return conversation.known.ring.above(stream.number, seqno)
+
+    def _correct(self, stream: TapStream, point: int, log: bytes) -> bool:
+        """Mend what the client holds above `point`; says whether the stream may go on at once."""
+        keys = self._keys_above(stream, point)
+        if keys is None:
+            self.start_over(stream)
+            return False
+        stream.corrected_log = log
+        if not keys:
+            stream.rolled_back = None
+            return True
+        self.close(stream)
+        stream.phase = Phase.CORRECTING
+        correction = Correction(self._conversation, stream, point, keys, self._corrected)
+        self._conversation.corrections[stream.number] = correction
+        correction.ask()
+        return False
+
+    def _corrected(self, stream: TapStream, complete: bool) -> None:
+        """Learn that all corrections have left, or that they cannot be had."""
+        if complete:
+            self._conversation.corrections.pop(stream.number, None)
+            stream.corrected_serial = self._conversation.outlet.window.sent
+            stream.rolled_back = None
+            self.open(stream)
+        else:
+            self.start_over(stream)
+        self._conversation.wake()
+
+
+def _return_to_checkpoint(course: Course, checkpoint_id: int) -> bool:
+    """Go back to the end of a closed checkpoint; says whether it is known."""
+    seqno = course.closed.get(checkpoint_id)
+    if seqno is None or not course.backfilled:
+        return False
+    course.acked = seqno
+    course.snapshot = SnapshotRange(seqno, seqno)
+    course.open_checkpoint(checkpoint_id, seqno)
+    course.closed = {
+        number: end for number, end in course.closed.items() if number <= checkpoint_id
+    }
+    return True
+
+
+def _branch_point(stream: TapStream, log: tuple[FailoverEntry, ...]) -> int | None:
+    """Return above what the client's items may be of a history that is over, ``None`` = none are.
+
+    It was granted the stream from its position, so what it holds up to there is shared.
+    """
+    course = stream.course
+    points = [] if stream.rolled_back is None else [stream.rolled_back]
+    if course.sent > stream.position:
+        branches = [entry.uuid for entry in log]
+        if course.uuid not in branches:
+            return 0
+        place = branches.index(course.uuid)
+        if place and log[place - 1].seqno < course.sent:
+            points.append(log[place - 1].seqno)
+    return min(points, default=None)

@@ -1,0 +1,322 @@
+"""A conversation with a client that speaks TAP: TAP_CONNECT in, the stream out, answers in.
+
+Job: find the frames, check the connect, hand the client's answers to its `TapProducer` and pull
+what that has to send. In a node a `kv` session hands over from the TAP_CONNECT on; in the
+stand-alone process this is a connection's first session, so it answers what tools ask before.
+
+What surprises: a client's answer may have any key and body (spymemcached sends a text of 36 bytes);
+they are skipped. A connect that succeeds is answered by nothing but the stream.
+
+Source: TAP reference 1, 3, 5 and 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from uprmc import MEMCACHED_VERSION
+from uprmc.errors import (
+    CommandError,
+    InvalidArguments,
+    RemoteProtocolError,
+    TemporaryFailure,
+)
+from uprmc.ports import Session
+from uprmc.protocol.header import encode_response, unpack_request
+from uprmc.protocol.opcodes import (
+    HEADER_BYTES,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+    STATUS_TEXT,
+    Opcode,
+    Status,
+)
+from uprmc.protocol.shapes import shape_error
+from uprmc.protocol.tap import (
+    PUSHED,
+    TAP_BACKFILL_DATA,
+    TAP_CONNECT_EXTRAS,
+    Connect,
+    ConnectFlag,
+    decode_connect,
+    decode_filter,
+)
+
+if TYPE_CHECKING:
+    from uprmc.tap_adapter.door import Opened, TapDoor
+
+#: A longer frame nobody sends here: hang up.
+FRAME_MAX_BYTES = 64 * 1024
+
+#: While more than this waits to be sent, besides the stream, no command is carried out.
+UNSENT_MAX_BYTES = 64 * 1024
+
+_KNOWN_FLAGS = sum(ConnectFlag)
+_ANSWERS = frozenset({*PUSHED})
+
+
+class TapSession:
+    """See the module docstring. Implements `ports.Session`."""
+
+    def __init__(
+        self, door: TapDoor, wake: Callable[[], None], report: Callable[[str], None]
+    ) -> None:
+        """Begin; the first bytes may be a TAP_CONNECT, or any command that it knows.
+
+        Args:
+            door: the adapter's.
+            wake: called when there is something to send by itself.
+            report: called with a short reason when the peer breaks the protocol.
+        """
+        self.closing = False
+        self.input_full = False
+        self.successor: Session | None = None
+        self._door = door
+        self._wake = wake
+        self._report = report
+        self._input = b""
+        self._out: list[bytes] = []
+        self._unsent = 0
+        self._opened: Opened | None = None
+
+    def inherit(self, replies: list[bytes], unsent: int) -> None:
+        """Take over what the session before this one has not sent yet."""
+        self._out = replies
+        self._unsent = unsent
+
+    # --- the doors ------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """See `ports.Session`."""
+        if not self.closing:
+            self._input += data
+            self._run()
+
+    def tick(self, now: float) -> None:
+        """See `ports.Session`: NOOPs, and the patience with who does not acknowledge."""
+        if self._opened is not None and not self.closing:
+            self._opened.producer.tick(now)
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """See `ports.Session`: replies, then the stream."""
+        pieces, self._out = self._out, []
+        room, self._unsent = budget - self._unsent, 0
+        if self.input_full:
+            self.input_full = False
+            self._run()
+        opened = self._opened
+        if opened is not None and not self.closing:
+            if room > 0:
+                opened.producer.fill(pieces, room)
+            if opened.producer.closed:
+                self._end()
+        return pieces
+
+    def connection_lost(self) -> None:
+        """See `ports.Session`."""
+        self._end()
+        self._out, self._unsent = [], 0
+
+    def _end(self) -> None:
+        """Hang up after what was put out; the stream is over."""
+        self.closing = True
+        self.input_full = False
+        self._input = b""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            self._door.close(opened)
+
+    def _misuse(self, reason: str) -> None:
+        self._report(reason)
+        self._end()
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        data, place = self._input, 0
+        while not self.closing:
+            if self._unsent > UNSENT_MAX_BYTES:
+                self.input_full = True
+                break
+            length = self._one(data, place)
+            if not length:
+                break
+            place += length
+        self._input = b"" if self.closing else data[place:]
+
+    def _one(self, data: bytes, place: int) -> int:
+        """Deal with the frame at `place`; returns its length, 0 = it is not whole yet."""
+        if len(data) - place < HEADER_BYTES:
+            return 0
+        magic, opcode, key_length, extras_length, _, status, body_length, opaque, _ = (
+            unpack_request(data, place)
+        )
+        length = int(HEADER_BYTES + body_length)
+        if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
+            self._misuse(f"magic {magic:#04x} on a TAP connection")
+            return length
+        if length > FRAME_MAX_BYTES:
+            self._misuse(f"a frame of {length} bytes on a TAP connection")
+            return length
+        if magic == MAGIC_REQUEST and not self._has_shape(
+            opcode, extras_length, key_length, body_length, opaque
+        ):
+            return length
+        if len(data) - place < length:
+            return 0
+        if magic == MAGIC_RESPONSE:
+            self._answered(opcode, opaque, status)
+        else:
+            body = data[place + HEADER_BYTES : place + length]
+            self._request(opcode, opaque, status, body, extras_length, key_length)
+        return length
+
+    def _has_shape(
+        self, opcode: int, extras_length: int, key_length: int, body_length: int, opaque: int
+    ) -> bool:
+        refusal = shape_error(opcode, extras_length, key_length, body_length)
+        if refusal is None or (opcode == Opcode.TAP_CONNECT and not refusal.closes):
+            return True  # the connect's own rules are told by `_connect`
+        if refusal.closes:
+            self._reply(opcode, opaque, refusal.status)
+            self._misuse(f"opcode {opcode:#04x}: {refusal.status.name.lower()}")
+        return not refusal.closes
+
+    def _answered(self, opcode: int, opaque: int, status: int) -> None:
+        opened = self._opened
+        if opened is not None and opcode in _ANSWERS and not opened.producer.closed:
+            opened.producer.answered(opcode, opaque, status)
+
+    def _request(
+        self,
+        opcode: int,
+        opaque: int,
+        vbucket: int,
+        body: bytes,
+        extras_length: int,
+        key_length: int,
+    ) -> None:
+        extras = body[:extras_length]
+        key = body[extras_length : extras_length + key_length]
+        value = body[extras_length + key_length :]
+        if opcode == Opcode.TAP_CONNECT:
+            self._connect(opaque, extras, key, value)
+            return
+        if opcode in PUSHED:  # what is in front of a node takes nothing for it
+            self._door.pushes_refused += 1
+            self._reply(opcode, opaque, Status.NOT_SUPPORTED)
+            return
+        command = _COMMANDS.get(opcode)
+        refusal = shape_error(opcode, extras_length, key_length, len(body))
+        if command is None or refusal is not None:
+            self._reply(opcode, opaque, refusal.status if refusal else Status.UNKNOWN_COMMAND)
+            return
+        try:
+            command(self, opcode, opaque, key, value)
+        except (CommandError, RemoteProtocolError):  # the filter of no known client, or torn
+            self._reply(opcode, opaque, Status.INVALID_ARGUMENTS)
+
+    def _reply(
+        self, opcode: int, opaque: int, status: int = 0, value: bytes = b"", key: bytes = b""
+    ) -> None:
+        if status and not value:
+            value = STATUS_TEXT[Status(status)]
+        reply = encode_response(opcode, status=status, key=key, value=value, opaque=opaque)
+        self._out.append(reply)
+        self._unsent += len(reply)
+
+    # --- TAP_CONNECT ----------------------------------------------------------------------------
+
+    def _connect(self, opaque: int, extras: bytes, name: bytes, value: bytes) -> None:
+        if self._opened is not None:
+            self._misuse("a second TAP connect")
+            return
+        if _lacks_backfill_data(extras, value):
+            self._misuse("a TAP connect with BACKFILL and without its time")
+            return
+        try:
+            connect = decode_connect(name, extras, value)
+            _check_flags(connect)
+            self._opened = self._door.open(connect, self._wake)
+        except (RemoteProtocolError, CommandError) as error:
+            self._reply(Opcode.TAP_CONNECT, opaque, _refusal_of(error))
+            self._door.refused(name, str(error))
+            self._end()
+
+    # --- other commands -------------------------------------------------------------------------
+
+    def _succeed(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
+        """NOOP, and HELLO, which is granted nothing."""
+        self._reply(opcode, opaque)
+
+    def _version(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
+        self._reply(opcode, opaque, value=MEMCACHED_VERSION.encode())
+
+    def _quit(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
+        if opcode == Opcode.QUIT:
+            self._reply(opcode, opaque)
+        self._end()
+
+    def _stat(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
+        rows = self._door.statistics(" ".join(key.decode("latin-1").split()))
+        if rows is None:
+            self._reply(opcode, opaque, Status.KEY_NOT_FOUND)
+            return
+        for name, text in rows:
+            self._reply(opcode, opaque, key=name.encode(), value=text.encode())
+        self._reply(opcode, opaque)
+
+    def _deregister(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
+        self._door.deregister(key)
+        self._reply(opcode, opaque)
+
+    def _change_filter(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
+        self._door.change_filter(key, decode_filter(value))
+        self._reply(opcode, opaque)
+
+    def _reset_chain(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
+        self._door.reset_chain()
+        self._reply(opcode, opaque)
+
+
+_COMMANDS: dict[int, Callable[[TapSession, int, int, bytes, bytes], None]] = {
+    Opcode.NOOP: TapSession._succeed,
+    Opcode.HELLO: TapSession._succeed,
+    Opcode.VERSION: TapSession._version,
+    Opcode.QUIT: TapSession._quit,
+    Opcode.QUITQ: TapSession._quit,
+    Opcode.STAT: TapSession._stat,
+    Opcode.DEREGISTER_TAP_CLIENT: TapSession._deregister,
+    Opcode.CHANGE_VB_FILTER: TapSession._change_filter,
+    Opcode.RESET_REPLICATION_CHAIN: TapSession._reset_chain,
+}
+
+
+def _lacks_backfill_data(extras: bytes, value: bytes) -> bool:
+    if len(extras) != TAP_CONNECT_EXTRAS.size or len(value) >= TAP_BACKFILL_DATA.size:
+        return False
+    return bool(TAP_CONNECT_EXTRAS.unpack(extras)[0] & ConnectFlag.BACKFILL)
+
+
+def _check_flags(connect: Connect) -> None:
+    """Refuse what cannot be: unknown bits, a dump that takes over, a takeover of nothing named.
+
+    Raises:
+        RemoteProtocolError: see the text.
+    """
+    if connect.flags & ~_KNOWN_FLAGS:
+        raise RemoteProtocolError(f"flags {connect.flags:#x}: nobody knows what they mean")
+    if connect.has(ConnectFlag.TAKEOVER_VBUCKETS):
+        if connect.has(ConnectFlag.DUMP):
+            raise RemoteProtocolError("a dump that takes over")
+        if not connect.has(ConnectFlag.LIST_VBUCKETS):
+            raise RemoteProtocolError("a takeover that does not say of which vBuckets")
+
+
+def _refusal_of(error: Exception) -> Status:
+    if isinstance(error, TemporaryFailure):
+        return Status.TEMPORARY_FAILURE
+    if isinstance(error, InvalidArguments):
+        return Status.INVALID_ARGUMENTS
+    return Status.NOT_SUPPORTED

@@ -1,0 +1,271 @@
+"""What a client was sent and has not acknowledged: TAP's window.
+
+Kept are not messages but **stretches**: what one acknowledgement covers, with the place in each
+vBucket's history that it takes the client to. `Control` messages (OPAQUE, VBUCKET_SET, CHECKPOINT)
+are kept one by one, for they are sent again as they were.
+
+Messages are counted without end, by serials; on the wire they carry 32 bits that skip 0.
+
+What surprises: nobody has to acknowledge what was not asked for, so an acknowledgement in the
+middle of a stretch counts up to the stretch before; and when there are very many stretches, new
+ones are joined to the last, which costs a client that never answers nothing but precision.
+
+Source: TAP reference 5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.tap import checkpoint_end, checkpoint_start, opaque_message, state_message
+
+#: Numbers on the wire are 1 to this.
+SEQUENCE_MAX = 2**32 - 1
+
+#: More stretches than this are joined.
+STRETCHES_MAX = 64
+
+
+class Mark(NamedTuple):
+    """A place in a vBucket's history: a seqno, and the snapshot that it lies in."""
+
+    seqno: int
+    start: int
+    end: int
+
+
+class Control(NamedTuple):
+    """A message that is none of an item; it always asks to be acknowledged.
+
+    Attributes:
+        opcode: OPAQUE, VBUCKET_SET, CHECKPOINT_START or CHECKPOINT_END.
+        vbucket: 0 where it is of the connection.
+        word: the `TapOpaque`, the state, or the checkpoint's id.
+        after_all: whether it waits until all before it are acknowledged.
+        deleted_rev: of CHECKPOINT_START.
+        left: called when it is put out.
+        acked: called when the client has taken it.
+    """
+
+    opcode: int
+    vbucket: int
+    word: int
+    after_all: bool = False
+    deleted_rev: int = 0
+    left: Callable[[], None] | None = None
+    acked: Callable[[], None] | None = None
+
+    @property
+    def gates(self) -> bool:
+        """Whether no item may follow before it is acknowledged."""
+        return self.opcode != Opcode.TAP_VBUCKET_SET
+
+    def message(self, sequence: int, flags: int) -> bytes:
+        """Return it as it goes out."""
+        if self.opcode == Opcode.TAP_OPAQUE:
+            return opaque_message(self.word, self.vbucket, sequence, flags)
+        if self.opcode == Opcode.TAP_VBUCKET_SET:
+            return state_message(self.word, self.vbucket, sequence, flags)
+        if self.opcode == Opcode.TAP_CHECKPOINT_END:
+            return checkpoint_end(self.word, self.vbucket, sequence, flags)
+        return checkpoint_start(
+            self.word, self.vbucket, sequence, flags, deleted_rev=self.deleted_rev
+        )
+
+
+class Settled(NamedTuple):
+    """What an acknowledgement covers.
+
+    Attributes:
+        marks: how far the client is now, by vBucket.
+        controls: those it has taken.
+        size: bytes of UPR that are done with.
+    """
+
+    marks: dict[int, Mark]
+    controls: list[Control]
+    size: int
+
+
+class Refused(NamedTuple):
+    """What comes of a negative acknowledgement.
+
+    Attributes:
+        settled: what lay before it, and the bytes of all that is sent anew.
+        vbuckets: those whose items are to be sent anew from the last place that was acknowledged.
+        control: the message that was refused, where it was no item.
+    """
+
+    settled: Settled
+    vbuckets: list[int]
+    control: Control | None
+
+
+class _Stretch:
+    """Messages `first` to `last`."""
+
+    __slots__ = ("first", "last", "marks", "size")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.last = first - 1
+        self.marks: dict[int, Mark] = {}
+        self.size = 0
+
+
+class Window:
+    """See the module docstring.
+
+    Attributes:
+        sent: serial of the newest message.
+        acked: up to this all is dealt with.
+        limit: so many may be unacknowledged, and one more.
+    """
+
+    def __init__(self, limit: int, begin: int = 0) -> None:
+        """See the class; `begin`: messages that count as sent before."""
+        self.sent = self.acked = begin
+        self.limit = limit
+        self._stretches: deque[_Stretch] = deque()
+        self._controls: deque[tuple[int, Control]] = deque()
+        self._holders: dict[int, int] = {}
+        self._gates = 0
+        self._joins = False
+
+    @property
+    def sequence(self) -> int:
+        """Number of the next message, as on the wire."""
+        return self.sent % SEQUENCE_MAX + 1
+
+    @property
+    def room(self) -> int:
+        """How many messages may follow."""
+        return self.limit + 1 - (self.sent - self.acked)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the client has taken all that was sent."""
+        return not self._stretches and not self._controls
+
+    @property
+    def gated(self) -> bool:
+        """Whether a message is unacknowledged that no item may follow."""
+        return bool(self._gates)
+
+    @property
+    def stretches(self) -> int:
+        """How many are kept."""
+        return len(self._stretches)
+
+    def holds(self, vbucket: int) -> bool:
+        """Tell whether items of a vBucket are unacknowledged."""
+        return vbucket in self._holders
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def add_items(self, vbucket: int, count: int, mark: Mark) -> None:
+        """Note items of one vBucket; `mark`: where they take the client."""
+        stretches = self._stretches
+        if not stretches or not (self._joins or len(stretches) >= STRETCHES_MAX):
+            stretches.append(_Stretch(self.sent + 1))
+        self._joins = True
+        self.sent += count
+        stretch = stretches[-1]
+        stretch.last = self.sent
+        if vbucket not in stretch.marks:
+            self._holders[vbucket] = self._holders.get(vbucket, 0) + 1
+        stretch.marks[vbucket] = mark
+
+    def end_stretch(self) -> None:
+        """Note that the last message asks to be acknowledged."""
+        self._joins = False
+
+    def add_control(self, control: Control) -> None:
+        """Note a message that is none of an item."""
+        self.sent += 1
+        self._joins = False
+        self._controls.append((self.sent, control))
+        self._gates += control.gates
+
+    def owe(self, size: int) -> int:
+        """Take bytes of UPR into account; returns how many are done with at once."""
+        if not self._stretches:
+            return size
+        self._stretches[-1].size += size
+        return 0
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def acknowledge(self, sequence: int) -> Settled | None:
+        """Take an acknowledgement of all up to `sequence`; ``None`` = it is of nothing."""
+        serial = self._serial_of(sequence)
+        return None if serial is None else self._settle(serial)
+
+    def acknowledge_all(self) -> Settled:
+        """Take all as acknowledged: nobody was asked."""
+        return self._settle(self.sent)
+
+    def refuse(self, sequence: int) -> Refused | None:
+        """Take a negative acknowledgement of `sequence`; ``None`` = it is of nothing.
+
+        What was sent after the refused item does not count any more, whatever the answers to it
+        will be, because it is sent anew; that is not so for `Control` messages.
+        """
+        serial = self._serial_of(sequence)
+        if serial is None:
+            return None
+        settled = self._settle(serial - 1)
+        self.acked = serial
+        if self._controls and self._controls[0][0] == serial:
+            return Refused(settled, [], self._pop_control())
+        if not self._stretches or serial < self._stretches[0].first:
+            return Refused(settled, [], None)
+        size = settled.size + sum(stretch.size for stretch in self._stretches)
+        vbuckets = list(self._holders)
+        self._stretches.clear()
+        self._holders.clear()
+        self._joins = False
+        return Refused(settled._replace(size=size), vbuckets, None)
+
+    def forget(self, vbucket: int) -> None:
+        """Let acknowledgements of a vBucket's items move nothing: its stream has begun anew."""
+        if self._holders.pop(vbucket, 0):
+            for stretch in self._stretches:
+                stretch.marks.pop(vbucket, None)
+
+    def _serial_of(self, sequence: int) -> int | None:
+        ahead = (sequence - self.acked) % SEQUENCE_MAX
+        serial = self.acked + ahead
+        known = 0 < sequence <= SEQUENCE_MAX and ahead and serial <= self.sent
+        return serial if known else None
+
+    def _settle(self, serial: int) -> Settled:
+        marks: dict[int, Mark] = {}
+        controls: list[Control] = []
+        size = 0
+        stretches = self._stretches
+        while stretches and stretches[0].last <= serial:
+            stretch = stretches.popleft()
+            marks.update(stretch.marks)
+            size += stretch.size
+            for vbucket in stretch.marks:
+                self._release(vbucket)
+        while self._controls and self._controls[0][0] <= serial:
+            controls.append(self._pop_control())
+        self.acked = max(self.acked, serial)
+        return Settled(marks, controls, size)
+
+    def _release(self, vbucket: int) -> None:
+        left = self._holders[vbucket] - 1
+        if left:
+            self._holders[vbucket] = left
+        else:
+            del self._holders[vbucket]
+
+    def _pop_control(self) -> Control:
+        control = self._controls.popleft()[1]
+        self._gates -= control.gates
+        return control
