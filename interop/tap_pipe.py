@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 from interop import tap_wire as t
 from interop import upr_wire as u
@@ -35,6 +36,7 @@ DONE, BROKEN = 0, 70
 _CONNECT_OPAQUE = 0xFECAFECA
 _CHUNK_BYTES = 1 << 16
 _TIMEOUT_S = 30.0
+_AGAIN_S = 0.2
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what was not sent is forgotten
 
 
@@ -199,3 +201,40 @@ class Pipe(threading.Thread):
         assert packet.is_reply, packet
         self.answers[packet.number] += 1
         return packet.opcode != t.NOOP
+
+
+class KeptPipe:
+    """A pipe that is started again whenever it ends, as a supervisor does. Use it in a ``with``.
+
+    Attributes:
+        pipes: all of them, in order.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        self.pipes: list[Pipe] = []
+        self._arguments = arguments
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kept-pipe", daemon=True)
+
+    def counted(self, kind: int | tuple[int, int]) -> int:
+        """Packets of a kind that came from the source, over all pipes."""
+        return sum(pipe.kinds[kind] for pipe in self.pipes)
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            with contextlib.suppress(OSError):
+                pipe = Pipe(*self._arguments)
+                self.pipes.append(pipe)
+                with pipe:
+                    while pipe.is_alive() and not self._ending.wait(0.02):
+                        pass
+            self._ending.wait(_AGAIN_S)
+
+    def __enter__(self) -> KeptPipe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join(_TIMEOUT_S)
+        assert not self._thread.is_alive(), "the supervisor did not end"

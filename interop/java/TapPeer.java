@@ -137,7 +137,7 @@ public final class TapPeer {
     text.append(", \"vbucket\": ").append(message.getVbucket());
     text.append(", \"opaque\": ").append(message.getOpaque());
     text.append(", \"cas\": ").append(Long.toUnsignedString(message.getCas()));
-    text.append(", \"ttl\": ").append(message.getTTL());
+    text.append(", \"ttl\": ").append(message.getTTL() & 0xff);
     text.append(", \"fixed\": ")
         .append(message.getFlags().contains(TapResponseFlag.TAP_FLAG_NETWORK_BYTE_ORDER));
     text.append(", \"empty\": ").append(message.getFlags().contains(TapResponseFlag.TAP_NO_VALUE));

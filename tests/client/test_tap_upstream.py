@@ -15,8 +15,9 @@ from tests.client.tap_world import Joined
 from tests.upr import peer
 from tests.upr.peer import Frame, frame, marker, mutation, response, write
 from uprmc.client.events import Inlet
+from uprmc.client.tap_connection import NAME_MAX_BYTES, connection_name
 from uprmc.client.tap_frames import FramePasser
-from uprmc.client.tap_upstream import NAME_MAX_BYTES, RemoteUpstream, connection_name
+from uprmc.client.tap_upstream import RemoteUpstream
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.tap_adapter.upstream import Standing, Upstream
@@ -362,6 +363,11 @@ BAD = {
         mutation(0, 7, 3, b"k"),
     ],
     "of another vBucket": [M, mutation(1, 7, 1, b"k")],
+    "of another vBucket behind a good one": [M + mutation(0, 7, 1, b"k") + mutation(1, 7, 2, b"k")],
+    "with other extras": [
+        M,
+        frame(peer.MUTATION, key=b"k" * 9, extras=struct.pack(">QQ", 1, 1) + bytes(14), opaque=7),
+    ],
     "without a key": [M, mutation(0, 7, 1, b"")],
     "with more metadata than value": [M, mutation(0, 7, 1, b"k", b"v", nmeta=2)],
     "torn mutation": [M, frame(peer.MUTATION, key=b"k", extras=b"x" * 30, opaque=7)],
@@ -371,11 +377,10 @@ BAD = {
     "torn state": [frame(peer.SET_STATE, extras=b"", opaque=7)],
     "marker that falls": [M, mutation(0, 7, 10, b"k"), marker(0, 7, 1, 9)],
     "snapshot cut short": [M, mutation(0, 7, 3, b"k"), marker(0, 7, 4, 20)],
-    "torn log": [],
 }
 
 
-@pytest.mark.parametrize("frames", [pytest.param(v, id=k) for k, v in BAD.items() if v])
+@pytest.mark.parametrize("frames", [pytest.param(v, id=k) for k, v in BAD.items()])
 def test_a_producer_that_breaks_the_rules_is_hung_up_on(frames: list[bytes]) -> None:
     joined = said(*frames)
     assert "nonsense" in joined.upstream.closed
@@ -470,6 +475,16 @@ def test_one_that_is_heard_is_not() -> None:
     joined = Joined(Lively(accepted))
     for second in range(200):
         joined.upstream.receive_data(frame(peer.NOOP, opaque=5))
+        joined.upstream.tick(100.0 + second)
+    assert joined.upstream.closed == ""
+
+
+def test_one_whom_we_do_not_read_is_not_silent() -> None:
+    flood = M + b"".join(mutation(0, 7, n, b"k", b"x" * 1000) for n in range(1, 6))
+    joined = Joined(Lively(lambda asked: accepted(asked, then=flood)), buffer_bytes=1_000)
+    joined.open(0)
+    assert joined.upstream.input_full
+    for second in range(200):
         joined.upstream.tick(100.0 + second)
     assert joined.upstream.closed == ""
 

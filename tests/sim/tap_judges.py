@@ -184,6 +184,8 @@ class ConversationJudge:
 
     def _judge_gates(self, message: Message) -> None:
         if message.opcode in _COMMANDS:
+            if message.opcode == tap.OPAQUE and message.word == tap.CLOSE_BACKFILL:
+                self._judge_all_answered(message)
             return
         for earlier in self._unacked:
             if earlier.opcode == tap.OPAQUE:
@@ -191,9 +193,13 @@ class ConversationJudge:
             if earlier.opcode in _CHECKPOINTS and message.opcode in _ITEMS:
                 self._fail(message, f"{earlier} is not answered yet")
         if message.opcode == tap.END:
-            mine = [each for each in self._unacked if each.place == message.place]
-            if mine:
-                self._fail(message, f"{mine[0]} is not answered yet")
+            self._judge_all_answered(message)
+
+    def _judge_all_answered(self, message: Message) -> None:
+        """What ends something waits until all of it was answered."""
+        for earlier in self._unacked:
+            if earlier.place == message.place and earlier.opcode != tap.OPAQUE:
+                self._fail(message, f"{earlier} is not answered yet")
 
     def _judge_order(self, message: Message) -> None:
         """Nobody is told of an older state after a newer one; see `began_again` and `branched`."""

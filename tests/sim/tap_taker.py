@@ -71,7 +71,7 @@ class TapTaker:
         world.after(_PATIENCE_S, self._connection.hang_up)
 
     def _came(self, message: Message) -> bool:
-        if self._world.chance(self._nack):
+        if message.opcode != tap.VBUCKET_SET and self._world.chance(self._nack):
             return False
         copy = self._copy
         if message.opcode == tap.VBUCKET_SET:

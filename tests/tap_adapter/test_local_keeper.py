@@ -123,3 +123,29 @@ def test_what_was_saved_last_is_what_is_found(saves: list[tuple[bytes, bytes | N
     rig.flush()
     assert kept(rig) == expected
     assert int(rig.store.local(COUNT_NAME) or 0) <= 3
+
+
+def test_a_client_whose_removal_failed_keeps_its_place_until_that_is_free() -> None:
+    rig = Rig()
+    keeper = LocalKeeper(rig.bucket)
+    save(rig, keeper, b"one", b"x")
+    told: list[bool] = []
+    keeper.save(b"one", None, told.append)
+    rig.fail_flush()
+    assert (told, kept(rig)) == ([False], {b"one": b"x"})
+    assert save(rig, keeper, b"two", b"y")
+    keeper.save(b"one", None, told.append)
+    rig.flush()
+    assert told == [False, True]
+    assert kept(rig) == {b"two": b"y"}
+
+
+def test_a_client_that_came_back_before_its_removal_was_written_keeps_its_place() -> None:
+    rig = Rig()
+    keeper = LocalKeeper(rig.bucket)
+    save(rig, keeper, b"one", b"x")
+    keeper.save(b"one", None, lambda _: None)
+    keeper.save(b"one", b"z", lambda _: None)
+    rig.flush()
+    save(rig, keeper, b"two", b"y")
+    assert kept(rig) == {b"one": b"z", b"two": b"y"}

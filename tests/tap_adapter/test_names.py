@@ -362,6 +362,18 @@ def test_a_registered_position_expires() -> None:
     assert place.connect(b"backup", REGISTERED).courses == {}
 
 
+def test_a_slow_disk_prolongs_no_position() -> None:
+    place = Place()
+    known = place.connect(b"backup", REGISTERED)
+    place.keeper.patient = True
+    known.save(bool)
+    left_at = place.unix_now
+    place.leave(known)
+    place.tick(50.0)
+    place.keeper.finish_all()
+    assert decode(place.keeper.documents[b"backup"]).seen_s == left_at
+
+
 def test_an_expired_position_is_removed_from_disk() -> None:
     place = Place(TapSettings(registered_expiry_s=1_000.0))
     place.leave(place.connect(b"backup", REGISTERED))

@@ -357,7 +357,15 @@ def test_sequence_numbers_begin_at_1_again_after_the_highest() -> None:
     window.sent = window.acked = SEQUENCE_MAX - 4
     messages = line.run_messages()
     numbers = [message.opaque for message in messages]
-    assert numbers[:7] == [SEQUENCE_MAX - 3, SEQUENCE_MAX - 2, SEQUENCE_MAX - 1, SEQUENCE_MAX, 1, 2, 3]
+    assert numbers[:7] == [
+        SEQUENCE_MAX - 3,
+        SEQUENCE_MAX - 2,
+        SEQUENCE_MAX - 1,
+        SEQUENCE_MAX,
+        1,
+        2,
+        3,
+    ]
     assert line.known.courses[0].acked == 10
     assert [m.opaque for m in messages if m.opaque % 4 == 0 and not m.wants_ack] == []
 

@@ -150,11 +150,17 @@ class World:
             if self.line.producer.closed:
                 assert not self.line.producer.finished
                 self.hang_up()
-            elif quiet and not self.line.upstream.undelivered:
-                if not self.line.producer.statistics().paused and self.line.producer._save_again_at is None:
-                    return
+            elif quiet and not self.line.upstream.undelivered and not self.is_waiting:
+                return
             self.line.tick(1.1)
         raise AssertionError("it never settles")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether only time will bring more."""
+        producer = self.line.producer
+        batch = producer._batch
+        return producer.statistics().paused or (batch is not None and batch.waits)
 
     def check(self) -> None:
         for number in NUMBERS:

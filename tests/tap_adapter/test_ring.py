@@ -104,6 +104,35 @@ def test_what_is_sent_again_is_there_twice_and_losing_one_loses_what_both_reach(
     assert ring.above(3, 9) == [b"c", b"d"]
 
 
+def test_what_is_sent_again_leaves_no_gap_before_what_follows() -> None:
+    ring = Ring(10)
+    ring.add(3, 0, 9, [b"a", b"b"])
+    ring.add(3, 4, 7, [b"b"])
+    ring.add(3, 9, 12, [b"c"])
+    assert ring.above(3, 0) == [b"a", b"b", b"c"]
+
+
+def test_a_ring_goes_round_many_times() -> None:
+    ring, keys = Ring(100), [b"%d" % number for number in range(5_000)]
+    for number, key in enumerate(keys):
+        ring.add(number % 2, number // 2, number // 2 + 1, [key])
+        if number % 97 == 0:
+            newest = keys[max(0, number - 99) : number + 1]
+            assert len(ring) == len(newest)
+            floor = max(0, number - 99) // 2 + 1
+            assert ring.above(0, floor) == [
+                key for key in newest if int(key) // 2 >= floor and int(key) % 2 == 0
+            ]
+
+
+def test_a_vbucket_that_is_emptied_after_a_restart_begins_anew() -> None:
+    ring = Ring(4)
+    ring.lost(3, 50)
+    ring.forget(3)
+    ring.add(3, 0, 4, [b"c"])
+    assert ring.above(3, 0) == [b"c"]
+
+
 def test_a_correction_reaches_to_the_version_that_was_sent() -> None:
     ring = Ring(10)
     ring.add(3, 0, 150, [b"a", b"b"])

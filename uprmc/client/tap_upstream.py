@@ -13,15 +13,14 @@ Source: TAP reference 10; UPR reference 2 and 4.7; ``tap_adapter/upstream.py``.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from uprmc.client.errors import ClientError, ProducerError
 from uprmc.client.events import Accepted, Event, Inlet
-from uprmc.client.node_session import Ask, NodeSession, Task
-from uprmc.client.tap_frames import FramePasser
-from uprmc.client.tap_questions import NOOP_INTERVAL_S, Statistics, fetch, handshake, survey
+from uprmc.client.node_session import Ask, Task
+from uprmc.client.tap_connection import ProducerSession
+from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
 from uprmc.model import Item, SnapshotRange
 from uprmc.ports import Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -29,12 +28,6 @@ from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, ROLLBACK_VALUE, StreamRequest
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.line import Dial, Dialled
-
-#: Before the client's name, as ep-engine has it and a node of ours.
-PREFIX = b"eq_tapq:"
-
-#: Producers of today take no longer name of a connection.
-NAME_MAX_BYTES = 200
 
 #: So much is received ahead of a client; small, for there may be many of them.
 BUFFER_BYTES = 1024 * 1024
@@ -47,42 +40,6 @@ _ACK_PARTS = 4
 
 #: So many buffers a producer may be ahead before we read no further.
 _TOLERANCE = 2
-
-_DIGEST_CHARS = 32
-
-
-def connection_name(name: bytes, suffix: bytes = b"") -> bytes:
-    """Return what the UPR connection of a TAP client is called; long names end in a digest."""
-    whole = PREFIX + name + suffix
-    if len(whole) <= NAME_MAX_BYTES:
-        return whole
-    digest = hashlib.sha256(whole).hexdigest()[:_DIGEST_CHARS].encode()
-    return whole[: NAME_MAX_BYTES - _DIGEST_CHARS - 1] + b"~" + digest
-
-
-class _ProducerSession(NodeSession):
-    """A `NodeSession` whose streams are passed on as frames."""
-
-    def __init__(self, place: str) -> None:
-        super().__init__(place, "", noop_interval_s=NOOP_INTERVAL_S)
-        self.passer = FramePasser(place)
-        self.decoder = self.passer
-
-    def take(self, data: bytes) -> Any:
-        """Return what `FramePasser.take` yields; keep-alives are answered."""
-        for event in self.passer.take(data):
-            if type(event) is RequestFrame:
-                self.send(ResponseFrame(event.opcode, opaque=event.opaque))
-            else:
-                yield event
-
-    def send(self, frame: RequestFrame | ResponseFrame) -> None:
-        """Have a frame sent that is not a question of a task."""
-        self._to_send.append(frame.encode())
-
-    def heard(self, now: float) -> None:
-        """Note a sign of life."""
-        self._heard_at = now
 
 
 class RemoteUpstream:
@@ -114,7 +71,7 @@ class RemoteUpstream:
         """
         self.closed = ""
         self.closing = self.input_full = False
-        self._session = _ProducerSession(place)
+        self._session = ProducerSession(place)
         self._name = name
         self._values = values
         self._buffer_bytes = buffer_bytes

@@ -266,9 +266,11 @@ class Feed:
             return
         if stream.backfilling and not stream.emptying:
             stream.backfilling = False
-            stream.course.backfilled = True
+            # Not before it is acknowledged: a client that has left without it would never hear of
+            # the end.
+            told = partial(setattr, stream.course, "backfilled", True)
             conversation.outlet.post(
-                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL)
+                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL, acked=told)
             )
         if stream.answer_due:
             stream.answer_due = False

@@ -40,6 +40,7 @@ class LocalKeeper:
         self._places: dict[bytes, int] = {}
         self._free: list[int] = []
         self._count = 0
+        self._leaving: set[bytes] = set()
 
     def load(self) -> dict[bytes, bytes]:
         """See `upstream.Keeper`; what cannot be read is left out, and named in `trouble`."""
@@ -74,6 +75,7 @@ class LocalKeeper:
         place = self._places.get(name)
         if place is None:
             place = self._places[name] = self._take_place()
+        self._leaving.discard(name)
         record = _NAME_LENGTH.pack(len(name)) + name + document
         self._bucket.flusher.write_local(_PLACE_NAME % place, record, _Durable(self._bucket, done))
 
@@ -86,12 +88,21 @@ class LocalKeeper:
         return self._count - 1
 
     def _drop(self, name: bytes, done: Callable[[bool], None]) -> None:
-        place = self._places.pop(name, None)
+        place = self._places.get(name)
         if place is None:
             done(True)
             return
-        heapq.heappush(self._free, place)
-        self._bucket.flusher.write_local(_PLACE_NAME % place, None, done)
+
+        self._leaving.add(name)
+
+        def dropped(ok: bool) -> None:
+            if ok and name in self._leaving:
+                self._leaving.discard(name)
+                del self._places[name]
+                heapq.heappush(self._free, place)
+            done(ok)
+
+        self._bucket.flusher.write_local(_PLACE_NAME % place, None, dropped)
 
 
 class _Durable:

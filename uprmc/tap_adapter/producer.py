@@ -1,11 +1,11 @@
 """One TAP connection fed by UPR streams: what a session sees of it.
 
-Job: begin the streams at TAP_CONNECT, pass answers and the time on, keep batches of a registered
-client until its place is on disk. Streams begin in `openings`, messages come from `feed`, `outlet`
-decides when they leave, `window` remembers what is unacknowledged.
+Job: begin the streams at TAP_CONNECT, pass answers and the time on. Streams begin in `openings`,
+messages come from `feed`, `outlet` decides when they leave, `window` remembers what is
+unacknowledged, and `batch` holds what may not leave to a registered client before it is saved.
 
-What surprises: nothing leaves to a registered client before the keeper has it that the client may
-hold it. Otherwise a crash could forget that, and a branch of history would not be corrected.
+What surprises: the end of a dump or a takeover is no message. The connection is closed when all of
+it is acknowledged, and clients take the end of file for success.
 
 Source: TAP reference 3, 5, 6, 7 and 10.
 """
@@ -19,8 +19,9 @@ from uprmc.model import VBucketState
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.tap import Connect, TapOpaque
+from uprmc.tap_adapter.batch import SavedBatch
 from uprmc.tap_adapter.conversation import Conversation
-from uprmc.tap_adapter.feed import PULL_BYTES, Feed
+from uprmc.tap_adapter.feed import Feed
 from uprmc.tap_adapter.names import TapName
 from uprmc.tap_adapter.stream import Phase
 from uprmc.tap_adapter.tap_statistics import TapCounts, TapStatistics, statistics_of
@@ -29,9 +30,6 @@ from uprmc.tap_adapter.window import Control, Refused
 
 _NOOP = encode_request(Opcode.NOOP)
 _TEMPORARY = frozenset({Status.BUSY, Status.TEMPORARY_FAILURE})
-
-#: A place that could not be saved is tried again after so long.
-_SAVE_AGAIN_S = 1.0
 
 
 class TapProducer:
@@ -73,17 +71,16 @@ class TapProducer:
         self._sent_at = now
         self._full_since: float | None = None
         self._asleep_until: float | None = None
-        self._save_again_at: float | None = None
-        self._saved_at = now
         self._noop_due = False
         self._surveyed = False
-        self._batch: list[bytes] = []
-        self._batch_is_safe = False
         self._nacks = self._noops = self._strange_answers = self._sent_bytes = 0
         self._conversation = Conversation(
             connect, known, upstream, settings, self._stirred, unix_now
         )
         self._feed = Feed(self._conversation)
+        self._batch: SavedBatch | None = None
+        if known.registered:
+            self._batch = SavedBatch(self._conversation, self._feed, now, self._stirred)
         self._greet()
         listed = connect.vbuckets is not None
         upstream.survey(connect.vbuckets, self._begin if listed else self._begin_active)
@@ -146,10 +143,7 @@ class TapProducer:
         self._busy = True
         size = 0
         if self._asleep_until is None:
-            if self._conversation.known.registered:
-                size = self._fill_saved(out, budget)
-            else:
-                size = self._feed.fill(out, budget)
+            size = (self._batch or self._feed).fill(out, budget)
             self._look_for_end()
         if self._noop_due and not size:
             out.append(_NOOP)
@@ -162,41 +156,13 @@ class TapProducer:
         self._busy = False
         return size
 
-    def _fill_saved(self, out: list[bytes], budget: int) -> int:
-        """Put out a batch that is saved, or make one and have it saved."""
-        if not self._batch:
-            self._feed.fill(self._batch, min(budget, PULL_BYTES))
-            if not self._batch:
-                return 0
-            self._save_batch()
-        if not self._batch_is_safe:
-            return 0
-        batch, self._batch = self._batch, []
-        self._batch_is_safe = False
-        out += batch
-        self._feed.settle_unasked()
-        return sum(map(len, batch))
-
-    def _save_batch(self) -> None:
-        self._save_again_at = None
-        self._conversation.dirty = False
-        self._conversation.known.save(self._batch_saved)
-
-    def _batch_saved(self, kept: bool) -> None:
-        if kept:
-            self._batch_is_safe = True
-        else:
-            self._save_again_at = self._now + _SAVE_AGAIN_S
-        self._stirred()
-
-    def _place_saved(self, kept: bool) -> None:
-        self._conversation.dirty |= not kept
-
     def _look_for_end(self) -> None:
         """Hang up when a dump or a takeover is complete; end of file is what tells the client."""
         conversation = self._conversation
         streams = conversation.streams.values()
-        if not self._surveyed or self._batch or not conversation.outlet.idle:
+        if not self._surveyed or not conversation.outlet.idle:
+            return
+        if self._batch is not None and self._batch.waits:
             return
         if self._feed.holds_frames or not (
             conversation.dump or (conversation.takeover and streams)
@@ -281,7 +247,8 @@ class TapProducer:
             self._asleep_until = None
             self._resume()
         self._look_at_patience(now)
-        self._look_at_saving(now)
+        if self._batch is not None:
+            self._batch.tick(now)
         if now - self._sent_at >= self._conversation.settings.noop_interval_s:
             self._noop_due = True
             self._sent_at = now
@@ -301,19 +268,6 @@ class TapProducer:
         elif now - self._full_since >= self._conversation.settings.ack_grace_s:
             self._conversation.fail("the client acknowledges nothing")
             self._stirred()
-
-    def _look_at_saving(self, now: float) -> None:
-        """Try again what failed; save what was acknowledged since, so that less is sent again."""
-        conversation = self._conversation
-        if self._save_again_at is not None:
-            if now >= self._save_again_at:
-                self._save_batch()
-            return
-        wanted = conversation.known.registered and conversation.dirty and not self._batch
-        if wanted and now - self._saved_at >= _SAVE_AGAIN_S:
-            self._saved_at = now
-            conversation.dirty = False
-            conversation.known.save(self._place_saved)
 
     def change_filter(self, wanted: dict[int, int]) -> None:
         """Send other vBuckets from now on.

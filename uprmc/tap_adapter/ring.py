@@ -82,7 +82,6 @@ class Ring:
     def lost(self, vbucket: int, seqno: int) -> None:
         """Note that up to `seqno` was sent and is not in here: an earlier process sent it."""
         self._raise_floor(vbucket, seqno)
-        self._ends[vbucket] = max(seqno, self._ends.get(vbucket, 0))
 
     def above(self, vbucket: int, seqno: int) -> list[bytes] | None:
         """Return the distinct keys of runs that reach above `seqno`, ``None`` if some are lost.
@@ -102,7 +101,7 @@ class Ring:
         """Note that the client was told to empty `vbucket`: it holds nothing that was sent."""
         if self._floors.pop(vbucket, None) is None:
             return
-        del self._ends[vbucket]
+        self._ends.pop(vbucket, None)
         for row in self._rows(vbucket):
             self._last_seqnos[row] = _FORGOTTEN
 

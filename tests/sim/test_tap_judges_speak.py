@@ -1,0 +1,357 @@
+"""Each rule of the TAP adapter broken on purpose is noticed, by the right judge.
+
+See `test_upr_judges_speak`; a break that no longer breaks fails here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.sim import tap_codec as tap
+from tests.sim.faults import NO_FAULTS, Faults
+from tests.sim.judges import Verdict
+from tests.sim.tap_kinds import BACKUP, BUSY, DUMPER, LIVE, PLAIN, REGISTERED, REPLICA, TapKind
+from tests.sim.tap_master import Manners
+from tests.sim.tap_plan import SETTINGS, TapPlan
+from tests.sim.tap_push_run import PushPlan, PushRun
+from tests.sim.tap_run import TapRun
+from uprmc.errors import TemporaryFailure
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS
+from uprmc.tap_adapter import consumer as consumer_module
+from uprmc.tap_adapter.consumer import TapConsumer
+from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.feed import Feed
+from uprmc.tap_adapter.local import LocalUpstream
+from uprmc.tap_adapter.names import Names
+from uprmc.tap_adapter.openings import Openings
+from uprmc.tap_adapter.outlet import Outlet
+from uprmc.tap_adapter.producer import TapProducer
+from uprmc.tap_adapter.push_boundaries import Boundaries
+from uprmc.tap_adapter.stream import TapStream
+from uprmc.tap_adapter.translate import TapForm
+from uprmc.tap_adapter.window import Control, Refused, Window
+
+pytestmark = pytest.mark.sim
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+#: How many seeds a broken rule may hide from; most are noticed within the first three.
+_SEEDS = 60
+
+
+# --- window and gates -----------------------------------------------------------------------------
+
+
+def _ignore_the_window(patch: pytest.MonkeyPatch) -> None:
+    """Send whatever there is."""
+    patch.setattr(Window, "room", 1_000_000)
+
+
+def _ignore_the_gates(patch: pytest.MonkeyPatch) -> None:
+    """Send items after an OPAQUE that nobody has acknowledged."""
+    patch.setattr(Window, "gated", False)
+
+
+def _end_checkpoints_early(patch: pytest.MonkeyPatch) -> None:
+    """Send a checkpoint's end before its items are acknowledged."""
+    patch.setattr(Outlet, "_may_leave", lambda outlet, control: True)
+
+
+def _ask_too_seldom(patch: pytest.MonkeyPatch) -> None:
+    """Do not ask for an answer at every interval."""
+    made = Outlet.__init__
+
+    def careless(outlet: Outlet, window: Window, interval: int, *, acks: bool) -> None:
+        made(outlet, window, interval * 2, acks=acks)
+
+    patch.setattr(Outlet, "__init__", careless)
+
+
+def _leave_the_last_unasked(patch: pytest.MonkeyPatch) -> None:
+    """Do not ask for an answer when nothing follows."""
+    release = Outlet.release
+    patch.setattr(Outlet, "release", lambda outlet, out, *, ask: release(outlet, out, ask=False))
+
+
+def _close_a_backfill_early(patch: pytest.MonkeyPatch) -> None:
+    """Tell its end while items are unacknowledged."""
+    patch.setattr(Window, "holds", lambda window, vbucket: False)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def _go_on_after_a_refusal(patch: pytest.MonkeyPatch) -> None:
+    """Take a refused item as acknowledged."""
+
+    def careless(window: Window, sequence: int) -> Refused | None:
+        settled = window.acknowledge(sequence)
+        return None if settled is None else Refused(settled, [], None)
+
+    patch.setattr(Window, "refuse", careless)
+
+
+def _skip_what_is_unacknowledged(patch: pytest.MonkeyPatch) -> None:
+    """Go on after what was sent, not after what was acknowledged."""
+    begin = Openings._course_of
+
+    def careless(openings: Openings, number: int, standing: Any) -> Course:
+        course = begin(openings, number, standing)
+        if course.sent > course.acked:
+            course.acked = course.sent
+            course.snapshot = course.snapshot._replace(start=course.sent, end=course.sent)
+        return course
+
+    patch.setattr(Openings, "_course_of", careless)
+
+
+def _forget_the_end_of_a_backfill(patch: pytest.MonkeyPatch) -> None:
+    """Never tell it."""
+    post = Outlet.post
+
+    def careless(outlet: Outlet, control: Control) -> None:
+        if (control.opcode, control.word) != (Opcode.TAP_OPAQUE, tap.CLOSE_BACKFILL):
+            post(outlet, control)
+
+    patch.setattr(Outlet, "post", careless)
+
+
+# --- history --------------------------------------------------------------------------------------
+
+
+def _say_nothing_of_the_beginning(patch: pytest.MonkeyPatch) -> None:
+    """Give everything anew without having the client empty its vBucket."""
+    start_over = TapStream.start_over
+
+    def careless(stream: TapStream) -> None:
+        again = bool(stream.course.sent or stream.granted)
+        start_over(stream)
+        if again:
+            stream.from_scratch = stream.emptying = stream.backfilling = False
+
+    patch.setattr(TapStream, "start_over", careless)
+
+
+def _correct_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Say that no key of the lost branch was sent."""
+    patch.setattr(Openings, "_keys_above", lambda openings, stream, seqno: [])
+
+
+def _save_too_late(patch: pytest.MonkeyPatch) -> None:
+    """Send first, write down where the client stands some other time."""
+
+    def careless(producer: TapProducer, out: list[bytes], budget: int) -> int:
+        return producer._feed.fill(out, budget)
+
+    patch.setattr(TapProducer, "_fill_saved", careless)
+
+
+def _remember_a_name_that_is_deregistered(patch: pytest.MonkeyPatch) -> None:
+    """Do nothing."""
+    patch.setattr(Names, "deregister", lambda names, name: None)
+
+
+def _number_checkpoints_anew(patch: pytest.MonkeyPatch) -> None:
+    """Begin with 1 again and again."""
+    opened = Course.open_checkpoint
+    patch.setattr(
+        Course, "open_checkpoint", lambda course, checkpoint_id, after: opened(course, 1, after)
+    )
+
+
+# --- what is asked for ----------------------------------------------------------------------------
+
+
+def _send_every_vbucket(patch: pytest.MonkeyPatch) -> None:
+    """Do not look at the list."""
+    survey = LocalUpstream.survey
+    patch.setattr(LocalUpstream, "survey", lambda local, numbers, done: survey(local, None, done))
+
+
+def _mix_up_the_byte_order(patch: pytest.MonkeyPatch) -> None:
+    """Swap where it is not to be swapped, and say the other."""
+    patch.setattr(
+        "uprmc.tap_adapter.conversation.TapForm",
+        lambda keys_only, network_byte_order: TapForm(keys_only, not network_byte_order),
+    )
+
+
+def _cut_dumps_short(patch: pytest.MonkeyPatch) -> None:
+    """Call a dump complete one item before its end."""
+    began = Openings.begin
+
+    def careless(openings: Openings, number: int, standing: Any) -> None:
+        began(openings, number, standing._replace(high_seqno=max(standing.high_seqno - 1, 0)))
+
+    patch.setattr(Openings, "begin", careless)
+
+
+def _hand_over_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Make the client active while the source still is."""
+    set_state = Feed._set_state
+
+    def careless(feed: Feed, stream: TapStream, request: Any) -> bool:
+        (state,) = SET_VBUCKET_STATE_EXTRAS.unpack(request.extras)
+        if feed._conversation.takeover and state == tap.PENDING:
+            control = Control(Opcode.TAP_VBUCKET_SET, stream.number, tap.ACTIVE)
+            feed._conversation.outlet.post(control)
+        return set_state(feed, stream, request)
+
+    patch.setattr(Feed, "_set_state", careless)
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+_QUICK = TapKind("quick", tap.SUPPORT_ACK | tap.BYTE_ORDER, moody=0.15, absent_s=0.1)
+_STRICT = TapKind("strict", tap.SUPPORT_ACK | tap.CHECKPOINT, ack_delay_max_s=0.1)
+_LISTING = TapKind("listing", tap.SUPPORT_ACK, listed=True)
+_FORGETFUL = TapKind("forgetful", tap.SUPPORT_ACK | tap.REGISTERED, moody=0.2, forgets=0.5)
+_REFUSING = TapKind("refusing", tap.SUPPORT_ACK, nack=0.1)
+_HASTY = TapKind("hasty", tap.SUPPORT_ACK | tap.REGISTERED)
+
+
+def _plan(*clients: TapKind, faults: Faults = NO_FAULTS, **operating: int) -> TapPlan:
+    return TapPlan(
+        "star", faults, operating, operator_s=0.15, steps=2_500, clients=clients, tap=SETTINGS
+    )
+
+
+_PEACE = _plan(_STRICT, PLAIN, REPLICA)
+_BRANCHES = _plan(PLAIN, REPLICA, REGISTERED, failover=2, twice=1)
+_CUTS = _plan(_QUICK, _QUICK, REPLICA, faults=Faults(cut_s=0.3))
+
+_PLANS: dict[Patch, TapPlan] = {
+    _go_on_after_a_refusal: _plan(_REFUSING, BUSY),
+    _skip_what_is_unacknowledged: _CUTS,
+    _say_nothing_of_the_beginning: _plan(BUSY, PLAIN, failover=2, twice=1),
+    _correct_nothing: _BRANCHES,
+    _save_too_late: _plan(_HASTY, _HASTY, REGISTERED, faults=Faults(crash_s=0.3)),
+    _remember_a_name_that_is_deregistered: _plan(_FORGETFUL, BACKUP),
+    _send_every_vbucket: _plan(_LISTING, _LISTING, _LISTING),
+    _mix_up_the_byte_order: _plan(PLAIN, LIVE),
+    _cut_dumps_short: _plan(DUMPER, DUMPER),
+    _hand_over_too_early: _plan(tap_takeover=1),
+}
+
+_MISSES = r"is Doc\(.*\), not|is None, not|never ends|never come to rest"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "verdict"),
+    [
+        (_ignore_the_window, "was answered last"),
+        (_ignore_the_gates, "is not answered yet"),
+        (_end_checkpoints_early, "is not answered yet"),
+        (_ask_too_seldom, "must be answered"),
+        (_leave_the_last_unasked, "never come to rest"),
+        (_close_a_backfill_early, "is not answered yet"),
+        (_go_on_after_a_refusal, _MISSES),
+        (_skip_what_is_unacknowledged, _MISSES),
+        (_forget_the_end_of_a_backfill, "a backfill never ends"),
+        (_say_nothing_of_the_beginning, f"{_MISSES}|no initial stream"),
+        (_correct_nothing, _MISSES),
+        (_save_too_late, _MISSES),
+        (_remember_a_name_that_is_deregistered, "no initial stream was announced"),
+        (_number_checkpoints_anew, r"checkpoint 1 (begins|ends)"),
+        (_send_every_vbucket, "were asked for"),
+        (_mix_up_the_byte_order, "byte order"),
+        (_cut_dumps_short, "a dump of vBucket|never come to rest"),
+        (_hand_over_too_early, "is made active by|the taker is active"),
+    ],
+)
+def test_a_broken_rule_of_the_producer_is_noticed(
+    break_it: Patch, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a judge, and by the right one where there is only one who can."""
+    break_it(monkeypatch)
+    plan = _PLANS.get(break_it, _PEACE)
+    _notice(lambda seed: TapRun.random(seed, plan), verdict)
+
+
+# --- a master's copy ------------------------------------------------------------------------------
+
+
+def _keep_what_is_to_be_emptied(patch: pytest.MonkeyPatch) -> None:
+    """Begin a backfill over what is there."""
+    patch.setattr(consumer_module, "begin_anew", lambda bucket, vbucket: None)
+
+
+def _see_no_boundaries(patch: pytest.MonkeyPatch) -> None:
+    """Pass on whatever is there."""
+    patch.setattr(Boundaries, "is_inside", lambda boundaries, number: False)
+
+
+def _lose_the_masters_numbers(patch: pytest.MonkeyPatch) -> None:
+    """Give CAS and revision of one's own."""
+    overwrite = consumer_module.overwrite
+
+    def careless(*arguments: Any, plain: bool, **options: Any) -> Any:
+        return overwrite(*arguments, plain=True, **options)
+
+    patch.setattr(consumer_module, "overwrite", careless)
+
+
+def _acknowledge_what_was_not_taken(patch: pytest.MonkeyPatch) -> None:
+    """Call it a success when there is no room."""
+    carry_out = TapConsumer._overwrite
+
+    def careless(consumer: TapConsumer, change: Any) -> None:
+        try:
+            carry_out(consumer, change)
+        except TemporaryFailure:
+            return
+
+    patch.setitem(
+        consumer_module._ACTIONS,
+        next(each for each, do in consumer_module._ACTIONS.items() if do is carry_out),
+        careless,
+    )
+
+
+def _answer_nothing_but_errors(patch: pytest.MonkeyPatch) -> None:
+    """Be silent about every second success."""
+    take = TapConsumer.take
+
+    def careless(consumer: TapConsumer, *arguments: Any) -> bytes | None:
+        answer = take(consumer, *arguments)
+        return None if consumer.acks % 7 == 6 else answer
+
+    patch.setattr(TapConsumer, "take", careless)
+
+
+_CALM_PUSH = PushPlan(Faults(cut_s=0.3))
+_BROKEN_DISK = PushPlan(Faults(broken_s=0.15, full_s=0.15), keys=4)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "verdict", "plan"),
+    [
+        (_keep_what_is_to_be_emptied, "its master has", PushPlan(Faults(cut_s=0.2), Manners(anew=1))),
+        (_see_no_boundaries, "no boundary of its master", _CALM_PUSH),
+        (_lose_the_masters_numbers, "its master has", _CALM_PUSH),
+        (_acknowledge_what_was_not_taken, "its master has|no boundary", _BROKEN_DISK),
+        (_answer_nothing_but_errors, "never come to rest|are due", PushPlan(NO_FAULTS)),
+    ],
+)
+def test_a_broken_rule_of_the_consumer_is_noticed(
+    break_it: Patch, verdict: str, plan: PushPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the master, or who follows its copy, knows."""
+    break_it(monkeypatch)
+    _notice(lambda seed: PushRun.random(seed, plan), verdict)
+
+
+def _notice(run: Callable[[int], object], verdict: str) -> None:
+    for seed in range(_SEEDS):
+        try:
+            run(seed)
+        except Verdict as found:
+            said = str(found).split("\nthe last events", maxsplit=1)[0]
+            assert re.search(verdict, said), said
+            return
+    pytest.fail(f"{_SEEDS} seeds noticed nothing")

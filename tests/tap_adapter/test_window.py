@@ -1,0 +1,292 @@
+"""The window: what acknowledgements and refusals of sequence numbers mean.
+
+Source: TAP reference 5.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uprmc.protocol.opcodes import Opcode
+from uprmc.tap_adapter.window import SEQUENCE_MAX, STRETCHES_MAX, Control, Mark, Window
+
+pytestmark = pytest.mark.acceptance("D56")
+
+OPAQUE = Control(Opcode.TAP_OPAQUE, 0, 0)
+STATE = Control(Opcode.TAP_VBUCKET_SET, 0, 3)
+START = Control(Opcode.TAP_CHECKPOINT_START, 0, 1)
+
+
+def at(seqno: int) -> Mark:
+    return Mark(seqno, seqno, seqno)
+
+
+def stretches(*marks: dict[int, int]) -> Window:
+    """A window with stretches of one message for each vBucket, each with its seqno."""
+    window = Window(1_000)
+    for stretch in marks:
+        for vbucket, seqno in stretch.items():
+            window.add_items(vbucket, 1, at(seqno))
+        window.end_stretch()
+    return window
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def test_numbers_begin_at_1() -> None:
+    assert Window(10).sequence == 1
+
+
+def test_after_the_highest_number_comes_1() -> None:
+    window = Window(10, begin=SEQUENCE_MAX - 1)
+    assert window.sequence == SEQUENCE_MAX
+    window.add_control(OPAQUE)
+    assert window.sequence == 1
+
+
+def test_an_acknowledgement_is_understood_across_the_wrap() -> None:
+    window = Window(10, begin=SEQUENCE_MAX - 2)
+    window.add_items(0, 5, at(5))
+    window.end_stretch()
+    assert window.sequence == 4
+    settled = window.acknowledge(3)
+    assert settled is not None
+    assert settled.marks == {0: at(5)}
+
+
+@pytest.mark.parametrize("sequence", [0, 4, SEQUENCE_MAX, SEQUENCE_MAX + 1, -1])
+def test_numbers_that_were_not_sent_are_of_nothing(sequence: int) -> None:
+    window = Window(10)
+    window.add_items(0, 3, at(3))
+    assert window.acknowledge(sequence) is None
+    assert window.refuse(sequence) is None
+
+
+def test_room_is_the_limit_and_one_more() -> None:
+    window = Window(3)
+    assert window.room == 4
+    window.add_items(0, 3, at(3))
+    assert window.room == 1
+    window.add_control(OPAQUE)
+    assert window.room == 0
+    window.acknowledge(4)
+    assert window.room == 4
+
+
+# --- acknowledgements ----------------------------------------------------------------------------
+
+
+def test_an_acknowledgement_covers_everything_before_it() -> None:
+    window = stretches({0: 1, 1: 7}, {0: 2})
+    settled = window.acknowledge(3)
+    assert settled is not None
+    assert settled.marks == {0: at(2), 1: at(7)}
+    assert window.empty
+
+
+def test_in_the_middle_of_a_stretch_it_covers_the_stretches_before() -> None:
+    window = stretches({0: 1}, {0: 2, 1: 7})
+    settled = window.acknowledge(2)
+    assert settled is not None
+    assert settled.marks == {0: at(1)}
+    assert window.holds(0)
+    assert window.holds(1)
+
+
+def test_a_vbucket_is_held_until_its_last_stretch_is_acknowledged() -> None:
+    window = stretches({0: 1}, {0: 2})
+    window.acknowledge(1)
+    assert window.holds(0)
+    window.acknowledge(2)
+    assert not window.holds(0)
+
+
+def test_control_messages_are_told_in_order() -> None:
+    window = Window(10)
+    window.add_control(OPAQUE)
+    window.add_items(0, 1, at(1))
+    window.add_control(STATE)
+    settled = window.acknowledge(3)
+    assert settled is not None
+    assert settled.controls == [OPAQUE, STATE]
+
+
+@pytest.mark.parametrize(("control", "gates"), [(OPAQUE, True), (START, True), (STATE, False)])
+def test_opaques_and_checkpoints_shut_the_gate(control: Control, gates: bool) -> None:
+    window = Window(10)
+    window.add_control(control)
+    assert window.gated is gates
+    window.acknowledge(1)
+    assert not window.gated
+
+
+def test_bytes_are_done_with_when_the_stretch_is_that_they_came_with() -> None:
+    window = stretches({0: 1})
+    assert window.owe(100) == 0
+    window.add_items(0, 1, at(2))
+    assert window.owe(11) == 0
+    settled = window.acknowledge(1)
+    assert settled is not None
+    assert settled.size == 100
+
+
+def test_bytes_without_a_stretch_are_done_with_at_once() -> None:
+    assert Window(10).owe(100) == 100
+
+
+def test_all_can_be_taken_as_acknowledged() -> None:
+    window = stretches({0: 1}, {0: 2})
+    assert window.acknowledge_all().marks == {0: at(2)}
+    assert window.empty
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def test_a_refused_item_takes_all_items_after_it_along() -> None:
+    window = stretches({0: 1}, {1: 7}, {2: 9})
+    window.owe(50)
+    refused = window.refuse(2)
+    assert refused is not None
+    assert refused.settled.marks == {0: at(1)}
+    assert refused.settled.size == 50
+    assert sorted(refused.vbuckets) == [1, 2]
+    assert refused.control is None
+    assert window.empty
+
+
+def test_control_messages_after_a_refused_item_stay() -> None:
+    window = stretches({0: 1})
+    window.add_control(OPAQUE)
+    window.refuse(1)
+    assert window.gated
+    settled = window.acknowledge(2)
+    assert settled is not None
+    assert settled.controls == [OPAQUE]
+
+
+def test_a_refused_control_message_disturbs_no_items() -> None:
+    window = Window(10)
+    window.add_control(STATE)
+    window.add_items(0, 1, at(1))
+    refused = window.refuse(1)
+    assert refused is not None
+    assert (refused.control, refused.vbuckets) == (STATE, [])
+    assert window.holds(0)
+
+
+def test_answers_to_items_that_are_sent_again_anyway_mean_nothing() -> None:
+    window = stretches({0: 1}, {0: 2}, {0: 3})
+    window.refuse(1)
+    settled = window.acknowledge(2)
+    assert settled is not None
+    assert settled.marks == {}
+    refused = window.refuse(3)
+    assert refused is not None
+    assert (refused.vbuckets, refused.control) == ([], None)
+
+
+def test_what_is_sent_after_a_refusal_counts() -> None:
+    window = stretches({0: 1}, {0: 2})
+    window.refuse(1)
+    window.add_items(0, 1, at(1))
+    window.end_stretch()
+    assert window.acknowledge(2) is not None
+    assert window.holds(0)
+    settled = window.acknowledge(3)
+    assert settled is not None
+    assert settled.marks == {0: at(1)}
+
+
+def test_a_forgotten_vbucket_moves_nothing_and_its_bytes_count() -> None:
+    window = stretches({0: 1, 1: 7}, {0: 2})
+    window.owe(30)
+    window.forget(0)
+    assert not window.holds(0)
+    settled = window.acknowledge(3)
+    assert settled is not None
+    assert (settled.marks, settled.size) == ({1: at(7)}, 30)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"), [(STRETCHES_MAX, 64), (STRETCHES_MAX + 1, 64), (9_999, 64)]
+)
+def test_very_many_stretches_are_joined(count: int, kept: int) -> None:
+    window = Window(100_000)
+    for seqno in range(1, count + 1):
+        window.add_items(seqno % 3, 1, at(seqno))
+        window.end_stretch()
+    assert window.stretches == kept
+    settled = window.acknowledge(count)
+    assert settled is not None
+    assert max(mark.seqno for mark in settled.marks.values()) == count
+    assert window.empty
+    assert not any(window.holds(vbucket) for vbucket in range(3))
+
+
+# --- any order of things -------------------------------------------------------------------------
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("items"), st.integers(0, 2), st.integers(1, 4)),
+        st.tuples(st.just("control"), st.just(0), st.just(0)),
+        st.tuples(st.just("end"), st.just(0), st.just(0)),
+        st.tuples(st.just("ack"), st.integers(0, 60), st.just(0)),
+        st.tuples(st.just("refuse"), st.integers(0, 60), st.just(0)),
+        st.tuples(st.just("forget"), st.integers(0, 2), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(actions, st.sampled_from([0, SEQUENCE_MAX - 10]))
+def test_a_client_is_never_taken_for_further_than_it_is(
+    steps: list[tuple[str, int, int]], begin: int
+) -> None:
+    """The model knows every message; a mark may lag behind it, and never goes beyond."""
+    window = Window(1_000, begin=begin)
+    sent: list[tuple[int, int] | None] = []  # (vBucket, seqno) of each message, by serial
+    seqnos = [0, 0, 0]
+    acked = [0, 0, 0]
+    taken_until = 0
+    for what, first, second in steps:
+        if what == "items":
+            for _ in range(second):
+                seqnos[first] += 1
+                sent.append((first, seqnos[first]))
+            window.add_items(first, second, at(seqnos[first]))
+        elif what == "control":
+            sent.append(None)
+            window.add_control(OPAQUE)
+        elif what == "end":
+            window.end_stretch()
+        elif what == "forget":
+            window.forget(first)
+        else:
+            sequence = (begin + first) % SEQUENCE_MAX
+            answer = window.acknowledge(sequence) if what == "ack" else window.refuse(sequence)
+            if answer is None:
+                continue
+            settled = answer if what == "ack" else answer.settled  # type: ignore[union-attr]
+            taken_until = max(taken_until, first if what == "ack" else first - 1)
+            held = [0, 0, 0]
+            for message in sent[:taken_until]:
+                if message is not None:
+                    held[message[0]] = max(held[message[0]], message[1])
+            for vbucket, mark in settled.marks.items():  # type: ignore[union-attr]
+                assert acked[vbucket] <= mark.seqno <= held[vbucket]
+                acked[vbucket] = mark.seqno
+            if what == "refuse":
+                for vbucket in answer.vbuckets:  # type: ignore[union-attr]
+                    seqnos[vbucket] = acked[vbucket]
+    assert window.sent - begin == len(sent)
+    window.acknowledge_all()
+    assert window.empty
+    assert not window.gated
+    assert not any(window.holds(vbucket) for vbucket in range(3))
