@@ -238,6 +238,24 @@ def test_corrections_go_on_with_the_ids_of_checkpoints(node: FakeNode) -> None:
     assert said[-2:] == ["start 1!", "n=v!"]
 
 
+@pytest.mark.parametrize("branch", [2, 3])
+def test_nobody_goes_back_to_a_checkpoint_that_ended_in_the_history_that_is_over(
+    node: FakeNode, branch: int
+) -> None:
+    """Behind a branch at 2 the end of checkpoint 1 is no place any more, at 3 it is."""
+    rig = Rig(node)
+    line = rig.connect(ACK | CHECKPOINT)
+    line.run()
+    for key in (b"c", b"d"):
+        node[0].set(key)
+        line.run()
+    line.leave()
+    node[0].fail_over(branch, uuid=0xB0)
+    rig.connect(ACK | CHECKPOINT).run()
+    again = rig.connect(ACK | CHECKPOINT, last_closed={0: 1}).run()
+    assert ("opaque 1 vb0!" in again) is (branch == 2)
+
+
 def test_a_registered_client_is_corrected_or_emptied_after_a_restart_too(node: FakeNode) -> None:
     rig = Rig(node)
     line = rig.connect(ACK | REGISTERED)

@@ -1,9 +1,9 @@
 """From frames of UPR to messages of TAP, as far as the client lets them.
 
-One pull of the upstream is taken apart at a time. Runs of items go through `translate`; a marker
-may end a backfill or turn into the end and the beginning of a checkpoint; the rest is rare. Where a
-frame cannot be dealt with yet (a checkpoint's end waits for acknowledgements), the pull is kept
-until it can: that is the backpressure, and the only data that is held.
+One pull of the upstream is taken apart at a time. Runs of items go through `translate`, markers to
+`checkpoints`; the rest is rare. What cannot be dealt with yet (no item leaves while a checkpoint's
+end is unacknowledged) stays in the pull until it can: that is the backpressure, and the only data
+that is held.
 
 What surprises: nothing here is remembered about single items. What must be sent again is streamed
 again from the last place that was acknowledged; only the last phase of a takeover keeps its frames,
@@ -24,6 +24,7 @@ from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, Status
 from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, STREAM_END_EXTRAS, decode_marker
+from uprmc.tap_adapter.checkpoints import Checkpoints
 from uprmc.tap_adapter.conversation import Conversation
 from uprmc.tap_adapter.openings import Openings
 from uprmc.tap_adapter.stream import Phase, TapStream
@@ -52,7 +53,7 @@ class Feed:
         self._place = 0
         self._pulled_bytes = 0
         self._kept_bytes = 0
-        self._untold: set[TapStream] = set()
+        self._checkpoints = Checkpoints(conversation)
         # What has left to a registered client, the producer knows, who keeps batches.
         self._settles_at_once = not (conversation.outlet.acks or conversation.known.registered)
 
@@ -100,7 +101,7 @@ class Feed:
             if self._kept_bytes > KEPT_BYTES:
                 return None
             if not self._pull(budget):
-                return self._tell_open_checkpoints()
+                return 0 if self._checkpoints.tell_complete() else None
         before = len(out)
         try:
             return self._take(out)
@@ -160,7 +161,7 @@ class Feed:
         if stream.handing_over and outlet.acks:
             stream.kept += pieces[place : run.place]
             self._kept_bytes += run.taken
-        self._untold.add(stream)
+        self._checkpoints.moved(stream)
         told = conversation.checkpoints or stream.backfilling or stream.answer_due
         held = outlet.placed(
             out, stream.number, run.items, run.last_head, stream.mark, ask=stream.whole and told
@@ -179,36 +180,8 @@ class Feed:
                 return False
         is_new = stream.announce(marker)
         stream.answer_due = bool(marker.kind & _ASKS_ANSWER)
-        if self._conversation.checkpoints and not stream.backfilling:
-            self._begin_checkpoint(stream, is_new)
+        self._checkpoints.announce(stream, is_new=is_new)
         return True
-
-    def _begin_checkpoint(self, stream: TapStream, is_new: bool) -> None:
-        course = stream.course
-        if stream.checkpoint_open:
-            if not is_new:
-                return
-            self._end_checkpoint(stream)
-            course.open_checkpoint(course.checkpoint_id + 1, stream.position)
-        elif not course.checkpoint_id or course.checkpoint_id in course.closed:
-            course.open_checkpoint(course.checkpoint_id + 1, stream.position)
-        stream.checkpoint_open = True
-        start = Control(
-            Opcode.TAP_CHECKPOINT_START,
-            stream.number,
-            course.checkpoint_id,
-            deleted_rev=course.deleted_rev,
-        )
-        self._conversation.outlet.post(start)
-
-    def _end_checkpoint(self, stream: TapStream) -> None:
-        """Post the end of the open checkpoint; all of it is acknowledged when that leaves."""
-        number, checkpoint_id = stream.number, stream.course.checkpoint_id
-        closed = partial(self._conversation.known.closed, number, checkpoint_id, stream.position)
-        stream.checkpoint_open = False
-        self._conversation.outlet.post(
-            Control(Opcode.TAP_CHECKPOINT_END, number, checkpoint_id, left=closed)
-        )
 
     def _stream_end(self, stream: TapStream, request: UprRequest) -> bool:
         (reason,) = STREAM_END_EXTRAS.unpack(request.extras)
@@ -256,7 +229,7 @@ class Feed:
     def settle(self, stream: TapStream) -> None:
         """Do what waits until the client has a whole snapshot, if it has."""
         conversation = self._conversation
-        self._untold.add(stream)
+        self._checkpoints.moved(stream)
         if conversation.outlet.window.holds(stream.number):
             return
         if stream.kept:
@@ -299,28 +272,6 @@ class Feed:
         settled = self._conversation.outlet.settle_unasked()
         if settled is not None:
             self.settled(settled)
-
-    def _tell_open_checkpoints(self) -> int | None:
-        """Tell a client of closed checkpoints that it has them all; ``None`` = no need to."""
-        if not self._conversation.known.closed_only:
-            self._untold.clear()
-            return None
-        ready = [stream for stream in self._untold if self._has_everything(stream)]
-        for stream in ready:
-            self._untold.discard(stream)
-            if stream.told_open:
-                continue
-            stream.told_open = True
-            if stream.checkpoint_open:
-                self._end_checkpoint(stream)
-            self._conversation.outlet.post(
-                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
-            )
-        return 0 if self._conversation.outlet.queued else None
-
-    def _has_everything(self, stream: TapStream) -> bool:
-        streams = stream.phase is Phase.STREAMING and stream.whole and not stream.backfilling
-        return streams and stream.position >= stream.standing_seqno
 
     # --- sending again --------------------------------------------------------------------------
 

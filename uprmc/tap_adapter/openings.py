@@ -253,10 +253,7 @@ class Openings:
             self.start_over(stream)
             return
         self._conversation.outlet.window.forget(stream.number)
-        course = stream.course
-        if course.acked > seqno:
-            course.acked = seqno
-            course.snapshot = SnapshotRange(seqno, seqno)
+        stream.course.branched(seqno)
         stream.return_to(Mark(seqno, seqno, seqno))
         stream.rolled_back = seqno
         self.open(stream)

@@ -1,0 +1,88 @@
+"""Snapshots as checkpoints: CHECKPOINT_START and CHECKPOINT_END, and who wants only closed ones.
+
+Each snapshot after the backfill is a checkpoint, counted from 1 for a vBucket's history. It ends
+when the next one begins; for a client of closed checkpoints it ends as soon as it is whole, since
+such a client goes away then and comes back for the rest.
+
+What surprises: a new connection begins with the start of the checkpoint that is open, again, and
+never with its end. The far end of a pipe may be another process, which would not know what ends.
+
+Source: TAP reference 3, 6 and 10.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.tap import TapOpaque
+from uprmc.tap_adapter.conversation import Conversation
+from uprmc.tap_adapter.stream import Phase, TapStream
+from uprmc.tap_adapter.window import Control
+
+
+class Checkpoints:
+    """The checkpoints of one connection."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        """See the class."""
+        self._conversation = conversation
+        self._moved: set[TapStream] = set()
+
+    def announce(self, stream: TapStream, *, is_new: bool) -> None:
+        """Tell of a snapshot; `is_new`: it is not more of the one before."""
+        if not self._conversation.checkpoints or stream.backfilling:
+            return
+        course = stream.course
+        if stream.checkpoint_open:
+            if not is_new:
+                return
+            self._end(stream)
+            course.open_checkpoint(course.checkpoint_id + 1, stream.position)
+        elif not course.checkpoint_id or course.checkpoint_id in course.closed:
+            course.open_checkpoint(course.checkpoint_id + 1, stream.position)
+        stream.checkpoint_open = True
+        start = Control(
+            Opcode.TAP_CHECKPOINT_START,
+            stream.number,
+            course.checkpoint_id,
+            deleted_rev=course.deleted_rev,
+        )
+        self._conversation.outlet.post(start)
+
+    def _end(self, stream: TapStream) -> None:
+        """Post the end of the open one; all of it is acknowledged when that leaves."""
+        number, checkpoint_id = stream.number, stream.course.checkpoint_id
+        closed = partial(self._conversation.known.closed, number, checkpoint_id, stream.position)
+        stream.checkpoint_open = False
+        self._conversation.outlet.post(
+            Control(Opcode.TAP_CHECKPOINT_END, number, checkpoint_id, left=closed)
+        )
+
+    # --- closed ones only -----------------------------------------------------------------------
+
+    def moved(self, stream: TapStream) -> None:
+        """Note that a stream has begun, got on, or was acknowledged."""
+        if self._conversation.known.closed_only:
+            self._moved.add(stream)
+
+    def tell_complete(self) -> bool:
+        """Tell a client of closed ones where it has them all; says whether there was need to."""
+        ready = [stream for stream in self._moved if _has_everything(stream)]
+        self._moved.difference_update(ready)
+        told = False
+        for stream in ready:
+            if stream.told_open:
+                continue
+            stream.told_open = told = True
+            if stream.checkpoint_open:
+                self._end(stream)
+            self._conversation.outlet.post(
+                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
+            )
+        return told
+
+
+def _has_everything(stream: TapStream) -> bool:
+    at_rest = stream.phase is Phase.STREAMING and stream.whole and not stream.backfilling
+    return at_rest and stream.position >= stream.standing_seqno
