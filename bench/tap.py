@@ -5,8 +5,9 @@ dump
     TAP dump without acknowledgements and with them, and by UPR to the ends of all streams. The
     contents are compared before anything is measured.
 memory
-    What 50 TAP clients add to the node's resident memory: those that never read, and those that
-    read everything and never acknowledge anything, while documents are written.
+    What 50 TAP clients add to the node's anonymous memory while documents are written: those that
+    never read, those that acknowledge nothing, and those that acknowledge control messages and no
+    document, so that a whole window of documents is on its way to each.
 
     python -m bench.tap --rounds 5
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -69,11 +71,12 @@ def _keep_dump(bench: Bench, vbuckets: int, figures: dict[str, list[dict[str, fl
 
 
 def _memory(bench: Bench) -> None:
-    for name, reads, flags in (
-        ("never read", False, _BACKFILL),
-        ("never ack", True, _BACKFILL | SUPPORT_ACK),
+    for name, flags, take in (
+        ("never read", _BACKFILL, None),
+        ("never ack", _BACKFILL | SUPPORT_ACK, _swallow),
+        ("ack no document", _BACKFILL | SUPPORT_ACK, _acknowledge_controls),
     ):
-        grown = _grown_by(bench, name, flags, reads=reads)
+        grown = _grown_by(bench, name, flags, take)
         bench.keep(
             f"memory {name}",
             {"mib": grown},
@@ -81,7 +84,9 @@ def _memory(bench: Bench) -> None:
         )
 
 
-def _grown_by(bench: Bench, name: str, flags: int, *, reads: bool) -> float:
+def _grown_by(
+    bench: Bench, name: str, flags: int, take: Callable[[TapConsumer], None] | None
+) -> float:
     words = bench.words
     writes = Load(connections=10, depth=16, keys=words.keys, sets=1.0, seconds=words.seconds)
     with bench.ours(64, "--set", "upr.reading_items=10000") as ours, ExitStack() as stack:
@@ -96,9 +101,8 @@ def _grown_by(bench: Bench, name: str, flags: int, *, reads: bool) -> float:
         ]
         for client in clients:
             stack.callback(client.socket.close)
-        if reads:
-            for client in clients:
-                threading.Thread(target=_swallow, args=(client,), daemon=True).start()
+        for client in clients if take is not None else ():
+            threading.Thread(target=take, args=(client,), daemon=True).start()
         common.progress(f"memory: {name}, while documents are written")
         writes.run(ours, seed=2)
         wait_until_flushed(ours)
@@ -109,6 +113,15 @@ def _swallow(client: TapConsumer) -> None:
     try:
         while client.socket.recv(65_536):
             pass
+    except OSError:
+        pass
+
+
+def _acknowledge_controls(client: TapConsumer) -> None:
+    client.acknowledges_documents = False
+    try:
+        while client.unread:
+            client.receive()
     except OSError:
         pass
 

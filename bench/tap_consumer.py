@@ -33,6 +33,7 @@ class TapConsumer:
     Attributes:
         socket: the connection's.
         unread: whether anything is left to come.
+        acknowledges_documents: or only what is none.
     """
 
     def __init__(self, address: tuple[str, int], name: bytes, flags: int) -> None:
@@ -40,6 +41,7 @@ class TapConsumer:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rest = b""
         self.unread = True
+        self.acknowledges_documents = True
         value = struct.pack(">Q", 0) if flags & 0x01 else b""
         self.socket.sendall(request(CONNECT, name, struct.pack(">L", flags), value))
 
@@ -73,7 +75,7 @@ class TapConsumer:
                 append(
                     (vbucket, rev, cas, item, expiration, data[key_at:value_at], data[value_at:end])
                 )
-            if flags & 1:
+            if flags & 1 and (self.acknowledges_documents or opcode > DELETE):
                 answers.append(_ANSWER.pack(0x81, opcode, opaque))
             position = end
         position = self._take_short(data, position, answers)
