@@ -130,7 +130,9 @@ def _command(random: Random) -> bytes:
         (
             codec.request(0x0A),
             codec.request(0x0B),
-            codec.request(0x10, key=random.choice((b"", b"tap", b"tapagg _", b"tap-vbtakeover 1 x"))),
+            codec.request(
+                0x10, key=random.choice((b"", b"tap", b"tapagg _", b"tap-vbtakeover 1 x"))
+            ),
             codec.request(0x1F, key=b"fuzz", value=codec.hello_value([3, 4])),
             codec.request(0x20),
             codec.request(0x00, key=b"k1"),
@@ -231,9 +233,7 @@ def _misshapen(random: Random) -> bytes:
 
 def push_greeting(random: Random) -> bytes:
     """Return what a master begins with."""
-    frames = [
-        codec.request(0x3D, extras=tap.number32(2), vbucket=number) for number in range(4)
-    ]
+    frames = [codec.request(0x3D, extras=tap.number32(2), vbucket=number) for number in range(4)]
     frames.append(tap.pushed(tap.OPAQUE, 1, specific=tap.number32(0), flags=tap.ACK))
     if random.random() < 0.6:
         frames.append(tap.pushed(tap.OPAQUE, 2, specific=tap.number32(2), flags=tap.ACK))

@@ -58,6 +58,11 @@ SMALL = (
     ("uprmc.upr.stream", "_CHECKPOINT_ITEMS", 20),
     ("uprmc.kv.upr_session", "GENTLE_BYTES", 600),
     ("uprmc.kv.upr_session", "GENTLE_PULL_BYTES", 200),
+    ("uprmc.tap_adapter.feed", "PULL_BYTES", 400),
+    ("uprmc.tap_adapter.feed", "KEPT_BYTES", 600),
+    ("uprmc.tap_adapter.window", "STRETCHES_MAX", 4),
+    ("uprmc.tap_adapter.corrections", "FETCHED_AT_ONCE", 2),
+    ("uprmc.tap_adapter.document_fetch", "PORTION_KEYS", 2),
 )
 
 

@@ -182,7 +182,9 @@ def frame(
 ) -> bytes:
     """Return a frame; `specific` stands between extras and key and is counted in neither."""
     body = extras + specific + key + value
-    return _HEADER.pack(magic, opcode, len(key), len(extras), 0, place, len(body), opaque, cas) + body
+    return (
+        _HEADER.pack(magic, opcode, len(key), len(extras), 0, place, len(body), opaque, cas) + body
+    )
 
 
 def connect(

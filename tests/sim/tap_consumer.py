@@ -17,10 +17,10 @@ from tests.sim.judges import complain
 from tests.sim.replica_truth import NodeTruth
 from tests.sim.tap_codec import Message
 from tests.sim.tap_connection import Errand, TapConnection
-from tests.sim.tap_node import TapNode
 from tests.sim.tap_copy import Doc, TapCopy
 from tests.sim.tap_judges import ConversationJudge, Limits, VersionBook
 from tests.sim.tap_kinds import TapKind
+from tests.sim.tap_node import TapNode
 from tests.sim.upr_codec import ACTIVE, REPLICA, Version
 from tests.sim.world import World
 
@@ -57,7 +57,9 @@ class TapConsumer:
         self.copies = {number: TapCopy(self.name, number) for number in range(vbuckets)}
         self.listed: list[int] | None = None
         if kind.listed:
-            self.listed = sorted(world.random.sample(range(vbuckets), world.random.randint(1, vbuckets)))
+            self.listed = sorted(
+                world.random.sample(range(vbuckets), world.random.randint(1, vbuckets))
+            )
         self._world = world
         self._node = node
         self._truth = truth
@@ -130,6 +132,7 @@ class TapConsumer:
         kind = self.kind
         numbers = None if self.listed is None else set(self.listed)
         judge = ConversationJudge(self.name, kind, self._limits, numbers, takeover=False)
+        judge.branched = self._has_branched
         connection = TapConnection(
             self._world, self._node, kind, judge, self._came, self._disconnected
         )
@@ -196,7 +199,6 @@ class TapConsumer:
         assert connection is not None
         if message.place not in self.copies:
             complain(f"{self.name}: {message} is of a vBucket that never was")
-        self._look_at_history(connection, message.place)
         if self.kind.skips_the_past:
             for number in self.copies:
                 self._since.setdefault(number, self._truth.now(number).high)
@@ -216,15 +218,14 @@ class TapConsumer:
             self.copies[message.place].end(message.checkpoint)
         return True
 
-    def _look_at_history(self, connection: TapConnection, number: int) -> None:
-        """Older states are right again when something was taken back; what is under way, too."""
+    def _has_branched(self, number: int) -> bool:
+        """Tell whether something was taken back there since the connection began."""
         looks = self._truth.looks.get(number, [])
         first, self._looked[number] = self._looked.get(number, 0), max(len(looks) - 1, 0)
         for then, now in pairwise(looks[first:]):
             if now.step > self._step and (now.log != then.log or now.high < then.high):
                 self._branched.add(number)
-        if number in self._branched:
-            connection.judge.begun_again(number)
+        return number in self._branched
 
     def _item(self, message: Message) -> None:
         number = message.place

@@ -7,6 +7,7 @@ They share no code with `uprmc`; the rules are those of the TAP reference, the t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.sim import tap_codec as tap
@@ -89,6 +90,8 @@ class ConversationJudge:
     Attributes:
         idle_ok: whether the newest message asked for an answer.
         messages: so many came.
+        branched: tells whether something was taken back in a vBucket since the connection began;
+            older states are right again then, and what is under way is older, too.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class ConversationJudge:
     ) -> None:
         self.idle_ok = True
         self.messages = 0
+        self.branched: Callable[[int], bool] = lambda number: False
         self._who = who
         self._kind = kind
         self._limits = limits
@@ -179,7 +183,10 @@ class ConversationJudge:
 
     def _judge_window(self, message: Message) -> None:
         """Commands may go beyond it: there are few, and nothing else follows them."""
-        if message.opcode not in _COMMANDS and message.sequence - self._answered > self._limits.unacked:
+        if (
+            message.opcode not in _COMMANDS
+            and message.sequence - self._answered > self._limits.unacked
+        ):
             self._fail(message, f"{self._answered} was answered last; {self._limits}")
 
     def _judge_gates(self, message: Message) -> None:
@@ -202,18 +209,18 @@ class ConversationJudge:
                 self._fail(message, f"{earlier} is not answered yet")
 
     def _judge_order(self, message: Message) -> None:
-        """Nobody is told of an older state after a newer one; see `began_again` and `branched`."""
+        """Nobody is told of an older state after a newer one; see `begun_again` and `branched`."""
         key = message.place, message.key
-        before = self._newest.get(key)
-        if before is not None and message.cas and before.cas:
-            if message.cas < before.cas and message.rev < before.rev:
-                self._fail(message, f"{before} came before")
-        self._newest[key] = message
+        before, self._newest[key] = self._newest.get(key), message
+        if before is None or not message.cas or self.branched(message.place):
+            return
+        if message.cas < before.cas and message.rev < before.rev:
+            self._fail(message, f"{before} came before")
 
-    # --- what makes older states right again --------------------------------------------------------
+    # --- what makes older states right again ------------------------------------------------------
 
     def begun_again(self, number: int | None) -> None:
-        """A vBucket (``None`` = any) is told anew, or its history has branched."""
+        """A vBucket (``None`` = any) is told anew."""
         self._newest = {
             place: message
             for place, message in self._newest.items()

@@ -400,7 +400,9 @@ class TapMaster:
         if alive and not self.manners.acks and self._confirmed != self._sequence:
             self._ask_whether_all_arrived()
             return False
-        return alive and not self._queue and not self._unacked and len(self._filled) == len(self.docs)
+        return (
+            alive and not self._queue and not self._unacked and len(self._filled) == len(self.docs)
+        )
 
     def _ask_whether_all_arrived(self) -> None:
         if self._asked != self._sequence and self._link is not None:

@@ -43,9 +43,7 @@ class TapNode(ReplicaNode):
 
     def _life_began(self) -> None:
         super()._life_began()
-        self.tap = NodeTap(
-            self.upr, self.settings.tap, lambda: self._world.now, lambda: b"the map"
-        )
+        self.tap = NodeTap(self.upr, self.settings.tap, lambda: self._world.now, lambda: b"the map")
         door_open = self.tap.door.open
 
         def noted(connect: Connect, wake: Callable[[], None]) -> Opened:

@@ -84,9 +84,7 @@ class PushRun:
         )
         self.nodes = (self.first, self.second)
         self.faults = [NodeFaults(self.world, node) for node in self.nodes]
-        self.desks = [
-            Desk(self.world, node, Truth(25), plan.vbuckets, 0.5) for node in self.nodes
-        ]
+        self.desks = [Desk(self.world, node, Truth(25), plan.vbuckets, 0.5) for node in self.nodes]
         self.master: TapMaster
         self._seen: dict[int, tuple[object, ...]] = {}
 

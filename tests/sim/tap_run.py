@@ -19,6 +19,9 @@ from tests.sim.tap_taker import TapTaker
 from tests.sim.world import World
 from uprmc.config import Settings
 
+#: A hand-over whose answer was lost may still come to its end after the operator has given it up.
+_LATE_S = 1.0
+
 
 class TapRun(ReplicaRun):
     """See the module docstring."""
@@ -34,9 +37,7 @@ class TapRun(ReplicaRun):
         self.taken: Counter[str] = Counter()
 
     def _make_node(self, name: str, settings: Settings) -> ReplicaNode:
-        return TapNode(
-            self.cluster, name, settings, Pace(), sync=self.plan.sync, tap=self.plan.tap
-        )
+        return TapNode(self.cluster, name, settings, Pace(), sync=self.plan.sync, tap=self.plan.tap)
 
     def start(self) -> None:
         """See `ReplicaRun.start`; TAP clients come last."""
@@ -82,6 +83,9 @@ class TapRun(ReplicaRun):
         for client in self.clients:
             client.calm = True
         super().heal()
+        self.world.run_for(_LATE_S)
+        self.operator.do(self.operator.order())
+        self.orders_done()
 
     def rest(self) -> None:
         """See `ReplicaRun.rest`; clients must come as far, first as they are, then once more."""

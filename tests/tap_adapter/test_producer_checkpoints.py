@@ -150,6 +150,37 @@ def test_a_cut_in_the_middle_of_a_snapshot_resumes_within_it(node: FakeNode) -> 
     assert second.upstream.opened[0][1][1:] == (2, 2**64 - 1, 0xA000, 1, 4)
 
 
+def test_a_second_cut_in_the_same_snapshot_still_knows_where_it_began(node: FakeNode) -> None:
+    rig = Rig(node, ack_interval=2)
+    line = rig.connect(ACK, age=FOR_EVER)
+    line.run()
+    for key in (b"b", b"c", b"d", b"e"):
+        node[0].set(key)
+    line.answer(line.drain()[0])  # number 2: seqno 2
+    line.leave()
+    second = rig.connect(ACK)
+    second.drain()
+    second.ack_all()
+    second.answer(second.drain()[0])  # number 2: seqno 3
+    second.leave()
+    assert rig.connect(ACK).upstream.opened[0][1][1:] == (3, 2**64 - 1, 0xA000, 1, 5)
+
+
+def test_who_holds_something_of_what_was_empty_begins_anew() -> None:
+    """It may be deleted, and the deletion forgotten; from the first seqno nobody would notice."""
+    node = FakeNode(0)
+    rig = Rig(node)
+    line = rig.connect(ACK)
+    line.run()
+    node[0].set(b"a")
+    assert line.said() == ["a=v!"]
+    line.leave()
+    node[0].delete(b"a")
+    node[0].purge(2)
+    node[0].set(b"b")
+    assert "opaque 1 vb0!" in rig.connect(ACK).run()
+
+
 def test_a_cut_in_the_middle_of_the_backfill_begins_it_again(node: FakeNode) -> None:
     rig = Rig(node, ack_interval=1)
     node[0].set(b"b")
@@ -258,99 +289,6 @@ def test_it_hears_so_at_once_when_there_is_nothing_new(node: FakeNode) -> None:
 
 def test_any_other_client_does_not_hear_it(node: FakeNode) -> None:
     assert "opaque 3 vb0!" not in Rig(node).connect(ACK | CHECKPOINT | REGISTERED).run()
-
-
-# --- registered clients --------------------------------------------------------------------------
-
-
-def test_nothing_leaves_to_a_registered_client_before_it_is_saved(node: FakeNode) -> None:
-    rig = Rig(node)
-    rig.keeper.patient = True
-    line = rig.connect(REGISTERED)
-    assert line.said() == []
-    assert line.said() == []
-    assert rig.keeper.pending
-    rig.keeper.finish()
-    assert line.wakes
-    assert line.said() == ["opaque 1 vb0", "a=v"]
-    rig.keeper.finish()
-    assert line.said() == ["opaque 8 vb0"]
-
-
-def test_a_place_that_cannot_be_saved_is_tried_again(node: FakeNode) -> None:
-    rig = Rig(node)
-    rig.keeper.works = False
-    line = rig.connect(REGISTERED)
-    assert line.said() == []
-    rig.keeper.works = True
-    line.tick(0.5)
-    assert line.said() == []
-    line.tick(0.5)
-    assert line.said() == ["opaque 1 vb0", "a=v", "opaque 8 vb0"]
-
-
-def test_a_save_from_before_a_batch_does_not_let_it_go(node: FakeNode) -> None:
-    rig = Rig(node)
-    line = rig.connect(REGISTERED | ACK)
-    line.run()
-    rig.keeper.patient = True
-    node[0].set(b"b")
-    line.drain()
-    rig.keeper.finish_all()
-    line.drain()
-    line.ack_all()
-    line.tick(2)  # its acknowledged place is being saved
-    assert len(rig.keeper.pending) == 1
-    node[0].set(b"c")
-    assert line.said() == []
-    rig.keeper.finish()
-    assert line.said() == []
-    rig.keeper.finish_all()
-    assert line.said() == ["c=v!"]
-
-
-@pytest.mark.parametrize("flags", [ACK, ACK | CHECKPOINT, CHECKPOINT])
-def test_a_registered_client_goes_on_after_a_restart(node: FakeNode, flags: int) -> None:
-    rig = Rig(node)
-    line = rig.connect(REGISTERED | flags)
-    line.run()
-    node[0].set(b"b")
-    line.run()
-    line.leave()
-    rig.restart()
-    node[0].set(b"c")
-    said = [text.rstrip("!") for text in rig.connect(REGISTERED | flags).run()]
-    assert [text for text in said if "=" in text] == ["c=v"]
-    assert "opaque 1 vb0" not in said
-
-
-def test_what_was_acknowledged_is_saved_soon(node: FakeNode) -> None:
-    rig = Rig(node)
-    line = rig.connect(REGISTERED | ACK)
-    line.run()
-    line.tick(2)
-    rig.restart()  # as after a crash: nobody has left
-    assert rig.names.find(b"client").courses[0].backfilled  # type: ignore[union-attr]
-
-
-def test_a_registered_client_that_is_idle_is_not_written_again_and_again(node: FakeNode) -> None:
-    rig = Rig(node)
-    line = rig.connect(REGISTERED | ACK)
-    line.run()
-    line.tick(2)
-    writes = rig.keeper.writes
-    for _ in range(10):
-        line.tick(2)
-    assert rig.keeper.writes == writes
-
-
-def test_others_are_never_saved(node: FakeNode) -> None:
-    rig = Rig(node)
-    line = rig.connect(ACK)
-    line.run()
-    line.tick(2)
-    line.leave()
-    assert rig.keeper.writes == 0
 
 
 def test_a_peer_that_checks_checkpoints_is_content_over_reconnections(node: FakeNode) -> None:

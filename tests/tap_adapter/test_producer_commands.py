@@ -81,6 +81,19 @@ def test_a_filter_that_comes_while_streams_are_being_opened_is_obeyed(node: Fake
     assert list(line.upstream.streams) == [1]
 
 
+def test_two_filters_before_the_upstream_has_answered_the_first_begin_a_vbucket_once(
+    node: FakeNode,
+) -> None:
+    line = Rig(node).connect(vbuckets=(0,), patient=True)
+    line.upstream.deliver()
+    line.run()
+    line.producer.change_filter({0: 0, 1: 0})
+    line.producer.change_filter({0: 0, 1: 0})
+    line.upstream.deliver()
+    assert line.run() == ["opaque 4", "opaque 4", "opaque 1 vb1", "b=v", "opaque 8 vb1"]
+    assert [number for number, _ in line.upstream.opened] == [0, 1]
+
+
 # --- reset of the chain --------------------------------------------------------------------------
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.tap_adapter.fake_upstream import FakeNode
 from tests.tap_adapter.tap_peer import ACK, CHECKPOINT, DUMP, REGISTERED, Line, Peer, Rig
-from uprmc.protocol.header import encode_request
-from uprmc.protocol.opcodes import EndReason, Opcode
+from uprmc.protocol.opcodes import EndReason
 from uprmc.tap_adapter.corrections import FETCHED_AT_ONCE
 
 pytestmark = pytest.mark.acceptance("D56")
@@ -197,15 +196,38 @@ def test_a_branch_between_corrections_and_stream_is_noticed(node: FakeNode) -> N
     line.upstream.deliver(3)  # survey, rollback, grant; the versions are on their way
     line.drain()
     line.ack_all()
+    node[0].set(b"n")
+    node[0].fail_over(2, uuid=0xC0)
     line.upstream.deliver(1)
+    assert [text.rstrip("!") for text in line.said()] == ["a=a1", "-c", "b=b1"]
+    line.upstream.deliver()
+    assert [text.rstrip("!") for text in line.run()] == ["a=a1", "-c", "b=b1"]
+    line.upstream.deliver()
+    assert line.run() == []
+    assert line.known.courses[0].uuid == 0xC0
+
+
+def test_a_branch_below_corrections_whose_stream_never_came_corrects_them_again(
+    node: FakeNode,
+) -> None:
+    rig = Rig(node)
+    with_lost_changes(rig)
+    for _ in range(5):
+        node[0].set(b"n")
+    node[0].set(b"a", b"a8")
+    line = rig.connect(ACK, patient=True)
+    line.upstream.deliver(3)
     line.drain()
-    node[0].fail_over(1, uuid=0xC0)
-    line.upstream.deliver()
     line.ack_all()
-    peer_has = [text.rstrip("!") for text in line.run()]
+    line.upstream.deliver(1)
+    assert "a=a8" in line.said()
+    line.ack_all()
     line.upstream.deliver()
-    peer_has += [text.rstrip("!") for text in line.run()]
-    assert not line.producer.closed
+    assert line.known.courses[0].uuid == 0xB0
+    assert line.known.courses[0].acked == 2
+    line.leave()
+    node[0].fail_over(7, uuid=0xC0)
+    assert "a=a1" in rig.connect(ACK).run()
 
 
 def test_deletions_that_were_forgotten_mean_everything_anew(node: FakeNode) -> None:
@@ -312,50 +334,3 @@ def test_a_dump_notes_no_keys(node: FakeNode) -> None:
     line = Rig(node).connect(DUMP)
     line.run()
     assert len(line.known.ring) == 0
-
-
-# --- frames of other kinds -----------------------------------------------------------------------
-
-
-def test_a_flush_of_one_vbucket_empties_that_one(node: FakeNode) -> None:
-    line = Rig(node).connect(ACK)
-    line.run()
-    stream = line.upstream.streams[0]
-    line.upstream.inject(0, encode_request(Opcode.UPR_FLUSH, opaque=stream.opaque))
-    assert line.run() == ["opaque 1 vb0!", "opaque 8 vb0!"]
-
-
-def test_frames_that_mean_nothing_to_tap_are_passed_over(node: FakeNode) -> None:
-    line = Rig(node).connect()
-    line.run()
-    stream = line.upstream.streams[0]
-    line.upstream.inject(
-        0,
-        encode_request(0x5F, extras=b"12345678", opaque=stream.opaque),
-        encode_request(Opcode.UPR_NOOP),
-        encode_request(Opcode.UPR_MUTATION, key=b"k", extras=b"\0" * 31, opaque=9_999),
-    )
-    node[0].set(b"c")
-    assert line.run() == ["c=v"]
-    assert line.upstream.acked_bytes == line.upstream.pulled_bytes
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"\x80",
-        b"\x80" + b"\xff" * 23,
-        encode_request(Opcode.UPR_SNAPSHOT_MARKER, extras=b"\0"),
-        encode_request(Opcode.UPR_STREAM_END, extras=b"\0"),
-        encode_request(Opcode.UPR_MUTATION, key=b"k", extras=b"\0" * 31),
-        encode_request(Opcode.UPR_DELETION, key=b"k", extras=b"\0" * 3),
-        encode_request(Opcode.UPR_SET_VBUCKET_STATE),
-    ],
-)
-def test_a_producer_that_talks_nonsense_is_given_up(node: FakeNode, frame: bytes) -> None:
-    line = Rig(node).connect()
-    line.run()
-    opaque = line.upstream.streams[0].opaque.to_bytes(4, "big")
-    line.upstream.inject(0, frame[:12] + opaque + frame[16:] if len(frame) >= 24 else frame)
-    line.run()
-    assert line.producer.closed

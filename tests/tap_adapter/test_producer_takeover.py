@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tap_adapter.fake_upstream import FakeNode
-from tests.tap_adapter.tap_peer import ACK, BUSY, CHECKPOINT, TAKEOVER, Line, Peer, Rig
+from tests.tap_adapter.tap_peer import ACK, BUSY, CHECKPOINT, TAKEOVER, Line, Peer, Rig, brief
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.tap_adapter import feed
@@ -162,6 +162,22 @@ def test_a_refusal_before_the_last_phase_pauses_and_opens_the_takeover_again(
     line.tick(1)
     assert line.run()[-1] == "state 1 vb0!"
     assert line.producer.done
+
+
+def test_the_source_does_not_step_back_before_the_client_is_pending(node: FakeNode) -> None:
+    line = Rig(node, backoff_s=1).connect(ACK | TAKEOVER, vbuckets=(0,))
+    line.answer(line.drain()[0])
+    for _ in range(3):  # OPAQUE 1, the item, OPAQUE 8
+        pending = next(message for message in line.unanswered if message.opcode == 0x45)
+        line.refuse(pending)
+        line.ack_all()
+        line.tick(1)
+        line.drain()
+    assert [brief(message) for message in line.unanswered] == ["state 3 vb0!"]
+    assert node[0].state is ACTIVE
+    line.ack_all()
+    line.drain()
+    assert node[0].state is DEAD
 
 
 def test_a_client_that_does_not_want_to_be_pending_ends_it(node: FakeNode) -> None:

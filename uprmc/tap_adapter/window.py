@@ -227,7 +227,6 @@ class Window:
         vbuckets = list(self._holders)
         self._stretches.clear()
         self._holders.clear()
-        self._joins = False
         return Refused(settled._replace(size=size), vbuckets, None)
 
     def forget(self, vbucket: int) -> None:
