@@ -108,6 +108,7 @@ class Openings:
     def start_over(self, stream: TapStream) -> None:
         """Have the client empty the vBucket, and give it everything."""
         self.close(stream)
+        self._withdraw(stream)
         self._empty(stream)
         self.open(stream)
 
@@ -116,8 +117,7 @@ class Openings:
         conversation = self._conversation
         self.close(stream)
         stream.dropped = True
-        conversation.outlet.window.forget(stream.number)
-        conversation.outlet.withdraw(stream.number)
+        self._withdraw(stream)
         del conversation.streams[stream.number]
         conversation.known.courses.pop(stream.number, None)
         conversation.known.ring.forget(stream.number)
@@ -155,10 +155,13 @@ class Openings:
             stream.reopened = True
             self.open(stream)
 
+    def _withdraw(self, stream: TapStream) -> None:
+        outlet = self._conversation.outlet
+        outlet.window.forget(stream.number)
+        outlet.withdraw(stream.number)
+
     def _empty(self, stream: TapStream) -> None:
         conversation = self._conversation
-        conversation.outlet.window.forget(stream.number)
-        conversation.outlet.withdraw(stream.number)
         conversation.known.ring.forget(stream.number)
         stream.course = Course()
         if not conversation.dump:

@@ -2,7 +2,8 @@
 
 Everything here is pure. The frames of items, millions of them, go through `translate_run`, which
 reuses the pieces that hold keys and values; all the others are rare, so `take_frame` takes them
-apart and the producer (`feed`) decides. The way back, from TAP, is `change`.
+apart and the producer (`feed`) decides. Messages of single versions are in `item_messages`; the way
+back, from TAP, is `change`.
 
 =============================  ===================================================================
 mutation                       MUTATION: revision and nru in its section; CAS, flags, expiration,
@@ -22,10 +23,6 @@ names of histories and the failover log; that a deletion was an expiry, and when
 datatype, lock time and extended metadata; why a stream ended, and the end of one vBucket's stream
 as such; a rollback to anything but 0; and all of our extensions. What TAP has and UPR has not:
 checkpoint ids, which are the adapter's own count.
-
-What surprises: flags of items travel with their bytes swapped unless the client asked for the
-opposite (`TapForm.network_byte_order`). That is a mistake of the old producers which their
-consumers undo, so that it has to be repeated.
 
 Source: TAP reference, sections 2, 8 and 10.
 """
@@ -64,29 +61,6 @@ from uprmc.protocol.upr import (
     frame_place,
 )
 from uprmc.upr.peer import UprRequest
-
-#: Plain numbers: an enum's operations cost a microsecond each.
-_ACK, _NO_VALUE, _NETWORK_BYTE_ORDER = map(
-    int, (TapFlag.ACK, TapFlag.NO_VALUE, TapFlag.NETWORK_BYTE_ORDER)
-)
-
-
-class TapForm(NamedTuple):
-    """How a client wants its items.
-
-    Attributes:
-        keys_only: without values.
-        network_byte_order: their flags as they were stored, and marked as such.
-    """
-
-    keys_only: bool = False
-    network_byte_order: bool = False
-
-    @property
-    def flags(self) -> int:
-        """The `TapFlag` bits of each mutation."""
-        return self.keys_only * _NO_VALUE | self.network_byte_order * _NETWORK_BYTE_ORDER
-
 
 class Run(NamedTuple):
     """What one call of `translate_run` has put out.
@@ -134,8 +108,6 @@ _WRITTEN = derive_merged(
 
 _MUTATION, _TAP_MUTATION = frame_head(Opcode.UPR_MUTATION), frame_head(Opcode.TAP_MUTATION)
 _READ_BYTES, _EXTRAS_BYTES = MUTATION_FRAME.size, MUTATION_EXTRAS.size
-#: A TAP mutation's body before the key.
-_TAP_BODY_BYTES = TAP_MUTATION_FRAME.size - HEADER_BYTES
 
 #: So many pieces are looked at in one go, because looking means copying references to all of them.
 _PIECES_AT_ONCE = 512
@@ -273,7 +245,7 @@ class _Translation:
                     _TAP_MUTATION,
                     key_length,
                     third,
-                    length + _TAP_BODY_BYTES,
+                    length + BODY_BYTES_BEFORE_KEY,
                     number,
                     cas,
                     extras,
@@ -327,11 +299,6 @@ class _Swapped(dict[int, int]):
         return swapped
 
 
-def swapped_flags(flags: int) -> int:
-    """Return an item's flags with their four bytes in the opposite order."""
-    return int.from_bytes(flags.to_bytes(4, "little"), "big")
-
-
 def _skip_empty(pieces: Sequence[bytes], place: int) -> int:
     """An empty value may be a piece of its own, which belongs to the frame before it."""
     while place < len(pieces) and not pieces[place]:
@@ -350,10 +317,6 @@ _GONE_EXTRAS_BYTES = frozenset(
 )
 _SEQNO_AND_REV = derive(Layout(*DeletionExtras.subcons[:2]))
 
-#: Where the low byte of a message's flags stands.
-_FLAGS_AT = HEADER_BYTES + 3
-
-
 def _stream_of(head: bytes) -> tuple[int, int]:
     """Return vBucket and opaque."""
     if len(head) < HEADER_BYTES:
@@ -369,7 +332,7 @@ def _message_of(request: UprRequest, sequence: int, form: TapForm) -> tuple[byte
         if len(extras) not in _GONE_EXTRAS_BYTES:
             raise RemoteProtocolError(f"a deletion with {len(extras)} bytes of extras")
         seqno, rev = _SEQNO_AND_REV.unpack_from(extras)
-        deletion = _deletion(request.key, rev, request.cas, request.vbucket, sequence, 0)
+        deletion = deletion_message(request.key, rev, request.cas, request.vbucket, sequence, 0)
         return deletion, seqno, rev
     if len(extras) != MUTATION_EXTRAS.size:
         raise RemoteProtocolError(f"a mutation with {len(extras)} bytes of extras")
@@ -379,69 +342,6 @@ def _message_of(request: UprRequest, sequence: int, form: TapForm) -> tuple[byte
     value = value[: len(value) - nmeta]
     item = Item(request.key, value, flags, expiry, request.cas, seqno, rev, nru=nru)
     return version_message(item, request.vbucket, sequence, form), seqno, 0
-
-
-def version_message(
-    item: Item, vbucket: int, sequence: int, form: TapForm, flags: int = 0
-) -> bytes:
-    """Return one version as MUTATION, or as DELETE where it is a tombstone.
-
-    Args:
-        item: the version; a document comes with its value.
-        vbucket: where it lies.
-        sequence: number of the message.
-        form: how the client wants it.
-        flags: `TapFlag` bits beside those of `form`.
-    """
-    if item.life:
-        return _deletion(item.key, item.rev, item.cas, vbucket, sequence, flags)
-    value = b"" if form.keys_only else item.value
-    assert value is not None, "a document without its value"
-    head = TAP_MUTATION_FRAME.pack(
-        MAGIC_REQUEST,
-        Opcode.TAP_MUTATION,
-        len(item.key),
-        TAP_ITEM_EXTRAS.size,
-        0,
-        vbucket,
-        _TAP_BODY_BYTES + len(item.key) + len(value),
-        sequence,
-        item.cas,
-        TAP_MUTATION_SPECIFIC.size,
-        flags | form.flags,
-        TTL,
-        b"",
-        item.flags if form.network_byte_order else swapped_flags(item.flags),
-        item.expiry,
-        item.rev,
-        item.nru,
-    )
-    return b"".join((head, item.key, value))
-
-
-def _deletion(key: bytes, rev: int, cas: int, vbucket: int, sequence: int, flags: int) -> bytes:
-    head = TAP_DELETE_FRAME.pack(
-        MAGIC_REQUEST,
-        Opcode.TAP_DELETE,
-        len(key),
-        TAP_EXTRAS.size,
-        0,
-        vbucket,
-        TAP_DELETE_FRAME.size - HEADER_BYTES + len(key),
-        sequence,
-        cas,
-        TAP_REVISION_SPECIFIC.size,
-        flags,
-        TTL,
-        b"",
-        rev,
-    )
-    return head + key
-
-
-def with_ack(head: bytes) -> bytes:
-    """Return a message's first piece as it asks for an answer."""
-    return head[:_FLAGS_AT] + bytes((head[_FLAGS_AT] | _ACK,)) + head[_FLAGS_AT + 1 :]
 
 
 # --- all other frames ---------------------------------------------------------------------------
