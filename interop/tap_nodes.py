@@ -65,9 +65,7 @@ def documents_at(node: Address, names: Iterable[tuple[int, bytes]]) -> Documents
 
 def apart(one: Documents, other: Documents) -> list[str]:
     """What is not the same, the first few; nothing when both are equal."""
-    names = [
-        name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)
-    ]
+    names = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
     shown = [f"{name}:\n   {one.get(name)}\n   {other.get(name)}" for name in names[:_SHOWN]]
     return [f"{len(names)} documents are not the same", *shown] if names else []
 

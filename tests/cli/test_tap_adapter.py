@@ -364,7 +364,7 @@ UP, LISTEN = ("--upstream", "127.0.0.1:1"), ("--listen", "127.0.0.1:0")
         (UP, "--listen"),
         (("--upstream", "somewhere", *LISTEN), "--upstream: 'somewhere' is no node"),
         ((*UP, *LISTEN, "--rollback", "perhaps"), "--rollback"),
-        ((*UP, *LISTEN, "--buffer", "much"), "'much' is not a size"),
+        ((*UP, *LISTEN, "--buffer", "much"), "--buffer: 'much' is not a size"),
         ((*UP, *LISTEN, "--buffer", "65535"), "--buffer 65535: say 64K to 1G"),
         ((*UP, *LISTEN, "--buffer", "1025M"), "--buffer 1025M: say 64K to 1G"),
         ((*UP, *LISTEN, "--set", "tap.names=0"), "tap.names: 0 is below the least"),

@@ -28,13 +28,13 @@ from uprmc.tap_adapter.batch import SavedBatch
 from uprmc.tap_adapter.consumer import TapConsumer
 from uprmc.tap_adapter.course import Course
 from uprmc.tap_adapter.feed import Feed
+from uprmc.tap_adapter.item_messages import TapForm
 from uprmc.tap_adapter.local import LocalUpstream
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.openings import Openings
 from uprmc.tap_adapter.outlet import Outlet
 from uprmc.tap_adapter.push_boundaries import Boundaries
 from uprmc.tap_adapter.stream import TapStream
-from uprmc.tap_adapter.translate import TapForm
 from uprmc.tap_adapter.window import Control, Refused, Window
 
 pytestmark = pytest.mark.sim
@@ -127,15 +127,21 @@ def _forget_the_end_of_a_backfill(patch: pytest.MonkeyPatch) -> None:
 
 def _say_nothing_of_the_beginning(patch: pytest.MonkeyPatch) -> None:
     """Give everything anew without having the client empty its vBucket."""
-    start_over = TapStream.start_over
+    start_over, empty = Openings.start_over, Openings._empty
+    again: list[TapStream] = []
 
-    def careless(stream: TapStream) -> None:
-        again = bool(stream.course.sent or stream.granted)
-        start_over(stream)
-        if again:
+    def careless(openings: Openings, stream: TapStream) -> None:
+        again.append(stream)
+        start_over(openings, stream)
+        again.clear()
+
+    def emptied(openings: Openings, stream: TapStream) -> None:
+        empty(openings, stream)
+        if stream in again:
             stream.from_scratch = stream.emptying = stream.backfilling = False
 
-    patch.setattr(TapStream, "start_over", careless)
+    patch.setattr(Openings, "start_over", careless)
+    patch.setattr(Openings, "_empty", emptied)
 
 
 def _correct_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -228,6 +234,7 @@ def _plan(
         operating,
         operator_s=0.15,
         keys=keys,
+        writer_s=0.01,
         steps=2_500,
         clients=clients,
         tap=replace(SETTINGS, rollback=rollback),
@@ -235,15 +242,15 @@ def _plan(
 
 
 _PEACE = _plan(_STRICT, PLAIN, REPLICA)
-_BRANCHES = _plan(PLAIN, REPLICA, REGISTERED, keys=100, failover=2, twice=1)  # few come again
-_CUTS = _plan(_QUICK, _QUICK, REPLICA, keys=100, faults=Faults(cut_s=0.3))
+_BRANCHES = _plan(PLAIN, REPLICA, REGISTERED, keys=2_000, failover=2, twice=1)  # few come again
+_CUTS = _plan(_QUICK, _QUICK, REPLICA, keys=2_000, faults=Faults(cut_s=0.3))
 
 _PLANS: dict[Patch, TapPlan] = {
     _go_on_after_a_refusal: _plan(_REFUSING, BUSY),
     _skip_what_is_unacknowledged: _CUTS,
-    _say_nothing_of_the_beginning: _plan(PLAIN, PLAIN, keys=100, rollback="reset", failover=2),
+    _say_nothing_of_the_beginning: _plan(PLAIN, PLAIN, keys=2_000, rollback="reset", failover=2),
     _correct_nothing: _BRANCHES,
-    _save_too_late: _plan(_HASTY, _HASTY, REGISTERED, keys=100, faults=Faults(crash_s=0.3)),
+    _save_too_late: _plan(_HASTY, _HASTY, REGISTERED, keys=2_000, faults=Faults(crash_s=0.3)),
     _remember_a_name_that_is_deregistered: _plan(_FORGETFUL, BACKUP),
     _send_every_vbucket: _plan(_LISTING, _LISTING, _LISTING),
     _mix_up_the_byte_order: _plan(PLAIN, LIVE),

@@ -274,6 +274,23 @@ def test_another_magic_ends_the_connection() -> None:
     assert (client.session.closing, len(client.misuse)) == (True, 1)
 
 
+@pytest.mark.parametrize("said", [b"version\r\n", b"v"])
+@pytest.mark.parametrize("before", [b"", frame(NOOP), connect()])
+def test_a_client_of_text_is_hung_up_on_at_once(before: bytes, said: bytes) -> None:
+    client = Client()
+    client.say(before + said)
+    assert (client.session.closing, len(client.misuse)) == (True, 1)
+
+
+def test_the_rest_of_a_frame_may_begin_with_anything() -> None:
+    client = Client()
+    request = frame(NOOP, opaque=0x41424344)
+    for place in range(len(request)):
+        assert not client.session.closing
+        client.say(request[place : place + 1])
+    assert not client.misuse
+
+
 # --- the stream's life --------------------------------------------------------------------------
 
 

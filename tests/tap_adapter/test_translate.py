@@ -25,19 +25,13 @@ from tests.tap_adapter.upr_pieces import (
     split,
 )
 from uprmc.errors import RemoteProtocolError
-from uprmc.model import Item, Life
+from uprmc.model import Item
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import snapshot_marker
 from uprmc.storage.layout import pack_heads, pack_record
-from uprmc.tap_adapter.translate import (
-    Run,
-    TapForm,
-    take_frame,
-    translate_run,
-    version_message,
-    with_ack,
-)
+from uprmc.tap_adapter.item_messages import TapForm, with_ack
+from uprmc.tap_adapter.translate import Run, take_frame, translate_run
 from uprmc.upr.frames import Form, ItemWriter
 from uprmc.upr.peer import UprRequest
 
@@ -352,46 +346,6 @@ def test_any_pieces_raise_nothing_but_our_own_error(pieces: list[bytes]) -> None
         translate_run(pieces, 0, [], 1, PLENTY, TapForm(), None)
     with suppress(RemoteProtocolError):
         take_frame(pieces, 0)
-
-
-# --- single messages ----------------------------------------------------------------------------
-
-
-@given(CUT_FRAMES, st.sampled_from(FORMS))
-def test_a_correction_is_what_the_stream_would_have_sent(
-    cut: list[tuple[Frame, str]], form: TapForm
-) -> None:
-    for frame, _ in cut:
-        life = Life.LIVE if frame.opcode == MUTATION else Life.DELETED
-        item = Item(
-            frame.key,
-            None if life else frame.value,
-            frame.flags,
-            frame.expiry,
-            frame.cas,
-            frame.seqno,
-            frame.rev,
-            life=life,
-            nru=frame.nru,
-        )
-        _, out, _ = run_of(split(frame, "whole"), form)
-        assert version_message(item, VBUCKET, 42, form) == b"".join(out)
-        assert version_message(item, VBUCKET, 42, form, flags=1) == with_ack(b"".join(out))
-
-
-def test_a_document_without_its_value_can_only_be_told_by_its_key() -> None:
-    item = Item(b"k", None, 0, 0, 1, 1, 1)
-    assert read_messages(version_message(item, 0, 1, TapForm(keys_only=True)))[0].flags == 2
-    with pytest.raises(AssertionError, match="without its value"):
-        version_message(item, 0, 1, TapForm())
-
-
-@given(st.binary(min_size=28, max_size=60))
-def test_asking_for_an_answer_sets_one_bit(head: bytes) -> None:
-    asking = with_ack(head)
-    assert asking[27] == head[27] | 1
-    assert (asking[:27], asking[28:]) == (head[:27], head[28:])
-    assert with_ack(asking) == asking
 
 
 # --- other frames -------------------------------------------------------------------------------

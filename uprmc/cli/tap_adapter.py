@@ -28,7 +28,10 @@ _BUFFER_MAX_BYTES = 1024 * MIB
 
 
 def _buffer(text: str) -> int:
-    size = parse_size(text)
+    try:
+        size = parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"--buffer: {error}") from None
     if not _BUFFER_MIN_BYTES <= size <= _BUFFER_MAX_BYTES:
         raise ConfigError(f"--buffer {text}: say 64K to 1G")
     return size

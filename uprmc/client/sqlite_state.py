@@ -178,7 +178,7 @@ class SqliteState:
             yield
         except (ValueError, TypeError, struct.error):
             raise StateRefused(
-                f"state {self._place}: {what} is torn: move it away and the consumer begins anew, "
+                f"state {self._place}: {what} is torn: move it away to begin anew, "
                 "or put a copy back"
             ) from None
 

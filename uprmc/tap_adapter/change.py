@@ -17,7 +17,7 @@ What a UPR consumer would be told and TAP cannot: seqnos, the name of the histor
 end unless checkpoints are used, that a deletion was an expiry, datatypes.
 
 What surprises: flags of items come with their bytes swapped unless the message says otherwise; see
-`translate`, which is the way there.
+`item_messages`, which is the way there.
 
 Source: TAP reference, sections 2, 4, 8, 9 and 11.
 """
@@ -40,7 +40,7 @@ from uprmc.protocol.tap import (
     TapMessage,
     TapOpaque,
 )
-from uprmc.tap_adapter.translate import swapped_flags
+from uprmc.tap_adapter.item_messages import swapped_flags
 
 
 class Action(Enum):

@@ -1,6 +1,6 @@
 """The consumer's side of TAP: a legacy master pushes its messages into our vBuckets.
 
-Job: carry out what a message asks (`translate.change_of` says what that is), and answer by the
+Job: carry out what a message asks (`change.change_of` says what that is), and answer by the
 rules of such consumers: when an ACK is asked for, and whenever a message was refused. The engine
 does the rest in its own words: `overwrite` takes the versions.
 

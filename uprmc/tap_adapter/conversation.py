@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from uprmc.config import TapSettings
 from uprmc.protocol.tap import Connect, ConnectFlag
+from uprmc.tap_adapter.item_messages import TapForm
 from uprmc.tap_adapter.names import TapName
 from uprmc.tap_adapter.outlet import Outlet
 from uprmc.tap_adapter.stream import TapStream
-from uprmc.tap_adapter.translate import TapForm
 from uprmc.tap_adapter.upstream import Upstream
 from uprmc.tap_adapter.window import Window
 

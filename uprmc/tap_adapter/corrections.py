@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from uprmc.model import Item
+from uprmc.tap_adapter.item_messages import version_message
 from uprmc.tap_adapter.stream import TapStream
-from uprmc.tap_adapter.translate import version_message
 
 if TYPE_CHECKING:
     from uprmc.tap_adapter.conversation import Conversation

@@ -14,7 +14,7 @@ from collections import deque
 
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.tap import TapFlag, TapOpaque
-from uprmc.tap_adapter.translate import with_ack
+from uprmc.tap_adapter.item_messages import with_ack
 from uprmc.tap_adapter.window import SEQUENCE_MAX, Control, Mark, Settled, Window
 
 _CHECKPOINTS = frozenset({Opcode.TAP_CHECKPOINT_START, Opcode.TAP_CHECKPOINT_END})

@@ -52,6 +52,7 @@ FRAME_MAX_BYTES = 64 * 1024
 #: While more than this waits to be sent, besides the stream, no command is carried out.
 UNSENT_MAX_BYTES = 64 * 1024
 
+_MAGICS = frozenset({MAGIC_REQUEST, MAGIC_RESPONSE})
 _KNOWN_FLAGS = sum(ConnectFlag)
 _ANSWERS = frozenset({*PUSHED})
 
@@ -147,15 +148,16 @@ class TapSession:
 
     def _one(self, data: bytes, place: int) -> int:
         """Deal with the frame at `place`; returns its length, 0 = it is not whole yet."""
+        if place < len(data) and data[place] not in _MAGICS:
+            # Not only when the header is whole: a client of text would wait for ever.
+            self._misuse(f"magic {data[place]:#04x} on a TAP connection")
+            return len(data) - place
         if len(data) - place < HEADER_BYTES:
             return 0
         magic, opcode, key_length, extras_length, _, status, body_length, opaque, _ = (
             unpack_request(data, place)
         )
         length = int(HEADER_BYTES + body_length)
-        if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
-            self._misuse(f"magic {magic:#04x} on a TAP connection")
-            return length
         if length > FRAME_MAX_BYTES:
             self._misuse(f"a frame of {length} bytes on a TAP connection")
             return length

@@ -40,14 +40,10 @@ from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, Opcode
 from uprmc.protocol.tap import (
-    TAP_DELETE_FRAME,
-    TAP_EXTRAS,
     TAP_ITEM_EXTRAS,
     TAP_MUTATION_FRAME,
     TAP_MUTATION_SPECIFIC,
-    TAP_REVISION_SPECIFIC,
     TTL,
-    TapFlag,
     TapMutationFrame,
 )
 from uprmc.protocol.upr import (
@@ -60,7 +56,15 @@ from uprmc.protocol.upr import (
     frame_head,
     frame_place,
 )
+from uprmc.tap_adapter.item_messages import (
+    BODY_BYTES_BEFORE_KEY,
+    TapForm,
+    deletion_message,
+    swapped_flags,
+    version_message,
+)
 from uprmc.upr.peer import UprRequest
+
 
 class Run(NamedTuple):
     """What one call of `translate_run` has put out.
@@ -316,6 +320,7 @@ _GONE_EXTRAS_BYTES = frozenset(
     {DELETION_EXTRAS.size, TIMED_DELETION_EXTRAS.size, EXPIRATION_EXTRAS.size}
 )
 _SEQNO_AND_REV = derive(Layout(*DeletionExtras.subcons[:2]))
+
 
 def _stream_of(head: bytes) -> tuple[int, int]:
     """Return vBucket and opaque."""
