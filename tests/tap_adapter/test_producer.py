@@ -226,10 +226,28 @@ def test_a_vbucket_that_cannot_be_had_any_more_ends_the_connection(node: FakeNod
     assert line.producer.closed
 
 
-def test_an_upstream_that_is_busy_ends_the_connection(node: FakeNode) -> None:
+def test_a_stream_that_cannot_be_had_for_now_is_asked_for_again_after_a_second(
+    node: FakeNode,
+) -> None:
     rig = Rig(node)
     line = rig.connect(patient=True)
     line.upstream.refusals[3] = Status.TEMPORARY_FAILURE
+    line.upstream.deliver()
+    before = line.run()
+    assert not any("vb3" in text for text in before)
+    del line.upstream.refusals[3]
+    line.tick(0.9)
+    line.upstream.deliver()
+    assert line.run() == []
+    line.tick(0.2)
+    line.upstream.deliver()
+    assert "opaque 1 vb3" in line.run()
+    assert not line.producer.closed
+
+
+def test_a_stream_that_cannot_be_had_at_all_ends_the_connection(node: FakeNode) -> None:
+    line = Rig(node).connect(patient=True)
+    line.upstream.refusals[3] = Status.INTERNAL_ERROR
     line.upstream.deliver()
     assert line.producer.closed
 

@@ -40,6 +40,7 @@ class Openings:
         self._conversation = conversation
         self._settle = settle
         self._opaque = 0
+        self._waiting: list[TapStream] = []
 
     # --- the first time on a connection ---------------------------------------------------------
 
@@ -125,15 +126,28 @@ class Openings:
     def rewind(self, stream: TapStream) -> None:
         """Go back to what is acknowledged, and wait: see `resume`."""
         self.close(stream)
-        stream.phase = Phase.WAITING
+        self._wait(stream)
         stream.return_to(Mark(stream.course.acked, *stream.course.snapshot))
 
-    def resume(self, stream: TapStream) -> None:
-        """Go on with a stream that waits."""
-        if not stream.position and stream.course.sent:
-            self.start_over(stream)
-        else:
-            self.open(stream)
+    def _wait(self, stream: TapStream) -> None:
+        stream.phase = Phase.WAITING
+        self._waiting.append(stream)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are streams to `resume`."""
+        return bool(self._waiting)
+
+    def resume(self) -> None:
+        """Go on with the streams that wait."""
+        waiting, self._waiting = self._waiting, []
+        for stream in waiting:
+            if stream.phase is not Phase.WAITING or stream.dropped:
+                continue
+            if not stream.position and stream.course.sent:
+                self.start_over(stream)
+            else:
+                self.open(stream)
 
     def close(self, stream: TapStream) -> None:
         """End the UPR stream; what is pulled of it from now on counts for nothing."""
@@ -197,6 +211,8 @@ class Openings:
         elif status == Status.NOT_MY_VBUCKET and not stream.granted:
             del conversation.streams[stream.number]
             conversation.outlet.withdraw(stream.number)
+        elif status == Status.TEMPORARY_FAILURE:
+            self._wait(stream)  # it is rolling back, or being filled
         else:
             conversation.fail(f"vBucket {stream.number}: status {status:#04x} of the UPR producer")
 

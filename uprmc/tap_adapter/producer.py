@@ -31,6 +31,9 @@ from uprmc.tap_adapter.window import Control, Refused
 _NOOP = encode_request(Opcode.NOOP)
 _TEMPORARY = frozenset({Status.BUSY, Status.TEMPORARY_FAILURE})
 
+#: So long after an answer "temporary failure" a producer is asked for a stream again.
+_ASK_AGAIN_S = 1.0
+
 
 class TapProducer:
     """See the module docstring.
@@ -71,6 +74,7 @@ class TapProducer:
         self._sent_at = now
         self._full_since: float | None = None
         self._asleep_until: float | None = None
+        self._resumed_at = now
         self._noop_due = False
         self._surveyed = False
         self._nacks = self._noops = self._strange_answers = self._sent_bytes = 0
@@ -243,7 +247,10 @@ class TapProducer:
             self._conversation.fail(self._conversation.upstream.closed)
             self._stirred()
             return
-        if self._asleep_until is not None and now >= self._asleep_until:
+        if self._asleep_until is None:
+            if self._feed.openings.waits and now - self._resumed_at >= _ASK_AGAIN_S:
+                self._resume()
+        elif now >= self._asleep_until:
             self._asleep_until = None
             self._resume()
         self._look_at_patience(now)
@@ -255,9 +262,8 @@ class TapProducer:
             self._stirred()
 
     def _resume(self) -> None:
-        for stream in list(self._conversation.streams.values()):
-            if stream.phase is Phase.WAITING:
-                self._feed.openings.resume(stream)
+        self._resumed_at = self._now
+        self._feed.openings.resume()
         self._stirred()
 
     def _look_at_patience(self, now: float) -> None:
