@@ -112,6 +112,16 @@ def fill(node: Node, vbuckets: Iterable[int], each: int, size: int = 100) -> Non
             wire.put_many(number, pairs)
 
 
+def write_unpersisted(node: Node, vbuckets: Iterable[int]) -> None:
+    """After `fill`: change, make and delete documents that a kill takes back; the disk rests."""
+    with node.wire() as wire:
+        wire.command(frame(u.STOP_PERSISTENCE))
+        for number in vbuckets:
+            wire.put(number, b"fill-%d-1" % number, b"forgotten")
+            wire.put(number, b"forgotten", b"altogether")
+            wire.delete(number, b"fill-%d-2" % number)
+
+
 def lost(load: Load, held: Documents) -> list[str]:
     """What a load was promised and a node does not hold: the newest version of each key."""
     newest: dict[tuple[int, bytes], Acknowledged] = {}

@@ -23,9 +23,16 @@ from interop.replica_pair import Node
 from interop.replica_steps import after
 from interop.server_process import ServerProcess
 from interop.tap_copy import TapReader
-from interop.tap_nodes import apart, documents_of, fill, lost, make, wait_until_same
+from interop.tap_nodes import (
+    apart,
+    documents_of,
+    fill,
+    lost,
+    make,
+    wait_until_same,
+    write_unpersisted,
+)
 from interop.tap_pipe import KeptPipe, Pipe
-from interop.wire import frame
 
 pytestmark = pytest.mark.acceptance("D56")
 
@@ -166,12 +173,7 @@ def test_what_the_node_forgot_is_taken_back(
     adapter = adapt("--rollback", rollback)
     with KeptPipe(adapter.address, destination.upr, b"back", tap_pipe.REGISTER, ALL) as pipe:
         wait_until_same(source.upr, destination.upr, ALL)
-        with source.wire() as wire:
-            wire.command(frame(u.STOP_PERSISTENCE))
-            for number in SOME:
-                wire.put(number, b"fill-%d-1" % number, b"forgotten")
-                wire.put(number, b"forgotten", b"altogether")
-                wire.delete(number, b"fill-%d-2" % number)
+        write_unpersisted(source, SOME)
         wait_until_same(source.upr, destination.upr, ALL)
         source.kill()
         source.start()

@@ -31,6 +31,7 @@ from interop.tap_nodes import (
     make,
     states,
     wait_until_same,
+    write_unpersisted,
 )
 from interop.tap_pipe import KeptPipe, Pipe
 from interop.upr_wire import UprWire
@@ -337,12 +338,7 @@ def test_a_source_that_was_rolled_back_takes_back_what_it_has_sent(
     ends = source.upr, destination.upr, b"reg5", tap_pipe.REGISTER, ALL
     with KeptPipe(*ends) as pipe:
         wait_until_same(active.upr, destination.upr, ALL)
-        with active.wire() as wire:
-            wire.command(frame(u.STOP_PERSISTENCE))
-            for number in SOME:
-                wire.put(number, b"fill-%d-1" % number, b"forgotten")
-                wire.put(number, b"forgotten", b"altogether")
-                wire.delete(number, b"fill-%d-2" % number)
+        write_unpersisted(active, SOME)
         wait_until_same(active.upr, destination.upr, ALL)
         active.kill()
         if connected:

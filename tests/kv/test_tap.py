@@ -13,8 +13,9 @@ import pytest
 from interop.wire import frame, split_replies, store
 from tests.kv.binary_peer import Peer, answer, error, u64
 from tests.kv.harness import Rig, drained
+from tests.tap_adapter.side_commands import SideCommands
 from tests.upr.peer import opening
-from uprmc.errors import InvalidArguments, OutOfPlace, RemoteProtocolError
+from uprmc.errors import OutOfPlace, RemoteProtocolError
 from uprmc.model import VBucketState
 from uprmc.ports import Session
 
@@ -79,13 +80,13 @@ class Push:
         self.closed += 1
 
 
-class Guest:
+class Guest(SideCommands):
     """The adapter, as conversations see it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.streams: list[Stream] = []
         self.pushes: list[Push] = []
-        self.said: list[object] = []
 
     def connect(self, wake: Callable[[], None], report: Callable[[str], None]) -> Stream:
         self.streams.append(Stream(self))
@@ -94,17 +95,6 @@ class Guest:
     def consumer(self) -> Push:
         self.pushes.append(Push())
         return self.pushes[-1]
-
-    def deregister(self, name: bytes) -> None:
-        self.said.append(name)
-
-    def change_filter(self, name: bytes, wanted: dict[int, int]) -> None:
-        if name != b"known":
-            raise InvalidArguments(name)
-        self.said.append((name, wanted))
-
-    def reset_chain(self) -> None:
-        self.said.append("reset")
 
     def last_closed(self, number: int) -> int:
         return 7 if number == 2 else 0

@@ -51,7 +51,7 @@ def random_tap_plan(world: World) -> TapPlan:
         "operating": operating,
         "kinds": (),
         "programs": (),
-        "steps": random.choice((1_000, 2_000, 4_000)),
+        "steps": random.choice((800, 1_500, 3_000)),
     }
     clients = tuple(draw_kind(world) for _ in range(random.choice((1, 2, 3, 5))))
     return TapPlan(**plain, clients=clients, tap=_settings(world))

@@ -1,6 +1,6 @@
 """A legacy master at our door, without a network: messages as bytes, answers taken apart.
 
-The frames are written from the TAP reference, sections 2 and 4, and share no code with `uprmc`.
+The frames are those of `interop.tap_wire`, which shares no code with `uprmc`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import struct
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from interop import tap_wire as t
+from interop.tap_wire import message as message
+from interop.wire import HEADER
 from tests.kv.harness import Rig
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
@@ -19,8 +22,6 @@ from uprmc.tap_adapter.pushes import Pushes
 from uprmc.upr.hub import Hub
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
-
-HEADER = struct.Struct(">BBHBBHIIQ")
 
 MUTATION, DELETE, FLUSH, OPAQUE, VBUCKET_SET, START, END = range(0x41, 0x48)
 
@@ -39,52 +40,11 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def message(
-    opcode: int,
-    *,
-    specific: bytes = b"",
-    flags: int = 0,
-    ttl: int = 255,
-    item: bytes = b"",
-    vbucket: int = 0,
-    opaque: int = 0,
-    cas: int = 0,
-    key: bytes = b"",
-    value: bytes = b"",
-) -> bytes:
-    extras = struct.pack(">HHB3x", len(specific), flags, ttl) + item
-    body = extras + specific + key + value
-    return (
-        HEADER.pack(0x80, opcode, len(key), len(extras), 0, vbucket, len(body), opaque, cas) + body
-    )
-
-
 def mutation(
-    key: bytes,
-    value: bytes = b"value",
-    *,
-    rev: int | None = 1,
-    nru: int | None = 2,
-    item_flags: int = 0,
-    expiry: int = 0,
-    cas: int = 77,
-    flags: int = NETWORK_ORDER,
-    **more: Any,
+    key: bytes, value: bytes = b"value", *, vbucket: int = 0, opaque: int = 0, **more: Any
 ) -> bytes:
     """A document; without `rev` as masters up to 1.8 send it, without `nru` as pump_tap does."""
-    specific = b"" if rev is None else struct.pack(">Q", rev)
-    if rev is not None and nru is not None:
-        specific += bytes([nru])
-    return message(
-        MUTATION,
-        specific=specific,
-        item=struct.pack(">II", item_flags, expiry),
-        key=key,
-        value=value,
-        cas=cas,
-        flags=flags,
-        **more,
-    )
+    return t.mutation(vbucket, opaque, key, value, **{"cas": 77} | more)
 
 
 def delete(key: bytes, *, rev: int | None = 1, **more: Any) -> bytes:
@@ -93,34 +53,22 @@ def delete(key: bytes, *, rev: int | None = 1, **more: Any) -> bytes:
 
 
 def opaque(code: int, vbucket: int = 0, **more: Any) -> bytes:
-    return message(OPAQUE, specific=struct.pack(">I", code), vbucket=vbucket, **more)
+    return message(OPAQUE, vbucket, specific=struct.pack(">I", code), **more)
 
 
 def vbucket_set(state: int, vbucket: int = 0, **more: Any) -> bytes:
-    return message(VBUCKET_SET, specific=struct.pack(">I", state), vbucket=vbucket, **more)
+    return message(VBUCKET_SET, vbucket, specific=struct.pack(">I", state), **more)
 
 
 def start(checkpoint_id: int, vbucket: int = 0, *, deleted_rev: int = 0, **more: Any) -> bytes:
-    return message(
-        START,
-        specific=struct.pack(">Q", deleted_rev),
-        item=bytes(8),
-        key=b"checkpoint_start",
-        value=struct.pack(">Q", checkpoint_id),
-        vbucket=vbucket,
-        **more,
-    )
+    section, value = struct.pack(">Q", deleted_rev), struct.pack(">Q", checkpoint_id)
+    name = b"checkpoint_start"
+    return message(START, vbucket, specific=section, item=(0, 0), key=name, value=value, **more)
 
 
 def end(checkpoint_id: int, vbucket: int = 0, **more: Any) -> bytes:
-    return message(
-        END,
-        item=bytes(8),
-        key=b"checkpoint_end",
-        value=struct.pack(">Q", checkpoint_id),
-        vbucket=vbucket,
-        **more,
-    )
+    value = struct.pack(">Q", checkpoint_id)
+    return message(END, vbucket, item=(0, 0), key=b"checkpoint_end", value=value, **more)
 
 
 def answer_of(data: bytes) -> Answer:

@@ -156,7 +156,7 @@ def test_nru_is_kept_if_there_is_such_a_one(rig: PushRig, sent: int | None, kept
 
 
 def test_an_expired_document_is_stored_as_it_is(rig: PushRig) -> None:
-    rig.push(mutation(b"a", expiry=int(NOON) - 10))
+    rig.push(mutation(b"a", expiration=int(NOON) - 10))
     item = rig.item(b"a")
     assert item is not None
     assert item.expiry == int(NOON) - 10
@@ -363,10 +363,10 @@ def test_locks_of_an_active_past_do_not_count_in_a_replica() -> None:
         vbucket_set(5),
         message(VBUCKET_SET),
         message(VBUCKET_SET, specific=b"\0\0\1"),
-        message(0x46, item=bytes(8), key=b"checkpoint_start"),
-        message(0x47, item=bytes(8), key=b"checkpoint_end", value=b"\0\0\0\1"),
+        message(0x46, item=(0, 0), key=b"checkpoint_start"),
+        message(0x47, item=(0, 0), key=b"checkpoint_end", value=b"\0\0\0\1"),
         message(MUTATION, key=b"a", value=b"no item extras"),
-        message(0x42, key=b"a", item=bytes(8)),
+        message(0x42, key=b"a", item=(0, 0)),
         message(0x42, key=b"a")[:24] + struct.pack(">HHB3x", 300, 0, 255) + b"a",
     ],
 )
@@ -437,7 +437,9 @@ def test_a_backfill_for_an_active_vbucket_is_refused_before_it_is_emptied() -> N
     rig = PushRig()
     rig.push(mutation(b"a"), opaque(2))
     assert rig.refused(opaque(1)) == NOT_MY_VBUCKET
-    rig.push(mutation(b"b"))
+    assert rig.refused(mutation(b"b")) == NOT_MY_VBUCKET, "the master did not wait for the answer"
+    assert set(rig.vbucket.table) == {b"a"}
+    rig.push(opaque(8), mutation(b"b"))
 
 
 def test_a_vbucket_that_becomes_active_in_mid_backfill_gets_no_more_of_it(rig: PushRig) -> None:

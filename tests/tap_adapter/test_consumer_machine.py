@@ -232,7 +232,7 @@ class Machine(RuleBasedStateMachine):
             doc.value,
             rev=doc.rev,
             item_flags=doc.flags if in_order else swapped,
-            expiry=doc.expiry,
+            expiration=doc.expiry,
             cas=doc.cas,
             flags=flags | (NETWORK_ORDER if in_order else 0),
             opaque=sequence,

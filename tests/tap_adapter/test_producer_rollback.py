@@ -278,6 +278,21 @@ def test_nobody_goes_back_to_a_checkpoint_that_ended_in_the_history_that_is_over
     assert ("opaque 1 vb0!" in again) is (branch == 2)
 
 
+def test_the_id_of_a_checkpoint_that_ended_above_a_branch_is_not_used_again(
+    node: FakeNode,
+) -> None:
+    rig = Rig(node)
+    line = rig.connect(ACK | CHECKPOINT | REGISTERED, closed_only=True)
+    line.run()
+    node[0].set(b"c")
+    assert "end 1!" in line.run()
+    line.leave()
+    node[0].fail_over(2, uuid=0xB0)
+    node[0].set(b"n")
+    again = rig.connect(ACK | CHECKPOINT | REGISTERED, closed_only=True).run()
+    assert [text for text in again if "start" in text] == ["start 2!"]
+
+
 def test_a_registered_client_is_corrected_or_emptied_after_a_restart_too(node: FakeNode) -> None:
     rig = Rig(node)
     line = rig.connect(ACK | REGISTERED)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from interop.wire import frame, split_replies
 from tests.kv.binary_peer import answer
 from tests.kv.harness import drained, talk
+from tests.tap_adapter.side_commands import SideCommands
 from uprmc import MEMCACHED_VERSION
 from uprmc.errors import InvalidArguments, TemporaryFailure
 from uprmc.protocol.tap import Connect
@@ -67,7 +68,7 @@ class Opened:
 
 
 @dataclass
-class Door:
+class Door(SideCommands):
     """Opens what is asked for, unless it is told not to."""
 
     refusal: Exception | None = None
@@ -75,7 +76,6 @@ class Door:
     opened: list[Opened] = field(default_factory=list)
     closed: list[Opened] = field(default_factory=list)
     refused_names: list[bytes] = field(default_factory=list)
-    said: list[object] = field(default_factory=list)
     groups: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     pushes_refused: int = 0
 
@@ -94,17 +94,6 @@ class Door:
 
     def statistics(self, words: str) -> list[tuple[str, str]] | None:
         return self.groups.get(words)
-
-    def deregister(self, name: bytes) -> None:
-        self.said.append(name)
-
-    def change_filter(self, name: bytes, wanted: dict[int, int]) -> None:
-        if name != b"known":
-            raise InvalidArguments(name)
-        self.said.append((name, wanted))
-
-    def reset_chain(self) -> None:
-        self.said.append("reset")
 
 
 class Client:

@@ -12,6 +12,7 @@ Source: TAP reference 3, 6 and 10.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from uprmc.protocol.opcodes import Opcode
@@ -37,26 +38,43 @@ class Checkpoints:
         if stream.checkpoint_open:
             if not is_new:
                 return
-            self._end(stream)
-            course.open_checkpoint(course.checkpoint_id + 1, stream.position)
-        elif not course.checkpoint_id or course.checkpoint_id in course.closed:
+            self._follow(stream)
+            return
+        if not course.checkpoint_id or course.checkpoint_id in course.closed:
             course.open_checkpoint(course.checkpoint_id + 1, stream.position)
         stream.checkpoint_open = True
-        start = Control(
-            Opcode.TAP_CHECKPOINT_START,
-            stream.number,
-            course.checkpoint_id,
-            deleted_rev=course.deleted_rev,
-        )
-        self._conversation.outlet.post(start)
+        self._conversation.outlet.post(_start_of(stream))
 
-    def _end(self, stream: TapStream) -> None:
+    def _follow(self, stream: TapStream) -> None:
+        """End the open one and begin the next.
+
+        The ends of many vBuckets leave together, and so do the beginnings. Of one vBucket the
+        beginning waits for the end, which may be refused and sent again.
+        """
+        course = stream.course
+        checkpoint_id = course.checkpoint_id + 1
+        if self._conversation.outlet.acks:
+            self._end(stream, acked=partial(self._start, stream, stream.beginnings, checkpoint_id))
+            course.open_checkpoint(checkpoint_id, stream.position)
+        else:
+            self._end(stream)
+            course.open_checkpoint(checkpoint_id, stream.position)
+            self._conversation.outlet.post(_start_of(stream))
+        stream.checkpoint_open = True
+
+    def _start(self, stream: TapStream, beginning: int, checkpoint_id: int) -> None:
+        """Post the beginning that waited; not if the vBucket begins anew, or is not wanted."""
+        same = stream.beginnings == beginning and not stream.dropped
+        if same and stream.course.checkpoint_id == checkpoint_id:
+            self._conversation.outlet.post(_start_of(stream))
+
+    def _end(self, stream: TapStream, acked: Callable[[], None] | None = None) -> None:
         """Post the end of the open one; all of it is acknowledged when that leaves."""
         number, checkpoint_id = stream.number, stream.course.checkpoint_id
         closed = partial(self._conversation.known.closed, number, checkpoint_id, stream.position)
         stream.checkpoint_open = False
         self._conversation.outlet.post(
-            Control(Opcode.TAP_CHECKPOINT_END, number, checkpoint_id, left=closed)
+            Control(Opcode.TAP_CHECKPOINT_END, number, checkpoint_id, left=closed, acked=acked)
         )
 
     # --- closed ones only -----------------------------------------------------------------------
@@ -81,6 +99,16 @@ class Checkpoints:
                 Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
             )
         return told
+
+
+def _start_of(stream: TapStream) -> Control:
+    course = stream.course
+    return Control(
+        Opcode.TAP_CHECKPOINT_START,
+        stream.number,
+        course.checkpoint_id,
+        deleted_rev=course.deleted_rev,
+    )
 
 
 def _has_everything(stream: TapStream) -> bool:

@@ -238,10 +238,11 @@ class TapConsumer:
 
     def _reset(self, change: Change) -> None:
         vbucket = self._vbucket(change.vbucket)
+        # Also of a refused one: a master that does not wait for the answer sends its versions.
+        self._boundaries.begin_backfill(vbucket.id)
         if vbucket.state == _ACTIVE and self._boundaries.follows_checkpoints:
             raise NotMyVBucket("it is active, and a backfill is announced")
         begin_anew(self._bucket, vbucket)
-        self._boundaries.begin_backfill(vbucket.id)
 
     def _end_backfill(self, change: Change) -> None:
         vbucket = self._bucket.vbuckets.get(change.vbucket)

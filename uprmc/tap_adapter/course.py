@@ -81,6 +81,9 @@ class Course:
             self.acked = seqno
             self.snapshot = SnapshotRange(seqno, seqno)
         self.checkpoint_after = min(self.checkpoint_after, seqno)
+        if self.closed.get(self.checkpoint_id, 0) > seqno:
+            self.checkpoint_id += 1  # ids are not used again: the next one begins at the branch
+            self.checkpoint_after = seqno
         self.closed = {number: end for number, end in self.closed.items() if end <= seqno}
 
     def copied(self) -> Course:

@@ -21,7 +21,7 @@ from functools import partial
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SnapshotRange, VBucketState
 from uprmc.protocol.header import unpack_request
-from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, Status
+from uprmc.protocol.opcodes import HEADER_BYTES, EndReason, MarkerFlag, Opcode, Status
 from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, STREAM_END_EXTRAS, decode_marker
 from uprmc.tap_adapter.checkpoints import Checkpoints
@@ -51,6 +51,7 @@ class Feed:
         self._openings = Openings(conversation, self.settle)
         self._pieces: list[bytes] = []
         self._place = 0
+        self._beginnings_end = 0
         self._pulled_bytes = 0
         self._kept_bytes = 0
         self._checkpoints = Checkpoints(conversation)
@@ -83,6 +84,9 @@ class Feed:
                 if outlet.queued:
                     continue
             if not outlet.accepts_items:
+                # A gate is for items: snapshots of other vBuckets may begin with those that wait.
+                if self._place < self._beginnings_end and self._taken(out) is not None:
+                    continue
                 break
             if sent >= budget:
                 return sent
@@ -102,6 +106,9 @@ class Feed:
                 return None
             if not self._pull(budget):
                 return 0 if self._checkpoints.tell_complete() else None
+        return self._taken(out)
+
+    def _taken(self, out: list[bytes]) -> int | None:
         before = len(out)
         try:
             return self._take(out)
@@ -116,6 +123,8 @@ class Feed:
         self._pulled_bytes = conversation.upstream.pull(self._pieces, min(budget, PULL_BYTES))
         if not self._pieces and conversation.upstream.closed:
             conversation.fail(conversation.upstream.closed)
+        if conversation.checkpoints and conversation.outlet.acks and not conversation.takeover:
+            self._pieces, self._beginnings_end = beginnings_first(self._pieces)
         return bool(self._pieces)
 
     def _take(self, out: list[bytes]) -> int | None:
@@ -139,7 +148,7 @@ class Feed:
     def _end_pull(self) -> None:
         size, self._pulled_bytes = self._pulled_bytes, 0
         self._pieces.clear()
-        self._place = 0
+        self._place = self._beginnings_end = 0
         done = self._conversation.outlet.window.owe(size)
         if done:
             self._conversation.upstream.acknowledged(done)
@@ -291,6 +300,31 @@ class Feed:
         stream.position = stream.course.acked
         stream.whole = False
         return True
+
+
+def beginnings_first(pieces: list[bytes]) -> tuple[list[bytes], int]:
+    """Put those snapshot markers first that are their stream's first frame of a pull.
+
+    A client of checkpoints is asked about each before an item follows; so it is asked about all of
+    them at once, which else would cost as many round trips as there are vBuckets.
+
+    Returns:
+        The pieces, and where the first other frame begins.
+    """
+    seen: set[int] = set()
+    markers: list[bytes] = []
+    others: list[bytes] = []
+    place = 0
+    while place < len(pieces):
+        _, opcode, _, _, _, _, body_length, opaque, _ = unpack_request(pieces[place])
+        begin, left = place, HEADER_BYTES + body_length
+        while place < len(pieces) and (left > 0 or not pieces[place]):  # a value may be empty
+            left -= len(pieces[place])
+            place += 1
+        first = opcode == Opcode.UPR_SNAPSHOT_MARKER and opaque not in seen
+        seen.add(opaque)
+        (markers if first else others).extend(pieces[begin:place])
+    return markers + others, len(markers)
 
 
 _HANDLERS: dict[int, Callable[[Feed, TapStream, UprRequest], bool]] = {

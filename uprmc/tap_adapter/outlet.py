@@ -31,6 +31,8 @@ class Outlet:
         window: what it has not acknowledged.
         items: sent so far; other messages too in `messages`.
         acks_asked: messages that asked to be acknowledged.
+        binding: messages after which the client's place is another than before; most OPAQUE are
+            not.
     """
 
     def __init__(self, window: Window, interval: int, *, acks: bool) -> None:
@@ -40,6 +42,7 @@ class Outlet:
         self.items = 0
         self.messages = 0
         self.acks_asked = 0
+        self.binding = 0
         self._interval = interval
         self._queue: deque[Control] = deque()
         self._held: list[bytes] = []
@@ -107,6 +110,7 @@ class Outlet:
             if control.left is not None:
                 control.left()
             self.messages += 1
+            self.binding += _binds(control)
             self.acks_asked += self.acks
             out.append(message)
             size += len(message)
@@ -115,8 +119,12 @@ class Outlet:
     def _may_leave(self, control: Control) -> bool:
         if not self.acks:
             return True
-        if control.after_all or control.opcode in _CHECKPOINTS:
+        if control.after_all:
             return self.window.empty
+        if control.opcode in _CHECKPOINTS:  # items of other vBuckets do not matter
+            window = self.window
+            closed = window.holds_opaques or window.holds(control.vbucket)
+            return not closed and window.room > 0
         return True
 
     # --- items ----------------------------------------------------------------------------------
@@ -138,6 +146,7 @@ class Outlet:
         window.add_items(vbucket, count, mark)
         self.items += count
         self.messages += count
+        self.binding += count
         if not self.acks:
             return 0
         if ask or (window.sent - 1) % SEQUENCE_MAX % self._interval == self._interval - 1:
@@ -175,6 +184,10 @@ class Outlet:
 _OF_STREAM = frozenset(
     {TapOpaque.INITIAL_VBUCKET_STREAM, TapOpaque.OPEN_CHECKPOINT, TapOpaque.CLOSE_BACKFILL}
 )
+
+
+def _binds(control: Control) -> bool:
+    return control.opcode != Opcode.TAP_OPAQUE or control.word == TapOpaque.INITIAL_VBUCKET_STREAM
 
 
 def _is_of_stream(control: Control) -> bool:

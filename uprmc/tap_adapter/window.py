@@ -133,6 +133,7 @@ class Window:
         self._controls: deque[tuple[int, Control]] = deque()
         self._holders: dict[int, int] = {}
         self._gates = 0
+        self._opaques = 0
         self._joins = False
 
     @property
@@ -154,6 +155,11 @@ class Window:
     def gated(self) -> bool:
         """Whether a message is unacknowledged that no item may follow."""
         return bool(self._gates)
+
+    @property
+    def holds_opaques(self) -> bool:
+        """Whether an OPAQUE is unacknowledged."""
+        return bool(self._opaques)
 
     @property
     def stretches(self) -> int:
@@ -189,6 +195,7 @@ class Window:
         self._joins = False
         self._controls.append((self.sent, control))
         self._gates += control.gates
+        self._opaques += control.opcode == Opcode.TAP_OPAQUE
 
     def owe(self, size: int) -> int:
         """Take bytes of UPR into account; returns how many are done with at once."""
@@ -267,4 +274,5 @@ class Window:
     def _pop_control(self) -> Control:
         control = self._controls.popleft()[1]
         self._gates -= control.gates
+        self._opaques -= control.opcode == Opcode.TAP_OPAQUE
         return control
