@@ -253,11 +253,11 @@ def test_what_was_resumed_is_not_sent_again(source: Node, destination: Node) -> 
 
 
 def idle(node: Node, name: str) -> None:
-    """Wait until a client has acknowledged all that it was sent."""
+    """Wait until a client has acknowledged everything, the ends of backfills too."""
 
     def level() -> bool:
         found = texts(node)
-        return found.get(f"eq_tapq:{name}:ack_log_size") == "0"
+        return found.get(f"eq_tapq:{name}:idle") == "true"
 
     wait_until(level, lambda: str(texts(node)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tap_adapter.fake_upstream import FakeNode
-from tests.tap_adapter.tap_peer import ACK, CHECKPOINT, REGISTERED, Rig
+from tests.tap_adapter.tap_peer import ACK, CHECKPOINT, FOR_EVER, REGISTERED, Rig
 
 pytestmark = pytest.mark.acceptance("D56")
 
@@ -106,3 +106,37 @@ def test_others_are_never_saved(node: FakeNode) -> None:
     line.tick(2)
     line.leave()
     assert rig.keeper.writes == 0
+
+
+@pytest.mark.parametrize("flags", [ACK, ACK | CHECKPOINT])
+def test_the_first_word_to_a_client_without_a_backfill_waits_until_its_place_is_saved(
+    node: FakeNode, flags: int
+) -> None:
+    """A crash after it must not forget from where the client has to get everything."""
+    rig = Rig(node)
+    rig.keeper.patient = True
+    line = rig.connect(REGISTERED | flags, age=FOR_EVER)
+    assert line.said() == []
+    rig.keeper.finish()
+    assert line.said()[0] == "opaque 0!"
+    rig.restart()
+    node[0].set(b"b")
+    assert "b=v!" in rig.connect(REGISTERED | flags, age=FOR_EVER).run()
+
+
+def test_a_client_that_is_told_nothing_is_saved_within_a_second(node: FakeNode) -> None:
+    rig = Rig(node)
+    line = rig.connect(REGISTERED, age=FOR_EVER)
+    assert line.run() == []
+    line.tick(1)
+    rig.restart()
+    node[0].set(b"b")
+    assert rig.connect(REGISTERED, age=FOR_EVER).run() == ["b=v"]
+
+
+def test_the_end_of_a_backfill_is_saved_at_once(node: FakeNode) -> None:
+    rig = Rig(node)
+    line = rig.connect(REGISTERED | ACK)
+    line.run()
+    rig.restart()
+    assert rig.connect(REGISTERED | ACK).run() == ["opaque 0!"]

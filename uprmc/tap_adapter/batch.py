@@ -38,6 +38,7 @@ class SavedBatch:
         self._again_at: float | None = None
         self._pieces: list[bytes] = []
         self._is_safe = False
+        self._is_known = False  # whether a crash would leave any place of it
 
     @property
     def waits(self) -> bool:
@@ -51,9 +52,11 @@ class SavedBatch:
             binding = outlet.binding
             self._feed.fill(self._pieces, min(budget, PULL_BYTES))
             if not self._pieces:
+                if self._conversation.urgent:
+                    self._save_place()
                 return 0
-            if outlet.binding == binding:  # a client that forgets these is no worse off
-                self._is_safe = True
+            if outlet.binding == binding and self._is_known:
+                self._is_safe = True  # a client that forgets these is no worse off
             else:
                 self._save()
         if not self._is_safe:
@@ -71,23 +74,27 @@ class SavedBatch:
             if now >= self._again_at:
                 self._save()
             return
-        moved = self._conversation.dirty and not self._pieces
+        moved = (self._conversation.dirty or not self._is_known) and not self._pieces
         if moved and now - self._saved_at >= SAVE_INTERVAL_S:
-            self._saved_at = now
-            self._conversation.dirty = False
-            self._conversation.known.save(self._place_saved)
+            self._save_place()
+
+    def _save_place(self) -> None:
+        self._saved_at = self._now
+        self._conversation.dirty = self._conversation.urgent = False
+        self._conversation.known.save(self._place_saved)
 
     def _save(self) -> None:
         self._again_at = None
-        self._conversation.dirty = False
+        self._conversation.dirty = self._conversation.urgent = False
         self._conversation.known.save(self._batch_saved)
 
     def _batch_saved(self, kept: bool) -> None:
         if kept:
-            self._is_safe = True
+            self._is_safe = self._is_known = True
         else:
             self._again_at = self._now + SAVE_INTERVAL_S
         self._stirred()
 
     def _place_saved(self, kept: bool) -> None:
+        self._is_known |= kept
         self._conversation.dirty |= not kept

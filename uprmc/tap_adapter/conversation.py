@@ -44,6 +44,7 @@ class Conversation:
         moving: streams whose new history counts when the client has taken the corrections.
         closed: why to hang up, ``""`` while not.
         dirty: whether the client's place has changed since it was saved.
+        urgent: whether it has changed so that a crash would cost a whole backfill.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Conversation:
         self.corrections: dict[int, Correction] = {}
         self.moving: dict[int, int] = {}
         self.closed = ""
-        self.dirty = False
+        self.dirty = self.urgent = False
 
     def fail(self, why: str) -> None:
         """Hang up; the first reason counts."""

@@ -26,6 +26,7 @@ from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, STREAM_END_EXTRAS, decode_marker
 from uprmc.tap_adapter.checkpoints import Checkpoints
 from uprmc.tap_adapter.conversation import Conversation
+from uprmc.tap_adapter.course import Course
 from uprmc.tap_adapter.openings import Openings
 from uprmc.tap_adapter.stream import Phase, TapStream
 from uprmc.tap_adapter.translate import take_frame, translate_run
@@ -173,7 +174,13 @@ class Feed:
         self._checkpoints.moved(stream)
         told = conversation.checkpoints or stream.backfilling or stream.answer_due
         held = outlet.placed(
-            out, stream.number, run.items, run.last_head, stream.mark, ask=stream.whole and told
+            out,
+            stream.number,
+            run.items,
+            run.last_head,
+            stream.mark,
+            ask=stream.whole and told,
+            before=before,
         )
         return sent + run.size - held
 
@@ -228,6 +235,10 @@ class Feed:
             self._state_taken(stream)
         return True
 
+    def _backfill_ended(self, course: Course) -> None:
+        course.backfilled = True
+        self._conversation.urgent = True
+
     def _state_taken(self, stream: TapStream) -> None:
         self._conversation.upstream.answer(
             Opcode.UPR_SET_VBUCKET_STATE, stream.opaque, Status.SUCCESS
@@ -250,7 +261,7 @@ class Feed:
             stream.backfilling = False
             # Not before it is acknowledged: a client that has left without it would never hear of
             # the end.
-            told = partial(setattr, stream.course, "backfilled", True)
+            told = partial(self._backfill_ended, stream.course)
             conversation.outlet.post(
                 Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL, acked=told)
             )

@@ -130,7 +130,15 @@ class Outlet:
     # --- items ----------------------------------------------------------------------------------
 
     def placed(
-        self, out: list[bytes], vbucket: int, count: int, last_head: int, mark: Mark, *, ask: bool
+        self,
+        out: list[bytes],
+        vbucket: int,
+        count: int,
+        last_head: int,
+        mark: Mark,
+        *,
+        ask: bool,
+        before: int | None = None,
     ) -> int:
         """Take a run of items into account that ends `out`; returns the bytes that are held back.
 
@@ -141,9 +149,10 @@ class Outlet:
             last_head: index of the last one's first piece.
             mark: where they take the client.
             ask: whether the last one is to be acknowledged in any case.
+            before: as of `Window.add_items`.
         """
         window = self.window
-        window.add_items(vbucket, count, mark)
+        window.add_items(vbucket, count, mark, before)
         self.items += count
         self.messages += count
         self.binding += count

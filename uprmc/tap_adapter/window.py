@@ -107,11 +107,12 @@ class Refused(NamedTuple):
 class _Stretch:
     """Messages `first` to `last`."""
 
-    __slots__ = ("first", "last", "marks", "size")
+    __slots__ = ("before", "first", "last", "marks", "size")
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, before: int | None) -> None:
         self.first = first
         self.last = first - 1
+        self.before = before  # seqno after which the items of its one vBucket come
         self.marks: dict[int, Mark] = {}
         self.size = 0
 
@@ -172,17 +173,26 @@ class Window:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def add_items(self, vbucket: int, count: int, mark: Mark) -> None:
-        """Note items of one vBucket; `mark`: where they take the client."""
+    def add_items(self, vbucket: int, count: int, mark: Mark, before: int | None = None) -> None:
+        """Note items of one vBucket.
+
+        Args:
+            vbucket: theirs.
+            count: messages.
+            mark: where they take the client.
+            before: where it stood; they come by rising seqnos. ``None`` = they do not.
+        """
         stretches = self._stretches
         if not stretches or not (self._joins or len(stretches) >= STRETCHES_MAX):
-            stretches.append(_Stretch(self.sent + 1))
+            stretches.append(_Stretch(self.sent + 1, before))
         self._joins = True
         self.sent += count
         stretch = stretches[-1]
         stretch.last = self.sent
         if vbucket not in stretch.marks:
             self._holders[vbucket] = self._holders.get(vbucket, 0) + 1
+        if before is None or stretch.marks.keys() - {vbucket}:
+            stretch.before = None
         stretch.marks[vbucket] = mark
 
     def end_stretch(self) -> None:
@@ -230,6 +240,7 @@ class Window:
             return Refused(settled, [], self._pop_control())
         if not self._stretches or serial < self._stretches[0].first:
             return Refused(settled, [], None)
+        settled.marks.update(_marks_up_to(self._stretches[0], serial))
         size = settled.size + sum(stretch.size for stretch in self._stretches)
         vbuckets = list(self._holders)
         self._stretches.clear()
@@ -276,3 +287,19 @@ class Window:
         self._gates -= control.gates
         self._opaques -= control.opcode == Opcode.TAP_OPAQUE
         return control
+
+
+def _marks_up_to(stretch: _Stretch, serial: int) -> dict[int, Mark]:
+    """Say how far the client is that has taken what lies before `serial`, for certain.
+
+    Each item's seqno is at least one above that of the item before it.
+    """
+    taken = serial - stretch.first
+    if stretch.before is None or not taken:
+        return {}
+    return {
+        vbucket: Mark(
+            min(stretch.before + taken, seqno), min(stretch.before, start), max(seqno, end)
+        )
+        for vbucket, (seqno, start, end) in stretch.marks.items()
+    }
