@@ -6,6 +6,7 @@ connection with the habits of a client: what it asks for and how it acknowledges
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -167,7 +168,9 @@ class TapReader(TapWire):
             reply = self._ack(found)
         if not reply or TapFrame.of(reply).number == w.OK:
             self.copy.take(found)
-        self.send(reply)
+        # The node may have hung up behind this message; whoever reads on will see.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.send(reply)
         return found
 
     def until(self, true: Callable[[], bool], timeout_s: float = _UNTIL_S) -> None:

@@ -293,3 +293,15 @@ def test_checkpoints_are_told_without_tap_too_but_not_during_warm_up() -> None:
     cold = Peer(Rig(warm=False))
     assert cold.say(frame(LAST_CLOSED)) == error(LAST_CLOSED, 0x86)
     assert cold.say(frame(CREATE)) == error(CREATE, 0x86)
+
+
+@pytest.mark.parametrize(("extras_length", "key_length", "body_length"), [(8, 0, 0), (8, 5, 8)])
+def test_a_pushed_message_never_takes_its_parts_from_the_frame_behind_it(
+    extras_length: int, key_length: int, body_length: int
+) -> None:
+    peer, guest = tap_peer()
+    head = bytearray(frame(MUTATION, extras=bytes(body_length)))
+    head[2:4], head[4] = key_length.to_bytes(2, "big"), extras_length
+    assert peer.say(bytes(head) + bytes(8) + b"a key")[:2] == bytes([0x81, MUTATION])
+    assert peer.closed
+    assert all(not push.taken for push in guest.pushes)

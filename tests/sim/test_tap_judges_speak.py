@@ -246,6 +246,9 @@ _BRANCHES = _plan(PLAIN, REPLICA, REGISTERED, keys=2_000, failover=2, twice=1)  
 _CUTS = _plan(_QUICK, _QUICK, REPLICA, keys=2_000, faults=Faults(cut_s=0.3))
 
 _PLANS: dict[Patch, TapPlan] = {
+    # Whoever follows checkpoints is asked at each end, and knows a backfill's end by the next one.
+    _leave_the_last_unasked: _plan(PLAIN, PLAIN),
+    _forget_the_end_of_a_backfill: _plan(PLAIN, PLAIN),
     _go_on_after_a_refusal: _plan(_REFUSING, BUSY),
     _skip_what_is_unacknowledged: _CUTS,
     _say_nothing_of_the_beginning: _plan(PLAIN, PLAIN, keys=2_000, rollback="reset", failover=2),

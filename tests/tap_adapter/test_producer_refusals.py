@@ -48,7 +48,7 @@ def test_a_refusal_between_two_asked_for_counts_what_came_before_it() -> None:
     line.answer(refused, TEMPORARY_FAILURE)
     assert line.known.courses[0].acked == 3
     line.tick(1)
-    assert [brief(message).rstrip("!") for message in line.drain()][0] == "k3=v"
+    assert next(brief(message).rstrip("!") for message in line.drain()) == "k3=v"
 
 
 def test_answers_to_what_is_sent_again_anyway_change_nothing() -> None:

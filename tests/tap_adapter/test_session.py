@@ -43,6 +43,7 @@ class Producer:
 
     def __init__(self) -> None:
         self.closed = ""
+        self.ends_unasked = False
         self.stream: list[bytes] = []
         self.answers: list[tuple[int, int, int]] = []
         self.ticks: list[float] = []

@@ -28,7 +28,7 @@ class Checkpoints:
     def __init__(self, conversation: Conversation) -> None:
         """See the class."""
         self._conversation = conversation
-        self._moved: set[TapStream] = set()
+        self._moved: dict[TapStream, None] = {}
 
     def announce(self, stream: TapStream, *, is_new: bool) -> None:
         """Tell of a snapshot; `is_new`: it is not more of the one before."""
@@ -82,12 +82,13 @@ class Checkpoints:
     def moved(self, stream: TapStream) -> None:
         """Note that a stream has begun, got on, or was acknowledged."""
         if self._conversation.known.closed_only:
-            self._moved.add(stream)
+            self._moved[stream] = None
 
     def tell_complete(self) -> bool:
         """Tell a client of closed ones where it has them all; says whether there was need to."""
         ready = [stream for stream in self._moved if _has_everything(stream)]
-        self._moved.difference_update(ready)
+        for stream in ready:
+            del self._moved[stream]
         told = False
         for stream in ready:
             if stream.told_open:

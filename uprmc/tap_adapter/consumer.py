@@ -20,9 +20,9 @@ version of a backfill for an active vBucket                 0x07 and the cluster
 not what the protocol allows                                `OutOfPlace`: hang up without a word
 ==========================================================  ======================================
 
-What surprises: OPAQUE 1 for an active vBucket is refused if the master follows checkpoints, for
-every version after it would be; emptying the vBucket first would be for nothing. And an ACK means
-"in memory": what a crash takes away after it the master does not know of (it is so in TAP).
+What surprises: OPAQUE 1 empties an active vBucket, too, although of a backfill that follows
+checkpoints it then gets nothing; it is so in 2.x. And an ACK means "in memory": what a crash takes
+away after it the master does not know of (it is so in TAP).
 
 Source: TAP reference, sections 2, 4, 5, 8, 9 and 11.
 """
@@ -238,10 +238,7 @@ class TapConsumer:
 
     def _reset(self, change: Change) -> None:
         vbucket = self._vbucket(change.vbucket)
-        # Also of a refused one: a master that does not wait for the answer sends its versions.
         self._boundaries.begin_backfill(vbucket.id)
-        if vbucket.state == _ACTIVE and self._boundaries.follows_checkpoints:
-            raise NotMyVBucket("it is active, and a backfill is announced")
         begin_anew(self._bucket, vbucket)
 
     def _end_backfill(self, change: Change) -> None:

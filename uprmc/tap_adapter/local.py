@@ -68,7 +68,7 @@ class LocalUpstream:
         self._bucket = hub.bucket
         self._wake = wake
         self._gone = False
-        self._fetches: set[DocumentFetch] = set()
+        self._fetches: dict[DocumentFetch, None] = {}
         self._producer = Producer(hub, opening, int(flags), self._stirred, modern=True)
 
     def _stirred(self) -> None:
@@ -148,11 +148,11 @@ class LocalUpstream:
             return
 
         def ended(fetch: DocumentFetch, versions: list[Item] | None) -> None:
-            self._fetches.discard(fetch)
+            self._fetches.pop(fetch, None)
             done(versions)
 
         fetch = DocumentFetch(self._bucket, vbucket, keys, ended)
-        self._fetches.add(fetch)
+        self._fetches[fetch] = None
         fetch.begin()
 
 

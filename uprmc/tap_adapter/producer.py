@@ -129,6 +129,11 @@ class TapProducer:
         """Whether nobody is to go on from here under this name."""
         return self.done or self.refused
 
+    @property
+    def ends_unasked(self) -> bool:
+        """Whether it comes to its end without a word of the client."""
+        return self._conversation.dump and not self._conversation.outlet.acks
+
     def statistics(self) -> TapStatistics:
         """Return what statistics show of it."""
         counts = TapCounts(self._nacks, self._noops, self._strange_answers, self._sent_bytes)

@@ -112,6 +112,9 @@ class TapSession:
                 opened.producer.fill(pieces, room)
             if opened.producer.closed:
                 self._end()
+            elif opened.producer.ends_unasked:
+                # A client that has closed its half takes any end for the dump's: not before it is.
+                self.input_full = True
         return pieces
 
     def connection_lost(self) -> None:
