@@ -84,3 +84,23 @@ def test_only_a_streams_first_frame_of_a_pull_is_moved() -> None:
         second + first + third + fourth,
         len(second),
     )
+
+
+def test_a_checkpoint_does_not_end_before_what_was_refused_of_it_has_come() -> None:
+    """Its end was about to leave when the refusal came."""
+    node = FakeNode(0)
+    node[0].set(b"first")
+    rig = Rig(node)
+    line = rig.connect(ACK | CHECKPOINT)
+    line.run()
+    node[0].set(b"a")
+    line.drain()
+    line.ack_all()
+    (refused,) = line.drain()
+    node[0].set(b"b")
+    assert line.said() == []
+    line.answer(refused, TEMPORARY_FAILURE)
+    line.tick(rig.settings.backoff_s)
+    assert line.run() == ["a=v", "b=v!"]
+    node[0].set(b"c")
+    assert line.run() == ["end 1!", "start 2!", "c=v!"]

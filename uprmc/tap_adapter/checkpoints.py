@@ -70,12 +70,17 @@ class Checkpoints:
 
     def _end(self, stream: TapStream, acked: Callable[[], None] | None = None) -> None:
         """Post the end of the open one; all of it is acknowledged when that leaves."""
-        number, checkpoint_id = stream.number, stream.course.checkpoint_id
-        closed = partial(self._conversation.known.closed, number, checkpoint_id, stream.position)
+        number, course = stream.number, stream.course
+        left = partial(self._ended, stream, course.checkpoint_id, stream.position)
         stream.checkpoint_open = False
+        stream.ending = course.checkpoint_id, course.checkpoint_after
         self._conversation.outlet.post(
-            Control(Opcode.TAP_CHECKPOINT_END, number, checkpoint_id, left=closed, acked=acked)
+            Control(Opcode.TAP_CHECKPOINT_END, number, course.checkpoint_id, left=left, acked=acked)
         )
+
+    def _ended(self, stream: TapStream, checkpoint_id: int, seqno: int) -> None:
+        stream.ending = None
+        self._conversation.known.closed(stream.number, checkpoint_id, seqno)
 
     # --- closed ones only -----------------------------------------------------------------------
 
@@ -115,3 +120,13 @@ def _start_of(stream: TapStream) -> Control:
 def _has_everything(stream: TapStream) -> bool:
     at_rest = stream.phase is Phase.STREAMING and stream.whole and not stream.backfilling
     return at_rest and stream.position >= stream.standing_seqno
+
+
+def take_back_end(conversation: Conversation, stream: TapStream) -> None:
+    """Let a checkpoint go on whose end has not left: some of it was refused, and is sent again."""
+    if stream.ending is not None:
+        conversation.outlet.withdraw(stream.number)
+        stream.course.open_checkpoint(*stream.ending)
+        stream.ending = None
+        stream.checkpoint_open = True
+        stream.told_open = False

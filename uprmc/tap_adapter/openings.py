@@ -24,6 +24,7 @@ from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketState
 from uprmc.protocol.opcodes import Opcode, Status, StreamFlag
 from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest, decode_failover_log
+from uprmc.tap_adapter.checkpoints import take_back_end
 from uprmc.tap_adapter.conversation import Conversation
 from uprmc.tap_adapter.corrections import Correction
 from uprmc.tap_adapter.course import Course
@@ -127,6 +128,7 @@ class Openings:
         """Go back to what is acknowledged, and wait: see `resume`."""
         self.close(stream)
         self._wait(stream)
+        take_back_end(self._conversation, stream)
         stream.return_to(Mark(stream.course.acked, *stream.course.snapshot))
 
     def _wait(self, stream: TapStream) -> None:

@@ -55,6 +55,7 @@ class TapStream:
         corrected_log: the failover log by which the client's items have been corrected.
         corrected_serial: number of the last correction, ``None`` when all are acknowledged.
         corrected_seqno: the highest seqno among the corrections.
+        ending: id and beginning of the checkpoint whose end is about to leave.
         told_open: whether a client of closed checkpoints was told that it has them all.
         handing_over: whether the takeover is in its last phase; what is sent then is in `kept`
             until it is acknowledged, because there is nobody to ask for it again.
@@ -73,6 +74,7 @@ class TapStream:
         "course",
         "dropped",
         "emptying",
+        "ending",
         "from_scratch",
         "granted",
         "handing_over",
@@ -102,6 +104,7 @@ class TapStream:
         self.from_scratch = self.emptying = self.backfilling = False
         self.beginnings = 0
         self.checkpoint_open = self.answer_due = self.told_open = False
+        self.ending: tuple[int, int] | None = None
         self.handing_over = False
         self.kept: list[bytes] = []
         self.return_to(Mark(course.acked, *course.snapshot))
@@ -124,6 +127,7 @@ class TapStream:
         self.from_scratch = self.emptying = self.backfilling = True
         self.beginnings += 1
         self.checkpoint_open = self.answer_due = False
+        self.ending = None
         self.whole = not self.standing_seqno
 
     @property
