@@ -1,0 +1,206 @@
+"""A node that a test can make misbehave: right answers, unless the test says otherwise.
+
+It is built with the server's own declarations of the wire (`uprmc.protocol`), not with what
+`uprmc.spark` reads them by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from uprmc.model import FailoverEntry
+from uprmc.protocol.header import (
+    RequestFrame,
+    ResponseFrame,
+    decode_frame,
+    encode_request,
+    encode_response,
+)
+from uprmc.protocol.management import encode_vbucket_seqnos
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr import (
+    MUTATION_EXTRAS,
+    STREAM_END_EXTRAS,
+    TIMED_DELETION_EXTRAS,
+    encode_failover_log,
+    snapshot_marker,
+)
+from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS, LeasedVBucket, encode_lease_grant
+
+UUID = 0xABCD
+
+#: What a test puts in the place of an answer: bytes to send, nothing, or the end of the connection.
+Reply = bytes | None
+
+
+def mutation(
+    vbucket: int, opaque: int, seqno: int, key: bytes, value: bytes = b"v", **more: int
+) -> bytes:
+    """A mutation as a node sends it."""
+    numbers = {"rev": 1, "flags": 0, "expiration": 0, "nmeta": 0, "cas": seqno} | more
+    extras = MUTATION_EXTRAS.pack(
+        seqno, numbers["rev"], numbers["flags"], numbers["expiration"], 0, numbers["nmeta"], 0
+    )
+    return encode_request(
+        Opcode.UPR_MUTATION, key=key, extras=extras, value=value, vbucket=vbucket, opaque=opaque,
+        cas=numbers["cas"], datatype=more.get("datatype", 0),
+    )  # fmt: skip
+
+
+def deletion(vbucket: int, opaque: int, seqno: int, key: bytes) -> bytes:
+    """A deletion as a node sends it."""
+    extras = TIMED_DELETION_EXTRAS.pack(seqno, 2, 1_700_000_000, 0)
+    return encode_request(
+        Opcode.UPR_DELETION, key=key, extras=extras, vbucket=vbucket, opaque=opaque, cas=seqno
+    )
+
+
+def marker(vbucket: int, opaque: int, start: int, end: int) -> bytes:
+    """A snapshot marker from disk."""
+    return snapshot_marker(vbucket, opaque, start, end, 2)
+
+
+def stream_end(vbucket: int, opaque: int, reason: int = 0) -> bytes:
+    """The end of a stream."""
+    extras = STREAM_END_EXTRAS.pack(reason)
+    return encode_request(Opcode.UPR_STREAM_END, extras=extras, vbucket=vbucket, opaque=opaque)
+
+
+def accepted(opaque: int, log: Sequence[FailoverEntry] = (FailoverEntry(UUID, 0),)) -> bytes:
+    """The answer to a stream request that is accepted."""
+    value = encode_failover_log(log)
+    return encode_response(Opcode.UPR_STREAM_REQUEST, value=value, opaque=opaque)
+
+
+def refused(frame: RequestFrame, status: Status, value: bytes = b"") -> bytes:
+    """An answer that is no success."""
+    return encode_response(frame.opcode, status, value=value, opaque=frame.opaque)
+
+
+class FakeNode:
+    """See the module docstring.
+
+    Attributes:
+        high: the high seqno of each of its vBuckets.
+        vbuckets: how many there are in all.
+        answers: by opcode, what to answer instead: called with the request.
+        stream: what to send for a stream request.
+        asked: every request that came, in order.
+        answered: every answer that came: to keep-alives.
+        connections: how many were accepted.
+    """
+
+    def __init__(self, high: dict[int, int], vbuckets: int = 4) -> None:
+        self.high, self.vbuckets = high, vbuckets
+        self.answers: dict[int, Callable[[RequestFrame], Reply]] = {}
+        self.stream: Callable[[RequestFrame], Sequence[Reply]] = self.whole_stream
+        self.others: list[str] = []
+        self.asked: list[RequestFrame] = []
+        self.answered: list[ResponseFrame] = []
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.place = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def count(self, opcode: int) -> int:
+        """How often something was asked."""
+        return sum(each.opcode == opcode for each in self.asked)
+
+    def whole_stream(self, frame: RequestFrame) -> list[Reply]:
+        """Everything of a vBucket above the start that was asked for."""
+        (start,) = struct.unpack_from(">Q", frame.extras, 8)
+        vbucket, opaque, high = frame.vbucket, frame.opaque, self.high[frame.vbucket]
+        items = [
+            mutation(vbucket, opaque, seqno, b"k%d" % seqno) for seqno in range(start + 1, high + 1)
+        ]
+        markers = [marker(vbucket, opaque, 0, high)] if items else []
+        return [accepted(opaque), *markers, *items, stream_end(vbucket, opaque)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in [self._accepting, *self._threads]:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    # --- the threads ----------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(connection)
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as reader, contextlib.suppress(OSError):
+            while True:
+                header = reader.read(24)
+                if len(header) < 24:
+                    return
+                (length,) = struct.unpack_from(">L", header, 8)
+                frame = decode_frame(header + reader.read(length))
+                if isinstance(frame, ResponseFrame):
+                    self.answered.append(frame)
+                    continue
+                self.asked.append(frame)
+                for reply in self._replies(frame):
+                    if reply is None:
+                        return
+                    connection.sendall(reply)
+
+    def _replies(self, frame: RequestFrame) -> Sequence[Reply]:
+        if frame.opcode in self.answers:
+            return [self.answers[frame.opcode](frame)]
+        if frame.opcode == Opcode.UPR_STREAM_REQUEST:
+            return self.stream(frame)
+        if frame.opcode == Opcode.UPR_BUFFER_ACK:
+            return []
+        extras, value = self._body(frame)
+        return [encode_response(frame.opcode, extras=extras, value=value, opaque=frame.opaque)]
+
+    def _body(self, frame: RequestFrame) -> tuple[bytes, bytes]:
+        if frame.opcode == Opcode.GET_CLUSTER_CONFIG:
+            servers = {
+                "serverList": [self.place, *self.others],
+                "vBucketMap": [[0]] * self.vbuckets,
+            }
+            return b"", json.dumps({"vBucketServerMap": servers}).encode()
+        if frame.opcode == Opcode.GET_ALL_VB_SEQNOS:
+            return b"", encode_vbucket_seqnos(self.high.items())
+        if frame.opcode == Opcode.GET_FAILOVER_LOG:
+            return b"", encode_failover_log([FailoverEntry(UUID, 0)])
+        if frame.opcode == Opcode.LEASE_ACQUIRE:
+            numbers = [number for (number,) in struct.iter_unpack(">H", frame.value)]
+            leased = [LeasedVBucket(number, UUID, self.high[number], 0) for number in numbers]
+            return LEASE_GRANT_EXTRAS.pack(7, 60), encode_lease_grant(leased)
+        if frame.opcode == Opcode.LEASE_RENEW:
+            return LEASE_GRANT_EXTRAS.pack(7, 60), b""
+        return b"", b""

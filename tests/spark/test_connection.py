@@ -1,0 +1,293 @@
+"""A connection says in one line what is wrong with the other end, and never waits for ever."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from interop.server_process import ServerProcess, start_uprmc
+from tests.server.test_dialer import certificate_for
+from tests.spark.read_peer import FakeNode, refused
+from uprmc.protocol.header import RequestFrame, encode_request, encode_response
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.spark.access import Access, Tls, parsed_place
+from uprmc.spark.connection import PIPELINE_MAX, Connection
+from uprmc.spark.errors import (
+    BadOption,
+    LoginRefused,
+    Nonsense,
+    Refused,
+    TlsFailed,
+    Unreachable,
+)
+from uprmc.spark.frames import Request
+from uprmc.spark.patience import Busy, Silent, patiently
+
+QUICK = {"connect_timeout_s": 0.5, "read_timeout_s": 0.5, "retries": 2, "retry_backoff_s": 0.001}
+
+
+def access(place: str, **more: object) -> Access:
+    return Access((place,), **{**QUICK, **more})  # type: ignore[arg-type]
+
+
+@contextmanager
+def peer() -> Iterator[FakeNode]:
+    with FakeNode({0: 3}) as found:
+        yield found
+
+
+def instead(node: FakeNode, opcode: int, reply: Callable[[RequestFrame], bytes | None]) -> None:
+    node.answers[opcode] = reply
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_the_questions(servers: str) -> None:
+    requests = [
+        Request(Opcode.SET, b"k%d" % n, bytes(8), b"v%d" % n) for n in range(PIPELINE_MAX + 5)
+    ]
+    with Connection(servers, access(servers, read_timeout_s=30)) as connection:
+        assert {each.status for each in connection.ask(requests)} == {0}
+        gets = [Request(Opcode.GETK, request.key) for request in requests]
+        assert [each.key for each in connection.ask(gets)] == [each.key for each in requests]
+
+
+def test_a_refusal_is_named_and_a_busy_node_told_apart(servers: str) -> None:
+    with Connection(servers, access(servers)) as connection:
+        with pytest.raises(Refused, match=r"answers GET with: Not found \(0001\)"):
+            connection.require([Request(Opcode.GET, b"absent")])
+        with pytest.raises(Refused, match=r"STAT nothing .*Not found"):
+            connection.stats("nothing")
+        assert connection.stats("vbucket-details")["vb_0"] == "active"
+    with peer() as node:
+        instead(node, Opcode.GET, lambda frame: refused(frame, Status.TEMPORARY_FAILURE))
+        with Connection(node.place, access(node.place)) as connection, pytest.raises(Busy):
+            connection.require([Request(Opcode.GET, b"k")])
+
+
+def test_keep_alives_are_answered_while_an_answer_is_waited_for() -> None:
+    def noop_first(frame: RequestFrame) -> bytes:
+        noop = encode_request(Opcode.UPR_NOOP, opaque=77)
+        return noop + encode_response(frame.opcode, opaque=frame.opaque)
+
+    with peer() as node:
+        instead(node, Opcode.GET, noop_first)
+        with Connection(node.place, access(node.place)) as connection:
+            assert connection.ask([Request(Opcode.GET, b"k")])[0].status == 0
+
+
+# --- bad ends -------------------------------------------------------------------------------------
+
+
+def test_nobody_there_is_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        place = f"127.0.0.1:{gone.getsockname()[1]}"
+    with pytest.raises(Unreachable, match=f"no node answers at {place}: Connection refused"):
+        Connection(place, access(place))
+
+
+def test_a_host_that_does_not_exist_is_unreachable() -> None:
+    with pytest.raises(Unreachable, match=r"no node answers at no-such-host\.invalid:1"):
+        Connection("no-such-host.invalid:1", access("no-such-host.invalid:1"))
+
+
+def test_a_peer_that_says_nothing_is_unreachable_after_the_timeout() -> None:
+    with peer() as node:
+        instead(node, Opcode.HELLO, lambda frame: b"")
+        with pytest.raises(Silent, match=r"said nothing for 0\.5 s; is it the upr listener"):
+            Connection(node.place, access(node.place))
+
+
+def test_a_silent_peer_is_tried_once_more_only() -> None:
+    with peer() as node:
+        instead(node, Opcode.HELLO, lambda frame: b"")
+        quick = access(node.place, connect_timeout_s=0.1, retries=50)
+        with pytest.raises(Silent):
+            patiently(quick, lambda: Connection(node.place, quick))
+        assert node.connections == 2
+
+
+def test_lost_connections_are_tried_again_as_often_as_allowed() -> None:
+    with peer() as node:
+        instead(node, Opcode.HELLO, lambda frame: None)
+        quick = access(node.place)
+        with pytest.raises(Unreachable, match="closed the connection"):
+            patiently(quick, lambda: Connection(node.place, quick))
+        assert node.connections == 1 + QUICK["retries"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no frame .magic 0x48."),
+        (b"\x81\x1f" + bytes(6) + b"\xff" * 4 + bytes(12), "body of 4294967295 bytes"),
+        (b"\x81\x1f\x00\x05" + bytes(20), "a body of 0 bytes, a key of 5"),
+        (encode_response(Opcode.GET, opaque=1), "an answer to GET instead of HELLO"),
+        (encode_response(Opcode.HELLO, opaque=99), "an answer to HELLO instead of HELLO"),
+        (encode_request(Opcode.SET, key=b"k"), "SET that nobody asked for"),
+    ],
+)
+def test_what_is_no_answer_is_nonsense(sent: bytes, words: str) -> None:
+    with peer() as node:
+        instead(node, Opcode.HELLO, lambda frame: sent)
+        with pytest.raises(Nonsense, match=words) as caught:
+            Connection(node.place, access(node.place))
+    assert "\n" not in str(caught.value)
+
+
+# --- login ----------------------------------------------------------------------------------------
+
+
+def test_a_node_without_logins_refuses_a_name(servers: str) -> None:
+    with pytest.raises(LoginRefused, match="the node knows no logins: leave username out"):
+        Connection(servers, access(servers, username="u", password="p"))
+
+
+def test_a_wrong_password_is_said() -> None:
+    with peer() as node:
+        instead(node, Opcode.SASL_AUTH, lambda frame: refused(frame, Status.AUTH_ERROR))
+        with pytest.raises(LoginRefused, match=r"does not let .u. in: Auth failure\. .0020."):
+            Connection(node.place, access(node.place, username="u", password="p"))
+
+
+def test_name_and_password_go_as_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    monkeypatch.setenv("READ_PASSWORD", "s3cret")
+    with peer() as node:
+        for more in (
+            {"password": "s3cret"},
+            {"password_file": str(secret)},
+            {"password_env": "READ_PASSWORD"},
+        ):
+            Connection(node.place, access(node.place, username="u", **more)).close()
+        logins = [each for each in node.asked if each.opcode == Opcode.SASL_AUTH]
+    assert {(each.key, each.value) for each in logins} == {(b"PLAIN", b"\0u\0s3cret")}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"password_file": "/no/such/file"}, "passwordFile=/no/such/file: No such file"),
+        ({"password_env": "NO_SUCH_VARIABLE"}, "passwordEnv=NO_SUCH_VARIABLE: there is no"),
+    ],
+)
+def test_a_password_that_is_not_where_it_should_be_is_named(
+    more: dict[str, str], words: str
+) -> None:
+    with pytest.raises(BadOption, match=words):
+        Access(("a:1",), **more).secret()  # type: ignore[arg-type]
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "s3cret" not in repr(Access(("a:1",), username="u", password="s3cret"))
+
+
+def test_a_bucket_is_selected_and_an_unknown_one_refused(servers: str) -> None:
+    Connection(servers, access(servers, bucket="default")).close()
+    with pytest.raises(Refused, match="the choice of bucket 'other'"):
+        Connection(servers, access(servers, bucket="other"))
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    certificate, key = certificate_for(tmp_path_factory.mktemp("tls"), "127.0.0.1")
+    return str(certificate), str(key)
+
+
+@pytest.fixture(scope="module")
+def tls_node(
+    certificates: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    certificate, key = certificates
+    data = tmp_path_factory.mktemp("data")
+    options = ("--vbuckets", "4", "--tls-cert", certificate, "--tls-key", key)
+    with start_uprmc(data, *options) as found:
+        yield found
+
+
+def test_over_tls(tls_node: ServerProcess, certificates: tuple[str, str]) -> None:
+    place = str(tls_node.upr)
+    trusting = access(place, tls=Tls(ca_file=certificates[0]), connect_timeout_s=10)
+    for each in (trusting, replace(trusting, tls=Tls(verify=False))):
+        with Connection(place, each) as connection:
+            assert connection.ask([Request(Opcode.NOOP)])[0].status == 0
+
+
+def test_a_certificate_that_nobody_trusts_is_refused(tls_node: ServerProcess) -> None:
+    place = str(tls_node.upr)
+    with pytest.raises(TlsFailed, match=r"does not agree on TLS: .*certificate"):
+        Connection(place, access(place, tls=Tls(), connect_timeout_s=10))
+
+
+def test_one_end_only_speaks_tls(tls_node: ServerProcess, servers: str) -> None:
+    place = str(tls_node.upr)
+    with pytest.raises((Unreachable, Nonsense), match="is it the upr listener"):
+        Connection(place, access(place))
+    with pytest.raises((TlsFailed, Unreachable)):
+        Connection(servers, access(servers, tls=Tls(verify=False)))
+
+
+def test_a_connection_lost_while_tls_is_agreed_on_is_made_again() -> None:
+    """A node that goes down at that moment does not end a job."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dials: list[str] = []
+
+        def attempt() -> None:
+            place = f"127.0.0.1:{listener.getsockname()[1]}"
+            dials.append(place)
+            line = threading.Thread(target=lambda: listener.accept()[0].close())
+            line.start()
+            try:
+                Connection(place, access(place, tls=Tls(verify=False)))
+            finally:
+                line.join(10)
+
+        with pytest.raises(TlsFailed, match="does not agree on TLS") as caught:
+            patiently(access("unused:1"), attempt)
+        assert len(dials) == 3
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert isinstance(again, Unreachable)
+        assert str(again).startswith("UPRMC_TLS ")
+
+
+def test_files_of_tls_that_cannot_be_used_are_named(tmp_path: Path, servers: str) -> None:
+    rubbish = tmp_path / "rubbish"
+    rubbish.write_text("hello")
+    for tls, words in (
+        (Tls(ca_file="/no/such"), "tlsCaFile=/no/such: No such file"),
+        (Tls(ca_file=str(rubbish)), "tlsCaFile="),
+        (Tls(cert_file=str(rubbish), verify=False), "tlsCertFile="),
+    ):
+        with pytest.raises(BadOption, match=words):
+            Connection(servers, access(servers, tls=tls))
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def test_places() -> None:
+    assert parsed_place("host:11210") == ("host", 11210)
+    assert parsed_place("[::1]:11210") == ("::1", 11210)
+
+
+@pytest.mark.parametrize("place", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1"])
+def test_what_is_no_place_is_said(place: str) -> None:
+    with pytest.raises(BadOption, match="is not HOST:PORT"):
+        parsed_place(place)
+
+
+def test_an_access_travels_by_pickle() -> None:
+    found = Access(("a:1",), tls=Tls(ca_file="ca"), username="u", password_env="X")
+    assert pickle.loads(pickle.dumps(found)) == found

@@ -1,0 +1,192 @@
+"""Which node has what, and how far it is, as the nodes themselves tell."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.spark.read_peer import FakeNode, refused
+from uprmc.client.kv import KvClient
+from uprmc.client.kv_map import KvMap
+from uprmc.model import FailoverEntry
+from uprmc.protocol.header import RequestFrame, encode_response
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr import encode_failover_log
+from uprmc.spark.access import Access
+from uprmc.spark.errors import BadOption, Nonsense, NoVBucket, Unreachable, VBucketsChanged
+from uprmc.spark.nodes import Nodes, vbucket_of
+from uprmc.spark.patience import Busy
+
+
+def access(*places: str) -> Access:
+    return Access(places, read_timeout_s=5, retries=2, retry_backoff_s=0.001)
+
+
+@pytest.fixture(scope="module")
+def documents(servers: str) -> dict[bytes, int]:
+    """Keys and their vBuckets, stored on the node."""
+    with KvClient([servers]) as kv:
+        stored = {b"document-%d" % n: kv.vbucket_of(b"document-%d" % n) for n in range(500)}
+        kv.set_many(dict.fromkeys(stored, b"value"))
+        for number in range(50):
+            kv.delete(b"document-%d" % number)
+    return stored
+
+
+@given(st.binary(min_size=1, max_size=250), st.sampled_from([1, 64, 1000, 1024]))
+def test_a_key_belongs_where_the_other_client_puts_it(key: bytes, vbuckets: int) -> None:
+    assert vbucket_of(key, vbuckets) == KvMap([], vbuckets, 1.0).vbucket_of(key)
+
+
+def test_standings_are_those_of_the_node(servers: str, documents: dict[bytes, int]) -> None:
+    with Nodes(access(servers)) as nodes:
+        found = nodes.standings(items=True)
+        assert nodes.vbuckets == 64
+        assert nodes.owners == dict.fromkeys(range(64), servers)
+        assert sum(each.items for each in found.values()) == 450
+        for number in (0, 63):
+            in_it = [key for key, vbucket in documents.items() if vbucket == number]
+            standing = found[number]
+            assert (standing.vbucket, standing.place) == (number, servers)
+            assert standing.high_seqno >= len(in_it) > 0
+            assert len(standing.log) == 1
+        assert nodes.seqnos() == {number: each.high_seqno for number, each in found.items()}
+
+
+def test_standings_of_some(servers: str) -> None:
+    with Nodes(access(servers)) as nodes:
+        found = nodes.standings([5, 3, 5])
+    assert list(found) == [3, 5]
+    assert found[3].items == 0
+
+
+def test_what_was_stored_is_persisted_in_the_end(servers: str, documents: dict[bytes, int]) -> None:
+    with Nodes(access(servers)) as nodes:
+        standing = nodes.standings([5])[5]
+        assert 0 <= nodes.persisted(5, standing.log[0][0]) <= standing.high_seqno
+
+
+def test_a_vbucket_that_there_is_not_is_named(servers: str) -> None:
+    with (
+        Nodes(access(servers)) as nodes,
+        pytest.raises(NoVBucket, match="vb=64: there are only 64"),
+    ):
+        nodes.standings([64])
+    with (
+        FakeNode({0: 1}) as node,
+        Nodes(access(node.place)) as nodes,
+        pytest.raises(NoVBucket, match=f"vb=1 is active on none of {node.place}"),
+    ):
+        nodes.by_place([0, 1])
+
+
+# --- several --------------------------------------------------------------------------------------
+
+
+def _log_of(node: FakeNode, *uuids: int) -> None:
+    def answer(frame: RequestFrame) -> bytes:
+        log = [FailoverEntry(uuid, 0) for uuid in uuids]
+        return encode_response(frame.opcode, value=encode_failover_log(log), opaque=frame.opaque)
+
+    node.answers[Opcode.GET_FAILOVER_LOG] = answer
+
+
+def test_of_two_claims_the_longer_history_is_followed() -> None:
+    with FakeNode({0: 9, 1: 1}) as old, FakeNode({0: 5, 2: 1}) as new:
+        _log_of(old, 1)
+        _log_of(new, 2, 1)
+        with Nodes(access(old.place, new.place)) as nodes:
+            assert nodes.owners == {0: new.place, 1: old.place, 2: new.place}
+            assert nodes.seqnos() == {0: 5, 1: 1, 2: 1}
+            assert nodes.by_place([2, 1, 0]) == {new.place: [0, 2], old.place: [1]}
+
+
+def test_the_map_of_one_node_leads_to_the_others() -> None:
+    with FakeNode({0: 1}) as first, FakeNode({1: 1}) as second:
+        first.others = [second.place]
+        with Nodes(access(first.place)) as nodes:
+            assert nodes.owners == {0: first.place, 1: second.place}
+
+
+def test_a_node_that_is_away_has_nothing_and_is_mentioned() -> None:
+    with FakeNode({0: 1}) as here, FakeNode({1: 1}) as gone:
+        place = gone.place
+        here.others = [place]
+    with FakeNode({0: 1}) as here, Nodes(access(here.place, place)) as nodes:
+        assert nodes.owners == {0: here.place}
+        with pytest.raises(NoVBucket, match=f"no node answers at {place}"):
+            nodes.by_place([1])
+
+
+def test_nodes_of_two_buckets_are_refused() -> None:
+    with (
+        FakeNode({0: 1}, vbuckets=4) as one,
+        FakeNode({0: 1}, vbuckets=8) as other,
+        pytest.raises(VBucketsChanged, match="has 8 vBuckets, not 4"),
+    ):
+        Nodes(access(one.place, other.place))
+
+
+# --- bad ends -------------------------------------------------------------------------------------
+
+
+def test_no_node_at_all_is_one_line() -> None:
+    with FakeNode({0: 1}) as gone:
+        place = gone.place
+    with pytest.raises(Unreachable, match=f"UPRMC_UNREACHABLE no node answers at {place}"):
+        Nodes(access(place))
+    with pytest.raises(BadOption, match="name at least one node"):
+        Nodes(Access(()))
+
+
+def test_a_node_that_warms_up_is_asked_again() -> None:
+    with FakeNode({0: 1}) as node:
+        right = node.answers
+        busy = [Status.TEMPORARY_FAILURE, Status.BUSY]
+
+        def answer(frame: RequestFrame) -> bytes:
+            if len(busy) == 1:
+                del right[Opcode.GET_ALL_VB_SEQNOS]
+            return refused(frame, busy.pop())
+
+        right[Opcode.GET_ALL_VB_SEQNOS] = answer
+        with Nodes(access(node.place)) as nodes:
+            assert nodes.owners == {0: node.place}
+
+
+def test_a_node_that_warms_up_for_ever_is_given_up() -> None:
+    with FakeNode({0: 1}) as node:
+        node.answers[Opcode.GET_ALL_VB_SEQNOS] = lambda frame: refused(frame, Status.BUSY)
+        with pytest.raises(Busy, match="Server too busy"):
+            Nodes(access(node.place))
+        assert node.count(Opcode.GET_ALL_VB_SEQNOS) == 3
+
+
+def test_a_lost_connection_is_made_again() -> None:
+    with FakeNode({0: 1}) as node, Nodes(access(node.place)) as nodes:
+        answers = node.answers
+
+        def hang_up(frame: RequestFrame) -> None:
+            del answers[Opcode.GET_FAILOVER_LOG]
+
+        answers[Opcode.GET_FAILOVER_LOG] = hang_up
+        assert nodes.standings()[0].high_seqno == 1
+        assert node.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("opcode", "value", "words"),
+    [
+        (Opcode.GET_ALL_VB_SEQNOS, b"123", "a torn list of seqnos"),
+        (Opcode.GET_FAILOVER_LOG, b"123", "a failover log of 3 bytes"),
+        (Opcode.GET_FAILOVER_LOG, b"", "a failover log of 0 bytes"),
+    ],
+)
+def test_a_torn_answer_is_nonsense(opcode: int, value: bytes, words: str) -> None:
+    with FakeNode({0: 1}) as node:
+        node.answers[opcode] = lambda frame: encode_response(
+            frame.opcode, value=value, opaque=frame.opaque
+        )
+        with pytest.raises(Nonsense, match=words), Nodes(access(node.place)) as nodes:
+            nodes.standings()

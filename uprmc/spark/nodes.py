@@ -1,0 +1,348 @@
+"""Which node has which vBucket, and how far each vBucket is: asked of the nodes themselves.
+
+Every node tells the vBuckets that it has active; its cluster map tells how many there are in all,
+and of other nodes. After a failover the old active may come back and believe in itself: of two that
+claim a vBucket, the one that has been through more branches of history is followed.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+from zlib import crc32
+
+from uprmc.spark.access import Access
+from uprmc.spark.connection import Connection
+from uprmc.spark.errors import (
+    BadOption,
+    NoVBucket,
+    Refused,
+    SparkError,
+    Unreachable,
+    VBucketsChanged,
+)
+from uprmc.spark.frames import Answer, Request
+from uprmc.spark.layouts import (
+    OBSERVE_SEQNO_FAILOVER_REPLY,
+    OBSERVE_SEQNO_REPLY,
+    OBSERVE_SEQNO_REPLY_FORMAT,
+    OBSERVE_SEQNO_REQUEST,
+    VBUCKET_SEQNO,
+    VBUCKET_SEQNOS_EXTRAS,
+    Opcode,
+    VBucketState,
+)
+from uprmc.spark.logs import Log, parsed_log
+from uprmc.spark.patience import Busy, patiently
+
+#: More nodes are not believed in.
+NODES_MAX = 64
+
+T = TypeVar("T")
+
+
+def vbucket_of(key: bytes, vbuckets: int) -> int:
+    """Return where a key belongs."""
+    return (crc32(key) >> 16 & 0x7FFF) % vbuckets
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far one vBucket is.
+
+    Attributes:
+        place: HOST:PORT of the node that has it active.
+        high_seqno: of its newest change.
+        log: newest first.
+        items: documents; 0 unless they were asked for.
+    """
+
+    vbucket: int
+    place: str
+    high_seqno: int
+    log: Log
+    items: int = 0
+
+
+class Nodes:
+    """See the module docstring. Connections are kept open; used by one thread at a time.
+
+    Attributes:
+        vbuckets: how many there are in all, active somewhere or not.
+        owners: the node of each that is active, by number.
+        silent: why nodes did not answer when they were asked last.
+
+    Raises:
+        Unreachable: no node answers.
+        VBucketsChanged: the nodes do not make one bucket.
+        Refused, Nonsense, LoginRefused, TlsFailed.
+    """
+
+    def __init__(self, access: Access) -> None:
+        if not access.servers:
+            raise BadOption("servers: name at least one node, as HOST:PORT")
+        self._access = access
+        self._places = list(dict.fromkeys(access.servers))
+        self._connections: dict[str, Connection] = {}
+        self._seqnos: dict[int, int] = {}
+        self.silent: list[SparkError] = []
+        self.vbuckets = 0
+        self.owners: dict[int, str] = {}
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def connection(self, place: str) -> Connection:
+        """Return the connection to a node, dialled if need be."""
+        found = self._connections.get(place)
+        if found is None:
+            found = self._connections[place] = Connection(place, self._access)
+        return found
+
+    def drop(self, place: str) -> None:
+        """Hang up on a node: an answer may still be on its way."""
+        found = self._connections.pop(place, None)
+        if found is not None:
+            found.close()
+
+    def at(self, place: str, ask: Callable[[Connection], T]) -> T:
+        """Return what `ask` gets from a node; lost connections and busy nodes are tried again."""
+
+        def attempt() -> T:
+            try:
+                return ask(self.connection(place))
+            except Busy:
+                raise
+            except BaseException:
+                self.drop(place)
+                raise
+
+        return patiently(self._access, attempt)
+
+    def refresh(self) -> None:
+        """Ask every node anew what it has; one that does not answer has nothing.
+
+        Raises:
+            As the class.
+        """
+        patiently(self._access, self._refresh)
+
+    def seqnos(self) -> dict[int, int]:
+        """Return the high seqnos of all that are active, as of now; raises as the class."""
+        self.refresh()
+        return dict(sorted(self._seqnos.items()))
+
+    def standings(
+        self, vbuckets: Iterable[int] | None = None, items: bool = False
+    ) -> dict[int, Standing]:
+        """Return how far vBuckets are, all that are active unless some are named.
+
+        Args:
+            vbuckets: by number.
+            items: whether to count their documents, too.
+
+        Raises:
+            NoVBucket: one of them is active nowhere.
+            As the class.
+        """
+        seqnos = self.seqnos()
+        wanted = sorted(seqnos) if vbuckets is None else sorted(set(vbuckets))
+        found: dict[int, Standing] = {}
+        for place, numbers in self.by_place(wanted).items():
+            found |= self.at(place, _Survey(place, numbers, seqnos, items))
+        return {number: found[number] for number in wanted}
+
+    def by_place(self, vbuckets: Iterable[int]) -> dict[str, list[int]]:
+        """Return vBuckets grouped by the node that has them; raises `NoVBucket`."""
+        places: dict[str, list[int]] = {}
+        for number in sorted(set(vbuckets)):
+            if number not in self.owners:
+                raise NoVBucket(self._absent(number))
+            places.setdefault(self.owners[number], []).append(number)
+        return places
+
+    def persisted(self, vbucket: int, uuid: int) -> int:
+        """Return up to where a vBucket's present history is on its node's disk.
+
+        Args:
+            vbucket: by number.
+            uuid: the history that is believed in; 0 is returned if it is not the present one.
+
+        Raises:
+            NoVBucket, Refused: it is not there, or knows nothing of that history.
+        """
+        (place,) = self.by_place([vbucket])
+        value = OBSERVE_SEQNO_REQUEST.pack(uuid)
+        request = Request(Opcode.OBSERVE_SEQNO, value=value, vbucket=vbucket)
+
+        def ask(connection: Connection) -> int:
+            (answer,) = connection.require([request])
+            if len(answer.value) == OBSERVE_SEQNO_REPLY.size:
+                form, _, _, seqno, _ = OBSERVE_SEQNO_REPLY.unpack(answer.value)
+                return int(seqno) if form == OBSERVE_SEQNO_REPLY_FORMAT else 0
+            if len(answer.value) == OBSERVE_SEQNO_FAILOVER_REPLY.size:
+                return 0
+            raise connection.nonsense("a torn answer to OBSERVE_SEQNO")
+
+        return self.at(place, ask)
+
+    def close(self) -> None:
+        """Hang up on all."""
+        for place in list(self._connections):
+            self.drop(place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- who has what ---------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        active: dict[str, dict[int, int]] = {}
+        silent: list[SparkError] = []
+        for place in self._places:  # grows with what the first ones tell
+            try:
+                connection = self.connection(place)
+                self._learn(connection)
+                active[place] = _active(connection)
+            except (Unreachable, Busy) as error:
+                self.drop(place)
+                silent.append(error)
+            except BaseException:
+                self.drop(place)
+                raise
+        if not active:
+            raise _summed_up(silent)
+        if not self.vbuckets:
+            raise Refused(f"{', '.join(active)}: no node tells how many vBuckets it has")
+        self.owners = self._settled(active)
+        self._seqnos = {number: active[place][number] for number, place in self.owners.items()}
+        self.silent = silent
+
+    def _learn(self, connection: Connection) -> None:
+        """Take from the node's map how many vBuckets there are, and which other nodes."""
+        (answer,) = connection.ask([Request(Opcode.GET_CLUSTER_CONFIG)])
+        if answer.status:
+            return
+        try:
+            servers = json.loads(answer.value)["vBucketServerMap"]
+            count = len(servers["vBucketMap"])
+            others = [str(each) for each in servers["serverList"]]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return  # an operator may set any JSON object as map
+        if self.vbuckets and count != self.vbuckets:
+            raise VBucketsChanged(
+                f"{connection.place} has {count} vBuckets, not {self.vbuckets} like the others "
+                "before: it belongs to another bucket"
+            )
+        self.vbuckets = count
+        host = connection.place.rpartition(":")[0]
+        for other in others:
+            found = other.replace("$HOST", host)
+            if found not in self._places and len(self._places) < NODES_MAX:
+                self._places.append(found)
+
+    def _settled(self, active: Mapping[str, dict[int, int]]) -> dict[int, str]:
+        claims: dict[int, list[str]] = {}
+        for place, seqnos in active.items():
+            for vbucket in seqnos:
+                claims.setdefault(vbucket, []).append(place)
+        branches = self._branches(claims)
+        return {
+            vbucket: max(places, key=_authority(vbucket, branches, active))
+            for vbucket, places in sorted(claims.items())
+        }
+
+    def _branches(self, claims: Mapping[int, list[str]]) -> dict[tuple[str, int], int]:
+        """How many branches of history vBuckets that several nodes claim have been through."""
+        found = {(place, vbucket): 0 for vbucket, places in claims.items() for place in places}
+        disputed: dict[str, list[int]] = {}
+        for vbucket, places in claims.items():
+            for place in places if len(places) > 1 else ():
+                disputed.setdefault(place, []).append(vbucket)
+        for place, vbuckets in disputed.items():
+            try:
+                logs = _logs(self.connection(place), vbuckets)
+            except SparkError:
+                self.drop(place)
+                continue
+            for vbucket, log in zip(vbuckets, logs, strict=True):
+                found[place, vbucket] = len(log)
+        return found
+
+    def _absent(self, vbucket: int) -> str:
+        if vbucket >= self.vbuckets:
+            return f"vb={vbucket}: there are only {self.vbuckets}"
+        words = f"vb={vbucket} is active on none of {', '.join(self._places)}"
+        return "; ".join([words, *(each.text for each in self.silent)])
+
+
+def _authority(
+    vbucket: int, branches: Mapping[tuple[str, int], int], active: Mapping[str, dict[int, int]]
+) -> Callable[[str], tuple[int, int]]:
+    return lambda place: (branches[place, vbucket], active[place][vbucket])
+
+
+class _Survey:
+    """Asks one node of its vBuckets, all of them in one pipeline."""
+
+    def __init__(
+        self, place: str, numbers: list[int], seqnos: Mapping[int, int], items: bool
+    ) -> None:
+        self._place, self._numbers, self._seqnos, self._items = place, numbers, seqnos, items
+
+    def __call__(self, connection: Connection) -> dict[int, Standing]:
+        logs = _logs(connection, self._numbers)
+        counts = _counts(connection) if self._items else {}
+        return {
+            number: Standing(number, self._place, self._seqnos[number], log, counts.get(number, 0))
+            for number, log in zip(self._numbers, logs, strict=True)
+        }
+
+
+def _active(connection: Connection) -> dict[int, int]:
+    extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+    (answer,) = connection.require([Request(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
+    try:
+        return dict(VBUCKET_SEQNO.iter_unpack(answer.value))
+    except struct.error:
+        raise connection.nonsense("a torn list of seqnos") from None
+
+
+def _logs(connection: Connection, numbers: Iterable[int]) -> list[Log]:
+    wanted = list(numbers)
+    requests = [Request(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in wanted]
+    answers: list[Answer] = connection.require(requests)
+    try:
+        return [parsed_log(answer.value) for answer in answers]
+    except ValueError as error:
+        raise connection.nonsense(str(error)) from None
+
+
+def _counts(connection: Connection) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for name, value in connection.stats("vbucket-details").items():
+        vbucket, _, field = name.partition(":")
+        if field == "num_items" and value.isdigit() and vbucket[3:].isdigit():
+            counts[int(vbucket[3:])] = int(value)
+    return counts
+
+
+def _summed_up(errors: list[SparkError]) -> SparkError:
+    text = "; ".join(dict.fromkeys(each.text for each in errors))
+    return type(errors[0])(text)
