@@ -12,13 +12,13 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3
 
 # What tox runs; the first one carries the name of the Python at hand.
 TOX_TESTS = $(shell $(BIN)/python -c 'import sys; print("py%d%d" % sys.version_info[:2])')
-TOX_ENVS ?= $(TOX_TESTS),lint,types,layers,sim,interop
+TOX_ENVS ?= $(TOX_TESTS),lint,types,layers,sim,interop,spark
 
 SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip test bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -32,9 +32,18 @@ $(BIN)/python:
 		echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 # Stamps: a step is repeated only when what it depends on has changed.
+# Editable by a plain path: Spark looks for formats only in modules that it can list.
+PIP_EDITABLE := pip install --quiet --disable-pip-version-check \
+	--config-settings editable_mode=compat --editable
+
 $(VENV)/installed: pyproject.toml | $(BIN)/python
 	@echo "installing uprmc into $(VENV)" >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . >&2
+	@$(BIN)/python -m $(PIP_EDITABLE) . >&2
+	@touch $@
+
+$(VENV)/spark-installed: $(VENV)/installed
+	@echo "installing Spark into $(VENV): about 500 MB" >&2
+	@$(BIN)/python -m $(PIP_EDITABLE) '.[spark]' >&2
 	@touch $@
 
 $(VENV)/tox-installed: | $(BIN)/python
@@ -44,6 +53,12 @@ $(VENV)/tox-installed: | $(BIN)/python
 
 serve: $(VENV)/installed ## install the package and start the server
 	@exec $(BIN)/uprmc serve $(SERVE_ARGS)
+
+spark: $(VENV)/spark-installed ## install Spark for `uprmc spark` and programs, say what is missing
+	@$(BIN)/python -m uprmc.spark.session
+
+spark-zip: $(VENV)/installed ## make dist/uprmc_spark.zip for spark-submit --py-files
+	@$(BIN)/python -m uprmc.spark.shipping dist/uprmc_spark.zip
 
 system-packages: ## install what the interop tests need from the system, if that is possible
 	@tools/system_packages.sh
@@ -76,7 +91,7 @@ bench-packages:
 
 # Without redis-py the parts that compare with Redis are left out; the benchmark says so.
 $(VENV)/bench-installed: $(VENV)/installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]' >&2 && touch $@ || \
+	@$(BIN)/python -m $(PIP_EDITABLE) '.[bench]' >&2 && touch $@ || \
 		echo "redis-py could not be installed" >&2
 
 bench-upr: $(VENV)/bench-installed bench-packages ## streams against those of Redis

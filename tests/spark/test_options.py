@@ -1,0 +1,308 @@
+"""Options: every one of them read, every wrong one refused by name with the nearest right one."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uprmc.spark import option_values as values
+from uprmc.spark.access import Access, Tls
+from uprmc.spark.errors import BadOption
+from uprmc.spark.option_tables import READ, WRITE, Option, plain
+from uprmc.spark.options import access_of, as_texts, read_options, write_options
+
+SERVERS = {"servers": "127.0.0.1:11210"}
+
+
+def reading(**options: str) -> Any:
+    return read_options({**SERVERS, **options})
+
+
+def writing(**options: str) -> Any:
+    return write_options({**SERVERS, **options}).write
+
+
+def refusal(call: Any, **options: Any) -> str:
+    with pytest.raises(BadOption) as caught:
+        call(**options)
+    return str(caught.value)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("colums", "columns"),
+        ("server_s", "servers"),
+        ("keytyp", "keyType"),
+        ("startingOffset", "startingOffsets"),
+        ("numPartition", "numPartitions"),
+        ("on-rolback", "onRollback"),
+    ],
+)
+def test_a_misspelt_name_is_told_with_the_nearest_right_one(wrong: str, right: str) -> None:
+    if plain(wrong) == plain(right):
+        assert read_options({wrong: "127.0.0.1:1"})
+        return
+    assert f"did you mean {right}?" in refusal(reading, **{wrong: "1"})
+
+
+def test_a_name_that_resembles_nothing_gets_the_list_of_all() -> None:
+    told = refusal(reading, xyzzy="1")
+    assert told.startswith("UPRMC_OPTION there is no option xyzzy of reading")
+    assert "keyType" in told
+    assert "vbuckets" in told
+
+
+def test_an_option_of_the_other_side_is_told_as_such() -> None:
+    assert "writeMode is no option of reading" in refusal(reading, writemode="upsert")
+    assert "columns is no option of writing" in refusal(writing, columns="key")
+
+
+def test_an_option_of_streams_is_refused_for_a_batch_and_the_other_way_round() -> None:
+    limited = {**SERVERS, "maxRowsPerTrigger": "10"}
+    assert read_options(limited, kind="stream").max_rows == 10
+    with pytest.raises(BadOption, match=r"maxRowsPerTrigger is an option of spark\.readStream"):
+        read_options(limited, kind="batch")
+    with pytest.raises(BadOption, match=r"snapshot is an option of spark\.read$"):
+        read_options({**SERVERS, "snapshot": "held"}, kind="stream")
+
+
+def test_case_underscores_and_hyphens_make_no_difference() -> None:
+    assert reading(KEYTYPE="binary").columns.key_type == "binary"
+    assert reading(key_type="binary").columns.key_type == "binary"
+    assert read_options({**SERVERS, "key-type": "binary"}).columns.key_type == "binary"
+
+
+def test_an_option_that_is_given_twice_in_two_spellings_is_refused() -> None:
+    assert "keyType is given twice" in refusal(reading, keytype="binary", key_type="string")
+
+
+def test_what_spark_itself_adds_is_passed_over() -> None:
+    assert writing(checkpointLocation="/tmp/x", queryname="q")
+
+
+def test_no_two_options_answer_to_one_name() -> None:
+    for table in (READ, WRITE):
+        names = [name for option in table for name in option.known_as()]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("option", [*READ, *WRITE], ids=lambda each: each.name)
+def test_every_default_is_a_value_that_the_option_takes(option: Option) -> None:
+    assert option.help.endswith(".")
+    if option.default:
+        value = option.read(option.default)
+        if isinstance(value, int | float):
+            assert option.least <= value <= option.most
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def test_servers_are_needed() -> None:
+    with pytest.raises(BadOption, match="servers is missing"):
+        read_options({})
+
+
+def test_path_is_another_word_for_servers() -> None:
+    assert read_options({"path": "a:1,b:2"}).access.servers == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize("bad", ["nowhere", "host:", ":1", "host:x", "host:70000", "a:1,,b:2", ","])
+def test_a_server_is_host_and_port(bad: str) -> None:
+    assert "HOST:PORT" in refusal(read_options, options={"servers": bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("numPartitions", "0", "from 1 to 65,536"),
+        ("numPartitions", "65537", "from 1 to 65,536"),
+        ("numPartitions", "many", "a whole number"),
+        ("leaseSeconds", "4", "from 5 to 86,400"),
+        ("leaseSeconds", "86401", "from 5 to 86,400"),
+        ("batchBytes", "8 pounds", "a size such as"),
+        ("connectTimeout", "soon", "seconds such as"),
+        ("noValue", "perhaps", "true or false"),
+        ("snapshot", "complet", "did you mean complete?"),
+        ("keyType", "text", "one of string, binary"),
+        ("vbuckets", "7-3", "ranges upwards"),
+        ("vbuckets", "0-65536", "vBuckets from 0 to 65535"),
+        ("vbuckets", "a", "vBuckets such as 0-511,600"),
+        ("columns", "key,key", "key is there twice"),
+        ("columns", "key,_sec", "did you mean _seq?"),
+        ("mode", "FAIL", "FAILFAST"),
+        ("startingOffsets", "", "something that is not empty"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_was_expected(name: str, text: str, expected: str) -> None:
+    told = refusal(reading, **{name: text})
+    assert name in told
+    assert expected in told
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("numPartitions", "65536"),
+        ("numPartitions", "1"),
+        ("leaseSeconds", "5"),
+        ("leaseSeconds", "86400"),
+        ("vbuckets", "65535"),
+        ("batchRows", "1000000"),
+    ],
+)
+def test_values_at_their_limits_are_taken(name: str, text: str) -> None:
+    assert reading(**{name: text})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("65536", 65536), ("64k", 65536), ("1 MiB", 2**20), ("8MB", 2**23)]
+)
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert reading(batchBytes=text).batch_bytes == size
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5", 5), ("100ms", 0.1), ("2m", 120), ("0.5", 0.5)])
+def test_times_have_units(text: str, seconds: float) -> None:
+    assert reading(connectTimeout=text).access.connect_timeout_s == seconds
+
+
+def test_the_value_of_a_secret_is_never_told() -> None:
+    with pytest.raises(BadOption) as caught:
+        read_options({**SERVERS, "password": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+    options = reading(username="me", password="hunter2")
+    assert "hunter2" not in repr(options)
+
+
+@given(st.sets(st.integers(0, 65_535), min_size=1, max_size=40))
+def test_vbuckets_are_read_however_they_are_written(numbers: set[int]) -> None:
+    text = ",".join(str(each) for each in numbers)
+    assert values.vbuckets(text) == tuple(sorted(numbers))
+    low, high = min(numbers), max(numbers)
+    assert values.vbuckets(f"{low}-{high}") == tuple(range(low, high + 1))
+
+
+@given(st.text())
+def test_no_text_makes_a_reader_raise_anything_but_what_was_expected(text: str) -> None:
+    for option in (*READ, *WRITE):
+        with suppress(ValueError):
+            option.read(text)
+
+
+# --- what comes of them ---------------------------------------------------------------------------
+
+
+def test_defaults_are_those_of_the_table() -> None:
+    options = reading()
+    assert options.access == Access(("127.0.0.1:11210",))
+    assert options.snapshot == "complete"
+    assert (options.batch_rows, options.batch_bytes) == (10_000, 8 * 2**20)
+    assert options.partitions is None
+    assert options.on_rollback == "fail"
+    write = writing()
+    assert write.access == Access(("127.0.0.1:11210",))
+    assert (write.mode, write.window, write.window_bytes) == ("upsert", 1000, 2**20)
+    assert write.max_errors is None
+    assert write.durability == "persist"
+
+
+def test_without_values_there_is_no_column_for_them() -> None:
+    assert "value" not in reading(noValue="true").columns.names
+    assert "contradict" in refusal(reading, novalue="true", columns="key,value")
+
+
+def test_columns_are_chosen_in_order() -> None:
+    assert reading(columns="_seq, key").columns.names == ("_seq", "key")
+
+
+def test_a_tls_file_turns_tls_on() -> None:
+    assert reading(tlsCaFile="ca.pem").access.tls == Tls(ca_file="ca.pem")
+    assert reading(tls="true").access.tls == Tls()
+    assert reading().access.tls is None
+    assert "contradict" in refusal(reading, tls="false", tlscafile="ca.pem")
+    assert "tlsKeyFile needs tlsCertFile" in refusal(reading, tlsKeyFile="key.pem")
+
+
+def test_one_password_and_a_name_belong_together() -> None:
+    assert "needs username" in refusal(reading, passwordEnv="SECRET")
+    assert "contradict" in refusal(reading, username="u", password="p", passwordFile="f")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"lease": "x", "snapshot": "bounded"}, "contradict"),
+        ({"endingOffsets": "{}"}, "needs snapshot=bounded"),
+    ],
+)
+def test_reading_options_that_contradict_each_other(options: dict[str, str], expected: str) -> None:
+    assert expected in refusal(reading, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"ttlColumn": "a", "expColumn": "b"}, "contradict"),
+        ({"onError": "file"}, "go together"),
+        ({"errorsPath": "d"}, "go together"),
+        ({"force": "true"}, "append-meta"),
+        ({"writeMode": "overwrite"}, "one of upsert, insert, append-meta, delete"),
+        ({"window": "100001"}, "from 1 to 100,000"),
+        ({"maxErrors": "-1"}, "0 or more"),
+    ],
+)
+def test_writing_options_that_make_no_sense(options: dict[str, str], expected: str) -> None:
+    assert expected in refusal(writing, **options)
+
+
+def test_meta_is_short_for_append_meta() -> None:
+    assert writing(writeMode="META").mode == "append-meta"
+
+
+def test_a_lease_means_to_read_what_it_holds() -> None:
+    assert reading(lease="token").snapshot == "held"
+
+
+def test_the_access_alone_can_be_read_from_all_options() -> None:
+    access = access_of({**SERVERS, "columns": "nonsense", "username": "me"})
+    assert access == Access(("127.0.0.1:11210",), username="me")
+
+
+def test_options_of_a_python_program_become_texts() -> None:
+    class Held:
+        token = "lease1;60"
+
+    found = as_texts(
+        {
+            "servers": ["a:1", "b:2"],
+            "no_value": True,
+            "batch_rows": 5,
+            "columns": None,
+            "lease": Held(),
+            "startingOffsets": {"5": {"s": 1}},
+        }
+    )
+    assert found == {
+        "servers": "a:1,b:2",
+        "no_value": "true",
+        "batch_rows": "5",
+        "lease": "lease1;60",
+        "startingOffsets": '{"5": {"s": 1}}',
+    }
+
+
+def test_options_travel_to_workers() -> None:
+    options = reading(columns="key", username="me", passwordEnv="SECRET")
+    assert pickle.loads(pickle.dumps(options)) == options
+    sink = write_options(SERVERS)
+    assert pickle.loads(pickle.dumps(sink)) == sink

@@ -1,0 +1,77 @@
+"""The zip for ``--py-files``: all that a worker needs, and the same bytes each time."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import uprmc.spark
+from uprmc.spark.shipping import write_zip, zipped
+
+#: What must not be needed on a worker, nor what only the driver has.
+FORBIDDEN = ("twisted", "construct", "lmdb", "click", "rich", "pandas", "uprmc.protocol")
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import importlib, pkgutil
+import uprmc.spark
+assert uprmc.__file__.startswith(sys.argv[1]), uprmc.__file__
+for module in pkgutil.iter_modules(uprmc.spark.__path__):
+    if module.name != "worker" and (sys.argv[2] == "spark" or module.name not in sys.argv[3]):
+        importlib.import_module(f"uprmc.spark.{module.name}")
+print(sorted(each for each in sys.argv[4].split(",") if each in sys.modules))
+"""
+
+#: The modules that may import pyspark when they are imported.
+OF_SPARK = ("source", "stream_source", "sink", "session", "spark_engine")
+
+
+def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
+    first, second = write_zip(tmp_path / "new" / "a.zip"), write_zip(tmp_path / "b.zip")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_it_holds_the_package_and_nothing_else_of_uprmc() -> None:
+    with zipfile.ZipFile(io.BytesIO(zipped())) as archive:
+        names = archive.namelist()
+    assert "uprmc/spark/source.py" in names
+    outside = [name for name in names if not name.startswith("uprmc/spark/")]
+    assert outside == ["uprmc/__init__.py", "uprmc/errors.py", "uprmc/py.typed"]
+
+
+def test_everything_in_it_can_be_imported_from_it_without_the_rest_of_uprmc(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "uprmc_spark.zip")
+    words = [str(path), "spark", ",".join(OF_SPARK), ",".join(FORBIDDEN)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_what_needs_no_jvm_needs_no_pyspark(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "uprmc_spark.zip")
+    words = [str(path), "plain", ",".join(OF_SPARK), "pyspark"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_name_of_the_public_face_leads_to_something() -> None:
+    for name in uprmc.spark.__all__:
+        assert callable(getattr(uprmc.spark, name)), name
+    assert set(uprmc.spark.__all__) <= set(dir(uprmc.spark))

@@ -1,0 +1,217 @@
+"""What a batch read plans and does, on a real node, without a JVM: the rules behind ``source``."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from interop.server_process import ServerProcess
+from tests.spark import here
+from tests.spark.conftest import VBUCKETS
+from uprmc.spark import batch
+from uprmc.spark.api import current_offsets, hold
+from uprmc.spark.batch import Task, plan, run
+from uprmc.spark.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, VBucketsChanged
+from uprmc.spark.lease import of_token
+from uprmc.spark.nodes import Nodes
+from uprmc.spark.options import read_options
+from uprmc.spark.pushdown import EVERYTHING, Wanted
+
+COUNT = 500
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _filled(node: ServerProcess) -> None:
+    here.put(node, here.numbered(COUNT))
+
+
+def rows(
+    servers: str, wanted: Wanted = EVERYTHING, tasks: list[Task] | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    """Plan and do a read as Spark would, tasks by way of pickle."""
+    chosen = read_options({"servers": servers, **options})
+    planned = plan(chosen, wanted) if tasks is None else tasks
+    assert planned
+    return [
+        row
+        for task in planned
+        for part in run(chosen, wanted, pickle.loads(pickle.dumps(task)))
+        for row in part.to_pylist()
+    ]
+
+
+def keys(found: list[dict[str, Any]]) -> set[bytes]:
+    assert len({row["key"] for row in found}) == len(found)
+    return {row["key"].encode() for row in found}
+
+
+def test_all_tasks_together_read_every_document_once(node: ServerProcess, servers: str) -> None:
+    for partitions in ("1", "3", "64", "100"):
+        assert keys(rows(servers, numPartitions=partitions)) == set(here.changes(node))
+
+
+def test_a_number_of_partitions_is_obeyed_up_to_the_number_of_vbuckets(servers: str) -> None:
+    for asked, expected in ((1, 1), (5, 5), (VBUCKETS, VBUCKETS), (VBUCKETS + 1, VBUCKETS)):
+        options = read_options({"servers": servers, "numPartitions": str(asked)})
+        assert len(plan(options)) == expected
+
+
+def test_few_documents_are_one_task(servers: str) -> None:
+    assert len(plan(read_options({"servers": servers}))) == 1
+
+
+def test_only_the_vbuckets_asked_for_are_read(node: ServerProcess, servers: str) -> None:
+    expected = {key for key, each in here.changes(node).items() if each.vbucket in (1, 5)}
+    assert keys(rows(servers, vbuckets="1,5")) == expected
+    assert keys(rows(servers, Wanted(vbuckets=frozenset({1, 5, 900})))) == expected
+    both = rows(servers, Wanted(vbuckets=frozenset({5, 6})), vbuckets="1,5")
+    assert {row["_vb"] for row in both} == {5}
+
+
+def test_nothing_to_read_is_one_task_that_does_nothing(servers: str) -> None:
+    options = read_options({"servers": servers})
+    wanted = Wanted(vbuckets=frozenset())
+    assert plan(options, wanted) == [Task()]
+    assert list(run(options, wanted, Task())) == []
+
+
+def test_a_vbucket_that_cannot_be_is_refused(servers: str) -> None:
+    with pytest.raises(BadOption, match="there is no 64, there are 64"):
+        plan(read_options({"servers": servers, "vbuckets": "0-64"}))
+
+
+def test_a_vbucket_that_no_node_has_is_a_gap_that_is_told(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lacking(Nodes):
+        def refresh(self) -> None:
+            super().refresh()
+            self.owners.pop(5, None)
+            self._seqnos.pop(5, None)
+
+    monkeypatch.setattr(batch, "Nodes", Lacking)
+    with pytest.raises(NoVBucket, match="vb=5 is active on no node"):
+        plan(read_options({"servers": servers}))
+    left = plan(read_options({"servers": servers, "failOnDataLoss": "false"}))
+    read = {each.vbucket for task in left for each in task.ranges}
+    assert read == set(range(VBUCKETS)) - {5}
+
+
+def test_every_task_of_a_held_read_reads_one_moment(node: ServerProcess, servers: str) -> None:
+    options = read_options({"servers": servers, "snapshot": "held", "numPartitions": "4"})
+    tasks = plan(options)
+    (token,) = {task.lease for task in tasks}
+    assert token is not None
+    before = rows(servers, tasks=tasks, snapshot="held")
+    here.put(node, {b"key-1": b"changed", b"new": b"x"})
+    again = rows(servers, tasks=tasks, snapshot="held")
+    assert sorted(map(str, before)) == sorted(map(str, again))
+    here.remove(node, b"new")
+    of_token(options.access, token).release()
+    with pytest.raises(LeaseEnded):
+        rows(servers, tasks=tasks, snapshot="held")
+
+
+def test_a_lease_that_is_given_decides_which_vbuckets_there_are(
+    node: ServerProcess, servers: str
+) -> None:
+    with hold(servers, seconds=30, vbuckets=[1, 2]) as lease:
+        found = rows(servers, lease=lease.token)
+        assert {row["_vb"] for row in found} == {1, 2}
+        assert {row["_vb"] for row in rows(servers, lease=lease.token, vbuckets="2")} == {2}
+        with pytest.raises(BadOption, match="vb=3 is not in the lease"):
+            rows(servers, lease=lease.token, vbuckets="3")
+
+
+@pytest.mark.parametrize("snapshot", ["complete", "held", "bounded"])
+def test_a_filter_by_seqno_gives_the_same_rows_as_a_look_at_each(
+    servers: str, snapshot: str
+) -> None:
+    everything = rows(servers)
+    for after in (0, 1, 5, 9, 1_000_000):
+        found = rows(servers, Wanted(after=after), snapshot=snapshot)
+        assert keys(found) == keys([row for row in everything if row["_seq"] > after])
+
+
+def test_all_filters_hold_at_once(servers: str) -> None:
+    wanted = Wanted(after=2, ops=frozenset({"set"}), prefixes=("key-1", "key-12"))
+    found = rows(servers, wanted)
+    expected = [row for row in rows(servers) if row["_seq"] > 2 and row["key"].startswith("key-12")]
+    assert keys(found) == keys(expected)
+
+
+# --- offsets --------------------------------------------------------------------------------------
+
+
+def test_offsets_are_where_a_bounded_read_ends_and_the_next_begins(
+    node: ServerProcess, servers: str
+) -> None:
+    noted = current_offsets(servers)
+    here.put(node, here.numbered(40, prefix="more"))
+    later = rows(servers, startingOffsets=noted)
+    assert keys(later) == set(here.numbered(40, prefix="more"))
+    earlier = rows(servers, snapshot="bounded", endingOffsets=noted)
+    assert keys(earlier) == set(here.changes(node)) - keys(later)
+    nothing = rows(servers, snapshot="bounded", startingOffsets=noted, endingOffsets=noted)
+    assert nothing == []
+    here.remove(node, *here.numbered(40, prefix="more"))
+
+
+def test_from_the_latest_on_there_is_nothing_yet(servers: str) -> None:
+    assert rows(servers, startingOffsets="latest") == []
+
+
+def test_a_read_that_is_bounded_when_it_is_planned_misses_what_is_rewritten_since(
+    node: ServerProcess, servers: str
+) -> None:
+    options = read_options({"servers": servers, "snapshot": "bounded"})
+    tasks = plan(options)
+    here.put(node, {b"key-2": b"rewritten"})
+    assert b"key-2" not in keys(rows(servers, tasks=tasks, snapshot="bounded"))
+    assert b"key-2" in keys(rows(servers, tasks=plan(replace(options, snapshot="complete"))))
+
+
+def test_offsets_of_another_number_of_vbuckets_are_refused(servers: str) -> None:
+    with pytest.raises(VBucketsChanged, match="of 32 vBuckets, the nodes have 64"):
+        rows(servers, startingOffsets=json.dumps({"v": 1, "n": 32, "vb": {}}))
+
+
+def test_an_end_in_a_lost_history_is_refused(servers: str) -> None:
+    end = json.dumps({"5": {"u": "00000000000000ff", "s": 1}})
+    with pytest.raises(RolledBack, match=r"vb=5 checkpoint=1 rollback_to=0"):
+        rows(servers, snapshot="bounded", endingOffsets=end)
+
+
+def test_a_start_in_a_lost_history_is_refused(servers: str) -> None:
+    start = json.dumps({"5": {"u": "00000000000000ff", "s": 1}})
+    with pytest.raises(RolledBack, match=r"vb=5 checkpoint=1"):
+        rows(servers, startingOffsets=start)
+
+
+# --- as Spark calls it ----------------------------------------------------------------------------
+
+
+def test_what_spark_pickles_reads_the_same_on_the_other_side(servers: str) -> None:
+    pyspark = pytest.importorskip("pyspark.sql.types")
+    from uprmc.spark.source import UprmcDataSource
+
+    source: Any = pickle.loads(
+        pickle.dumps(UprmcDataSource({"servers": servers, "columns": "key"}))
+    )
+    assert source.schema() == "key STRING"
+    schema = pyspark.StructType([pyspark.StructField("key", pyspark.StringType())])
+    reader = pickle.loads(pickle.dumps(source.reader(schema=schema)))
+    partitions = reader.partitions()
+    assert isinstance(partitions, list)
+
+    def read(partition: Any) -> Iterator[Any]:
+        return reader.read(pickle.loads(pickle.dumps(partition)))  # type: ignore[no-any-return]
+
+    found = [part for partition in partitions for part in read(partition)]
+    assert sum(part.num_rows for part in found) >= COUNT
+    assert {part.schema for part in found} == {found[0].schema}

@@ -1,0 +1,170 @@
+"""`uprmc.spark` for programs: a read, a stream or a write in one call, with their options checked.
+
+Options are those of the format (`option_tables`), in Spark's spelling or in Python's
+(``key_column=``), with values of Python's types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from uprmc.spark.errors import NotRepeatable, OverwriteRefused
+from uprmc.spark.lease import KeptLease
+from uprmc.spark.nodes import Nodes
+from uprmc.spark.options import (
+    SinkOptions,
+    access_of,
+    as_texts,
+    read_options,
+    write_options,
+)
+from uprmc.spark.report import Report, TaskReport, merge
+from uprmc.spark.session import register
+
+Servers = str | Iterable[str]
+
+#: Modes that leave the same documents when Spark runs a task twice at the same time.
+SPECULATIVE_MODES = frozenset({"upsert", "append-meta"})
+
+
+def read(spark: Any, servers: Servers, **options: Any) -> Any:
+    """Return the documents of nodes as a DataFrame.
+
+    Args:
+        spark: a session, classic or of Spark Connect.
+        servers: HOST:PORT of one or several nodes' ``upr`` listeners.
+        **options: of reading a batch; ``lease`` may be what `hold` gives.
+
+    Raises:
+        BadOption: an option is wrong.
+    """
+    texts = as_texts({"servers": servers, **options})
+    read_options(texts, kind="batch")
+    register(spark)
+    return spark.read.format("uprmc").options(**texts).load()
+
+
+def changes(spark: Any, servers: Servers, **options: Any) -> Any:
+    """Return the changes of nodes as a streaming DataFrame; arguments as `read`."""
+    texts = as_texts({"servers": servers, **options})
+    read_options(texts, kind="stream")
+    register(spark)
+    return spark.readStream.format("uprmc").options(**texts).load()
+
+
+def write(
+    rows: Any,
+    servers: Servers,
+    mode: str = "upsert",
+    *,
+    partitions: int | None = None,
+    order_by: str | Sequence[str] | None = None,
+    repartition: bool = True,
+    **options: Any,
+) -> Report:
+    """Write the rows of a DataFrame, and return what came of them.
+
+    Rows of the same key meet in one task. Which of them wins is open, unless `order_by` says in
+    which order they are written: the last one.
+
+    Args:
+        rows: a DataFrame; not a streaming one, whose ``writeStream.format("uprmc")`` it is.
+        servers: as in `read`.
+        mode: ``upsert``, ``insert``, ``append-meta`` or ``delete``.
+        partitions: tasks that write; ``None`` = as many as there are shuffle partitions.
+        order_by: columns that order the rows of a key.
+        repartition: off: the rows are written by the tasks that make them.
+        **options: of writing. ``rateLimit`` is here for the whole job: each of its `partitions`
+            gets its part, so say how many.
+
+    Raises:
+        BadOption: an option is wrong.
+        NotRepeatable: ``spark.speculation`` is on, and the mode does not bear it.
+        TooManyErrors: all tasks together have more errors than `maxErrors`.
+    """
+    if mode.lower() == "overwrite":
+        raise OverwriteRefused("there is no overwrite; documents are replaced by mode upsert")
+    texts = as_texts({"servers": servers, "writeMode": mode, **options})
+    sink = write_options(texts)
+    refuse_speculation(rows.sparkSession, sink.write.mode)
+    if repartition:
+        number = (partitions,) if partitions else ()
+        rows = rows.repartition(*number, sink.write.key_column)
+    elif partitions:
+        rows = rows.coalesce(partitions)
+    if order_by is not None:
+        columns = [order_by] if isinstance(order_by, str) else list(order_by)
+        rows = rows.sortWithinPartitions(*columns)
+    if sink.write.rate is not None and partitions:
+        sink = replace(sink, write=replace(sink.write, rate=sink.write.rate / partitions))
+    return _run(rows, sink)
+
+
+def _run(rows: Any, sink: SinkOptions) -> Report:
+    """Write in tasks that return their reports: works in Spark Connect, too, and needs no file."""
+    from uprmc.spark.sink import check
+
+    found = rows.mapInArrow(partial(_write_task, sink), "report string").collect()
+    report = merge(TaskReport.from_dict(json.loads(each["report"])) for each in found)
+    if sink.report_path is not None:
+        from pathlib import Path
+
+        from uprmc.spark.files import write_whole
+
+        write_whole(Path(sink.report_path), report.to_json() + "\n")
+    check(report, sink.write.max_errors)
+    return report
+
+
+def _write_task(sink: SinkOptions, batches: Iterator[Any]) -> Iterator[Any]:
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    from uprmc.spark.sink import written
+
+    context = TaskContext.get()
+    report = written(sink, batches, context.partitionId(), context.attemptNumber())
+    yield pa.RecordBatch.from_pydict({"report": [report.to_json()]})
+
+
+def refuse_speculation(spark: Any, mode: str) -> None:
+    """Raise `NotRepeatable` when Spark may run a task twice at once and the mode minds."""
+    if mode in SPECULATIVE_MODES:
+        return
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise NotRepeatable(
+            "spark.speculation is on, and two attempts of a task at the same time give mode "
+            f"{mode} wrong counts; turn it off, or use {' or '.join(sorted(SPECULATIVE_MODES))}"
+        )
+
+
+def hold(
+    servers: Servers, *, seconds: int = 600, vbuckets: Iterable[int] | None = None, **options: Any
+) -> KeptLease:
+    """Hold the documents of nodes as they are now, for a ``with`` statement.
+
+        with uprmc.spark.hold(servers) as lease:
+            documents = uprmc.spark.read(spark, servers, lease=lease)
+
+    Whatever is read from it is the same, by any job, however often; it is renewed meanwhile.
+
+    Args:
+        servers: as in `read`.
+        seconds: how long it outlives this process if that is killed.
+        vbuckets: which; ``None`` = all.
+        **options: of the access to the nodes.
+    """
+    access = access_of(as_texts({"servers": servers, **options}))
+    return KeptLease(access, vbuckets, seconds)
+
+
+def current_offsets(servers: Servers, **options: Any) -> str:
+    """Return how far all vBuckets are, as text for option ``startingOffsets``."""
+    from uprmc.spark.starting import current
+
+    with Nodes(access_of(as_texts({"servers": servers, **options}))) as nodes:
+        return current(nodes)

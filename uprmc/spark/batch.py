@@ -1,0 +1,156 @@
+"""A batch read: what each task has to read, found out once on the driver; and the task itself.
+
+`plan` runs where the driver runs, `run` on the workers; in between a `Task` is pickled. Everything
+here is plain Python, and `source` dresses it for Spark.
+
+What surprises: a read that stops at a seqno noted on the driver would lose every document that is
+rewritten before the task comes to it, because a rewritten document moves up in the order. So a
+task reads to the end of a lease of its own (``complete``) or of one that all tasks share
+(``held``); only ``bounded`` stops at the noted seqno, and says "the newest version of each
+document whose last change lies in the range".
+
+Source: reference spark, section 3.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from uprmc.spark.errors import BadOption, NoVBucket
+from uprmc.spark.lease import Held, KeptLease, acquire, of_token
+from uprmc.spark.nodes import Nodes
+from uprmc.spark.options import ReadOptions
+from uprmc.spark.partitions import groups, parts_for
+from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting
+from uprmc.spark.reading import Range
+from uprmc.spark.source_rows import rows
+from uprmc.spark.starting import ends_of, starts_of
+
+#: Tasks for each processor, so that one slow task does not leave the others idle.
+TASKS_PER_PROCESSOR = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one task reads.
+
+    Attributes:
+        ranges: of its vBuckets; none = there is nothing to read.
+        lease: token of the lease that all tasks share, or ``None``.
+    """
+
+    ranges: tuple[Range, ...] = ()
+    lease: str | None = None
+
+
+def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
+    """Return the tasks of a read, one at least.
+
+    Raises:
+        BadOption: a vBucket that is asked for does not exist, or offsets that make no sense.
+        NoVBucket: one is active on no node, and ``failOnDataLoss`` is set.
+        SparkError: the nodes do not answer, refuse, ...
+    """
+    token = options.lease
+    holders = _holders(options)
+    with Nodes(options.access) as nodes:
+        chosen = _chosen(nodes, options, wanted, holders)
+        known = [number for number in chosen if number in nodes.owners]
+        standings = nodes.standings(known, items=True)
+        count = nodes.vbuckets
+    if not chosen:
+        return [Task()]
+    ranges = starts_of(options.starting_offsets, chosen, standings, count)
+    if options.snapshot == "bounded":
+        ranges = ends_of(options.ending_offsets, ranges, standings, count)
+    elif options.snapshot == "held" and token is None:
+        lease = acquire(options.access, chosen, options.lease_s)  # it lapses: nobody tells the end
+        token = lease.token
+        if wanted.after is not None:
+            ranges = skipping(ranges, lease.held, wanted.after)
+    items = {number: standings[number].items if number in standings else 0 for number in ranges}
+    owners = holders or {number: each.place for number, each in standings.items()}
+    found = [
+        Task(tuple(ranges[number] for number in group), token)
+        for group in groups(items, owners, _parts(options, items))
+    ]
+    return found or [Task()]
+
+
+def run(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
+    """Yield the Arrow batches of a task."""
+    meets = meeting(wanted)
+    for batch in _batches(options, wanted, task):
+        narrowed = meets(batch)
+        if narrowed.num_rows:
+            yield narrowed
+
+
+def skipping(ranges: Mapping[int, Range], held: Mapping[int, Held], after: int) -> dict[int, Range]:
+    """Return ranges that leave out what a lease holds up to a seqno, as far as a node can.
+
+    A node does not begin above 0 where it has dropped deletions that the reader may not know of:
+    there everything is read.
+    """
+    found = {}
+    for number, each in ranges.items():
+        there = held[number]
+        if each.start >= after or there.purge_seqno > after:
+            found[number] = each
+        elif there.high_seqno > after:
+            found[number] = replace(
+                each, start=after, uuid=there.uuid, snap_start=after, snap_end=after
+            )
+    return found
+
+
+def _batches(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
+    if not task.ranges:
+        return
+    if wanted.after is None or task.lease is not None or options.snapshot == "bounded":
+        yield from rows(options, task.ranges, lease=task.lease)
+        return
+    ranges = {each.vbucket: each for each in task.ranges}
+    with KeptLease(options.access, ranges, options.lease_s) as kept:
+        left = skipping(ranges, kept.lease.held, wanted.after)
+        yield from rows(options, tuple(left.values()), lease=kept.token)
+
+
+def _holders(options: ReadOptions) -> dict[int, str]:
+    """Return the node of each vBucket of a lease that was given; that node need not be active."""
+    if options.lease is None:
+        return {}
+    lease = of_token(options.access, options.lease)
+    return {number: grant.place for grant in lease.grants for number in grant.vbuckets}
+
+
+def _chosen(
+    nodes: Nodes, options: ReadOptions, wanted: Wanted, holders: Mapping[int, str]
+) -> list[int]:
+    """Return the vBuckets to read; what happens with those that are missing is decided here."""
+    asked: Iterable[int] = sorted(holders) or range(nodes.vbuckets)
+    if options.vbuckets is not None:
+        asked = options.vbuckets
+        if asked[-1] >= nodes.vbuckets:
+            raise BadOption(f"vbuckets: there is no {asked[-1]}, there are {nodes.vbuckets}")
+    if wanted.vbuckets is not None:
+        asked = [number for number in asked if number in wanted.vbuckets]
+    missing = [number for number in asked if number not in (holders or nodes.owners)]
+    if missing and holders:
+        raise BadOption(f"vbuckets: vb={missing[0]} is not in the lease")
+    if missing and options.fail_on_data_loss:
+        raise NoVBucket(
+            f"vb={missing[0]} is active on no node, nor are {len(missing) - 1} others "
+            "(failOnDataLoss=false leaves them out)"
+        )
+    return [number for number in asked if number not in missing]
+
+
+def _parts(options: ReadOptions, items: Mapping[int, int]) -> int:
+    if options.partitions is not None:
+        return options.partitions
+    most = TASKS_PER_PROCESSOR * (os.cpu_count() or 1)
+    return parts_for(sum(items.values()), len(items), most)

@@ -1,0 +1,257 @@
+"""Every option of the source and the sink: name, meaning, default, limits. The one list of them.
+
+`options` reads what a user gave by these tables, the command line and ``docs/spark.md`` show them.
+Names are Spark's way of writing them; case, ``_`` and ``-`` make no difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from uprmc.spark import option_values as values
+from uprmc.spark.write_options import WINDOW_BYTES_MAX, WINDOW_MAX
+
+#: Where an option has a meaning.
+BATCH, STREAM = "batch", "stream"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: as documentation writes it.
+        read: turns the text into the value; `ValueError` says what was expected.
+        default: the text that stands for it when nobody gives it; empty = it has none.
+        help: one line.
+        least, most: of a number, both allowed.
+        secret: its text is never shown.
+        only: ``batch`` or ``stream``, if it has no meaning in the other one.
+        aliases: other names.
+    """
+
+    name: str
+    read: Callable[[str], Any]
+    default: str
+    help: str
+    least: float = -math.inf
+    most: float = math.inf
+    secret: bool = False
+    only: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def known_as(self) -> tuple[str, ...]:
+        """Return its names as they are looked up."""
+        return tuple(plain(each) for each in (self.name, *self.aliases))
+
+
+def plain(name: str) -> str:
+    """Return a name without what makes no difference."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+_GIB = 2**30
+
+ACCESS = (
+    Option(
+        "servers",
+        values.places,
+        "",
+        "HOST:PORT of one or several nodes' upr listeners; the others are learnt from them.",
+        aliases=("server", "path"),
+    ),
+    Option("bucket", values.text, "", "Bucket to select on each connection."),
+    Option("username", values.text, "", "User name (SASL PLAIN).", aliases=("user",)),
+    Option(
+        "password",
+        values.text,
+        "",
+        "Password; options can be seen in Spark's plans, so prefer the next two.",
+        secret=True,
+    ),
+    Option("passwordFile", values.text, "", "File whose first line is the password."),
+    Option("passwordEnv", values.text, "", "Environment variable that holds the password."),
+    Option("tls", values.yes_or_no, "", "Speak TLS; without it, when a TLS file is given."),
+    Option("tlsCaFile", values.text, "", "Certificates to trust (PEM) in place of the system's."),
+    Option("tlsCertFile", values.text, "", "Certificate of ours (PEM)."),
+    Option("tlsKeyFile", values.text, "", "Its private key (PEM)."),
+    Option("tlsVerify", values.yes_or_no, "true", "Check the node's certificate and host name."),
+    Option(
+        "connectTimeout",
+        values.seconds,
+        "5",
+        "Seconds until an attempt to connect is given up.",
+        0.01,
+        3600,
+    ),
+    Option(
+        "readTimeout", values.seconds, "60", "Seconds of silence after which a node is gone.", 0.1
+    ),
+    Option("flowControlBytes", values.size, "10m", "What a node may send ahead.", 65_536, _GIB),
+    Option("clientId", values.text, "", "Name of this reader in the nodes' statistics."),
+)
+
+_CONNECTING = (
+    Option(
+        "retries", values.whole, "5", "How often a lost connection is tried again.", 0, 1_000_000
+    ),
+    Option(
+        "retryBackoff",
+        values.seconds,
+        "0.1",
+        "Seconds before the first retry, doubling to 5.",
+        0,
+        60,
+    ),
+)
+
+READ = (
+    *ACCESS,
+    *_CONNECTING,
+    Option("columns", values.names, "", "The columns to have; others are not made."),
+    Option("noValue", values.yes_or_no, "false", "Leave the values with the node."),
+    Option(
+        "numPartitions",
+        values.whole,
+        "",
+        "Tasks at most; else 2 for each processor here, fewer for few documents.",
+        1,
+        values.VBUCKETS_MAX,
+        only=BATCH,
+        aliases=("parallelism",),
+    ),
+    Option("vbuckets", values.vbuckets, "", "Only these: 0-511,600."),
+    Option(
+        "pushdown",
+        values.yes_or_no,
+        "false",
+        "Let the source apply filters (needs spark.sql.python.filterPushdown.enabled).",
+        only=BATCH,
+    ),
+    Option(
+        "snapshot",
+        values.one_of("complete", "held", "bounded"),
+        "complete",
+        "complete: each task one moment; held: all tasks and retries one moment; bounded: no "
+        "change after the planning.",
+        only=BATCH,
+    ),
+    Option("lease", values.text, "", "Token of a lease that is held: read that.", only=BATCH),
+    Option("leaseSeconds", values.whole, "600", "Lifetime of leases.", 5, 86_400),
+    Option(
+        "startingOffsets",
+        values.text,
+        "earliest",
+        "earliest, latest, JSON, or a backup's manifest.",
+    ),
+    Option(
+        "endingOffsets",
+        values.text,
+        "latest",
+        "With snapshot=bounded: latest, JSON, or a backup's manifest.",
+        only=BATCH,
+    ),
+    Option("maxRowsPerTrigger", values.whole, "", "Rows of a micro-batch, about.", 1, only=STREAM),
+    Option("maxBytesPerTrigger", values.size, "", "Bytes of a micro-batch, about.", 1, only=STREAM),
+    Option(
+        "onRollback",
+        values.one_of("fail", "rewind", "restart"),
+        "fail",
+        "When history branched below: stop, go back to there, or read that vBucket anew; a control "
+        "row says so.",
+        only=STREAM,
+    ),
+    Option(
+        "failOnDataLoss",
+        values.yes_or_no,
+        "true",
+        "Stop when deletions were dropped unseen, or a vBucket is on no node.",
+    ),
+    Option(
+        "keyType", values.one_of("string", "binary"), "string", "Type of column key.", aliases=()
+    ),
+    Option(
+        "mode",
+        values.one_of("FAILFAST", "PERMISSIVE", "DROPMALFORMED"),
+        "FAILFAST",
+        "Keys that are not UTF-8: stop, write their bytes as \\xNN, or leave the rows out.",
+    ),
+    Option(
+        "u64",
+        values.one_of("signed", "decimal"),
+        "signed",
+        "Type of unsigned 64-bit numbers: long with sign, or decimal(20,0).",
+    ),
+    Option("batchRows", values.whole, "10000", "Rows of an Arrow batch at most.", 1, 1_000_000),
+    Option("batchBytes", values.size, "8m", "Bytes of an Arrow batch, about.", 1_024, _GIB),
+)
+
+WRITE = (
+    *ACCESS,
+    Option(
+        "writeMode",
+        values.one_of("upsert", "insert", "append-meta", "delete", aliases={"meta": "append-meta"}),
+        "upsert",
+        "upsert; insert: only what is not there; append-meta: with _rev and _cas, a replay applies "
+        "nothing; delete.",
+    ),
+    Option("keyColumn", values.text, "key", "Column of the keys, string or binary."),
+    Option("valueColumn", values.text, "value", "Column of the values, string or binary."),
+    Option("flagsColumn", values.text, "", "Column of the flags (upsert and insert)."),
+    Option("ttlColumn", values.text, "", "Column of the seconds to live."),
+    Option("expColumn", values.text, "", "Column of the expiry, Unix seconds."),
+    Option("window", values.whole, "1000", "Requests before answers are awaited.", 1, WINDOW_MAX),
+    Option(
+        "windowBytes", values.size, "1m", "Bytes of requests before that.", 1_024, WINDOW_BYTES_MAX
+    ),
+    Option(
+        "retries",
+        values.whole,
+        "300",
+        "Rounds without progress before it is given up.",
+        0,
+        1_000_000,
+    ),
+    Option(
+        "retryBackoff",
+        values.seconds,
+        "0.005",
+        "Seconds before the first, doubling to 0.5.",
+        0,
+        60,
+    ),
+    Option(
+        "retryDeadline", values.seconds, "120", "Seconds without progress, likewise.", 0, 86_400
+    ),
+    Option(
+        "onError",
+        values.one_of("fail", "skip", "file"),
+        "fail",
+        "Rows that cannot be written: stop, count, or write them to errorsPath.",
+    ),
+    Option("errorsPath", values.text, "", "Directory for the rows that were not written."),
+    Option("maxErrors", values.whole, "", "Stop over so many such rows.", 0),
+    Option(
+        "ignoreNullValue",
+        values.one_of("fail", "skip", "delete"),
+        "fail",
+        "Rows without value: an error, left out, or a deletion.",
+    ),
+    Option(
+        "durability",
+        values.one_of("none", "persist"),
+        "persist",
+        "A task ends when its documents are on the nodes' disks; none: when they are accepted.",
+    ),
+    Option("valueLimit", values.size, "20m", "Larger values are errors.", 0, _GIB),
+    Option("rateLimit", values.whole, "", "Rows a second of each task.", 1, aliases=("rate",)),
+    Option("dryRun", values.yes_or_no, "false", "Check and count, send nothing."),
+    Option("force", values.yes_or_no, "false", "append-meta without conflict resolution."),
+    Option("reportPath", values.text, "", "JSON file for the report, on the driver."),
+)
+
+#: What Spark itself puts among the options of a source or sink.
+OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode", "pathoptionbeforesetcheck"})

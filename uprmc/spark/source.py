@@ -1,0 +1,146 @@
+"""``format("uprmc")``: what Spark asks of a data source, answered by the modules beside.
+
+Objects of these classes are pickled and live in several processes: they hold plain values only.
+Spark gives `schema` by keyword, wants a list of partitions and an iterator of batches.
+
+`batch` plans and reads, `stream_source` follows, `sink` writes, `options` reads what users say.
+
+Source: reference spark, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+if TYPE_CHECKING:
+    from uprmc.spark.batch import Task
+    from uprmc.spark.options import ReadOptions
+
+NAME = "uprmc"
+
+
+class UprmcDataSource(DataSource):
+    """Documents and changes of uprmc nodes. See ``docs/spark.md``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return NAME
+
+    def schema(self) -> str:
+        """Return the columns of a read, if the user gives no schema of his own."""
+        from uprmc.spark.options import read_options
+
+        return read_options(self.options).columns.ddl
+
+    def reader(self, schema: Any) -> UprmcReader:
+        """Return what reads a batch."""
+        from uprmc.spark.options import read_options
+
+        options = fitted(read_options(self.options, kind="batch"), schema)
+        return (PushingReader if options.pushdown else UprmcReader)(options)
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        """Return what writes a batch."""
+        from uprmc.spark.sink import BatchSink, sink_options
+
+        return BatchSink(sink_options(self.options, schema, overwrite))
+
+    def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
+        """Return what follows changes."""
+        from uprmc.spark.options import read_options
+        from uprmc.spark.stream_source import UprmcStreamReader
+
+        return UprmcStreamReader(fitted(read_options(self.options, kind="stream"), schema))
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        """Return what writes micro-batches."""
+        from uprmc.spark.sink import StreamSink, sink_options
+
+        return StreamSink(sink_options(self.options, schema, overwrite))
+
+
+class UprmcPartition(InputPartition):
+    """A task of a batch read."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+
+
+class UprmcReader(DataSourceReader):
+    """Reads a batch; see `batch`."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        from uprmc.spark.pushdown import EVERYTHING
+
+        self._options = options
+        self._wanted = EVERYTHING
+
+    def partitions(self) -> list[UprmcPartition]:
+        """Plan the tasks; an empty read has one task without anything to do."""
+        from uprmc.spark.batch import plan
+
+        return [UprmcPartition(task) for task in plan(self._options, self._wanted)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield Arrow batches."""
+        from uprmc.spark.batch import run
+
+        return run(self._options, self._wanted, partition.value)
+
+
+class PushingReader(UprmcReader):
+    """A reader that applies filters itself.
+
+    A class of its own, because Spark refuses any reader that has this method while
+    ``spark.sql.python.filterPushdown.enabled`` is off, which it is unless somebody turns it on.
+    """
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
+        """Take the filters that can be applied here; return the others."""
+        from uprmc.spark.pushdown import push
+
+        text_keys = self._options.columns.key_type == "string"
+        self._wanted, rest = push(filters, text_keys=text_keys)
+        return rest
+
+
+def fitted(options: ReadOptions, schema: Any) -> ReadOptions:
+    """Return options whose columns are those of a schema.
+
+    Args:
+        options: as the user gave them.
+        schema: Spark's; either made of these options, or the user's own, which then chooses
+            columns and types as options ``columns``, ``keyType`` and ``u64`` do.
+
+    Raises:
+        BadSchema: there is no such column, or not with this type.
+    """
+    from uprmc.spark.errors import BadOption, BadSchema
+
+    types = {each.name: each.dataType.simpleString() for each in schema.fields}
+    decimal = any(types.get(name, "").startswith("decimal") for name in ("_rev", "_cas"))
+    columns = options.columns
+    try:
+        columns = replace(
+            columns,
+            names=tuple(schema.fieldNames()),
+            key_type="binary" if types.get("key") == "binary" else columns.key_type,
+            u64="decimal" if decimal else columns.u64,
+        )
+    except BadOption as error:
+        raise BadSchema(error.text) from None
+    for each, (name, expected) in zip(schema.fields, _ddl_types(columns), strict=True):
+        if types[name] != expected or not each.nullable:
+            has = f"{types[name]}{'' if each.nullable else ' not null'}"
+            raise BadSchema(f"column {name} has type {expected}, not {has}")
+    return replace(options, columns=columns)
+
+
+def _ddl_types(columns: Any) -> list[tuple[str, str]]:
+    pairs = (each.split(" ", 1) for each in columns.ddl.split(", "))
+    return [(name, kind.lower()) for name, kind in pairs]

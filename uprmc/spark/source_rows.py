@@ -1,0 +1,30 @@
+"""Rows of a task as its options want them: `reading.read` with everything filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from uprmc.spark.options import ReadOptions
+from uprmc.spark.reading import Done, Range, read
+
+
+def rows(
+    options: ReadOptions,
+    ranges: Iterable[Range],
+    *,
+    lease: str | None = None,
+    on_done: Callable[[Done], None] | None = None,
+) -> Iterator[Any]:
+    """Yield Arrow batches with the schema of ``options.columns``; see `reading.read`."""
+    return read(
+        options.access,
+        ranges,
+        options.columns,
+        lease=lease,
+        batch_rows=options.batch_rows,
+        batch_bytes=options.batch_bytes,
+        no_value=options.no_value or not options.columns.wants_value,
+        on_done=on_done,
+        lease_s=options.lease_s,
+    )
