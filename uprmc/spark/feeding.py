@@ -1,0 +1,328 @@
+"""`feed`: changes into files, batch after batch, until there is nothing new or for ever.
+
+Without Spark a loop of this module drives `following`, and `feed_checkpoint` and `feed_files` make
+it safe to kill: every batch is in the directory once. With Spark the same options make a streaming
+query with a file sink, which promises the same.
+
+A node that is away is waited for while the feed runs for ever; one that looks once gives up.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from uprmc.spark import errors
+from uprmc.spark.engines import Engine, LocalEngine
+from uprmc.spark.errors import BadOption, SparkError, TaskFailed, Unreachable
+from uprmc.spark.feed_checkpoint import Checkpoint, Shape
+from uprmc.spark.feed_files import FORMATS, FileTask, publish, sweep, write
+from uprmc.spark.following import Follower
+from uprmc.spark.option_values import seconds
+from uprmc.spark.options import ReadOptions, as_texts, read_options
+from uprmc.spark.progress import Progress, Step, unseen
+
+AVAILABLE_NOW = "available-now"
+
+#: A feed that runs for ever waits so long for nodes that are away.
+AWAY_MAX_S = 3600.0
+
+#: What is asked to stop waits no longer than this.
+_NAP_S = 0.1
+_AWAY_NAP_S = 1.0
+
+_CODE_WORD = re.compile(r"(UPRMC_[A-Z0-9_]+) ([^\n]+)")
+
+
+@dataclass
+class FeedReport:
+    """What a feed did while it ran.
+
+    Attributes:
+        batches: with rows or without.
+        rows: all, control rows included.
+        files: with rows.
+        bytes: of the files.
+        repeated: a batch that an earlier run had not finished was read again.
+        seconds: since it was begun.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    repeated: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def summary(self) -> str:
+        """Return a line for people."""
+        again = ", one of them begun by an earlier run" if self.repeated else ""
+        return (
+            f"{self.rows} changes in {self.files} files of {self.bytes} bytes, "
+            f"{self.batches} batches{again}, {self.seconds:.1f} s"
+        )
+
+
+def never() -> bool:
+    """Return ``False``: nobody stops it."""
+    return False
+
+
+def feed(
+    servers: str | Iterable[str],
+    to: str | Path,
+    checkpoint: str | Path,
+    *,
+    format: str = "parquet",
+    trigger: str | float = AVAILABLE_NOW,
+    spark: Any = None,
+    engine: Engine | None = None,
+    stop: Callable[[], bool] = never,
+    progress: Progress = unseen,
+    **options: Any,
+) -> FeedReport:
+    """Write every change to files of a directory, each batch once, from where it stopped last.
+
+    Args:
+        servers: HOST:PORT of one or several nodes' ``upr`` listeners.
+        to: directory of the files; of this feed only.
+        checkpoint: directory where it keeps how far it is.
+        format: ``parquet`` or ``jsonl``.
+        trigger: ``available-now``: what there is now, then return; seconds: look so often.
+        spark: a session: run it there; otherwise in processes of this machine.
+        engine: the processes, or a `SparkEngine`, whose session is used.
+        stop: asked now and then; ``True`` ends the feed after the present batch.
+        progress: told after each batch.
+        **options: of the streaming source, for instance ``starting_offsets``, ``on_rollback``,
+            ``max_rows_per_trigger``, ``columns``.
+
+    Raises:
+        BadOption, BadFile: an option or a directory is wrong.
+        RolledBack, DataLost, Unreachable, ...: as the stream.
+    """
+    texts = as_texts({"servers": servers, **options})
+    read = read_options(texts, kind="stream")
+    if format not in FORMATS:
+        raise BadOption(f"format={format}: say {' or '.join(FORMATS)}")
+    interval_s = _interval_s(trigger)
+    session = spark or getattr(engine, "spark", None)
+    if session is not None:
+        return _by_spark(
+            session, texts, Path(to), Path(checkpoint), format, interval_s, stop, progress
+        )
+    with Checkpoint(Path(checkpoint), Path(to)) as kept:
+        running = _Feed(read, Path(to), kept, format, engine or LocalEngine(), stop, progress)
+        return running.run(interval_s)
+
+
+def _interval_s(trigger: str | float) -> float | None:
+    if trigger == AVAILABLE_NOW:
+        return None
+    try:
+        found = seconds(str(trigger))
+    except ValueError:
+        found = -1.0
+    if found < 0:
+        raise BadOption(f"trigger={trigger}: say {AVAILABLE_NOW} or seconds, like 10s")
+    return found
+
+
+class _Feed:
+    """A feed without Spark."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        to: Path,
+        kept: Checkpoint,
+        format: str,
+        engine: Engine,
+        stop: Callable[[], bool],
+        progress: Progress,
+    ) -> None:
+        self._options, self._to, self._kept, self._format = options, to, kept, format
+        self._engine, self._stop, self._progress = engine, stop, progress
+        self._report = FeedReport()
+        self._follower = Follower(options)
+
+    def run(self, interval_s: float | None) -> FeedReport:
+        """Run batches until there is nothing to wait for."""
+        began = time.monotonic()
+        try:
+            self._patiently(interval_s, self._begin)
+            if interval_s is None:
+                self._follower.stop_at_now()
+            while not self._stop():
+                due = time.monotonic() + (interval_s or 0.0)
+                if not self._patiently(interval_s, self._next):
+                    if interval_s is None:
+                        break
+                    self._wait_until(max(due, time.monotonic() + _NAP_S))
+                elif interval_s:
+                    self._wait_until(due)
+        finally:
+            self._follower.close()
+            self._report.seconds = round(time.monotonic() - began, 3)
+        return self._report
+
+    def _patiently(self, interval_s: float | None, work: Callable[[], bool]) -> bool:
+        """Return what `work` returns; nodes that are away are waited for if there is time."""
+        deadline = time.monotonic() + AWAY_MAX_S
+        while True:
+            try:
+                return work()
+            except Unreachable:
+                if interval_s is None or time.monotonic() > deadline:
+                    raise
+            self._wait_until(time.monotonic() + _AWAY_NAP_S)
+            if self._stop():
+                return False
+
+    def _wait_until(self, due: float) -> None:
+        while not self._stop() and (left := due - time.monotonic()) > 0:
+            time.sleep(min(left, _NAP_S))
+
+    def _begin(self) -> bool:
+        """Find where to begin, and finish what an earlier run began."""
+        sweep(self._to)
+        columns = self._options.columns
+        types = {name: str(columns.type_of(name)) for name in columns.names}
+        number = self._kept.number
+        initial = self._follower.initial() if number is None else self._kept.offset(number)
+        self._kept.claim(Shape(initial.vbuckets, self._format, types))
+        if number is None:
+            self._kept.begin(0, initial)
+        elif not self._kept.is_over(number):
+            self._report.repeated += 1
+            self._batch(number)
+        return True
+
+    def _next(self) -> bool:
+        """Run a batch; returns whether there was one."""
+        number = self._kept.number
+        assert number is not None
+        if not self._kept.is_over(number):  # nodes went away in its middle
+            self._batch(number)
+            return True
+        start = self._kept.offset(number)
+        end = self._follower.latest(start, self._rows())
+        if end.to_json() == start.to_json():
+            return False
+        self._kept.begin(number + 1, end)
+        self._batch(number + 1)
+        return True
+
+    def _rows(self) -> int | None:
+        found = [] if self._options.max_rows is None else [self._options.max_rows]
+        if self._options.max_bytes is not None:
+            found.append(self._follower.rows_of(self._options.max_bytes))
+        return min(found, default=None)
+
+    def _batch(self, number: int) -> None:
+        start, end = self._kept.offset(number - 1), self._kept.offset(number)
+        tasks = [
+            FileTask(self._options, each, str(self._to.absolute()), self._format)
+            for each in self._follower.plan(start, end)
+        ]
+        written = self._engine.run(write, tasks) if tasks else []
+        names = publish(self._to, number, self._format, written)
+        rows = sum(each.rows for each in written)
+        self._kept.commit(number, {"files": names, "rows": rows, "ended": time.time()})
+        self._follower.committed()
+        self._report.batches += 1
+        self._report.rows += rows
+        self._report.files += len(names)
+        self._report.bytes += sum(each.bytes for each in written)
+        self._progress(
+            Step("following", self._report.batches, None, self._report.rows, self._report.bytes)
+        )
+
+
+# --- with Spark -----------------------------------------------------------------------------------
+
+
+def _by_spark(
+    spark: Any,
+    texts: dict[str, str],
+    to: Path,
+    checkpoint: Path,
+    format: str,
+    interval_s: float | None,
+    stop: Callable[[], bool],
+    progress: Progress,
+) -> FeedReport:
+    """Run a streaming query into Spark's file sink."""
+    from uprmc.spark.session import register
+
+    register(spark)
+    began = time.monotonic()
+    changes = spark.readStream.format("uprmc").options(**texts).load()
+    now = (
+        {"availableNow": True}
+        if interval_s is None
+        else {"processingTime": f"{interval_s} seconds"}
+    )
+    writer = changes.writeStream.format("json" if format == "jsonl" else format)
+    query = (
+        writer.option("checkpointLocation", str(checkpoint.absolute()))
+        .option("path", str(to.absolute()))
+        .trigger(**now)
+        .start()
+    )
+    counted = _Counted(progress)
+    try:
+        while not query.awaitTermination(_NAP_S * 5):
+            counted.take(query.recentProgress)
+            if stop():
+                break
+    except Exception as error:
+        raise error_of(str(error)) or error from None
+    finally:
+        query.stop()
+    counted.take(query.recentProgress)
+    counted.report.seconds = round(time.monotonic() - began, 3)
+    return counted.report
+
+
+class _Counted:
+    """Adds up what Spark tells of its batches."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.report = FeedReport()
+        self._progress = progress
+        self._last = -1
+
+    def take(self, told: Iterable[Any]) -> None:
+        """Count the batches that are new."""
+        for each in told:
+            number = int(each["batchId"])
+            if number > self._last and int(each["numInputRows"]) >= 0:
+                self._last = number
+                self.report.batches += 1
+                self.report.rows += int(each["numInputRows"])
+                self._progress(Step("following", self.report.batches, None, self.report.rows))
+
+
+def error_of(text: str) -> SparkError | None:
+    """Return our error that a text of Spark's is about, ``None`` if there is none in it."""
+    found = _CODE_WORD.search(text)
+    if found is None:
+        return None
+    kinds = {
+        kind.code: kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, SparkError)
+    }
+    kind = kinds.get(found[1], TaskFailed)
+    error = kind.__new__(kind)
+    SparkError.__init__(error, found[2].strip())
+    return error

@@ -1,0 +1,279 @@
+"""The driver of a stream: asks the nodes, decides by `course`, plans tasks.
+
+Spark's stream reader and the local feed both drive one of these, in the same order: `initial` once,
+then again and again `latest` for the end of the next batch, `plan` for its tasks (again, when a
+batch is repeated), and `committed`, which may come late or never. What has to outlive the process
+is in the offsets; the object only keeps leases alive and ends them when no batch needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from uprmc.spark import course
+from uprmc.spark.batch import TASKS_PER_PROCESSOR
+from uprmc.spark.course import Seen, Settled, Slice
+from uprmc.spark.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
+from uprmc.spark.lease import KeptLease, acquire, of_token
+from uprmc.spark.nodes import Nodes, Standing
+from uprmc.spark.offsets import Offset, Position, starting_at
+from uprmc.spark.options import ReadOptions
+from uprmc.spark.partitions import groups, parts_for
+from uprmc.spark.rollback import history_of
+from uprmc.spark.stream_task import BatchTask, rules_of, seen_of
+
+#: A lease is taken so often when history branches at the same moment.
+_LEASES_MAX = 5
+
+#: Bytes of a document where a node tells nothing.
+_DOCUMENT_BYTES = 512
+
+
+class Follower:
+    """See the module docstring. Used by one thread; not to be pickled."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._rules = rules_of(options)
+        self._nodes: Nodes | None = None
+        self._initial: Offset | None = None
+        self._kept: dict[str, KeptLease] = {}
+        self._superseded: set[str] = set()
+        self._until_now = self._has_seen_now = False
+
+    # --- offsets --------------------------------------------------------------------------------
+
+    def initial(self) -> Offset:
+        """Return where a new stream begins; the same each time.
+
+        Raises:
+            BadOption, VBucketsChanged: the place that the user names makes no sense here.
+        """
+        if self._initial is None:
+            self._initial = self._beginning()
+        return self._initial
+
+    def _beginning(self) -> Offset:
+        nodes = self._asked()
+        named = starting_at(self._options.starting_offsets, nodes.vbuckets)
+        if named is None:
+            return self._latest_of(nodes)
+        course.checked(named, nodes.vbuckets)
+        wanted = self._options.vbuckets
+        positions = {
+            number: each
+            for number, each in named.positions.items()
+            if wanted is None or number in wanted
+        }
+        return replace(named, positions=positions)
+
+    def _latest_of(self, nodes: Nodes) -> Offset:
+        """Return the present as a place at or below which nothing was handed over."""
+        positions = {
+            number: Position(
+                history_of(each.log, each.high_seqno), each.high_seqno, origin=each.high_seqno
+            )
+            for number, each in self._standings(nodes).items()
+            if each.high_seqno
+        }
+        return Offset(nodes.vbuckets, positions)
+
+    def stop_at_now(self) -> None:
+        """From now on `latest` ends with what there is when it is next asked."""
+        self._until_now, self._has_seen_now = True, False
+
+    def latest(self, start: Offset, rows: int | None = None) -> Offset:
+        """Return the end of the batch that begins at `start`; the same text = there is none.
+
+        Args:
+            start: where the last batch ended, or `initial`.
+            rows: at most, about; ``None`` = all there are.
+
+        Raises:
+            RolledBack, DataLost, NoVBucket, VBucketsChanged: see ``docs/spark.md``.
+            Unreachable, LeaseRefused, ...
+        """
+        end = self._end(start, rows)
+        if start.lease is not None and end.lease != start.lease:
+            self._superseded.add(start.lease)
+        return end
+
+    def _end(self, start: Offset, rows: int | None) -> Offset:
+        nodes = self._asked()
+        course.checked(start, nodes.vbuckets)
+        standings = self._standings(nodes)
+        places = self._places(start)
+        live = self._lives_on(start, places, standings)
+        if live and start.under_way:
+            return course.carried_on(start, rows)
+        here = course.settled(start, live, places, self._rules)
+        seen = {
+            number: Seen(each.log, each.high_seqno, 0, each.place)
+            for number, each in standings.items()
+        }
+        if course.unchanged(here, seen, self._rules):
+            return course.at_rest(here)
+        if self._has_seen_now and not start.under_way:
+            return here.offset if live or start.lease is None else start
+        return self._advanced(here, standings, rows)
+
+    def _advanced(
+        self, here: Settled, standings: Mapping[int, Standing], rows: int | None
+    ) -> Offset:
+        kept, seen = self._held(standings)
+        try:
+            end = course.advanced(here, seen, kept.token, self._rules, rows)
+        except BaseException:
+            kept.close()
+            kept.lease.release()
+            raise
+        self._kept[kept.token] = kept
+        self._has_seen_now = self._until_now
+        return end
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    def plan(self, start: Offset, end: Offset) -> list[BatchTask]:
+        """Return the tasks of a batch; none if there is nothing to read.
+
+        Raises:
+            RolledBack, DataLost: the batch is repeated, and its history is gone.
+        """
+        parts = course.slices(start, end)
+        if not parts:
+            return []
+        nodes = self._asked()
+        lease, owners = end.lease, self._places(end)
+        if lease is None or not self._renewed(lease):
+            lease, owners = None, self._without_lease(nodes, parts)
+        weights = {each.vbucket: max(0, each.end - each.start) for each in parts}
+        by_number = {each.vbucket: each for each in parts}
+        return [
+            BatchTask(tuple(by_number[number] for number in group), lease)
+            for group in groups(weights, owners, self._tasks(weights))
+        ]
+
+    def _without_lease(self, nodes: Nodes, parts: Iterable[Slice]) -> dict[int, str]:
+        """Return who has the vBuckets now; what tasks would fail for is raised here."""
+        standings = nodes.standings(each.vbucket for each in parts)
+        for each in parts:
+            there = standings[each.vbucket]
+            each.found_again(Seen(there.log, there.high_seqno, 0, there.place), self._rules)
+        return {number: each.place for number, each in standings.items()}
+
+    def _tasks(self, weights: Mapping[int, int]) -> int:
+        if self._options.partitions is not None:
+            return self._options.partitions
+        most = TASKS_PER_PROCESSOR * (os.cpu_count() or 1)
+        return parts_for(sum(weights.values()), len(weights), most)
+
+    def rows_of(self, size_bytes: int) -> int:
+        """Return about how many documents are so many bytes, by what the nodes say they have."""
+        nodes = self._asked()
+        held_bytes = items = 0
+        for place in set(nodes.owners.values()):
+            told = nodes.at(place, lambda connection: connection.stats(""))
+            held_bytes += int(told.get("bytes", 0))
+            items += int(told.get("curr_items", 0))
+        return max(
+            1, size_bytes * items // held_bytes if held_bytes else size_bytes // _DOCUMENT_BYTES
+        )
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    def committed(self) -> None:
+        """The end of the next batch is written down: older leases are not needed any more.
+
+        They may be of a process that was killed: without this a feed that is started again and
+        again would use up what a node grants.
+        """
+        while self._superseded:
+            token = self._superseded.pop()
+            kept = self._kept.pop(token, None)
+            if kept is not None:
+                kept.close()
+            of_token(self._options.access, token).release()
+
+    def close(self) -> None:
+        """Stop asking and renewing. Leases live on: the last batch may have to be repeated."""
+        for kept in self._kept.values():
+            kept.close()
+        self._kept.clear()
+        if self._nodes is not None:
+            self._nodes.close()
+            self._nodes = None
+
+    def _held(self, standings: Mapping[int, Standing]) -> tuple[KeptLease, dict[int, Seen]]:
+        """Take a lease over all vBuckets."""
+        options = self._options
+        for _ in range(_LEASES_MAX):
+            lease = acquire(options.access, standings, options.lease_s)
+            try:
+                seen = seen_of(self._asked(), lease.held)
+            except BaseException as error:
+                lease.release()
+                if not isinstance(error, LeaseEnded):
+                    raise
+                continue
+            kept = KeptLease(options.access, lease=lease, release=False)
+            kept.__enter__()
+            return kept, seen
+        raise Unreachable("history branches again and again")
+
+    def _places(self, offset: Offset) -> dict[int, str]:
+        """Return the nodes of an offset's lease, by vBucket."""
+        if offset.lease is None:
+            return {}
+        lease = of_token(self._options.access, offset.lease)
+        return {number: grant.place for grant in lease.grants for number in grant.vbuckets}
+
+    def _lives_on(
+        self, offset: Offset, places: Mapping[int, str], standings: Mapping[int, Standing]
+    ) -> bool:
+        """Return whether an offset's lease is as good as ever.
+
+        It may live on at a node that is cut off, while tasks found the vBucket elsewhere.
+        """
+        concerned = (n for n, each in offset.positions.items() if each.moved or each.snapshot)
+        return (
+            offset.lease is not None
+            and all(n in standings and standings[n].place == places.get(n) for n in concerned)
+            and self._renewed(offset.lease)
+        )
+
+    def _renewed(self, token: str) -> bool:
+        kept = self._kept.get(token)
+        if kept is not None and kept.ended:
+            return False
+        try:
+            of_token(self._options.access, token).renew()
+        except (LeaseEnded, Unreachable):
+            return False
+        return True
+
+    # --- nodes ----------------------------------------------------------------------------------
+
+    def _asked(self) -> Nodes:
+        if self._nodes is None:
+            self._nodes = Nodes(self._options.access)
+        return self._nodes
+
+    def _standings(self, nodes: Nodes) -> dict[int, Standing]:
+        """Return how far the wanted vBuckets are, those that are active."""
+        try:
+            nodes.refresh()
+            wanted = self._options.vbuckets
+            if wanted is None:
+                return nodes.standings()
+            missing = [number for number in wanted if number not in nodes.owners]
+            if missing and self._options.fail_on_data_loss:
+                raise NoVBucket(f"vb={missing[0]} is active on no node")
+            return nodes.standings(number for number in wanted if number in nodes.owners)
+        except SparkError:
+            with suppress(Exception):
+                nodes.close()
+            self._nodes = None
+            raise

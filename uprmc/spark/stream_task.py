@@ -1,0 +1,199 @@
+"""What a task of a stream does: its part of a batch, from the batch's lease or, if that is gone, as
+things are now.
+
+A task is a plain value that Spark pickles or the local feed keeps; it may run any number of times,
+and each time gives the rows of the same changes. Control rows come first.
+
+Without the lease the task takes one of its own, reads everything above its beginning and waits
+until the node has all of that on its disk: a node that is killed afterwards still has what was
+handed over, though the batch's end lies below it. `course` says why that is right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from uprmc.spark.columns import Columns
+from uprmc.spark.course import Rules, Seen, Slice
+from uprmc.spark.errors import LeaseEnded, Unreachable
+from uprmc.spark.lease import Held, KeptLease
+from uprmc.spark.nodes import Nodes
+from uprmc.spark.options import ReadOptions
+from uprmc.spark.reading import Done, Range
+from uprmc.spark.source_rows import rows
+
+#: What a control row has as `_op`.
+ROLLBACK = "rollback"
+
+#: So many leases of its own a task takes before it gives up; each is lost with its node.
+LEASES_MAX = 3
+
+_ASK_AGAIN_S = 0.02
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """One task's part of a batch: what it reads, and the lease; ``None`` = that is gone."""
+
+    slices: tuple[Slice, ...]
+    lease: str | None
+
+
+def rules_of(options: ReadOptions) -> Rules:
+    """Return what a stream does about branches and losses."""
+    return Rules(options.on_rollback, options.fail_on_data_loss)
+
+
+def run(options: ReadOptions, task: BatchTask) -> Iterator[Any]:
+    """Yield the Arrow batches of a task.
+
+    Raises:
+        RolledBack, DataLost: the history that it should read is gone.
+        Unreachable: the task is to be run again.
+        NoVBucket, KeyNotText, ...
+    """
+    yield from _control_rows(options.columns, task.slices)
+    left = {each.vbucket: each for each in task.slices if not each.only_control}
+    untouched = True
+    if task.lease is not None:
+        ranges = [_range(each, each.end) for each in left.values()]
+        try:
+            for batch in rows(options, ranges, lease=task.lease, on_done=_strike_out(left)):
+                untouched = False
+                yield batch
+            return
+        except (LeaseEnded, Unreachable):
+            if not left:
+                return
+    yield from _as_of_now(options, left, untouched)
+
+
+def _as_of_now(options: ReadOptions, left: dict[int, Slice], untouched: bool) -> Iterator[Any]:
+    """Yield everything above where slices begin; no slice is left at the end."""
+    for _ in range(LEASES_MAX):
+        try:
+            with _Now(options, left) as now:
+                again = now.planned(rules_of(options))
+                if not untouched and again != list(left.values()):
+                    raise Unreachable("history branched in the middle of a task: it begins again")
+                kept = {each.vbucket: each for each in again}
+                changed = [each for each in again if each != left[each.vbucket]]
+                yield from _control_rows(options.columns, changed)
+                left.clear()
+                left.update(kept)
+                ends: list[Done] = []
+                for batch in now.rows(again, _both(_strike_out(left), ends.append)):
+                    untouched = False
+                    yield batch
+                now.wait_until_on_disk(ends)
+                return
+        except LeaseEnded:
+            if not untouched:
+                raise Unreachable(
+                    "a lease ended in the middle of a task: it begins again"
+                ) from None
+    raise Unreachable(f"{LEASES_MAX} leases ended before anything was read of them")
+
+
+class _Now:
+    """A lease of the task's own, over what it has left."""
+
+    def __init__(self, options: ReadOptions, left: Mapping[int, Slice]) -> None:
+        self._options, self._left = options, left
+
+    def __enter__(self) -> _Now:
+        options = self._options
+        self._nodes = Nodes(options.access)
+        try:
+            self._kept = KeptLease(options.access, self._left, options.lease_s)
+            self._kept.__enter__()
+        except BaseException:
+            self._nodes.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._kept.close()
+        finally:
+            self._nodes.close()
+
+    def planned(self, rules: Rules) -> list[Slice]:
+        """Return what of the slices can be read now."""
+        seen = seen_of(self._nodes, self._kept.lease.held)
+        again = (each.found_again(seen[each.vbucket], rules) for each in self._left.values())
+        return [each for each in again if each is not None]
+
+    def rows(self, slices: Iterable[Slice], on_done: Callable[[Done], None]) -> Iterator[Any]:
+        """Yield everything that the lease holds of them."""
+        ranges = [replace(_range(each, None), resumed=False) for each in slices]
+        return rows(self._options, ranges, lease=self._kept.token, on_done=on_done)
+
+    def wait_until_on_disk(self, ends: Iterable[Done]) -> None:
+        """Return once all that was read would outlive the node.
+
+        Raises:
+            Unreachable: history branched meanwhile, or the node's disk is too slow.
+        """
+        deadline = time.monotonic() + self._options.access.read_timeout_s
+        for done in ends:
+            held = self._kept.lease.held[done.vbucket]
+            while self._nodes.persisted(done.vbucket, held.uuid) < held.high_seqno:
+                if seen_of(self._nodes, {done.vbucket: held}) and time.monotonic() > deadline:
+                    raise Unreachable(f"{held.place} does not write vb={done.vbucket} to its disk")
+                time.sleep(_ASK_AGAIN_S)
+
+
+def seen_of(nodes: Nodes, held: Mapping[int, Held]) -> dict[int, Seen]:
+    """Return what a lease holds together with the failover logs that belong to it.
+
+    Raises:
+        LeaseEnded: a vBucket has got another history or another node meanwhile.
+    """
+    found = {}
+    for number, each in nodes.standings(held).items():
+        there = held[number]
+        if each.log[0][0] != there.uuid or each.place != there.place:
+            raise LeaseEnded(f"vb={number} got another history while its lease was taken")
+        found[number] = Seen(each.log, there.high_seqno, there.purge_seqno, there.place)
+    return found
+
+
+def _range(part: Slice, end: int | None) -> Range:
+    return Range(part.vbucket, part.start, part.uuid, *part.snapshot, end, part.resumed)
+
+
+def _strike_out(left: dict[int, Slice]) -> Callable[[Done], None]:
+    def struck(done: Done) -> None:
+        del left[done.vbucket]
+
+    return struck
+
+
+def _both(first: Callable[[Done], None], second: Callable[[Done], None]) -> Callable[[Done], None]:
+    def told(done: Done) -> None:
+        first(done)
+        second(done)
+
+    return told
+
+
+def _control_rows(columns: Columns, slices: Iterable[Slice]) -> Iterator[Any]:
+    """Yield rows that say what a sink has to undo; what they do not say is NULL."""
+    undone = [each for each in slices if each.control is not None]
+    if not undone:
+        return
+    found: dict[str, list[Any]] = {
+        "_op": [ROLLBACK] * len(undone),
+        "_vb": [each.vbucket for each in undone],
+        "_seq": [each.control for each in undone],
+        "_vbuuid": [f"{each.uuid:016x}" for each in undone],
+    }
+    nothing = [None] * len(undone)
+    arrays = [pa.array(found.get(name, nothing), columns.type_of(name)) for name in columns.names]
+    yield pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
