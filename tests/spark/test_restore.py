@@ -1,0 +1,275 @@
+"""Restores: what wins, what is chosen, what is done twice, what is interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interop.server_process import ServerProcess
+from tests.spark.backup_world import (
+    HERE,
+    access_to,
+    documents,
+    flush,
+    start,
+    states,
+    store,
+)
+from tests.spark.here import contents, numbered, remove
+from uprmc.client.kv import KvClient, Meta
+from uprmc.spark import restoring
+from uprmc.spark.access import Access
+from uprmc.spark.backups import backup
+from uprmc.spark.engines import LocalEngine
+from uprmc.spark.errors import BackupDamaged, BackupForeign, BadOption, SparkError
+from uprmc.spark.progress import Step
+from uprmc.spark.report import TaskReport
+from uprmc.spark.restoring import RestoreReport, restore
+from uprmc.spark.write_options import WriteOptions
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with start(tmp_path_factory.mktemp("source") / "data") as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def made(source: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 documents; then 30 new versions and 20 deletions."""
+    directory = tmp_path_factory.mktemp("made") / "b"
+    store(source, numbered(200))
+    backup(access_to(source), directory, engine=HERE, groups=4)
+    store(source, numbered(30, value="new"))
+    remove(source, *[b"key-%d" % n for n in range(100, 120)])
+    backup(access_to(source), directory, engine=HERE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A node with another number of vBuckets."""
+    with start(tmp_path_factory.mktemp("other") / "data", vbuckets=4) as node:
+        yield node
+
+
+@pytest.fixture
+def target(other: ServerProcess) -> ServerProcess:
+    flush(other)
+    return other
+
+
+def again(directory: Path, target: ServerProcess, **options: Any) -> RestoreReport:
+    return restore(directory, access_to(target), **{"engine": HERE, **options})
+
+
+def test_a_node_with_another_number_of_vbuckets_gets_all_of_it(
+    made: Path, source: ServerProcess, target: ServerProcess
+) -> None:
+    report = again(made, target)
+    assert states(target) == states(source)
+    assert report.complete
+    assert (report.written.rows, report.written.applied, report.at) == (200, 200, 1)
+
+
+def test_the_same_restore_again_applies_nothing(made: Path, target: ServerProcess) -> None:
+    again(made, target)
+    before = states(target)
+    report = again(made, target)
+    assert (report.written.applied, report.written.conflicts) == (0, 200)
+    assert report.complete
+    assert states(target) == before
+
+
+def test_an_earlier_increment_is_an_earlier_state(made: Path, target: ServerProcess) -> None:
+    report = again(made, target, at=0)
+    assert report.at == 0
+    assert contents(target) == numbered(200)
+
+
+def test_going_on_from_an_earlier_state_brings_the_deletions(
+    made: Path, source: ServerProcess, target: ServerProcess
+) -> None:
+    again(made, target, at=0)
+    report = again(made, target)
+    assert (report.written.applied, report.written.conflicts) == (50, 150)
+    assert states(target) == states(source)
+
+
+def newer_and_older(target: ServerProcess) -> None:
+    """A version of one document that wins over the backup's, and one that loses."""
+    with KvClient(str(target.upr)) as kv:
+        kv.set_with_meta(b"key-50", b"newer", Meta(0, 0, 9, 9_000))
+        kv.set_with_meta(b"key-51", b"older", Meta(0, 0, 1, 1))
+        kv.set_with_meta(b"mine", b"stays", Meta(0, 0, 1, 1))
+
+
+def test_newer_versions_of_the_target_win(made: Path, target: ServerProcess) -> None:
+    newer_and_older(target)
+    report = again(made, target)
+    found = contents(target)
+    assert (found[b"key-50"], found[b"key-51"], found[b"mine"]) == (b"newer", b"value-51", b"stays")
+    assert (report.written.applied, report.written.conflicts) == (199, 1)
+    assert report.complete, "the target has nothing that is older than the backup's"
+    assert report.check is not None
+    assert (report.check.differ, report.check.only_b, report.check.behind) == (1, 1, 0)
+
+
+def test_with_force_the_backup_wins(made: Path, target: ServerProcess) -> None:
+    newer_and_older(target)
+    report = again(made, target, force=True)
+    found = contents(target)
+    assert (found[b"key-50"], found[b"key-51"], found[b"mine"]) == (
+        b"value-50",
+        b"value-51",
+        b"stays",
+    )
+    assert report.written.conflicts == 0
+
+
+def test_what_is_missing_afterwards_is_told(
+    made: Path, target: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = restoring.restore_group
+    monkeypatch.setattr(
+        restoring, "restore_group", lambda task: kept(task) if task.group else TaskReport()
+    )
+    report = again(made, target)
+    assert not report.complete
+    assert report.check is not None
+    assert report.check.only_a == report.check.behind > 0
+    assert f"{report.check.only_a} only in backup" in report.summary()
+
+
+def test_upsert_makes_new_versions(
+    made: Path, source: ServerProcess, target: ServerProcess
+) -> None:
+    store(target, {b"key-105": b"deleted by the backup"})
+    report = again(made, target, mode="upsert")
+    assert contents(target) == contents(source)
+    assert report.complete
+    assert {key: state.cas for key, state in documents(target).items()} != (
+        {key: state.cas for key, state in documents(source).items()}
+    )
+
+
+def test_a_dry_run_counts_and_writes_nothing(made: Path, target: ServerProcess) -> None:
+    report = again(made, target, dry_run=True)
+    assert (report.written.rows, report.written.applied, report.written.dry_run) == (200, 200, True)
+    assert report.check is None
+    assert states(target) == {}
+
+
+def test_only_keys_that_begin_so(made: Path, target: ServerProcess) -> None:
+    report = again(made, target, key_prefix="key-1")
+    assert report.complete
+    assert contents(target) == {
+        key: value
+        for key, value in {**numbered(200), **numbered(30, value="new")}.items()
+        if key.startswith(b"key-1") and key not in [b"key-%d" % n for n in range(100, 120)]
+    }
+
+
+def test_only_some_vbuckets(made: Path, source: ServerProcess, target: ServerProcess) -> None:
+    report = again(made, target, vbuckets=[2, 9])
+    with KvClient(str(source.upr)) as kv:
+        wanted = {key: s for key, s in states(source).items() if kv.vbucket_of(key) in (2, 9)}
+    assert states(target) == wanted
+    assert report.complete
+    assert report.groups == 2
+
+
+def test_several_processes_do_the_same(
+    made: Path, source: ServerProcess, target: ServerProcess
+) -> None:
+    assert again(made, target, engine=LocalEngine(2)).complete
+    assert states(target) == states(source)
+
+
+# --- interruptions --------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+def interrupted(directory: Path, target: ServerProcess, state: Path, **options: Any) -> None:
+    """Restore two of the four groups."""
+
+    def killed(step: Step) -> None:
+        if (step.what, step.done) == ("restoring", 2):
+            raise Killed
+
+    with pytest.raises(Killed):
+        again(directory, target, state=state, progress=killed, **options)
+
+
+def test_a_restore_that_was_interrupted_goes_on(
+    made: Path, source: ServerProcess, target: ServerProcess, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    interrupted(made, target, state)
+    assert 0 < len(states(target)) < 200
+    report = again(made, target, state=state)
+    assert (report.groups, report.resumed) == (4, 2)
+    assert (report.written.rows, report.written.applied) == (200, 200)
+    assert states(target) == states(source)
+    assert not state.exists(), "the target may be emptied and filled again"
+
+
+def test_a_state_of_other_work_is_refused(
+    made: Path, target: ServerProcess, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    interrupted(made, target, state)
+    for other_work in ({"at": 0}, {"force": True}, {"key_prefix": "x"}, {"vbuckets": [1]}):
+        with pytest.raises(BackupForeign, match="of another restore"):
+            again(made, target, state=state, **other_work)
+    state.write_text(json.dumps({"work": {}, "done": 5}))
+    with pytest.raises(BackupDamaged):
+        again(made, target, state=state)
+
+
+@pytest.mark.crash
+def test_a_node_that_is_killed_in_the_middle_gets_the_rest_later(
+    made: Path, source: ServerProcess, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    with start(tmp_path / "data") as node:
+
+        def kill(step: Step) -> None:
+            if (step.what, step.done) == ("restoring", 1):
+                node.kill()
+
+        impatient = Access((str(node.upr),), retries=0)
+        options = WriteOptions(impatient, retry_deadline_s=0.1)
+        with pytest.raises(SparkError):
+            restore(made, impatient, engine=HERE, state=state, options=options, progress=kill)
+    with start(tmp_path / "data") as node:
+        # what the killed node had not written to its disk is sent again, because all of it is
+        assert again(made, node).complete
+        assert states(node) == states(source)
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "insert"}, {"mode": "upsert", "force": True}, {"rate": -1}]
+)
+def test_options_that_make_no_sense_are_named(
+    made: Path, target: ServerProcess, options: dict[str, Any]
+) -> None:
+    with pytest.raises(BadOption):
+        again(made, target, **options)
+    assert states(target) == {}
+
+
+def test_an_unreachable_target_is_told(made: Path) -> None:
+    nobody = Access(("127.0.0.1:1",), retries=0)
+    with pytest.raises(SparkError, match="UPRMC_UNREACHABLE"):
+        restore(made, nobody, engine=HERE)
