@@ -22,6 +22,7 @@ from uprmc.cli.observe import observe
 from uprmc.cli.replicate import replicate_verb
 from uprmc.cli.serve import serve
 from uprmc.cli.settings import settings
+from uprmc.cli.spark import spark
 from uprmc.cli.stats import stats
 from uprmc.cli.tail import tail
 from uprmc.cli.takeover import takeover
@@ -56,7 +57,7 @@ def uprmc(debug: bool) -> None:
 _VERBS = (
     *(serve, tail, stats, vbucket, failover_log, observe),
     *(replicate_verb, takeover, failover),
-    *(tap_adapter, settings, demo),
+    *(tap_adapter, spark, settings, demo),
 )
 
 for _verb in _VERBS:

@@ -1,0 +1,135 @@
+"""``uprmc spark backup``, ``restore`` and ``verify`` from the outside: output and exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interop.server_process import ServerProcess, start_uprmc
+from tests.spark.cli_run import uprmc_spark, uprmc_spark_struck
+from tests.spark.here import changes, contents, numbered, put, remove
+from uprmc.cli.main import run
+
+LOCAL = ("--engine", "local", "--parallelism", "1")
+
+
+def verb(*words: object) -> int:
+    """Run a verb in this process, without workers."""
+    return run(["spark", *(str(word) for word in words), *LOCAL])
+
+
+def at(server: ServerProcess) -> tuple[str, str]:
+    return "--node", str(server.upr)
+
+
+def test_a_backup_with_increments_goes_into_another_node_and_both_are_the_same(
+    fresh_node: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(fresh_node, numbered(50))
+    directory = tmp_path / "backup"
+    assert verb("backup", directory, *at(fresh_node)) == 0
+    assert "50 rows" in capsys.readouterr().out
+    put(fresh_node, {b"key-1": b"new", b"more": b"x"})
+    remove(fresh_node, b"key-2")
+    assert verb("backup", directory, *at(fresh_node), "--json") == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert (manifest["kind"], manifest["totals"]["rows"]) == ("incr", 3)
+    with start_uprmc(tmp_path / "other", "--vbuckets", "16") as other:
+        assert verb("restore", directory, *at(other), "--dry-run") == 0
+        assert contents(other) == {}
+        assert verb("restore", directory, *at(other)) == 0
+        assert contents(other) == contents(fresh_node)
+        capsys.readouterr()
+        assert verb("verify", fresh_node.upr, other.upr, "--lag", "0") == 0
+        assert "no difference" in capsys.readouterr().out
+        assert verb("verify", other.upr, directory, "--lag", "0") == 0
+        put(other, {b"more": b"y", b"extra": b"z"})
+        capsys.readouterr()
+        out = tmp_path / "differences.jsonl"
+        assert verb("verify", fresh_node.upr, other.upr, "--lag", "0", "--out", out, "--json") == 1
+        printed, errors = capsys.readouterr()
+        found = json.loads(printed)
+        assert (found["same"], found["only_b"], found["differ"]) == (False, 1, 1)
+        assert errors == "uprmc: UPRMC_DIFFERENT 2 documents differ\n"
+        assert len(out.read_text().splitlines()) == 2
+        assert verb("restore", directory, "--at", 0, "--force", *at(other)) == 0
+        assert contents(other)[b"key-1"] == b"value-1"
+
+
+def test_versions_keep_their_metadata_through_backup_and_restore(
+    fresh_node: ServerProcess, tmp_path: Path
+) -> None:
+    put(fresh_node, numbered(5), flags=7)
+    directory = tmp_path / "backup"
+    assert verb("backup", directory, *at(fresh_node)) == 0
+    with start_uprmc(tmp_path / "other", "--vbuckets", "64") as other:
+        assert verb("restore", directory, *at(other), "--no-check") == 0
+
+        def versions(server: ServerProcess) -> dict[bytes, Any]:
+            return {k: (c.cas, c.rev, c.flags, c.value) for k, c in changes(server).items()}
+
+        assert versions(other) == versions(fresh_node)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("backup", "b", "--full", "--incremental"), 2, "contradict"),
+        (("backup", "b", "--vbuckets", "3-1"), 2, "UPRMC_OPTION"),
+        (("backup", "b", "--kompression", "none"), 2, "--compression"),
+        (("backup", "b", "--incremental"), 1, "UPRMC_BACKUP_INCOMPLETE"),
+        (("restore", "nothing"), 2, "does not exist"),
+        (("restore", "foreign"), 1, "UPRMC_BACKUP_FOREIGN"),
+        (("restore", "."), 1, "UPRMC_BACKUP"),
+        (("verify", "only-one"), 2, "Missing argument"),
+        (("verify", "nothing", "foreign"), 2, "neither HOST:PORT nor a directory"),
+        (("verify", "HERE", "HERE", "--by", "colour"), 2, "UPRMC_OPTION"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_with_its_code_word(
+    node: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "photo.jpg").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    given = [str(node.upr) if word == "HERE" else word for word in words]
+    place = () if words[0] == "verify" else at(node)
+    assert verb(*given, *place) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.startswith("uprmc: UPRMC_")
+    assert err.count("\n") == 1
+
+
+def test_a_backup_that_is_interrupted_does_not_exist_and_the_same_command_makes_it(
+    fresh_node: ServerProcess, tmp_path: Path
+) -> None:
+    put(fresh_node, numbered(2_000))
+    directory = tmp_path / "backup"
+    command = ("backup", str(directory), *at(fresh_node), "--engine", "local", "--groups", "16")
+    struck = uprmc_spark_struck(
+        *(*command, "--rate", "300"),
+        when=lambda: any(directory.rglob("part-*.parquet")),
+        signals=(signal.SIGINT,),
+    )
+    assert struck.code == 1, struck.err
+    assert struck.err.startswith("uprmc: interrupted: ")
+    assert "the same command" in struck.err
+    assert not list(directory.rglob("manifest.json"))
+    put(fresh_node, {b"key-1": b"new"})
+    again = uprmc_spark(*command, "--json")
+    assert again.code == 0, again.err
+    manifest = json.loads(again.out)
+    assert manifest["totals"]["rows"] == 2_000
+    assert len(list(directory.rglob("manifest.json"))) == 1

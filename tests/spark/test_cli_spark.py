@@ -1,0 +1,133 @@
+"""What all verbs of ``uprmc spark`` share: imports, missing packages and Java, progress."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.spark.cli_run import ROOT, uprmc_spark
+from uprmc.cli.main import run
+from uprmc.cli.spark_progress import Shown, line_of
+from uprmc.spark.progress import Step
+
+HEAVY = ("pyarrow", "numpy", "pyspark", "pandas")
+
+
+def test_the_command_line_does_not_import_what_only_spark_needs() -> None:
+    code = f"import sys, uprmc.cli.main; print([n for n in {HEAVY} if n in sys.modules])"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "[]\n"
+
+
+def test_a_verb_that_does_not_exist_is_told_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["spark", "bakcup"]) == 2
+    err = capsys.readouterr().err
+    assert err == (
+        "uprmc: UPRMC_OPTION there is no verb 'bakcup' of uprmc spark: did you mean backup?\n"
+    )
+    assert run(["spark", "zzz"]) == 2
+    assert "there are load, backup, restore, verify, feed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["load", "backup", "restore", "verify", "feed"])
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["spark", verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--engine" in text
+    assert "Examples:" in text
+    assert "--password " not in text
+
+
+def broken_package(tmp_path: Path, name: str) -> Path:
+    """Make a directory in which a package cannot be imported, as if it was not there."""
+    (tmp_path / f"{name}.py").write_text(
+        f"raise ModuleNotFoundError('No module named {name}', name={name!r})\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("package", "engine"), [("pyarrow", "local"), ("numpy", "local"), ("pyarrow", "spark")]
+)
+def test_a_missing_package_is_told_with_what_to_install(
+    tmp_path: Path, package: str, engine: str
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"key":"a","value":"b"}\n')
+    paths = f"{broken_package(tmp_path, package)}:{ROOT}"
+    ended = uprmc_spark("load", "x.jsonl", "--engine", engine, cwd=tmp_path, PYTHONPATH=paths)
+    assert ended.code == 2
+    assert ended.err.startswith(f"uprmc: UPRMC_PACKAGES {package} is missing")
+    assert "pip install 'uprmc[spark]'" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_missing_java_is_told_with_what_to_install(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    (tmp_path / "x.jsonl").write_text('{"key":"a","value":"b"}\n')
+    ended = uprmc_spark("load", "x.jsonl", cwd=tmp_path, JAVA_HOME=str(tmp_path))
+    assert ended.code == 2
+    assert ended.err.startswith("uprmc: UPRMC_JAVA ")
+    assert "--engine local" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+class Told(io.StringIO):
+    """Says when something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        self.written.set()
+        return count
+
+
+def test_elsewhere_than_on_a_terminal_progress_is_a_line_now_and_then() -> None:
+    stream = Told()
+    with Shown("auto", stream, every_s=0.01) as shown:
+        shown(Step("loading", 3, 10, 1234, 5_000_000))
+        assert stream.written.wait(10)
+    line = stream.getvalue().splitlines()[0]
+    assert line.startswith("uprmc: loading: 3 of 10 tasks, 1,234 rows, ")
+    assert line.endswith("MB/s")
+
+
+def test_short_work_shows_no_line() -> None:
+    stream = Told()
+    with Shown("plain", stream) as shown:
+        shown(Step("loading", 3, 10))
+    assert stream.getvalue() == ""
+
+
+def test_no_progress_shows_nothing_and_remembers_the_last_step() -> None:
+    stream = Told()
+    with Shown("none", stream, every_s=0.001) as shown:
+        shown(Step("loading", 3, 10))
+        assert not stream.written.wait(0.05)
+    assert shown.last == Step("loading", 3, 10)
+
+
+def test_a_bar_is_gone_at_the_end() -> None:
+    stream = Told()
+    with Shown("bar", stream) as shown:
+        shown(Step("loading", 3, 10, 1234))
+        shown(Step("loading", 10, 10, 4321))
+    assert "4,321 rows" in stream.getvalue()
+
+
+def test_work_without_an_end_has_no_total() -> None:
+    assert line_of(Step("following", 3), "9 rows") == "uprmc: following: 3 tasks, 9 rows"

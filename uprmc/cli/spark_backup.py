@@ -1,0 +1,87 @@
+"""``uprmc spark backup``: everything at one moment, then what changed. Work: `spark.backups`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from uprmc.cli.spark_options import (
+    ROWS_PER_S,
+    SECONDS,
+    VBUCKET_SET,
+    Common,
+    Read,
+    SparkVerb,
+    common,
+)
+from uprmc.cli.spark_run import running
+from uprmc.spark.errors import BadOption
+from uprmc.spark.progress import Step
+
+if TYPE_CHECKING:
+    from uprmc.spark.backups import Kind
+
+_EPILOG = """\b
+Examples:
+  uprmc spark backup /backups/users
+  uprmc spark backup /backups/users --full --engine local
+"""
+
+
+@click.command(cls=SparkVerb, epilog=_EPILOG)
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--full", is_flag=True, help="Begin a new chain.")
+@click.option("--incremental", is_flag=True, help="Add to the newest chain, or fail.")
+@click.option("--vbuckets", type=VBUCKET_SET, help="Only these; default all, or the chain's.")
+@click.option("--groups", type=Read("whole", "N", 1), help="Directories of a full backup.")
+@click.option(
+    "--compression",
+    type=click.Choice(["zstd", "snappy", "lz4", "gzip", "none"]),
+    default="zstd",
+    show_default=True,
+)
+@click.option("--no-value", is_flag=True, help="Keys and metadata only: to compare with.")
+@click.option("--no-deletes", is_flag=True, help="Leave deletions out of a full backup.")
+@click.option(
+    "--lease-seconds",
+    type=SECONDS,
+    default="600",
+    show_default=True,
+    help="How long nodes hold the moment when nobody renews it.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be read, write nothing.")
+@click.option("--rate", type=ROWS_PER_S, help="Rows a second, all tasks together.")
+@common()
+def backup(shared: Common, directory: Path, **given: Any) -> None:
+    """Save what nodes hold at one moment to DIR: in full, or since the last time."""
+    if given["full"] and given["incremental"]:
+        raise BadOption("--full and --incremental contradict each other")
+    kind: Kind = "full" if given["full"] else "incremental" if given["incremental"] else "auto"
+    with running(**shared.showing, afterwards=_afterwards) as run:
+        from uprmc.spark.backups import backup as work
+
+        access = shared.access()
+        with shared.running_engine() as engine:
+            run.report = work(
+                access,
+                directory,
+                kind=kind,
+                engine=engine,
+                vbuckets=given["vbuckets"],
+                groups=given["groups"],
+                compression=given["compression"],
+                no_value=given["no_value"],
+                include_deletes=not given["no_deletes"],
+                lease_s=given["lease_seconds"],
+                dry_run=given["dry_run"],
+                rate=given["rate"],
+                progress=run.progress,
+            )
+
+
+def _afterwards(step: Step | None) -> str:
+    if step is None:
+        return "nothing was read yet"
+    return "this increment does not count; the same command makes it again"

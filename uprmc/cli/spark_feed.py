@@ -1,0 +1,98 @@
+"""``uprmc spark feed``: changes into files, for as long as it runs. Work: `uprmc.spark.feeding`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from uprmc.cli.spark_options import Common, Read, SparkVerb, common
+from uprmc.cli.spark_run import running
+from uprmc.spark.progress import Step
+
+_EPILOG = """\b
+Examples:
+  uprmc spark feed changes/ --checkpoint changes.checkpoint --trigger available-now
+  uprmc spark feed changes/ --checkpoint changes.checkpoint --format jsonl --trigger 10s
+"""
+
+
+@click.command(cls=SparkVerb, epilog=_EPILOG)
+@click.argument("to", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Where it notes how far it is.",
+)
+@click.option(
+    "--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True
+)
+@click.option(
+    "--trigger",
+    default="available-now",
+    show_default=True,
+    metavar="available-now|SECONDS",
+    help="What there is now, then end; or look again and again.",
+)
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|latest|JSON|MANIFEST",
+    help="Where to begin; later the checkpoint counts.",
+)
+@click.option(
+    "--on-rollback",
+    type=click.Choice(["fail", "rewind", "restart"]),
+    default="fail",
+    show_default=True,
+)
+@click.option("--max-rows", type=Read("whole", "N", 1), help="Of one batch.")
+@click.option("--columns", type=Read("names", "NAME,..."), help="Only these columns.")
+@common()
+def feed(shared: Common, to: Path, **given: Any) -> None:
+    """Follow changes into files of DIR, every batch once.
+
+    With a trigger in seconds it runs until SIGTERM (exit code 0) or Ctrl-C.
+    """
+    stopped = threading.Event()
+    with running(**shared.showing, afterwards=_afterwards) as run:
+        from uprmc.spark.feeding import AVAILABLE_NOW
+        from uprmc.spark.feeding import feed as work
+
+        if given["trigger"] != AVAILABLE_NOW:
+            _end_at_sigterm(stopped)
+        options = shared.access_options()
+        columns = given["columns"]
+        with shared.running_engine() as engine:
+            run.report = work(
+                options.pop("servers"),
+                to,
+                given["checkpoint"],
+                format=given["format"],
+                trigger=given["trigger"],
+                engine=engine,
+                stop=stopped.is_set,
+                progress=run.progress,
+                starting_offsets=given["start"],
+                on_rollback=given["on_rollback"],
+                max_rows_per_trigger=given["max_rows"],
+                columns=None if columns is None else ",".join(columns),
+                **options,
+            )
+
+
+def _end_at_sigterm(stopped: threading.Event) -> None:
+    """Have SIGTERM end it after the present batch: that is how a service is stopped."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+
+
+def _afterwards(step: Step | None) -> str:
+    return "the same command goes on where it stopped"

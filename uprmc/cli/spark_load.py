@@ -1,0 +1,183 @@
+"""``uprmc spark load``: rows of files become documents. The work: `uprmc.spark.loading`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from uprmc.cli.spark_options import (
+    ROWS_PER_S,
+    SECONDS,
+    SIZE,
+    Common,
+    Read,
+    SparkVerb,
+    common,
+    on_error_of,
+)
+from uprmc.cli.spark_run import running
+from uprmc.spark.errors import BadRow
+from uprmc.spark.progress import Step
+
+_EPILOG = """\b
+Examples:
+  uprmc spark load users.csv --key 'user:{id}' --value json
+  uprmc spark load events/ --format jsonl --key id --value json:all --ttl 86400
+  uprmc spark load part-*.parquet --key key --value value --resume load.journal
+"""
+
+
+@click.command(cls=SparkVerb, epilog=_EPILOG)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--format", type=click.Choice(["csv", "jsonl", "parquet"]), help="Default: by the file's name."
+)
+@click.option(
+    "--key",
+    default="key",
+    show_default=True,
+    metavar="COLUMN|TEMPLATE",
+    help="Column, or text with columns: user:{id}.",
+)
+@click.option(
+    "--value",
+    default="value",
+    show_default=True,
+    metavar="COLUMN|TEMPLATE|json|json:all",
+    help="json: a document of the other columns; json:all: of all columns.",
+)
+@click.option("--ttl", metavar="COLUMN|SECONDS", help="How long documents live.")
+@click.option("--flags", metavar="COLUMN|NUMBER", help="Flags of the documents.")
+@click.option(
+    "--mode",
+    type=click.Choice(["upsert", "insert", "append-meta", "delete"]),
+    default="upsert",
+    show_default=True,
+    help="insert: only what is not there; append-meta: with _rev and _cas columns.",
+)
+@click.option("--force", is_flag=True, help="append-meta: what is loaded wins.")
+@click.option(
+    "--on-null",
+    type=click.Choice(["fail", "skip", "delete"]),
+    default="fail",
+    show_default=True,
+    help="What a row does whose value is NULL.",
+)
+@click.option("--errors", type=click.Path(file_okay=False), help="Directory for bad rows: go on.")
+@click.option(
+    "--max-errors", type=Read("whole", "N", 0), help="Go on over so many bad rows; default 0."
+)
+@click.option("--delimiter", metavar="CHAR", help="Of CSV; default comma, tab for .tsv.")
+@click.option("--quote", default='"', show_default=True, metavar="CHAR", help="Of CSV.")
+@click.option("--escape", metavar="CHAR", help="Of CSV, where quotes are not doubled.")
+@click.option("--columns", type=Read("names", "NAME,..."), help="Of CSV, in place of its header.")
+@click.option("--no-header", is_flag=True, help="Of CSV: the first line is a row.")
+@click.option("--null", metavar="TEXT", help="Of CSV: a field with this text is NULL.")
+@click.option("--infer", is_flag=True, help="Of CSV: numbers, true and false in JSON documents.")
+@click.option(
+    "--resume",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Note done tasks in FILE, and pass over those that it names.",
+)
+@click.option("--dry-run", is_flag=True, help="Read and check every row, send nothing.")
+@click.option("--rate", type=ROWS_PER_S, help="Rows a second, all tasks together.")
+@click.option("--window", type=Read("whole", "N", 1), help="Requests before answers are awaited.")
+@click.option("--window-bytes", type=SIZE, help="The same in bytes.")
+@click.option("--retry-deadline", type=SECONDS, help="Until a node that is away is given up.")
+@click.option("--value-limit", type=SIZE, help="Longer values are bad rows; default 20m.")
+@click.option(
+    "--durability",
+    type=click.Choice(["none", "persist"]),
+    default="persist",
+    show_default=True,
+    help="persist: a task is done when nodes have it on disk.",
+)
+@click.option(
+    "--task-size",
+    type=SIZE,
+    default="8m",
+    show_default=True,
+    help="About how much of a file is one task.",
+)
+@common()
+def load(shared: Common, paths: tuple[str, ...], **given: Any) -> None:
+    """Write rows of files to nodes: CSV, JSON lines or Parquet; files, directories, patterns."""
+    resume: Path | None = given["resume"]
+    with running(**shared.showing, afterwards=lambda step: _afterwards(step, resume)) as run:
+        from uprmc.spark.inputs import plan
+        from uprmc.spark.loading import check_columns
+        from uprmc.spark.loading import load as work
+        from uprmc.spark.options import write_options
+        from uprmc.spark.row_rules import RowRules
+
+        write = write_options(_write_options(shared, given)).write
+        rules = RowRules(
+            given["key"],
+            None if given["mode"] == "delete" else given["value"],
+            given["ttl"],
+            given["flags"],
+        )
+        reading = {"format": given["format"], "dialect": _dialect(given)}
+        rules.check()
+        if shared.engine == "spark":
+            # What is wrong with the files is said before Spark takes its time to start.
+            check_columns(plan(paths, **reading), rules)
+        with shared.running_engine() as engine:
+            report = run.report = work(
+                paths,
+                write=write,
+                engine=engine,
+                rules=rules,
+                **reading,
+                resume=resume,
+                rate=given["rate"],
+                progress=run.progress,
+                task_bytes=given["task_size"],
+            )
+    if report.errors:
+        raise BadRow(f"{report.errors:,} of {report.counts.rows:,} rows could not be written")
+
+
+def _afterwards(step: Step | None, resume: Path | None) -> str:
+    if step is None:
+        return "nothing was written yet"
+    done = f"{step.done:,} of {step.of:,} tasks are done"
+    if resume is not None:
+        return f"{done}; the same command goes on from there"
+    return f"{done}; the same command begins again (with --resume FILE it would go on)"
+
+
+def _write_options(shared: Common, given: dict[str, Any]) -> dict[str, str]:
+    found = {
+        "writeMode": given["mode"],
+        "onError": on_error_of(given),
+        "errorsPath": given["errors"],
+        "maxErrors": given["max_errors"],
+        "ignoreNullValue": given["on_null"],
+        "window": given["window"],
+        "windowBytes": given["window_bytes"],
+        "retryDeadline": given["retry_deadline"],
+        "valueLimit": given["value_limit"],
+        "durability": given["durability"],
+        "dryRun": str(given["dry_run"]).lower(),
+        "force": str(given["force"]).lower(),
+    }
+    texts = {name: str(value) for name, value in found.items() if value is not None}
+    return shared.access_options() | texts
+
+
+def _dialect(given: dict[str, Any]) -> Any:
+    from uprmc.spark.inputs import Dialect
+
+    return Dialect(
+        delimiter=given["delimiter"],
+        quote=given["quote"],
+        escape=given["escape"],
+        header=not given["no_header"],
+        columns=given["columns"] or (),
+        null=given["null"],
+        infer=given["infer"],
+    )

@@ -1,0 +1,314 @@
+"""Options that the verbs of ``uprmc spark`` share, and what they come to: access and an engine.
+
+Values are read by the same readers as those of ``spark.read.format("uprmc")``, so a size or a
+range of vBuckets is written alike in both places.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from uprmc.spark.errors import BadOption, SparkError
+
+if TYPE_CHECKING:
+    from uprmc.spark.access import Access
+    from uprmc.spark.engines import Engine
+    from uprmc.spark.write_options import OnError
+
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
+DEFAULT_SERVERS = "127.0.0.1:11210"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class SparkVerb(click.Command):
+    """A verb whose wrong options are `BadOption`, with its code word, like all other errors."""
+
+    def make_context(self, *args: Any, **keywords: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **keywords)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise BadOption(" ".join(error.format_message().split())) from None
+
+
+class Read(_ParamType):
+    """Text that one of the readers of `uprmc.spark.option_values` understands.
+
+    Args:
+        reader: its name.
+        shown: how help shows such a value.
+        least: the smallest number that is allowed.
+    """
+
+    def __init__(self, reader: str, shown: str, least: float | None = None) -> None:
+        self._reader, self.name, self._least = reader, shown, least
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from uprmc.spark import option_values
+
+        if not isinstance(value, str):
+            return value
+        try:
+            found = getattr(option_values, self._reader)(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is not right: say {error}", param, ctx)
+        if self._least is not None and found < self._least:
+            self.fail(f"{value!r} is less than {self._least:g}", param, ctx)
+        return found
+
+
+SIZE = Read("size", "SIZE", 1)
+SECONDS = Read("seconds", "SECONDS", 0)
+VBUCKET_SET = Read("vbuckets", "N|A-B,...")
+ROWS_PER_S = Read("whole", "ROWS", 1)
+
+_CONNECTING = (
+    click.option(
+        "--servers",
+        "--node",
+        "servers",
+        default=DEFAULT_SERVERS,
+        show_default=True,
+        metavar="HOST:PORT,...",
+        help="upr listeners; one of a cluster is enough.",
+    ),
+    click.option("--bucket", metavar="NAME", help="Bucket to select."),
+    click.option("--username", metavar="NAME", help="User to log in as."),
+    click.option(
+        "--password-file",
+        type=click.Path(exists=True, dir_okay=False),
+        help="File with the password.",
+    ),
+    click.option("--password-env", metavar="NAME", help="Environment variable with the password."),
+    click.option("--tls", is_flag=True, help="Speak TLS."),
+    click.option(
+        "--tls-ca-file", type=click.Path(exists=True, dir_okay=False), help="Whom to trust (PEM)."
+    ),
+    click.option(
+        "--tls-cert-file", type=click.Path(exists=True, dir_okay=False), help="Our certificate."
+    ),
+    click.option("--tls-key-file", type=click.Path(exists=True, dir_okay=False), help="Its key."),
+    click.option("--no-tls-verify", is_flag=True, help="Take any certificate."),
+    click.option("--connect-timeout", type=SECONDS, default="5", show_default=True),
+    click.option("--read-timeout", type=SECONDS, default="60", show_default=True),
+)
+
+_RUNNING = (
+    click.option(
+        "--engine",
+        type=click.Choice(["spark", "local"]),
+        default="spark",
+        show_default=True,
+        help="local: processes of this machine, no Java.",
+    ),
+    click.option(
+        "--master", metavar="URL", help="Of Spark: local[*] (default), spark://..., yarn, k8s://..."
+    ),
+    click.option("--remote", metavar="URL", help="Of Spark Connect: sc://HOST:PORT."),
+    click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark; repeat."),
+    click.option(
+        "--parallelism",
+        type=Read("whole", "N", 1),
+        help="Tasks at a time; one for each processor.",
+    ),
+)
+
+_SHOWING = (
+    click.option(
+        "--progress",
+        type=click.Choice(["auto", "bar", "plain", "none"]),
+        default="auto",
+        show_default=True,
+        help="auto: a bar on a terminal, a line every 10 s elsewhere.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document."),
+    click.option(
+        "--report",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write the report there, as JSON.",
+    ),
+    click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."),
+)
+
+#: What `split` gives to `access_of`, `engine_of` and `spark_run.running`.
+_ACCESS_NAMES = (
+    *("servers", "bucket", "username", "password_file", "password_env"),
+    *("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "no_tls_verify"),
+    *("connect_timeout", "read_timeout"),
+)
+_ENGINE_NAMES = ("engine", "master", "remote", "conf", "parallelism")
+_SHOWING_NAMES = ("progress", "as_json", "report")
+
+
+class Common:
+    """The shared options of one command line.
+
+    Attributes:
+        connecting: by the names of `access_of`.
+        running: by the names of `engine_of`.
+        showing: arguments of `spark_run.running`.
+    """
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.connecting = {name: given.pop(name) for name in _ACCESS_NAMES if name in given}
+        self.running = {name: given.pop(name) for name in _ENGINE_NAMES}
+        self.showing = {name: given.pop(name) for name in _SHOWING_NAMES}
+
+    @property
+    def engine(self) -> str:
+        """``spark`` or ``local``."""
+        kind: str = self.running["engine"]
+        return kind
+
+    def access_options(self) -> dict[str, Any]:
+        """Return the options of access as `uprmc.spark.options` reads them."""
+        found = {name: value for name, value in self.connecting.items() if value not in (None, "")}
+        if found.pop("no_tls_verify"):
+            found["tls_verify"] = "false"
+        if not found.pop("tls"):
+            return {name: str(value) for name, value in found.items()}
+        return {name: str(value) for name, value in found.items()} | {"tls": "true"}
+
+    def access(self, **others: Any) -> Access:
+        """Return where the nodes are; `others` take the place of given ones."""
+        from uprmc.spark.options import access_of
+
+        return access_of({**self.access_options(), **others})
+
+    @contextmanager
+    def running_engine(self) -> Iterator[Engine]:
+        """Start an engine, and end what it started."""
+        with engine_of(**self.running) as engine:
+            yield engine
+
+
+def common(*, servers: bool = True) -> Callable[[_Function], _Function]:
+    """Add the shared options; the verb gets them as one `Common`, its first argument.
+
+    Args:
+        servers: there is an option for them; no, where arguments name the nodes.
+    """
+    options = (*_CONNECTING[0 if servers else 1 :], *_RUNNING, *_SHOWING)
+
+    def decorate(function: _Function) -> _Function:
+        def verb(**given: Any) -> Any:
+            return function(Common(given), **given)
+
+        verb.__name__, verb.__doc__ = function.__name__, function.__doc__
+        verb.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+        decorated: Any = verb
+        for option in reversed(options):
+            decorated = option(decorated)
+        found: _Function = decorated
+        return found
+
+    return decorate
+
+
+def on_error_of(given: dict[str, Any]) -> OnError:
+    """Return what a bad row does, by ``--errors`` and ``--max-errors``."""
+    if given["errors"] is not None:
+        return "file"
+    return "fail" if given["max_errors"] is None else "skip"
+
+
+@contextmanager
+def engine_of(
+    engine: str,
+    master: str | None,
+    remote: str | None,
+    conf: tuple[str, ...],
+    parallelism: int | None,
+) -> Iterator[Engine]:
+    """Yield the engine that was asked for; a session of Spark's that it started ends with it.
+
+    Raises:
+        BadOption: options contradict each other.
+        JavaMissing: Spark cannot run here.
+    """
+    from uprmc.spark.engines import LocalEngine
+
+    settings = _settings(engine, master, remote, conf)
+    if engine == "local":
+        yield LocalEngine(parallelism or 0)
+        return
+    from uprmc.spark.session import session
+    from uprmc.spark.spark_engine import SparkEngine
+
+    if master is None and remote is None and parallelism is not None:
+        master = f"local[{parallelism}]"
+    already = _session_there_is()
+    with _without_noise():
+        spark = session(master=master, remote=remote, conf=settings)
+    try:
+        yield SparkEngine(spark, parallelism or 0)
+    finally:
+        if spark is not already:
+            spark.stop()
+
+
+def _session_there_is() -> Any:
+    """Return the session that somebody else has started in this process, or ``None``."""
+    module = sys.modules.get("pyspark.sql")
+    return None if module is None else module.SparkSession.getActiveSession()
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Give what is started in here a log file for its standard error, which is lost at the end.
+
+    The JVM and its workers inherit it: what they have to say of their own start and end concerns
+    nobody. Errors of tasks come back as exceptions. With ``--debug`` all of it is shown.
+    """
+    if "--debug" in sys.argv:
+        yield
+        return
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as log:
+        kept = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        except (SparkError, ImportError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            log.seek(0)
+            last = [*str(error).splitlines(), *log.read().decode(errors="replace").splitlines()]
+            said = next((line.strip() for line in reversed(last) if line.strip()), repr(error))
+            raise SparkError(f"Spark did not start: {said} (--debug shows all)") from error
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _settings(
+    engine: str, master: str | None, remote: str | None, conf: tuple[str, ...]
+) -> dict[str, str]:
+    if engine == "local" and (master or remote or conf):
+        raise BadOption("--master, --remote and --conf are for --engine spark")
+    if master and remote:
+        raise BadOption("--master and --remote contradict each other")
+    settings = {}
+    for each in conf:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise BadOption(f"--conf {each}: say NAME=VALUE")
+        settings[name] = value
+    return settings

@@ -1,0 +1,38 @@
+"""How long work tells whoever started it how far it is: plain values, called on the driver.
+
+The command line draws a bar or lines from them (`uprmc.cli.spark_progress`); without anybody who
+looks, `unseen` takes them. Calls are cheap and may come often: the one who shows decides how often
+to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far one kind of work is.
+
+    Attributes:
+        what: the work in one or two words: ``loading``, ``reading``, ``comparing``.
+        done: units that are done (tasks, groups of vBuckets, batches).
+        of: how many units there are; ``None`` = nobody knows, the work has no end.
+        rows: rows of all units that are done.
+        size_bytes: bytes of keys and values of these rows, or of the input, where that is known.
+    """
+
+    what: str
+    done: int
+    of: int | None = None
+    rows: int = 0
+    size_bytes: int = 0
+
+
+#: Gets a `Step` whenever there is one; is called on the driver, by one thread.
+Progress = Callable[[Step], None]
+
+
+def unseen(step: Step) -> None:
+    """Take a step that nobody looks at."""
