@@ -17,7 +17,12 @@ from uprmc.client.events import Run
 from uprmc.model import FailoverEntry, SnapshotRange
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
-from uprmc.protocol.upr import DELETION_EXTRAS, EXPIRATION_EXTRAS, versioned_marker
+from uprmc.protocol.upr import (
+    DELETION_EXTRAS,
+    EXPIRATION_EXTRAS,
+    STREAM_REQUEST_EXTRAS,
+    versioned_marker,
+)
 from uprmc.spark.columns import DEFAULT, OPTIONAL, Columns
 from uprmc.spark.decoder import READ_BYTES, Block, Decoder, Noop
 from uprmc.spark.errors import KeyNotText, Nonsense
@@ -134,11 +139,20 @@ def test_a_marker_of_today_tells_the_purge_seqno() -> None:
     assert inlet.purge_seqno == 4
 
 
+def test_a_snapshot_that_was_only_announced_contains_the_place_that_is_asked_for_again() -> None:
+    inlet = Inlet(5, start=10, uuid=1)
+    assert taken(accepted(1) + marker(5, 1, 11, 20), ALL, inlet).batch.num_rows == 0
+    inlet.open()
+    _, _, start, _, _, snap_start, snap_end = STREAM_REQUEST_EXTRAS.unpack(inlet.request())
+    assert (start, snap_start, snap_end) == (10, 10, 20)
+
+
 def test_rows_above_the_limit_are_left_out_and_not_counted() -> None:
     inlet = Inlet(5, limit=2)
     frames = [mutation(5, 1, seqno, b"k%d" % seqno, b"12") for seqno in (1, 2, 3, 4)]
     assert taken(opened(*frames), ALL, inlet).batch["_seq"].to_pylist() == [1, 2]
     assert (inlet.rows, inlet.size_bytes, inlet.seqno, inlet.enough) == (2, 8, 4, True)
+    assert inlet.end == 100  # where the lease ends, though nobody has told us of it
 
 
 def test_a_stream_that_is_closed_is_not_looked_at_any_more() -> None:

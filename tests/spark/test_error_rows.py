@@ -62,8 +62,8 @@ def test_a_directory_has_so_many_files_of_a_task_and_not_one_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("uprmc.spark.error_rows.FILES_MAX", 2)
-    for _ in range(2):
-        ErrorFile(str(tmp_path), 2, 0).write(ErrorRow(0, "NO_KEY", "none"))
+    for number in range(2):
+        (tmp_path / ("errors-00002-0-1.jsonl" if number else "errors-00002-0.jsonl")).touch()
     with pytest.raises(BadFile, match="tidy it up"):
         ErrorFile(str(tmp_path), 2, 0).write(ErrorRow(0, "NO_KEY", "none"))
 

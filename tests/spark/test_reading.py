@@ -266,8 +266,12 @@ def test_a_range_has_what_lies_above_its_start_and_not_above_its_end(
     part = Range(3, start=400, uuid=uuid, end=600)
     rows = rows_of(read(access(filled.upr), [part], COLUMNS, on_done=told.append))
     assert rows == [row for row in everything if 400 < row["_seq"] <= 600]
-    (done,) = told
-    assert (done.start, done.end, done.rows) == (400, high, len(rows))
+    with KeptLease(access(filled.upr), [3], 30) as kept:
+        given = read(access(filled.upr), [part], COLUMNS, on_done=told.append, lease=kept.token)
+        assert rows_of(given) == rows
+    for done in told:
+        assert (done.start, done.end, done.rows) == (400, high, len(rows))
+    assert len(told) == 2
 
 
 def test_a_position_in_a_snapshot_goes_on_in_it(filled: ServerProcess) -> None:

@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 
 from tests.spark.write_peer import ACCESS, DO, LOSE_AFTER, LOSE_BEFORE, Cluster, troubled
 from tests.spark.write_rows import HandClock, documents, versions
-from uprmc.protocol.header import RequestFrame
+from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.spark.error_rows import ErrorRow
 from uprmc.spark.errors import (
     BadOption,
     BadRow,
     BadSchema,
+    Nonsense,
     NoVBucket,
     Refused,
     TooManyErrors,
@@ -119,6 +120,38 @@ def test_an_insert_that_is_repeated_finds_its_own_documents() -> None:
         written(peers, documents(numbered(200)), mode="insert")
         report = written(peers, documents(numbered(200)), mode="insert")
     assert (report.applied, report.existed, report.errors) == (0, 200, 0)
+
+
+def _instead(monkeypatch: pytest.MonkeyPatch, opcode: Opcode, answer: bool) -> None:
+    """Let the peers answer a request with nothing in it, or not at all."""
+    carry_out = Cluster._carry_out
+
+    def torn(self: Cluster, frame: RequestFrame) -> bytes | None:
+        if frame.opcode != opcode:
+            return carry_out(self, frame)
+        return ResponseFrame(frame.opcode, opaque=frame.opaque).encode() if answer else None
+
+    monkeypatch.setattr(Cluster, "_carry_out", torn)
+
+
+def test_a_torn_document_is_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    _instead(monkeypatch, Opcode.GET, answer=True)
+    with (
+        cluster(documents={b"a": (b"1", 7)}) as peers,
+        pytest.raises(Nonsense, match="answer to GET with 0 bytes of extras"),
+    ):
+        written(peers, documents({b"a": b"1"}), mode="insert")
+
+
+def test_a_node_that_does_not_tell_what_is_on_disk_is_nonsense(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _instead(monkeypatch, Opcode.OBSERVE_SEQNO, answer=False)
+    with (
+        cluster() as peers,
+        pytest.raises(Nonsense, match="no answer to OBSERVE_SEQNO of vb="),
+    ):
+        written(peers, documents({b"a": b"1"}), durability="persist")
 
 
 def test_the_same_value_with_other_flags_is_another_document() -> None:

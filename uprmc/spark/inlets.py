@@ -85,8 +85,8 @@ class Inlet:
 
     @property
     def end(self) -> int:
-        """Up to where it goes: the high seqno of the lease."""
-        return self.seqno if self.held_high is None else self.held_high
+        """Up to where it goes: the high seqno of the lease, which its one snapshot has, too."""
+        return max(self.seqno, self._high) if self.held_high is None else self.held_high
 
     def request(self) -> bytes:
         """Return the extras of the stream request for what is missing.

@@ -318,7 +318,7 @@ def run(shares: Sequence[Share], silence_s: float) -> None:
 def _turn(share: Share, event: int) -> None:
     if event & select.POLLOUT:
         share.write()
-    if event & ~select.POLLOUT:
+    if event & ~select.POLLOUT and not share.done:
         share.read()
 
 

@@ -1,0 +1,243 @@
+"""``docs/spark.md`` tells the truth: its tables name everything there is, and nothing else.
+
+Its programs and commands are run by ``test_page_spark.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from tests.documents import OPERATIONS, names, rows, section
+from tests.spark.page import PAGE, ROOT, TEXT, blocks
+from uprmc.spark import columns, errors, option_tables
+from uprmc.spark.error_rows import CODES, ErrorRow
+from uprmc.spark.manifest import FilePart, Manifest, VBucketPart
+from uprmc.spark.offsets import BOUNDARIES_MAX, Offset, Position
+from uprmc.spark.option_tables import ACCESS, READ, WRITE, Option
+from uprmc.spark.report import OUTCOMES
+
+OPTIONS = section(TEXT, "## Options")
+
+
+def told(text: str) -> dict[str, str]:
+    """Return the defaults of a table of options; one row may tell of several."""
+    found: dict[str, str] = {}
+    for row in rows(text):
+        named = re.findall(r"`([^`]+)`", row[0])
+        given = [each.strip() for each in row[1].split(",")]
+        assert len(given) in (1, len(named)), row
+        found.update(zip(named, given * (len(named) // len(given)), strict=True))
+    return found
+
+
+def have(options: tuple[Option, ...], *, without: tuple[Option, ...] = ()) -> dict[str, str]:
+    left = {each.name for each in without}
+    return {each.name: each.default or "-" for each in options if each.name not in left}
+
+
+def test_every_option_that_reaches_nodes_is_told_with_its_default() -> None:
+    assert told(OPTIONS.partition("### Read")[0]) == have(ACCESS)
+
+
+def test_every_option_of_the_source_is_told_with_its_default() -> None:
+    assert told(section(TEXT, "### Read")) == have(READ, without=ACCESS)
+
+
+def test_every_option_of_the_sink_is_told_with_its_default() -> None:
+    assert told(section(TEXT, "### Write")) == have(WRITE, without=ACCESS)
+
+
+def test_options_in_programs_exist() -> None:
+    programs = "".join(each.text for each in blocks() if each.kind == "python")
+    given = set(re.findall(r'\.option\("(\w+)"', programs))
+    of_spark = {"path", "checkpointLocation"}
+    assert given - of_spark <= {each.name for each in (*READ, *WRITE)}
+
+
+def test_words_that_options_take_are_told() -> None:
+    whole = section(TEXT, "## Options") + section(TEXT, "## Reading") + section(TEXT, "## Rollback")
+    for option, words in {
+        "onRollback": ("fail", "rewind", "restart"),
+        "snapshot": ("complete", "held", "bounded"),
+        "mode": ("FAILFAST", "PERMISSIVE", "DROPMALFORMED"),
+    }.items():
+        (found,) = [each for each in READ if each.name == option]
+        for word in words:
+            assert found.read(word) == word
+            assert word in whole
+
+
+def test_every_field_of_an_error_row_is_told() -> None:
+    text = section(TEXT, "## Writing")
+    table = [row for row in rows(text) if len(row) == 2]
+    told_of = {name for row in table for name in re.findall(r"`(\w+)`", row[0])}
+    assert told_of == set(json.loads(ErrorRow(0, "NO_KEY", "").to_json(0, 0)))
+    codes = next(row[1] for row in table if row[0] == "`code`")
+    assert set(re.findall(r"`(\w+)`", codes)) == set(CODES)
+
+
+def test_every_count_of_a_report_is_told() -> None:
+    text = section(TEXT, "## Writing")
+    assert all(f"`{name}`" in text for name in ("rows", *OUTCOMES))
+
+
+def test_every_key_of_an_offset_is_told() -> None:
+    whole = Position(5, 3, (2, 9), (1,), rewound_to=2, origin=1, moved=True)
+    said = Offset(64, {1: whole}, "token").to_dict()
+    text = section(TEXT, "## Streams")
+    told_of = {name for row in rows(text) for name in re.findall(r"`(\w+)`", row[0])}
+    assert told_of == set(said["vb"]["1"])
+    assert all(f'"{name}"' in text for name in said)
+    assert "six at most" in text
+    assert BOUNDARIES_MAX == 6
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def _kinds(kind: type[errors.SparkError]) -> set[type[errors.SparkError]]:
+    return {kind}.union(*(_kinds(each) for each in kind.__subclasses__()))
+
+
+def test_every_code_word_is_told() -> None:
+    verbs()  # the command line has errors of its own
+    ours = {each for each in _kinds(errors.SparkError) if each.__module__.startswith("uprmc.")}
+    assert sorted(names(section(TEXT, "## Errors"))) == sorted({each.code for each in ours})
+
+
+def test_code_words_that_the_page_mentions_exist() -> None:
+    ours = {each.code for each in _kinds(errors.SparkError)}
+    assert (
+        set(re.findall(r"\bUPRMC_[A-Z0-9_]+\b", TEXT + section(OPERATIONS, "## Streams"))) <= ours
+    )
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def test_every_column_is_told_with_its_type() -> None:
+    table = [row for row in rows(section(TEXT, "## Columns")) if len(row) == 3]
+    found = {
+        name: row[1].split(" ")[0] for row in table for name in re.findall(r"`([^`]+)`", row[0])
+    }
+    every = columns.Columns(names=tuple(found))
+    expected = dict(each.strip().split(" ", 1) for each in every.ddl.split(","))
+    expected = {name.strip("`"): kind.lower() for name, kind in expected.items()}
+    assert found == expected
+    assert set(found) == set(columns.DEFAULT) | set(columns.OPTIONAL)
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def verbs() -> dict[str, click.Command]:
+    from uprmc.cli.main import uprmc
+
+    group = uprmc.commands["spark"]
+    assert isinstance(group, click.Group)
+    return dict(group.commands)
+
+
+def flags(command: click.Command) -> set[str]:
+    found = {
+        flag
+        for each in command.params
+        if isinstance(each, click.Option) and not each.hidden
+        for flag in (*each.opts, *each.secondary_opts)
+        if flag.startswith("--")
+    }
+    return found - {"--help"}
+
+
+def told_flags(text: str) -> set[str]:
+    return {
+        flag for row in rows(text) for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", row[0])
+    }
+
+
+def test_every_verb_is_told_with_its_options() -> None:
+    found = verbs()
+    common = set.intersection(*(flags(each) for each in found.values()))
+    of_all = told_flags(section(TEXT, "### Options of all verbs"))
+    for name, command in found.items():
+        of_it = told_flags(section(TEXT, f"### {name}"))
+        missing = flags(command) - of_all - of_it
+        assert not missing, f"{name}: the page does not tell of {sorted(missing)}"
+        assert of_it <= flags(command), f"{name}: there is no {sorted(of_it - flags(command))}"
+    assert of_all <= set.union(*(flags(each) for each in found.values()))
+    assert common <= of_all
+
+
+def test_defaults_of_the_verbs_are_told() -> None:
+    for name, command in verbs().items():
+        for text in (section(TEXT, "### Options of all verbs"), section(TEXT, f"### {name}")):
+            for row in rows(text):
+                shown = [each.strip("` ") for each in row[1].split(", ")]
+                for flag in told_flags(f"| - |\n|---|\n| {row[0]} |") & defaults(command).keys():
+                    default = defaults(command)[flag]
+                    assert default in shown or default == row[1], (name, flag, default)
+
+
+def defaults(command: click.Command) -> dict[str, str]:
+    """Return the defaults that `--help` shows."""
+    return {
+        each.opts[0]: str(each.default)
+        for each in command.params
+        if isinstance(each, click.Option) and each.show_default
+    }
+
+
+def test_commands_of_the_pages_name_options_that_exist() -> None:
+    found = verbs()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for text in (TEXT, readme, OPERATIONS):
+        joined = text.replace("\\\n", " ")
+        for verb, rest in re.findall(r"^(?:\$ )?\S*uprmc spark ([a-z]+) ([^\n]*)$", joined, re.M):
+            given = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest))
+            assert given <= flags(found[verb]), (verb, rest)
+
+
+# --- backups ------------------------------------------------------------------------------------
+
+
+def test_every_field_of_a_manifest_is_told() -> None:
+    file = FilePart("data/vbg=0/part-0.parquet", 0, 0, 1, "")
+    needed = [each.name for each in fields(Manifest) if each.default == each.default_factory]
+    given: dict[str, Any] = dict.fromkeys(needed, "")
+    whole = Manifest(**given, vb={0: VBucketPart(1, 0, 1)}, files=[file])
+    said = whole.to_dict()
+    tables = re.split(r"^Of each .*:$", section(TEXT, "### The manifest"), flags=re.M)
+    found = [set(names(re.sub(r"\|[^|]*\|$", "|", each, flags=re.M))) for each in tables]
+    assert found == [set(said), set(said["vb"]["0"]), set(said["files"][0])]
+    totals = next(row[1] for row in rows(tables[0]) if row[0] == "`totals`")
+    assert set(re.findall(r"`(\w+)`", totals)) == set(said["totals"])
+
+
+# --- the page itself ----------------------------------------------------------------------------
+
+
+def test_the_page_has_programs_commands_and_pictures_only() -> None:
+    assert {each.kind for each in blocks()} <= {"python", "sh", "", "java"}
+
+
+@pytest.mark.parametrize("page", [PAGE, ROOT / "README.md"], ids=lambda each: each.name)
+def test_what_the_page_links_to_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name, anchor in re.findall(r"\]\(([a-z/]*(?:\.md)?)(?:#([a-z0-9_-]+))?\)", text):
+        target = (page.parent / name).read_text(encoding="utf-8") if name else text
+        found = {
+            re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-")
+            for title in re.findall(r"^#+ (.*)$", target, re.M)
+        }
+        assert not anchor or anchor in found, (name, anchor)
+
+
+def test_the_tables_are_compared_with_the_right_module() -> None:
+    assert option_tables.READ[: len(ACCESS)] == ACCESS
