@@ -105,33 +105,31 @@ def vbucket_of(key: bytes, vbuckets: int = 1_024) -> int:
     return ((zlib.crc32(key) >> 16) & 0x7FFF) % vbuckets
 
 
+def first_reply(data: bytes, start: int = 0) -> tuple[Reply, int] | None:
+    """The binary reply at ``start`` and where it ends, or ``None`` while it is not whole."""
+    if len(data) - start < HEADER.size:
+        return None
+    magic, opcode, key_length, extras_length, _, status, body_length, opaque, cas = (
+        HEADER.unpack_from(data, start)
+    )
+    if magic != RESPONSE:
+        raise AssertionError(f"a reply starts with {data[start : start + 24]!r}")
+    end = start + HEADER.size + body_length
+    if len(data) < end:
+        return None
+    key_start = start + HEADER.size + extras_length
+    value_start = key_start + key_length
+    extras, key = data[start + HEADER.size : key_start], data[key_start:value_start]
+    return Reply(opcode, status, opaque, cas, extras, key, data[value_start:end]), end
+
+
 def split_replies(data: bytes) -> tuple[list[Reply], bytes]:
     """Cut whole binary replies off the front of ``data``; gives them and the rest."""
     replies: list[Reply] = []
     start = 0
-    while len(data) - start >= HEADER.size:
-        magic, opcode, key_length, extras_length, _, status, body_length, opaque, cas = (
-            HEADER.unpack_from(data, start)
-        )
-        if magic != RESPONSE:
-            raise AssertionError(f"a reply starts with {data[start : start + 24]!r}")
-        end = start + HEADER.size + body_length
-        if len(data) < end:
-            break
-        key_start = start + HEADER.size + extras_length
-        value_start = key_start + key_length
-        replies.append(
-            Reply(
-                opcode,
-                status,
-                opaque,
-                cas,
-                data[start + HEADER.size : key_start],
-                data[key_start:value_start],
-                data[value_start:end],
-            )
-        )
-        start = end
+    while found := first_reply(data, start):
+        reply, start = found
+        replies.append(reply)
     return replies, data[start:]
 
 
@@ -227,15 +225,11 @@ class Wire:
 
     def reply(self) -> Reply:
         """One binary reply."""
-        while True:
-            replies, rest = split_replies(self._held)
-            if replies:
-                used = len(self._held) - len(rest)
-                first_length = HEADER.size + int.from_bytes(self._held[8:12], "big")
-                assert first_length <= used
-                self._held = self._held[first_length:]
-                return replies[0]
+        while not (found := first_reply(self._held)):
             self._more()
+        reply, end = found
+        self._held = self._held[end:]
+        return reply
 
     def ask(self, request: bytes) -> Reply:
         """Send one binary request and read one reply; their opcodes must agree."""
