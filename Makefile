@@ -18,7 +18,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip test bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip test bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -66,7 +66,7 @@ system-packages: ## install what the interop tests need from the system, if that
 test: system-packages $(VENV)/tox-installed ## run every test and check
 	$(BIN)/python -m tox run -e $(TOX_ENVS)
 
-bench: bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap ## run all benchmarks
+bench: bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark ## run all benchmarks
 
 bench-kv: $(VENV)/installed ## key-value operations against memcached
 	$(BIN)/python -m bench.kv $(BENCH_ARGS)
@@ -102,6 +102,9 @@ bench-replica: $(VENV)/installed ## replicas, takeover and the client library
 
 bench-tap: $(VENV)/installed ## TAP dumps against UPR backfills
 	$(BIN)/python -m bench.tap $(BENCH_ARGS)
+
+bench-spark: $(VENV)/spark-installed ## Spark against plain programs; local backups against the consumer of bench-upr
+	$(BIN)/python -m bench.spark $(BENCH_ARGS)
 
 changelog: $(VENV)/tox-installed ## show the news since the last release
 	$(BIN)/python -m tox run -q -e changelog
