@@ -103,13 +103,16 @@ class Program:
         """Documents of one contestant: the others' would be changed under it, and cost less."""
         return self._frame.selectExpr(f"concat('{letter}', number) AS key", "*").drop("number")
 
-    def write(self, servers: str, rows: int, version: int, report: str) -> dict[str, float]:
+    def write(
+        self, servers: str, rows: int, version: int, report: str, durability: str
+    ) -> dict[str, float]:
         """Write all by the sink, each newer than `version` - 1 of it."""
-        documents = self._keyed("m").selectExpr(
+        documents = self._keyed("m" if durability == "persist" else "a").selectExpr(
             "key", "value", "_op", "_flags", "_exp", f"{version}L AS _rev",
             f"{version}L * 1000000000 + id AS _cas",
         )  # fmt: skip
         options = {"servers": servers, "writeMode": "append-meta", "reportPath": report}
+        options["durability"] = durability
         job = documents.write.format("uprmc").options(**options).mode("append").save
         figures = self._measured(rows, job)
         return figures | {"applied": json.loads(Path(report).read_text())["applied"]}

@@ -44,7 +44,14 @@ if TYPE_CHECKING:
 _PLAIN_META = 1
 _WITH_DATATYPE = 2
 
-_OPTIONS = sum(WithMetaOption)
+#: Plain numbers: the operators of enum cost as much as all the rest of a restored document.
+_OPTIONS = int(sum(WithMetaOption))
+_REGENERATE_CAS = int(WithMetaOption.REGENERATE_CAS)
+_SKIP_CONFLICT_RESOLUTION = int(WithMetaOption.SKIP_CONFLICT_RESOLUTION)
+_IS_EXPIRATION = int(WithMetaOption.IS_EXPIRATION)
+
+#: What nearly every sender demands.
+_NOTHING_ELSE = Demand()
 
 #: What 0x01 meant in 2014, when it was the only option.
 _SKIP_CONFLICT_RESOLUTION_2014 = 0x01
@@ -131,7 +138,7 @@ def _accept(session: BinarySession, request: Request, life: Life, *, add: bool =
     if session.exceeds_item_limit(len(request.key), len(value)):
         raise TooLarge(request.key)
     options = _options(meta.options, greeted=session.greeted)
-    if options & WithMetaOption.IS_EXPIRATION:
+    if options & _IS_EXPIRATION:
         if not life:
             raise InvalidArguments("a document that is an expiration")
         life = Life.EXPIRED
@@ -147,16 +154,18 @@ def _accept(session: BinarySession, request: Request, life: Life, *, add: bool =
         0 if life else request.datatype & session.datatypes,
         life,
     )
-    demand = Demand(
-        request.cas,
-        add,
-        skip_conflicts=bool(options & WithMetaOption.SKIP_CONFLICT_RESOLUTION),
-        regenerate_cas=bool(options & WithMetaOption.REGENERATE_CAS),
-    )
+    demand = _NOTHING_ELSE
+    if options or add or request.cas:
+        demand = Demand(
+            request.cas,
+            add,
+            skip_conflicts=bool(options & _SKIP_CONFLICT_RESOLUTION),
+            regenerate_cas=bool(options & _REGENERATE_CAS),
+        )
     session.changed(request, vbucket, accept_version(session.bucket, vbucket, version, demand))
 
 
-def _options(bits: int, *, greeted: bool) -> WithMetaOption:
+def _options(bits: int, *, greeted: bool) -> int:
     """Return option bits in today's meaning.
 
     A peer that has said HELLO is of today. One that has not may be of 2014: its 0x01 is our 0x08.
@@ -164,14 +173,11 @@ def _options(bits: int, *, greeted: bool) -> WithMetaOption:
     """
     if bits & ~_OPTIONS:
         raise InvalidArguments(f"options {bits:#x}")
-    options = WithMetaOption(bits)
     if not greeted and bits & _SKIP_CONFLICT_RESOLUTION_2014:
-        options |= WithMetaOption.SKIP_CONFLICT_RESOLUTION
-    if options & WithMetaOption.REGENERATE_CAS and not (
-        options & WithMetaOption.SKIP_CONFLICT_RESOLUTION
-    ):
+        bits |= _SKIP_CONFLICT_RESOLUTION
+    if bits & _REGENERATE_CAS and not bits & _SKIP_CONFLICT_RESOLUTION:
         raise InvalidArguments("a new CAS for a version that conflicts are resolved by")
-    return options
+    return bits
 
 
 def _without_extended_meta(value: bytes, nmeta: int) -> bytes:
