@@ -160,7 +160,7 @@ def test_a_wrong_password_is_said() -> None:
 
 def test_name_and_password_go_as_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("s3cret\n")
+    secret.write_text("s3cret\nwhat follows is no part of it\n")
     monkeypatch.setenv("READ_PASSWORD", "s3cret")
     with peer() as node:
         for more in (

@@ -12,9 +12,6 @@ from pathlib import Path
 
 from uprmc.spark.errors import BadOption
 
-#: A client of a name of its own is needed by nobody; this one is what statistics show.
-DEFAULT_CLIENT = "spark"
-
 
 @dataclass(frozen=True)
 class Tls:
@@ -68,7 +65,8 @@ class Access:
             return self.password
         if self.password_file is not None:
             try:
-                return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+                text = Path(self.password_file).read_text(encoding="utf-8")
+                return text.partition("\n")[0].rstrip("\r")
             except (OSError, UnicodeError) as error:
                 why = getattr(error, "strerror", None) or error
                 raise BadOption(f"passwordFile={self.password_file}: {why}") from None

@@ -34,7 +34,6 @@ from uprmc.spark.offsets import Offset, Position, thinned
 from uprmc.spark.rollback import history_of, newest_boundary, rollback_point
 
 FAIL, REWIND, RESTART = "fail", "rewind", "restart"
-ON_ROLLBACK = (FAIL, REWIND, RESTART)
 
 _ADVICE = (
     "history branched below; set onRollback=rewind (a control row tells what to undo) or "
