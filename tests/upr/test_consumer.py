@@ -52,6 +52,7 @@ from tests.upr.peer import (
     mutation,
     only,
     response,
+    seqnos,
     untouched,
     upr_rig,
     uuid_of,
@@ -650,3 +651,40 @@ def test_until_august_2014_streams_were_added_to_active_vbuckets_too() -> None:
     fill(rig, 0, 3)
     (asked,) = only(consumer(rig).say(add_stream(0)), STREAM_REQUEST)
     assert fields(asked)[1] == 3
+
+
+@pytest.fixture
+def active_rig() -> Rig:
+    rig = upr_rig(upr__add_stream_on_active=True)
+    fill(rig, 0, 3)
+    return rig
+
+
+def test_an_active_vbucket_keeps_its_log_and_its_producers_whatever_fills_it(
+    active_rig: Rig,
+) -> None:
+    part = active_rig.bucket.vbuckets[0]
+    log = part.failover_log
+    follower = Peer.open(active_rig, b"follower")
+    follower.stream(0)
+    peer, opaque = reading(active_rig)
+    assert part.failover_log == log
+    peer.say(marker(0, opaque, 4, 10), mutation(0, opaque, 4, b"from elsewhere"))
+    assert part.receiving is None
+    follower.received.clear()
+    fill(active_rig, 0, 1)
+    follower.drain()
+    assert STREAM_END not in kinds(follower.received)
+    assert seqnos(follower.received) == [4, 5]
+
+
+@pytest.mark.parametrize("seqno", [0, 2])
+def test_an_active_vbucket_is_never_sent_back(active_rig: Rig, seqno: int) -> None:
+    part = active_rig.bucket.vbuckets[0]
+    log = part.failover_log
+    peer = consumer(active_rig)
+    (asked,) = only(peer.say(add_stream(0)), STREAM_REQUEST)
+    back = response(STREAM_REQUEST, ROLLBACK, opaque=asked.opaque, value=struct.pack(">Q", seqno))
+    (answer,) = peer.say(back)
+    assert (answer.opcode, answer.status) == (ADD_STREAM, ROLLBACK)
+    assert (part.high_seqno, part.failover_log, len(part.table)) == (3, log, 3)

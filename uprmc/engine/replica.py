@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments, RangeExceeded
-from uprmc.model import FailoverEntry, Item, SnapshotRange
+from uprmc.model import FailoverEntry, Item, SnapshotRange, VBucketState
 
 #: As many more can be counted from here as can be taken.
 NUMBER_MAX = 2**63 - 1
@@ -39,7 +39,8 @@ def apply_all(
     """Take versions of the snapshot that was announced last.
 
     Args:
-        vbucket: a replica.
+        vbucket: a replica, or an active one that is being filled by order: what that holds is a
+            state of its own at any time, so nothing is half received there.
         items: at least one, by rising seqno, with no number above `NUMBER_MAX`; the caller has
             looked.
         snapshot: as announced.
@@ -55,7 +56,8 @@ def apply_all(
     if receiving is not None and snapshot.start <= receiving.end:
         # The same one, announced again. It is whole where the first announcement said, or later.
         whole, end = receiving.start, max(end, receiving.end)
-    vbucket.receiving = SnapshotRange(whole, end) if last < end else None
+    half = last < end and vbucket.state != VBucketState.ACTIVE
+    vbucket.receiving = SnapshotRange(whole, end) if half else None
     if purge_seqno > vbucket.purge_seqno:
         vbucket.purge_seqno = purge_seqno
     vbucket.adopt_all(items)
@@ -73,8 +75,9 @@ def take_history(vbucket: VBucket, log: Sequence[FailoverEntry]) -> None:
     """Take over the active's failover log; it is on disk with the next commit.
 
     Who follows this vBucket is told when that is another one: they know what comes by its name.
+    An active keeps its own: it has given out seqnos under that name and goes on doing so.
     """
-    if vbucket.failover_log == tuple(log):
+    if vbucket.state == VBucketState.ACTIVE or vbucket.failover_log == tuple(log):
         return
     vbucket.failover_log = tuple(log)
     vbucket.change_header()

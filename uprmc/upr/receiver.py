@@ -245,7 +245,9 @@ class Receiver:
             )
         self.rollbacks += 1
         stream.rollbacks += 1
-        if stream.rollbacks > _ROLLBACKS:
+        if vbucket.state == VBucketState.ACTIVE:
+            self.refused(stream, Status.ROLLBACK, "an active vBucket forgets nothing")
+        elif stream.rollbacks > _ROLLBACKS:
             self.refused(stream, Status.ROLLBACK, f"sent back {_ROLLBACKS} times in a row")
         elif seqno and self._may_ask_for_versions():
             self.undos.begin(stream, Undo(self, stream, seqno))
