@@ -14,7 +14,13 @@ class Clock(Protocol):
     """Where rules get the time from."""
 
     def now(self) -> float:
-        """Return Unix time in seconds. It may jump; use it for expiry times only."""
+        """Return Unix time in seconds. It may jump both ways; use it for dates only.
+
+        Dates are expiry times, CAS values and what people read.
+        """
+
+    def monotonic(self) -> float:
+        """Return seconds since some fixed moment. It never goes back; use it to measure."""
 
 
 class Entropy(Protocol):

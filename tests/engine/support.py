@@ -31,13 +31,23 @@ class ManualClock:
 
     def __init__(self, now: float = BEGINNING) -> None:
         self._now = now
+        self._passed = 0.0
 
     def now(self) -> float:
         """Return Unix time in seconds."""
         return self._now
 
+    def monotonic(self) -> float:
+        """Return how many seconds have gone by."""
+        return self._passed
+
     def advance(self, seconds: float) -> None:
-        """Let time go by, or (negative) jump back."""
+        """Let time go by."""
+        self._passed += seconds
+        self._now += seconds
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forward or (negative) back; no time goes by."""
         self._now += seconds
 
 

@@ -260,11 +260,23 @@ def test_it_ends_by_the_clock(rig: Rig) -> None:
     assert rig.leases.find(long.id) is long
 
 
+@pytest.mark.parametrize("step_s", [-3_600, 3_600])
+def test_a_step_of_the_wall_clock_neither_prolongs_nor_ends_it(rig: Rig, step_s: int) -> None:
+    lease = rig.acquire(0, lifetime_s=10)
+    rig.node.clock.step(step_s)
+    rig.node.clock.advance(9.9)
+    rig.leases.tick()
+    assert rig.leases.find(lease.id) is lease
+    rig.node.clock.advance(0.1)
+    rig.leases.tick()
+    assert not rig.leases.open
+
+
 def test_a_lifetime_beyond_the_limit_is_cut_to_it() -> None:
     rig = Rig(lease_max_s=30)
     lease, granted_s = rig.leases.acquire([0], 1_000)
     assert granted_s == 30
-    assert lease.expires_at == rig.node.clock.now() + 30
+    assert lease.expires_at == rig.node.clock.monotonic() + 30
     assert rig.leases.renew(lease.id, 2**32 - 1) == 30
 
 

@@ -107,6 +107,17 @@ def test_a_lock_lapses_by_itself(node: Node, write: Callable[[VBucket, int], obj
     assert not node.vbucket.locks
 
 
+@pytest.mark.parametrize("step_s", [-3_600, 3_600])
+def test_a_step_of_the_wall_clock_neither_prolongs_nor_ends_a_lock(node: Node, step_s: int) -> None:
+    locked(node, seconds=15)
+    node.clock.step(step_s)
+    node.clock.advance(14.9)
+    with pytest.raises(Locked):
+        node.vbucket.store(b"k", b"foreign", 0, 0)
+    node.clock.advance(0.1)
+    node.vbucket.store(b"k", b"w", 0, 0)
+
+
 def test_a_lapsed_locks_cas_opens_nothing_and_matches_nothing(node: Node) -> None:
     cas = locked(node)
     node.clock.advance(15)

@@ -428,7 +428,7 @@ def test_a_vbucket_made_anew_is_not_answered_for_the_old_one(node: Node) -> None
         99,
         node.bucket.ledger,
         node.bucket.stats,
-        node.clock.now,
+        node.clock,
     )
     node.bucket.vbuckets[0] = fresh
     node.bucket.fetcher.finish(fetch)

@@ -79,6 +79,9 @@ class Clock:
     def now(self) -> float:
         return self.time
 
+    def monotonic(self) -> float:
+        return self.time
+
 
 class Entropy:
     """The port `Entropy` from a seed."""

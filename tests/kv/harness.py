@@ -34,6 +34,9 @@ class ManualClock:
     def now(self) -> float:
         return self.time
 
+    def monotonic(self) -> float:
+        return self.time
+
 
 class CountingEntropy:
     """Hands out 1, 2, 3."""

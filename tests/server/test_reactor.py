@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 
+import pytest
 from twisted.internet.abstract import FileDescriptor
+from twisted.internet.base import ReactorBase
 from twisted.internet.epollreactor import EPollReactor
+from twisted.internet.selectreactor import SelectReactor
 
-from uprmc.server.reactor import LeanReactor
+from uprmc.server.reactor import LeanReactor, count_monotonic_time
 from uprmc.server.wake_list import WakeList
 
 
@@ -120,6 +125,21 @@ def test_a_turn_does_not_wait_for_events_while_somebody_is_woken() -> None:
         assert served == [1, 2]
     finally:
         _close(reactor)
+
+
+@pytest.mark.parametrize(
+    "make", [LeanReactor, lambda: count_monotonic_time(SelectReactor())], ids=["epoll", "other"]
+)
+def test_timers_count_monotonic_time(make: Callable[[], ReactorBase]) -> None:
+    reactor = make()
+    try:
+        before = time.monotonic()
+        timer = reactor.callLater(10, lambda: None)
+        assert before + 10 <= timer.getTime() <= time.monotonic() + 10
+        assert 0 < reactor.timeout() <= 10
+    finally:
+        for waker in list(reactor._internalReaders):
+            waker.connectionLost(None)
 
 
 def test_a_closed_wake_list_is_asked_no_more() -> None:

@@ -9,6 +9,9 @@ from tests.sim.disk import Disk
 from tests.sim.node import Node
 from tests.sim.world import World
 
+#: By how much the wall clock is set back or forward.
+_CLOCK_STEPS_S = (-3_600, -2, 2, 3_600)
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -23,6 +26,7 @@ class Faults:
     unreadable_s: float = 0.0
     map_full_s: float = 0.0
     write_back_s: float = 0.0
+    clock_s: float = 0.0
 
 
 NO_FAULTS = Faults()
@@ -74,6 +78,7 @@ class FaultyRun:
             (faults.unreadable_s, lambda: self._for_a_while("unreadable")),
             (faults.map_full_s, lambda: setattr(disk, "map_full", True)),
             (faults.write_back_s, disk.write_back),
+            (faults.clock_s, self._set_clock),
         ):
             if mean_s:
                 self._again(mean_s, happen)
@@ -91,6 +96,11 @@ class FaultyRun:
             self.cuts += 1
             self.world.note("cut")
             self.world.random.choice(self.node.links).cut()
+
+    def _set_clock(self) -> None:
+        step_s = self.world.random.choice(_CLOCK_STEPS_S)
+        self.world.wall_clock_offset_s += step_s
+        self.world.note(f"wall clock {step_s:+}")
 
     def _crash(self, *, power: bool) -> None:
         if not self.node.up:

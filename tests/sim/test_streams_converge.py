@@ -36,6 +36,7 @@ _MATRIX: dict[str, tuple[Faults, dict[str, int]]] = {
     "broken network": (Faults(cut_s=0.15), {}),
     "server killed": (Faults(crash_s=0.5), {}),
     "server killed with its machine": (Faults(power_s=0.5, write_back_s=0.3), {}),
+    "clock set": (Faults(clock_s=0.1), {}),
     "server restarted": (Faults(stop_s=0.7), {}),
     "disk broken and full": (Faults(broken_s=0.4, full_s=0.6, map_full_s=0.8), {}),
     "disk unreadable": (Faults(unreadable_s=0.4, crash_s=2.0), {}),

@@ -18,6 +18,7 @@ from tests.sim.upr_judges import RequestJudge
 from tests.sim.upr_kinds import PLAIN, RARE, SLOW, VERSED
 from tests.sim.upr_plan import Plan
 from tests.sim.upr_run import UprRun
+from tests.sim.world import WorldClock
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.change_source import Reading
@@ -458,6 +459,11 @@ def _activate_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TakeoverStream, "__init__", hasty)
 
 
+def _end_leases_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    """Measure a lifetime with a clock that people set."""
+    patch.setattr(WorldClock, "monotonic", WorldClock.now)
+
+
 #: Runs in which a rule is needed often, for those that random ones seldom need.
 _PLANS: dict[Patch, Plan] = {
     _let_writes_go_on_in_a_takeover: Plan((PLAIN,), NO_FAULTS, {}, takeovers=True),
@@ -465,6 +471,7 @@ _PLANS: dict[Patch, Plan] = {
     _never_notify: Plan((PLAIN,), NO_FAULTS, {}, notifier=True),
     _ignore_known_versions: Plan((VERSED,), Faults(cut_s=0.2), {}),
     _lease_the_present: Plan((PLAIN,), NO_FAULTS, {}, leases=True),
+    _end_leases_by_the_wall_clock: Plan((PLAIN,), Faults(clock_s=0.3), {}, leases=True),
     _purge_what_is_not_due: Plan((SLOW, RARE), Faults(stop_s=0.5), {"compact": 1}),
     _keep_the_purge_seqno: Plan((RARE, RARE), NO_FAULTS, {"compact": 1}),
     _never_mind_what_was_purged: Plan((RARE, RARE), NO_FAULTS, {"compact": 1}),
@@ -516,6 +523,7 @@ _STUCK = "never comes to rest|has not happened"
         (_let_writes_go_on_in_a_takeover, "a takeover of|without failover"),
         (_activate_at_once, "a taker is told"),
         (_lease_the_present, "is announced for|reads"),
+        (_end_leases_by_the_wall_clock, "is gone early|leases never comes to rest"),
     ],
 )
 def test_a_broken_rule_of_streams_is_noticed(

@@ -24,6 +24,7 @@ FAULTS = {
     "unreadable_s": 1.0,
     "map_full_s": 1.0,
     "write_back_s": 0.3,
+    "clock_s": 0.5,
 }
 
 MANAGING = {"compact": 12, "state": 4, "failover": 4, "remove": 2, "flush": 1}

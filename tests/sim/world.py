@@ -38,6 +38,7 @@ class World:
     Attributes:
         random: the only randomness of the run.
         now: seconds since the beginning.
+        wall_clock_offset_s: by how much somebody has set the wall clock of all machines.
         log: what happened, for the determinism test and for whoever looks into a failure.
         watchers: called after every step; that is where judges look.
     """
@@ -46,6 +47,7 @@ class World:
         self.seed = seed
         self.random = Random(seed)
         self.now = 0.0
+        self.wall_clock_offset_s = 0.0
         self.log: list[str] = []
         self.watchers: list[Action] = []
         self._tie = count()  # equal times keep the order in which they were planned
@@ -114,7 +116,11 @@ class WorldClock:
 
     def now(self) -> float:
         """Return Unix time in seconds."""
-        return EPOCH_S + self._world.now
+        return EPOCH_S + self._world.now + self._world.wall_clock_offset_s
+
+    def monotonic(self) -> float:
+        """Return seconds since the world began."""
+        return self._world.now
 
 
 class WorldEntropy:

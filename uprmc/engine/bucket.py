@@ -276,9 +276,7 @@ class Bucket:
         return sum(vbucket.item_count for vbucket in self.vbuckets.values())
 
     def _new(self, number: int, state: VBucketState) -> VBucket:
-        vbucket = VBucket(
-            number, state, self.entropy.uuid48(), self.ledger, self.stats, self.clock.now
-        )
+        vbucket = VBucket(number, state, self.entropy.uuid48(), self.ledger, self.stats, self.clock)
         self.vbuckets[number] = vbucket
         return vbucket
 

@@ -13,7 +13,6 @@ What surprises: a deleted document stays in the table as a tombstone until its d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from uprmc.engine.failover_log import FailoverLog, new_log
@@ -22,6 +21,7 @@ from uprmc.engine.stats import Stats
 from uprmc.engine.watching import Watcher
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.model import Item, SnapshotRange, VBucketState
+from uprmc.ports import Clock
 
 
 class Forgetting(NamedTuple):
@@ -47,7 +47,7 @@ class Contents:
         high_seqno: highest seqno assigned.
         persisted_seqno: everything up to here is in a finished commit.
         persisted_snapshot: the range stored by that commit.
-        locks: key -> (lock CAS, Unix time when the lock lapses).
+        locks: key -> (lock CAS, monotonic time when the lock lapses).
         receiving: the snapshot that a replica holds a part of, ``None`` = nothing is half received.
         waiting: watchers to be told, once, of the next change, while a snapshot is received of its
             end; they put themselves there.
@@ -60,6 +60,7 @@ class Contents:
 
     __slots__ = (
         "_ledger",
+        "_monotonic",
         "_now",
         "_stats",
         "deletions",
@@ -92,13 +93,14 @@ class Contents:
         uuid: int,
         ledger: Ledger,
         stats: Stats,
-        now: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self.id = number
         self.state = state
         self._ledger = ledger
         self._stats = stats
-        self._now = now
+        self._now = clock.now
+        self._monotonic = clock.monotonic
         self.dirty = False
         self.header_dirty = False
         self.reset_pending = False

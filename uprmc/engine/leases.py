@@ -33,7 +33,7 @@ class Lease:
 
     Attributes:
         id: its name, a number of 48 bits.
-        expires_at: Unix time in seconds.
+        expires_at: monotonic time in seconds.
         readings: by vBucket.
         held: what each vBucket's history was, by vBucket.
         readers: called when the lease ends; who reads from it puts itself there.
@@ -113,7 +113,7 @@ class Leases:
             self._check_served(number)
         if len(self.open) >= self._settings.leases:
             raise TemporaryFailure(f"{self._settings.leases} leases are held")
-        lease = self._hold(numbers, bucket.clock.now() + granted_s)
+        lease = self._hold(numbers, bucket.clock.monotonic() + granted_s)
         self.open[lease.id] = lease
         self.granted += 1
         return lease, granted_s
@@ -133,7 +133,7 @@ class Leases:
         """
         lease = self.find(number)
         granted_s = self._lifetime(lifetime_s)
-        lease.expires_at = self._bucket.clock.now() + granted_s
+        lease.expires_at = self._bucket.clock.monotonic() + granted_s
         return granted_s
 
     def release(self, number: int) -> None:
@@ -144,7 +144,7 @@ class Leases:
 
     def tick(self) -> None:
         """End those whose time is over; call it about once a second."""
-        now = self._bucket.clock.now()
+        now = self._bucket.clock.monotonic()
         for number, lease in list(self.open.items()):
             if lease.expires_at <= now:
                 self.release(number)

@@ -33,8 +33,8 @@ class Ledger:
         last_cas: newest CAS given out; the next is one more.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: vBuckets with something for the flusher.
-        locked_until: Unix time when the last lock ever granted lapses, 0 before the first. After
-            it nothing is locked.
+        locked_until: monotonic time when the last lock ever granted lapses, 0 before the first.
+            After it nothing is locked.
         write_limit: writes that need memory are refused while `used` is above it.
         on_dirty: called when something becomes dirty while nothing was.
         on_pressure: called when a write was refused for lack of memory.

@@ -218,7 +218,7 @@ class VBucket(History):
         if item is None:
             raise KeyNotFound(key)
         self._check_lock(key, 0)
-        now = self._now()
+        now = self._monotonic()
         for other, (_, until) in list(self.locks.items()):
             if until > now:
                 break  # nearly in order of lapsing, so what is behind lapses later or soon after
@@ -352,7 +352,7 @@ class VBucket(History):
         if lock is None:
             return None
         cas, until = lock
-        if until <= self._now():
+        if until <= self._monotonic():
             del self.locks[key]
             return None
         return cas

@@ -228,7 +228,7 @@ class BinarySession(Conversation):
         locked_until = self.bucket.ledger.locked_until
         return (
             -1 if self.with_seqnos else self._max_store_body_bytes,
-            not locked_until or locked_until <= self.bucket.clock.now(),
+            not locked_until or locked_until <= self.bucket.clock.monotonic(),
         )
 
     def _count(self, hits: int, misses: int, sets: int, refused: int) -> None:

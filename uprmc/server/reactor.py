@@ -8,6 +8,9 @@ the same way as before: `_doReadOrWrite` has its own handler.
 What was woken by the events of a turn is served when all of them have been dealt with, in the same
 turn (`WakeList`): by `callLater(0)` it would cost a timer, and another look at the sockets.
 
+Timers count monotonic time. Twisted's own reactors count the wall clock's, so a clock that is set
+back an hour would keep every timer waiting for an hour.
+
 It looks at `_poller`, `_selectables` and `_doReadOrWrite`, which Twisted does not promise to keep:
 ``tests/server/test_reactor.py`` fails when they move.
 """
@@ -16,6 +19,7 @@ It looks at `_poller`, `_selectables` and `_doReadOrWrite`, which Twisted does n
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.main import installReactor
@@ -35,6 +39,12 @@ def install() -> Any:
         installReactor(LeanReactor())
     from twisted.internet import reactor
 
+    return count_monotonic_time(reactor)
+
+
+def count_monotonic_time(reactor: Any) -> Any:
+    """Let the timers of a reactor that has none yet ignore steps of the wall clock; return it."""
+    reactor.seconds = time.monotonic
     return reactor
 
 
@@ -43,6 +53,7 @@ if EPollReactor is not None:
     class LeanReactor(EPollReactor):
         """See the module docstring."""
 
+        seconds = staticmethod(time.monotonic)
         _wake_lists: tuple[WakeList, ...] = ()
 
         def end_turns_with(self, wake_list: WakeList) -> None:

@@ -76,7 +76,7 @@ def takeover(node: Node, words: str) -> StatGroup:
 def leases(node: Node) -> StatGroup:
     """Return the snapshot leases that are held."""
     held = node.upr.leases
-    now = node.bucket.clock.now()
+    now = node.bucket.clock.monotonic()
     group: StatGroup = [
         ("open", str(len(held.open))),
         ("granted", str(held.granted)),

@@ -7,14 +7,14 @@ import time
 
 
 class SystemClock:
-    """The machine's clocks: `ports.Clock`, and a monotonic one for time-outs."""
+    """The machine's clocks: `ports.Clock`."""
 
     def now(self) -> float:
         """Return Unix time in seconds; it follows every adjustment of the machine's clock."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds since some fixed moment; it never goes back. For `Session.tick`."""
+        """Return seconds since some fixed moment; it never goes back."""
         return time.monotonic()
 
 
