@@ -177,6 +177,8 @@ class VBucketHeader(NamedTuple):
         failover_log: newest first, never empty.
         purge_seqno: highest seqno of a tombstone that was dropped.
         max_deleted_rev: highest revision among deletions, so that a new document outranks them.
+        term: how often the vBucket was promoted anywhere; 0 = not known.
+        max_cas: highest CAS that any version had in it, purged ones too; 0 = not known.
     """
 
     state: VBucketState
@@ -185,3 +187,5 @@ class VBucketHeader(NamedTuple):
     failover_log: tuple[FailoverEntry, ...]
     purge_seqno: int = 0
     max_deleted_rev: int = 0
+    term: int = 0
+    max_cas: int = 0

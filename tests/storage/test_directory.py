@@ -15,7 +15,7 @@ from tests.storage.processes import ROOT, python_command
 from uprmc.errors import StoreRefused
 from uprmc.storage import directory
 from uprmc.storage.directory import GUARD_FILE, open_directory
-from uprmc.storage.layout import Identity
+from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE
 
 
@@ -43,7 +43,7 @@ def test_an_absent_directory_is_made_for_this_user_only(tmp_path: Path) -> None:
 
 def test_the_directory_keeps_the_name_it_got_when_it_was_made(path: Path) -> None:
     store = open_directory(path, uuid=0xFEED)
-    assert store.identity() == Identity(1, 1024, 0xFEED)
+    assert store.identity() == Identity(FORMAT_VERSION, 1024, 0xFEED)
     store.close()
     store = open_directory(path, uuid=0xBAD)
     assert store.identity().uuid == 0xFEED
@@ -97,16 +97,19 @@ def test_a_directory_in_use_by_another_process_is_refused_until_that_one_is_gone
 
 def test_a_newer_format_is_refused(path: Path) -> None:
     store = open_directory(path, uuid=1)
-    store.set_identity(Identity(2, 1024, 1))
+    newer = FORMAT_VERSION + 1
+    store.set_identity(Identity(newer, 1024, 1))
     store.close()
-    assert "written by a newer uprmc (format 2, this one knows up to 1)" in refusal(path)
+    expected = f"written by a newer uprmc (format {newer}, this one knows up to {FORMAT_VERSION})"
+    assert expected in refusal(path)
 
 
 def test_an_older_format_is_taken_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_directory(path, uuid=7).close()
-    monkeypatch.setattr(directory, "FORMAT_VERSION", 2)
+    newer = FORMAT_VERSION + 1
+    monkeypatch.setattr(directory, "FORMAT_VERSION", newer)
     store = open_directory(path, uuid=1)
-    assert store.identity() == Identity(2, 1024, 7)
+    assert store.identity() == Identity(newer, 1024, 7)
     store.close()
     monkeypatch.undo()
     assert "newer" in refusal(path)
@@ -143,7 +146,7 @@ def test_a_start_that_was_cut_off_before_the_store_was_made_can_be_repeated(path
     (path / GUARD_FILE).write_text("123\n")
     (path / DATA_FILE).touch()
     store = open_directory(path, uuid=3, vbuckets=8)
-    assert store.identity() == Identity(1, 8, 3)
+    assert store.identity() == Identity(FORMAT_VERSION, 8, 3)
     store.close()
 
 

@@ -46,6 +46,8 @@ headers = st.builds(
     failover_log=st.lists(st.builds(FailoverEntry, u64, u64), max_size=25).map(tuple),
     purge_seqno=u64,
     max_deleted_rev=u64,
+    term=u64,
+    max_cas=u64,
 )
 
 
@@ -59,14 +61,36 @@ def test_a_record_of_version_1_is_laid_out_as_documented() -> None:
     assert layout.by_seq_key_of(b"\x03\xff", head) == bytes.fromhex("03ff 0000000000002122")
 
 
-def test_a_header_of_version_1_is_laid_out_as_documented() -> None:
-    header = VBucketHeader(
-        VBucketState.REPLICA, 5, SnapshotRange(4, 6), (FailoverEntry(0xAA, 2),), 3, 9
-    )
+_HEADER_1 = bytes.fromhex(
+    "01 02 0001 0000000000000005 0000000000000004 0000000000000006 0000000000000003"
+    "0000000000000009 00000000000000aa 0000000000000002"
+)
+
+
+def test_a_header_of_version_2_is_laid_out_as_documented() -> None:
+    log = (FailoverEntry(0xAA, 2),)
+    header = VBucketHeader(VBucketState.REPLICA, 5, SnapshotRange(4, 6), log, 3, 9, 7, 0xC5)
     assert layout.pack_header(header) == bytes.fromhex(
-        "01 02 0001 0000000000000005 0000000000000004 0000000000000006 0000000000000003"
-        "0000000000000009 00000000000000aa 0000000000000002"
+        "02 02 0001 0000000000000005 0000000000000004 0000000000000006 0000000000000003"
+        "0000000000000009 0000000000000007 00000000000000c5 00000000000000aa 0000000000000002"
     )
+
+
+def test_a_header_of_version_1_has_no_highest_cas_and_its_term_is_unknown() -> None:
+    log = (FailoverEntry(0xAA, 2),)
+    expected = VBucketHeader(VBucketState.REPLICA, 5, SnapshotRange(4, 6), log, 3, 9)
+    assert layout.unpack_header(_HEADER_1) == expected
+
+
+def test_an_active_vbucket_of_version_1_is_in_its_first_term() -> None:
+    active = b"\x01\x01" + _HEADER_1[2:]
+    assert layout.unpack_header(active).term == 1
+
+
+@pytest.mark.parametrize("length", range(1, len(_HEADER_1)))
+def test_a_header_of_version_1_that_was_cut_is_never_taken_for_one(length: int) -> None:
+    with pytest.raises(StoreCorrupt):
+        layout.unpack_header(_HEADER_1[:length])
 
 
 def test_an_identity_is_laid_out_as_documented() -> None:
@@ -137,7 +161,7 @@ def test_all_keys_of_a_vbucket_lie_between_its_prefix_and_its_end(vb: int, key: 
 
 def test_older_records_are_brought_up_to_date_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     old = layout.pack_record(layout.pack_heads([live(b"k", 1)])[0], live(b"k", 1))
-    monkeypatch.setattr(layout, "FORMAT_VERSION", 3)
+    monkeypatch.setattr(layout, "RECORD_VERSION", 3)
     steps = {
         1: lambda record: b"\x02" + record[1:6] + bytes(4) + record[10:],
         2: lambda record: b"\x03" + record[1:9] + b"\x07" + record[10:],
@@ -153,8 +177,10 @@ def test_older_records_are_brought_up_to_date_step_by_step(monkeypatch: pytest.M
 def test_older_headers_are_brought_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     header = VBucketHeader(VBucketState.ACTIVE, 5, SnapshotRange(5, 5), ())
     old = layout.pack_header(header)
-    monkeypatch.setattr(layout, "FORMAT_VERSION", 2)
-    monkeypatch.setattr(layout, "HEADER_UPGRADES", {1: lambda data: b"\x02\x02" + data[2:]})
+    newer = layout.HEADER_VERSION + 1
+    monkeypatch.setattr(layout, "HEADER_VERSION", newer)
+    steps = {newer - 1: lambda data: bytes([newer, VBucketState.REPLICA]) + data[2:]}
+    monkeypatch.setattr(layout, "HEADER_UPGRADES", steps)
     assert layout.unpack_header(old).state == VBucketState.REPLICA
 
 

@@ -55,6 +55,8 @@ headers = st.builds(
     failover_log=st.lists(st.builds(FailoverEntry, numbers, seqnos), max_size=3).map(tuple),
     purge_seqno=seqnos,
     max_deleted_rev=numbers,
+    term=numbers,
+    max_cas=numbers,
 )
 changes = st.builds(
     VBucketChange,

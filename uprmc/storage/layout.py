@@ -24,13 +24,13 @@ A **head** is 40 bytes, the same in both indexes::
 From the flags on the order is that of `Item`'s arguments. The by-seq entry of a by-id head is
 found by copying 8 bytes; nothing has to be decoded for that.
 
-A **vBucket header** is 44 bytes (version, state, number of failover entries, high seqno, snapshot
-start and end, purge seqno, greatest revision of a deletion), then 16 bytes (uuid, seqno) for each
-failover entry, newest first. The **identity** is 20 bytes: magic, format version, number of
-vBuckets, uuid of the directory.
+A **vBucket header** is 60 bytes (version, state, number of failover entries, high seqno, snapshot
+start and end, purge seqno, greatest revision of a deletion, term, highest CAS), then 16 bytes
+(uuid, seqno) for each failover entry, newest first. Version 1 lacks the last two numbers. The
+**identity** is 20 bytes: magic, format version, number of vBuckets, uuid of the directory.
 
-Versions. `FORMAT_VERSION` is the newest version that any record of a directory may have; a
-directory with a higher one is refused. Every record and header begins with the version it was
+Versions. Records and headers have versions of their own, `FORMAT_VERSION` is the newer of the two;
+a directory with a higher one is refused. Every record and header begins with the version it was
 written in, and is brought up to date as it is read: `RECORD_UPGRADES` and `HEADER_UPGRADES` are
 folded over it. So a new format needs one function here and no rewriting of files, provided that it
 leaves the version in byte 0 and the seqno in bytes 22 to 29.
@@ -52,13 +52,14 @@ from uprmc.model import (
     VBucketState,
 )
 
-FORMAT_VERSION = 1
+RECORD_VERSION = 1
+HEADER_VERSION = 2
+FORMAT_VERSION = max(RECORD_VERSION, HEADER_VERSION)
 
 Upgrade = Callable[[bytes], bytes]
 
 #: ``UPGRADES[n]`` turns bytes of version n into bytes of version n + 1. Version 1 is the first.
 RECORD_UPGRADES: dict[int, Upgrade] = {}
-HEADER_UPGRADES: dict[int, Upgrade] = {}
 
 BY_ID = b"by-id"
 BY_SEQ = b"by-seq"
@@ -86,8 +87,10 @@ assert VBUCKET.size == 2
 _BY_SEQ_KEY = struct.Struct(">HQ")
 assert _BY_SEQ_KEY.size == 10
 
-_HEADER = struct.Struct(">BBHQQQQQ")
-assert _HEADER.size == 44
+_HEADER = struct.Struct(">BBHQQQQQQQ")
+assert _HEADER.size == 60
+
+_HEADER_1_BYTES = 44
 
 _FAILOVER = struct.Struct(">QQ")
 assert _FAILOVER.size == 16
@@ -98,6 +101,16 @@ _MAGIC = b"uprmc\r\n\x00"
 
 _EXTENT = struct.Struct(">Q")
 assert _EXTENT.size == 8
+
+
+def _with_term_and_cas(header: bytes) -> bytes:
+    """Turn a header of version 1 into one of version 2: an active vBucket is in its first term."""
+    term = int(header[1:2] == bytes([VBucketState.ACTIVE]))
+    cut = _HEADER_1_BYTES
+    return b"\x02" + header[1:cut] + struct.pack(">QQ", term, 0) + header[cut:]
+
+
+HEADER_UPGRADES: dict[int, Upgrade] = {1: _with_term_and_cas}
 
 
 class Identity(NamedTuple):
@@ -155,7 +168,7 @@ def pack_heads(items: Iterable[Item]) -> list[bytes]:
     pack = HEAD.pack
     return [
         pack(
-            FORMAT_VERSION,
+            RECORD_VERSION,
             len(item.key),
             0 if item.value is None else len(item.value),
             item.flags,
@@ -177,8 +190,8 @@ def pack_record(head: bytes, item: Item) -> bytes:
 
 def unpack_record(record: bytes) -> Item:
     """Read a by-seq record back; raises `StoreCorrupt`."""
-    if not record or record[0] != FORMAT_VERSION:
-        record = upgraded(record, RECORD_UPGRADES)
+    if not record or record[0] != RECORD_VERSION:
+        record = upgraded(record, RECORD_UPGRADES, RECORD_VERSION)
     try:
         fields = HEAD.unpack_from(record)
     except struct.error:
@@ -199,20 +212,20 @@ def unpack_metadata(key: bytes, head: bytes) -> tuple[Item, int]:
 
 def unpack_head(head: bytes) -> tuple[int, ...]:
     """Return the ten numbers of a by-id head, of any format version; raises `StoreCorrupt`."""
-    if not head or head[0] != FORMAT_VERSION:
-        head = upgraded(head, RECORD_UPGRADES)
+    if not head or head[0] != RECORD_VERSION:
+        head = upgraded(head, RECORD_UPGRADES, RECORD_VERSION)
     try:
         return HEAD.unpack(head)
     except struct.error:
         raise StoreCorrupt(f"an index entry has {len(head)} bytes, not {HEAD_BYTES}") from None
 
 
-def upgraded(record: bytes, upgrades: Mapping[int, Upgrade]) -> bytes:
-    """Bring a record or header, whose first byte is its version, up to `FORMAT_VERSION`."""
+def upgraded(record: bytes, upgrades: Mapping[int, Upgrade], newest: int) -> bytes:
+    """Bring a record or header, whose first byte is its version, up to the `newest` version."""
     version = record[0] if record else 0
-    if not 1 <= version <= FORMAT_VERSION:
-        raise StoreCorrupt(f"a record has format version {version}, not 1 to {FORMAT_VERSION}")
-    for step in range(version, FORMAT_VERSION):
+    if not 1 <= version <= newest:
+        raise StoreCorrupt(f"a record has format version {version}, not 1 to {newest}")
+    for step in range(version, newest):
         record = upgrades[step](record)
     return record
 
@@ -223,29 +236,31 @@ def upgraded(record: bytes, upgrades: Mapping[int, Upgrade]) -> bytes:
 def pack_header(header: VBucketHeader) -> bytes:
     """Return a vBucket header as bytes; `struct.error` when a number does not fit."""
     fixed = _HEADER.pack(
-        FORMAT_VERSION,
+        HEADER_VERSION,
         header.state,
         len(header.failover_log),
         header.high_seqno,
         *header.snapshot,
         header.purge_seqno,
         header.max_deleted_rev,
+        header.term,
+        header.max_cas,
     )
     return fixed + b"".join(_FAILOVER.pack(*entry) for entry in header.failover_log)
 
 
 def unpack_header(data: bytes) -> VBucketHeader:
     """Read a vBucket header back; raises `StoreCorrupt`."""
-    data = upgraded(data, HEADER_UPGRADES)
+    data = upgraded(data, HEADER_UPGRADES, HEADER_VERSION)
     try:
-        _, state, count, high, start, end, purge, max_deleted_rev = _HEADER.unpack_from(data)
+        _, state, count, high, start, end, *others = _HEADER.unpack_from(data)
         log = tuple(FailoverEntry(*pair) for pair in _FAILOVER.iter_unpack(data[_HEADER.size :]))
         known_state = VBucketState(state)
     except (struct.error, ValueError) as error:
         raise StoreCorrupt(f"a vBucket header cannot be read: {error}") from None
     if len(log) != count:
         raise StoreCorrupt(f"a vBucket header has {len(log)} failover entries, not {count}")
-    return VBucketHeader(known_state, high, SnapshotRange(start, end), log, purge, max_deleted_rev)
+    return VBucketHeader(known_state, high, SnapshotRange(start, end), log, *others)
 
 
 # --- the directory ------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from uprmc.protocol.upr import (
     frame_head,
     frame_place,
 )
-from uprmc.storage.layout import FORMAT_VERSION, HEAD, HEAD_BYTES, unpack_record
+from uprmc.storage.layout import HEAD, HEAD_BYTES, RECORD_VERSION, unpack_record
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _DELETION_HEAD = frame_head(Opcode.UPR_DELETION)
@@ -229,7 +229,7 @@ class ItemWriter:
                 version, length, value_length, flags, expiry, cas, seqno, rev, datatype, life = (
                     _unpack_head(record)
                 )
-                if life or version != FORMAT_VERSION or not as_they_are:
+                if life or version != RECORD_VERSION or not as_they_are:
                     item = unpack_record(record)
                     if item.key in newer:
                         continue
