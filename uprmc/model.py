@@ -14,6 +14,9 @@ from typing import NamedTuple
 SEQNO_NONE = 0
 SEQNO_MAX = 2**64 - 1
 
+#: The greatest term that is believed; beyond it promotions could not be counted.
+TERM_MAX = 2**63 - 1
+
 #: CAS shown to readers of an item that somebody else has locked.
 CAS_LOCKED = 2**64 - 1
 

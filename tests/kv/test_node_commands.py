@@ -281,6 +281,7 @@ def test_a_node_describes_itself_as_sdks_want_it(rig: Rig) -> None:
         "numReplicas": 0,
         "serverList": ["$HOST:21500"],
         "vBucketMap": [[0], [0], [-1], [0]],
+        "terms": [1, 1, 1, 1],
     }
 
 

@@ -99,6 +99,15 @@ def test_seqnos_survive_bytes(seqnos: list[tuple[int, int]]) -> None:
     assert m.decode_vbucket_seqnos(m.encode_vbucket_seqnos(seqnos)) == seqnos
 
 
+@given(st.lists(st.tuples(U16, U64, U64), max_size=5))
+def test_seqnos_with_terms_survive_bytes(rows: list[tuple[int, int, int]]) -> None:
+    value = m.encode_vbucket_seqno_terms(rows)
+    assert len(value) == 18 * len(rows)
+    assert m.decode_vbucket_seqno_terms(value) == rows
+    with pytest.raises(RemoteProtocolError):
+        m.decode_vbucket_seqno_terms(value + b"x")
+
+
 @given(st.lists(st.binary(max_size=260), max_size=5))
 def test_keys_survive_bytes(keys: list[bytes]) -> None:
     assert m.decode_keys(m.encode_keys(keys)) == keys

@@ -17,7 +17,7 @@ from tests.golden.upr_frames import BY_NUMBER, VECTORS
 from tests.protocol.layouts import check_layout
 from tests.protocol.upr_meanings import BYE_CAS, MAX, MEANINGS, TTL_CAS, U0, U1
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
-from uprmc.model import FailoverEntry
+from uprmc.model import TERM_MAX, FailoverEntry
 from uprmc.protocol import binary, management, upr
 from uprmc.protocol.header import Request, RequestFrame, RequestHeader, Response, decode_frame
 from uprmc.protocol.upr import (
@@ -370,3 +370,15 @@ def test_what_does_not_fit_is_our_own_error() -> None:
         StreamRequest(0, -1, 0, 0, 0, 0).encode()
     with pytest.raises(LocalProtocolError, match="wire"):
         StreamRequest(2**32, 0, 0, 0, 0, 0).encode()
+
+
+@given(st.integers(0, TERM_MAX))
+def test_a_term_survives_bytes_and_a_producer_without_terms_counts_as_0(term: int) -> None:
+    assert upr.decode_term(upr.TERM_EXTRAS.pack(term)) == term
+    assert upr.decode_term(b"") == 0
+
+
+@pytest.mark.parametrize("extras", [bytes(4), bytes(9), b"\x80" + bytes(7), b"\xff" * 8])
+def test_what_is_no_term_is_refused(extras: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="term"):
+        upr.decode_term(extras)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.golden.upr_extensions import BY_NUMBER, KNOWN_VERSIONS, VECTORS
 from tests.protocol.layouts import check_layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
-from uprmc.model import FailoverEntry
+from uprmc.model import TERM_MAX, FailoverEntry
 from uprmc.protocol import upr_extensions
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import Opcode
@@ -218,6 +218,18 @@ def test_options_are_written_as_the_reference_does() -> None:
     )
 
 
+def test_a_term_is_written_as_a_number() -> None:
+    assert encode_stream_options(StreamOptions(term=7)) == b'{"term":7}'
+    assert decode_stream_options(b'{"term":7}') == StreamOptions(term=7)
+    assert decode_stream_options(b'{"term":%d}' % TERM_MAX).term == TERM_MAX
+
+
+@pytest.mark.parametrize("term", ["-1", '"7"', "7.0", "true", "null", str(TERM_MAX + 1)])
+def test_what_is_no_term_is_refused(term: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="term"):
+        decode_stream_options(b'{"term":%s}' % term.encode())
+
+
 def test_options_that_say_nothing_are_no_value_at_all() -> None:
     assert encode_stream_options(StreamOptions()) == b""
     assert decode_stream_options(b"") == decode_stream_options(b"{}") == StreamOptions()
@@ -228,6 +240,7 @@ OPTIONS = st.builds(
     st.lists(st.builds(FailoverEntry, U64, U64), max_size=30).map(tuple),
     st.booleans(),
     U64,
+    st.integers(0, TERM_MAX),
 )
 
 

@@ -26,6 +26,7 @@ from uprmc.engine.ledger import Ledger
 from uprmc.engine.marks import Marks
 from uprmc.engine.pager import Pager
 from uprmc.engine.stats import Stats
+from uprmc.engine.terms import is_deposed
 from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.write_queue import WriteQueue
@@ -64,6 +65,7 @@ class Bucket:
         numbered: number -> uuid of the history in which a vBucket gets its seqnos here even if it
             is not active, as long as nobody sets its state; see `overwrite`.
         timings: how long things took, told by whoever has a clock.
+        on_deposed: told of an active vBucket that died because of a higher term.
     """
 
     def __init__(self, settings: Settings, store: Store, clock: Clock, entropy: Entropy) -> None:
@@ -92,6 +94,7 @@ class Bucket:
         self.marks = Marks()
         self.view_holders: list[ViewHolder] = []
         self.numbered: dict[int, int] = {}
+        self.on_deposed: Callable[[VBucket], None] = lambda _: None
         self._flush_at: float | None = None
         self._mask = settings.engine.vbuckets - 1
 
@@ -124,6 +127,8 @@ class Bucket:
         brings the new header, so that no crash ever leaves the one's records to the other.
         """
         vbucket = self._new(number, state)
+        if state == VBucketState.ACTIVE:
+            vbucket.promote()
         vbucket.reset_pending = True
         vbucket.change_header()
         return vbucket
@@ -154,8 +159,9 @@ class Bucket:
     def set_state(self, number: int, state: VBucketState, *, takeover: bool = False) -> VBucket:
         """Put a vBucket into a state, making it if there is none, and return it.
 
-        One that becomes active begins a branch, because nobody knows what the last active one had
-        promised; not so in a takeover, whose source gave everything away before, if it did.
+        One that becomes active gets a higher term, and begins a branch, because nobody knows what
+        the last active one had promised; not so in a takeover, whose source gave everything away
+        before, if it did.
 
         Raises:
             RangeExceeded: there can be no vBucket of that number.
@@ -167,13 +173,29 @@ class Bucket:
         if vbucket is None:
             vbucket = self.create(number, state)
         elif vbucket.state != state:
-            if state == VBucketState.ACTIVE and not (takeover and vbucket.receiving is None):
-                self._branch(vbucket)
+            if state == VBucketState.ACTIVE:
+                vbucket.promote()
+                if not (takeover and vbucket.receiving is None):
+                    self._branch(vbucket)
             vbucket.state = state
             vbucket.change_header()
             vbucket.interrupt(Interruption.STATE_CHANGED)
         self._settle_traffic(vbucket)
         return vbucket
+
+    def learn_term(self, vbucket: VBucket, term: int) -> None:
+        """Learn that somebody has this term; an active vBucket with a lower one was deposed.
+
+        It is dead from now on, until an operator or a manager says otherwise.
+        """
+        if term <= vbucket.known_term:
+            return
+        vbucket.known_term = term
+        vbucket.change_header()
+        if is_deposed(vbucket.state, vbucket.term, term):
+            self.stats.vbuckets_deposed += 1
+            self.set_state(vbucket.id, VBucketState.DEAD)
+            self.on_deposed(vbucket)
 
     def remove(self, number: int, done: Waiter) -> None:
         """Forget a dead vBucket with everything in it.

@@ -54,6 +54,8 @@ class Contents:
         watchers: everybody who is to be told when the vBucket changes its state or begins anew.
         tombstones: number of tombstones in `table`.
         non_resident: number of items in `table` whose value is only on disk.
+        term: how many promotions led to the history that is held; nothing lowers it, see `terms`.
+        known_term: the highest term that anybody is known to have for this vBucket.
         forgetting: what the store has not yet forgotten of a history that was rolled back.
         deletions: documents that were deleted or expired since this history or the node began.
     """
@@ -70,6 +72,7 @@ class Contents:
         "header_dirty",
         "high_seqno",
         "id",
+        "known_term",
         "locks",
         "max_deleted_rev",
         "non_resident",
@@ -81,6 +84,7 @@ class Contents:
         "reset_pending",
         "state",
         "table",
+        "term",
         "tombstones",
         "waiting",
         "watchers",
@@ -97,6 +101,7 @@ class Contents:
     ) -> None:
         self.id = number
         self.state = state
+        self.term = self.known_term = 0
         self._ledger = ledger
         self._stats = stats
         self._now = clock.now

@@ -14,6 +14,7 @@ from operator import attrgetter
 from uprmc.engine.contents import Contents, Forgetting
 from uprmc.engine.failover_log import FailoverLog, new_log
 from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.terms import promoted
 from uprmc.engine.watching import Interruption, Watcher
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.model import Item, SnapshotRange, VBucketHeader
@@ -151,6 +152,12 @@ class History(Contents):
         self.reset_pending = True
         self.change_header()
         self.interrupt(Interruption.RESET)
+
+    # --- terms ----------------------------------------------------------------------------------
+
+    def promote(self) -> None:
+        """Get the term of a history that begins here; it is on disk with the next header."""
+        self.term = self.known_term = promoted(self.term, self.known_term)
 
     # --- who follows ----------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Stats:
     items_flushed: int = 0
     protocol_errors: int = 0
     upr_dead: int = 0
+    vbuckets_deposed: int = 0
 
     def reset(self) -> None:
         """Set every counter to 0."""

@@ -110,6 +110,7 @@ _GRANTED = frozenset(
         Feature.SELECT_BUCKET,
         Feature.JSON,
         Feature.DATATYPE,
+        Feature.TERMS,
     }
 )
 
@@ -443,6 +444,7 @@ def hello(session: BinarySession, request: Request) -> None:
     session.datatypes = int(DataType.JSON) if json else 0
     session.with_seqnos = Feature.MUTATION_SEQNO in granted
     session.with_lock_errors = Feature.XERROR in granted
+    session.with_terms = Feature.TERMS in granted
     session.reply(request, value=encode_hello(granted))
 
 

@@ -94,6 +94,7 @@ class BinarySession(Conversation):
         greeted: whether the peer has said HELLO: peers of 2014 hardly did.
         with_seqnos: replies to changes carry (vb_uuid, seqno), after HELLO.
         with_lock_errors: locked keys get their own status instead of temporary failure.
+        with_terms: failover logs and seqnos come with terms, after HELLO.
     """
 
     __slots__ = (
@@ -107,6 +108,7 @@ class BinarySession(Conversation):
         "stats",
         "with_lock_errors",
         "with_seqnos",
+        "with_terms",
     )
 
     def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
@@ -120,6 +122,7 @@ class BinarySession(Conversation):
         self.greeted = False
         self.with_seqnos = False
         self.with_lock_errors = False
+        self.with_terms = False
         self._push: TapPush | None = None
 
     # --- the loop -------------------------------------------------------------------------------

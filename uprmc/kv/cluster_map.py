@@ -14,7 +14,7 @@ from typing import Any
 
 from uprmc.engine.bucket import Bucket
 from uprmc.errors import InvalidArguments
-from uprmc.model import VBucketState
+from uprmc.model import TERM_MAX, VBucketState
 
 #: The bucket's name. There is one.
 BUCKET_NAME = "default"
@@ -23,6 +23,8 @@ BUCKET_NAME = "default"
 _CAPABILITIES = ["cccp", "cbhello", "nodesExt", "touch", "dcp"]
 
 _ABSENT = -1
+
+_VBUCKETS_MAX = 0x10000
 
 
 class ClusterMap:
@@ -48,13 +50,17 @@ class ClusterMap:
         self.uuid = uuid
         self._set = b""
         self._own = b""
-        self._seen: tuple[dict[str, int], list[int]] | None = None
+        self._seen: tuple[dict[str, int], list[int], list[int]] | None = None
         self._rev = 0
         self._epoch = 0
 
     def replace(self, text: bytes) -> None:
-        """Answer this from now on; raises `InvalidArguments` if it is no JSON object."""
-        json_object(text)
+        """Answer this from now on.
+
+        Raises:
+            InvalidArguments: it is no JSON object, or its terms are none.
+        """
+        terms_of(text)
         self._set = text
 
     def text(self, bucket: Bucket) -> bytes | None:
@@ -67,7 +73,7 @@ class ClusterMap:
         ports = self._ports()
         if "upr" not in ports:
             return None
-        seen = (ports, _places(bucket))
+        seen = (ports, _places(bucket), _terms(bucket))
         if seen != self._seen:
             self._seen = seen
             self._rev += 1
@@ -79,7 +85,9 @@ class ClusterMap:
         places = {name: text.rpartition(":")[2] for name, text in self.addresses().items()}
         return {name: int(port) for name, port in places.items() if port.isdecimal()}
 
-    def _document(self, ports: Mapping[str, int], places: list[int]) -> dict[str, Any]:
+    def _document(
+        self, ports: Mapping[str, int], places: list[int], terms: list[int]
+    ) -> dict[str, Any]:
         kv = ports["upr"]
         services = {"kvSSL" if self.tls else "kv": kv}
         if "http" in ports:
@@ -100,6 +108,7 @@ class ClusterMap:
                 "numReplicas": 0,
                 "serverList": [f"$HOST:{kv}"],
                 "vBucketMap": [[place] for place in places],
+                "terms": terms,
             },
         }
 
@@ -111,6 +120,30 @@ def _places(bucket: Bucket) -> list[int]:
         0 if number in vbuckets and vbuckets[number].state == VBucketState.ACTIVE else _ABSENT
         for number in range(bucket.settings.engine.vbuckets)
     ]
+
+
+def _terms(bucket: Bucket) -> list[int]:
+    """Return each vBucket's term, 0 for one that is not here."""
+    vbuckets = bucket.vbuckets
+    return [
+        vbuckets[number].term if number in vbuckets else 0
+        for number in range(bucket.settings.engine.vbuckets)
+    ]
+
+
+def terms_of(text: bytes) -> list[int]:
+    """Return the terms that a map tells, by vBucket, none if it tells none.
+
+    Raises:
+        InvalidArguments: it is no JSON object, or its terms are no list of terms.
+    """
+    inner = json_object(text).get("vBucketServerMap")
+    terms = inner.get("terms", []) if isinstance(inner, dict) else []
+    if not isinstance(terms, list) or len(terms) > _VBUCKETS_MAX:
+        raise InvalidArguments("terms is no list with one for each vBucket")
+    if any(type(term) is not int or not 0 <= term <= TERM_MAX for term in terms):
+        raise InvalidArguments("a term is a number of promotions")
+    return terms
 
 
 def json_object(text: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uprmc.errors import InvalidArguments, KeyNotFound, TemporaryFailure
-from uprmc.kv.cluster_map import BUCKET_NAME
+from uprmc.kv.cluster_map import BUCKET_NAME, terms_of
 from uprmc.kv.parameters import NAME_MAX_BYTES, VALUE_MAX_BYTES, set_parameter
 from uprmc.protocol.management import SESSION_TOKEN_EXTRAS, SET_PARAM_EXTRAS
 from uprmc.protocol.opcodes import DataType, Opcode, Status
@@ -83,10 +83,16 @@ def get_token(session: BinarySession, request: Request) -> None:
 
 
 def set_cluster_config(session: BinarySession, request: Request) -> None:
-    """Keep a cluster map for those who ask."""
-    control = session.services.control
+    """Keep a cluster map for those who ask, and learn its terms."""
+    control, bucket = session.services.control, session.bucket
     control.check_token(request.cas)
+    terms = terms_of(request.value)
+    if terms and not bucket.warm:
+        raise TemporaryFailure("warming up")
     control.cluster_map.replace(request.value)
+    for number, term in enumerate(terms):
+        if number in bucket.vbuckets:
+            bucket.learn_term(bucket.vbuckets[number], term)
     session.reply(request)
 
 

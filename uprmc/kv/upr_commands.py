@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from uprmc.errors import InvalidArguments, NotMyVBucket, OutOfPlace
 from uprmc.kv.binary_commands import Handler, Request
 from uprmc.protocol.opcodes import Opcode, OpenFlag
-from uprmc.protocol.upr import OPEN_EXTRAS, encode_failover_log
+from uprmc.protocol.upr import OPEN_EXTRAS, TERM_EXTRAS, encode_failover_log
 
 if TYPE_CHECKING:
+    from uprmc.engine.vbucket import VBucket
     from uprmc.kv.binary_session import BinarySession
 
 #: Longest name of a connection, in bytes.
@@ -45,7 +46,13 @@ def get_failover_log(session: BinarySession, request: Request) -> None:
     vbucket = session.bucket.vbuckets.get(request.number)
     if vbucket is None:
         raise NotMyVBucket(request.number)
-    session.reply(request, value=encode_failover_log(vbucket.failover_log))
+    send_failover_log(session, request, vbucket)
+
+
+def send_failover_log(session: BinarySession, request: Request, vbucket: VBucket) -> None:
+    """Answer a vBucket's failover log, with its term for who was granted terms."""
+    extras = TERM_EXTRAS.pack(vbucket.term) if session.with_terms else b""
+    session.reply(request, extras=extras, value=encode_failover_log(vbucket.failover_log))
 
 
 def out_of_place(session: BinarySession, request: Request) -> None:

@@ -48,7 +48,15 @@ def _side(before: BinarySession, wake: Callable[[], None], opening: Request, fla
     request = UprRequest(opening.opcode, 0, opening.opaque, opening.extras, opening.key)
     if not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER):
         return Consumer(hub, request, wake)
-    return Producer(hub, request, flags, wake, datatypes=before.datatypes, modern=before.greeted)
+    return Producer(
+        hub,
+        request,
+        flags,
+        wake,
+        datatypes=before.datatypes,
+        modern=before.greeted,
+        terms=before.with_terms,
+    )
 
 
 class UprSession(BinarySession):
@@ -65,6 +73,7 @@ class UprSession(BinarySession):
         self.datatypes = before.datatypes
         self.with_seqnos = before.with_seqnos
         self.with_lock_errors = before.with_lock_errors
+        self.with_terms = before.with_terms
         self._gentle_left = GENTLE_BYTES
         self._resting = False
         self._sent = 0

@@ -25,6 +25,7 @@ from uprmc.errors import (
 )
 from uprmc.kv.cluster_map import json_object
 from uprmc.kv.seqno_wait import SeqnoWait
+from uprmc.kv.upr_commands import send_failover_log
 from uprmc.model import Item, VBucketState
 from uprmc.protocol.binary import GET_REPLY_EXTRAS
 from uprmc.protocol.management import (
@@ -36,10 +37,10 @@ from uprmc.protocol.management import (
     VBUCKET_SEQNOS_EXTRAS,
     decode_vbucket_state,
     encode_keys,
+    encode_vbucket_seqno_terms,
     encode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.upr import encode_failover_log
 
 if TYPE_CHECKING:
     from uprmc.engine.bucket import Bucket
@@ -115,8 +116,13 @@ def all_seqnos(session: BinarySession, request: Request) -> None:
     """Answer how far each vBucket has come; of those that are not active, what is complete."""
     states = _states_asked(request.extras)
     vbuckets = sorted(_warm(session.bucket).vbuckets.items())
-    seqnos = [(number, _safe_seqno(each)) for number, each in vbuckets if each.state in states]
-    session.reply(request, value=encode_vbucket_seqnos(seqnos))
+    asked = [(number, each) for number, each in vbuckets if each.state in states]
+    if session.with_terms:
+        rows = [(number, _safe_seqno(each), each.term) for number, each in asked]
+        session.reply(request, value=encode_vbucket_seqno_terms(rows))
+    else:
+        seqnos = [(number, _safe_seqno(each)) for number, each in asked]
+        session.reply(request, value=encode_vbucket_seqnos(seqnos))
 
 
 def _states_asked(extras: bytes) -> frozenset[VBucketState]:
@@ -143,8 +149,7 @@ def _safe_seqno(vbucket: VBucket) -> int:
 
 def failover_log(session: BinarySession, request: Request) -> None:
     """Answer a vBucket's failover log, whatever its state."""
-    log = _vbucket(session.bucket, request.number).failover_log
-    session.reply(request, value=encode_failover_log(log))
+    send_failover_log(session, request, _vbucket(session.bucket, request.number))
 
 
 def seqno_persistence(session: BinarySession, request: Request) -> None:

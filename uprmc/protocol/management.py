@@ -61,6 +61,11 @@ _VBucketSeqno = Layout("vbucket" / Int16ub, "seqno" / Int64ub)
 VBucketSeqnosValue = Layout("entries" / GreedyRange(_VBucketSeqno), Terminated)
 VBUCKET_SEQNO = derive(_VBucketSeqno)
 
+#: The same for who was granted `Feature.TERMS`.
+_VBucketSeqnoTerm = Layout("vbucket" / Int16ub, "seqno" / Int64ub, "term" / Int64ub)
+VBucketSeqnoTermsValue = Layout("entries" / GreedyRange(_VBucketSeqnoTerm), Terminated)
+VBUCKET_SEQNO_TERM = derive(_VBucketSeqnoTerm)
+
 #: Extras of SEQNO_PERSISTENCE: up to where everything is to be on disk.
 SeqnoPersistenceExtras = Layout("seqno" / Int64ub)
 SEQNO_PERSISTENCE_EXTRAS = derive(SeqnoPersistenceExtras)
@@ -237,6 +242,16 @@ def encode_vbucket_seqnos(seqnos: Iterable[tuple[int, int]]) -> bytes:
 def decode_vbucket_seqnos(value: bytes) -> list[tuple[int, int]]:
     """Read the value of the reply to GET_ALL_VB_SEQNOS; raises `RemoteProtocolError` when torn."""
     return [(vbucket, seqno) for vbucket, seqno in unpack_rows(VBUCKET_SEQNO, value)]
+
+
+def encode_vbucket_seqno_terms(rows: Iterable[tuple[int, int, int]]) -> bytes:
+    """Return the same for who was granted terms, from (vBucket, seqno, term)."""
+    return pack_rows(VBUCKET_SEQNO_TERM, rows)
+
+
+def decode_vbucket_seqno_terms(value: bytes) -> list[tuple[int, int, int]]:
+    """Read it back; raises `RemoteProtocolError` when torn."""
+    return [(number, seqno, term) for number, seqno, term in unpack_rows(VBUCKET_SEQNO_TERM, value)]
 
 
 def encode_keys(keys: Iterable[bytes]) -> bytes:

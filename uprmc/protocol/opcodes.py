@@ -292,6 +292,9 @@ class Feature(IntEnum):
     SYNC_REPLICATION = 0x11
     COLLECTIONS = 0x12
 
+    # Ours (UPR reference, section 7).
+    TERMS = 0x5501
+
 
 class DataType(IntFlag):
     """Bits of the header's datatype byte: how the value is to be understood."""

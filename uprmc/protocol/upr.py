@@ -27,7 +27,7 @@ from construct import (
 from construct import Struct as Layout
 
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
-from uprmc.model import FailoverEntry
+from uprmc.model import TERM_MAX, FailoverEntry
 from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.header import RequestHeader, encode_request
 from uprmc.protocol.opcodes import MAGIC_REQUEST, Opcode
@@ -79,6 +79,10 @@ ROLLBACK_VALUE = derive(RollbackValue)
 _FailoverEntry = Layout("uuid" / Int64ub, "seqno" / Int64ub)
 FailoverLogValue = Layout("entries" / GreedyRange(_FailoverEntry), Terminated)
 FAILOVER_ENTRY = derive(_FailoverEntry)
+
+#: Extras of both replies for who was granted `Feature.TERMS`: the term of the vBucket's history.
+TermExtras = Layout("term" / Int64ub)
+TERM_EXTRAS = derive(TermExtras)
 
 #: Extras of BUFFER_ACK.
 BufferAckExtras = Layout("bytes" / Int32ub)
@@ -297,3 +301,19 @@ def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
     if not value or len(value) % FAILOVER_ENTRY.size:
         raise RemoteProtocolError(f"a failover log of {len(value)} bytes")
     return tuple(FailoverEntry(*entry) for entry in FAILOVER_ENTRY.iter_unpack(value))
+
+
+def decode_term(extras: bytes) -> int:
+    """Return the term that a failover log came with, 0 where the other node knows none.
+
+    Raises:
+        RemoteProtocolError: the extras are neither empty nor a term, or no promotion is so late.
+    """
+    if not extras:
+        return 0
+    if len(extras) != TERM_EXTRAS.size:
+        raise RemoteProtocolError(f"a term of {len(extras)} bytes")
+    (term,) = TERM_EXTRAS.unpack(extras)
+    if term > TERM_MAX:
+        raise RemoteProtocolError(f"no vBucket has the term {term}")
+    return int(term)

@@ -25,7 +25,7 @@ from construct import (
 from construct import Struct as Layout
 
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
-from uprmc.model import FailoverEntry
+from uprmc.model import TERM_MAX, FailoverEntry
 from uprmc.protocol.derive import derive
 from uprmc.protocol.rows import pack_rows, unpack_rows
 
@@ -123,6 +123,8 @@ def decode_lease_grant(value: bytes) -> list[LeasedVBucket]:
 #: Longest value of a stream request: it is parsed in one turn, and 100 known versions fit easily.
 STREAM_OPTIONS_MAX_BYTES = 16_384
 
+_STREAM_OPTIONS = {"known_versions", "log", "lease", "term"}
+
 _HEX_ID = re.compile(r"[0-9a-fA-F]{16}")
 
 
@@ -134,11 +136,13 @@ class StreamOptions(NamedTuple):
         whole_log: whether the reply is to carry the whole failover log (``log``: ``full``) or
             its newest entry only (``current``).
         lease: read from this lease instead of from the present (``lease``), 0 = none.
+        term: the highest that the client knows of the vBucket (``term``), 0 = none.
     """
 
     known_versions: Sequence[FailoverEntry] = ()
     whole_log: bool = True
     lease: int = 0
+    term: int = 0
 
 
 def encode_stream_options(options: StreamOptions) -> bytes:
@@ -157,6 +161,8 @@ def encode_stream_options(options: StreamOptions) -> bytes:
         document["log"] = "current"
     if options.lease:
         document["lease"] = _hex_text(options.lease)
+    if options.term:
+        document["term"] = _fitting(options.term)
     return json.dumps(document, separators=(",", ":")).encode() if document else b""
 
 
@@ -175,7 +181,7 @@ def decode_stream_options(value: bytes) -> StreamOptions:
         document = json.loads(value)
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"the value of a stream request is not JSON: {error}") from None
-    if not isinstance(document, dict) or document.keys() - {"known_versions", "log", "lease"}:
+    if not isinstance(document, dict) or document.keys() - _STREAM_OPTIONS:
         raise RemoteProtocolError("the value of a stream request has an unknown field")
     log = document.get("log", "full")
     if log not in ("full", "current"):
@@ -183,7 +189,14 @@ def decode_stream_options(value: bytes) -> StreamOptions:
     lease = _hex_number(document["lease"]) if "lease" in document else 0
     if "lease" in document and not lease:
         raise RemoteProtocolError("no lease has the id 0")
-    return StreamOptions(_known_versions(document.get("known_versions", [])), log == "full", lease)
+    known = _known_versions(document.get("known_versions", []))
+    return StreamOptions(known, log == "full", lease, _term(document.get("term", 0)))
+
+
+def _term(term: Any) -> int:
+    if type(term) is not int or not 0 <= term <= TERM_MAX:
+        raise RemoteProtocolError("a term is a number of promotions")
+    return term
 
 
 def _known_versions(entries: Any) -> tuple[FailoverEntry, ...]:

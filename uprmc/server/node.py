@@ -21,6 +21,7 @@ from uprmc import MEMCACHED_VERSION
 from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
+from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import CLEAN_MARK, Warmup, WarmupState
 from uprmc.kv.cluster_map import ClusterMap
 from uprmc.kv.control import Control
@@ -93,6 +94,7 @@ class Node:
             settings, engine=replace(settings.engine, vbuckets=count)
         )
         self.bucket = Bucket(settings, store, self._clock, entropy)
+        self.bucket.on_deposed = _log_deposed
         self.upr = Hub(self.bucket, settings.upr)
         self.warmup = Warmup(self.bucket)
         self.warmup_s = 0.0
@@ -317,3 +319,9 @@ class Node:
     def uptime_s(self) -> float:
         """Return seconds since the node was made."""
         return self._clock.monotonic() - self._started_at
+
+
+def _log_deposed(vbucket: VBucket) -> None:
+    _log.warn(
+        "vbucket_deposed", vbucket=vbucket.id, term=vbucket.term, known_term=vbucket.known_term
+    )

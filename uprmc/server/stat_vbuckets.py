@@ -80,6 +80,7 @@ def details(node: Node, numbers: list[int]) -> StatGroup:
         name = f"vb_{number}"
         group += [
             (name, _STATE_NAMES[vbucket.state]),
+            (f"{name}:term", str(vbucket.term)),
             (f"{name}:num_items", str(vbucket.item_count)),
             (f"{name}:num_non_resident", str(vbucket.non_resident)),
             (f"{name}:ht_memory", str(getsizeof(vbucket.table))),

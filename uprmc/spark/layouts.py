@@ -228,6 +228,7 @@ class Feature(IntEnum):
     ALT_REQUEST = 0x10
     SYNC_REPLICATION = 0x11
     COLLECTIONS = 0x12
+    TERMS = 0x5501
 
 
 class DataType(IntFlag):
@@ -324,6 +325,9 @@ ROLLBACK_VALUE = Struct(">Q")
 #: uuid, seqno
 FAILOVER_ENTRY = Struct(">QQ")
 
+#: term
+TERM_EXTRAS = Struct(">Q")
+
 #: bytes
 BUFFER_ACK_EXTRAS = Struct(">L")
 
@@ -401,6 +405,9 @@ VBUCKET_SEQNOS_EXTRAS = Struct(">L")
 
 #: vbucket, seqno
 VBUCKET_SEQNO = Struct(">HQ")
+
+#: vbucket, seqno, term
+VBUCKET_SEQNO_TERM = Struct(">HQQ")
 
 #: seqno
 SEQNO_PERSISTENCE_EXTRAS = Struct(">Q")

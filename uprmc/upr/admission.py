@@ -19,6 +19,7 @@ from uprmc.engine.rollback import (
     check_versions,
     rollback_point,
 )
+from uprmc.engine.terms import shares_history
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import KeyExists, NotMyVBucket, RollbackRequired, TemporaryFailure
 from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBucketState
@@ -71,6 +72,20 @@ def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
     if vbucket.rewinding:
         raise TemporaryFailure(f"vBucket {number} is rolling back")
     return vbucket
+
+
+def check_term(bucket: Bucket, vbucket: VBucket, asked: Asked, term: int) -> None:
+    """Refuse who knows of a later promotion; who shares our history deposes us with that.
+
+    Raises:
+        NotMyVBucket: this node's term is lower.
+    """
+    if term <= vbucket.term:
+        return
+    known = [entry.uuid for entry in asked.known_versions]
+    if shares_history(vbucket.failover_log, [asked.request.uuid, *known]):
+        bucket.learn_term(vbucket, term)
+    raise NotMyVBucket(vbucket.id)
 
 
 def admit(

@@ -42,7 +42,8 @@ class Options:
         sequential: one backfill after the other.
         priority: for statistics.
         versioned_markers: snapshot markers come in the form of version 2.2.
-        versions, barriers, rounds, snapshot_ends, leases, persisted: our extensions.
+        versions, barriers, rounds, snapshot_ends, leases, persisted, terms: our extensions; terms
+            are granted by HELLO, too.
     """
 
     buffer_bytes: int = 0
@@ -59,6 +60,7 @@ class Options:
     snapshot_ends: bool = False
     leases: bool = False
     persisted: bool = False
+    terms: bool = False
     versioned_markers: bool = False
 
 
@@ -162,6 +164,7 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     b"uprmc_snapshot_end": _switch("snapshot_ends"),
     b"uprmc_leases": _switch("leases"),
     b"uprmc_persisted": _switch("persisted"),
+    b"uprmc_terms": _switch("terms"),
 }
 
 #: Every name that CONTROL knows.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from uprmc.engine.failover_log import FailoverLog
 from uprmc.engine.flusher import Waiter
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
@@ -26,6 +27,7 @@ from uprmc.protocol.upr import (
     BUFFER_ACK_EXTRAS,
     FIRST_STREAM_REQUEST_EXTRAS,
     SEQNO_ACKNOWLEDGED_EXTRAS,
+    TERM_EXTRAS,
     decode_stream_request,
     encode_failover_log,
 )
@@ -34,7 +36,7 @@ from uprmc.protocol.upr_extensions import (
     StreamOptions,
     decode_stream_options,
 )
-from uprmc.upr.admission import Asked, admit, admit_notifier, admit_to_lease, locate
+from uprmc.upr.admission import Asked, admit, admit_notifier, admit_to_lease, check_term, locate
 from uprmc.upr.feed import Feed
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due, KeepAlive
@@ -73,6 +75,7 @@ class Producer:
         *,
         datatypes: int = 0,
         modern: bool = False,
+        terms: bool = False,
     ) -> None:
         """Open a producer; an older one of the same name is disconnected.
 
@@ -83,10 +86,11 @@ class Producer:
             wake: called when something is to be sent by itself.
             datatypes: datatype bits that the peer understands.
             modern: see the class.
+            terms: whether HELLO has granted the peer terms.
         """
         self.name = opening.key
         self.flags = flags
-        self.options = Options()
+        self.options = Options(terms=terms)
         self.feed = Feed(hub, self.options, wake)
         self.feed.modern = self.modern = modern
         self.feed.open_opaque = opening.opaque
@@ -160,18 +164,24 @@ class Producer:
             request.vbucket in self.feed.streams,
         )
         vbucket = locate(bucket, request.vbucket, asked.request.flags)
+        if not options.lease:  # which holds what it holds, whoever is active
+            check_term(bucket, vbucket, asked, options.term)
         stream = self._new_stream(vbucket, request, asked, options)
         log = vbucket.failover_log
         if options.lease:
             log = self._hub.leases.find(options.lease).held[vbucket.id].failover_log
         self.feed.add(stream)
-        return Answer(value=encode_failover_log(log if options.whole_log else log[:1]))
+        return self._with_term(vbucket, log if options.whole_log else log[:1])
+
+    def _with_term(self, vbucket: VBucket, log: FailoverLog) -> Answer:
+        extras = TERM_EXTRAS.pack(vbucket.term) if self.options.terms else b""
+        return Answer(extras, encode_failover_log(log))
 
     def _options_of(self, request: UprRequest) -> StreamOptions:
         """Read what the request's value says."""
         if not request.value:
             return StreamOptions()
-        if not (self.options.versions or self.options.leases):
+        if not (self.options.versions or self.options.leases or self.options.terms):
             if self.modern:
                 raise InvalidArguments("a stream request has a value that was not negotiated")
             return StreamOptions()
@@ -180,6 +190,8 @@ class Producer:
             raise InvalidArguments("leases were not negotiated")
         if options.known_versions and not self.options.versions:
             raise InvalidArguments("known versions were not negotiated")
+        if options.term and not self.options.terms:
+            raise InvalidArguments("terms were not negotiated")
         return options
 
     def _new_stream(
@@ -225,7 +237,7 @@ class Producer:
         vbucket = self._hub.bucket.vbuckets.get(request.vbucket)
         if vbucket is None:
             raise NotMyVBucket(request.vbucket)
-        return Answer(value=encode_failover_log(vbucket.failover_log))
+        return self._with_term(vbucket, vbucket.failover_log)
 
     def _buffer_ack(self, request: UprRequest) -> None:
         (size,) = BUFFER_ACK_EXTRAS.unpack(request.extras)
