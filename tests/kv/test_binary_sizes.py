@@ -223,6 +223,20 @@ def test_a_value_that_is_too_large_is_not_buffered_in_pieces(peer: Peer) -> None
     assert peer.say(frame(GET, b"k")) == error(GET, 1)
 
 
+@pytest.mark.parametrize("opcode", [SET, APPEND, 0xEE])
+def test_a_refused_value_does_not_wait_for_the_length_of_an_earlier_frame(
+    peer: Peer, opcode: int
+) -> None:
+    """A frame that came in two pieces leaves nothing behind that the next ones wait for."""
+    whole = store(SETQ, b"k", b"v" * 40_000)
+    assert peer.say(whole[:20_000]) + peer.say(whole[20_000:]) == b""
+    extras = u64(0) if opcode == SET else b""
+    refused = frame(opcode, b"k", b"v" * 2 * LIMIT, extras)
+    status = 0x81 if opcode == 0xEE else 3
+    assert peer.say(refused[:100_000]) == error(opcode, status)
+    assert peer.say(refused[100_000:], frame(NOOP)) == answer(NOOP)
+
+
 @pytest.mark.parametrize("opcode", [APPEND, PREPEND, APPENDQ, PREPENDQ])
 def test_an_append_whose_sum_is_too_large_is_not_stored(peer: Peer, opcode: int) -> None:
     old = b"o" * (longest(b"k") - 10)

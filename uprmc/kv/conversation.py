@@ -189,6 +189,7 @@ class Conversation:
 
     def _take_input(self) -> bytes:
         chunks, self._chunks, self._held = self._chunks, [], 0
+        self._wanted = 1  # what the next frame needs is known when its first bytes are there
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if self._discard:
             dropped = min(self._discard, len(data))
