@@ -152,7 +152,7 @@ def generated() -> str:
 
 
 def _numbers() -> str:
-    names = ("MAGIC_REQUEST", "MAGIC_RESPONSE", "HEADER_BYTES", "KEY_MAX_BYTES")
+    names = ("MAGIC_REQUEST", "MAGIC_RESPONSE", "HEADER_BYTES", "KEY_MAX_BYTES", "FRAME_MAX_BYTES")
     lines = [f"{name} = {getattr(opcodes, name):#04x}" for name in names[:2]]
     lines += [f"{name} = {getattr(opcodes, name)}" for name in names[2:]]
     return "\n".join(lines) + "\n"

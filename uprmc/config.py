@@ -21,6 +21,12 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+#: Highest value of ``kv.max_item_bytes``.
+ITEM_LIMIT_MAX_BYTES = 128 * MIB
+
+#: Largest frame on any wire: such an item, and all that can stand around its key and value.
+FRAME_MAX_BYTES = ITEM_LIMIT_MAX_BYTES + 1 * MIB
+
 _SIZE_SUFFIXES = {"": 1, "b": 1, "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB}
 
 
@@ -59,10 +65,14 @@ class KvSettings:
     """Limits of one client conversation."""
 
     max_item_bytes: int = _setting(
-        1 * MIB, "bytes", "Largest item: key, value and about 50 bytes.", 1 * KIB, 128 * MIB
+        1 * MIB,
+        "bytes",
+        "Largest item: key, value and about 50 bytes.",
+        1 * KIB,
+        ITEM_LIMIT_MAX_BYTES,
     )
     max_frame_bytes: int = _setting(
-        160 * MIB,
+        FRAME_MAX_BYTES,
         "bytes",
         "A frame that announces more closes the connection instead of being read and dropped.",
         2 * MIB,

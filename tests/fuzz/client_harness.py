@@ -15,12 +15,12 @@ from tests.fuzz.past import Past, Version
 from tests.fuzz.said import Said
 from tests.fuzz.source import Source
 from uprmc.client.core import Options, UprCore
-from uprmc.client.decoder import FRAME_MAX_BYTES
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, RollbackRefused
 from uprmc.client.handler import Change, Document, Handler
 from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Position
 from uprmc.client.state import MemoryState
+from uprmc.protocol.opcodes import FRAME_MAX_BYTES
 
 PLACES = ("node0:1", "node1:1")
 HOSTED = ((0, 1), (1, 2))

@@ -13,14 +13,11 @@ from uprmc.client.errors import ClientError
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
+from uprmc.protocol.opcodes import FRAME_MAX_BYTES, STATUS_TEXT, Opcode, Status
 
 _TIMEOUT_S = 30.0
 _READ_BYTES = 64 * 1024
 _PORT_MAX = 0xFFFF
-
-#: What a node sends has no larger frames.
-FRAME_LIMIT_BYTES = 256 * 1024 * 1024
 
 #: So many requests are sent before their responses are read: more could fill both ends' buffers.
 PIPELINE_MAX = 64
@@ -53,7 +50,7 @@ class NodeConnection:
             raise NodeError(f"no node answers at {place}: {error}; is it running?") from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.place = place
-        self._framer = BinaryFramer(FRAME_LIMIT_BYTES)
+        self._framer = BinaryFramer(FRAME_MAX_BYTES)
         self._pending: deque[ResponseFrame] = deque()
 
     def __enter__(self) -> Self:

@@ -31,6 +31,7 @@ from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverEntry
 from uprmc.protocol.header import RequestFrame, ResponseFrame, decode_frame, unpack_request
 from uprmc.protocol.opcodes import (
+    FRAME_MAX_BYTES,
     HEADER_BYTES,
     MAGIC_REQUEST,
     MAGIC_RESPONSE,
@@ -52,9 +53,6 @@ from uprmc.protocol.upr import (
     frame_place,
 )
 from uprmc.protocol.upr_extensions import SNAPSHOT_END_EXTRAS
-
-#: A frame may have so many bytes behind its header; documents have 20 MiB at most.
-FRAME_MAX_BYTES = 64 * 1024 * 1024
 
 #: Longest failover log that is believed.
 LOG_MAX_ENTRIES = 1000

@@ -12,9 +12,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from uprmc.client.connection import FRAME_LIMIT_BYTES, NodeConnection, NodeError
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.protocol.header import pack_request, unpack_response
-from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE
+from uprmc.protocol.opcodes import (
+    FRAME_MAX_BYTES,
+    HEADER_BYTES,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+)
 
 #: So many requests of a connection are under way.
 WINDOW = 512
@@ -194,7 +199,7 @@ class Pipeline:
                 or not asked
                 or opaque != (first_opaque + asked[0]) % _OPAQUES
                 or key_bytes + extras_bytes > body_bytes
-                or body_bytes > FRAME_LIMIT_BYTES
+                or body_bytes > FRAME_MAX_BYTES
             ):
                 self.lost = NodeError(
                     f"the node at {self._connection.place} sent nonsense: a frame with magic "

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
+from uprmc import config
+
 MAGIC_REQUEST = 0x80
 MAGIC_RESPONSE = 0x81
 
 HEADER_BYTES = 24
+
+#: Whoever reads frames takes bodies up to here, so that each document can be read everywhere.
+FRAME_MAX_BYTES = config.FRAME_MAX_BYTES
 
 #: Longest key of any command, in bytes.
 KEY_MAX_BYTES = 250

@@ -17,7 +17,6 @@ from typing import Self
 from uprmc.spark.access import Access, parsed_place
 from uprmc.spark.errors import LoginRefused, Nonsense, Refused, TlsFailed, Unreachable
 from uprmc.spark.frames import (
-    FRAME_MAX_BYTES,
     Answer,
     Request,
     decoded_answer,
@@ -25,6 +24,7 @@ from uprmc.spark.frames import (
     status_answer,
 )
 from uprmc.spark.layouts import (
+    FRAME_MAX_BYTES,
     HEADER_BYTES,
     HELLO_FEATURE,
     MAGIC_REQUEST,

@@ -21,11 +21,12 @@ import pyarrow as pa
 
 from uprmc.spark.columns import Columns
 from uprmc.spark.errors import Nonsense
-from uprmc.spark.frames import FRAME_MAX_BYTES, Answer, decoded_answer, opcode_name
+from uprmc.spark.frames import Answer, decoded_answer, opcode_name
 from uprmc.spark.inlets import Inlet, StreamEnd
 from uprmc.spark.layouts import (
     DELETION_EXTRAS,
     EXPIRATION_EXTRAS,
+    FRAME_MAX_BYTES,
     FRAME_SCAN,
     HEADER_BYTES,
     MAGIC_REQUEST,

@@ -14,9 +14,6 @@ from uprmc.spark.layouts import (
     Opcode,
 )
 
-#: A frame may have so many bytes behind its header; documents have 20 MiB at most.
-FRAME_MAX_BYTES = 64 * 1024 * 1024
-
 #: What a node says in words is shown up to here.
 _WORDS_MAX = 200
 

@@ -41,7 +41,7 @@ TASKS_MAX = 10_000
 
 FILES_MAX = 100_000
 
-#: A longer line is a bad one: the largest value is 20 MiB, in JSON it can be longer.
+#: A longer line is a bad one: a document in JSON can be longer than its value.
 LINE_BYTES_MAX = 64 * 1024 * 1024
 
 _FORMAT_OF_SUFFIX = {

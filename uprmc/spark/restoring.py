@@ -22,6 +22,7 @@ from uprmc.spark.engines import Engine, LocalEngine, current_attempt
 from uprmc.spark.errors import BackupDamaged, BackupForeign, BadOption, SparkError
 from uprmc.spark.files import write_whole
 from uprmc.spark.latest import Layer, Selection, layers_of, newest_rows
+from uprmc.spark.layouts import FRAME_MAX_BYTES
 from uprmc.spark.manifest import FilePart
 from uprmc.spark.nodes import Nodes
 from uprmc.spark.parts import check_file
@@ -187,7 +188,13 @@ def _write_options(
     if force and mode != "append-meta":
         raise BadOption("force is for mode append-meta: upsert wins anyway")
     return replace(
-        options, access=access, mode=mode, force=force, dry_run=dry_run, rate=rate or options.rate
+        options,
+        access=access,
+        mode=mode,
+        force=force,
+        dry_run=dry_run,
+        rate=rate or options.rate,
+        value_limit_bytes=FRAME_MAX_BYTES,  # what a node held, a node judges
     )
 
 

@@ -26,8 +26,9 @@ from itertools import count
 
 from uprmc.spark.connection import Connection
 from uprmc.spark.errors import SparkError, Unreachable
-from uprmc.spark.frames import FRAME_MAX_BYTES, Request
+from uprmc.spark.frames import Request
 from uprmc.spark.layouts import (
+    FRAME_MAX_BYTES,
     HEADER_BYTES,
     MAGIC_REQUEST,
     MAGIC_RESPONSE,

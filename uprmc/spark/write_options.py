@@ -32,7 +32,7 @@ DURABILITIES: tuple[Durability, ...] = ("none", "persist")
 WINDOW_MAX = 100_000
 WINDOW_BYTES_MAX = 1024 * 1024 * 1024
 
-#: What a node takes for one value when nobody has set `kv.max_item_bytes`.
+#: Values above this are taken for a mistake, unless the option says otherwise.
 VALUE_LIMIT_BYTES = 20 * 1024 * 1024
 
 
