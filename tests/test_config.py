@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from uprmc.config import (
     GIB,
-    KIB,
     MIB,
     SettingInfo,
     Settings,
@@ -179,7 +178,7 @@ def test_yes_and_no(text: str, expected: bool) -> None:
 
 @pytest.mark.parametrize("text", ["", "maybe", "2", "yes please"])
 def test_neither_yes_nor_no_is_refused(text: str) -> None:
-    assert "neither yes nor no" in refusal({"flush.sync": text})
+    assert "is not on or off" in refusal({"flush.sync": text})
     assert "yes or no" in refusal({"flush.sync": 1})
 
 
@@ -226,34 +225,26 @@ def test_the_map_starts_within_its_limit() -> None:
     assert "map_max" in refusal({"storage.map_initial": MIB + 1, "storage.map_max": MIB})
 
 
-# --- sizes ----------------------------------------------------------------------------------------
+# --- sizes, times, switches -----------------------------------------------------------------------
+
+
+def test_sizes_times_and_switches_have_units_in_settings() -> None:
+    found = build({"memory.quota": "1.5GB", "upr.lease_max_s": "1h", "upr.reading_max_s": "500ms"})
+    assert found.memory.quota == 3 * GIB // 2
+    assert (found.upr.lease_max_s, found.upr.reading_max_s) == (3_600, 0.5)
+    assert [build({"flush.sync": text}).flush.sync for text in ("on", "Off")] == [True, False]
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("name", "text", "said"),
     [
-        ("0", 0),
-        ("1048576", MIB),
-        ("512M", 512 * MIB),
-        ("512m", 512 * MIB),
-        ("2GiB", 2 * GIB),
-        ("1.5g", 3 * GIB // 2),
-        ("10KiB", 10 * KIB),
-        ("7b", 7),
-        (" 4 k ", 4 * KIB),
+        ("memory.quota", "12X", "memory.quota: '12X' is not a size such as"),
+        ("upr.reading_max_s", "soon", "upr.reading_max_s: 'soon' is not a time such as"),
+        ("upr.lease_max_s", "1500ms", "upr.lease_max_s: '1500ms' is not a whole number of seconds"),
     ],
 )
-def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    "text", ["", "M", "12X", "1kb", "1 2", "one", "nan", "inf", "1e999", "--1"]
-)
-def test_what_is_not_a_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_size(text)
-    one_line(caught.value)
+def test_what_has_no_unit_of_ours_is_refused(name: str, text: str, said: str) -> None:
+    assert said in refusal({name: text})
 
 
 @given(size=st.integers(0, 2**50))

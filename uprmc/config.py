@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from uprmc import units
 from uprmc.errors import ConfigError
 
 KIB = 1024
@@ -26,8 +27,6 @@ ITEM_LIMIT_MAX_BYTES = 128 * MIB
 
 #: Largest frame on any wire: such an item, and all that can stand around its key and value.
 FRAME_MAX_BYTES = ITEM_LIMIT_MAX_BYTES + 1 * MIB
-
-_SIZE_SUFFIXES = {"": 1, "b": 1, "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB}
 
 
 def _setting(
@@ -395,13 +394,10 @@ def values_of(settings: Settings) -> Iterator[tuple[str, Any]]:
 
 def parse_size(text: str) -> int:
     """Turn ``"512M"``, ``"2GiB"`` or ``"1048576"`` into bytes; raises `ConfigError`."""
-    digits = text.strip().lower()
-    number = digits.rstrip("bikmg")
-    suffix = digits[len(number) :]
     try:
-        return int(float(number) * _SIZE_SUFFIXES[suffix])
-    except (KeyError, ValueError, OverflowError):
-        raise ConfigError(f"{text!r} is not a size: say 512M, 2G or a number of bytes") from None
+        return units.size(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not {error}") from None
 
 
 def _converted(info: SettingInfo, value: Any) -> Any:
@@ -422,20 +418,34 @@ def _as_float(value: int) -> float:
 
 
 def _from_text(info: SettingInfo, text: str) -> Any:
+    try:
+        return _reader(info)(text)
+    except ValueError as error:
+        raise ConfigError(f"{info.name}: {text!r} is not {error}") from None
+
+
+def _reader(info: SettingInfo) -> Callable[[str], Any]:
     if info.kind is bool:
-        words = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-        if text.lower() not in words:
-            raise ConfigError(f"{info.name}: {text!r} is neither yes nor no")
-        return words[text.lower()]
+        return units.switch
     if info.unit == "bytes":
-        try:
-            return parse_size(text)
-        except ConfigError as error:
-            raise ConfigError(f"{info.name}: {error}") from None
+        return units.size
+    if info.unit == "seconds":
+        return units.seconds if info.kind is float else _whole_seconds
+    return lambda text: _number(info, text)
+
+
+def _whole_seconds(text: str) -> int:
+    found = units.seconds(text)
+    if not found.is_integer():
+        raise ValueError("a whole number of seconds")
+    return int(found)
+
+
+def _number(info: SettingInfo, text: str) -> Any:
     try:
         return info.kind(text)
     except ValueError:
-        raise ConfigError(f"{info.name}: {text!r} is not {_kind_name(info)}") from None
+        raise ValueError(_kind_name(info)) from None
 
 
 def _kind_name(info: SettingInfo) -> str:

@@ -38,12 +38,15 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         (["serve", "--vbuckets", "many"], "--vbuckets"),
         (["serve", "--vbuckets", "3"], "engine.vbuckets: 3 is not a power of two"),
         (["serve", "--vbuckets", "2048"], "engine.vbuckets: 2048 is above the most, 1024"),
-        (["serve", "--memory", "12Q"], "'12Q' is not a size: say 512M, 2G or a number of bytes"),
+        (["serve", "--memory", "12Q"], "'12Q' is not a size such as 512M, 1.5G or 65536"),
         (["serve", "--memory", ""], "is not a size"),
         (["serve", "--memory", "1M"], "memory.quota: 1048576 is below the least"),
         (["serve", "--set", "memory.qouta=1G"], "no setting 'memory.qouta'; 'uprmc settings'"),
         (["serve", "--set", "memory.quota"], "say --set section.name=value"),
-        (["serve", "--set", "flush.sync=perhaps"], "flush.sync: 'perhaps' is neither yes nor no"),
+        (
+            ["serve", "--set", "flush.sync=perhaps"],
+            "flush.sync: 'perhaps' is not on or off, yes or no",
+        ),
         (["serve", "--set", "log.level=loud"], "log.level: 'loud' is none of"),
         (["serve", "--set", "kv.max_line_bytes=1G"], "kv.max_line_bytes: 1073741824 is above"),
         (["serve", "--config", "/does/not/exist.toml"], "cannot be read: No such file"),
@@ -93,7 +96,7 @@ def test_a_file_that_is_no_text_is_refused(
     [
         ("UPRMC_MEMORY_QOUTA", "1G", "the environment variable UPRMC_MEMORY_QOUTA names no"),
         ("UPRMC_MEMORY_QUOTA", "much", "memory.quota: 'much' is not a size"),
-        ("UPRMC_FLUSH_SYNC", "", "flush.sync: '' is neither yes nor no"),
+        ("UPRMC_FLUSH_SYNC", "", "flush.sync: '' is not on or off"),
     ],
 )
 def test_a_bad_environment_variable_is_one_line_and_exit_code_2(

@@ -130,7 +130,7 @@ def test_a_server_is_host_and_port(bad: str) -> None:
         ("leaseSeconds", "4", "from 5 to 86,400"),
         ("leaseSeconds", "86401", "from 5 to 86,400"),
         ("batchBytes", "8 pounds", "a size such as"),
-        ("connectTimeout", "soon", "seconds such as"),
+        ("connectTimeout", "soon", "a time such as"),
         ("noValue", "perhaps", "true or false"),
         ("snapshot", "complet", "did you mean complete?"),
         ("keyType", "text", "one of string, binary"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from uprmc import units
 from uprmc.spark.errors import BadOption, SparkError
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ class SparkVerb(click.Command):
 
 
 class Read(_ParamType):
-    """Text that one of the readers of `uprmc.spark.option_values` understands.
+    """Text that a reader of `uprmc.units` or `uprmc.spark.option_values` understands.
 
     Args:
-        reader: its name.
+        reader: its name; Spark's modules are imported when there is something to read.
         shown: how help shows such a value.
         least: the smallest number that is allowed.
     """
@@ -60,17 +61,22 @@ class Read(_ParamType):
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from uprmc.spark import option_values
-
         if not isinstance(value, str):
             return value
         try:
-            found = getattr(option_values, self._reader)(value)
+            found = _reader(self._reader)(value)
         except ValueError as error:
             self.fail(f"{value!r} is not right: say {error}", param, ctx)
         if self._least is not None and found < self._least:
             self.fail(f"{value!r} is less than {self._least:g}", param, ctx)
         return found
+
+
+def _reader(name: str) -> Callable[[str], Any]:
+    from uprmc.spark import option_values
+
+    found: Callable[[str], Any] = getattr(units, name, None) or getattr(option_values, name)
+    return found
 
 
 SIZE = Read("size", "SIZE", 1)

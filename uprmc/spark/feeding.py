@@ -23,9 +23,9 @@ from uprmc.spark.errors import BadOption, SparkError, TaskFailed, Unreachable
 from uprmc.spark.feed_checkpoint import Checkpoint, Shape
 from uprmc.spark.feed_files import FORMATS, FileTask, publish, sweep, write
 from uprmc.spark.following import Follower
-from uprmc.spark.option_values import seconds
 from uprmc.spark.options import ReadOptions, as_texts, read_options
 from uprmc.spark.progress import Progress, Step, unseen
+from uprmc.units import seconds
 
 AVAILABLE_NOW = "available-now"
 

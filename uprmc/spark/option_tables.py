@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from uprmc import units
 from uprmc.spark import option_values as values
 from uprmc.spark.write_options import WINDOW_BYTES_MAX, WINDOW_MAX
 
@@ -74,23 +75,23 @@ ACCESS = (
     ),
     Option("passwordFile", values.text, "", "File whose first line is the password."),
     Option("passwordEnv", values.text, "", "Environment variable that holds the password."),
-    Option("tls", values.yes_or_no, "", "Speak TLS; without it, when a TLS file is given."),
+    Option("tls", units.switch, "", "Speak TLS; without it, when a TLS file is given."),
     Option("tlsCaFile", values.text, "", "Certificates to trust (PEM) in place of the system's."),
     Option("tlsCertFile", values.text, "", "Certificate of ours (PEM)."),
     Option("tlsKeyFile", values.text, "", "Its private key (PEM)."),
-    Option("tlsVerify", values.yes_or_no, "true", "Check the node's certificate and host name."),
+    Option("tlsVerify", units.switch, "true", "Check the node's certificate and host name."),
     Option(
         "connectTimeout",
-        values.seconds,
+        units.seconds,
         "5",
         "Seconds until an attempt to connect is given up.",
         0.01,
         3600,
     ),
     Option(
-        "readTimeout", values.seconds, "60", "Seconds of silence after which a node is gone.", 0.1
+        "readTimeout", units.seconds, "60", "Seconds of silence after which a node is gone.", 0.1
     ),
-    Option("flowControlBytes", values.size, "10m", "What a node may send ahead.", 65_536, _GIB),
+    Option("flowControlBytes", units.size, "10m", "What a node may send ahead.", 65_536, _GIB),
     Option("clientId", values.text, "", "Name of this reader in the nodes' statistics."),
 )
 
@@ -100,7 +101,7 @@ _CONNECTING = (
     ),
     Option(
         "retryBackoff",
-        values.seconds,
+        units.seconds,
         "0.1",
         "Seconds before the first retry, doubling to 5.",
         0,
@@ -112,7 +113,7 @@ READ = (
     *ACCESS,
     *_CONNECTING,
     Option("columns", values.names, "", "The columns to have; others are not made."),
-    Option("noValue", values.yes_or_no, "false", "Leave the values with the node."),
+    Option("noValue", units.switch, "false", "Leave the values with the node."),
     Option(
         "numPartitions",
         values.whole,
@@ -126,7 +127,7 @@ READ = (
     Option("vbuckets", values.vbuckets, "", "Only these: 0-511,600."),
     Option(
         "pushdown",
-        values.yes_or_no,
+        units.switch,
         "false",
         "Let the source apply filters (needs spark.sql.python.filterPushdown.enabled).",
         only=BATCH,
@@ -155,7 +156,7 @@ READ = (
         only=BATCH,
     ),
     Option("maxRowsPerTrigger", values.whole, "", "Rows of a micro-batch, about.", 1, only=STREAM),
-    Option("maxBytesPerTrigger", values.size, "", "Bytes of a micro-batch, about.", 1, only=STREAM),
+    Option("maxBytesPerTrigger", units.size, "", "Bytes of a micro-batch, about.", 1, only=STREAM),
     Option(
         "onRollback",
         values.one_of("fail", "rewind", "restart"),
@@ -166,7 +167,7 @@ READ = (
     ),
     Option(
         "failOnDataLoss",
-        values.yes_or_no,
+        units.switch,
         "true",
         "Stop when deletions were dropped unseen, or a vBucket is on no node.",
     ),
@@ -186,7 +187,7 @@ READ = (
         "Type of unsigned 64-bit numbers: long with sign, or decimal(20,0).",
     ),
     Option("batchRows", values.whole, "10000", "Rows of an Arrow batch at most.", 1, 1_000_000),
-    Option("batchBytes", values.size, "8m", "Bytes of an Arrow batch, about.", 1_024, _GIB),
+    Option("batchBytes", units.size, "8m", "Bytes of an Arrow batch, about.", 1_024, _GIB),
 )
 
 WRITE = (
@@ -205,7 +206,7 @@ WRITE = (
     Option("expColumn", values.text, "", "Column of the expiry, Unix seconds."),
     Option("window", values.whole, "1000", "Requests before answers are awaited.", 1, WINDOW_MAX),
     Option(
-        "windowBytes", values.size, "1m", "Bytes of requests before that.", 1_024, WINDOW_BYTES_MAX
+        "windowBytes", units.size, "1m", "Bytes of requests before that.", 1_024, WINDOW_BYTES_MAX
     ),
     Option(
         "retries",
@@ -217,15 +218,13 @@ WRITE = (
     ),
     Option(
         "retryBackoff",
-        values.seconds,
+        units.seconds,
         "0.005",
         "Seconds before the first, doubling to 0.5.",
         0,
         60,
     ),
-    Option(
-        "retryDeadline", values.seconds, "120", "Seconds without progress, likewise.", 0, 86_400
-    ),
+    Option("retryDeadline", units.seconds, "120", "Seconds without progress, likewise.", 0, 86_400),
     Option(
         "onError",
         values.one_of("fail", "skip", "file"),
@@ -246,10 +245,10 @@ WRITE = (
         "persist",
         "A task ends when its documents are on the nodes' disks; none: when they are accepted.",
     ),
-    Option("valueLimit", values.size, "20m", "Larger values are errors.", 0, _GIB),
+    Option("valueLimit", units.size, "20m", "Larger values are errors.", 0, _GIB),
     Option("rateLimit", values.whole, "", "Rows a second of each task.", 1, aliases=("rate",)),
-    Option("dryRun", values.yes_or_no, "false", "Check and count, send nothing."),
-    Option("force", values.yes_or_no, "false", "append-meta without conflict resolution."),
+    Option("dryRun", units.switch, "false", "Check and count, send nothing."),
+    Option("force", units.switch, "false", "append-meta without conflict resolution."),
     Option("reportPath", values.text, "", "JSON file for the report, on the driver."),
 )
 

@@ -1,13 +1,12 @@
-"""What the texts of options mean: numbers, sizes, times, lists; and what to say of wrong ones.
+"""What the texts of options mean: numbers, names, places, lists; and what to say of wrong ones.
 
 Options arrive from Spark as texts, whatever a program gave. `options` has the tables of which there
-are; here is one reader for each kind of value. A reader raises `ValueError` with what was expected,
-and `options` says of which option.
+are; here is one reader for each kind of value that only Spark's options have, and `uprmc.units` has
+the others. A reader raises `ValueError` with what was expected, and `options` says of which option.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from difflib import get_close_matches
 
@@ -16,13 +15,6 @@ from uprmc.spark.errors import BadOption
 
 #: More than this many vBuckets has no node.
 VBUCKETS_MAX = 65_536
-
-_YES = frozenset({"true", "yes", "on", "1"})
-_NO = frozenset({"false", "no", "off", "0"})
-_SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?")
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600.0}
-_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)")
 
 
 def nearest(word: str, words: list[str]) -> str:
@@ -39,36 +31,12 @@ def text(value: str) -> str:
     return value
 
 
-def yes_or_no(value: str) -> bool:
-    """``true`` or ``false``, in any of the usual ways to say so."""
-    lowered = value.lower()
-    if lowered not in _YES and lowered not in _NO:
-        raise ValueError("true or false")
-    return lowered in _YES
-
-
 def whole(value: str) -> int:
     """A whole number; underscores may group its digits."""
     try:
         return int(value)
     except ValueError:
         raise ValueError("a whole number") from None
-
-
-def size(value: str) -> int:
-    """Bytes, with or without a unit: ``1048576``, ``1m``, ``1 MiB``."""
-    found = _SIZE.fullmatch(value.lower())
-    if found is None:
-        raise ValueError("a size such as 65536, 64k or 8m")
-    return int(found[1]) * _SIZES[found[2]]
-
-
-def seconds(value: str) -> float:
-    """Seconds, with or without a unit: ``5``, ``0.1``, ``100ms``, ``2m``."""
-    found = _TIME.fullmatch(value.lower())
-    if found is None or found[2] not in _SECONDS:
-        raise ValueError("seconds such as 5, 0.1, 100ms or 2m")
-    return float(found[1]) * _SECONDS[found[2]]
 
 
 def names(value: str) -> tuple[str, ...]:

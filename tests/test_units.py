@@ -1,0 +1,70 @@
+"""Sizes, times and switches as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uprmc import units
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0", 0),
+        ("1048576", 2**20),
+        ("512M", 2**29),
+        ("512m", 2**29),
+        ("512MB", 2**29),
+        ("512 MiB", 2**29),
+        ("1.5G", 3 * 2**29),
+        (".5k", 512),
+        ("16T", 2**44),
+        ("7b", 7),
+        ("1e3", 1_000),
+        ("-1k", -1_024),
+        (" 4 kb ", 4_096),
+    ],
+)
+def test_sizes_have_units(text: str, found: int) -> None:
+    assert units.size(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        *(("5", 5.0), ("0.1", 0.1), ("500ms", 0.5), ("5s", 5.0), ("5 sec", 5.0)),
+        *(("5m", 300.0), ("5 min", 300.0), ("2h", 7_200.0), ("1.5d", 129_600.0)),
+    ],
+)
+def test_times_have_units(text: str, found: float) -> None:
+    assert units.seconds(text) == found
+
+
+@pytest.mark.parametrize("text", ["on", "YES", "true", "1", " On "])
+def test_a_switch_is_on(text: str) -> None:
+    assert units.switch(text)
+
+
+@pytest.mark.parametrize("text", ["off", "No", "false", "0"])
+def test_a_switch_is_off(text: str) -> None:
+    assert not units.switch(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "M", "12X", "1 2", "one", "nan", "inf", "1e9999", "--1", "1.2.3", "٣", "9" * 5_000],
+)
+def test_what_is_neither_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a size such as"):
+        units.size(text)
+    with pytest.raises(ValueError, match="a time such as"):
+        units.seconds(text)
+    with pytest.raises(ValueError, match="on or off"):
+        units.switch(text)
+
+
+@given(number=st.integers(0, 10**20 - 1))
+def test_a_number_of_bytes_is_read_exactly(number: int) -> None:
+    assert units.size(str(number)) == number
