@@ -33,6 +33,8 @@ from interop.replica_steps import (
     settle,
     standing,
 )
+from uprmc.client.kv import KvClient
+from uprmc.client.lease import Lease, LeaseRefused
 
 
 @pytest.mark.acceptance("D33", "D52")
@@ -87,6 +89,24 @@ def test_a_takeover_that_is_cut_at_random_bytes_leaves_one_active_and_loses_noth
         with node.wire() as wire:
             logs.update(logs_of(wire, numbers))
     assert not lost([load], held, logs)
+
+
+@pytest.mark.acceptance("D40")
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_lease_of_the_source_is_read_on_after_the_takeover(pair: ReplicaPair, swap: bool) -> None:
+    with KvClient([str(pair.a.upr)]) as kv:
+        kv.set_many({b"document-%d" % n: b"before" for n in range(500)})
+    with Lease(str(pair.a.upr), [], 600) as lease:
+        first = list(lease.read())
+        assert len(first) == 500
+        where = ("--node", pair.dialled(pair.a), "--to", pair.b.upr)
+        verb("takeover", *where, "--vbuckets", f"0-{VBUCKETS - 1}", *(["--swap"] * swap))
+        assert (active_at(pair.a), active_at(pair.b)) == ([], [*ALL])
+        with KvClient([str(pair.b.upr)]) as kv:
+            kv.set_many({b"document-%d" % n: b"after" for n in range(500)})
+        assert list(lease.read()) == first
+    with pytest.raises(LeaseRefused, match="Not found"):
+        list(lease.read())
 
 
 def leave_and_follow(follower: Follower, pair: ReplicaPair) -> None:

@@ -443,6 +443,17 @@ def _lease_the_present(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseStream, "_take_reading", take)
 
 
+def _serve_leases_only_while_the_vbucket_is_served(patch: pytest.MonkeyPatch) -> None:
+    """Look at the vBucket before the lease."""
+    leased = producer.Producer._leased_stream
+
+    def strict(each: producer.Producer, request: Any, asked: Any, number: int) -> Any:
+        producer.locate(each._hub.bucket, request.vbucket, asked.request.flags)
+        return leased(each, request, asked, number)
+
+    patch.setattr(producer.Producer, "_leased_stream", strict)
+
+
 def _let_writes_go_on_in_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """Do not stop the source before the last items go out."""
     patch.setattr(producer.Producer, "_die", lambda each, vbucket, on_disk: on_disk(True))
@@ -472,6 +483,9 @@ _PLANS: dict[Patch, Plan] = {
     _ignore_known_versions: Plan((VERSED,), Faults(cut_s=0.2), {}),
     _lease_the_present: Plan((PLAIN,), NO_FAULTS, {}, leases=True),
     _end_leases_by_the_wall_clock: Plan((PLAIN,), Faults(clock_s=0.3), {}, leases=True),
+    _serve_leases_only_while_the_vbucket_is_served: Plan(
+        (PLAIN,), NO_FAULTS, {"state": 1, "remove": 1}, leases=True
+    ),
     _purge_what_is_not_due: Plan((SLOW, RARE), Faults(stop_s=0.5), {"compact": 1}),
     _keep_the_purge_seqno: Plan((RARE, RARE), NO_FAULTS, {"compact": 1}),
     _never_mind_what_was_purged: Plan((RARE, RARE), NO_FAULTS, {"compact": 1}),
@@ -524,6 +538,7 @@ _STUCK = "never comes to rest|has not happened"
         (_activate_at_once, "a taker is told"),
         (_lease_the_present, "is announced for|reads"),
         (_end_leases_by_the_wall_clock, "is gone early|leases never comes to rest"),
+        (_serve_leases_only_while_the_vbucket_is_served, "a reading of .* is refused"),
     ],
 )
 def test_a_broken_rule_of_streams_is_noticed(

@@ -143,7 +143,7 @@ class Lessee:
             if alive and self._lease is lease:
                 complain(f"lease {lease} is gone early")
             self._forget(lease)
-        elif reply.place not in (codec.NOT_MY_VBUCKET, codec.TRY_AGAIN):
+        else:
             complain(f"a reading of {lease} is refused: {reply}")
 
     def _forget(self, lease: Lease) -> None:

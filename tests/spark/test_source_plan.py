@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from interop.server_process import ServerProcess
+from interop.server_process import ServerProcess, start_uprmc
 from tests.spark import here
+from tests.spark.backup_world import ask
 from tests.spark.conftest import VBUCKETS
+from uprmc.model import VBucketState
+from uprmc.protocol.opcodes import Opcode
 from uprmc.spark import batch
 from uprmc.spark.api import current_offsets, hold
 from uprmc.spark.batch import Task, plan, run
@@ -23,6 +28,7 @@ from uprmc.spark.options import read_options
 from uprmc.spark.pushdown import EVERYTHING, Wanted
 
 COUNT = 500
+ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,6 +132,25 @@ def test_a_lease_that_is_given_decides_which_vbuckets_there_are(
         assert {row["_vb"] for row in rows(servers, lease=lease.token, vbuckets="2")} == {2}
         with pytest.raises(BadOption, match="vb=3 is not in the lease"):
             rows(servers, lease=lease.token, vbuckets="3")
+
+
+def test_a_lease_is_read_to_its_end_after_its_vbuckets_have_left_the_node(tmp_path: Path) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "8") as own:
+        place = str(own.upr)
+        here.put(own, here.numbered(COUNT))
+        with hold(place, seconds=60) as lease:
+            before = rows(place, lease=lease.token)
+            assert len(before) == COUNT
+            for number, state in enumerate((DEAD, PENDING, REPLICA, DEAD, DEAD, DEAD, DEAD, DEAD)):
+                ask(own, Opcode.SET_VBUCKET, number, struct.pack(">I", state))
+                if number in (4, 5):
+                    ask(own, Opcode.DEL_VBUCKET, number)
+            ask(own, Opcode.SET_VBUCKET, 5, struct.pack(">I", ACTIVE))
+            again = rows(place, lease=lease.token)
+            assert sorted(map(str, before)) == sorted(map(str, again))
+            token = lease.token
+        with pytest.raises(LeaseEnded):
+            rows(place, lease=token)
 
 
 @pytest.mark.parametrize("snapshot", ["complete", "held", "bounded"])

@@ -6,12 +6,15 @@ Source: design, decision 12; `docs/protocol.md`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tests.upr.peer import (
+    ACTIVE,
+    BARRIER_ADD,
+    BARRIER_REACHED,
     CLOSE_STREAM,
     DEAD,
     DISK,
@@ -47,6 +50,8 @@ from tests.upr.peer import (
     uuid_of,
     write,
 )
+from uprmc.engine.contents import Forgetting
+from uprmc.model import SnapshotRange, VBucketState
 
 
 @pytest.fixture
@@ -332,6 +337,89 @@ def test_what_happens_to_the_vbucket_while_it_is_read_does_not_matter(rig: Rig) 
     assert kinds(frames).count(MUTATION) + 0 < 50
     assert seqnos(peer.received) == list(range(1, 51))
     assert [each.reason for each in only(peer.received, STREAM_END)] == [0]
+
+
+def hand_over(rig: Rig) -> None:
+    rig.bucket.set_state(0, DEAD)
+
+
+def make_pending(rig: Rig) -> None:
+    rig.bucket.set_state(0, PENDING)
+
+
+def remove(rig: Rig) -> None:
+    rig.bucket.set_state(0, DEAD)
+    rig.bucket.remove(0, lambda _: None)
+    rig.flush()
+
+
+def make_again(rig: Rig) -> None:
+    remove(rig)
+    rig.bucket.set_state(0, ACTIVE)
+    write(rig, 0, b"of another history")
+
+
+def roll_back(rig: Rig) -> None:
+    rig.bucket.set_state(0, REPLICA).forgetting = Forgetting(3, frozenset())
+
+
+def begin_a_snapshot(rig: Rig) -> None:
+    vbucket = rig.bucket.set_state(0, REPLICA)
+    vbucket.receiving = SnapshotRange(0, 1_000)
+
+
+@pytest.mark.acceptance("D40")
+@pytest.mark.parametrize(
+    "meanwhile", [hand_over, make_pending, remove, make_again, roll_back, begin_a_snapshot]
+)
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_lease_is_served_until_it_ends_wherever_its_vbucket_has_gone(
+    rig: Rig, meanwhile: Callable[[Rig], None], on_disk: bool, rounds: bool
+) -> None:
+    fill(rig, 0, 50, b"x" * 500)
+    if on_disk:
+        rig.flush()
+    history = uuid_of(rig)
+    lease, _ = granted(Peer(rig).ask(acquire(0)))
+    first = reader(rig).say(leased(0, lease, opaque=5))
+    meanwhile(rig)
+    assert reader(rig, b"again").say(leased(0, lease, opaque=5)) == first
+    peer = reader(rig, b"resumed")
+    if rounds:
+        peer.controls(uprmc_rounds=b"true")
+    peer.controls(uprmc_barrier=b"true")
+    peer.send(leased(0, lease, 20, uuid=history, snapshot=(0, 50)))
+    peer.turn(2_000)
+    peer.send(frame(BARRIER_ADD, key=b"behind it"))
+    rest = peer.drain()
+    assert seqnos(peer.received) == list(range(21, 51))
+    assert [each.reason for each in only(peer.received, STREAM_END)] == [0]
+    reached = [at for at, each in enumerate(rest) if each.opcode == BARRIER_REACHED]
+    assert reached > [at for at, each in enumerate(rest) if each.opcode == MUTATION][-1:]
+    assert granted(Peer(rig).ask(renew(lease, 5))) == (lease, 5)
+    assert Peer(rig).ask(release(lease)).status == OK
+    assert not list(rig.store._views)
+
+
+@pytest.mark.parametrize("state", [ACTIVE, REPLICA, PENDING, DEAD, None])
+def test_a_released_or_unknown_lease_is_not_found_whatever_the_vbucket_is(
+    rig: Rig, state: VBucketState | None
+) -> None:
+    lease, _ = granted(Peer(rig).ask(acquire(0)))
+    assert Peer(rig).ask(release(lease)).status == OK
+    if state is None:
+        remove(rig)
+    else:
+        rig.bucket.set_state(0, state)
+    peer = reader(rig)
+    assert peer.ask(leased(0, lease)).status == NOT_FOUND
+    assert peer.ask(leased(0, 0xDEAD)).status == NOT_FOUND
+    assert peer.ask(leased(9, 0xDEAD)).status == NOT_FOUND, "a number that no vBucket can have"
+
+
+def test_a_lease_of_the_life_before_is_not_found_while_this_one_warms_up() -> None:
+    assert reader(upr_rig(warm=False)).ask(leased(0, 0xDEAD)).status == NOT_FOUND
 
 
 def test_a_slow_reader_of_a_lease_keeps_its_place(rig: Rig) -> None:

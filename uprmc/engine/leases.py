@@ -34,6 +34,7 @@ class Lease:
     Attributes:
         id: its name, a number of 48 bits.
         expires_at: monotonic time in seconds.
+        vbuckets: by number; a removed one, too, and not the one that was made in its place.
         readings: by vBucket.
         held: what each vBucket's history was, by vBucket.
         readers: called when the lease ends; who reads from it puts itself there.
@@ -45,11 +46,13 @@ class Lease:
         number: int,
         expires_at: float,
         view: StoreView,
+        vbuckets: Mapping[int, VBucket],
         readings: Mapping[int, Reading],
         held: Mapping[int, Held],
     ) -> None:
         self.id = number
         self.expires_at = expires_at
+        self.vbuckets = vbuckets
         self.readings = readings
         self.held = held
         self.readers: dict[Callable[[], None], None] = {}
@@ -172,12 +175,13 @@ class Leases:
 
     def _hold(self, numbers: Sequence[int], expires_at: float) -> Lease:
         bucket = self._bucket
+        vbuckets = {number: bucket.vbuckets[number] for number in numbers}
         readings: dict[int, Reading] = {}
         held: dict[int, Held] = {}
-        lease = Lease(bucket.entropy.uuid48(), expires_at, bucket.store.view(), readings, held)
+        name, view = bucket.entropy.uuid48(), bucket.store.view()
+        lease = Lease(name, expires_at, view, vbuckets, readings, held)
         try:
-            for number in numbers:
-                vbucket = bucket.vbuckets[number]
+            for number, vbucket in vbuckets.items():
                 reading = readings[number] = lease.read(vbucket)
                 log = vbucket.failover_log
                 held[number] = Held(log, reading.end_seqno, reading.purge_seqno)

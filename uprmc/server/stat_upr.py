@@ -240,7 +240,8 @@ def _streams(producers: Iterable[Producer]) -> Iterator[Stream]:
 
 def _remaining(stream: Stream) -> int:
     """Return how many items are left at most: seqnos have holes."""
-    return max(0, min(stream.vbucket.high_seqno, stream.end_seqno) - stream.last_seqno)
+    reach = max(stream.reach_seqno, stream.vbucket.high_seqno)
+    return max(0, min(reach, stream.end_seqno) - stream.last_seqno)
 
 
 def _word(value: bool) -> str:

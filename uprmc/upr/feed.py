@@ -254,7 +254,7 @@ class Feed:
     def add_barrier(self, cookie: bytes, opaque: int) -> None:
         """Take a cookie; raises as `Barriers.add`."""
         barriers = self.barriers
-        highs = {number: stream.vbucket.whole_seqno for number, stream in self.streams.items()}
+        highs = {number: stream.reach_seqno for number, stream in self.streams.items()}
         if self._rounds is not None and isinstance(barriers, ByCycle):
             barriers.turn_of(self._rounds.upcoming)  # turns may have gone by in silence
             late = [number for number, stream in self.streams.items() if stream.late]
@@ -319,7 +319,7 @@ class Feed:
             idle = True
             stream.rest()
         if not sent and self._cookies and stream.behind and isinstance(self.barriers, ByCycle):
-            self.barriers.was_late(stream.vbucket.id, stream.vbucket.whole_seqno)
+            self.barriers.was_late(stream.vbucket.id, stream.reach_seqno)
         self._schedule.had_turn(stream, sent=sent > 0, complete=self._completed, idle=idle)
         return sent
 

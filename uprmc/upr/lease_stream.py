@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from uprmc.engine.change_source import Reading
 from uprmc.engine.leases import Lease
-from uprmc.engine.vbucket import VBucket
 from uprmc.protocol.opcodes import EndReason, MarkerFlag
 from uprmc.protocol.upr import StreamRequest
 from uprmc.upr.frames import Form
@@ -15,20 +14,23 @@ from uprmc.upr.stream import Host, Stream, StreamState
 
 
 class LeaseStream(Stream):
-    """See the module docstring. What happens to the vBucket meanwhile does not matter."""
+    """See the module docstring.
+
+    What happens to the vBucket meanwhile does not matter: it may be handed over, or removed.
+    """
 
     __slots__ = ("_lease",)
 
     def __init__(
         self,
         host: Host,
-        vbucket: VBucket,
+        number: int,
         opaque: int,
         request: StreamRequest,
         form: Form,
         lease: Lease,
     ) -> None:
-        super().__init__(host, vbucket, opaque, request, form)
+        super().__init__(host, lease.vbuckets[number], opaque, request, form)
         self._lease: Lease | None = lease
 
     def begin(self) -> None:
@@ -45,6 +47,11 @@ class LeaseStream(Stream):
 
     def _lease_ended(self) -> None:
         self.end(EndReason.BACKFILL_FAILED)
+
+    @property
+    def reach_seqno(self) -> int:
+        """See `Stream`."""
+        return self.end_seqno
 
     def _take_reading(self, host: Host) -> Reading | None:
         assert self._lease is not None

@@ -156,22 +156,22 @@ class Producer:
                 return
 
     def _stream_request(self, request: UprRequest) -> Answer:
-        bucket = self._hub.bucket
         options = self._options_of(request)
         asked = Asked(
             decode_stream_request(request.extras),
             tuple(options.known_versions),
             request.vbucket in self.feed.streams,
         )
-        vbucket = locate(bucket, request.vbucket, asked.request.flags)
-        if not options.lease:  # which holds what it holds, whoever is active
-            check_term(bucket, vbucket, asked, options.term)
-        stream = self._new_stream(vbucket, request, asked, options)
-        log = vbucket.failover_log
+        stream: Stream
         if options.lease:
-            log = self._hub.leases.find(options.lease).held[vbucket.id].failover_log
+            stream, log = self._leased_stream(request, asked, options.lease)
+        else:
+            bucket = self._hub.bucket
+            vbucket = locate(bucket, request.vbucket, asked.request.flags)
+            check_term(bucket, vbucket, asked, options.term)
+            stream, log = self._new_stream(vbucket, request, asked), vbucket.failover_log
         self.feed.add(stream)
-        return self._with_term(vbucket, log if options.whole_log else log[:1])
+        return self._with_term(stream.vbucket, log if options.whole_log else log[:1])
 
     def _with_term(self, vbucket: VBucket, log: FailoverLog) -> Answer:
         extras = TERM_EXTRAS.pack(vbucket.term) if self.options.terms else b""
@@ -194,15 +194,19 @@ class Producer:
             raise InvalidArguments("terms were not negotiated")
         return options
 
-    def _new_stream(
-        self, vbucket: VBucket, request: UprRequest, asked: Asked, options: StreamOptions
-    ) -> Stream:
+    def _leased_stream(
+        self, request: UprRequest, asked: Asked, number: int
+    ) -> tuple[LeaseStream, FailoverLog]:
+        """Read from a lease: it holds the data, so what the vBucket is now does not matter."""
+        lease = self._hub.leases.find(number)
+        admitted = admit_to_lease(lease, request.vbucket, asked, self._hub.settings)
+        form = form_of(self.flags, self._datatypes, self.options)
+        stream = LeaseStream(self.feed, request.vbucket, request.opaque, admitted, form, lease)
+        return stream, lease.held[request.vbucket].failover_log
+
+    def _new_stream(self, vbucket: VBucket, request: UprRequest, asked: Asked) -> Stream:
         hub, opaque = self._hub, request.opaque
         form = form_of(self.flags, self._datatypes, self.options)
-        if options.lease:
-            lease = hub.leases.find(options.lease)
-            leased = admit_to_lease(lease, vbucket.id, asked, hub.settings)
-            return LeaseStream(self.feed, vbucket, opaque, leased, form, lease)
         if self.is_notifier:
             noted = admit_notifier(vbucket, asked, hub.settings)
             return NotifierStream(self.feed, vbucket, opaque, noted, form)

@@ -213,9 +213,14 @@ class Stream:
     # --- sending --------------------------------------------------------------------------------
 
     @property
+    def reach_seqno(self) -> int:
+        """Up to where it could send now."""
+        return self.vbucket.whole_seqno
+
+    @property
     def behind(self) -> bool:
         """Whether the peer lacks anything that the vBucket has now and may pass on."""
-        return self.announced or self.vbucket.whole_seqno > self.last_seqno
+        return self.announced or self.reach_seqno > self.last_seqno
 
     @property
     def late(self) -> bool:
