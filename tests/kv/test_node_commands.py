@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.kv.binary_peer import Peer, answer, error, frame, store, u32, u64
-from tests.kv.harness import Rig
+from tests.kv.harness import Rig, talk
 from uprmc.config import parse_size
 from uprmc.kv.cluster_map import ClusterMap
 from uprmc.model import VBucketState
 
-GET, SET, NOOP, HELLO = 0x00, 0x01, 0x0A, 0x1F
+GET, SET, DELETE, NOOP, HELLO = 0x00, 0x01, 0x04, 0x0A, 0x1F
 STOP, START, SET_PARAM, SELECT = 0x80, 0x81, 0x82, 0x89
 ENABLE, DISABLE, SET_MAP, GET_MAP = 0xAD, 0xAE, 0xB4, 0xB5
 SET_TOKEN, GET_TOKEN = 0xF4, 0xF5
@@ -49,6 +49,81 @@ def test_persistence_stops_and_starts_and_either_may_be_said_twice(rig: Rig, pee
         assert peer.say(frame(START)) == answer(START)
         assert not flusher.paused
     assert announced
+
+
+FLUSH_NOW, REMOVE = frame(0x08), frame(0x3F, vbucket=1)
+COMPACT = frame(0xB3, extras=bytes(16) + b"\x01" + bytes(7))  # every tombstone of vBucket 0
+
+
+def with_a_dead_vbucket(rig: Rig) -> Peer:
+    """Return a manager of a node that has something to flush, compact and remove."""
+    manager = Peer(rig, by_key=False)
+    manager.put(b"k", b"v")
+    manager.ask(frame(DELETE, b"k"))
+    manager.put(b"newer", b"v")
+    rig.bucket.set_state(1, VBucketState.DEAD)
+    rig.flush()
+    return manager
+
+
+@pytest.mark.parametrize("command", [FLUSH_NOW, REMOVE, COMPACT], ids=["flush", "del", "compact"])
+def test_what_waits_for_the_disk_is_answered_at_once_while_persistence_is_stopped(
+    rig: Rig, command: bytes
+) -> None:
+    peer = with_a_dead_vbucket(rig)
+    peer.say(frame(STOP))
+    assert [reply.status for reply in peer.ask(command, frame(NOOP))] == [TMPFAIL, OK]
+
+
+@pytest.mark.parametrize("command", [FLUSH_NOW, REMOVE, COMPACT], ids=["flush", "del", "compact"])
+def test_what_waits_for_the_disk_is_answered_when_persistence_is_stopped_meanwhile(
+    rig: Rig, command: bytes
+) -> None:
+    peer = with_a_dead_vbucket(rig)
+    assert peer.say(command) == b""
+    compactor = rig.bucket.compactor
+    while (scan := compactor.begin()) is not None:  # it waits for a commit, too
+        compactor.read(scan)
+        compactor.finish(scan)
+    assert Peer(rig).say(frame(STOP)) == answer(STOP)
+    assert [reply.status for reply in peer.ask(frame(NOOP))] == [TMPFAIL, OK]
+    assert Peer(rig).say(frame(START)) == answer(START)
+    rig.flush()
+    assert peer.say() == b""
+
+
+def test_flush_all_is_answered_at_once_while_persistence_is_stopped(rig: Rig) -> None:
+    text = rig.text()
+    assert talk(text, b"set k 0 0 1\r\nv\r\n") == b"STORED\r\n"
+    rig.bucket.flusher.pause()
+    answers = talk(text, b"flush_all\r\nflush_all noreply\r\nget k\r\nflush_all 10\r\n")
+    assert answers == b"SERVER_ERROR temporary failure\r\nEND\r\nOK\r\n"
+
+
+def test_a_flush_while_persistence_is_stopped_reaches_the_disk_when_it_is_started(
+    rig: Rig,
+) -> None:
+    peer = Peer(rig)
+    peer.put(b"k", b"v")
+    rig.flush()
+    peer.say(frame(STOP), FLUSH_NOW, frame(START))
+    rig.flush()
+    view = rig.store.view()
+    assert view.count() == 0
+    view.close()
+
+
+def test_a_flush_that_a_commit_under_way_holds_is_answered_by_its_end(rig: Rig) -> None:
+    peer = Peer(rig)
+    assert peer.say(FLUSH_NOW) == b""
+    flusher = rig.bucket.flusher
+    flush = flusher.begin()
+    assert flush is not None
+    Peer(rig).say(frame(STOP))
+    assert peer.say() == b""
+    flusher.commit(flush)
+    flusher.finish(flush)
+    assert peer.say() == answer(0x08)
 
 
 # --- traffic ------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from interop.wire import GET, SET, frame, store
 from tests.server.support import Client
 from tests.system.support import node_here
 from uprmc.errors import StoreError
+from uprmc.storage import layout
+from uprmc.storage.interface import StoreUsage
 
 
 def put(node, key: bytes, value: bytes) -> None:
@@ -36,6 +38,26 @@ def test_a_commit_that_breaks_is_tried_again(tmp_path: Path, error: Exception) -
         assert node.bucket.stats.commit_failures == 3
         put(node, b"k", b"w")
         loop.until(lambda: node.bucket.flusher.queued == 0)
+
+
+def test_a_commit_that_cannot_be_gathered_is_tried_again(tmp_path: Path) -> None:
+    with node_here(tmp_path, flush__retry_delay_s=0.01) as (node, loop):
+        usage = node.bucket.store.usage
+        failures = [RuntimeError("a bug of ours")] * 3
+
+        def break_thrice() -> StoreUsage:
+            if failures:
+                raise failures.pop()
+            return usage()
+
+        node.bucket.store.usage = break_thrice
+        told: list[bool] = []
+        put(node, b"k", b"v")
+        node.bucket.flusher.when_durable(told.append)
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+        assert told == [False]
+        assert node.bucket.stats.commit_failures == 3
+        assert not node.bucket.ledger.disk_reason
 
 
 def test_a_tick_that_breaks_is_not_the_last(tmp_path: Path) -> None:
@@ -72,3 +94,45 @@ def test_a_read_that_breaks_is_answered_and_the_next_one_works(tmp_path: Path) -
         assert b"Temporary failure" in ask(client, frame(GET, b"k"), 24 + 17)
         assert ask(client, frame(GET, b"k"), 24 + 4 + 5).endswith(b"value")
         assert node.bucket.stats.bg_fetched == 1
+
+
+def damage(node, key: bytes, seqno: int) -> None:
+    """Cut the stored record of a document short."""
+    files = node.bucket.store._files
+    where = layout.by_seq_key(node.bucket.vbucket_of(key), seqno)
+    with files.env.begin(files.databases.by_seq, write=True) as txn:
+        txn.put(where, txn.get(where)[:-1])
+
+
+def test_a_damaged_record_fails_the_readers_of_its_document_and_nobody_else(
+    tmp_path: Path,
+) -> None:
+    keys = [b"a", b"b", b"damaged", b"y", b"z"]
+    with node_here(tmp_path) as (node, loop):
+        client = loop.client(node.addresses()["memcached"])
+        for key in keys:
+            put(node, key, b"value of " + key)
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+        damage(node, b"damaged", node.bucket.of_key(b"damaged").table[b"damaged"].seqno)
+        for key in keys:
+            vbucket = node.bucket.of_key(key)
+            vbucket.eject(vbucket.table[key])
+        told: dict[bytes, list[bool]] = {key: [] for key in keys}
+        for key in keys:  # in one turn, so they share a round
+            node.bucket.fetcher.want([(node.bucket.vbucket_of(key), key)], told[key].append)
+        loop.until(lambda: all(told.values()))
+        assert {key for key, answers in told.items() if answers != [True]} == {b"damaged"}
+        assert b"Temporary failure" in ask(client, frame(GET, b"damaged"), 24 + 17)
+        assert ask(client, frame(GET, b"z"), 24 + 4 + 10).endswith(b"value of z")
+
+
+def test_a_damaged_tombstone_fails_who_must_know_it(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, loop):
+        put(node, b"k", b"v")
+        node.bucket.of_key(b"k").delete(b"k")
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+        damage(node, b"k", node.bucket.of_key(b"k").high_seqno)
+        told: list[bool] = []
+        node.bucket.fetcher.want([(node.bucket.vbucket_of(b"k"), b"k")], told.append)
+        loop.until(lambda: told)
+        assert told == [False]

@@ -6,14 +6,15 @@ import json
 import struct
 from pathlib import Path
 
-from interop.wire import HEADER, SET, Reply, frame, split_replies, store
+from interop.wire import FLUSH, HEADER, SET, Reply, frame, split_replies, store
 from tests.server.support import Client, Loop
 from tests.system.support import node_here
 
 STOP_PERSISTENCE, START_PERSISTENCE, SET_PARAM = 0x80, 0x81, 0x82
 DISABLE_TRAFFIC, GET_CLUSTER_CONFIG, SEQNO_PERSISTENCE = 0xAE, 0xB5, 0xB7
 SET_VBUCKET, DEL_VBUCKET, GET_FAILOVER_LOG = 0x3D, 0x3F, 0x96
-OK, NOT_MY_VBUCKET = 0x00, 0x07
+COMPACT_DB = 0xB3
+OK, NOT_MY_VBUCKET, TEMPORARY_FAILURE = 0x00, 0x07, 0x86
 
 
 def ask(client: Client, request: bytes) -> Reply:
@@ -53,6 +54,28 @@ def test_expired_documents_are_looked_for_as_often_as_was_asked(tmp_path: Path) 
         assert ask(client, store(SET, b"k", b"v", expiration=1)).status == OK
         assert ask(client, param(b"exp_pager_stime", b"1")).status == OK
         loop.until(lambda: node.bucket.stats.expired_pager == 1)
+
+
+def test_nothing_that_waits_for_the_disk_hangs_while_persistence_is_stopped(
+    tmp_path: Path,
+) -> None:
+    with node_here(tmp_path) as (node, loop):
+        client = client_of(loop, node)
+        assert ask(client, store(SET, b"k", b"v")).status == OK
+        assert ask(client, frame(SET_VBUCKET, extras=struct.pack(">I", 4), vbucket=1)).status == OK
+        assert ask(client, frame(STOP_PERSISTENCE)).status == OK
+        for waiting in (
+            frame(FLUSH),
+            frame(DEL_VBUCKET, vbucket=1),
+            frame(COMPACT_DB, extras=bytes(24)),
+        ):
+            assert ask(client, waiting).status == TEMPORARY_FAILURE
+        text = loop.client(node.addresses()["memcached"])
+        text.socket.send(b"flush_all\r\n")
+        assert text.read(32) == b"SERVER_ERROR temporary failure\r\n"
+        assert ask(client, frame(START_PERSISTENCE)).status == OK
+        loop.until(lambda: not node.bucket.flusher.pending)
+        assert ask(client, frame(FLUSH)).status == OK
 
 
 def test_a_node_whose_clients_are_shut_out_stops_in_order(tmp_path: Path) -> None:

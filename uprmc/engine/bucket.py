@@ -201,7 +201,7 @@ class Bucket:
         """Forget a dead vBucket with everything in it.
 
         It is gone from memory at once. `done` is called when it is gone from the disk, too
-        (``False``: that failed, it will go later).
+        (``False``: that failed or persistence is stopped, it will go later).
 
         Raises:
             NotMyVBucket: there is none of that number.
@@ -224,11 +224,13 @@ class Bucket:
         `done` is called later: ``True`` when it is over and on disk, ``False`` if it was given up.
 
         Raises:
-            TemporaryFailure: warm-up is going on.
+            TemporaryFailure: warm-up is going on, or persistence is stopped.
             NotMyVBucket: there is none of that number.
         """
         if not self.warm:
             raise TemporaryFailure("warming up")
+        if self.flusher.paused:
+            raise TemporaryFailure("persistence is stopped")
         if number not in self.vbuckets:
             raise NotMyVBucket(number)
         self.compactor.want(number, rule, done)
@@ -270,8 +272,8 @@ class Bucket:
         """Forget every document at Unix time `at`, now if that has passed.
 
         Each vBucket starts again at seqno 0 under a new history. An immediate flush calls `done`
-        when it is on disk (``False``: that failed, it will be on disk later); a later one at once,
-        and what is stored until its time comes goes too.
+        when it is on disk (``False``: that failed or persistence is stopped, it will be on disk
+        later); a later one at once, and what is stored until its time comes goes too.
         """
         if at > self.clock.now():
             self._flush_at = at
@@ -279,7 +281,7 @@ class Bucket:
             return
         self._flush_at = None
         self._reset_all()
-        self.flusher.when_durable(done)
+        self.flusher.when_durable(done, patient=False)
 
     def tick(self) -> None:
         """Do what has become due; call it a few times a second."""

@@ -47,13 +47,19 @@ class _Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Fetch:
-    """One round of reading."""
+    """One round of reading.
+
+    Attributes:
+        found: what the store has of what is wanted.
+        unread: what could not be read, and why; the rest of the round does not suffer.
+    """
 
     view: StoreView
     requests: list[_Request]
     wanted: list[Wanted]
     persisted: dict[int, tuple[FailoverLog, int]]
     found: dict[Wanted, Item | None] = field(default_factory=dict)
+    unread: dict[Wanted, StoreError] = field(default_factory=dict)
 
 
 class Fetcher:
@@ -128,9 +134,13 @@ class Fetcher:
         return Fetch(view, taken, sorted(wanted), persisted)
 
     def commit(self, fetch: Fetch) -> None:
-        """Read. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
+        """Read. Safe in a worker thread. Call `failed` if it raises."""
         get = fetch.view.get
-        fetch.found = {(number, key): get(number, key) for number, key in fetch.wanted}
+        for place in fetch.wanted:
+            try:
+                fetch.found[place] = get(*place)
+            except StoreError as error:
+                fetch.unread[place] = error
 
     def finish(self, fetch: Fetch) -> None:
         """Put the values in and wake everybody who asked."""
@@ -173,6 +183,8 @@ class Fetcher:
             vbucket = self._vbuckets.get(number)
             if vbucket is None or number not in fetch.persisted or key in vbucket.table:
                 continue
+            if place in fetch.unread:
+                continue
             log, persisted_seqno = fetch.persisted[number]
             item = fetch.found[place]
             known = item is not None and item.life and item.seqno <= persisted_seqno
@@ -183,10 +195,14 @@ class Fetcher:
         """Bring one value in; ``False`` if the store should have it and does not."""
         number, key = place
         vbucket = self._vbuckets.get(number)
-        current = vbucket.metadata(key) if vbucket else None
-        if vbucket is None or current is None or current.life or current.value is not None:
+        if vbucket is None:
             return True
-        item = fetch.found[place]
+        current = vbucket.metadata(key)
+        if current is None:
+            return place not in fetch.unread
+        if current.life or current.value is not None:
+            return True
+        item = fetch.found.get(place)
         if item is not None and vbucket.bring_in(item):
             return True
         log, persisted_seqno = fetch.persisted.get(number, ((), 0))

@@ -128,6 +128,7 @@ class Flusher:
         self._settings = settings
         self._cursors: dict[int, _Cursor] = {}
         self._waiters: list[Waiter] = []
+        self._impatient: list[Waiter] = []
         self._local: dict[bytes, bytes | None] = {}
         self._disposals = Disposals(vbuckets)
         self._hurried = False
@@ -152,7 +153,7 @@ class Flusher:
         ledger, settings = self._ledger, self._settings
         batch_items = self._batch_items * (_FILLING_BATCHES if self.filling else 1)
         full = self.queued >= batch_items or ledger.used > ledger.high_mark
-        if self._waiters or full:
+        if self._waiters or self._impatient or full:
             return 0.0
         rest = 0.0 if self._hurried else settings.rest_factor * last_flush_s
         wait = min(max(rest, settings.min_delay_s), settings.max_delay_s)
@@ -167,8 +168,14 @@ class Flusher:
         self._settings = settings
 
     def pause(self) -> None:
-        """Begin no flush from now on; one that is under way goes on to its end."""
+        """Begin no flush from now on; one that is under way goes on to its end.
+
+        Waiters that are not patient get ``False``, unless they wait for the one under way.
+        """
         self.paused = True
+        impatient, self._impatient = self._impatient, []
+        for waiter in impatient:
+            waiter(False)
 
     def resume(self) -> None:
         """Go on; what has gathered is announced as if it had just come."""
@@ -179,8 +186,8 @@ class Flusher:
     @property
     def pending(self) -> bool:
         """Whether a flush begun now would have something to do."""
-        disposals = self._disposals.pending
-        return bool(self._ledger.dirty or self._waiters or self._local or disposals)
+        waiters = self._waiters or self._impatient
+        return bool(self._ledger.dirty or waiters or self._local or self._disposals.pending)
 
     @property
     def queued(self) -> int:
@@ -199,28 +206,42 @@ class Flusher:
             return vbucket.persisted_seqno
         return cursor.start
 
-    def when_durable(self, waiter: Waiter) -> None:
+    def when_durable(self, waiter: Waiter, *, patient: bool = True) -> None:
         """Call `waiter` once everything accepted until now in the headers is on disk.
 
         It gets ``True`` after the next flush that is begun has finished, ``False`` if that failed
         (the flush itself will be tried again all the same).
+
+        Args:
+            waiter: called once.
+            patient: it waits until persistence is started again if it is stopped. One that is not
+                patient gets ``False`` then, at once if persistence is stopped already.
         """
-        self._waiters.append(waiter)
+        if patient:
+            self._waiters.append(waiter)
+        elif self.paused:
+            waiter(False)
+            return
+        else:
+            self._impatient.append(waiter)
         self._ledger.on_dirty()
 
-    def write_local(self, name: bytes, document: bytes | None, done: Waiter) -> None:
+    def write_local(
+        self, name: bytes, document: bytes | None, done: Waiter, *, patient: bool = True
+    ) -> None:
         """Write a local document of the store (``None`` deletes) with the next commit.
 
         It is in one commit with what has changed in headers until now. After a failure it is tried
         again, unless there is a newer one. `done` is a waiter as of `when_durable`.
         """
         self._local[name] = document
-        self.when_durable(done)
+        self.when_durable(done, patient=patient)
 
     def remove(self, vbucket: VBucket, done: Waiter) -> None:
         """Forget a vBucket that the node has no more; the store forgets it with the next commit.
 
-        A part of it that is under way is written first. `done` is a waiter as of `when_durable`.
+        A part of it that is under way is written first. `done` is an impatient waiter as of
+        `when_durable`.
         """
         cursor = self._cursors.pop(vbucket.id, None)
         if cursor is not None:
@@ -229,7 +250,7 @@ class Flusher:
             self._ledger.dirty.remove(vbucket)
         vbucket.dirty = True  # so that nothing puts it on the list again
         self._disposals.remove([vbucket.id])
-        self.when_durable(done)
+        self.when_durable(done, patient=False)
 
     def drop(self, vbucket: VBucket, records: Sequence[Record], done: Waiter) -> None:
         """Drop tombstones for good with the next commit.
@@ -242,12 +263,12 @@ class Flusher:
         Args:
             vbucket: theirs.
             records: not empty; (key, seqno), persisted all.
-            done: a waiter as of `when_durable`.
+            done: an impatient waiter as of `when_durable`.
         """
         vbucket.purge_seqno = max(vbucket.purge_seqno, *[seqno for _, seqno in records])
         self._disposals.drop(vbucket, records)
         vbucket.change_header()
-        self.when_durable(done)
+        self.when_durable(done, patient=False)
 
     def forget_drops(self, vbucket: VBucket) -> None:
         """Drop nothing of what was asked for, unless that is under way already."""
@@ -267,17 +288,27 @@ class Flusher:
         """Do what `begin` does, yielding now and then so that others can run.
 
         Headers, resets, removals and drops are taken before the first yield: a `Bucket.flush` is
-        in one batch as a whole, this one or, if it comes later, the next.
+        in one batch as a whole, this one or, if it comes later, the next. What raises leaves
+        everything for the next flush, and tells waiters as `failed` does.
         """
         self._hurried = False
         dirty, self._ledger.dirty = self._ledger.dirty, []
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters, self._impatient = [*self._waiters, *self._impatient], [], []
         removed = self._disposals.take_removed()
         local, self._local = self._local, {}
         if not (dirty or waiters or removed or local):
             return None
         flush = Flush(deque(waiters), removed, local)
-        flush.changes += [VBucketChange(number, None) for number in removed]
+        try:
+            yield from self._gather(flush, dirty)
+        except Exception as error:  # a bug of ours must not lose what is dirty
+            self._put_back(flush, dirty, error)
+            raise
+        return flush
+
+    def _gather(self, flush: Flush, dirty: list[VBucket]) -> Iterator[None]:
+        """Fill `flush` with as much as goes in one commit."""
+        flush.changes += [VBucketChange(number, None) for number in flush.removed]
         room = CommitRoom.of(self._settings, self._store)
         self._batch_items = room.items
         later: list[VBucket] = []
@@ -297,8 +328,13 @@ class Flusher:
             self._take(flush, vbucket, room)
             if not place % _SLICE_VBUCKETS:
                 yield
-        flush.batch = Batch(flush.changes, local, reset_all)
-        return flush
+        flush.batch = Batch(flush.changes, flush.local, reset_all)
+
+    def _put_back(self, flush: Flush, dirty: list[VBucket], error: Exception) -> None:
+        """Have everything tried again that a flush took which could not be begun."""
+        left = set(self._ledger.dirty)
+        self._ledger.dirty += [each for each in dirty if each.dirty and each not in left]
+        self.failed(flush, StoreError(f"{type(error).__name__}: {error}"))
 
     def commit(self, flush: Flush) -> None:
         """Write the batch. The only step that is slow; safe in a worker thread.

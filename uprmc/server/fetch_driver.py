@@ -11,7 +11,9 @@ from twisted.python.threadpool import ThreadPool
 from uprmc.engine.fetcher import Fetch, Fetcher
 from uprmc.engine.timings import Timings
 from uprmc.errors import StoreError
-from uprmc.server.log import Log
+from uprmc.server.log import Log, Throttle
+
+_UNREAD_LOG_S = 1.0
 
 _log = Log("fetch")
 
@@ -28,6 +30,7 @@ class FetchDriver:
         self._began_at = 0.0
         self._busy = False
         self._scheduled = False
+        self._unread_log = Throttle(_UNREAD_LOG_S, reactor.seconds)
         fetcher.on_wanted = self._wanted
 
     def _wanted(self) -> None:
@@ -58,8 +61,15 @@ class FetchDriver:
     def _finished(self, _: None, fetch: Fetch) -> None:
         self._busy = False
         self._timings.bg_load.add(self._reactor.seconds() - self._began_at)
+        self._note_unread(fetch)
         self._fetcher.finish(fetch)
         self._next()
+
+    def _note_unread(self, fetch: Fetch) -> None:
+        for (number, key), error in fetch.unread.items():
+            held_back = self._unread_log.passed()
+            if held_back is not None:
+                _log.error("unread", vbucket=number, key=key, error=str(error), unlogged=held_back)
 
     def _failed(self, failure: Failure, fetch: Fetch) -> None:
         _log.failure("failed", failure)

@@ -80,29 +80,34 @@ class FlushDriver:
 
     @inlineCallbacks
     def _run(self) -> Generator[Deferred[Any], Any, None]:
-        flusher = self._bucket.flusher
         began = self._reactor.seconds()
-        flush = yield from self._sliced(flusher.begin_in_slices())
-        delay_s = 0.0
-        if flush is not None:
-            try:
-                yield from self._timed_commit(flush)
-            except Exception as error:  # a bug of ours, too, must not end flushing for good
-                refusal = self._refusal(error)
-                self._note_failure(refusal)
-                self._fail(flush, refusal)
-                delay_s = self._settings.retry_delay_s
-            else:
-                if self.last_error:
-                    _log.info("works_again", after=self.last_error)
-                    self.last_error = ""
-                yield from self._finish(flush)
+        ok = yield from self._flush()
         self._busy = None
         self._last_flush_s = self._reactor.seconds() - began
-        if flusher.pending:
-            self._look_again(delay_s)
+        if self._bucket.flusher.pending:
+            self._look_again(0.0 if ok else self._settings.retry_delay_s)
         else:
             self._dirty_since = None
+
+    def _flush(self) -> Generator[Deferred[Any], Any, bool]:
+        """Write what is dirty; ``False`` if that failed. A bug of ours must not end flushing."""
+        flush: Flush | None = None
+        try:
+            flush = yield from self._sliced(self._bucket.flusher.begin_in_slices())
+            if flush is not None:
+                yield from self._timed_commit(flush)
+        except Exception as error:
+            refusal = self._refusal(error)
+            self._note_failure(refusal)
+            if flush is not None:
+                self._fail(flush, refusal)
+            return False
+        if flush is not None:
+            if self.last_error:
+                _log.info("works_again", after=self.last_error)
+                self.last_error = ""
+            yield from self._finish(flush)
+        return True
 
     def _finish(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
         try:

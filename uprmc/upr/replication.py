@@ -339,12 +339,8 @@ class Replication:
     def _save(self, done: Waiter) -> None:
         """Write down who follows whom. While persistence is stopped nobody waits for that."""
         followed = {place: list(source.followed) for place, source in self.sources.items()}
-        flusher = self._bucket.flusher
-        paused = flusher.paused
         document = followed_document.encode(followed)
-        flusher.write_local(followed_document.NAME, document, _no_matter if paused else done)
-        if paused:
-            done(False)
+        self._bucket.flusher.write_local(followed_document.NAME, document, done, patient=False)
 
 
 def _no_matter(_durable: bool) -> None:
