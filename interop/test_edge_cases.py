@@ -14,6 +14,7 @@ import time
 import pytest
 
 from interop import wire as w
+from interop.server_process import ServerProcess
 from interop.wire import Wire, counter, frame, join_lines, store
 
 BAD_LINE = b"CLIENT_ERROR bad command line format\r\n"
@@ -166,6 +167,45 @@ def test_17_the_padding_rule_holds_for_every_measured_pair(
 def test_18_a_counter_wraps_at_two_to_the_64(wire: Wire) -> None:
     wire.talk(b"set n 0 0 20\r\n18446744073709551615\r\n", b"STORED\r\n")
     wire.talk(b"incr n 1\r\n", b"0\r\n")
+
+
+@pytest.mark.parametrize("command", [b"mg", b"ma"])
+@pytest.mark.parametrize(
+    ("flags", "made", "found"),
+    [
+        (b"N0 T60", b"t60", b"t60"),
+        (b"T60 N0", b"t-1", b"t60"),
+        (b"N60 T0", b"t-1", b"t-1"),
+        (b"T100 N300", b"t300", b"t100"),
+        (b"N100 T300", b"t300", b"t300"),
+    ],
+)
+def test_of_n_and_t_the_later_one_rules_what_a_meta_command_makes(
+    wire: Wire, command: bytes, flags: bytes, made: bytes, found: bytes
+) -> None:
+    wire.talk(command + b" k " + flags + b" t\r\nmn\r\n", _times(command, made, b" W") + b"MN\r\n")
+    wire.talk(command + b" k " + flags + b" t\r\nmn\r\n", _times(command, found, b" Z") + b"MN\r\n")
+
+
+def _times(command: bytes, seconds: bytes, verdict: bytes) -> bytes:
+    return b"HD " + seconds + (verdict if command == b"mg" else b"") + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 21\r\n\r\nset a 0 0 1\r\nb\r\n",
+        b"POST /set a 0 0 1 HTTP/1.0\r\n\r\nset a 0 0 1\r\nb\r\n",
+    ],
+)
+def test_a_web_page_is_hung_up_on_and_writes_nothing(
+    wire: Wire, server: ServerProcess, page: bytes
+) -> None:
+    wire.send(page)
+    wire.expect_closed()
+    with Wire(server.memcached) as other:
+        other.talk(b"get a\r\n", b"END\r\n")
 
 
 def test_19_a_delta_must_be_an_unsigned_64_bit_number(wire: Wire) -> None:

@@ -323,6 +323,15 @@ def test_a_counter_keeps_flags_and_expiry_and_a_new_one_has_the_given_expiry(nod
     assert (number, item.value, item.flags, item.expiry) == (100, b"100", 0, expiry)
 
 
+@pytest.mark.parametrize(("padded", "text"), [(True, b"9  "), (False, b"9")])
+def test_a_counter_that_is_not_padded_is_as_long_as_its_number(
+    node: Node, padded: bool, text: bytes
+) -> None:
+    node.set(b"k", b"10 ")
+    _, item = node.vbucket.add_delta(b"k", -1, padded=padded)
+    assert item.value == text
+
+
 @pytest.mark.parametrize(
     "value", [b"", b"abc", b"-1", b"12abc", b"18446744073709551616", b" ", b"1.5", b"+1", b"0x10"]
 )

@@ -14,7 +14,7 @@ GET, SET, ADD, REPLACE, DELETE, INCR, NOOP, GETK = 0, 1, 2, 3, 4, 5, 0x0A, 0x0C
 APPEND, SETQ, HELLO, TOUCH, GAT = 0x0E, 0x11, 0x1F, 0x1C, 0x1D
 OBSERVE_SEQNO, OBSERVE, GETL, UNLOCK = 0x91, 0x92, 0x94, 0x95
 
-SEQNOS, XERROR, JSON = 0x04, 0x07, 0x0B
+NODELAY, SEQNOS, XERROR, JSON = 0x03, 0x04, 0x07, 0x0B
 ALL_ONES = 2**64 - 1
 
 #: The least time that a change waits for its commit, as an observer is told.
@@ -73,10 +73,36 @@ def test_after_hello_changes_tell_their_place_in_the_order(peer: Peer) -> None:
     )
     assert peer.say(frame(APPEND, b"k", b"0")) == answer(APPEND, extras=place(3), cas=cas())
     assert peer.say(store(SETQ, b"k", b"1")) == b""
-    assert peer.say(frame(DELETE, b"k")) == answer(DELETE, extras=place(5))
+    (deleted,) = peer.ask(frame(DELETE, b"k"))
+    tombstone = vbucket.metadata(b"k")
+    assert tombstone is not None
+    assert (deleted.extras, deleted.cas) == (place(5), tombstone.cas)
     assert peer.say(store(ADD, b"k", b"2")) == answer(ADD, extras=place(6), cas=cas())
     assert peer.say(store(ADD, b"k", b"2")) == error(ADD, 2)
     assert peer.say(frame(GET, b"k")) == get_hit(GET, b"2", cas())
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("features", [[], [NODELAY], [XERROR]])
+def test_after_hello_delete_answers_the_cas_of_the_deletion(
+    rig: Rig, by_key: bool, features: list[int]
+) -> None:
+    """Whatever was asked for: memcached and servers of 2014, which answer 0, know no HELLO."""
+    peer = Peer(rig, by_key=by_key)
+    number = rig.bucket.vbucket_of(b"k")
+
+    def deleted() -> int:
+        peer.ask(store(SET, b"k", b"1", vbucket=number))
+        (reply,) = peer.ask(frame(DELETE, b"k", vbucket=number))
+        return reply.cas
+
+    assert deleted() == 0
+    peer.ask(hello(*features))
+    cas = deleted()
+    tombstone = rig.bucket.of_key(b"k").metadata(b"k")
+    assert tombstone is not None
+    assert cas == tombstone.cas != 0
+    assert peer.say(frame(DELETE, b"k", vbucket=number)) == error(DELETE, 1)
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -260,6 +260,36 @@ def test_ma_counts(rig: Rig, line: bytes, reply: bytes) -> None:
     assert talk(rig.text(), line + b"\r\nmn\r\n") == reply + b"MN\r\n"
 
 
+TTLS = [
+    (b"N0 T60", b"t60", b"t60"),
+    (b"T60 N0", b"t-1", b"t60"),
+    (b"N60 T0", b"t-1", b"t-1"),
+    (b"T20 N60", b"t60", b"t20"),
+    (b"N20 T60", b"t60", b"t60"),
+]
+
+
+@pytest.mark.parametrize("command", [b"mg", b"ma"])
+@pytest.mark.parametrize(("flags", "made", "found"), TTLS)
+def test_of_n_and_t_the_later_one_rules_what_is_made_and_t_what_is_there(
+    rig: Rig, command: bytes, flags: bytes, made: bytes, found: bytes
+) -> None:
+    """Measured with memcached 1.6.18."""
+    line = b"%b nk %b t\r\n" % (command, flags)
+    assert talk(rig.text(), line).split()[1] == made
+    assert talk(rig.text(), b"mg nk t\r\n").split()[1] == made
+    assert talk(rig.text(), line).split()[1] == found
+    assert talk(rig.text(), b"mg nk t\r\n").split()[1] == found
+
+
+@pytest.mark.parametrize(("flags", "changes"), [(b"T60 N30", 1), (b"N30 T60", 1)])
+def test_making_a_counter_is_one_change(rig: Rig, flags: bytes, changes: int) -> None:
+    vbucket = rig.bucket.of_key(b"nk")
+    before = vbucket.high_seqno
+    talk(rig.text(), b"ma nk %b\r\n" % flags)
+    assert vbucket.high_seqno - before == changes
+
+
 def test_ma_shows_the_new_cas_and_accepts_the_present_one(rig: Rig) -> None:
     before = cas_of(rig, b"n")
     reply = talk(rig.text(), b"ma n C%d c\r\n" % before)

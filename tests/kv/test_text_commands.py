@@ -25,6 +25,40 @@ def test_an_unknown_command_is_an_error_and_the_connection_lives(rig: Rig, line:
     assert talk(rig.text(), line + b"\r\nversion\r\n") == b"ERROR\r\nVERSION 1.2.3\r\n"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET / HTTP/1.1",
+        b"PROPFIND /a b HTTP/2",
+        b"x HTTP/",
+        b"HTTP/1.1",
+        b"POST /",
+        b"Host: localhost:11211",
+        b"host: localhost",
+    ],
+)
+def test_a_line_of_http_closes_without_a_reply(rig: Rig, line: bytes) -> None:
+    """What stands behind it comes from a web page."""
+    session = rig.text()
+    replies = talk(session, b"version\r\n" + line + b"\r\nset a 0 0 1\r\nb\r\n")
+    assert replies == b"VERSION 1.2.3\r\n"
+    assert session.closing
+    assert len(rig.misuse) == 1
+    assert stored(rig, b"a") is None
+
+
+@pytest.mark.parametrize(
+    "line", [b"x HTTP/1.1 y", b"x http/1.1", b"x HTTP", b"Host : x", b"Hosts: x"]
+)
+def test_a_line_that_is_only_like_http_is_an_unknown_command(rig: Rig, line: bytes) -> None:
+    assert talk(rig.text(), line + b"\r\nversion\r\n") == b"ERROR\r\nVERSION 1.2.3\r\n"
+
+
+def test_a_known_command_may_have_words_of_http(rig: Rig) -> None:
+    replies = talk(rig.text(), b"set HTTP/1.1 0 0 1\r\nb\r\nget Host: HTTP/1.1\r\n")
+    assert replies == b"STORED\r\nVALUE HTTP/1.1 0 1\r\nb\r\nEND\r\n"
+
+
 def test_a_line_may_end_in_a_bare_newline(rig: Rig) -> None:
     replies = talk(rig.text(), b"version\nset a 0 0 1\nb\r\nget a\n")
     assert replies == b"VERSION 1.2.3\r\nSTORED\r\nVALUE a 0 1\r\nb\r\nEND\r\n"

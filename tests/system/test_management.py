@@ -6,7 +6,21 @@ import json
 import struct
 from pathlib import Path
 
-from interop.wire import FLUSH, HEADER, SET, Reply, frame, split_replies, store
+import pytest
+
+from interop.wire import (
+    DECR,
+    FLUSH,
+    GET,
+    HEADER,
+    SET,
+    Reply,
+    counter,
+    frame,
+    split_replies,
+    store,
+    vbucket_of,
+)
 from tests.server.support import Client, Loop
 from tests.system.support import node_here
 
@@ -76,6 +90,23 @@ def test_nothing_that_waits_for_the_disk_hangs_while_persistence_is_stopped(
         assert ask(client, frame(START_PERSISTENCE)).status == OK
         loop.until(lambda: not node.bucket.flusher.pending)
         assert ask(client, frame(FLUSH)).status == OK
+
+
+@pytest.mark.parametrize(("listener", "kept"), [("memcached", b"99 "), ("upr", b"99")])
+def test_a_counter_keeps_its_length_on_the_memcached_listener_only(
+    tmp_path: Path, listener: str, kept: bytes
+) -> None:
+    key = next(key for key in (b"n%d" % number for number in range(99)) if not vbucket_of(key, 4))
+    with node_here(tmp_path) as (node, loop):
+        place = node.addresses()[listener]
+        client, text = loop.client(place), loop.client(place)
+        assert ask(client, store(SET, key, b"100")).status == OK
+        assert ask(client, counter(DECR, key, 1)).status == OK
+        assert ask(client, frame(GET, key)).value == kept
+        assert ask(client, store(SET, key, b"100")).status == OK
+        text.socket.send(b"decr " + key + b" 1\r\n")
+        assert text.read(4) == b"99\r\n"
+        assert ask(client, frame(GET, key)).value == kept
 
 
 def test_a_node_whose_clients_are_shut_out_stops_in_order(tmp_path: Path) -> None:

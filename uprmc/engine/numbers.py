@@ -1,4 +1,4 @@
-"""Counters as memcached keeps them: decimal text, 64 bits, padded with blanks.
+"""Counters as memcached keeps them: decimal text, 64 bits, perhaps padded with blanks.
 
 Source: `reference/memcached.md` 2.6.
 """
@@ -25,6 +25,6 @@ def shifted(number: int, delta: int) -> int:
     return (number + delta) % _LIMIT if delta >= 0 else max(0, number + delta)
 
 
-def counter_text(number: int, stored_length: int) -> bytes:
-    """Return the value to store: at least as long as the old one, padded on the right."""
-    return (b"%d" % number).ljust(stored_length)
+def counter_text(number: int, least_length: int) -> bytes:
+    """Return the value to store: no shorter than `least_length`, padded on the right."""
+    return (b"%d" % number).ljust(least_length)

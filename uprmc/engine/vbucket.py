@@ -175,6 +175,7 @@ class VBucket(History):
         *,
         initial: int | None = None,
         expiry: int = 0,
+        padded: bool = True,
     ) -> tuple[int, Item]:
         """Add `delta` (negative: subtract, stopping at 0) to a counter; wraps at 2**64.
 
@@ -184,6 +185,8 @@ class VBucket(History):
             cas: must match when it is not 0 and the counter exists.
             initial: value and `expiry` of a counter that has to be made; ``None`` = do not make it.
             expiry: see `initial`.
+            padded: whether the text keeps at least its length, as memcached's does; Couchbase's
+                takes the length of the number.
 
         Returns:
             The new number and the new version of the item.
@@ -205,7 +208,7 @@ class VBucket(History):
         ledger = self._ledger
         if ledger.used > ledger.write_limit:
             ledger.refuse_write(len(key) + len(old.value))
-        text = numbers.counter_text(number, len(old.value))
+        text = numbers.counter_text(number, len(old.value) if padded else 0)
         return number, self._accept(key, text, old.flags, old.expiry, old, old.datatype)
 
     def lock(self, key: bytes, seconds: int) -> tuple[Item, int]:

@@ -273,6 +273,7 @@ def arithmetic(session: BinarySession, request: Request) -> None:
             request.cas,
             initial=None if exptime == DO_NOT_CREATE else initial,
             expiry=0 if exptime == DO_NOT_CREATE else absolute_expiry(exptime, session.now()),
+            padded=session.services.pads_counters,
         )
     except KeyNotFound:
         _count_arithmetic(stats, up, hit)
@@ -291,7 +292,7 @@ def _count_arithmetic(stats: Stats, up: bool, hit: bool) -> None:
 
 
 def delete(session: BinarySession, request: Request) -> None:
-    """Delete a document. memcached's reply has no CAS."""
+    """Delete a document. memcached's reply has no CAS; today's servers' has, after HELLO."""
     vbucket = session.locate(request)
     try:
         tombstone = vbucket.delete(request.key, request.cas)
@@ -299,7 +300,7 @@ def delete(session: BinarySession, request: Request) -> None:
         session.stats.delete_misses += 1
         raise
     session.stats.delete_hits += 1
-    session.changed(request, vbucket, tombstone, with_cas=False)
+    session.changed(request, vbucket, tombstone, with_cas=session.greeted)
 
 
 def flush(session: BinarySession, request: Request) -> None:

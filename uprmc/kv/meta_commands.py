@@ -10,7 +10,8 @@ exceptions, all of them about what we do not store:
 * A key sent in base64 is answered in base64; whether the document was *stored* that way is not
   remembered.
 * An ``ms`` that is too large removes the old document only in the mode that replaces it.
-* ``T`` and ``N`` take effect before the other flags are looked at, wherever they stand.
+* ``T`` and ``N`` take effect before the other flags are looked at, wherever they stand; of both the
+  later one is the expiry time of what is made.
 * The marks (stale, won) are gone when the document changes in any way; see `engine.marks`.
 
 Refusals of the engine that have no meta reply of their own are raised.
@@ -332,7 +333,8 @@ def arithmetic(services: Services, words: list[bytes]) -> bytes:
     down = ARITHMETIC_MODES[flags.mode or b"I"] == b"decr"
     existed = vbucket.find(line.key) is not None
     try:
-        number, item = _count(bucket, vbucket, line, -flags.delta if down else flags.delta)
+        delta = -flags.delta if down else flags.delta
+        number, item = _count(services, vbucket, line, delta, existed=existed)
     except (KeyNotFound, KeyExists, Locked) as error:
         missing = isinstance(error, KeyNotFound)
         if missing:
@@ -347,13 +349,18 @@ def arithmetic(services: Services, words: list[bytes]) -> bytes:
     return _with_data(tokens, b"%d" % number)
 
 
-def _count(bucket: Bucket, vbucket: VBucket, line: MetaLine, delta: int) -> tuple[int, Item]:
+def _count(
+    services: Services, vbucket: VBucket, line: MetaLine, delta: int, *, existed: bool
+) -> tuple[int, Item]:
     flags = line.flags
+    bucket = services.bucket
     initial = None if flags.vivify_ttl is None else flags.initial
     expiry = _expiry(bucket, flags.vivify_ttl or 0)
     cas = flags.cas or 0
-    number, item = vbucket.add_delta(line.key, delta, cas, initial=initial, expiry=expiry)
-    if flags.ttl is not None:
+    number, item = vbucket.add_delta(
+        line.key, delta, cas, initial=initial, expiry=expiry, padded=services.pads_counters
+    )
+    if existed and flags.ttl is not None:
         item = vbucket.touch(line.key, _expiry(bucket, flags.ttl))
     return number, item
 

@@ -108,6 +108,7 @@ class Services:
         upr: what UPR connections share.
         control: what managers have set.
         tap: the TAP adapter; ``None`` = TAP is not spoken here.
+        pads_counters: a counter's text keeps at least its length, as in memcached.
     """
 
     bucket: Bucket
@@ -120,6 +121,7 @@ class Services:
     upr: Hub
     control: Control = field(default_factory=Control)
     tap: TapGuest | None = None
+    pads_counters: bool = True
 
     def most_value_bytes(self, key_bytes: int) -> int:
         """Return how long the value of a key of this length may be."""

@@ -217,7 +217,7 @@ def incr(services: Services, line: ArithmeticLine) -> bytes:
     """Raise a counter; it wraps at 2**64 and is never made."""
     stats = services.bucket.stats
     try:
-        number, _ = services.bucket.of_key(line.key).add_delta(line.key, line.delta)
+        number = _shift(services, line.key, line.delta)
     except KeyNotFound:
         stats.incr_misses += 1
         return NOT_FOUND
@@ -229,12 +229,18 @@ def decr(services: Services, line: ArithmeticLine) -> bytes:
     """Lower a counter; it stops at 0 and is never made."""
     stats = services.bucket.stats
     try:
-        number, _ = services.bucket.of_key(line.key).add_delta(line.key, -line.delta)
+        number = _shift(services, line.key, -line.delta)
     except KeyNotFound:
         stats.decr_misses += 1
         return NOT_FOUND
     stats.decr_hits += 1
     return number_line(number)
+
+
+def _shift(services: Services, key: bytes, delta: int) -> int:
+    padded = services.pads_counters
+    number, _ = services.bucket.of_key(key).add_delta(key, delta, padded=padded)
+    return number
 
 
 def touch(services: Services, line: TouchLine) -> bytes:

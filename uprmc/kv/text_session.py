@@ -240,6 +240,8 @@ class TextSession(Conversation):
             own = _OWN.get(word)
             if own is not None:
                 own(self, words)
+            elif _is_http(words):
+                self._close("HTTP is spoken")
             else:
                 self._send(ERROR)
         except TextSyntaxError as error:
@@ -376,6 +378,17 @@ class TextSession(Conversation):
 
     def _quit(self, words: list[bytes]) -> None:
         self._close()
+
+
+def _is_http(words: list[bytes]) -> bool:
+    """Tell whether an unknown command is a line of HTTP: a web page must not get to its body.
+
+    memcached looks at the last word; the first words are those for which Redis hangs up, should a
+    request line have passed for a command.
+    """
+    return bool(words) and (
+        words[-1].startswith(b"HTTP/") or words[0].lower() in (b"post", b"host:")
+    )
 
 
 def _ignore(ok: bool) -> None:

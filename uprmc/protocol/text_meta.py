@@ -82,8 +82,9 @@ class MetaFlags:
         base64_key: ``b``, the key came (and goes back) in base64.
         no_update: ``u``, do not count this as a use of the item.
         invalidate: ``I``, mark stale instead of deleting; for ms, accept an older CAS as stale.
-        ttl: ``T``, new expiry time, seconds as `parse_exptime` gives them.
-        vivify_ttl: ``N``, create a missing item with that expiry time.
+        ttl: ``T``, new expiry time of an item that is there, seconds as `parse_exptime` gives them.
+        vivify_ttl: ``N``, create a missing item with that expiry time, or with the one of a ``T``
+            that stands behind it.
         recache_ttl: ``R``, win the right to recache when less time than that is left.
         client_flags: ``F``, 32 bits.
         cas: ``C``, compare with this; ``None`` means do not compare.
@@ -188,6 +189,8 @@ def parse_meta_flags(tokens: list[bytes]) -> MetaFlags:
         elif letter not in _IDLE:
             name, value = _setting(letter, token[1:])
             found[name] = value
+            if name == "ttl" and "vivify_ttl" in found:
+                found["vivify_ttl"] = value
     return MetaFlags(tuple(returns), **found)
 
 

@@ -264,7 +264,7 @@ class Node:
 
     def _session_factory(self, listener: str, by_key: bool) -> SessionFactory:
         def make_session(peer: str, wake: Callable[[], None]) -> Session:
-            return Negotiation(self._services(peer), wake, by_key=by_key)
+            return Negotiation(self._services(peer, by_key), wake, by_key=by_key)
 
         return SessionFactory(
             make_session,
@@ -274,7 +274,7 @@ class Node:
             self.settings.server.idle_timeout_s,
         )
 
-    def _services(self, peer: str) -> Services:
+    def _services(self, peer: str, by_key: bool = True) -> Services:
         return Services(
             bucket=self.bucket,
             settings=self.settings.kv,
@@ -286,6 +286,7 @@ class Node:
             upr=self.upr,
             control=self._control,
             tap=self.tap,
+            pads_counters=by_key,
         )
 
     def _set_verbosity(self, level: int) -> None:
