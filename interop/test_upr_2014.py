@@ -542,6 +542,7 @@ OF_ITS_STREAM = (
 OF_A_CONSUMERS_STREAM = (
     *("flags", "opaque", "state", "buffer_items", "buffer_bytes", "last_received_seqno"),
     *("cur_snapshot_type", "cur_snapshot_start", "cur_snapshot_end"),
+    *("start_seqno", "end_seqno", "vb_uuid", "snap_start_seqno", "snap_end_seqno"),
 )
 
 
@@ -572,6 +573,60 @@ def test_statistics_of_connections_have_the_names_of_both_eras(
     prefix = f"eq_{era}q:manager:"
     assert missing(stats, prefix, *OF_A_CONNECTION, "total_backoffs") == []
     assert missing(stats, prefix + "stream_1_", *OF_A_CONSUMERS_STREAM) == []
+
+
+def test_a_consumers_stream_shows_what_its_source_was_asked_for(
+    connect: Connect, kv: UprWire
+) -> None:
+    kv.put_many(VB, [(b"%d" % number, b"") for number in range(3)])
+    kv.set_state(VB, u.REPLICA)
+    manager = connect()
+    manager.open(b"manager", u.CONSUMER)
+    manager.send(frame(u.ADD_STREAM, extras=ADD, vbucket=VB))
+    asked = manager.until(u.STREAM_REQUEST)[-1]
+    _, _, start, end, uuid, snap_start, snap_end = struct.unpack(">IIQQQQQ", asked.extras)
+    assert start == 3
+    shown = kv.texts(b"upr")
+    for name, value in (
+        ("start_seqno", start),
+        ("end_seqno", end),
+        ("vb_uuid", uuid),
+        ("snap_start_seqno", snap_start),
+        ("snap_end_seqno", snap_end),
+    ):
+        assert shown[f"eq_uprq:manager:stream_1_{name}"] == str(value)
+
+
+@pytest.mark.acceptance("D39")
+@pytest.mark.parametrize("how", ["end", "closed", "state"])
+def test_an_ended_stream_of_a_producer_is_listed_as_dead_with_its_last_figures(
+    wire: UprWire, kv: UprWire, how: str
+) -> None:
+    kv.put_many(VB, [(b"%d" % number, b"") for number in range(4)])
+    end = 4 if how == "end" else u.NEVER
+    assert wire.stream(VB, end=end, opaque=77).number == w.OK
+    for _ in range(4):
+        wire.until(u.MUTATION)
+    if how == "closed":
+        wire.command(frame(u.CLOSE_STREAM, vbucket=VB))
+    else:
+        if how == "state":
+            kv.set_state(VB, u.DEAD)
+        wire.until(u.STREAM_END)
+    prefix = "eq_uprq:mystream:stream_1_"
+    shown = kv.texts(b"upr")
+    assert missing(shown, prefix, *OF_ITS_STREAM) == []
+    assert shown[prefix + "state"] == "dead"
+    assert shown[prefix + "opaque"] == "77"
+    assert shown[prefix + "last_sent_seqno"] == "4"
+    assert int(shown[prefix + "backfilled"]) + int(shown[prefix + "memory"]) == 4
+    assert shown[prefix + "items_ready"] == "false"
+    assert shown["eq_uprq:mystream:num_streams"] == "0"
+    kv.set_state(VB, u.ACTIVE)
+    assert wire.stream(VB, opaque=78).number == w.OK
+    shown = kv.texts(b"upr")
+    assert shown[prefix + "state"] != "dead"
+    assert shown[prefix + "opaque"] == "78"
 
 
 @pytest.mark.parametrize("words", ["vbucket-seqno", "failovers", "vbucket-details", "checkpoint"])

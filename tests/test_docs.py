@@ -39,6 +39,7 @@ from uprmc.protocol.shapes import SHAPES, Part
 from uprmc.server.http import Pages
 from uprmc.server.metrics import Exposition
 from uprmc.storage.directory import open_directory
+from uprmc.storage.layout import FORMAT_VERSION
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +268,7 @@ def test_a_refused_data_directory_is_refused_in_the_words_of_the_document(tmp_pa
     store.close()
     assert _refusal(good, vbuckets=32) in told
     store = open_directory(good, uuid=1, sync=False)
-    store.set_identity(identity._replace(format_version=2))
+    store.set_identity(identity._replace(format_version=FORMAT_VERSION + 1))
     store.close()
     assert _refusal(good) in told
 
@@ -338,6 +339,10 @@ _GROUPS = [
     "hash",
     "tap",
     "tapagg",
+    "uuid",
+    "kvstore",
+    "workload",
+    "config",
 ]
 
 
@@ -348,7 +353,7 @@ def _statistics(node: HandDrivenNode, group: str) -> set[str]:
     found_names = [name for name, _ in found]
     if group == "conns":
         found_names = [re.sub(r"^\d+:", "N:", name) for name in found_names]
-    found_names = [re.sub(r"^vb_\d+", "vb_N", name) for name in found_names]
+    found_names = [re.sub(r"^(vb|auxio_worker)_\d+", r"\1_N", name) for name in found_names]
     return {re.sub(r"^vb_N:\d+:", "vb_N:M:", name) for name in found_names}
 
 
@@ -371,6 +376,18 @@ def test_the_table_of_timings_has_everything_that_is_measured(used_node: HandDri
     measured = [name for name, _ in used_node.node.bucket.timings.items()]
     told = names(section(OPERATIONS, "### `stats timings`"))
     assert sorted(told) == sorted(f"{name}_N,M" for name in measured)
+
+
+@pytest.mark.parametrize("group", ["kvtimings", "scheduler", "runtimes"])
+def test_the_tables_of_durations_by_other_names_have_every_one(
+    used_node: HandDrivenNode, group: str
+) -> None:
+    timings = used_node.node.bucket.timings
+    for histogram in (timings.bg_wait, timings.bg_load, timings.disk_commit):
+        histogram.add(1.0)
+    told = names(section(OPERATIONS, f"### `stats {group}`"))
+    measured = {re.sub(r"\d+,\d+$", "N,M", name) for name in _statistics(used_node, group)}
+    assert set(told) == measured
 
 
 def test_the_settings_group_holds_every_setting_and_what_the_table_names(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from interop.wire import NOOP, frame
 from tests.server.support import Loop
 from tests.system.support import node_here
 from uprmc import MEMCACHED_VERSION
+from uprmc.engine.expiry import expire_due
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.model import VBucketState
 from uprmc.server.metrics import Exposition
@@ -210,6 +212,51 @@ def test_what_was_measured_is_shown_by_powers_of_two(tmp_path: Path) -> None:
             assert int(count) > 0
         for name in ("bg_wait", "bg_load"):
             assert sum(int(found[key]) for key in found if key.startswith(name)) == 1
+
+
+def test_groups_of_couchbases_engine_tell_what_there_is_of_them(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, loop):
+        for number in range(7):
+            put(node, b"%d" % number, b"value")
+        loop.until(lambda: node.bucket.flusher.queued == 0)
+        uuid = group(node, "uuid")["uuid"]
+        assert int(uuid, 16) == node.uuid
+        assert len(uuid) == 32
+        store = group(node, "kvstore")
+        assert store["rw_0:backend_type"] == store["ro_0:backend_type"] == "lmdb"
+        assert int(store["rw_0:lastCommDocs"]) in range(1, 8)
+        node.bucket.stats.commit_failures = 3
+        assert group(node, "kvstore")["rw_0:failure_set"] == "3"
+        commits = group(node, "timings")
+        for words, name in (("kvtimings", "rw_0:commit"), ("runtimes", "flusher_tasks")):
+            shown = group(node, words)
+            for row in (row for row in commits if row.startswith("disk_commit_")):
+                assert shown[name + row.removeprefix("disk_commit")] == commits[row]
+        assert group(node, "scheduler") == {}, "nothing was fetched"
+        threads = group(node, "dispatcher")
+        assert set(threads.values()) <= {"running", "sleeping"}
+        assert "auxio_worker_0:state" in threads
+        assert group(node, "workload")["ep_workload:ready_tasks"] == "0"
+        config = group(node, "config")
+        assert config["ep_max_vbuckets"] == "4"
+        assert config["ep_dbname"] == str(tmp_path)
+        assert config["ep_max_size"] == str(node.bucket.ledger.quota)
+
+
+def test_expired_documents_are_counted_by_what_their_vbucket_is_now(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, _):
+        first, second = node.bucket.vbuckets[0], node.bucket.vbuckets[1]
+        for number in range(5):
+            first.store(b"%d" % number, b"", 0, 1)
+        second.store(b"k", b"", 0, 1)
+        assert [first.get(b"%d" % number) for number in range(2)] == [None, None]
+        deque(expire_due([first], node.bucket.stats, node.bucket.clock.now(), 10))
+        assert second.get(b"k") is None
+        assert group(node)["vb_active_expired"] == "6"
+        node.bucket.set_state(0, VBucketState.REPLICA)
+        found = group(node)
+        assert (found["vb_active_expired"], found["vb_replica_expired"]) == ("1", "5")
+        assert found["vb_pending_expired"] == found["vb_dead_expired"] == "0"
 
 
 @pytest.mark.acceptance("D10")

@@ -680,3 +680,20 @@ def test_a_refused_request_leaves_no_trace(rig: Rig) -> None:
     assert rig.bucket.vbuckets[0].watchers == []
     assert peer.side.feed.streams == {}
     assert peer.ask(frame(CLOSE_STREAM)).status == NOT_FOUND
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(4, [0, 1, 2, 3]), (3, [1, 2, 3])])
+def test_so_many_ended_streams_are_remembered(
+    monkeypatch: pytest.MonkeyPatch, limit: int, kept: list[int]
+) -> None:
+    monkeypatch.setattr("uprmc.upr.feed._ENDED_STREAMS", limit)
+    peer = Peer.open(upr_rig())
+    for number in range(4):
+        peer.say(stream_request(number, 0, 0))
+    feed = peer.side.feed
+    assert list(feed.ended_streams) == kept
+    assert not feed.streams
+    peer.say(stream_request(2))
+    assert list(feed.ended_streams) == [number for number in kept if number != 2]
+    peer.lose()
+    assert not feed.ended_streams

@@ -18,8 +18,9 @@ def stats(group: tuple[str, ...], node: str, as_json: bool, debug: bool) -> None
     """Print a statistics GROUP of a running node; the general one when none is named.
 
     Groups: settings, items, slabs, sizes, conns, warmup, memory, uprmc, timings, tap, tapagg,
-    dcp, upr, dcpagg, upragg, leases, replication, vbucket, prev-vbucket, vbucket-details,
-    vbucket-seqno, failovers, checkpoint, hash; the last five take a vBucket number.
+    dcp, upr, dcpagg, upragg, leases, replication, uuid, kvstore, kvtimings, scheduler, runtimes,
+    dispatcher, workload, config, vbucket, prev-vbucket, vbucket-details, vbucket-seqno,
+    failovers, checkpoint, hash; the last five take a vBucket number.
     """
     with NodeConnection(node) as connection:
         found = dict(connection.statistics(" ".join(group)))

@@ -57,6 +57,7 @@ class Contents:
         term: how many promotions led to the history that is held; nothing lowers it, see `terms`.
         known_term: the highest term that anybody is known to have for this vBucket.
         forgetting: what the store has not yet forgotten of a history that was rolled back.
+        expired: documents that have expired here, of whatever history, since the node began.
         deletions: documents that were deleted or expired since this history or the node began.
     """
 
@@ -67,6 +68,7 @@ class Contents:
         "_stats",
         "deletions",
         "dirty",
+        "expired",
         "failover_log",
         "forgetting",
         "header_dirty",
@@ -110,6 +112,7 @@ class Contents:
         self.header_dirty = False
         self.reset_pending = False
         self.purge_seqno = 0
+        self.expired = 0
         self.table: dict[bytes, Item] = {}
         self.waiting: list[Watcher] = []
         self.watchers: list[Watcher] = []

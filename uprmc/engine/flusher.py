@@ -110,6 +110,7 @@ class Flusher:
 
     Attributes:
         paused: no flush is to begin, except for a stop in order.
+        last_commit_items: changes that the last finished commit wrote.
         filling: connections by which replicas are being filled that are far behind.
     """
 
@@ -133,6 +134,7 @@ class Flusher:
         self._disposals = Disposals(vbuckets)
         self._hurried = False
         self.paused = False
+        self.last_commit_items = 0
         self.filling = 0
         self._batch_items = settings.batch_items
 
@@ -359,6 +361,7 @@ class Flusher:
         if flush.item_count:
             self._ledger.exhausted = False  # what is clean now may be ejected
         self._stats.commits += 1
+        self.last_commit_items = flush.item_count
         self._stats.items_flushed += flush.item_count
         flush.tell(True)
 

@@ -249,6 +249,7 @@ class VBucket(History):
     def expire(self, item: Item) -> Item:
         """Turn an item whose time has come into a tombstone, so that every replica learns of it."""
         self.locks.pop(item.key, None)
+        self.expired += 1
         return self._bury(item, Life.EXPIRED)
 
     def check_change(self, key: bytes, cas: int, mode: int) -> None:

@@ -89,7 +89,7 @@ class Node:
             settings=settings.storage,
             sync=settings.flush.sync,
         )
-        count = store.identity().vbuckets
+        count, self.uuid = store.identity().vbuckets, store.identity().uuid
         self.settings = settings = replace(
             settings, engine=replace(settings.engine, vbuckets=count)
         )
@@ -109,7 +109,7 @@ class Node:
         self._compaction_driver = CompactionDriver(reactor, self._pool, self.bucket.compactor)
         self._housekeeping = Housekeeping(reactor, self.bucket, self.upr)
         self._control = Control(
-            ClusterMap(self.addresses, tls=self._tls is not None, uuid=store.identity().uuid),
+            ClusterMap(self.addresses, tls=self._tls is not None, uuid=self.uuid),
             self._housekeeping.expire_every,
         )
         self.tap = self._new_tap() if settings.tap.enabled else None
@@ -226,6 +226,11 @@ class Node:
             return False
         steps.close()
         return self.warmup.state in (WarmupState.KEY_DUMP, WarmupState.LOAD_VALUES)
+
+    @property
+    def disk_pool(self) -> ThreadPool:
+        """The threads that do all work on the disk."""
+        return self._pool
 
     def _in_worker(self, work: Callable[..., None], *args: object) -> Deferred[None]:
         return deferToThreadPool(self._reactor, self._pool, work, *args)

@@ -120,19 +120,22 @@ def _with_metadata(bucket: Bucket) -> StatGroup:
 
 
 def _vbuckets(bucket: Bucket) -> StatGroup:
-    """Return how many vBuckets and documents there are in each state.
+    """Return how many vBuckets and documents there are in each state, and how many have expired.
 
     Documents of active vBuckets are those that clients can reach now, none during warm-up.
     """
     numbers = dict.fromkeys(VBucketState, 0)
     documents = dict.fromkeys(VBucketState, 0)
+    expired = dict.fromkeys(VBucketState, 0)
     for vbucket in bucket.vbuckets.values():
         numbers[vbucket.state] += 1
         documents[vbucket.state] += vbucket.item_count
+        expired[vbucket.state] += vbucket.expired
     documents[VBucketState.ACTIVE] = bucket.item_count
     group = [("ep_vb_total", str(len(bucket.vbuckets)))]
     for state in VBucketState:
         name = f"vb_{state.name.lower()}"
         group.append((f"{name}_num", str(numbers[state])))
         group.append((f"{name}_curr_items", str(documents[state])))
+        group.append((f"{name}_expired", str(expired[state])))
     return group

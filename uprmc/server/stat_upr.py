@@ -151,10 +151,16 @@ def _consumer(consumer: Consumer, prefix: str) -> StatGroup:
     ]
     for number, stream in consumer.streams.items():
         kind = "disk" if stream.kind & MarkerFlag.DISK else "memory"
+        asked = stream.asked
         rows += [
             (f"stream_{number}_flags", stream.flags),
             (f"stream_{number}_opaque", stream.opaque),
             (f"stream_{number}_state", stream.state.value),
+            (f"stream_{number}_start_seqno", asked.start_seqno),
+            (f"stream_{number}_end_seqno", asked.end_seqno),
+            (f"stream_{number}_vb_uuid", asked.uuid),
+            (f"stream_{number}_snap_start_seqno", asked.snapshot_start),
+            (f"stream_{number}_snap_end_seqno", asked.snapshot_end),
             (f"stream_{number}_items", stream.items),
             (f"stream_{number}_buffer_items", 0),
             (f"stream_{number}_buffer_bytes", 0),
@@ -193,7 +199,7 @@ def _connection(producer: Producer, prefix: str) -> Iterator[tuple[str, str]]:
         ("disk_readings", feed.disk_readings),
     ]
     yield from [(prefix + name, str(value)) for name, value in rows]
-    for stream in list(feed.streams.values()):
+    for stream in [*feed.streams.values(), *feed.ended_streams.values()]:
         yield from _stream(stream, f"{prefix}stream_{stream.vbucket.id}_")
 
 

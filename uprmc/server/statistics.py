@@ -16,6 +16,7 @@ from uprmc import __version__
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.server import (
+    stat_engine,
     stat_general,
     stat_memcached,
     stat_metrics,
@@ -52,6 +53,14 @@ _GROUPS: dict[str, Callable[[Node], StatRows]] = {
     "upr": stat_upr.upr,
     "leases": stat_upr.leases,
     "replication": stat_replication.replication,
+    "uuid": stat_engine.uuid,
+    "kvstore": stat_engine.kvstore,
+    "kvtimings": stat_engine.kvtimings,
+    "scheduler": stat_engine.scheduler,
+    "runtimes": stat_engine.runtimes,
+    "dispatcher": stat_engine.dispatcher,
+    "workload": stat_engine.workload,
+    "config": stat_engine.config,
 }
 
 _BY_VBUCKET: dict[str, Callable[[Node, list[int]], StatGroup]] = {

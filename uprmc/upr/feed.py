@@ -41,6 +41,9 @@ _NO_LIMIT = 1 << 62
 #: So many frames wait at most for a peer that asks for ever more of them and takes none.
 _WAITING_FRAMES = 4_096
 
+#: So many ended streams are remembered; the oldest are forgotten first.
+_ENDED_STREAMS = 1_024
+
 #: Reasons that consumers of 2014 know.
 _OLD_REASONS = frozenset({EndReason.OK, EndReason.CLOSED, EndReason.STATE_CHANGED})
 
@@ -50,6 +53,7 @@ class Feed:
 
     Attributes:
         streams: by vBucket.
+        ended_streams: the last one of each vBucket that has none now, for statistics; oldest first.
         unacked_bytes: sent and not acknowledged, while flow control is on.
         items_sent: of streams that have ended.
         bytes_sent: of all frames.
@@ -64,6 +68,7 @@ class Feed:
 
     def __init__(self, hub: Hub, options: Options, wake: Callable[[], None]) -> None:
         self.streams: dict[int, Stream] = {}
+        self.ended_streams: dict[int, Stream] = {}
         self.unacked_bytes = 0
         self.items_sent = 0
         self.bytes_sent = 0
@@ -105,6 +110,7 @@ class Feed:
         """
         if len(self._frames) >= _WAITING_FRAMES:
             raise TemporaryFailure(f"{_WAITING_FRAMES} frames wait to be sent")
+        self.ended_streams.pop(stream.vbucket.id, None)
         self.streams[stream.vbucket.id] = stream
         self.barriers.opened(stream.vbucket.id, stream.last_seqno)
         stream.begin()
@@ -122,16 +128,23 @@ class Feed:
         self._frames.clear()
         for stream in list(self.streams.values()):
             self.remove(stream)
+        self.ended_streams.clear()
         self._frames.clear()
         self._hub.backfills.forget(self._unpark)
 
     def _forget(self, stream: Stream) -> None:
         del self.streams[stream.vbucket.id]
+        self._remember(stream)
         self._schedule.gone(stream)
         self.barriers.ended(stream.vbucket.id)
         self.items_sent += stream.from_disk + stream.from_memory
         self._parked.pop(stream, None)
         self._unpark()  # it may have been called for a permit that it does not take now
+
+    def _remember(self, stream: Stream) -> None:
+        self.ended_streams[stream.vbucket.id] = stream
+        if len(self.ended_streams) > _ENDED_STREAMS:
+            del self.ended_streams[next(iter(self.ended_streams))]
 
     @property
     def all_items_sent(self) -> int:

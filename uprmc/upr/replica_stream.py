@@ -31,6 +31,7 @@ class ReplicaStream:
         flags: of the request.
         opaque: of its frames.
         asked_by: opaque of the ADD_STREAM, which is answered when the stream begins; 0 = none.
+        asked: what its source was asked for last.
         state: see `ReplicaState`.
         snapshot: the one that was announced last; before the first nothing fits into it.
         kind: its marker's type bits.
@@ -44,6 +45,7 @@ class ReplicaStream:
     __slots__ = (
         "_died",
         "_floor",
+        "asked",
         "asked_by",
         "bare",
         "flags",
@@ -80,16 +82,20 @@ class ReplicaStream:
         self.told_seqno = 0
         self.bare = False
         self._floor: int | None = None
+        self.asked = self._request()
         self._died: Callable[[ReplicaStream, Interruption], None] | None = died
         vbucket.watchers.append(self)
 
     def request(self) -> StreamRequest:
         """Return what to ask for: everything after what the vBucket holds."""
+        self.asked = self._request()
+        self._floor = self.asked.snapshot_start
+        return self.asked
+
+    def _request(self) -> StreamRequest:
         vbucket = self.vbucket
         high, snapshot = vbucket.high_seqno, vbucket.snapshot
-        uuid = vbucket.failover_log[0].uuid
-        self._floor = snapshot.start
-        return StreamRequest(self.flags, high, SEQNO_MAX, uuid, *snapshot)
+        return StreamRequest(self.flags, high, SEQNO_MAX, vbucket.failover_log[0].uuid, *snapshot)
 
     def accepted(self, log: tuple[FailoverEntry, ...]) -> None:
         """The producer has agreed; its history is ours from now on."""
