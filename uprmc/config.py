@@ -29,6 +29,10 @@ ITEM_LIMIT_MAX_BYTES = 128 * MIB
 FRAME_MAX_BYTES = ITEM_LIMIT_MAX_BYTES + 1 * MIB
 
 
+#: Environment variables of verbs, which name no settings.
+_OF_VERBS = frozenset({"UPRMC_NODE", "UPRMC_TLS", "UPRMC_TLS_CA", "UPRMC_NO_TLS_VERIFY"})
+
+
 def _setting(
     default: Any, unit: str, doc: str, low: float | None = None, high: float | None = None
 ) -> Any:
@@ -523,7 +527,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     known = {f"UPRMC_{info.name.replace('.', '_').upper()}": info.name for info in describe()}
     found: dict[str, Any] = {}
     for variable, value in environment.items():
-        if not variable.startswith("UPRMC_"):
+        if not variable.startswith("UPRMC_") or variable in _OF_VERBS:
             continue
         if variable not in known:
             raise ConfigError(f"the environment variable {variable} names no setting")

@@ -294,7 +294,7 @@ def test_a_rollback_that_leads_nowhere_is_not_obeyed_for_ever(here: Here) -> Non
         ),
         (
             {"on_53": streaming(lambda node: node.raw(b"HTTP/1.1 400 Bad Request\r\n"))},
-            "what answers at PLACE is no UPR: magic 0x48",
+            "an HTTP server answers at PLACE, not an upr listener: name the node's upr listener",
         ),
         (
             {"on_53": streaming(lambda node: CLOSE)},

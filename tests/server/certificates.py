@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 from pathlib import Path
 
 from cryptography import x509
@@ -10,11 +11,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+_HERE = x509.SubjectAlternativeName(
+    [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+)
+
 
 def make_certificate(
     directory: Path, name: str = "server", password: bytes = b""
 ) -> tuple[str, str]:
-    """Write a self-signed certificate for 127.0.0.1 and its key; return the two paths."""
+    """Write a self-signed certificate for this machine and its key; return the two paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -26,6 +31,7 @@ def make_certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(_HERE, critical=False)
         .sign(key, hashes.SHA256())
     )
     encryption = (

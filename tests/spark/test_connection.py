@@ -127,7 +127,7 @@ def test_lost_connections_are_tried_again_as_often_as_allowed() -> None:
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no frame .magic 0x48."),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server answers at"),
         (b"\x81\x1f" + bytes(6) + b"\xff" * 4 + bytes(12), "body of 4294967295 bytes"),
         (b"\x81\x1f\x00\x05" + bytes(20), "a body of 0 bytes, a key of 5"),
         (encode_response(Opcode.GET, opaque=1), "an answer to GET instead of HELLO"),
@@ -278,13 +278,13 @@ def test_files_of_tls_that_cannot_be_used_are_named(tmp_path: Path, servers: str
 
 
 def test_places() -> None:
-    assert parsed_place("host:11210") == ("host", 11210)
-    assert parsed_place("[::1]:11210") == ("::1", 11210)
+    assert parsed_place("host:11210") == ("host", 11210, "")
+    assert parsed_place("[::1]:11210") == ("::1", 11210, "")
 
 
 @pytest.mark.parametrize("place", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1"])
 def test_what_is_no_place_is_said(place: str) -> None:
-    with pytest.raises(BadOption, match="is not HOST:PORT"):
+    with pytest.raises(BadOption, match="is no node: say HOST:PORT"):
         parsed_place(place)
 
 

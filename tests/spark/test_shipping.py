@@ -40,7 +40,8 @@ def test_it_holds_the_package_and_nothing_else_of_uprmc() -> None:
         names = archive.namelist()
     assert "uprmc/spark/source.py" in names
     outside = [name for name in names if not name.startswith("uprmc/spark/")]
-    assert outside == ["uprmc/__init__.py", "uprmc/errors.py", "uprmc/py.typed", "uprmc/units.py"]
+    ours = ["__init__.py", "errors.py", "places.py", "py.typed", "units.py"]
+    assert outside == [f"uprmc/{name}" for name in ours]
 
 
 def test_everything_in_it_can_be_imported_from_it_without_the_rest_of_uprmc(tmp_path: Path) -> None:

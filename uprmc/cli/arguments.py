@@ -1,9 +1,8 @@
-"""Options that verbs share, and vBuckets as people write them: ``5``, ``0-3``, ``0,8-11``."""
+"""vBuckets as people write them on a command line: ``5``, ``0-3``, ``0,8-11``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
 
 import click
 
@@ -14,11 +13,8 @@ __all__ = [
     "each_once",
     "in_ranges",
     "named",
-    "talks_to_a_node",
     "vbucket_numbers",
 ]
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: The vBucket field of a frame has 16 bits.
 _VBUCKET_MAX = 0xFFFF
@@ -49,24 +45,3 @@ def _range(text: str) -> range:
 def each_once(numbers: Iterable[Iterable[int]]) -> list[int]:
     """Return all numbers of several sets, in order."""
     return sorted({number for some in numbers for number in some})
-
-
-def talks_to_a_node(json_help: str) -> Callable[[_Function], _Function]:
-    """Add the options of every verb that asks a node: ``--node``, ``--json``, ``--debug``.
-
-    The verb gets `node` and `as_json`; ``--debug`` is the affair of `main.run`.
-    """
-    options = (
-        click.option("--node", default="127.0.0.1:11210", show_default=True, metavar="HOST:PORT"),
-        click.option("--json", "as_json", is_flag=True, help=json_help),
-        click.option(
-            "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."
-        ),
-    )
-
-    def decorate(function: _Function) -> _Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate

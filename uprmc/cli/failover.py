@@ -6,9 +6,10 @@ import json
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.replica_node import command, states
-from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.client.connection import NodeError
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
@@ -25,17 +26,17 @@ _FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
     help="Which; all replicas of the node by default.",
 )
 @talks_to_a_node("Print one JSON list of the new branches.")
-def failover(vbuckets: list[int] | None, node: str, as_json: bool) -> None:
+def failover(vbuckets: list[int] | None, node: NodeAccess, as_json: bool) -> None:
     """Make vBuckets of a node active, whatever has become of the node that filled them.
 
     Each begins a new branch of history after its last complete snapshot; they follow nobody any
     more. Use 'uprmc takeover' while the other node is well: it loses nothing.
     """
-    with NodeConnection(node) as connection:
+    with node.connected() as connection:
         if vbuckets is None:
             vbuckets = [n for n, state in states(connection).items() if state in _FILLED]
             if not vbuckets:
-                raise NodeError(f"{node} has no replicas: there is nothing to promote")
+                raise NodeError(f"{node.place} has no replicas: there is nothing to promote")
         request = RequestFrame(Opcode.FAILOVER, value=encode_vbuckets(each_once([vbuckets])))
         branches = decode_branches(command(connection, request).value)
     if as_json:
@@ -45,4 +46,4 @@ def failover(vbuckets: list[int] | None, node: str, as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows, indent=2))
         return
-    click.echo(f"{named(branch.vbucket for branch in branches)}: active at {node}")
+    click.echo(f"{named(branch.vbucket for branch in branches)}: active at {node.place}")

@@ -6,7 +6,8 @@ import json
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.model import FailoverEntry
 
@@ -14,13 +15,13 @@ from uprmc.model import FailoverEntry
 @click.command(name="failover-log")
 @click.argument("vbuckets", nargs=-1, type=vbucket_numbers, metavar=f"[{VBUCKETS}]...")
 @talks_to_a_node("Print one JSON list of vBuckets.")
-def failover_log(vbuckets: tuple[list[int], ...], node: str, as_json: bool) -> None:
+def failover_log(vbuckets: tuple[list[int], ...], node: NodeAccess, as_json: bool) -> None:
     """Print the failover logs of some vBuckets, or of all.
 
     An entry names a branch of history by its vb_uuid and says after which seqno it begins. The
     newest comes first.
     """
-    with NodeConnection(node) as connection:
+    with node.connected() as connection:
         logs = _logs(connection, each_once(vbuckets))
     if as_json:
         click.echo(json.dumps([_row(number, log) for number, log in logs.items()], indent=2))

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import click
 
-from uprmc.cli.arguments import talks_to_a_node
+from uprmc.cli.node_access import NodeAccess, Seconds, talks_to_a_node
 from uprmc.cli.shown import readable, text_or_base64
 from uprmc.client.connection import NodeConnection, NodeError, reason
 from uprmc.errors import ConfigError, RemoteProtocolError
@@ -41,15 +41,14 @@ _UNSETTLED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0),
+    type=Seconds(),
     default=30.0,
     show_default=True,
-    metavar="SECONDS",
     help="How long --wait waits.",
 )
-@talks_to_a_node("Print one JSON object.")
+@talks_to_a_node("Print one JSON object.", timeout=False)
 def observe(
-    key: str, vbucket: int | None, wait: bool, timeout_s: float, node: str, as_json: bool
+    key: str, vbucket: int | None, wait: bool, timeout_s: float, node: NodeAccess, as_json: bool
 ) -> None:
     """Print whether a document is on disk, and its CAS.
 
@@ -60,7 +59,7 @@ def observe(
     if not 1 <= len(name) <= KEY_MAX_BYTES:
         raise ConfigError(f"a key has 1 to {KEY_MAX_BYTES} bytes, this one {len(name)}")
     deadline = time.monotonic() + (timeout_s if wait else 0.0)
-    with NodeConnection(node) as connection:
+    with node.connected() as connection:
         number = _vbucket_by_key(connection, name) if vbucket is None else vbucket
         found, rest_s = _ask(connection, number, name)
         while found.state in _UNSETTLED and (left_s := deadline - time.monotonic()) > 0:

@@ -7,7 +7,8 @@ import time
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS, named, vbucket_numbers
+from uprmc.cli.node_access import NodeAccess, Seconds, talks_to_a_node
 from uprmc.cli.replica_node import Standing, replicate
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.errors import ConfigError
@@ -30,13 +31,12 @@ _GLANCE_S = 3.0
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0),
+    type=Seconds(),
     default=600.0,
     show_default=True,
-    metavar="SECONDS",
     help="How long --wait waits.",
 )
-@talks_to_a_node("Print one JSON object.")
+@talks_to_a_node("Print one JSON object.", timeout=False)
 def replicate_verb(
     source: str | None,
     vbuckets: list[int] | None,
@@ -44,7 +44,7 @@ def replicate_verb(
     demote: bool,
     wait: bool,
     timeout_s: float,
-    node: str,
+    node: NodeAccess,
     as_json: bool,
 ) -> None:
     """Fill vBuckets of a node from another node from now on, also after restarts.
@@ -57,7 +57,7 @@ def replicate_verb(
     if stop and (demote or wait):
         raise ConfigError("--stop goes with --vbuckets only")
     flags = ReplicateFlag.STOP if stop else ReplicateFlag.DEMOTE if demote else ReplicateFlag(0)
-    with NodeConnection(node) as connection:
+    with node.connected() as connection:
         replicate(connection, source or "", vbuckets or (), flags)
         if source is None:
             _tell(Standing.of(connection), vbuckets, as_json)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from uprmc import units
+from uprmc.cli.node_access import DEFAULT_NODE, TLS_OPTIONS
 from uprmc.spark.errors import BadOption, SparkError
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType
-
-DEFAULT_SERVERS = "127.0.0.1:11210"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -89,8 +88,9 @@ _CONNECTING = (
         "--servers",
         "--node",
         "servers",
-        default=DEFAULT_SERVERS,
+        default=DEFAULT_NODE,
         show_default=True,
+        envvar="UPRMC_NODE",
         metavar="HOST:PORT,...",
         help="upr listeners; one of a cluster is enough.",
     ),
@@ -102,15 +102,11 @@ _CONNECTING = (
         help="File with the password.",
     ),
     click.option("--password-env", metavar="NAME", help="Environment variable with the password."),
-    click.option("--tls", is_flag=True, help="Speak TLS."),
-    click.option(
-        "--tls-ca-file", type=click.Path(exists=True, dir_okay=False), help="Whom to trust (PEM)."
-    ),
+    *TLS_OPTIONS,
     click.option(
         "--tls-cert-file", type=click.Path(exists=True, dir_okay=False), help="Our certificate."
     ),
     click.option("--tls-key-file", type=click.Path(exists=True, dir_okay=False), help="Its key."),
-    click.option("--no-tls-verify", is_flag=True, help="Take any certificate."),
     click.option("--connect-timeout", type=SECONDS, default="5", show_default=True),
     click.option("--read-timeout", type=SECONDS, default="60", show_default=True),
 )
@@ -156,7 +152,7 @@ _SHOWING = (
 #: What `split` gives to `access_of`, `engine_of` and `spark_run.running`.
 _ACCESS_NAMES = (
     *("servers", "bucket", "username", "password_file", "password_env"),
-    *("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "no_tls_verify"),
+    *("tls", "tls_ca", "tls_cert_file", "tls_key_file", "no_tls_verify"),
     *("connect_timeout", "read_timeout"),
 )
 _ENGINE_NAMES = ("engine", "master", "remote", "conf", "parallelism")
@@ -188,6 +184,8 @@ class Common:
         found = {name: value for name, value in self.connecting.items() if value not in (None, "")}
         if found.pop("no_tls_verify"):
             found["tls_verify"] = "false"
+        if "tls_ca" in found:
+            found["tls_ca_file"] = found.pop("tls_ca")
         if not found.pop("tls"):
             return {name: str(value) for name, value in found.items()}
         return {name: str(value) for name, value in found.items()} | {"tls": "true"}

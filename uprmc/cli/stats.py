@@ -6,15 +6,13 @@ import json
 
 import click
 
-from uprmc.client.connection import NodeConnection
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 
 
 @click.command()
 @click.argument("group", nargs=-1)
-@click.option("--node", default="127.0.0.1:11210", show_default=True, metavar="HOST:PORT")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def stats(group: tuple[str, ...], node: str, as_json: bool, debug: bool) -> None:
+@talks_to_a_node("Print one JSON object.")
+def stats(group: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     """Print a statistics GROUP of a running node; the general one when none is named.
 
     Groups: settings, items, slabs, sizes, conns, warmup, memory, uprmc, timings, tap, tapagg,
@@ -22,7 +20,7 @@ def stats(group: tuple[str, ...], node: str, as_json: bool, debug: bool) -> None
     dispatcher, workload, config, vbucket, prev-vbucket, vbucket-details, vbucket-seqno,
     failovers, checkpoint, hash; the last five take a vBucket number.
     """
-    with NodeConnection(node) as connection:
+    with node.connected() as connection:
         found = dict(connection.statistics(" ".join(group)))
     if as_json:
         click.echo(json.dumps(found, indent=2))

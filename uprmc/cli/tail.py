@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
 from uprmc.cli.change_lines import (
     Rollback,
     Shown,
@@ -22,7 +22,8 @@ from uprmc.cli.change_lines import (
     plain,
 )
 from uprmc.cli.feed import Feed, Start
-from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.client.connection import NodeError, reason
 from uprmc.client.events import Event, Run, SnapshotBegun, SnapshotDone, StreamEnded
 from uprmc.errors import ConfigError
 from uprmc.model import SEQNO_MAX, VBucketState
@@ -109,7 +110,7 @@ def tail(
     until_now: bool,
     keys_only: bool,
     snapshots: bool,
-    node: str,
+    node: NodeAccess,
     as_json: bool,
 ) -> int:
     """Print the changes of a node as they happen, one line for each.
@@ -121,7 +122,7 @@ def tail(
     if uuid is not None and not isinstance(origin, int):
         raise ConfigError("--uuid says where the seqno of --from belongs: give --from SEQNO, too")
     # Ctrl-C is the way to end it.
-    with contextlib.suppress(KeyboardInterrupt), NodeConnection(node) as connection:
+    with contextlib.suppress(KeyboardInterrupt), node.connected() as connection:
         feed = Feed(connection, values=not keys_only)
         starts = _starts(feed, each_once(vbuckets), origin, uuid)
         if snapshots and not feed.tells_snapshot_ends:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
+from uprmc.cli.node_access import NodeAccess, Seconds, talks_to_a_node
 from uprmc.cli.replica_node import (
     NodeRefusal,
     Standing,
@@ -48,19 +49,18 @@ class _Ended(NamedTuple):
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(1),
+    type=Seconds(1.0),
     default=600.0,
     show_default=True,
-    metavar="SECONDS",
     help="How long the target may take.",
 )
-@talks_to_a_node("Print one JSON object.")
+@talks_to_a_node("Print one JSON object.", timeout=False)
 def takeover(
     target: str,
     vbuckets: list[int] | None,
     swap: bool,
     timeout_s: float,
-    node: str,
+    node: NodeAccess,
     as_json: bool,
 ) -> None:
     """Hand active vBuckets of a node over to another one, which dials --node as it is written.
@@ -68,9 +68,9 @@ def takeover(
     No acknowledged write is lost and no consumer rolled back. Afterwards they are dead at the node,
     or with --swap replicas. If it is interrupted the node serves them again.
     """
-    with NodeConnection(node) as source:
+    with node.connected() as source:
         numbers = _numbers(source, vbuckets)
-        with NodeConnection(target, timeout_s) as taker:
+        with node.at(target, timeout_s).connected() as taker:
             try:
                 ended = _take_over(source, taker, numbers)
             except NodeError as error:
@@ -79,11 +79,11 @@ def takeover(
             try:
                 replicate(source, target, ended.taken, ReplicateFlag(0))
             except NodeError as error:
-                _tell(ended, node, target, False, as_json)
-                raise NodeError(f"{node} does not follow {target}: {error}") from None
-    _tell(ended, node, target, swap, as_json)
+                _tell(ended, node.place, target, False, as_json)
+                raise NodeError(f"{node.place} does not follow {target}: {error}") from None
+    _tell(ended, node.place, target, swap, as_json)
     if len(ended.taken) < len(numbers):
-        raise NodeError(_what_is_left(ended, node))
+        raise NodeError(_what_is_left(ended, node.place))
 
 
 def _numbers(source: NodeConnection, vbuckets: list[int] | None) -> list[int]:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, talks_to_a_node, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError, reason
 from uprmc.errors import ConfigError
 from uprmc.model import VBucketState
@@ -45,9 +46,9 @@ def vbucket() -> None:
 @vbucket.command(name="list")
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only those in this state.")
 @talks_to_a_node("Print one JSON list.")
-def list_(states: tuple[str, ...], node: str, as_json: bool) -> None:
+def list_(states: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     """Print state, newest vb_uuid, seqnos and number of documents of each vBucket."""
-    with NodeConnection(node) as connection:
+    with node.connected() as connection:
         details = dict(connection.statistics("vbucket-details"))
     numbers = (name.removeprefix("vb_") for name in details if ":" not in name)
     rows = [_row(int(number), details) for number in numbers]
@@ -79,14 +80,14 @@ def _line(*cells: object) -> str:
 @click.argument("numbers", type=vbucket_numbers, metavar=VBUCKETS)
 @click.argument("state", type=_STATES, metavar="STATE")
 @talks_to_a_node("Print one JSON object.")
-def set_(numbers: list[int], state: str, node: str, as_json: bool) -> None:
+def set_(numbers: list[int], state: str, node: NodeAccess, as_json: bool) -> None:
     """Put vBuckets into a STATE: active, replica, pending or dead.
 
     One that is not there is made.
     One that becomes active begins a new branch of history: its failover log gets an entry.
     """
     done: list[int] = []
-    with NodeConnection(node) as connection:
+    with node.connected() as connection:
         for number in each_once([numbers]):
             _set(connection, number, VBucketState[state.upper()], done)
             done.append(number)
@@ -103,14 +104,14 @@ def set_(numbers: list[int], state: str, node: str, as_json: bool) -> None:
 )
 @click.option("--force", is_flag=True, help="Make them dead first, whatever their state.")
 @talks_to_a_node("Print one JSON object.")
-def rm(numbers: list[int], wait: bool, force: bool, node: str, as_json: bool) -> None:
+def rm(numbers: list[int], wait: bool, force: bool, node: NodeAccess, as_json: bool) -> None:
     """Remove dead vBuckets with everything in them.
 
     None is removed unless all of them are there and, without --force, dead.
     """
     wanted = each_once([numbers])
     done: list[int] = []
-    with NodeConnection(node) as connection:
+    with node.connected() as connection:
         states = _states(connection, wanted)
         lively = [number for number in wanted if states[number] != VBucketState.DEAD]
         if lively and not force:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import TracebackType
 from typing import Self
 
+from uprmc import places
 from uprmc.client.errors import ClientError
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.protocol.framer import BinaryFramer
@@ -17,7 +19,6 @@ from uprmc.protocol.opcodes import FRAME_MAX_BYTES, STATUS_TEXT, Opcode, Status
 
 _TIMEOUT_S = 30.0
 _READ_BYTES = 64 * 1024
-_PORT_MAX = 0xFFFF
 
 #: So many requests are sent before their responses are read: more could fill both ends' buffers.
 PIPELINE_MAX = 64
@@ -32,24 +33,25 @@ class NodeConnection:
 
     Every method that talks raises `NodeError` when the node is gone or makes no sense.
 
+    Args:
+        place: see `uprmc.places`.
+        timeout_s: for connecting, and for each piece of data that is waited for.
+        tls: how to speak TLS, ``None`` = not at all.
+
     Attributes:
-        place: HOST:PORT as it was given.
+        place: as it was given.
 
     Raises:
-        ConfigError: the place is not HOST:PORT.
-        NodeError: nobody answers there.
+        ConfigError: the place is none.
+        NodeError: nobody answers there, or not in TLS.
     """
 
-    def __init__(self, place: str, timeout_s: float = _TIMEOUT_S) -> None:
-        host, colon, port = place.rpartition(":")
-        if not colon or not port.isdecimal() or not 0 < int(port) <= _PORT_MAX:
-            raise ConfigError(f"{place!r} is no node: say HOST:PORT, such as 127.0.0.1:11210")
-        try:
-            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
-        except (OSError, UnicodeError) as error:
-            raise NodeError(f"no node answers at {place}: {error}; is it running?") from None
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(
+        self, place: str, timeout_s: float = _TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.place = place
+        self._heard = False
+        self._socket = _dialled(place, timeout_s, tls)
         self._framer = BinaryFramer(FRAME_MAX_BYTES)
         self._pending: deque[ResponseFrame] = deque()
 
@@ -109,10 +111,13 @@ class NodeConnection:
 
     def _read(self) -> list[Frame]:
         """Wait for data and return the frames that it completes, perhaps none."""
+        data = self.receive_some(_READ_BYTES)
         try:
-            return self._framer.feed(self.receive_some(_READ_BYTES))
+            return self._framer.feed(data)
         except RemoteProtocolError as error:
-            raise NodeError(f"what answers at {self.place} is no node of ours: {error}") from None
+            words = places.stranger(self.place, data)
+            words = words or f"what answers at {self.place} is no node of ours: {error}"
+            raise NodeError(words) from None
 
     # --- for those who look after frames themselves ---------------------------------------------
 
@@ -131,11 +136,41 @@ class NodeConnection:
         """Wait for data and return it."""
         try:
             data = self._socket.recv(limit_bytes)
+        except TimeoutError:
+            limit_s = self._socket.gettimeout() or 0.0
+            raise NodeError(f"the node at {self.place} says nothing for {limit_s:g} s") from None
         except OSError as error:
             raise NodeError(f"the node at {self.place} does not answer: {error}") from None
         if not data:
-            raise NodeError(f"the node at {self.place} closed the connection")
+            raise NodeError(f"the node at {self.place} closed the connection{self._hint()}")
+        self._heard = True
         return data
+
+    def _hint(self) -> str:
+        plain = not isinstance(self._socket, ssl.SSLSocket)
+        return "; does its listener speak TLS?" if plain and not self._heard else ""
+
+
+def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
+    try:
+        where = places.parsed(place)
+    except ValueError as error:
+        raise ConfigError(f"{place!r} is no node: say {error}") from None
+    try:
+        plain = places.connected(where, timeout_s)
+    except (OSError, UnicodeError) as error:
+        raise NodeError(f"no node answers at {place}: {error}; is it running?") from None
+    if tls is None:
+        return plain
+    try:
+        return tls.wrap_socket(plain, server_hostname=where.tls_name)
+    except (OSError, ValueError) as error:
+        plain.close()
+        why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
+        raise NodeError(
+            f"the node at {place} does not agree on TLS: {why}; see whether its listener speaks "
+            "TLS, and whether its certificate is trusted here"
+        ) from None
 
 
 def reason(response: ResponseFrame) -> str:

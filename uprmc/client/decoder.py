@@ -29,6 +29,7 @@ from uprmc.client.events import (
 from uprmc.client.handler import DELETE, EXPIRE, SET, Change
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverEntry
+from uprmc.places import stranger
 from uprmc.protocol.header import RequestFrame, ResponseFrame, decode_frame, unpack_request
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
@@ -203,7 +204,8 @@ class Decoder:
         """Return the length of the frame whose header is here."""
         magic, opcode, _, _, _, _, length, _, _ = unpack_request(data, position)
         if magic not in _MAGICS:
-            raise NotANode(f"what answers at {self.place} is no UPR: magic {magic:#04x}")
+            words = stranger(self.place, bytes(data[position:]))
+            raise NotANode(words or f"what answers at {self.place} is no UPR: magic {magic:#04x}")
         if length > FRAME_MAX_BYTES:
             raise self._nonsense(f"opcode {opcode:#04x} with a body of {length} bytes")
         return HEADER_BYTES + int(length)

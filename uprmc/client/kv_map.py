@@ -14,6 +14,7 @@ from zlib import crc32
 from uprmc.client.connection import NodeConnection, NodeError, reason
 from uprmc.errors import NotMyVBucket, RemoteProtocolError, UprmcError
 from uprmc.model import VBucketState
+from uprmc.places import of_cluster_map
 from uprmc.protocol.binary import encode_hello
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
@@ -131,9 +132,7 @@ class KvMap:
                 f"the node at {place} has {count} vBuckets, not {self.vbuckets}: it belongs to "
                 "another bucket; leave it out"
             )
-        host = place.rpartition(":")[0]
-        for other in others:
-            found = other.replace("$HOST", host)
+        for found in of_cluster_map(others, place):
             if found not in self.places and len(self.places) < NODES_MAX:
                 self.places.append(found)
 

@@ -22,6 +22,7 @@ from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, Produc
 from uprmc.client.events import Event, Inlet
 from uprmc.client.position import Asked, FailoverLog
 from uprmc.model import SEQNO_MAX, VBucketState
+from uprmc.places import of_cluster_map
 from uprmc.protocol.binary import encode_hello
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNOS_EXTRAS
@@ -316,6 +317,5 @@ def _servers(answer: ResponseFrame, place: str) -> list[str]:
         found = json.loads(answer.value)["vBucketServerMap"]["serverList"] if answer.value else []
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
-    host = place.rpartition(":")[0]
-    named = [text.replace("$HOST", host) for text in found if isinstance(text, str)]
+    named = of_cluster_map((text for text in found if isinstance(text, str)), place)
     return named if len(named) > 1 else []

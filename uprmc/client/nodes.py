@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from uprmc import places
 from uprmc.client.errors import ClientError, MisuseError, NodeUnreachable
 from uprmc.client.node_session import NodeSession
 from uprmc.client.position import FailoverLog, Place
@@ -23,8 +24,6 @@ _GOOD_S = 10.0
 
 #: More nodes than this are not learnt from cluster maps.
 NODES_MAX = 256
-
-_PORT_MAX = 0xFFFF
 
 
 class Backoff:
@@ -174,8 +173,9 @@ def rank(log: FailoverLog, ours: FailoverLog) -> tuple[int, int]:
 
 
 def check_place(place: str) -> str:
-    """Return HOST:PORT; raises `MisuseError` if it is none."""
-    host, colon, port = place.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= _PORT_MAX:
-        raise MisuseError(f"{place!r} is no node: say HOST:PORT, such as 127.0.0.1:11210")
+    """Return the place; raises `MisuseError` if it is none."""
+    try:
+        places.parsed(place)
+    except ValueError as error:
+        raise MisuseError(f"{place!r} is no node: say {error}") from None
     return place

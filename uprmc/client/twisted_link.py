@@ -19,6 +19,7 @@ from twisted.internet.endpoints import (
     HostnameEndpoint,
     TCP4ClientEndpoint,
     TCP6ClientEndpoint,
+    UNIXClientEndpoint,
     connectProtocol,
 )
 from twisted.internet.error import ConnectionDone
@@ -26,6 +27,7 @@ from twisted.internet.interfaces import (
     IHandshakeListener,
     ISSLTransport,
     IStreamClientEndpoint,
+    ITCPTransport,
 )
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.tls import TLSMemoryBIOFactory
@@ -43,7 +45,12 @@ BATCH_MAX_BYTES = 1024 * 1024
 
 
 def over_tcp(reactor: Any, host: str, port: int) -> Any:
-    """Return an endpoint without TLS. Addresses are not looked up: that would take a thread."""
+    """Return an endpoint without TLS; a host that begins with a slash is a unix socket.
+
+    Addresses are not looked up: that would take a thread.
+    """
+    if host.startswith("/"):
+        return UNIXClientEndpoint(reactor, host)
     if isIPAddress(host):
         return TCP4ClientEndpoint(reactor, host, port)
     if isIPv6Address(host):
@@ -60,7 +67,8 @@ def over_tls(options: Callable[[str], Any]) -> MakeEndpoint:
     """
 
     def endpoint(reactor: Any, host: str, port: int) -> Any:
-        return _TlsEndpoint(reactor, options(host), over_tcp(reactor, host, port))
+        name = "localhost" if host.startswith("/") else host
+        return _TlsEndpoint(reactor, options(name), over_tcp(reactor, host, port))
 
     return endpoint
 
@@ -140,7 +148,8 @@ class Link(Protocol):
     def connectionMade(self) -> None:
         """The socket is connected."""
         self._tls = ISSLTransport.providedBy(self.transport)
-        cast(Any, self.transport).setTcpNoDelay(True)
+        if ITCPTransport.providedBy(self.transport):
+            cast(Any, self.transport).setTcpNoDelay(True)
         if not self._tls:
             self.handshakeCompleted()
 

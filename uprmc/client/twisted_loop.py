@@ -20,6 +20,7 @@ from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
 from uprmc.client.node_session import Task
 from uprmc.client.starting import check_patience, connection_ended
 from uprmc.client.twisted_link import Link, MakeEndpoint
+from uprmc.places import parsed
 
 #: The time is told to the rules so often, when nothing else happens.
 _TURN_S = 0.1
@@ -199,8 +200,8 @@ class Loop:
 
     def _dial(self, now: float) -> None:
         for place in self.core.due(now):
-            host, _, port = place.rpartition(":")
-            endpoint = self._endpoint(self._reactor, host.strip("[]"), int(port))
+            where = parsed(place)
+            endpoint = self._endpoint(self._reactor, where.path or where.host, where.port)
             link = Link(self, place, now + self._connect_timeout_s)
             self._links.append(link)
             link.dial(endpoint)

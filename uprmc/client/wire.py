@@ -17,6 +17,7 @@ from collections import deque
 from typing import Any
 
 from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable, TlsFailed
+from uprmc.places import Place, parsed
 
 #: So much is read for a batch if it is there: a batch is one commit.
 BATCH_BYTES = 1024 * 1024
@@ -45,19 +46,12 @@ class Wire:
         self.sockets = 0
         self.deadline = deadline
         self._tls = tls
-        self._host, _, port = place.rpartition(":")
-        self._host = self._host.strip("[]")
+        self._where = parsed(place)
         self._socket: socket.socket | None = None
         self._shaking = False
         self._buffer = memoryview(bytearray(BATCH_BYTES))
         self._to_send: deque[memoryview] = deque()
-        try:
-            found = socket.getaddrinfo(self._host, int(port), type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise NodeUnreachable(
-                f"there is no host {self._host!r}: {error}; see the node's address"
-            ) from None
-        self._addresses = deque((family, address) for family, _, _, _, address in found)
+        self._addresses = deque(_addresses(self._where))
         self._next_address()
 
     def _next_address(self) -> None:
@@ -67,7 +61,8 @@ class Wire:
         self._socket = found
         self.sockets += 1
         found.setblocking(False)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self._where.path:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         number = found.connect_ex(address)
         if number not in _IN_PROGRESS:
             self._refused(number)
@@ -110,7 +105,7 @@ class Wire:
                 self.ready = True
                 return True
             self._socket = self._tls.wrap_socket(
-                self._socket, server_hostname=self._host, do_handshake_on_connect=False
+                self._socket, server_hostname=self._where.tls_name, do_handshake_on_connect=False
             )
             self._shaking = True
         return self._shake(self._socket)
@@ -196,6 +191,19 @@ class Wire:
     def _lost(self, why: str) -> ClientError:
         words = "; does its listener speak TLS?" if self._tls is None else ""
         return ConnectionLost(f"the connection to the node at {self.place} ended: {why}{words}")
+
+
+def _addresses(place: Place) -> list[tuple[int, Any]]:
+    """Return the address family and address of each that a place leads to."""
+    if place.path:
+        return [(socket.AF_UNIX, place.path)]
+    try:
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise NodeUnreachable(
+            f"there is no host {place.host!r}: {error}; see the node's address"
+        ) from None
+    return [(family, address) for family, _, _, _, address in found]
 
 
 def _why(error: OSError) -> str:

@@ -33,6 +33,13 @@ SETTING = "server.http"
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
 
+#: First bytes of requests of the binary protocol and of TLS.
+_NO_HTTP = b"\x80\x81\x16"
+_WRONG_LISTENER = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"This is the HTTP listener: "
+)
+
 _log = Log("http")
 
 Answer = tuple[int, str, bytes]
@@ -84,6 +91,11 @@ class Pages:
         except Exception:
             _log.failure("page_failed", path=request.path)
             return json_answer(http.INTERNAL_SERVER_ERROR, {"error": "this page failed; see log"})
+
+    def listeners(self) -> str:
+        """Return where the node listens, in one line."""
+        found = cast(dict[str, str], self._view.status().get("listeners") or {})
+        return " ".join(f"{name}={place}" for name, place in sorted(found.items()))
 
     def _healthz(self, request: Request) -> Answer:
         return http.OK, _TEXT, b"ok\n"
@@ -149,11 +161,16 @@ class _Channel(http.HTTPChannel):
 
     site: Any
     refused = False
+    _first = True
 
     def resetTimeout(self) -> None:
         """Ignored: Twisted calls it for every received byte."""
 
     def dataReceived(self, data: bytes) -> None:
+        if self._first and data[0] in _NO_HTTP:
+            site = cast(NodeSite, self.site)
+            self.refuse(_WRONG_LISTENER + site.pages.listeners().encode() + b"\n")
+        self._first = False
         if not self.refused:
             super().dataReceived(data)
 
@@ -178,7 +195,8 @@ class NodeSite(Site):
     protocol = _Channel  # type: ignore[assignment]  # Twisted declares a private class
 
     def __init__(self, view: NodeView, reactor: Any) -> None:
-        root = cast(IResource, _Root(Pages(view)))
+        self.pages = Pages(view)
+        root = cast(IResource, _Root(self.pages))
         super().__init__(root, _Request, timeout=REQUEST_S, reactor=reactor)
         self.clients = 0
 

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from uprmc.places import Place, parsed
 from uprmc.spark.errors import BadOption
 
 
@@ -78,14 +79,13 @@ class Access:
         return ""
 
 
-def parsed_place(place: str) -> tuple[str, int]:
-    """Return the host and the port of HOST:PORT, or of [HOST]:PORT for an address of IPv6.
+def parsed_place(place: str) -> Place:
+    """Return a place, taken apart.
 
     Raises:
-        BadOption: it is neither.
+        BadOption: it is none.
     """
-    host, colon, port = place.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:
-        raise BadOption(f"servers: {place!r} is not HOST:PORT")
-    return host, int(port)
+    try:
+        return parsed(place)
+    except ValueError as error:
+        raise BadOption(f"servers: {place!r} is no node: say {error}") from None

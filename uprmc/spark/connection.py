@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from uprmc.places import connected, stranger
 from uprmc.spark.access import Access, parsed_place
 from uprmc.spark.errors import LoginRefused, Nonsense, Refused, TlsFailed, Unreachable
 from uprmc.spark.frames import (
@@ -177,17 +178,16 @@ class Connection:
     # --- how it comes about ---------------------------------------------------------------------
 
     def _connected(self) -> socket.socket:
-        host, port = parsed_place(self.place)
+        where = parsed_place(self.place)
         context = context_of(self._access.tls) if self._access.tls else None
         try:
-            plain = socket.create_connection((host, port), self._access.connect_timeout_s)
+            plain = connected(where, self._access.connect_timeout_s)
         except (OSError, UnicodeError) as error:
             raise Unreachable(f"no node answers at {self.place}: {_why(error)}") from None
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is None:
             return plain
         try:
-            return context.wrap_socket(plain, server_hostname=host)
+            return context.wrap_socket(plain, server_hostname=where.tls_name)
         except (OSError, ssl.SSLError, ValueError) as error:
             plain.close()
             said = isinstance(error, (ssl.SSLError, ValueError))
@@ -244,6 +244,8 @@ class Connection:
             received
         )
         if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
+            if words := stranger(self.place, bytes(received)):
+                raise Nonsense(words)
             raise self.nonsense(f"what is no frame (magic {magic:#04x})")
         if length > FRAME_MAX_BYTES or key_length + extras_length > length:
             raise self.nonsense(

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 from zlib import crc32
 
+from uprmc.places import of_cluster_map
 from uprmc.spark.access import Access
 from uprmc.spark.connection import Connection
 from uprmc.spark.errors import (
@@ -251,9 +252,7 @@ class Nodes:
                 "before: it belongs to another bucket"
             )
         self.vbuckets = count
-        host = connection.place.rpartition(":")[0]
-        for other in others:
-            found = other.replace("$HOST", host)
+        for found in of_cluster_map(others, connection.place):
             if found not in self._places and len(self._places) < NODES_MAX:
                 self._places.append(found)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 
-from uprmc.spark.access import parsed_place
-from uprmc.spark.errors import BadOption
+from uprmc.places import parsed
 
 #: More than this many vBuckets has no node.
 VBUCKETS_MAX = 65_536
@@ -57,8 +56,8 @@ def places(value: str) -> tuple[str, ...]:
 
 def _place(value: str) -> str:
     try:
-        parsed_place(value)
-    except BadOption:
+        parsed(value)
+    except ValueError:
         raise ValueError(
             f"HOST:PORT, several with commas between them ({value!r} is none)"
         ) from None

@@ -23,7 +23,7 @@ from uprmc.spark.files import whole_file
 NAME = "uprmc_spark.zip"
 
 #: Of the package above, what `uprmc.spark` imports.
-_ABOVE = ("__init__.py", "errors.py", "py.typed", "units.py")
+_ABOVE = ("__init__.py", "errors.py", "places.py", "py.typed", "units.py")
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
 

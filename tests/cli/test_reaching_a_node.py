@@ -1,0 +1,194 @@
+"""Every verb reaches a node over TLS, unix sockets and IPv6, and says what it has met instead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from interop.server_process import ServerProcess, start_uprmc
+from tests.cli.here import Here, runner
+from tests.cli.support import uprmc
+from tests.server.certificates import make_certificate
+
+VBUCKETS = 4
+
+#: Verbs that ask a node, with what they need; none changes what the next one meets.
+VERBS = [
+    ["stats", "vbucket"],
+    ["vbucket", "list"],
+    ["vbucket", "set", "3", "active"],
+    ["failover-log", "0"],
+    ["observe", "nothing", "--vbucket", "0"],
+    ["replicate", "--stop", "--vbuckets", "0"],
+    ["tail", "--until-now"],
+]
+NAMES = [" ".join(arguments) for arguments in VERBS]
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A node that speaks TLS, and the file to trust."""
+
+    server: ServerProcess
+    ca_file: str
+
+
+@pytest.fixture(name="here")
+def _here(capsys: pytest.CaptureFixture[str]) -> Here:
+    return runner(capsys)
+
+
+@pytest.fixture(scope="module", name="plain")
+def _plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with start_uprmc(tmp_path_factory.mktemp("plain"), "--vbuckets", str(VBUCKETS)) as server:
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="module", name="secured")
+def _secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    directory = tmp_path_factory.mktemp("secured")
+    certificate, key = make_certificate(directory)
+    options = ["--vbuckets", str(VBUCKETS), "--tls-cert", certificate, "--tls-key", key]
+    with start_uprmc(directory / "data", *options) as server:
+        yield Secured(server, certificate)
+        server.stop()
+
+
+# --- TLS ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=NAMES)
+def test_every_verb_speaks_tls(secured: Secured, here: Here, verb: list[str]) -> None:
+    ended = here(*verb, "--node", secured.server.upr, "--tls-ca", secured.ca_file)
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_spark_verbs_have_the_same_options(secured: Secured, tmp_path: Path) -> None:
+    environment = {"UPRMC_NODE": str(secured.server.upr), "UPRMC_TLS_CA": secured.ca_file}
+    command = ["spark", "backup", tmp_path / "backup", "--engine", "local", "--progress", "none"]
+    assert uprmc(*command, environment=environment).code == 0
+
+
+def test_a_failover_and_a_takeover_go_over_tls(tmp_path: Path, here: Here) -> None:
+    certificate, key = make_certificate(tmp_path)
+    tls = ["--tls-cert", certificate, "--tls-key", key, "--set", f"upr.dial_ca={certificate}"]
+    ca = ["--tls-ca", certificate]
+    with (
+        start_uprmc(tmp_path / "a", "--vbuckets", str(VBUCKETS), *tls) as a,
+        start_uprmc(tmp_path / "b", "--vbuckets", str(VBUCKETS), *tls) as b,
+    ):
+        wait = ["replicate", "--from", a.upr, "--wait"]
+        assert here(*wait, "--node", b.upr, *ca).code == 0
+        moved = here("takeover", "--vbuckets", "0", "--to", b.upr, "--node", a.upr, *ca)
+        assert (moved.code, moved.err) == (0, "")
+        promoted = here("failover", "--vbuckets", "1-3", "--node", b.upr, *ca)
+        assert promoted.out == f"vBuckets 1-3: active at {b.upr}\n"
+
+
+def test_the_environment_names_the_node_and_whom_to_trust(secured: Secured, tmp_path: Path) -> None:
+    environment = {"UPRMC_NODE": str(secured.server.upr), "UPRMC_TLS_CA": secured.ca_file}
+    assert uprmc("vbucket", "list", environment=environment).code == 0
+    refused = uprmc("serve", "--data", tmp_path, "--vbuckets", "3", environment=environment)
+    assert "is not a power of two" in refused.refused()  # and not one of these variables
+
+
+def test_without_tls_a_tls_listener_is_recognised(secured: Secured, here: Here) -> None:
+    place = secured.server.upr
+    said = here("stats", "--node", place).line()
+    assert said in (
+        f"the listener at {place} speaks TLS: connect with TLS",
+        f"the node at {place} closed the connection; does its listener speak TLS?",
+    )
+
+
+def test_tls_to_a_plain_listener_and_an_unknown_authority_are_told(
+    plain: ServerProcess, secured: Secured, here: Here
+) -> None:
+    ended = here("stats", "--node", plain.upr, "--tls", "--timeout", "2s")
+    assert ended.code == 1
+    assert "does not agree on TLS" in ended.line()
+    ended = here("stats", "--node", secured.server.upr, "--tls")
+    assert "certificate" in ended.line()
+    ended = here("stats", "vbucket", "--node", secured.server.upr, "--tls", "--no-tls-verify")
+    assert ended.code == 0
+
+
+# --- places -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=NAMES)
+def test_every_verb_takes_a_unix_socket(tmp_path: Path, here: Here, verb: list[str]) -> None:
+    place = f"unix:{tmp_path}/upr.sock"
+    with start_uprmc(tmp_path / "data", "--vbuckets", str(VBUCKETS), "--upr", place) as server:
+        ended = here(*verb, "--node", place)
+        assert (ended.code, ended.err) == (0, "")
+        server.stop()
+
+
+def test_ipv6_is_written_with_brackets(tmp_path: Path, here: Here) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    with start_uprmc(tmp_path, "--vbuckets", str(VBUCKETS), "--upr", "[::1]:0") as server:
+        assert server.upr is not None
+        place = f"[::1]:{server.upr.port}"
+        assert here("stats", "vbucket", "--node", place).code == 0
+        assert here("tail", "--until-now", "--node", place).code == 0
+        refused = here("stats", "--node", f"::1:{server.upr.port}").refused()
+        assert refused.endswith(f"say an IPv6 address in brackets: {place}")
+        server.stop()
+
+
+def test_a_verb_of_one_node_refuses_several(here: Here) -> None:
+    assert "asks one node" in here("failover", "--node", "a:1,b:2").refused()
+
+
+# --- what else answers, or does not -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=NAMES)
+def test_at_the_http_listener_every_verb_names_the_upr_listener(
+    plain: ServerProcess, here: Here, verb: list[str]
+) -> None:
+    began = time.monotonic()
+    ended = here(*verb, "--node", plain.http)
+    assert ended.code == 1
+    assert ended.line() == (
+        f"an HTTP server answers at {plain.http}, not an upr listener; "
+        f"this node's upr listener is {plain.upr}"
+    )
+    assert time.monotonic() - began < 4
+
+
+def test_spark_names_the_upr_listener_as_well(plain: ServerProcess, tmp_path: Path) -> None:
+    command = ["spark", "backup", tmp_path / "backup", "--engine", "local", "--progress", "none"]
+    ended = uprmc(*command, "--servers", plain.http)
+    assert ended.code == 1
+    assert f"this node's upr listener is {plain.upr}" in ended.err
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=NAMES)
+def test_a_stopped_node_keeps_no_verb_waiting(tmp_path: Path, here: Here, verb: list[str]) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", str(VBUCKETS)) as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        options = [] if verb[0] in ("observe", "replicate") else ["--timeout", "500ms"]
+        try:
+            ended = here(*verb, "--node", server.upr, *options)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert ended.code == 1
+        assert str(server.upr) in ended.line()
+        assert time.monotonic() - began < 15
+        server.stop()
+
+
+def test_a_time_without_a_unit_of_ours_is_refused(here: Here) -> None:
+    assert "'soon' is not a time such as" in here("stats", "--timeout", "soon").refused()

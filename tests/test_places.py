@@ -1,0 +1,70 @@
+"""Where a node listens, as people write it, and what answers there in its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from uprmc.places import of_cluster_map, parsed, stranger
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("127.0.0.1:11210", ("127.0.0.1", 11210, "")),
+        ("node-1.example:1", ("node-1.example", 1, "")),
+        ("[::1]:65535", ("::1", 65535, "")),
+        ("unix:/run/uprmc/upr.sock", ("", 0, "/run/uprmc/upr.sock")),
+    ],
+)
+def test_a_place_is_taken_apart(text: str, found: tuple[str, int, str]) -> None:
+    assert parsed(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:x",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:\u0661",
+        "unix:",
+    ],
+)
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT, such as"):
+        parsed(text)
+
+
+def test_an_ipv6_address_needs_brackets() -> None:
+    with pytest.raises(ValueError, match=r"in brackets: \[::1\]:11210"):
+        parsed("::1:11210")
+
+
+def test_the_host_of_a_cluster_map_is_the_one_that_was_dialled() -> None:
+    servers = ["$HOST:11210", "other:11210"]
+    assert of_cluster_map(servers, "[::1]:7") == ["[::1]:11210", "other:11210"]
+    assert of_cluster_map(servers, "unix:/a") == ["other:11210"]
+
+
+def test_tls_and_http_are_recognised_by_their_first_bytes() -> None:
+    assert (
+        stranger("h:1", b"\x15\x03\x03\0\2") == "the listener at h:1 speaks TLS: connect with TLS"
+    )
+    foreign = stranger("h:1", b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    assert foreign == (
+        "an HTTP server answers at h:1, not an upr listener: name the node's upr listener"
+    )
+    assert stranger("h:1", b"\x80") == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("10.0.0.1:7", "10.0.0.1:7"), ("0.0.0.0:7", "h:7"), ("[::]:7", "h:7")]
+)
+def test_our_http_listener_names_the_upr_listener(said: str, meant: str) -> None:
+    answer = b"HTTP/1.1 400 Bad Request\r\n\r\nhttp=h:1 upr=%b x=y\n" % said.encode()
+    assert stranger("h:1", answer).endswith(f"; this node's upr listener is {meant}")

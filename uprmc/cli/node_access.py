@@ -1,0 +1,192 @@
+"""How verbs reach nodes: the options that all of them share, and what these come to.
+
+Each option may be an environment variable as well, so that a shell is set up once for all verbs.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from uprmc import units
+from uprmc.client.connection import NodeConnection
+from uprmc.errors import ConfigError
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[float]
+else:
+    _ParamType = click.ParamType
+
+DEFAULT_NODE = "127.0.0.1:11210"
+
+#: A node that says nothing for so long is given up.
+ANSWER_S = 5.0
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Seconds(_ParamType):
+    """A time such as ``5``, ``500ms`` or ``2m``."""
+
+    name = "TIME"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            found = units.seconds(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is not {error}", param, ctx)
+        if not self._least <= found <= _SECONDS_MAX:
+            self.fail(f"{value!r} is not from {self._least:g} s to {_SECONDS_MAX:g} s", param, ctx)
+        return found
+
+
+_SECONDS_MAX = 1_000_000.0
+
+
+@dataclass(frozen=True)
+class NodeAccess:
+    """A node, and how to speak to it.
+
+    Attributes:
+        place: as it was given; of several the first.
+        places: all of them.
+        tls: ``None`` = no TLS.
+        timeout_s: a node that says nothing for so long is given up.
+    """
+
+    places: tuple[str, ...]
+    tls: ssl.SSLContext | None = None
+    timeout_s: float = ANSWER_S
+
+    @property
+    def place(self) -> str:
+        return self.places[0]
+
+    def at(self, place: str, timeout_s: float | None = None) -> NodeAccess:
+        """Return access to another node, which is spoken to likewise."""
+        return replace(self, places=(place,), timeout_s=timeout_s or self.timeout_s)
+
+    def connected(self) -> NodeConnection:
+        """Connect; raises `NodeError`, or `ConfigError` for what is no place."""
+        return NodeConnection(self.place, self.timeout_s, self.tls)
+
+
+def talks_to_a_node(
+    json_help: str, *, several: bool = False, timeout: bool = True
+) -> Callable[[_Function], _Function]:
+    """Add the options of every verb that asks a node; the verb gets `node` and `as_json`.
+
+    Args:
+        json_help: what ``--json`` prints.
+        several: the verb can use several nodes.
+        timeout: without it the verb has a ``--timeout`` of its own, for something else.
+    """
+    options = [
+        click.option(
+            "--node",
+            "places",
+            multiple=True,
+            envvar="UPRMC_NODE",
+            metavar="HOST:PORT",
+            help="The node's upr listener, also unix:/path"
+            + ("; several, or one of a cluster." if several else ".")
+            + f"  [default: {DEFAULT_NODE}]",
+        ),
+        *TLS_OPTIONS,
+    ]
+    if timeout:
+        options.append(
+            click.option(
+                "--timeout",
+                "answer_s",
+                type=Seconds(0.001),
+                default=f"{ANSWER_S:g}s",
+                show_default=True,
+                help="How long a node may say nothing.",
+            )
+        )
+    options += [
+        click.option("--json", "as_json", is_flag=True, help=json_help),
+        click.option(
+            "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."
+        ),
+    ]
+
+    def decorate(function: _Function) -> _Function:
+        def verb(
+            places: tuple[str, ...],
+            tls: bool,
+            tls_ca: str | None,
+            no_tls_verify: bool,
+            answer_s: float = ANSWER_S,
+            **given: Any,
+        ) -> Any:
+            found = NodeAccess(
+                _named(places, several), tls_context(tls, tls_ca, not no_tls_verify), answer_s
+            )
+            return function(node=found, **given)
+
+        decorated: Any = update_wrapper(verb, function)
+        for option in reversed(options):
+            decorated = option(decorated)
+        typed: _Function = decorated
+        return typed
+
+    return decorate
+
+
+#: `debug` of a verb is the affair of `main.run`.
+TLS_OPTIONS = (
+    click.option("--tls", is_flag=True, envvar="UPRMC_TLS", help="Speak TLS."),
+    click.option(
+        "--tls-ca",
+        "--tls-ca-file",
+        "tls_ca",
+        type=click.Path(exists=True, dir_okay=False),
+        envvar="UPRMC_TLS_CA",
+        metavar="FILE",
+        help="Speak TLS, and trust these certificates (PEM) in place of the system's.",
+    ),
+    click.option(
+        "--no-tls-verify",
+        is_flag=True,
+        envvar="UPRMC_NO_TLS_VERIFY",
+        help="Take any certificate.",
+    ),
+)
+
+
+def _named(given: tuple[str, ...], several: bool) -> tuple[str, ...]:
+    places = [each.strip() for one in given for each in one.split(",")] or [DEFAULT_NODE]
+    found = tuple(dict.fromkeys(places))
+    if len(found) > 1 and not several:
+        raise ConfigError(f"{', '.join(found)}: this verb asks one node, say --node with one")
+    return found
+
+
+def tls_context(tls: bool, ca_file: str | None, verify: bool) -> ssl.SSLContext | None:
+    """Return what options say of TLS, ``None`` = none; raises `ConfigError`."""
+    if not (tls or ca_file):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        why = getattr(error, "reason", None) or error.strerror or error
+        raise ConfigError(f"--tls-ca {ca_file}: {why}") from None
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
