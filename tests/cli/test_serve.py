@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import uprmc as package
-from interop.server_process import ANY_PORT, ServerProcess, serve_command, start_uprmc
+from interop.server_process import ANY_PORT, Address, ServerProcess, serve_command, start_uprmc
 from interop.wire import GET, OK, SET, Wire, frame, store
 from tests.cli.support import uprmc
+from tests.server.certificates import make_certificate
+from tests.system.support import until, upr
 
 READY = re.compile(
     r"uprmc ready memcached=127\.0\.0\.1:\d+ upr=127\.0\.0\.1:\d+ http=(127\.0\.0\.1:\d+|off)"
@@ -28,11 +32,24 @@ def failover_entries(server: ServerProcess, vbucket: int = 0) -> int:
     return int(found[f"vb_{vbucket}:num_entries"])
 
 
-def raw(data: Path, *options: str) -> ServerProcess:
-    """Start a server and leave its standard output alone."""
+def raw(data: Path, *options: str, before: Sequence[str] = ()) -> ServerProcess:
+    """Start a server, by another program perhaps, and leave its standard output alone."""
     command = [*serve_command(), "--data", str(data), "--memcached", ANY_PORT, "--upr", ANY_PORT]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UPRMC_")}
-    return ServerProcess("uprmc", [*command, *options], environment)
+    return ServerProcess("uprmc", [*before, *command, *options], environment)
+
+
+def encrypted(place: Address) -> ssl.SSLSocket:
+    """Connect by TLS, whatever certificate is shown."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(place.connect())
+
+
+def shown(place: Address) -> str:
+    """Return the certificate that a new connection is shown, as PEM."""
+    with encrypted(place) as connection:
+        return ssl.DER_cert_to_PEM_cert(connection.getpeercert(True) or b"")
 
 
 @pytest.mark.parametrize("http", [ANY_PORT, "off"])
@@ -45,7 +62,7 @@ def test_the_ready_line_is_all_that_is_on_standard_output(tmp_path: Path, http: 
         server.stop()  # fails if anything else was written
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.acceptance("D11")
 def test_a_signal_stops_in_order_and_a_restart_adds_no_failover_entry(
     tmp_path: Path, number: signal.Signals
@@ -60,6 +77,59 @@ def test_a_signal_stops_in_order_and_a_restart_adds_no_failover_entry(
         assert failover_entries(server) == 1
         with Wire(server.memcached) as wire:
             assert wire.ask(frame(GET, b"k")).value == b"v"
+        server.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_server_of_a_background_shell_stops_in_order(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Such a shell, and ``nohup``, start processes with signals ignored."""
+    ignoring = ["sh", "-c", 'trap "" INT HUP USR1; exec "$@"', "sh"]
+    with raw(tmp_path, "--http", "off", before=ignoring) as server:
+        server._wait_for_line(60)
+        server._process.send_signal(number)
+        assert server._process.wait(60) == 0
+
+
+def test_sighup_reloads_the_level_of_the_log(tmp_path: Path) -> None:
+    config = tmp_path / "uprmc.toml"
+    config.write_text('[log]\nlevel = "warn"\n')
+    with start_uprmc(tmp_path / "data", "--config", str(config)) as server:
+        assert "warmed_up" not in server.log()
+        config.write_text('[log]\nlevel = "info"\n')
+        server._process.send_signal(signal.SIGHUP)
+        until(lambda: "node.reloaded" in server.log(), "the log line")
+        config.write_text('[log]\nlevel = "loud"\n')
+        server._process.send_signal(signal.SIGHUP)
+        until(lambda: "node.reload_failed" in server.log(), "the log line")
+        assert "log.level" in server.log()
+        config.write_text("torn [")
+        server._process.send_signal(signal.SIGHUP)
+        until(lambda: server.log().count("node.reload_failed") == 2, "the log line")
+        server.stop()
+
+
+def test_sighup_reloads_the_certificate_for_connections_to_come(tmp_path: Path) -> None:
+    (tmp_path / "next").mkdir()
+    certificate, key = make_certificate(tmp_path)
+    pair = ("--tls-cert", certificate, "--tls-key", key)
+    with start_uprmc(tmp_path / "data", *pair) as server:
+        places = (server.memcached, upr(server))
+        first = Path(certificate).read_text()
+        assert {shown(place) for place in places} == {first}
+        with encrypted(server.memcached) as connection:
+            for made, kept in zip(make_certificate(tmp_path / "next"), pair[1::2], strict=True):
+                os.replace(made, kept)
+            second = Path(certificate).read_text()
+            server._process.send_signal(signal.SIGHUP)
+            until(lambda: {shown(place) for place in places} == {second}, "the new certificate")
+            connection.sendall(b"version\r\n")
+            assert connection.recv(100).startswith(b"VERSION ")
+        Path(key).write_text("torn")
+        server._process.send_signal(signal.SIGHUP)
+        until(lambda: "node.reload_failed" in server.log(), "the log line")
+        assert shown(server.memcached) == second
         server.stop()
 
 

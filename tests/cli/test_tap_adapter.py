@@ -313,7 +313,17 @@ def test_an_upstream_that_is_there_is_told_too(node: ServerProcess) -> None:
         assert f"vbuckets={VBUCKETS}" in adapter.log()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_sighup_makes_it_read_its_settings_again(node: ServerProcess, tmp_path: Path) -> None:
+    config = tmp_path / "uprmc.toml"
+    config.write_text('[log]\nlevel = "error"\n')
+    with start_adapter(node.upr, "--config", config) as adapter:
+        config.write_text('[log]\nlevel = "info"\n')
+        os.kill(adapter.pid, signal.SIGHUP)
+        until(lambda: "tap_adapter.reloaded" in adapter.log(), "the log line")
+        adapter.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_it_in_order(node: ServerProcess, number: int, tmp_path: Path) -> None:
     with start_adapter(node.upr, "--state", tmp_path / "tap.db") as adapter:
         with TapReader(adapter.memcached, t.connect(b"bye", KEPT)) as reader:

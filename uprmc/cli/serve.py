@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,13 @@ def serve(
     debug: bool,
     **options: Any,
 ) -> int:
-    """Run a node in the foreground; SIGTERM or SIGINT stops it in order.
+    """Run a node in the foreground; SIGTERM, SIGINT or SIGUSR1 stops it in order.
 
-    Prints one line to standard output when it serves; logs go to standard error.
+    SIGHUP makes it read the level of the log and the TLS files again. Prints one line to standard
+    output when it serves; logs go to standard error.
     """
-    settings = load(config, os.environ, {**from_pairs(changes), **_from_options(options)})
-    return _Server(settings, source).run()
+    given = {**from_pairs(changes), **_from_options(options)}
+    return _Server(lambda: load(config, os.environ, given), source).run()
 
 
 def _from_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -75,16 +77,19 @@ def from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
 class _Server:
     """One node and the process's reactor."""
 
-    def __init__(self, settings: Settings, source: str | None) -> None:
+    def __init__(self, read_settings: Callable[[], Settings], source: str | None) -> None:
+        settings = read_settings()
         # The reactor and all that hangs on it are imported here, so that other verbs start fast.
         from uprmc.server.reactor import install
 
         self._reactor: Any = install()
 
         from uprmc.cli.progress import WarmupProgress
-        from uprmc.server.log import start_logging
+        from uprmc.cli.signals import heed_signals
+        from uprmc.server.log import Log, start_logging
         from uprmc.server.node import Node
 
+        heed_signals(self._reactor, read_settings, self._reload, Log("node"))
         start_logging(settings.log)
         self._node = Node(self._reactor, settings)
         self._progress = WarmupProgress(self._reactor, self._node.warmup)
@@ -122,6 +127,9 @@ class _Server:
         self._error = failure.value
         if self._reactor.running:
             self._reactor.stop()
+
+    def _reload(self, settings: Settings) -> None:
+        self._node.reload(settings)
 
     def _stop(self) -> Any:
         self._progress.stop()

@@ -11,7 +11,7 @@ import click
 from uprmc.cli.serve import from_pairs
 from uprmc.client.errors import MisuseError
 from uprmc.client.nodes import check_place
-from uprmc.config import MIB, load, parse_size
+from uprmc.config import MIB, Settings, load, parse_size
 from uprmc.errors import ConfigError
 
 #: Option -> the setting it stands for.
@@ -76,8 +76,9 @@ def tap_adapter(
 ) -> int:
     """Serve TAP clients from a UPR or DCP producer somewhere else.
 
-    In front of a node of uprmc it is not needed: its listeners speak TAP. SIGTERM or SIGINT stops
-    it in order. Prints one line to standard output when it serves; logs go to standard error.
+    In front of a node of uprmc it is not needed: its listeners speak TAP. SIGTERM, SIGINT or
+    SIGUSR1 stops it in order; SIGHUP makes it read the level of the log and the TLS files again.
+    Prints one line to standard output when it serves; logs go to standard error.
     """
     try:
         check_place(upstream)
@@ -85,7 +86,7 @@ def tap_adapter(
         raise ConfigError(f"--upstream: {error}") from None
     buffer_bytes = _buffer(buffer)
     shorthands = {_SHORTHANDS[name]: text for name, text in options.items() if text is not None}
-    settings = load(config, os.environ, {**from_pairs(changes), **shorthands})
+    given = {**from_pairs(changes), **shorthands}
 
     # The reactor and all that hangs on it are imported here, so that other verbs start fast.
     from uprmc.server.reactor import install
@@ -94,4 +95,7 @@ def tap_adapter(
 
     from uprmc.cli.tap_process import TapProcess
 
-    return TapProcess(reactor, settings, upstream, listen, state, buffer_bytes).run()
+    def read_settings() -> Settings:
+        return load(config, os.environ, given)
+
+    return TapProcess(reactor, read_settings, upstream, listen, state, buffer_bytes).run()

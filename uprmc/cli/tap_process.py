@@ -22,6 +22,7 @@ from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.internet.threads import deferToThreadPool
 
 from uprmc import __version__
+from uprmc.cli.signals import heed_signals
 from uprmc.client.state import StateRefused
 from uprmc.client.tap_connection import connection_name
 from uprmc.client.tap_state import FileKeeper, MemoryKeeper, TapState
@@ -33,7 +34,7 @@ from uprmc.server.adapter import SessionFactory
 from uprmc.server.connections import Connections, raise_file_limit
 from uprmc.server.dialer import Dialer, trust_root
 from uprmc.server.listener import Listener, listen
-from uprmc.server.log import Log, Throttle, start_logging
+from uprmc.server.log import Log, Throttle, set_level, start_logging
 from uprmc.server.tap_driver import TapDriver
 from uprmc.server.tls import tls_options
 from uprmc.server.wake_list import WakeList
@@ -74,7 +75,7 @@ class TapProcess:
     def __init__(
         self,
         reactor: Any,
-        settings: Settings,
+        read_settings: Callable[[], Settings],
         upstream: str,
         place: str,
         state: Path | None,
@@ -84,8 +85,8 @@ class TapProcess:
 
         Args:
             reactor: the process's, not running yet.
-            settings: those of ``tap``, ``log``, and of ``server`` and ``upr`` what connections
-                need.
+            read_settings: reads those of ``tap``, ``log``, and of ``server`` and ``upr`` what
+                connections need; called again after a SIGHUP.
             upstream: the producer, HOST:PORT.
             place: where to listen, as listener settings say it.
             state: file of registered clients; ``None`` = they end with the process.
@@ -94,6 +95,8 @@ class TapProcess:
         Raises:
             ConfigError: the state, or a file of TLS, cannot be used.
         """
+        settings = read_settings()
+        heed_signals(reactor, read_settings, self._reload, _log)
         start_logging(settings.log)
         self._reactor = reactor
         self._settings = settings
@@ -171,6 +174,11 @@ class TapProcess:
         self._error = failure.value
         if self._reactor.running:
             self._reactor.stop()
+
+    def _reload(self, settings: Settings) -> None:
+        if self._tls is not None:
+            self._tls.reload(settings.server)
+        set_level(settings.log.level)
 
     @inlineCallbacks
     def _stop(self) -> Generator[Deferred[Any], Any, None]:

@@ -16,12 +16,12 @@ from twisted.internet import address
 from twisted.internet.defer import Deferred, fail, maybeDeferred, succeed
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
-from twisted.internet.ssl import CertificateOptions
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
 from uprmc.errors import ConfigError
 from uprmc.server.adapter import peer_text
+from uprmc.server.tls import ServedTls
 from uprmc.server.transport import listen_direct, send_directly
 
 _HOST_PORT = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>\d+)")
@@ -120,7 +120,7 @@ def listen(
     *,
     setting: str,
     backlog: int,
-    tls: CertificateOptions | None = None,
+    tls: ServedTls | None = None,
 ) -> Deferred[Listener]:
     """Accept connections for `factory` at the place that the setting's `text` describes.
 
@@ -150,9 +150,7 @@ def listen(
     )
 
 
-def _with_tls(
-    reactor: Any, place: Place, factory: Any, setting: str, tls: CertificateOptions
-) -> Any:
+def _with_tls(reactor: Any, place: Place, factory: Any, setting: str, tls: ServedTls) -> Any:
     if isinstance(place, EndpointPlace) and place.description.startswith(("ssl:", "tls:")):
         raise ConfigError(
             f"{setting}: {place.description!r} brings its own TLS; leave server.tls_cert out"

@@ -300,6 +300,19 @@ class Node:
         asked = _VERBOSITY_LEVELS[self.verbosity]
         set_level(min(chosen, asked, key=LEVELS.index))
 
+    def reload(self, settings: Settings) -> None:
+        """Take over the level of the log and the certificate; everything else waits for a restart.
+
+        Raises:
+            ConfigError: the certificate or its key cannot be used; nothing has changed.
+        """
+        if self._tls is not None:
+            self._tls.reload(settings.server)
+        self.settings = replace(
+            self.settings, log=replace(self.settings.log, level=settings.log.level)
+        )
+        self._set_verbosity(self.verbosity)
+
     def _report_misuse(self, peer: str, reason: str) -> None:
         self.bucket.stats.protocol_errors += 1
         held_back = self._misuse_log.passed()

@@ -1,4 +1,4 @@
-"""The certificate and key that both listeners show when they serve TLS."""
+"""The certificate and key that both listeners show when they serve TLS; they may be renewed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from OpenSSL import SSL
+from twisted.internet.interfaces import IOpenSSLContextFactory
 from twisted.internet.ssl import CertificateOptions, TLSVersion
+from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.config import ServerSettings
 from uprmc.errors import ConfigError
@@ -17,17 +19,37 @@ _CERT = "server.tls_cert"
 _KEY = "server.tls_key"
 
 
-def tls_options(settings: ServerSettings) -> CertificateOptions | None:
-    """Load what the settings name, checked so that no client is the first to find out.
+@implementer(IOpenSSLContextFactory)
+class ServedTls:
+    """What listeners show: the certificate and key that were loaded last."""
 
-    Returns:
-        what `listener.listen` wants for TLS 1.2 and newer, or None when TLS is not asked for.
+    def __init__(self, settings: ServerSettings) -> None:
+        """Load what the settings name, checked so that no client is the first to find out.
 
-    Raises:
-        ConfigError: a file is missing, unreadable or no PEM, or they do not belong together.
-    """
-    if not (settings.tls_cert or settings.tls_key):
-        return None
+        Raises:
+            ConfigError: a file is missing, unreadable or no PEM, or they do not belong together.
+        """
+        self._options = _loaded(settings)
+
+    def reload(self, settings: ServerSettings) -> None:
+        """Show what these settings name to connections to come; raises as the constructor.
+
+        What was shown before stays when it raises.
+        """
+        self._options = _loaded(settings)
+
+    def getContext(self) -> SSL.Context:  # noqa: N802  # Twisted asks for each connection
+        """Return what the next connection is made with."""
+        return self._options.getContext()
+
+
+def tls_options(settings: ServerSettings) -> ServedTls | None:
+    """Return what `listener.listen` wants, None when TLS is not asked for; raises `ConfigError`."""
+    return ServedTls(settings) if settings.tls_cert or settings.tls_key else None
+
+
+def _loaded(settings: ServerSettings) -> CertificateOptions:
+    """Return TLS 1.2 and newer with the certificate and key that the settings name."""
     options = CertificateOptions(raiseMinimumTo=TLSVersion.TLSv1_2)
     context = options.getContext()  # made once and kept by the options
     _use_certificate(context, settings.tls_cert)
