@@ -147,7 +147,7 @@ def _forget_tombstones_by_key(patch: pytest.MonkeyPatch) -> None:
 
 def _answer_flush_at_once(patch: pytest.MonkeyPatch) -> None:
     """Do not wait for the disk."""
-    patch.setattr(Flusher, "when_durable", lambda flusher, waiter: waiter(True))
+    patch.setattr(Flusher, "when_durable", lambda flusher, waiter, patient=True: waiter(True))
 
 
 def _report_the_queue_as_on_disk(patch: pytest.MonkeyPatch) -> None:

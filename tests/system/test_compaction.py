@@ -11,7 +11,6 @@ from tests.system.support import node_here
 from uprmc.engine import compaction
 from uprmc.engine.compaction import PurgeRule
 from uprmc.model import VBucketState
-from uprmc.storage.interface import StoreView
 
 ALL = PurgeRule(every=True)
 
@@ -118,7 +117,7 @@ def test_a_node_that_stops_waits_for_a_reading_under_way(tmp_path: Path) -> None
         close = node.bucket.store.close
         node.bucket.store.close = lambda: (done.append("closed"), close())
         node.bucket.compact(0, ALL, lambda _: None)
-        loop.until(lambda: node._compaction_driver._busy)
+        loop.until(lambda: node._disk_work._compacting._busy)
         loop.reactor.callLater(0.05, go_on.set)
         loop.result(node.stop())
         assert done == ["finished", "closed"]
@@ -135,7 +134,7 @@ def test_nothing_is_written_and_nothing_spins_while_the_flusher_is_paused(tmp_pa
         pause(loop, 0.1)
         assert told == []
         assert node.bucket.stats.commits == commits
-        assert node._flush_driver._timer is None
+        assert node._disk_work._flushing._timer is None
         flusher.resume()
         loop.until(lambda: told and persisted(node))
         assert told == [True]
@@ -147,9 +146,9 @@ def test_a_flush_that_was_due_when_the_flusher_was_paused_waits(tmp_path: Path) 
         loop.until(lambda: persisted(node))
         commits = node.bucket.stats.commits
         bury(node, 0, 1)
-        assert node._flush_driver._timer is not None
+        assert node._disk_work._flushing._timer is not None
         node.bucket.flusher.pause()
-        loop.until(lambda: node._flush_driver._timer is None)
+        loop.until(lambda: node._disk_work._flushing._timer is None)
         pause(loop, 0.05)
         assert node.bucket.stats.commits == commits
         node.bucket.flusher.resume()
@@ -180,29 +179,3 @@ def test_vbuckets_are_removed_and_none_come_back(tmp_path: Path) -> None:
         assert told == [True] * 5
     with node_here(tmp_path) as (node, _):
         assert node.bucket.vbuckets == {}
-
-
-class Holder:
-    """Somebody who reads for long."""
-
-    def __init__(self, view: StoreView) -> None:
-        self.view = view
-        self.asked = 0
-
-    def release_views(self) -> None:
-        self.asked += 1
-        self.view.close()
-
-
-def test_long_readings_give_way_when_the_store_must_grow(tmp_path: Path) -> None:
-    with node_here(tmp_path, storage__map_initial="1M", flush__commit_memory="1M") as (node, loop):
-        loop.until(lambda: persisted(node))
-        holders = [Holder(node.bucket.store.view()) for _ in range(3)]
-        node.bucket.view_holders += holders
-        before = node.bucket.store.usage().map_bytes
-        for number in range(40):
-            node.bucket.vbuckets[0].store(b"%d" % number, bytes(100_000), 0, 0)
-        loop.until(lambda: persisted(node))
-        assert node.bucket.store.usage().map_bytes > before
-        assert all(holder.asked for holder in holders)
-        assert len(stored(node, 0)) == 40

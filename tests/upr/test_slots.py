@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from uprmc.engine.view_gate import ViewGate
 from uprmc.upr.hub import Slots
 
 
@@ -50,14 +51,14 @@ def with_permits(readers: list[Reader]) -> list[int]:
 
 
 def test_there_are_only_so_many() -> None:
-    slots = Slots(2)
+    slots = Slots(2, ViewGate())
     readers = readers_of(slots, 4)
     assert (slots.used, with_permits(readers)) == (2, [0, 1])
     assert all(reader.calls == 0 for reader in readers)
 
 
 def test_who_waited_longest_gets_the_permit_and_who_gave_it_back_comes_last() -> None:
-    slots = Slots(1)
+    slots = Slots(1, ViewGate())
     readers = readers_of(slots, 3)
     turns = []
     for _ in range(7):
@@ -68,7 +69,7 @@ def test_who_waited_longest_gets_the_permit_and_who_gave_it_back_comes_last() ->
 
 
 def test_everybody_who_waits_is_called_once_for_each_permit_given_back() -> None:
-    slots = Slots(1)
+    slots = Slots(1, ViewGate())
     first, second, third = readers_of(slots, 3)
     first.free()
     assert (first.calls, second.calls, third.calls) == (0, 1, 1)
@@ -76,7 +77,7 @@ def test_everybody_who_waits_is_called_once_for_each_permit_given_back() -> None
 
 
 def test_whoever_does_not_want_it_any_more_does_not_keep_it_from_the_others() -> None:
-    slots = Slots(1)
+    slots = Slots(1, ViewGate())
     first, second, third = readers_of(slots, 3)
     second.wants = False
     first.free()
@@ -87,7 +88,7 @@ def test_whoever_does_not_want_it_any_more_does_not_keep_it_from_the_others() ->
 
 
 def test_who_gave_it_back_is_called_if_nobody_else_has_a_use_for_it() -> None:
-    slots = Slots(1)
+    slots = Slots(1, ViewGate())
     first, second = readers_of(slots, 2)
     second.wants = False
     first.free()
@@ -98,7 +99,7 @@ def test_who_gave_it_back_is_called_if_nobody_else_has_a_use_for_it() -> None:
 
 
 def test_whoever_is_forgotten_is_not_called() -> None:
-    slots = Slots(1)
+    slots = Slots(1, ViewGate())
     first, second, third = readers_of(slots, 3)
     slots.forget(second.retry)
     slots.forget(second.retry)
@@ -107,7 +108,7 @@ def test_whoever_is_forgotten_is_not_called() -> None:
 
 
 def test_a_permit_that_nobody_wants_stays_free() -> None:
-    slots = Slots(1)
+    slots = Slots(1, ViewGate())
     reader = Reader(slots)
     for _ in range(3):
         reader.wants = True
@@ -123,7 +124,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots = Slots(3)
+        self.slots = Slots(3, ViewGate())
         self.readers: list[Reader] = []
 
     @precondition(lambda self: len(self.readers) < 12)

@@ -29,6 +29,7 @@ from uprmc.engine.stats import Stats
 from uprmc.engine.terms import is_deposed
 from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import SEQNO_MAX, Item, VBucketHeader, VBucketState
@@ -61,7 +62,8 @@ class Bucket:
         warm: whether warm-up is over.
         marks: what meta commands have marked as stale or being fetched.
         purge_limit: up to which seqno tombstones of a vBucket may be dropped for good.
-        view_holders: who is asked to close views of the store when it has to grow.
+        view_holders: who is asked to close views of the store when it needs room.
+        gate: shut while the store has to grow.
         numbered: number -> uuid of the history in which a vBucket gets its seqnos here even if it
             is not active, as long as nobody sets its state; see `overwrite`.
         timings: how long things took, told by whoever has a clock.
@@ -83,13 +85,21 @@ class Bucket:
         self.timings = Timings()
         self.ledger = Ledger(settings.memory, int(clock.now() * _CAS_PER_SECOND))
         self.flusher = Flusher(store, self.vbuckets, self.ledger, self.stats, settings.flush)
-        self.fetcher = Fetcher(store, self.vbuckets, self.stats, settings.flush.fetch_batch)
+        self.gate = ViewGate()
+        self.fetcher = Fetcher(
+            store, self.vbuckets, self.stats, settings.flush.fetch_batch, self.gate
+        )
         self.pager = Pager(
             self.vbuckets.values, self.ledger, self.stats, settings.memory.pager_slice
         )
         self.purge_limit: Callable[[VBucket], int] = lambda _: SEQNO_MAX
         self.compactor = Compactor(
-            store, self.vbuckets, self.flusher, settings, lambda vbucket: self.purge_limit(vbucket)
+            store,
+            self.vbuckets,
+            self.flusher,
+            settings,
+            lambda vbucket: self.purge_limit(vbucket),
+            self.gate,
         )
         self.marks = Marks()
         self.view_holders: list[ViewHolder] = []
@@ -255,6 +265,11 @@ class Bucket:
         else:
             self.active.pop(number, None)
             self.lookups.pop(number, None)
+
+    def release_views(self) -> None:
+        """Have those who hold readings of the store for long give them up."""
+        for holder in list(self.view_holders):
+            holder.release_views()
 
     def let_traffic_in(self) -> None:
         """Open the doors: warm-up is over."""

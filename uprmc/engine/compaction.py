@@ -37,7 +37,7 @@ from uprmc.engine.disposal import Record
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.vbucket import Interruption, VBucket
-from uprmc.errors import StoreError
+from uprmc.engine.view_gate import ViewGate
 from uprmc.model import Item
 from uprmc.storage.interface import Store, StoreView
 
@@ -147,12 +147,14 @@ class Compactor:
         flusher: Flusher,
         settings: Settings,
         purge_limit: Callable[[VBucket], int],
+        gate: ViewGate,
     ) -> None:
         self._store = store
         self._vbuckets = vbuckets
         self._flusher = flusher
         self._settings = settings
         self._purge_limit = purge_limit
+        self._gate = gate
         self._requests: deque[_Request] = deque()
         self._current: _Compaction | None = None
         self.on_wanted: Callable[[], None] = lambda: None
@@ -173,10 +175,15 @@ class Compactor:
     def begin(self) -> Scan | None:
         """Open a view for the next look; ``None`` when there is nothing to look for now.
 
+        ``None`` as well while the gate is shut; `on_wanted` is called when it opens.
+
         Raises:
             StoreError: the store cannot be read; whoever waits has been told so.
         """
         if not self.waiting:
+            return None
+        if self._gate.is_shut:
+            self._gate.when_open(self._opened)
             return None
         current = self._current or self._next()
         if current is None:
@@ -186,7 +193,7 @@ class Compactor:
             return None
         try:
             view = self._store.view()
-        except StoreError:
+        except Exception:
             self._end(current, False)
             raise
         return Scan(
@@ -230,6 +237,10 @@ class Compactor:
         scan.view.close()
         assert self._current is not None
         self._end(self._current, False)
+
+    def _opened(self) -> None:
+        if self.waiting:
+            self.on_wanted()
 
     def _next(self) -> _Compaction | None:
         """Turn to the next request; those for vBuckets that are gone are given up."""

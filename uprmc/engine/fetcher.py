@@ -23,6 +23,7 @@ from typing import NamedTuple
 from uprmc.engine.failover_log import FailoverLog
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
+from uprmc.engine.view_gate import ViewGate
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import Item
 from uprmc.storage.interface import Store, StoreView
@@ -52,6 +53,7 @@ class Fetch:
     Attributes:
         found: what the store has of what is wanted.
         unread: what could not be read, and why; the rest of the round does not suffer.
+        answers: who has to be told what came of it.
     """
 
     view: StoreView
@@ -60,22 +62,29 @@ class Fetch:
     persisted: dict[int, tuple[FailoverLog, int]]
     found: dict[Wanted, Item | None] = field(default_factory=dict)
     unread: dict[Wanted, StoreError] = field(default_factory=dict)
+    answers: deque[tuple[Callable[[bool], None], bool]] = field(default_factory=deque)
 
 
 class Fetcher:
     """See the module docstring.
 
     Attributes:
-        on_wanted: called when something is wanted while nothing was.
+        on_wanted: called when something is wanted while nothing was, or can be read again.
     """
 
     def __init__(
-        self, store: Store, vbuckets: Mapping[int, VBucket], stats: Stats, batch_keys: int
+        self,
+        store: Store,
+        vbuckets: Mapping[int, VBucket],
+        stats: Stats,
+        batch_keys: int,
+        gate: ViewGate,
     ) -> None:
         self._store = store
         self._vbuckets = vbuckets
         self._stats = stats
         self._batch_keys = batch_keys
+        self._gate = gate
         self._waiting: deque[_Request] = deque()
         self._answers: dict[Wanted, _Answer] = {}
         self.on_wanted: Callable[[], None] = lambda: None
@@ -114,10 +123,15 @@ class Fetcher:
     def begin(self) -> Fetch | None:
         """Take a round's worth of requests, whole ones, at least one; ``None`` if there is none.
 
+        ``None`` as well while the gate is shut; `on_wanted` is called when it opens.
+
         Raises:
             StoreError: the store cannot be read; everybody who waits has been told so.
         """
         if not self._waiting:
+            return None
+        if self._gate.is_shut:
+            self._gate.when_open(self._opened)
             return None
         view = self._view()
         taken: list[_Request] = []
@@ -150,16 +164,28 @@ class Fetcher:
         self._stats.bg_meta_fetched += len(self._answers)
         self._stats.bg_fetched += len(fetch.wanted) - len(lost) - len(self._answers)
         self._stats.bg_fetch_failures += len(lost)
-        for request in fetch.requests:
-            request.done(not any(place in lost for place in request.wanted))
-        self._answers = {}
+        fetch.answers.extend(
+            (request.done, lost.isdisjoint(request.wanted)) for request in fetch.requests
+        )
+        self.tell(fetch)
 
     def failed(self, fetch: Fetch) -> None:
         """Learn that reading failed; everybody who asked is told so."""
         fetch.view.close()
         self._stats.bg_fetch_failures += len(fetch.wanted)
-        for request in fetch.requests:
-            request.done(False)
+        fetch.answers.extend((request.done, False) for request in fetch.requests)
+        self.tell(fetch)
+
+    def tell(self, fetch: Fetch) -> None:
+        """Tell who asked, each once. If one raises, call again for the others."""
+        while fetch.answers:
+            done, ok = fetch.answers.popleft()
+            done(ok)
+        self._answers = {}
+
+    def _opened(self) -> None:
+        if self._waiting:
+            self.on_wanted()
 
     def _view(self) -> StoreView:
         try:

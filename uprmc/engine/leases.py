@@ -99,8 +99,8 @@ class Leases:
             The lease and its lifetime in seconds.
 
         Raises:
-            TemporaryFailure: warm-up is going on, a replica holds half of a snapshot or is rolling
-                back, or there are as many leases as there may be.
+            TemporaryFailure: warm-up is going on, the store has to grow first, a replica holds half
+                of a snapshot or is rolling back, or there are as many leases as there may be.
             NotMyVBucket: one of them is neither active nor a replica here.
             InvalidArguments: a number comes twice, or the lifetime is 0.
             StoreError: the store cannot be read.
@@ -114,6 +114,8 @@ class Leases:
         granted_s = self._lifetime(lifetime_s)
         for number in numbers:
             self._check_served(number)
+        if bucket.gate.is_shut:
+            raise TemporaryFailure("the store has to grow first")
         if len(self.open) >= self._settings.leases:
             raise TemporaryFailure(f"{self._settings.leases} leases are held")
         lease = self._hold(numbers, bucket.clock.monotonic() + granted_s)
@@ -154,7 +156,7 @@ class Leases:
                 self.expired += 1
 
     def release_views(self) -> None:
-        """End all, because the store cannot grow while it is being read."""
+        """End all, because the store needs room that they hold."""
         self.withdrawn += len(self.open)
         for number in list(self.open):
             self.release(number)

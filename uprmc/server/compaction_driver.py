@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -10,7 +11,6 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from uprmc.engine.compaction import Compactor, Scan
-from uprmc.errors import StoreError
 from uprmc.server.log import Log
 
 _log = Log("compaction")
@@ -27,6 +27,11 @@ class CompactionDriver:
         self._busy = False
         self._stopped: Deferred[None] | None = None
         compactor.on_wanted = self._wanted
+
+    @property
+    def busy(self) -> bool:
+        """Whether the store is looked into, or about to be."""
+        return self._busy or self._scheduled
 
     def stop(self) -> Deferred[None]:
         """Look no further; fires when no view of the store is open any more.
@@ -49,8 +54,9 @@ class CompactionDriver:
             return
         try:
             scan = self._compactor.begin()
-        except StoreError:
+        except Exception:  # of the store, or of somebody who waited
             _log.failure("failed")
+            self._go_on()
             return
         if scan is None:
             return
@@ -59,14 +65,18 @@ class CompactionDriver:
         looking.addCallbacks(self._finished, self._failed, (scan,), {}, (scan,))
 
     def _finished(self, _: None, scan: Scan) -> None:
-        self._busy = False
-        self._compactor.finish(scan)
-        self._go_on()
+        self._end(self._compactor.finish, scan)
 
     def _failed(self, failure: Failure, scan: Scan) -> None:
         _log.failure("failed", failure)
+        self._end(self._compactor.failed, scan)
+
+    def _end(self, end: Callable[[Scan], None], scan: Scan) -> None:
         self._busy = False
-        self._compactor.failed(scan)
+        try:
+            end(scan)
+        except Exception:  # of somebody who waited; it must not end compacting for good
+            _log.failure("waiter_broke")
         self._go_on()
 
     def _go_on(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
@@ -19,7 +21,10 @@ _log = Log("fetch")
 
 
 class FetchDriver:
-    """Drives one bucket's fetcher. One round is under way at a time; the next gathers meanwhile."""
+    """Drives one bucket's fetcher until `stop`.
+
+    One round is under way at a time; the next gathers meanwhile.
+    """
 
     def __init__(self, reactor: Any, pool: ThreadPool, fetcher: Fetcher, timings: Timings) -> None:
         self._reactor = reactor
@@ -30,19 +35,37 @@ class FetchDriver:
         self._began_at = 0.0
         self._busy = False
         self._scheduled = False
+        self._stopped: Deferred[None] | None = None
         self._unread_log = Throttle(_UNREAD_LOG_S, reactor.seconds)
         fetcher.on_wanted = self._wanted
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is under way or about to begin."""
+        return self._busy or self._scheduled
+
+    def stop(self) -> Deferred[None]:
+        """Begin no round any more; fires when none is under way. Call it once.
+
+        Whoever waits for a later one is not told: they have left before the node stops.
+        """
+        self._stopped = Deferred()
+        if not self._busy:
+            self._stopped.callback(None)
+        return self._stopped
 
     def _wanted(self) -> None:
         """Start at the end of this turn, so that everything wanted in it shares a round."""
         if self._wanted_at is None:
             self._wanted_at = self._reactor.seconds()
-        if not self._scheduled and not self._busy:
+        if not (self._scheduled or self._busy) and self._stopped is None:
             self._scheduled = True
             self._reactor.callLater(0, self._start)
 
     def _start(self) -> None:
         self._scheduled = False
+        if self._stopped is not None:
+            return
         wanted_at, self._wanted_at = self._wanted_at, None
         try:
             fetch = self._fetcher.begin()
@@ -62,8 +85,18 @@ class FetchDriver:
         self._busy = False
         self._timings.bg_load.add(self._reactor.seconds() - self._began_at)
         self._note_unread(fetch)
-        self._fetcher.finish(fetch)
+        self._tell(self._fetcher.finish, fetch)
         self._next()
+
+    def _tell(self, end: Callable[[Fetch], None], fetch: Fetch) -> None:
+        """End a round; a waiter that breaks must not end fetching for good."""
+        while True:
+            try:
+                end(fetch)
+                return
+            except Exception:
+                _log.failure("waiter_broke")
+                end = self._fetcher.tell
 
     def _note_unread(self, fetch: Fetch) -> None:
         for (number, key), error in fetch.unread.items():
@@ -74,9 +107,11 @@ class FetchDriver:
     def _failed(self, failure: Failure, fetch: Fetch) -> None:
         _log.failure("failed", failure)
         self._busy = False
-        self._fetcher.failed(fetch)
+        self._tell(self._fetcher.failed, fetch)
         self._next()
 
     def _next(self) -> None:
-        if self._fetcher.waiting:
+        if self._stopped is not None:
+            self._stopped.callback(None)
+        elif self._fetcher.waiting:
             self._wanted()

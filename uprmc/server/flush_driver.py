@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from twisted.internet.defer import Deferred, inlineCallbacks
+from twisted.internet.defer import Deferred, inlineCallbacks, succeed
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from uprmc.config import FlushSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flush
-from uprmc.errors import StoreError, StoreMapFull
+from uprmc.errors import StoreError, StoreFull, StoreMapFull
 from uprmc.server.log import Log
 
-#: How long to wait for readers to close their views before the store's map is grown.
-_GROW_RETRY_S = 0.02
+#: The store cannot grow while a worker reads it: how often it is tried whether it is done.
+_GROW_RETRY_S = 0.005
 
 #: How long the flusher's rules may keep the reactor from its sockets at a time.
 _SLICE_S = 0.002
@@ -30,7 +30,7 @@ _log = Log("flush")
 
 
 class FlushDriver:
-    """Drives one bucket's flusher until `drain`.
+    """Drives one bucket's flusher until `stop`.
 
     Attributes:
         last_error: why the last commit failed, ``""`` after one that worked.
@@ -47,6 +47,7 @@ class FlushDriver:
         self._dirty_since: float | None = None
         self._busy: Deferred[None] | None = None
         self._stopped = False
+        self._room_made = False
         self._last_flush_s = 0.0
         self.last_error = ""
         bucket.ledger.on_dirty = self._became_dirty
@@ -148,19 +149,47 @@ class FlushDriver:
         self._bucket.timings.disk_commit.add(self._reactor.seconds() - began)
 
     def _commit(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
-        """Commit in the worker; grow the store's map as often as that takes."""
+        """Commit in the worker; make room in the store as often as that takes.
+
+        While the store is full what is read pins the pages that the last commits replaced. It is
+        given up once; what begins to be read afterwards pins nothing until a commit succeeds.
+        """
         while True:
             try:
                 yield deferToThreadPool(
                     self._reactor, self._pool, self._bucket.flusher.commit, flush
                 )
+                self._room_made = False
                 return
             except StoreMapFull:
-                while not self._bucket.store.grow():
-                    for holder in list(self._bucket.view_holders):
-                        holder.release_views()
-                    yield self._pause(_GROW_RETRY_S)
-                _log.info("map_grown", bytes=self._bucket.store.usage().map_bytes)
+                refusal = yield from self._grow()
+            except StoreFull as error:
+                refusal = error
+            if refusal is not None:
+                if self._room_made:
+                    raise refusal
+                self._room_made = True
+                self._bucket.release_views()
+
+    def _grow(self) -> Generator[Deferred[Any], Any, StoreFull | None]:
+        """Grow the store's map as soon as no worker reads it; return why it is as large as can be.
+
+        Whoever else reads it is sent away in the turn in which it grows, and kept away until then.
+        """
+        bucket = self._bucket
+        bucket.gate.shut()
+        try:
+            while not bucket.store.grow():
+                bucket.release_views()
+                if bucket.store.grow():
+                    break
+                yield self._pause(_GROW_RETRY_S)
+        except StoreFull as error:
+            return error
+        finally:
+            bucket.gate.open()
+        _log.info("map_grown", bytes=bucket.store.usage().map_bytes)
+        return None
 
     def _pause(self, seconds: float) -> Deferred[None]:
         waiting: Deferred[None] = Deferred()
@@ -178,19 +207,27 @@ class FlushDriver:
             _log.error("failed", error=str(error), retry_s=self._settings.retry_delay_s)
         self.last_error = str(error)
 
-    @inlineCallbacks
-    def drain(self) -> Generator[Deferred[Any], Any, None]:
-        """Stop the timer and write everything that is queued; call it once, at the end.
+    @property
+    def busy(self) -> bool:
+        """Whether a flush is under way."""
+        return self._busy is not None
 
-        Raises:
-            StoreError: the store refuses; what is queued is not on disk.
-        """
+    def stop(self) -> Deferred[None]:
+        """Begin no flush any more; fires when none is under way. Call it once."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._busy is not None:
-            yield self._busy
+        stopped: Deferred[None] = Deferred()
+        (self._busy or succeed(None)).addBoth(lambda _: stopped.callback(None))
+        return stopped
+
+    def drain(self) -> Generator[Deferred[Any], Any, None]:
+        """Write everything that is queued; to be run after `stop`.
+
+        Raises:
+            StoreError: the store refuses; what is queued is not on disk.
+        """
         while flush := self._bucket.flusher.begin():
             try:
                 yield from self._commit(flush)

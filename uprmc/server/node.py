@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, inlineCallbacks
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from uprmc import MEMCACHED_VERSION
 from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.warmup import CLEAN_MARK, Warmup, WarmupState
+from uprmc.engine.warmup import Warmup, WarmupState
 from uprmc.kv.cluster_map import ClusterMap
 from uprmc.kv.control import Control
 from uprmc.kv.services import Services
@@ -31,11 +29,9 @@ from uprmc.model import VBucketState
 from uprmc.ports import Session
 from uprmc.server import collector
 from uprmc.server.adapter import SessionFactory
-from uprmc.server.compaction_driver import CompactionDriver
 from uprmc.server.connections import Connections, raise_file_limit
 from uprmc.server.dialer import Dialer, trust_root
-from uprmc.server.fetch_driver import FetchDriver
-from uprmc.server.flush_driver import FlushDriver
+from uprmc.server.disk_work import DiskWork
 from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import listen_http
 from uprmc.server.listener import Listener, listen
@@ -47,7 +43,6 @@ from uprmc.server.tls import tls_options
 from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.hub import Hub
 from uprmc.upr.replication import Replication
@@ -104,9 +99,7 @@ class Node:
         self.statistics = Statistics(self)
         self._started_at = self._clock.monotonic()
         self._pool = ThreadPool(minthreads=1, maxthreads=2, name="uprmc-disk")
-        self._flush_driver = FlushDriver(reactor, self._pool, self.bucket, settings.flush)
-        FetchDriver(reactor, self._pool, self.bucket.fetcher, self.bucket.timings)
-        self._compaction_driver = CompactionDriver(reactor, self._pool, self.bucket.compactor)
+        self._disk_work = DiskWork(reactor, self._pool, self.bucket, settings.flush)
         self._housekeeping = Housekeeping(reactor, self.bucket, self.upr)
         self._control = Control(
             ClusterMap(self.addresses, tls=self._tls is not None, uuid=self.uuid),
@@ -157,16 +150,12 @@ class Node:
         self._replication_driver.stop()
         if self._tap_driver is not None:
             self._tap_driver.stop()
-        yield self._compaction_driver.stop()
         self.connections.stop()
         yield self.connections.close_all(self._reactor, _FAREWELL_S)
         self.bucket.shut_traffic_out()
         self.upr.release_views()
         try:
-            if orderly:
-                yield self._flush_driver.drain()
-                commit_growing(self.bucket.store, Batch(local={CLEAN_MARK: b"1"}))
-                yield self._in_worker(self.bucket.store.sync)
+            yield self._disk_work.stop(orderly=orderly)
         finally:
             if self._pool.started:
                 self._pool.stop()
@@ -231,9 +220,6 @@ class Node:
     def disk_pool(self) -> ThreadPool:
         """The threads that do all work on the disk."""
         return self._pool
-
-    def _in_worker(self, work: Callable[..., None], *args: object) -> Deferred[None]:
-        return deferToThreadPool(self._reactor, self._pool, work, *args)
 
     # --- wiring ---------------------------------------------------------------------------------
 

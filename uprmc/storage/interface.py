@@ -141,6 +141,9 @@ class Store(Protocol):
 
         Returns:
             ``False`` when it is impossible now because views are open: close them, try again.
+
+        Raises:
+            StoreFull: it can grow no more, whoever reads it.
         """
 
     def view(self) -> StoreView:

@@ -148,13 +148,16 @@ class LmdbFiles:
             StoreFull: it cannot be made larger; it is open as before.
         """
         before = self.map_bytes()
-        wanted = min(before * 2, self._map_max)
-        if wanted <= before:
-            raise StoreFull(f"the store has reached storage.map_max, {self._map_max} bytes")
+        self.check_growable()
         self.env.close()
-        self._open(wanted)
+        self._open(min(before * 2, self._map_max))
         if self.map_bytes() <= before:
             raise StoreFull(f"no address space to map more than {before} bytes (ulimit -v)")
+
+    def check_growable(self) -> None:
+        """Raise `StoreFull` if the map is as large as it may be."""
+        if self.map_bytes() >= self._map_max:
+            raise StoreFull(f"the store has reached storage.map_max, {self._map_max} bytes")
 
     def failure(self, error: lmdb.Error) -> StoreError:
         """Translate a failed commit; asks the device when LMDB's words are ambiguous."""

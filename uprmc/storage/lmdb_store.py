@@ -94,9 +94,10 @@ class LmdbStore:
         Raises:
             StoreFull: the map has reached its limit, or the process may not map more.
         """
-        if self._views:
-            return False
         try:
+            self._files.check_growable()
+            if self._views:
+                return False
             self._files.grow()
         except lmdb.Error as error:
             raise store_error(error) from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.leases import Leases
+from uprmc.engine.view_gate import ViewGate
 
 if TYPE_CHECKING:
     from uprmc.upr.consumer import Consumer
@@ -24,11 +25,12 @@ class Slots:
 
     Everybody who waits is called then: whoever comes first may not want it any more, or may not be
     able to use it now. Those who come too late wait again. Who gave it back comes last, so that a
-    connection with many backfills leaves room to others.
+    connection with many backfills leaves room to others. While the gate is shut there are none.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, gate: ViewGate) -> None:
         self.limit = limit
+        self._gate = gate
         self.used = 0
         self._waiting: dict[Callable[[], bool], None] = {}
 
@@ -37,22 +39,27 @@ class Slots:
 
         It says whether it will try.
         """
-        if self.used < self.limit:
+        if self.used < self.limit and not self._gate.is_shut:
             self.used += 1
             return True
         self._waiting[retry] = None
+        if self._gate.is_shut:
+            self._gate.when_open(self._call_all)
         return False
 
     def free(self, giver: Callable[[], bool]) -> None:
         """Give a permit back; `giver` is called, too, if nobody else has a use for it."""
         self.used -= 1
-        waiting, self._waiting = self._waiting, {}
-        waiting.pop(giver, None)
-        wanted = [retry() for retry in waiting]
-        if any(wanted):
+        self._waiting.pop(giver, None)
+        if self._call_all():
             self._waiting[giver] = None
         else:
             giver()
+
+    def _call_all(self) -> bool:
+        waiting, self._waiting = self._waiting, {}
+        wanted = [retry() for retry in waiting]
+        return any(wanted)
 
     def forget(self, retry: Callable[[], bool]) -> None:
         """Call `retry` no more."""
@@ -75,7 +82,7 @@ class Hub:
     def __init__(self, bucket: Bucket, settings: UprSettings) -> None:
         self.bucket = bucket
         self.settings = settings
-        self.backfills = Slots(settings.backfills)
+        self.backfills = Slots(settings.backfills, bucket.gate)
         self.leases = Leases(bucket, settings)
         self.producers: dict[bytes, Producer] = {}
         self.consumers: dict[bytes, Consumer] = {}
