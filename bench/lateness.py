@@ -20,6 +20,8 @@ Each contestant is a process of its own:
 ``flush alone``
     no clients: batches of documents that were accepted beforehand go to disk one after another;
     sampled is only the time of the commits.
+``events``
+    what happens now and then to a node of 1,000,000 documents; see `lateness_events`.
 ``sqlite alone``
     the peer: the same batches, ``executemany`` into SQLite (WAL, ``synchronous=FULL``) in a thread
     of the same reactor, with the same switch interval.
@@ -58,6 +60,7 @@ _NEVER_S = 60.0  # the longest delay that the settings allow
 NODES = ("idle", "load", "load, default flush", "load, flat out")
 BATCHES = ("flush alone", "sqlite alone")
 FIGURE = "load, flat out"
+RARE = "events"
 
 #: How the node of each contestant flushes; what is not named has its default.
 _FLUSH: dict[str, dict[str, Any]] = {
@@ -222,6 +225,16 @@ class _Node(_Role):
         return {name: float(report[name]) for name in ("ops_s", "p50_us", "p99_us")}
 
 
+class _Events(_Role):
+    """What happens now and then to a node of `--event-items` documents."""
+
+    def play(self) -> Generator[Any, Any, dict[str, float]]:
+        from bench.lateness_events import Events
+
+        items = self.arguments.event_items
+        return Events(self.reactor, self.directory, items, lambda: Timer(self.reactor)).play()
+
+
 def _stalls(flusher: Any, name: str) -> list[float]:
     """Have one step of the flusher, which runs in the reactor's thread, note its milliseconds."""
     step, spent = getattr(flusher, name), []
@@ -311,7 +324,9 @@ def _play(arguments: Any) -> dict[str, float]:
     sys.setswitchinterval(arguments.switch_interval or _SWITCH_INTERVAL_S)
     outcome: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as name:
-        kind = _Node if arguments.role in NODES else _Batches
+        kind: type[_Role] = _Node if arguments.role in NODES else _Batches
+        if arguments.role == RARE:
+            kind = _Events
         role = kind(reactor, Path(name), arguments)
 
         def start() -> None:
@@ -339,6 +354,7 @@ def _contestant(arguments: Any, role: str, number: int) -> dict[str, float]:
         "connections",
         "depth",
         "switch_interval",
+        "event_items",
     ):
         words += [f"--{name.replace('_', '-')}", getattr(arguments, name)]
     return common.in_child("bench.lateness", *words)
@@ -364,6 +380,22 @@ def _row(role: str, figures: Sequence[dict[str, float]]) -> list[str]:
     ]
 
 
+def _print_events(figures: Sequence[dict[str, float]]) -> None:
+    from bench.lateness_events import EVENTS
+
+    def figure(event: str, name: str, digits: int) -> str:
+        return Spread.of(column(figures, f"{event}: {name}")).text(digits)
+
+    print()
+    common.print_table(
+        ["event", "longest turn, CPU ms", "p99 ms", "max ms", "took s"],
+        [
+            [event, *(figure(event, name, 1) for name in ("turn_ms", "p99_ms", "max_ms", "s"))]
+            for event in EVENTS
+        ],
+    )
+
+
 def main() -> None:
     options = common.parser(__doc__, server=False)
     options.add_argument("--rounds", type=int, default=5)
@@ -380,9 +412,10 @@ def main() -> None:
         help="seconds, to try others; 0 = a node's own",
     )
     options.add_argument(
-        "--roles", default=";".join((*NODES, *BATCHES)), help="which, with ; between them"
+        "--roles", default=";".join((*NODES, *BATCHES, RARE)), help="which, with ; between them"
     )
-    options.add_argument("--role", choices=(*NODES, *BATCHES), help=argparse.SUPPRESS)
+    options.add_argument("--event-items", type=int, default=1_000_000, help="of the node of events")
+    options.add_argument("--role", choices=(*NODES, *BATCHES, RARE), help=argparse.SUPPRESS)
     options.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     arguments.batch = min(arguments.batch, arguments.items)
@@ -392,7 +425,7 @@ def main() -> None:
     with common.reported_errors():
         common.mcload()
         roles = arguments.roles.split(";")
-        unknown = set(roles) - {*NODES, *BATCHES}
+        unknown = set(roles) - {*NODES, *BATCHES, RARE}
         if unknown:
             raise BenchError(f"no such role: {', '.join(unknown)}")
         figures = common.interleaved(
@@ -416,8 +449,10 @@ def main() -> None:
                 "begin max ms",
                 "finish max ms",
             ],
-            [_row(role, figures[role]) for role in roles],
+            [_row(role, figures[role]) for role in roles if role != RARE],
         )
+        if RARE in figures:
+            _print_events(figures[RARE])
         report = Report("lateness", common.options_of(arguments))
         for role in roles:
             report.results.append({"contestant": role, "rounds": figures[role]})

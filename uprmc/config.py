@@ -118,7 +118,7 @@ class EngineSettings:
         1_024,
     )
     expiry_interval_s: float = _setting(
-        3_600.0, "seconds", "How often all items are looked over for expired ones.", 1, 604_800
+        1.0, "seconds", "How often expired items are deleted that nobody asks for.", 1, 604_800
     )
     lock_default_s: int = _setting(15, "seconds", "Length of a lock that names none.", 1, 30)
     lock_max_s: int = _setting(30, "seconds", "Longest lock; a longer one gets the default.", 1, 30)
@@ -141,7 +141,7 @@ class MemorySettings:
         0.93, "share", "Writes get temporary failure above this.", 0.1, 1.0
     )
     pager_slice: int = _setting(
-        2_000, "items", "Items the pager looks at before it lets others run.", 10, 1_000_000
+        100, "items", "Items the pager looks at before it looks at the clock.", 10, 1_000_000
     )
 
 

@@ -26,7 +26,6 @@ from uprmc.config import StorageSettings, UprSettings
 from uprmc.engine import change_source, compaction, replica, write_queue
 from uprmc.engine.change_source import Reading
 from uprmc.engine.compaction import PurgeRule
-from uprmc.engine.expiry import expire_due
 from uprmc.engine.flusher import Flush
 from uprmc.engine.leases import Lease, Leases
 from uprmc.engine.vbucket import VBucket
@@ -205,7 +204,7 @@ class ReadingMachine(RuleBasedStateMachine):
     def expire(self) -> None:
         before = {v: v.high_seqno for v in self.bucket.vbuckets.values()}
         now = self.node.clock.now()
-        for _ in expire_due(list(before), self.bucket.stats, now, 10):
+        for _ in self.bucket.expirer.run(now):
             pass
         for vbucket, high in before.items():
             buried = [i for i in vbucket.table.values() if i.seqno > high]

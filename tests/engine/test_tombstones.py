@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.support import Node, settings_of
-from uprmc.engine.expiry import expire_due
+from tests.engine.support import Node
 from uprmc.engine.vbucket import StoreMode
 from uprmc.errors import KeyNotFound
-from uprmc.model import Life, VBucketState
+from uprmc.model import Life
 
 
 @pytest.mark.acceptance("D19")
@@ -122,56 +121,6 @@ def test_an_ejected_document_expires_without_its_value(node: Node) -> None:
     assert node.vbucket.get(b"k") is None
     assert node.vbucket.non_resident == 0
     node.check()
-
-
-def test_the_pager_finds_what_nobody_asks_for(node: Node) -> None:
-    soon = int(node.clock.now()) + 10
-    for number in range(30):
-        node.set(b"%d" % number, expiry=soon if number % 3 == 0 else 0)
-    node.set(b"later", expiry=soon + 1)
-    node.vbucket.delete(b"0")
-    node.clock.advance(10)
-    counts = list(expire_due([node.vbucket], node.bucket.stats, node.clock.now(), slice_items=7))
-    assert counts == sorted(counts)
-    assert len(counts) > 3, "others had their turn meanwhile"
-    assert counts[-1] == 9 == node.bucket.stats.expired_pager
-    assert node.vbucket.item_count == 21
-    assert node.vbucket.find(b"later") is not None
-    node.check()
-
-
-def test_the_pager_leaves_alone_what_was_written_again_during_its_walk(node: Node) -> None:
-    for number in range(10):
-        node.set(b"%d" % number, expiry=int(node.clock.now()) + 1)
-    node.clock.advance(1)
-    walk = expire_due([node.vbucket], node.bucket.stats, node.clock.now(), slice_items=5)
-    next(walk)
-    for number in range(10):
-        node.set(b"%d" % number, b"new")
-    assert list(walk)[-1] == 5
-    assert node.vbucket.item_count == 10
-    node.check()
-
-
-def test_the_pager_leaves_replicas_to_their_active(node: Node) -> None:
-    node.set(b"k", expiry=int(node.clock.now()) + 1)
-    node.vbucket.state = VBucketState.REPLICA
-    node.clock.advance(1)
-    assert list(expire_due([node.vbucket], node.bucket.stats, node.clock.now(), 5)) == []
-    assert node.vbucket.high_seqno == 1
-
-
-def test_the_pager_stops_at_a_vbucket_that_became_a_replica_during_its_walk() -> None:
-    node = Node(settings_of(vbuckets=2))
-    first, second = node.bucket.vbuckets.values()
-    for vbucket in (first, second):
-        vbucket.store(b"k", b"v", 0, int(node.clock.now()) + 1)
-    node.clock.advance(1)
-    walk = expire_due([first, second], node.bucket.stats, node.clock.now(), slice_items=1)
-    assert next(walk) == 1
-    second.state = VBucketState.REPLICA
-    assert list(walk)[-1] == 1
-    assert second.high_seqno == 1
 
 
 def test_every_command_misses_an_expired_document(node: Node) -> None:

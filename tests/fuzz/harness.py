@@ -17,7 +17,6 @@ from uprmc.config import (
     TapSettings,
 )
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.expiry import expire_due
 from uprmc.engine.warmup import Warmup
 from uprmc.kv.services import Services, StatGroup
 from uprmc.kv.session import Negotiation
@@ -317,8 +316,9 @@ class Fuzz:
         bucket.tick()
         if self.random.random() < 0.2 or bucket.pager.needed:
             self._eject()
-        for _ in expire_due(list(bucket.vbuckets.values()), bucket.stats, self._clock.now(), 500):
-            pass
+        for steps in (bucket.expirer.run(self._clock.now()), bucket.ledger.leftovers.steps()):
+            for _ in steps:
+                pass
         for vbucket in bucket.vbuckets.values():
             vbucket.check()
         recounted = sum(vbucket.memory_bytes() for vbucket in bucket.vbuckets.values())

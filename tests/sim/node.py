@@ -22,7 +22,6 @@ from tests.sim.world import Timer, World, WorldClock, WorldEntropy
 from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.compaction import Scan
-from uprmc.engine.expiry import expire_due
 from uprmc.engine.fetcher import Fetch
 from uprmc.engine.flusher import Flush
 from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
@@ -52,6 +51,9 @@ _TURN_S = 0.00001
 SMALL = (
     ("uprmc.engine.write_queue", "SEGMENT_BITS", 2),
     ("uprmc.engine.flusher", "_SLICE_VBUCKETS", 1),
+    ("uprmc.engine.expiry", "_STEP_ENTRIES", 3),
+    ("uprmc.engine.expiry", "SPARE_ENTRIES", 10),
+    ("uprmc.engine.leftovers", "_STEP_ENTRIES", 3),
     ("uprmc.engine.warmup", "_STEP_ITEMS", 3),
     ("uprmc.engine.compaction", "_READ_RECORDS", 3),
     ("uprmc.upr.feed", "_PORTION_BYTES", 300),
@@ -536,6 +538,8 @@ class Node:
             link.tick(self._world.now)
         if self.bucket.pager.needed:
             self._page_soon()
+        for _ in self.bucket.ledger.leftovers.steps():
+            pass
         self._after(_TICK_S, self._tick)
 
     def _page_soon(self) -> None:
@@ -549,15 +553,12 @@ class Node:
             self._page_soon()
 
     def _expire(self) -> None:
-        bucket = self.bucket
-        vbuckets = list(bucket.vbuckets.values())
-        walk = expire_due(vbuckets, bucket.stats, bucket.clock.now(), 3)
-        self._expire_slice(walk)
+        self._expire_slice(self.bucket.expirer.run(self.bucket.clock.now()))
         self._after(self.settings.engine.expiry_interval_s, self._expire)
 
-    def _expire_slice(self, walk: Iterator[int]) -> None:
-        if next(walk, None) is not None:
-            self._after(0, lambda: self._expire_slice(walk))
+    def _expire_slice(self, steps: Iterator[None]) -> None:
+        if next(steps, self) is not self:
+            self._after(0, lambda: self._expire_slice(steps))
 
     # --- judges ---------------------------------------------------------------------------------
 

@@ -90,10 +90,8 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_the_expiry_pager_deletes_on_schedule_without_anybody_asking(
-    tmp_path: Path,
-) -> None:
-    with start_uprmc(tmp_path, "--set", "engine.expiry_interval_s=1") as server:
+def test_expired_documents_are_deleted_soon_without_anybody_asking(tmp_path: Path) -> None:
+    with start_uprmc(tmp_path) as server:
         with Client(server.memcached) as client:
             requests = [store(SET, b"k%d" % n, b"v", expiration=1) for n in range(500)]
             assert {reply.status for reply in client.send_all(requests)} == {OK}

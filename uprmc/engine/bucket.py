@@ -19,6 +19,7 @@ from zlib import crc32
 
 from uprmc.config import Settings
 from uprmc.engine.compaction import Compactor, PurgeRule
+from uprmc.engine.expiry import Expirer
 from uprmc.engine.failover_log import branched, last_complete_seqno
 from uprmc.engine.fetcher import Fetcher
 from uprmc.engine.flusher import Flusher, Waiter
@@ -32,7 +33,7 @@ from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
-from uprmc.model import SEQNO_MAX, Item, VBucketHeader, VBucketState
+from uprmc.model import SEQNO_MAX, VBucketHeader, VBucketState
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
 
@@ -56,8 +57,7 @@ class Bucket:
     Attributes:
         vbuckets: number -> vBucket, whatever its state.
         active: number -> vBucket, those that serve clients now.
-        lookups: number -> how to find a key in an active vBucket's table, for the hot path: going
-            by way of the vBucket costs a visit to memory more.
+        lookups: the ledger's.
         traffic: whether clients are let in.
         warm: whether warm-up is over.
         marks: what meta commands have marked as stale or being fetched.
@@ -78,12 +78,14 @@ class Bucket:
         self.entropy = entropy
         self.vbuckets: dict[int, VBucket] = {}
         self.active: dict[int, VBucket] = {}
-        self.lookups: dict[int, Callable[[bytes], Item | None]] = {}
         self.traffic = False
         self.warm = False
         self.stats = Stats()
         self.timings = Timings()
-        self.ledger = Ledger(settings.memory, int(clock.now() * _CAS_PER_SECOND))
+        now = clock.now()
+        self.ledger = Ledger(settings.memory, int(now * _CAS_PER_SECOND), now)
+        self.lookups = self.ledger.lookups
+        self.expirer = Expirer(self.vbuckets, self.ledger, self.stats)
         self.flusher = Flusher(store, self.vbuckets, self.ledger, self.stats, settings.flush)
         self.gate = ViewGate()
         self.fetcher = Fetcher(
@@ -262,6 +264,7 @@ class Bucket:
         if self.traffic and vbucket.state == VBucketState.ACTIVE:
             self.active[number] = vbucket
             self.lookups[number] = vbucket.table.get
+            self.expirer.survey(number)
         else:
             self.active.pop(number, None)
             self.lookups.pop(number, None)
@@ -303,6 +306,7 @@ class Bucket:
         if self._flush_at is not None and self._flush_at <= self.clock.now():
             self._flush_at = None
             self._reset_all()
+        self.expirer.bound()
 
     @property
     def item_count(self) -> int:
@@ -320,6 +324,9 @@ class Bucket:
         return vbucket
 
     def _reset_all(self) -> None:
+        """Forget every document in one turn, however many there are."""
         self.marks.clear()
+        self.expirer.forget_all()
         for vbucket in self.vbuckets.values():
-            vbucket.reset(self.entropy.uuid48())
+            vbucket.reset(self.entropy.uuid48(), size=0)
+        self.ledger.used = 0

@@ -42,7 +42,7 @@ class Contents:
     Attributes:
         id: its number.
         state: what the node may do with it.
-        table: key -> current item or fresh tombstone; the same dict for ever.
+        table: key -> current item or fresh tombstone; another dict in each history.
         queue: changes not yet persisted.
         high_seqno: highest seqno assigned.
         persisted_seqno: everything up to here is in a finished commit.
@@ -113,15 +113,15 @@ class Contents:
         self.reset_pending = False
         self.purge_seqno = 0
         self.expired = 0
-        self.table: dict[bytes, Item] = {}
+        self.queue = WriteQueue()
         self.waiting: list[Watcher] = []
         self.watchers: list[Watcher] = []
         self._start_history(new_log(uuid))
 
     def _start_history(self, log: FailoverLog) -> None:
-        self.table.clear()
+        self.table: dict[bytes, Item] = {}
         self.locks: dict[bytes, tuple[int, float]] = {}
-        self.queue = WriteQueue()
+        self.queue = self.queue.restarted()
         self.failover_log = log
         self.high_seqno = 0
         self.persisted_seqno = 0

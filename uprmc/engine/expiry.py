@@ -1,18 +1,19 @@
-"""Expiry: times as memcached's clients write them, and the pager that finds the forgotten dead.
+"""Expiry: times as memcached's clients write them, and who deletes what nobody asks for.
 
 An expired item is a miss at once (lazily, on access). It becomes a deletion with a seqno when it is
-next touched, or when the expiry pager comes by: every stream sees an expiry exactly once.
+next touched, or soon after it is due: every stream sees an expiry exactly once.
 
 Source: `reference/memcached.md` 4.1; `reference/systems.md` (f).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from uprmc.engine.ledger import Ledger
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.walk import slices
 from uprmc.model import VBucketState
 
 #: Up to 30 days a number means "from now", above it is an absolute Unix time.
@@ -20,6 +21,12 @@ RELATIVE_MAX_S = 30 * 24 * 3600
 
 #: An absolute time that has passed whatever the clock says (0 would mean "never").
 LONG_AGO = 1
+
+#: The timetable may have so many entries more than twice the number of documents.
+SPARE_ENTRIES = 100_000
+
+#: Documents looked at between two looks at the clock.
+_STEP_ENTRIES = 50
 
 
 def absolute_expiry(exptime: int, now: float) -> int:
@@ -31,20 +38,77 @@ def absolute_expiry(exptime: int, now: float) -> int:
     return int(now) + exptime if exptime <= RELATIVE_MAX_S else exptime
 
 
-def expire_due(
-    vbuckets: Iterable[VBucket], stats: Stats, now: float, slice_items: int
-) -> Iterator[int]:
-    """Delete every item that is expired at `now`; yields the count after each slice."""
-    count = 0
-    active = [vbucket for vbucket in vbuckets if vbucket.state == VBucketState.ACTIVE]
-    for group in slices(active, slice_items):
-        for vbucket, items in group:
-            if vbucket.state != VBucketState.ACTIVE:  # it changed hands since the walk began
+class Expirer:
+    """Turns documents whose time has come into deletions, in active vBuckets.
+
+    It goes by the ledger's timetable. A vBucket that becomes active with documents in it is
+    surveyed: all of them are looked at once, and entered. A replica's are entered nowhere, for
+    their active expires them.
+
+    Attributes:
+        timetable: when which documents expire.
+    """
+
+    def __init__(self, vbuckets: Mapping[int, VBucket], ledger: Ledger, stats: Stats) -> None:
+        self._vbuckets = vbuckets
+        self._leftovers = ledger.leftovers
+        self._stats = stats
+        self._unseen: dict[int, None] = {}
+        self.timetable = ledger.timetable
+
+    def survey(self, number: int) -> None:
+        """Have a vBucket's documents entered that came there while it was not active."""
+        self._unseen[number] = None
+
+    def bound(self) -> None:
+        """Begin a new timetable if most entries of this one have become useless."""
+        entries = self.timetable.entries
+        if entries <= SPARE_ENTRIES:
+            return
+        if entries > 2 * sum(len(each.table) for each in self._vbuckets.values()) + SPARE_ENTRIES:
+            self.begin_anew()
+
+    def forget_all(self) -> None:
+        """Learn that there are no documents any more."""
+        for slot in self.timetable.take_all():
+            self._leftovers.add(slot)
+
+    def begin_anew(self) -> None:
+        """Throw the timetable away and enter every document again, in the next run."""
+        self.forget_all()
+        for number in self._vbuckets:
+            self.survey(number)
+
+    def run(self, now: float) -> Iterator[None]:
+        """Delete every document that is due at `now`, and survey what is to be surveyed.
+
+        Between two steps anything may change.
+        """
+        while self._unseen:
+            vbucket = self._vbuckets.get(self._unseen.popitem()[0])
+            if vbucket is not None:
+                keys = list(vbucket.table)
+                while keys:
+                    self._look_at([(vbucket.id, key) for key in keys[-_STEP_ENTRIES:]], now)
+                    del keys[-_STEP_ENTRIES:]
+                    yield
+        for slot in self.timetable.take_due(now):
+            while slot:
+                chunk = slot[-2 * _STEP_ENTRIES :]
+                del slot[-2 * _STEP_ENTRIES :]
+                self._look_at(zip(chunk[::2], chunk[1::2], strict=True), now)
+                yield
+
+    def _look_at(self, entries: Iterable[tuple[Any, Any]], now: float) -> None:
+        for number, key in entries:
+            vbucket = self._vbuckets.get(number)
+            if vbucket is None or vbucket.state != VBucketState.ACTIVE:
                 continue
-            for item in items:
-                due = 0 < item.expiry <= now and not item.life
-                if due and vbucket.table.get(item.key) is item:
-                    vbucket.expire(item)
-                    stats.expired_pager += 1
-                    count += 1
-        yield count
+            item = vbucket.table.get(key)
+            if item is None or item.life or not item.expiry:
+                continue
+            if item.expiry <= now:
+                vbucket.expire(item)
+                self._stats.expired_pager += 1
+            else:
+                self.timetable.add(number, key, item.expiry)

@@ -17,7 +17,7 @@ from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
 from uprmc.engine.terms import promoted
 from uprmc.engine.watching import Interruption, Watcher
 from uprmc.engine.write_queue import WriteQueue
-from uprmc.model import Item, SnapshotRange, VBucketHeader
+from uprmc.model import Item, SnapshotRange, VBucketHeader, VBucketState
 
 _seqno_of = attrgetter("seqno")
 
@@ -57,6 +57,8 @@ class History(Contents):
         self.queue.put(item, 0 if old is None else old.seqno)
         self._become_dirty()
         self.table[key] = item
+        if item.expiry and not item.life and self.state == VBucketState.ACTIVE:
+            self._enter_expiry(item, old)
         self.locks.pop(key, None)
         if self.waiting and self.receiving is None:
             self._tell_waiting()
@@ -97,6 +99,11 @@ class History(Contents):
                 self.locks.pop(item.key, None)
         if self.waiting and self.receiving is None:
             self._tell_waiting()
+
+    def _enter_expiry(self, item: Item, old: Item | None) -> None:
+        """See `timetable`: who expires not sooner than before has an entry that is due in time."""
+        if old is None or old.life or not old.expiry or item.expiry < old.expiry:
+            self._ledger.timetable.add(self.id, item.key, item.expiry)
 
     # --- beginning anew -------------------------------------------------------------------------
 
@@ -141,13 +148,21 @@ class History(Contents):
         self.change_header()
         self.interrupt(Interruption.ROLLED_BACK)
 
-    def reset(self, uuid: int) -> None:
+    def reset(self, uuid: int, size: int | None = None) -> None:
         """Forget everything: an empty vBucket with a history of its own, seqno 0.
 
         Open views keep what they show. The store forgets with the next commit.
+
+        Args:
+            uuid: of the history that begins.
+            size: what to take off the memory account, if the caller knows; else it is counted.
         """
-        self._ledger.used -= self.memory_bytes()
+        ledger = self._ledger
+        ledger.used -= self.memory_bytes() if size is None else size
+        ledger.leftovers.add(self.table)
         self._start_history(new_log(uuid))
+        if self.id in ledger.lookups:
+            ledger.lookups[self.id] = self.table.get
         self.purge_seqno = 0
         self.reset_pending = True
         self.change_header()

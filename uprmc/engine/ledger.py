@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from uprmc.config import MemorySettings
+from uprmc.engine.leftovers import Leftovers
+from uprmc.engine.timetable import Timetable
 from uprmc.errors import OutOfMemory, TemporaryFailure
-from uprmc.model import item_overhead_bytes
+from uprmc.model import Item, item_overhead_bytes
 
 if TYPE_CHECKING:
     from uprmc.engine.vbucket import VBucket
@@ -29,6 +31,10 @@ class Ledger:
     """Shared accounts. Plain attributes, because the hot path reads and writes them.
 
     Attributes:
+        timetable: when which documents expire.
+        leftovers: what was thrown away and is still to be freed.
+        lookups: number -> how to find a key in an active vBucket's table, for the hot path: going
+            by way of the vBucket costs a visit to memory more.
         exhausted: nothing is left that could be ejected: keys and metadata fill the quota.
         last_cas: newest CAS given out; the next is one more.
         used: bytes of keys, values and bookkeeping in memory.
@@ -46,7 +52,9 @@ class Ledger:
         "exhausted",
         "high_mark",
         "last_cas",
+        "leftovers",
         "locked_until",
+        "lookups",
         "low_mark",
         "mutation_limit",
         "on_dirty",
@@ -54,11 +62,15 @@ class Ledger:
         "quota",
         "refused_disk",
         "refused_memory",
+        "timetable",
         "used",
         "write_limit",
     )
 
-    def __init__(self, settings: MemorySettings, first_cas: int = 0) -> None:
+    def __init__(self, settings: MemorySettings, first_cas: int = 0, now: float = 0.0) -> None:
+        self.timetable = Timetable(now)
+        self.leftovers = Leftovers()
+        self.lookups: dict[int, Callable[[bytes], Item | None]] = {}
         self.last_cas = first_cas
         self.used = 0
         self.exhausted = False

@@ -280,6 +280,8 @@ class VBucket(History):
             item = Item(key, value, flags, expiry, cas, seqno, self.max_deleted_rev + 1, datatype)
             ledger.used += len(key) + len(value) + ITEM_OVERHEAD_BYTES
             self.queue.put(item, 0)
+            if expiry:
+                ledger.timetable.add(self.id, key, expiry)
         else:
             item = Item(key, value, flags, expiry, cas, seqno, old.rev + 1, datatype)
             replaced = old.value
@@ -292,6 +294,8 @@ class VBucket(History):
                 else:
                     self.non_resident -= 1
             self.queue.put(item, old.seqno)
+            if expiry and (expiry < old.expiry or not old.expiry or old.life):
+                ledger.timetable.add(self.id, key, expiry)
         self.table[key] = item
         if self.locks:
             self.locks.pop(key, None)

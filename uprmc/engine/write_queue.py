@@ -97,6 +97,14 @@ class WriteQueue:
         self.high_seqno = high_seqno
         self.persisted = high_seqno
 
+    def restarted(self) -> WriteQueue:
+        """Return an empty queue before seqno 1: this very one if nobody reads what is in it."""
+        if self._segments or self._views:
+            return WriteQueue()
+        self.high_seqno = self.persisted = 0
+        self._tail_number = -1
+        return self
+
     def put(self, item: Item, replaced_seqno: int) -> None:
         """Append a change; its seqno must be above all before.
 

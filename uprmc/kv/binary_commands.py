@@ -472,7 +472,11 @@ def stat(session: BinarySession, request: Request) -> None:
 
 
 def _stat_packets(opaque: int, rows: StatRows) -> Iterator[bytes]:
-    for name, value in rows:
+    for row in rows:
+        if row is None:
+            yield b""
+            continue
+        name, value = row
         yield encode_response(
             Opcode.STAT,
             key=name.encode(),

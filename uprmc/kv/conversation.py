@@ -46,6 +46,7 @@ class Conversation:
         "_max_unsent",
         "_out",
         "_pending",
+        "_resting",
         "_running",
         "_services",
         "_source",
@@ -74,6 +75,7 @@ class Conversation:
         self._waiting = False
         self._pending: Pending | None = None
         self._source: Iterator[bytes] | None = None
+        self._resting = False
         self._running = False
         self._fetch_failed = False
         self._lost = False
@@ -95,6 +97,10 @@ class Conversation:
     def data_to_send(self, budget: int) -> list[bytes]:
         """Return reply pieces; see `ports.Session`."""
         if self._source is not None:
+            if self._resting:
+                self._resting = False
+                self._wake()
+                return []
             self._draw(self._source, budget)
         if self.input_full and not self._waiting and self._unsent <= self._max_unsent:
             self._continue()
@@ -167,7 +173,10 @@ class Conversation:
         self._pending = pending
 
     def _send_from(self, source: Iterator[bytes]) -> None:
-        """Let the present command's reply be made while it is being sent."""
+        """Let the present command's reply be made while it is being sent.
+
+        An empty piece says that it has taken a while: it goes on after others have had their turn.
+        """
         self._waiting = True
         self._source = source
 
@@ -199,6 +208,10 @@ class Conversation:
 
     def _draw(self, source: Iterator[bytes], budget: int) -> None:
         for piece in source:
+            if not piece:
+                self._resting = True
+                self._wake()
+                return
             self._send(piece)
             if self._unsent >= budget:
                 return

@@ -15,8 +15,9 @@ from uprmc.upr.hub import Hub
 #: One group of statistics: (name, value) in the order shown.
 StatGroup = list[tuple[str, str]]
 
-#: The same, perhaps made while it is being read because it is long.
-StatRows = Iterable[tuple[str, str]]
+#: The same, perhaps made while it is being read because it is long; ``None`` = let others have
+#: their turn before the next one is made.
+StatRows = Iterable[tuple[str, str] | None]
 
 
 #: What an item counts beyond key and value when it is compared with the item limit, as memcached's.

@@ -33,7 +33,6 @@ from uprmc.errors import (
     TooLarge,
 )
 from uprmc.kv.services import Services
-from uprmc.kv.text_statistics import statistics
 from uprmc.model import CAS_LOCKED, Item
 from uprmc.protocol.text import (
     ArithmeticLine,
@@ -306,5 +305,4 @@ COMMANDS: dict[bytes, tuple[Parse, Act]] = {
 ALWAYS_ANSWERED: dict[bytes, Handler] = {
     b"version": version,
     b"shutdown": shutdown,
-    b"stats": statistics,
 }

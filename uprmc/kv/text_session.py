@@ -33,6 +33,7 @@ from uprmc.kv.text_commands import (
     storage_refusal,
 )
 from uprmc.kv.text_retrieval import COPIED_BYTES, Retrieval
+from uprmc.kv.text_statistics import statistics
 from uprmc.protocol.text import (
     StorageLine,
     TextSyntaxError,
@@ -319,6 +320,16 @@ class TextSession(Conversation):
 
     # --- commands that change the conversation ----------------------------------------------------
 
+    def _stats(self, words: list[bytes]) -> None:
+        try:
+            reply = statistics(self._services, words)
+        except CommandError as error:
+            reply = refusal_line(error)
+        if isinstance(reply, bytes):
+            self._send(reply)
+        else:
+            self._send_from(reply)
+
     def _get(self, words: list[bytes]) -> None:
         self._begin(parse_retrieval(words), words[0] == b"gets", None)
 
@@ -419,4 +430,5 @@ _OWN: dict[bytes, Callable[[TextSession, list[bytes]], None]] = {
     b"gats": TextSession._gat,
     b"flush_all": TextSession._flush_all,
     b"quit": TextSession._quit,
+    b"stats": TextSession._stats,
 }

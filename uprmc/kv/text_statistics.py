@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from uprmc.kv.services import Services
+from uprmc.kv.services import Services, StatRows
 from uprmc.model import Item
 from uprmc.protocol.text import parse_flags
 from uprmc.protocol.text_replies import (
@@ -34,16 +34,21 @@ _SLAB_CLASSES = 64
 _THE_SLAB_CLASS = 1
 
 
-def statistics(services: Services, words: list[bytes]) -> bytes:
-    """Answer any form of ``stats``."""
+def statistics(services: Services, words: list[bytes]) -> bytes | Iterator[bytes]:
+    """Answer any form of ``stats``; a group is made while it is being sent."""
     own = _OWN_STATISTICS.get(words[1]) if len(words) > 1 else None
     if own is not None:
         return own(services, words)
     group = services.stats(b" ".join(words[1:]).decode("latin-1"))
     if group is None:
         return ERROR
-    lines = [stat_line(name.encode(), value.encode()) for name, value in group]
-    return b"".join(lines) + END
+    return _lines(group)
+
+
+def _lines(group: StatRows) -> Iterator[bytes]:
+    for row in group:
+        yield stat_line(row[0].encode(), row[1].encode()) if row is not None else b""
+    yield END
 
 
 def _reset(services: Services, words: list[bytes]) -> bytes:

@@ -1,7 +1,7 @@
 """Who is connected, how many may be, and the one clock that looks after all of them.
 
-There is no timer per connection: once in `TICK_S` every connection is told the time, and sees for
-itself whether it idles or its session has something to do.
+There is no timer per connection: once in `TICK_S` every connection is told the time, in slices, and
+sees for itself whether it idles or its session has something to do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import LoopingCall
 
 from uprmc.server.log import Log, Throttle
+from uprmc.server.slices import InSlices
 
 TICK_S = 1.0
 REJECTION_LOG_S = 10.0
@@ -89,7 +90,8 @@ class Connections:
         self._gone_bytes_read = 0
         self._gone_bytes_written = 0
         self._rejection_log = Throttle(REJECTION_LOG_S, monotonic)
-        self._ticker = LoopingCall(self.tick)
+        self._ticker = LoopingCall(self._begin_tick)
+        self._ticking: InSlices | None = None
         self._emptied: Deferred[None] | None = None
         self._patience: Any = None
 
@@ -151,6 +153,7 @@ class Connections:
 
     def start(self, clock: Any) -> None:
         """Begin to tick."""
+        self._ticking = InSlices(clock, self._tick_all)
         self._ticker.clock = clock
         self._ticker.start(TICK_S, now=False)
 
@@ -158,12 +161,23 @@ class Connections:
         """Cease to tick; harmless when it does not."""
         if self._ticker.running:
             self._ticker.stop()
+        if self._ticking is not None:
+            self._ticking.stop()
 
     def tick(self) -> None:
-        """Tell every connection the time."""
+        """Tell every connection the time, in one go."""
+        for _ in self._tick_all():
+            pass
+
+    def _begin_tick(self) -> None:
+        if self._ticking is not None:
+            self._ticking.start()
+
+    def _tick_all(self) -> Iterator[None]:
         now = self.monotonic()
         for connection in self:
             connection.tick(now)
+            yield
 
     # --- the end ----------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ from uprmc.upr.hub import Hub
 from uprmc.upr.replication import Replication
 
 #: A slice of warm-up; then sockets are served.
-_WARMUP_SLICE_S = 0.01
+_WARMUP_SLICE_S = 0.002
 
 #: How long clients may take to read their last replies at shutdown.
 _FAREWELL_S = 2.0
@@ -270,7 +270,7 @@ class Node:
             bucket=self.bucket,
             settings=self.settings.kv,
             version=MEMCACHED_VERSION.encode(),
-            stats=self.statistics.group,
+            stats=self.statistics.group_in_slices,
             reset_stats=self.statistics.reset,
             set_verbosity=self._set_verbosity,
             report_misuse=lambda reason: self._report_misuse(peer, reason),

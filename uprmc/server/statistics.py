@@ -28,12 +28,16 @@ from uprmc.server import (
     stat_vbuckets,
 )
 from uprmc.server.metrics import Metric
+from uprmc.server.slices import SLICE_S
 
 if TYPE_CHECKING:
     from uprmc.server.node import Node
 
 #: A number of more digits than this is no vBucket's, and not worth reading.
 _MOST_DIGITS = 20
+
+#: vBuckets whose rows are made in one go.
+_VBUCKETS_AT_ONCE = 4
 
 _GROUPS: dict[str, Callable[[Node], StatRows]] = {
     "": stat_general.general,
@@ -97,9 +101,14 @@ class Statistics:
             NotMyVBucket: there is no such vBucket.
         """
         began = perf_counter()
-        group = self._make(*words.partition(" ")[::2])
+        rows = self._make(*words.partition(" ")[::2])
         self._node.bucket.timings.get_stats_cmd.add(perf_counter() - began)
-        return group
+        return rows
+
+    def group_in_slices(self, words: str) -> StatRows | None:
+        """Return the same with a breath for others after each slice of time; raises as `group`."""
+        rows = self.group(words)
+        return None if rows is None else _in_slices(rows)
 
     def ready(self) -> bool:
         """Return whether warm-up is done."""
@@ -134,12 +143,21 @@ class Statistics:
 
     def _make(self, name: str, rest: str) -> StatRows | None:
         if name in self._by_vbucket:
-            return self._by_vbucket[name](self._node, self._numbers(rest))
+            return self._of_each(self._by_vbucket[name], self._numbers(rest))
         if name in self._by_words:
             return self._by_words[name](self._node, rest)
         if name in self._groups and not rest:
             return self._groups[name](self._node)
         return None
+
+    def _of_each(
+        self, make: Callable[[Node, list[int]], StatGroup], numbers: list[int]
+    ) -> StatRows:
+        """Yield the rows of one vBucket after the other; one that is gone meanwhile has none."""
+        vbuckets = self._node.bucket.vbuckets
+        for start in range(0, len(numbers), _VBUCKETS_AT_ONCE):
+            few = numbers[start : start + _VBUCKETS_AT_ONCE]
+            yield from make(self._node, [number for number in few if number in vbuckets])
 
     def _numbers(self, rest: str) -> list[int]:
         vbuckets = self._node.bucket.vbuckets
@@ -150,3 +168,15 @@ class Statistics:
         if len(rest) > _MOST_DIGITS or int(rest) not in vbuckets:
             raise NotMyVBucket(rest)
         return [int(rest)]
+
+
+def _in_slices(rows: StatRows) -> StatRows:
+    """Yield the rows, and ``None`` after each slice of time that making them takes."""
+    until = perf_counter() + SLICE_S
+    for row in rows:
+        yield row
+        if row is None:
+            until = perf_counter() + SLICE_S
+        elif perf_counter() > until:
+            yield None
+            until = perf_counter() + SLICE_S

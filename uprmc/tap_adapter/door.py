@@ -20,7 +20,7 @@ from uprmc.tap_adapter.session import TapSession
 from uprmc.tap_adapter.upstream import MakeUpstream
 
 #: Carries out ``stats WORDS``; ``None`` = there is no such group.
-Statistics = Callable[[str], Iterable[tuple[str, str]] | None]
+Statistics = Callable[[str], Iterable[tuple[str, str] | None] | None]
 
 Report = Callable[[str], None]
 

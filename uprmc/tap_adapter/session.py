@@ -268,8 +268,9 @@ class TapSession:
         if rows is None:
             self._reply(opcode, opaque, Status.KEY_NOT_FOUND)
             return
-        for name, text in rows:
-            self._reply(opcode, opaque, key=name.encode(), value=text.encode())
+        for row in rows:
+            if row is not None:
+                self._reply(opcode, opaque, key=row[0].encode(), value=row[1].encode())
         self._reply(opcode, opaque)
 
     def _deregister(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:

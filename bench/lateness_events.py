@@ -1,0 +1,248 @@
+"""What happens to a node of many items now and then, and how long each keeps the reactor.
+
+One node, its items in 1,024 vBuckets and on disk; no load, so what is measured is the event alone.
+Beside the timer of `lateness` each **turn** of the reactor is measured in CPU time of its thread:
+from the timers that are due to the last socket served. CPU time does not count a neighbour who has
+the processor, nor a worker that has the interpreter; the timer counts both.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import socket
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from bench import common
+from bench.common import BenchError
+
+#: Names of the events in the order in which they come; each leaves what the next one needs.
+EVENTS = (
+    "stats sizes",
+    "stats, all groups",
+    "9,000 connections",
+    "300,000 due at once",
+    "values ejected",
+    "tombstones purged",
+    "flush_all",
+    "warm-up",
+)
+
+_CLIENTS = 9_000
+_DUE_ITEMS = 300_000
+_SETTLE_S = 0.3
+_CONNECTIONS_S = 3.0
+_GROUPS = (
+    "",
+    "settings",
+    "items",
+    "slabs",
+    "conns",
+    "vbucket",
+    "vbucket-details",
+    "vbucket-seqno",
+    "failovers",
+    "checkpoint",
+    "hash",
+    "tap",
+    "upr",
+    "leases",
+    "replication",
+    "timings",
+    "memory",
+    "uprmc",
+)
+
+
+class Turns:
+    """Measures the turns of a reactor, between `start` and `longest_ms`."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._first, self._last = reactor.runUntilCurrent, reactor.doIteration
+        reactor.runUntilCurrent, reactor.doIteration = self._begin, self._end
+        self._began = time.thread_time()
+        self._longest_s = 0.0
+
+    def start(self) -> None:
+        self._began, self._longest_s = time.thread_time(), 0.0
+
+    def longest_ms(self) -> float:
+        return self._longest_s * 1e3
+
+    def _begin(self) -> None:
+        self._began = time.thread_time()
+        self._first()
+
+    def _end(self, delay: float | None) -> None:
+        self._last(delay)
+        self._longest_s = max(self._longest_s, time.thread_time() - self._began)
+
+
+class Events:
+    """See the module docstring. `play` is a Deferred's work and gives the figures."""
+
+    def __init__(self, reactor: Any, directory: Path, items: int, timer: Callable[[], Any]) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._items = items
+        self._new_timer = timer
+        self._turns = Turns(reactor)
+        self._figures: dict[str, float] = {}
+        self._node: Any = None
+        self._keys = [common.key_of(number) for number in range(items)]
+
+    def play(self) -> Generator[Any, Any, dict[str, float]]:
+        from twisted.internet.threads import deferToThread
+
+        yield from self._start()
+        yield from self._fill()
+        address = self._node.addresses()["memcached"]
+        for name, groups in (("stats sizes", ("sizes",)), ("stats, all groups", _GROUPS)):
+            yield from self._during(name, deferToThread, _ask_all, address, groups)
+        sockets = yield deferToThread(_connect, address, _CLIENTS)
+        yield from self._during("9,000 connections", self._pause, _CONNECTIONS_S)
+        for each in sockets:
+            each.close()
+        yield from self._until(lambda: self._node.connections.current == 0)
+        yield from self._expiry()
+        yield from self._ejection()
+        yield from self._purge()
+        yield from self._during("flush_all", deferToThread, _flush_all, address)
+        yield from self._fill()
+        yield self._node.stop()
+        self._node = None
+        gc.collect()  # the data of the node that is gone is no part of the next one's start
+        yield from self._during("warm-up", self._start_again)
+        yield self._node.stop()
+        return self._figures
+
+    def _start(self) -> Generator[Any, Any, None]:
+        from uprmc.config import build
+        from uprmc.server.node import Node
+
+        listeners = {f"server.{name}": "127.0.0.1:0" for name in ("memcached", "upr")}
+        quiet = {"server.http": "off", "log.level": "warn", "memory.quota": 4 << 30}
+        place = {"storage.data": str(self._directory), "server.listen_backlog": 10_000}
+        quiet["engine.expiry_interval_s"] = 1.0
+        self._node = Node(self._reactor, build(listeners | quiet | place))
+        yield self._node.start()
+
+    def _start_again(self) -> Any:
+        from twisted.internet.defer import inlineCallbacks
+
+        return inlineCallbacks(self._start)()
+
+    def _fill(self) -> Generator[Any, Any, None]:
+        yield from self._store(self._keys, 0)
+
+    def _store(self, keys: list[bytes], expiry: int) -> Generator[Any, Any, None]:
+        """Accept documents as fast as the disk takes them, and wait until all are there."""
+        bucket = self._node.bucket
+        for start in range(0, len(keys), 1_000):
+            for key in keys[start : start + 1_000]:
+                bucket.of_key(key).store(key, b"%064d" % start, 0, expiry)
+            yield self._pause(0)
+        yield from self._until(lambda: not bucket.flusher.pending)
+
+    def _expiry(self) -> Generator[Any, Any, None]:
+        stats = self._node.bucket.stats
+        due = int(time.time()) + 25
+        count = min(_DUE_ITEMS, self._items)
+        yield from self._store(self._keys[:count], due)
+        before = stats.expired_pager
+        if time.time() > due - 1:
+            raise BenchError("the machine is too slow: documents expired before all were stored")
+        yield self._pause(due - 0.5 - time.time())
+        yield from self._during(
+            "300,000 due at once", self._when, lambda: stats.expired_pager - before == count
+        )
+        yield from self._until(lambda: not self._node.bucket.flusher.pending)
+
+    def _ejection(self) -> Generator[Any, Any, None]:
+        bucket = self._node.bucket
+        quota = bucket.ledger.quota
+        resident = bucket.ledger.used
+
+        def squeeze() -> Any:
+            bucket.ledger.set_quota(int(resident / 0.9), bucket.settings.memory)
+            return self._when(lambda: bucket.ledger.used <= bucket.ledger.low_mark + (1 << 20))
+
+        yield from self._during("values ejected", squeeze)
+        bucket.ledger.set_quota(quota, bucket.settings.memory)
+
+    def _purge(self) -> Generator[Any, Any, None]:
+        from uprmc.engine.compaction import PurgeRule
+
+        bucket = self._node.bucket
+        left = list(bucket.vbuckets)
+
+        def compact() -> Any:
+            for number in bucket.vbuckets:
+                bucket.compact(number, PurgeRule(every=True), lambda _: left.pop())
+            return self._when(lambda: not left)
+
+        yield from self._during("tombstones purged", compact)
+
+    def _during(
+        self, name: str, work: Callable[..., Any], *words: Any
+    ) -> Generator[Any, Any, None]:
+        yield self._pause(_SETTLE_S)
+        timer = self._new_timer()
+        self._turns.start()
+        timer.start()
+        began = time.perf_counter()
+        yield work(*words)
+        elapsed_s = time.perf_counter() - began
+        yield self._pause(_SETTLE_S)
+        timer.pause()
+        found = timer.figures()
+        self._figures |= {
+            f"{name}: turn_ms": self._turns.longest_ms(),
+            f"{name}: p99_ms": found["p99_ms"],
+            f"{name}: max_ms": found["max_ms"],
+            f"{name}: s": elapsed_s,
+        }
+
+    def _pause(self, seconds: float) -> Any:
+        from twisted.internet.task import deferLater
+
+        return deferLater(self._reactor, max(0.0, seconds))
+
+    def _until(self, over: Callable[[], bool]) -> Generator[Any, Any, None]:
+        while not over():
+            yield self._pause(0.02)
+
+    def _when(self, over: Callable[[], bool]) -> Any:
+        from twisted.internet.defer import inlineCallbacks
+
+        return inlineCallbacks(self._until)(over)
+
+
+def _dial(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def _ask_all(address: str, groups: tuple[str, ...]) -> None:
+    with _dial(address) as wire:
+        for group in groups:
+            wire.sendall(b"stats " + group.encode() + b"\r\n")
+            answer = b""
+            while not answer.endswith(b"END\r\n"):
+                answer = answer[-10:] + wire.recv(1 << 16)
+
+
+def _flush_all(address: str) -> None:
+    with _dial(address) as wire:
+        wire.sendall(b"flush_all\r\n")
+        if wire.recv(100) != b"OK\r\n":
+            raise BenchError("flush_all was refused")
+
+
+def _connect(address: str, count: int) -> list[socket.socket]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return [_dial(address) for _ in range(count)]
