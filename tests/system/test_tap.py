@@ -14,6 +14,7 @@ from interop.tap_wire import TapFrame
 from interop.wire import GET, HEADER, SET, STAT, frame, split_replies, store
 from tests.server.support import Client, Loop
 from tests.system.support import node_here
+from uprmc.engine.overwrite import begin_anew
 from uprmc.model import VBucketState
 from uprmc.server.node import Node
 
@@ -178,6 +179,70 @@ def test_a_client_that_never_acknowledges_asks_for_no_acks_and_gets_everything(
         client.until(lambda c: c.items == expected())
         put(node, b"live", b"1")
         client.until(lambda c: c.items.get(b"live") == b"1")
+
+
+@pytest.mark.acceptance("D56")
+@pytest.mark.parametrize(
+    ("flags", "vbuckets"),
+    [
+        (0, None),
+        (t.SUPPORT_ACK, None),
+        (t.SUPPORT_ACK | t.CHECKPOINT | t.REGISTERED, None),
+        (t.SUPPORT_ACK | t.LIST, [0, 1, 2, 3]),
+    ],
+)
+def test_flush_all_is_one_flush_on_a_live_stream(
+    tmp_path: Path, flags: int, vbuckets: list[int] | None
+) -> None:
+    with filled(tmp_path) as (node, loop):
+        client = TapClient(loop, node)
+        client.send(t.connect(b"replica1", flags, vbuckets=vbuckets))
+        client.until(lambda c: len(c.opaques(t.CLOSE_BACKFILL)) == 4)
+        for number in (1, 2):
+            client.received.clear()
+            writer = loop.client(node.addresses()["memcached"])
+            writer.socket.sendall(b"flush_all\r\n")
+            client.until(lambda c: any(each.opcode == t.FLUSH for each in c.received))
+            put(node, b"live", b"%d" % number)
+            client.until(lambda c, n=number: c.items.get(b"live") == b"%d" % n)
+            assert [e.opcode for e in client.received].count(t.FLUSH) == 1
+            assert not [e for e in client.received if e.opcode == t.OPAQUE]
+            assert client.items == {b"live": b"%d" % number}
+
+
+@pytest.mark.acceptance("D56")
+def test_flush_all_empties_each_vbucket_of_a_client_that_has_named_some(tmp_path: Path) -> None:
+    """A FLUSH would empty what it may have from elsewhere."""
+    with filled(tmp_path) as (node, loop):
+        client = TapClient(loop, node)
+        client.send(t.connect(b"part", t.SUPPORT_ACK | t.LIST, vbuckets=[1, 2]))
+        client.until(lambda c: len(c.opaques(t.CLOSE_BACKFILL)) == 2)
+        client.received.clear()
+        loop.client(node.addresses()["memcached"]).socket.sendall(b"flush_all\r\n")
+        client.until(lambda c: len(c.opaques(t.CLOSE_BACKFILL)) == 2)
+        assert sorted(client.opaques(t.INITIAL)) == [1, 2]
+        assert t.FLUSH not in {each.opcode for each in client.received}
+
+
+@pytest.mark.acceptance("D56")
+@pytest.mark.parametrize("flags", [0, t.SUPPORT_ACK])
+def test_a_vbucket_that_is_emptied_gets_the_beginning_and_the_end_of_a_backfill(
+    tmp_path: Path, flags: int
+) -> None:
+    with filled(tmp_path) as (node, loop):
+        client = TapClient(loop, node)
+        client.send(t.connect(b"replica1", flags))
+        client.until(lambda c: len(c.opaques(t.CLOSE_BACKFILL)) == 4)
+        client.received.clear()
+        begin_anew(node.bucket, node.bucket.vbuckets[2])
+        client.until(lambda c: c.opaques(t.CLOSE_BACKFILL))
+        assert [client.opaques(t.INITIAL), client.opaques(t.CLOSE_BACKFILL)] == [[2], [2]]
+        begin_anew(node.bucket, node.bucket.vbuckets[2])
+        begin_anew(node.bucket, node.bucket.vbuckets[2])
+        item = node.bucket.vbuckets[2].store(b"live", b"1", 0, 0)
+        client.until(lambda c: b"live" in c.items)
+        assert item.seqno == 1
+        assert t.FLUSH not in {each.opcode for each in client.received}
 
 
 def test_who_asks_for_acks_and_gives_none_gets_the_first_opaque_alone(tmp_path: Path) -> None:

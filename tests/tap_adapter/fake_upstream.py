@@ -8,7 +8,7 @@ must `deliver`, how frames are cut into pieces, and how much may be unacknowledg
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from uprmc.engine.rollback import Held, Position, rollback_point
@@ -82,6 +82,12 @@ class FakeVBucket:
             del self.failover_log[0]
         self.failover_log.insert(0, FailoverEntry(uuid, self._seqno))
 
+    def empty(self) -> None:
+        """Begin another history, with nothing."""
+        self.failover_log = [FailoverEntry(self.failover_log[0].uuid + 0x1000, 0)]
+        self.versions = []
+        self._seqno = self.purge_seqno = 0
+
     def purge(self, seqno: int) -> None:
         """Forget deletions up to `seqno`."""
         present = self.present()
@@ -91,10 +97,11 @@ class FakeVBucket:
 
 
 class FakeNode:
-    """vBuckets by number; `upstreams` are told of news."""
+    """vBuckets by number; `flushes`: how often all was emptied at once."""
 
     def __init__(self, *numbers: int, state: VBucketState = VBucketState.ACTIVE) -> None:
         self.vbuckets = {number: FakeVBucket(number, state) for number in numbers}
+        self.flushes = 0
 
     def __getitem__(self, number: int) -> FakeVBucket:
         return self.vbuckets[number]
@@ -181,6 +188,13 @@ class FakeUpstream:
         self.now = 0.0
         self._late: deque[Callable[[], None]] = deque()
         self._turn = 0
+
+    @property
+    def flushes(self) -> int:
+        return self.node.flushes
+
+    def covers(self, numbers: Collection[int]) -> bool:
+        return self.node.vbuckets.keys() <= set(numbers)
 
     # --- Upstream -------------------------------------------------------------------------------
 
@@ -291,6 +305,19 @@ class FakeUpstream:
         stream = self.streams[number]
         stream.queue.append([_stream_end(stream, reason)])
         stream.waits = True
+
+    def empty(self, number: int) -> None:
+        """Empty a vBucket, which ends its stream."""
+        self.node[number].empty()
+        if number in self.streams:
+            self.streams[number].queue.clear()
+            self.end(number, EndReason.STATE_CHANGED)
+
+    def flush(self) -> None:
+        """Empty all vBuckets at once."""
+        self.node.flushes += 1
+        for number in self.node.vbuckets:
+            self.empty(number)
 
     def die(self, number: int) -> None:
         """Stop serving a vBucket that is being taken over."""

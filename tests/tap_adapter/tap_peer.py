@@ -65,6 +65,8 @@ def brief(message: TapMessage) -> str:
         text = f"opaque {number}" + (f" vb{message.vbucket}" if per_vbucket else "")
     elif message.opcode == Opcode.TAP_VBUCKET_SET:
         text = f"state {number} vb{message.vbucket}"
+    elif message.opcode == Opcode.TAP_FLUSH:
+        text = "flush"
     elif message.opcode == Opcode.TAP_CHECKPOINT_START:
         text = f"start {int.from_bytes(message.value, 'big')}"
     elif message.opcode == Opcode.TAP_CHECKPOINT_END:
@@ -99,6 +101,9 @@ class Peer:
             if int.from_bytes(message.specific, "big") == TapOpaque.INITIAL_VBUCKET_STREAM:
                 held.clear()
                 self.open_checkpoints.pop(message.vbucket, None)
+        elif message.opcode == Opcode.TAP_FLUSH:
+            for each in (self.documents, self.open_checkpoints, self.closed_checkpoints):
+                each.clear()
         elif message.opcode == Opcode.TAP_VBUCKET_SET:
             self.states[message.vbucket] = int.from_bytes(message.specific, "big")
         elif message.opcode == Opcode.TAP_CHECKPOINT_START:

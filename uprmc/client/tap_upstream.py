@@ -13,7 +13,7 @@ Source: TAP reference 10; UPR reference 2 and 4.7; ``tap_adapter/upstream.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from uprmc.client.errors import ClientError, ProducerError
@@ -46,6 +46,7 @@ class RemoteUpstream:
     """See the module docstring. Implements `upstream.Upstream` and `ports.Session`."""
 
     successor: Session | None = None
+    flushes = 0  # no frame tells
 
     def __init__(
         self,
@@ -264,6 +265,10 @@ class RemoteUpstream:
             self._waiting.append(begin)
 
     # --- what the adapter asks for --------------------------------------------------------------
+
+    def covers(self, numbers: Collection[int]) -> bool:
+        """See `upstream.Upstream`."""
+        return False
 
     def survey(
         self, numbers: Sequence[int] | None, done: Callable[[dict[int, Standing]], None]

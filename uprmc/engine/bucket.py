@@ -64,6 +64,7 @@ class Bucket:
         purge_limit: up to which seqno tombstones of a vBucket may be dropped for good.
         view_holders: who is asked to close views of the store when it needs room.
         gate: shut while the store has to grow.
+        flushes: how often all vBuckets were emptied at once.
         numbered: number -> uuid of the history in which a vBucket gets its seqnos here even if it
             is not active, as long as nobody sets its state; see `overwrite`.
         timings: how long things took, told by whoever has a clock.
@@ -105,6 +106,7 @@ class Bucket:
         )
         self.marks = Marks()
         self.view_holders: list[ViewHolder] = []
+        self.flushes = 0
         self.numbered: dict[int, int] = {}
         self.on_deposed: Callable[[VBucket], None] = lambda _: None
         self._flush_at: float | None = None
@@ -327,6 +329,7 @@ class Bucket:
         """Forget every document in one turn, however many there are."""
         self.marks.clear()
         self.expirer.forget_all()
+        self.flushes += 1
         for vbucket in self.vbuckets.values():
             vbucket.reset(self.entropy.uuid48(), size=0)
         self.ledger.used = 0

@@ -36,6 +36,7 @@ class Conversation:
         takeover: the client is to become the active one.
         checkpoints: the client wants to be told where snapshots begin and end.
         from_now: the client wants no backfill.
+        everything: the client has not named the vBuckets that it wants.
         last_closed: the last closed checkpoint of each vBucket, by the client's own word.
         keeps_keys: whether keys are noted, so that corrections are possible.
         streams: by vBucket.
@@ -74,6 +75,7 @@ class Conversation:
         self.asks_checkpoints = bool(flags & ConnectFlag.CHECKPOINT)
         self.checkpoints = self.asks_checkpoints and not self.dump
         self.from_now = connect.has(ConnectFlag.BACKFILL) and connect.oldest_entry_s > unix_now
+        self.everything = connect.vbuckets is None
         self.last_closed = dict(connect.last_closed)
         self.keeps_keys = not self.dump and settings.rollback == "correct"
         self.streams: dict[int, TapStream] = {}

@@ -7,7 +7,7 @@ control between the two: what is not pulled is not produced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
@@ -75,6 +75,15 @@ class LocalUpstream:
         if not self._gone:
             self.closed = self._producer.closed
             self._wake()
+
+    @property
+    def flushes(self) -> int:
+        """See `upstream.Upstream`."""
+        return self._bucket.flushes
+
+    def covers(self, numbers: Collection[int]) -> bool:
+        """See `upstream.Upstream`."""
+        return self._bucket.vbuckets.keys() <= set(numbers)
 
     # --- streams --------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class Openings:
         self._settle = settle
         self._opaque = 0
         self._waiting: list[TapStream] = []
+        self._flushes = conversation.upstream.flushes
 
     # --- the first time on a connection ---------------------------------------------------------
 
@@ -112,6 +113,7 @@ class Openings:
         self.close(stream)
         self._withdraw(stream)
         self._empty(stream)
+        stream.surveyed = stream.whole = False
         self.open(stream)
 
     def drop(self, stream: TapStream) -> None:
@@ -165,6 +167,8 @@ class Openings:
         """Ask again for a stream that has ended by itself; it must get on between two such ends."""
         conversation = self._conversation
         conversation.by_opaque.pop(stream.opaque, None)
+        if self._flushed():
+            return
         if stream.reopened:
             conversation.fail(f"vBucket {stream.number}: its stream ends again and again")
         else:
@@ -177,12 +181,47 @@ class Openings:
         outlet.withdraw(stream.number)
 
     def _empty(self, stream: TapStream) -> None:
+        self._forget(stream)
+        stream.start_over()
+
+    def _forget(self, stream: TapStream) -> None:
         conversation = self._conversation
         conversation.known.ring.forget(stream.number)
         stream.course = Course()
         if not conversation.dump:
             conversation.known.courses[stream.number] = stream.course
-        stream.start_over()
+
+    # --- all is emptied at once -----------------------------------------------------------------
+
+    def _flushed(self) -> bool:
+        """See whether that has happened; if so have the client do the same, by one message.
+
+        It empties all that the client has. So one that was promised only some of the vBuckets, and
+        may have others from elsewhere, is told of each by itself.
+        """
+        conversation = self._conversation
+        before, self._flushes = self._flushes, conversation.upstream.flushes
+        if self._flushes == before or conversation.dump or conversation.takeover:
+            return False
+        streams = conversation.streams
+        if not (conversation.everything or conversation.upstream.covers(streams.keys())):
+            return False
+        for stream in streams.values():
+            self.close(stream)
+            self._withdraw(stream)
+            self._forget(stream)
+            stream.start_empty()
+        emptied = partial(self._all_emptied, [stream.course for stream in streams.values()])
+        conversation.outlet.post(Control(Opcode.TAP_FLUSH, 0, 0, acked=emptied))
+        for stream in list(streams.values()):
+            self.open(stream)
+        return True
+
+    def _all_emptied(self, courses: list[Course]) -> None:
+        """The client has nothing any more, which is what a backfill would have brought it."""
+        for course in courses:
+            course.backfilled = True
+        self._conversation.urgent = True
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -223,6 +262,9 @@ class Openings:
         log = decode_failover_log(value)
         stream.granted = True
         conversation.by_opaque[stream.opaque] = stream
+        if stream.history != log[0].uuid:
+            stream.history = log[0].uuid
+            stream.reopened = False
         point = None if stream.corrected_log == value else _branch_point(stream, log)
         if point is not None and not self._correct(stream, point, value):
             return
@@ -235,7 +277,22 @@ class Openings:
             conversation.outlet.post(
                 Control(Opcode.TAP_OPAQUE, stream.number, command, acked=emptied)
             )
+        if not stream.surveyed:
+            surveyed = partial(self._surveyed, stream, stream.opaque)
+            conversation.upstream.survey([stream.number], surveyed)
         self._settle(stream)
+
+    def _surveyed(self, stream: TapStream, opaque: int, standings: dict[int, Standing]) -> None:
+        """Learn how much comes after the client has emptied a vBucket: it may be nothing."""
+        standing = standings.get(stream.number)
+        if standing is None or stream.opaque != opaque or stream.surveyed:
+            return
+        stream.surveyed = True
+        stream.standing_seqno = standing.high_seqno
+        if not standing.high_seqno and not stream.announced:
+            stream.whole = True
+            self._settle(stream)
+            self._conversation.wake()
 
     def _emptied(self, stream: TapStream, beginning: int) -> None:
         if beginning == stream.beginnings:
@@ -270,6 +327,8 @@ class Openings:
         """Carry out a rollback: the client's place moves, its items are mended at the grant."""
         if seqno >= stream.position:
             raise RemoteProtocolError(f"a rollback from {stream.position} to {seqno}")
+        if self._flushed():
+            return
         if self._keys_above(stream, seqno) is None:
             self.start_over(stream)
             return

@@ -123,7 +123,7 @@ class Outlet:
             return self.window.empty
         if control.opcode in _CHECKPOINTS:  # items of other vBuckets do not matter
             window = self.window
-            closed = window.holds_opaques or window.holds(control.vbucket)
+            closed = window.gates_checkpoints or window.holds(control.vbucket)
             return not closed and window.room > 0
         return True
 

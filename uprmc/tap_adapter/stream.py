@@ -31,7 +31,10 @@ class TapStream:
     Attributes:
         number: the vBucket's.
         course: what is kept of it.
-        standing_seqno: the vBucket's high seqno when the client connected.
+        standing_seqno: the vBucket's high seqno when the client connected, or was told last to
+            empty it.
+        surveyed: whether `standing_seqno` is of the contents that are streamed.
+        history: the one that was granted last.
         phase: see `Phase`.
         opaque: of the UPR stream, new for each opening.
         asked: whether an opening is unanswered.
@@ -78,6 +81,7 @@ class TapStream:
         "from_scratch",
         "granted",
         "handing_over",
+        "history",
         "kept",
         "number",
         "opaque",
@@ -89,6 +93,7 @@ class TapStream:
         "rolled_back",
         "snapshot",
         "standing_seqno",
+        "surveyed",
         "told_open",
         "whole",
     )
@@ -99,7 +104,8 @@ class TapStream:
         self.course = course
         self.standing_seqno = standing_seqno
         self.phase = Phase.OPENING
-        self.opaque = 0
+        self.opaque = self.history = 0
+        self.surveyed = True
         self.asked = self.outdated = self.granted = self.dropped = False
         self.from_scratch = self.emptying = self.backfilling = False
         self.beginnings = 0
@@ -123,12 +129,22 @@ class TapStream:
 
     def start_over(self) -> None:
         """Stand at the beginning; the client is to empty its vBucket."""
-        self.return_to(Mark(0, 0, 0))
+        self._begin_again()
         self.from_scratch = self.emptying = self.backfilling = True
-        self.beginnings += 1
-        self.checkpoint_open = self.answer_due = False
-        self.ending = None
         self.whole = not self.standing_seqno
+
+    def start_empty(self) -> None:
+        """Stand at the beginning; there is nothing here, nor at the client."""
+        self._begin_again()
+        self.from_scratch = self.emptying = self.backfilling = False
+        self.standing_seqno = 0
+        self.surveyed = self.whole = True
+
+    def _begin_again(self) -> None:
+        self.return_to(Mark(0, 0, 0))
+        self.beginnings += 1
+        self.checkpoint_open = self.answer_due = self.told_open = False
+        self.ending = None
 
     @property
     def mark(self) -> Mark:

@@ -12,7 +12,8 @@ deletion                       DELETE: its revision in its section, its CAS as i
 expiration                     DELETE
 snapshot marker                CHECKPOINT_END and CHECKPOINT_START where they were asked for; the
                                first one from 0 is the backfill, which OPAQUE 1 and 8 enclose
-flush of a vBucket             OPAQUE 1 and 8 of it, for TAP's FLUSH empties the whole bucket
+flush of a vBucket             OPAQUE 1 and 8 of it, for TAP's FLUSH empties the whole bucket: that
+                               is sent where all vBuckets were emptied at once (`openings`)
 state of a vBucket             VBUCKET_SET
 stream end, stream answers     nothing, or the end of the connection
 keep-alive, flow control       nothing: each side has its own

@@ -8,7 +8,7 @@ Answers come by callbacks, at once or later; never after `Upstream.close`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from uprmc.model import Item
@@ -31,6 +31,13 @@ class Upstream(Protocol):
     """
 
     closed: str
+
+    @property
+    def flushes(self) -> int:
+        """How often all was emptied at once, as far as that can be told from here."""
+
+    def covers(self, numbers: Collection[int]) -> bool:
+        """Tell whether these are all vBuckets that could be emptied at once."""
 
     def survey(
         self, numbers: Sequence[int] | None, done: Callable[[dict[int, Standing]], None]

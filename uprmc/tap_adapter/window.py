@@ -20,13 +20,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from uprmc.protocol.opcodes import Opcode
-from uprmc.protocol.tap import checkpoint_end, checkpoint_start, opaque_message, state_message
+from uprmc.protocol.tap import (
+    checkpoint_end,
+    checkpoint_start,
+    flush_message,
+    opaque_message,
+    state_message,
+)
 
 #: Numbers on the wire are 1 to this.
 SEQUENCE_MAX = 2**32 - 1
 
 #: More stretches than this are joined.
 STRETCHES_MAX = 64
+
+
+_GATE_CHECKPOINTS = frozenset({Opcode.TAP_OPAQUE, Opcode.TAP_FLUSH})
 
 
 class Mark(NamedTuple):
@@ -41,7 +50,7 @@ class Control(NamedTuple):
     """A message that is none of an item; it always asks to be acknowledged.
 
     Attributes:
-        opcode: OPAQUE, VBUCKET_SET, CHECKPOINT_START or CHECKPOINT_END.
+        opcode: OPAQUE, VBUCKET_SET, FLUSH, CHECKPOINT_START or CHECKPOINT_END.
         vbucket: 0 where it is of the connection.
         word: the `TapOpaque`, the state, or the checkpoint's id.
         after_all: whether it waits until all before it are acknowledged.
@@ -63,12 +72,19 @@ class Control(NamedTuple):
         """Whether no item may follow before it is acknowledged."""
         return self.opcode != Opcode.TAP_VBUCKET_SET
 
+    @property
+    def gates_checkpoints(self) -> bool:
+        """Whether no checkpoint may begin or end before it is acknowledged."""
+        return self.opcode in _GATE_CHECKPOINTS
+
     def message(self, sequence: int, flags: int) -> bytes:
         """Return it as it goes out."""
         if self.opcode == Opcode.TAP_OPAQUE:
             return opaque_message(self.word, self.vbucket, sequence, flags)
         if self.opcode == Opcode.TAP_VBUCKET_SET:
             return state_message(self.word, self.vbucket, sequence, flags)
+        if self.opcode == Opcode.TAP_FLUSH:
+            return flush_message(sequence, flags)
         if self.opcode == Opcode.TAP_CHECKPOINT_END:
             return checkpoint_end(self.word, self.vbucket, sequence, flags)
         return checkpoint_start(
@@ -134,7 +150,7 @@ class Window:
         self._controls: deque[tuple[int, Control]] = deque()
         self._holders: dict[int, int] = {}
         self._gates = 0
-        self._opaques = 0
+        self._gates_of_checkpoints = 0
         self._joins = False
 
     @property
@@ -158,9 +174,9 @@ class Window:
         return bool(self._gates)
 
     @property
-    def holds_opaques(self) -> bool:
-        """Whether an OPAQUE is unacknowledged."""
-        return bool(self._opaques)
+    def gates_checkpoints(self) -> bool:
+        """Whether a message is unacknowledged that no end or start of a checkpoint may follow."""
+        return bool(self._gates_of_checkpoints)
 
     @property
     def stretches(self) -> int:
@@ -205,7 +221,7 @@ class Window:
         self._joins = False
         self._controls.append((self.sent, control))
         self._gates += control.gates
-        self._opaques += control.opcode == Opcode.TAP_OPAQUE
+        self._gates_of_checkpoints += control.gates_checkpoints
 
     def owe(self, size: int) -> int:
         """Take bytes of UPR into account; returns how many are done with at once."""
@@ -285,7 +301,7 @@ class Window:
     def _pop_control(self) -> Control:
         control = self._controls.popleft()[1]
         self._gates -= control.gates
-        self._opaques -= control.opcode == Opcode.TAP_OPAQUE
+        self._gates_of_checkpoints -= control.gates_checkpoints
         return control
 
 
