@@ -63,7 +63,7 @@ _CHECK_EVERY = 100
 _HEADER = struct.Struct(">BBHBBHIIQ")
 
 #: What a session may ask: UPR and its extensions, TAP.
-_ASKED = frozenset((*range(0x50, 0x5F), *range(0xE9, 0xED), 0xE7, *range(0x41, 0x48), 0x0A))
+_ASKED = frozenset((*range(0x50, 0x5F), 0xD6, *range(0xE9, 0xED), 0xE7, *range(0x41, 0x48), 0x0A))
 
 #: All documents are dropped now and then: spoiled keys are new keys, and keys stay in memory.
 _EMPTY_EVERY = 4_000

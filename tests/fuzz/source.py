@@ -24,7 +24,13 @@ from tests.upr.peer import Frame, frame
 ALL_SEQNOS, LOG_ANYWHERE, GET_META, CLUSTER, GET_VERSION = 0x48, 0x96, 0xA0, 0xB5, 0xE7
 SEQNO_ACK, BARRIER_ADD, BARRIER_REACHED = 0x61, 0xE8, 0xE9
 
-_EXTENSIONS = (b"uprmc_versions", b"max_marker_version", b"uprmc_persisted", b"uprmc_snapshot_end")
+_EXTENSIONS = (
+    b"uprmc_versions",
+    b"max_marker_version",
+    b"uprmc_persisted",
+    b"uprmc_snapshot_end",
+    b"uprmc_vbucket_facts",
+)
 _KNOWN_CONTROLS = (b"connection_buffer_size", b"enable_noop", b"set_noop_interval")
 _SNAPSHOT_ITEMS = (1, 3, 1_000)
 

@@ -71,7 +71,7 @@ def _caught(match: str, share: float = 0.1) -> None:
 
 
 def _run_some(share: float) -> None:
-    for seed in range(30):
+    for seed in range(90):
         run(seed, _CONNECTIONS, share)
 
 
@@ -79,7 +79,7 @@ def test_the_net_catches_an_error_that_gets_out(monkeypatch: pytest.MonkeyPatch)
     def broken(link: Link, request: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setitem(link._HANDLERS, Opcode.UPR_NOOP, broken)
+    monkeypatch.setitem(link._HANDLERS, Opcode.UPR_DELETION, broken)
     _caught(r"seed \d+, share 0.1, .*ValueError: a bug")
 
 

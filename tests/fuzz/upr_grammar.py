@@ -39,6 +39,7 @@ _SWITCHES = (
     b"uprmc_rounds",
     b"uprmc_snapshot_end",
     b"uprmc_leases",
+    b"uprmc_vbucket_facts",
     b"uprmc_nothing",
 )
 _SETTINGS = (b"true", b"true", b"true", b"false", b"0", b"1024", b"1e3", b"-1", b"nan", b"high")

@@ -3,7 +3,7 @@
 Notation of the memcached reference, section 2.3: ``0`` none allowed, ``1+`` required, ``any``
 optional; several extras lengths are joined by ``|``. From 3d on: UPR reference, sections 2, 6 and 7
 (silent about f4 and f5, which are the original server's, 89, whose key may be empty there, and what
-is ours: d7 to d9 and e4 to e7); 97 to 9f, aa and b0: TAP reference, sections 7 and 12. Extended
+is ours: d6 to d9 and e4 to e7); 97 to 9f, aa and b0: TAP reference, sections 7 and 12. Extended
 metadata counts as value: a8 and a9 may have no other.
 """
 
@@ -100,6 +100,7 @@ b5 0 0 0
 b6 0 0 0
 b7 8 0 0
 b8 0|4 1+ 0
+d6 16 0 0
 d7 4 any any
 d8 0 1+ 1+
 d9 0 0 1+

@@ -18,6 +18,7 @@ from typing import Any
 from tests.sim.judges import Stored, complain, last_complete
 from tests.sim.upr_codec import ACTIVE, DEAD, Version
 from tests.sim.upr_truth import Branch, Log, Look, Truth, disagreement
+from tests.sim.version_judges import judge_revision
 
 #: A whole state is compared with its history after every change of log or state, and so often else.
 _EVERY = 4
@@ -284,6 +285,7 @@ class NodeTruth(Truth):
 
     def _accept(self, number: int, uuid: int, branch: Branch, now: Look, version: Version) -> None:
         if version.seqno > branch.high and now.state == ACTIVE:
+            judge_revision(version, branch.newest(version.key), f"{self.name}: vBucket {number}")
             branch.add(version)
         elif not branch.holds(version):
             there = branch.segment(version.seqno - 1, version.seqno)

@@ -128,6 +128,11 @@ def _forget_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replica_module, "apply_all", careless)
 
 
+def _forget_the_floor(patch: pytest.MonkeyPatch) -> None:
+    """Do not learn of deletions that the source has dropped."""
+    patch.setattr(replica_stream, "outrank", lambda vbucket, rev: None)
+
+
 def _keep_followers_of_an_old_history(patch: pytest.MonkeyPatch) -> None:
     """Tell nobody who follows a replica that its history has another name now."""
 
@@ -361,6 +366,9 @@ _HALVES = Plan(
     "pair", Faults(cut_s=0.1, crash_s=1.0), {"failover": 1}, operator_s=0.3, writer_s=0.01
 )
 _HAND_OVERS = Plan("star", NO_FAULTS, {"takeover": 1}, operator_s=0.1)
+_DROPS = Plan(
+    "pair", Faults(cut_s=0.2), {"compact": 9, "failover": 2, "takeover": 2}, operator_s=0.1, keys=4
+)
 _PURGES = Plan("pair", Faults(cut_s=0.2), {"compact": 5, "failover": 1}, operator_s=0.1)
 
 #: Runs in which a rule is needed often, for those that random ones seldom need.
@@ -369,6 +377,7 @@ _PLANS: dict[Patch, Plan] = {
     _forget_the_range_in_the_header: _HALVES,
     _promote_at_the_high_seqno: _HALVES,
     _forget_the_purge_seqno: _PURGES,
+    _forget_the_floor: _DROPS,
     _keep_followers_of_an_old_history: _CHAIN,
     _let_followers_live_through_a_rollback: _CHAIN,
     _forget_a_key: _FAILOVERS,
@@ -402,6 +411,7 @@ _PROGRAM_WRONG = r"the program \(.*\) holds"
         (_lose_the_revision, "names two histories"),
         (_call_expiries_deletions, "a has|b has|c has"),
         (_forget_the_purge_seqno, _WRONG),
+        (_forget_the_floor, "the revision falls from"),
         (_keep_followers_of_an_old_history, _WRONG),
         (_keep_the_old_log, f"{_WRONG}|nobody|{_STUCK}"),
         (_forget_a_key, _WRONG),

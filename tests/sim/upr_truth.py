@@ -96,6 +96,10 @@ class Branch:
         """Return all versions but the first so many, in the order of seqnos."""
         return self._versions[place:]
 
+    def newest(self, key: bytes) -> Version | None:
+        """Return the newest version of a key, dropped or not."""
+        return next((each for each in reversed(self._versions) if each.key == key), None)
+
     def holds(self, version: Version) -> bool:
         """Tell whether this version is part of this history."""
         place = bisect_right(self._seqnos, version.seqno) - 1

@@ -50,7 +50,7 @@ def sent_back(script: Script) -> list[int]:
 def test_a_source_of_other_make_is_not_asked_what_it_may_hang_up_for() -> None:
     target = replica_rig()
     script = Script(target, grant=False)
-    script.greet({b"uprmc_versions": 4, b"uprmc_persisted": 4})
+    script.greet({b"uprmc_versions": 4, b"uprmc_persisted": 4, b"uprmc_vbucket_facts": 4})
     assert sent_back(script) == [STREAM_REQUEST]
     assert target.bucket.vbuckets[0].high_seqno == 0
     assert GET_VERSION not in kinds(script.sent())

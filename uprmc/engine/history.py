@@ -105,6 +105,15 @@ class History(Contents):
         if old is None or old.life or not old.expiry or item.expiry < old.expiry:
             self._ledger.timetable.add(self.id, item.key, item.expiry)
 
+    def outrank(self, rev: int) -> None:
+        """Have new documents outrank deletions of up to this revision, which were made elsewhere.
+
+        It is on disk with the next commit; less than before changes nothing.
+        """
+        if rev > self.max_deleted_rev:
+            self.max_deleted_rev = rev
+            self.change_header()
+
     # --- beginning anew -------------------------------------------------------------------------
 
     def roll_back(

@@ -104,9 +104,7 @@ def outrank(vbucket: VBucket, rev: int) -> None:
     """
     if rev > REV_MAX:
         raise InvalidArguments(f"the revision {rev} is too high")
-    if rev > vbucket.max_deleted_rev:
-        vbucket.max_deleted_rev = rev
-        vbucket.change_header()
+    vbucket.outrank(rev)
 
 
 def _no_matter(_durable: bool) -> None:

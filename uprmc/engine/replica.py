@@ -63,6 +63,17 @@ def apply_all(
     vbucket.adopt_all(items)
 
 
+def outrank(vbucket: VBucket, rev: int) -> None:
+    """Have documents that begin here outrank the source's deletions, those it dropped included.
+
+    Raises:
+        InvalidArguments: no version that a server made has such a revision.
+    """
+    if rev > NUMBER_MAX:
+        raise InvalidArguments(f"revision {rev}")
+    vbucket.outrank(rev)
+
+
 def _check_place(vbucket: VBucket, first: int, last: int, snapshot: SnapshotRange) -> None:
     high = vbucket.high_seqno
     if not max(high + 1, snapshot.start) <= first <= last <= snapshot.end:

@@ -170,13 +170,15 @@ class UprSession(BinarySession):
 
     def _number_in(self, opcode: int, number: int, key: bytes) -> int:
         """See `BinarySession`; a frame of UPR says itself which vBucket it is about."""
-        return number if opcode in _FRAMES else super()._number_in(opcode, number, key)
+        mine = opcode in _FRAMES or opcode == Opcode.VBUCKET_FACTS
+        return number if mine else super()._number_in(opcode, number, key)
 
     def _carry_out(self, request: Request) -> bool:
         """See `BinarySession`."""
         opcode = request.opcode
         barrier = opcode == Opcode.BARRIER_ADD and isinstance(self.peer, Producer)
-        if not (opcode in _FRAMES or barrier):
+        facts = opcode == Opcode.VBUCKET_FACTS and isinstance(self.peer, Consumer)
+        if not (opcode in _FRAMES or barrier or facts):
             return super()._carry_out(request)
         if opcode == Opcode.UPR_STREAM_REQUEST:
             self._gentle_left = GENTLE_BYTES

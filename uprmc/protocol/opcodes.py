@@ -133,6 +133,7 @@ class Opcode(IntEnum):
     GET_KEYS = 0xB8
 
     # Ours, at the far ends of gaps that nobody else has used (UPR reference, section 7).
+    VBUCKET_FACTS = 0xD6
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
     FAILOVER = 0xD9

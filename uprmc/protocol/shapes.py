@@ -130,6 +130,7 @@ SHAPES: dict[int, Shape] = {
     Opcode.GET_RANDOM_KEY: _BARE,
     Opcode.SEQNO_PERSISTENCE: _shape(8),
     Opcode.GET_KEYS: _shape(0, 4, key=Part.REQUIRED),
+    Opcode.VBUCKET_FACTS: _shape(16),
     Opcode.REPLICATE: _shape(4, key=Part.OPTIONAL, value=Part.OPTIONAL),
     Opcode.TAKEOVER: _shape(0, key=Part.REQUIRED, value=Part.REQUIRED),
     Opcode.FAILOVER: _shape(0, value=Part.REQUIRED),

@@ -1,4 +1,4 @@
-"""Bodies of what this server adds to UPR, opcodes 0xe4 to 0xec: barriers, rounds, leases.
+"""Bodies of what this server adds to UPR: barriers, rounds, leases, facts about vBuckets.
 
 A server without them answers "unknown command", and none of the frames below is sent on a
 connection that did not ask for it by a control key.
@@ -53,6 +53,17 @@ ROUND_COMPLETE_EXTRAS = derive(RoundCompleteExtras)
 #: Extras of SNAPSHOT_END: everything up to `end_seqno` was sent, in so many items.
 SnapshotEndExtras = Layout("end_seqno" / Int64ub, "items" / Int32ub)
 SNAPSHOT_END_EXTRAS = derive(SnapshotEndExtras)
+
+# --- facts --------------------------------------------------------------------------------------
+
+#: Control key that asks for VBUCKET_FACTS.
+FACTS_KEY = b"uprmc_vbucket_facts"
+
+#: Extras of VBUCKET_FACTS: deletions up to `purge_seqno` may be missing from the snapshots that
+#: follow, and no deletion that was ever made has a revision above `rev_floor`, whether it is still
+#: there or not.
+VBucketFactsExtras = Layout("purge_seqno" / Int64ub, "rev_floor" / Int64ub)
+VBUCKET_FACTS_EXTRAS = derive(VBucketFactsExtras)
 
 # --- leases -------------------------------------------------------------------------------------
 

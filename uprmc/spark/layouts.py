@@ -119,6 +119,7 @@ class Opcode(IntEnum):
     GET_RANDOM_KEY = 0xB6
     SEQNO_PERSISTENCE = 0xB7
     GET_KEYS = 0xB8
+    VBUCKET_FACTS = 0xD6
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
     FAILOVER = 0xD9

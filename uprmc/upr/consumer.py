@@ -19,6 +19,7 @@ from uprmc.model import VBucketState
 from uprmc.protocol.header import encode_request, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ADD_STREAM_EXTRAS, ADD_STREAM_REPLY_EXTRAS
+from uprmc.upr.handshake import wishes
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due
 from uprmc.upr.peer import Answer, Reply, UprRequest
@@ -56,15 +57,20 @@ class Consumer(Receiver):
         return Due.NOTHING
 
     def _greet(self) -> None:
-        """Tell the producer how we want to be served, before the first stream."""
+        """Tell the producer how we want to be served, before the first stream.
+
+        What younger servers added has no opaque of its own, so that the first stream's is 3, which
+        tools of 2014 expect.
+        """
         self._greeted = True
-        settings = self.hub.settings
-        for name, value in (
-            (b"connection_buffer_size", b"%d" % settings.consumer_buffer),
-            (b"enable_noop", b"true"),
-        ):
-            opaque = self._new_opaque()
-            self.put(encode_request(Opcode.UPR_CONTROL, key=name, value=value, opaque=opaque))
+        for wish in wishes(self.hub.settings):
+            if wish.spliced:
+                opaque = self._new_opaque() if wish.needed else 0
+                self.put(
+                    encode_request(
+                        Opcode.UPR_CONTROL, key=wish.key, value=wish.value, opaque=opaque
+                    )
+                )
 
     # --- from the manager -----------------------------------------------------------------------
 
@@ -139,6 +145,7 @@ _HANDLERS: dict[int, Callable[[Consumer, UprRequest], Answer | None]] = {
     Opcode.UPR_DELETION: Consumer._deletion,
     Opcode.UPR_EXPIRATION: Consumer._deletion,
     Opcode.UPR_FLUSH: Consumer._flush,
+    Opcode.VBUCKET_FACTS: Consumer._facts,
     Opcode.UPR_SET_VBUCKET_STATE: Consumer._set_state,
     Opcode.UPR_NOOP: Consumer._noop,
 }

@@ -49,6 +49,7 @@ class Form(NamedTuple):
         delete_times: whether deletions say when they happened.
         expirations: whether expired documents come as expirations; needs `delete_times`.
         versioned_markers: whether markers are those of version 2.2, with the purge seqno.
+        facts: whether VBUCKET_FACTS tells what a marker does not.
     """
 
     datatypes: int = 0
@@ -56,6 +57,7 @@ class Form(NamedTuple):
     delete_times: bool = False
     expirations: bool = False
     versioned_markers: bool = False
+    facts: bool = False
 
 
 class Written(NamedTuple):

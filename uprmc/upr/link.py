@@ -307,6 +307,7 @@ _HANDLERS: dict[int, Callable[[Link, UprRequest], Answer | None]] = {
     Opcode.UPR_MUTATION: Link._mutation,
     Opcode.UPR_DELETION: Link._deletion,
     Opcode.UPR_EXPIRATION: Link._deletion,
+    Opcode.VBUCKET_FACTS: Link._facts,
     Opcode.UPR_SET_VBUCKET_STATE: Link._hand_over,
     Opcode.UPR_NOOP: Link._noop,
 }

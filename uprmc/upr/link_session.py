@@ -25,6 +25,7 @@ from uprmc.protocol.opcodes import (
 )
 from uprmc.protocol.shapes import shape_error
 from uprmc.protocol.upr import OPEN_EXTRAS
+from uprmc.upr.handshake import wishes
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Reply, UprRequest
 from uprmc.upr.receiver import Receiver
@@ -32,12 +33,6 @@ from uprmc.upr.undo import status_text
 
 _AGENT = b"uprmc"
 _OPEN_FLAGS = int(OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES)
-
-#: The producer is to be heard so often within the time after which it is given up.
-_SIGNS_OF_LIFE = 2
-
-#: Shortest interval of keep-alives that old producers take.
-_NOOP_MIN_S = 1.0
 
 #: A source has a second to be asked in, so silence means nothing before this.
 _LEAST_PATIENCE_S = 4.0
@@ -73,23 +68,12 @@ class LinkSession(Receiver):
     # --- the handshake --------------------------------------------------------------------------
 
     def _greet(self) -> None:
-        settings = self.hub.settings
         hello = encode_hello([Feature.JSON, Feature.XERROR])
         self._begin_with(Opcode.HELLO, _AGENT, value=hello)
         extras = OPEN_EXTRAS.pack(0, _OPEN_FLAGS)
         self._begin_with(Opcode.UPR_OPEN, self.name, extras=extras, fatal=True)
-        interval = max(_NOOP_MIN_S, settings.dial_timeout_s / _SIGNS_OF_LIFE)
-        for name, value, fatal in (
-            (b"connection_buffer_size", b"%d" % settings.consumer_buffer, True),
-            (b"enable_noop", b"true", True),
-            (b"set_noop_interval", b"%g" % interval, False),
-            (b"enable_expiry_opcode", b"true", False),
-            (b"max_marker_version", b"2.2", False),
-            (b"uprmc_versions", b"true", False),
-            (b"uprmc_persisted", b"true", False),
-            (b"send_stream_end_on_client_close_stream", b"true", False),
-        ):
-            self._begin_with(Opcode.UPR_CONTROL, name, value=value, fatal=fatal)
+        for wish in wishes(self.hub.settings):
+            self._begin_with(Opcode.UPR_CONTROL, wish.key, value=wish.value, fatal=wish.needed)
 
     def _begin_with(
         self,

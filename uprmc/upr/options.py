@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from uprmc.errors import InvalidArguments, NotSupported
 from uprmc.protocol.opcodes import OpenFlag
+from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.upr.frames import Form
 
 #: Bounds of the keep-alive interval that a peer may ask for, in seconds.
@@ -42,8 +43,8 @@ class Options:
         sequential: one backfill after the other.
         priority: for statistics.
         versioned_markers: snapshot markers come in the form of version 2.2.
-        versions, barriers, rounds, snapshot_ends, leases, persisted, terms: our extensions; terms
-            are granted by HELLO, too.
+        versions, barriers, rounds, snapshot_ends, leases, persisted, facts, terms: our extensions;
+            terms are granted by HELLO, too.
     """
 
     buffer_bytes: int = 0
@@ -60,6 +61,7 @@ class Options:
     snapshot_ends: bool = False
     leases: bool = False
     persisted: bool = False
+    facts: bool = False
     terms: bool = False
     versioned_markers: bool = False
 
@@ -72,6 +74,7 @@ def form_of(flags: int, datatypes: int, options: Options) -> Form:
         delete_times=bool(flags & _DELETE_TIMES),
         expirations=options.expirations,
         versioned_markers=options.versioned_markers,
+        facts=options.facts,
     )
 
 
@@ -164,6 +167,7 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     b"uprmc_snapshot_end": _switch("snapshot_ends"),
     b"uprmc_leases": _switch("leases"),
     b"uprmc_persisted": _switch("persisted"),
+    FACTS_KEY: _switch("facts"),
     b"uprmc_terms": _switch("terms"),
 }
 

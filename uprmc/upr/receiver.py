@@ -38,6 +38,7 @@ from uprmc.protocol.upr import (
     decode_failover_log,
     decode_marker,
 )
+from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.upr.hub import Hub
 from uprmc.upr.intake import deletion_of, mutation_of, read_run
 from uprmc.upr.peer import Answer, Reply, UprRequest
@@ -267,7 +268,9 @@ class Receiver:
     def start_over(self, stream: ReplicaStream) -> None:
         """Forget what the vBucket holds and ask for all of it."""
         bucket = self.hub.bucket
+        floor = stream.vbucket.max_deleted_rev
         stream.change_state(lambda: stream.vbucket.reset(bucket.entropy.uuid48()))
+        stream.vbucket.outrank(floor)
         self.request(stream)
 
     # --- what subclasses do about it ------------------------------------------------------------
@@ -344,10 +347,18 @@ class Receiver:
             marker = decode_marker(request.extras, request.value)
         except RemoteProtocolError as error:
             raise RangeExceeded(str(error)) from None
-        if marker.purge_seqno > marker.end_seqno:
-            raise RangeExceeded(f"a snapshot to {marker.end_seqno}, purged to {marker.purge_seqno}")
         self._check_marker(stream, marker)
-        stream.announced(marker)
+        purged = stream.purged(marker, told=bool(request.value))
+        if purged > marker.end_seqno:
+            raise RangeExceeded(f"a snapshot to {marker.end_seqno}, purged to {purged}")
+        stream.announced(marker, purged)
+
+    def _facts(self, request: UprRequest) -> None:
+        stream = self._reading(request)
+        try:
+            stream.told(*VBUCKET_FACTS_EXTRAS.unpack(request.extras))
+        except InvalidArguments as error:
+            raise OutOfPlace(str(error)) from None
 
     def _mutation(self, request: UprRequest) -> None:
         stream = self._reading(request)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from uprmc.engine.replica import apply, apply_all, take_history
+from uprmc.engine.replica import apply, apply_all, outrank, take_history
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, SnapshotRange
+from uprmc.protocol.opcodes import MarkerFlag
 from uprmc.protocol.upr import Marker, StreamRequest
+
+_DISK = int(MarkerFlag.DISK)
 
 
 class ReplicaState(Enum):
@@ -36,6 +39,7 @@ class ReplicaStream:
         snapshot: the one that was announced last; before the first nothing fits into it.
         kind: its marker's type bits.
         purge_seqno: deletions up to here may be missing from it.
+        told_purge_seqno: what VBUCKET_FACTS said last of that, ``None`` = nothing.
         items: taken so far.
         rollbacks: how often the source has sent us back before it granted it.
         told_seqno: what the source was told last to be on our disk.
@@ -45,6 +49,7 @@ class ReplicaStream:
     __slots__ = (
         "_died",
         "_floor",
+        "_silent_disk",
         "asked",
         "asked_by",
         "bare",
@@ -56,6 +61,7 @@ class ReplicaStream:
         "rollbacks",
         "snapshot",
         "state",
+        "told_purge_seqno",
         "told_seqno",
         "vbucket",
     )
@@ -81,6 +87,8 @@ class ReplicaStream:
         self.rollbacks = 0
         self.told_seqno = 0
         self.bare = False
+        self.told_purge_seqno: int | None = None
+        self._silent_disk = False
         self._floor: int | None = None
         self.asked = self._request()
         self._died: Callable[[ReplicaStream, Interruption], None] | None = died
@@ -110,7 +118,34 @@ class ReplicaStream:
         """Whether everything that was announced has come."""
         return self.vbucket.high_seqno >= self.snapshot.end
 
-    def announced(self, marker: Marker) -> None:
+    def told(self, purge_seqno: int, rev_floor: int) -> None:
+        """Learn what goes with the snapshots that follow.
+
+        Raises:
+            InvalidArguments: no vBucket has such a revision.
+        """
+        outrank(self.vbucket, rev_floor)
+        self.told_purge_seqno = purge_seqno
+
+    def purged(self, marker: Marker, *, told: bool) -> int:
+        """Return up to where deletions may be missing from a snapshot.
+
+        A source that tells nothing of it may have dropped any deletion from what it reads off its
+        disk. Of that the stream's first counts, however often it is announced: what comes later
+        was changed since it began.
+
+        Args:
+            marker: the snapshot's.
+            told: whether the marker says so itself.
+        """
+        if told or self.told_purge_seqno is not None:
+            return max(marker.purge_seqno, self.told_purge_seqno or 0)
+        if not marker.kind & _DISK or (self._silent_disk and self.whole):
+            return 0
+        self._silent_disk = True
+        return marker.end_seqno
+
+    def announced(self, marker: Marker, purge_seqno: int) -> None:
         """A snapshot begins; it counts from its first item on.
 
         The first one goes on with what was asked for, whatever its own start says.
@@ -120,7 +155,7 @@ class ReplicaStream:
             start, self._floor = min(start, floor), None
         self.snapshot = SnapshotRange(start, marker.end_seqno)
         self.kind = marker.kind
-        self.purge_seqno = marker.purge_seqno
+        self.purge_seqno = purge_seqno
 
     def take(self, item: Item) -> None:
         """Apply a version.

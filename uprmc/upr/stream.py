@@ -25,6 +25,7 @@ from uprmc.model import Item
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, StreamFlag
 from uprmc.protocol.upr import StreamRequest, snapshot_marker, versioned_marker
+from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.upr.frames import ITEM_FRAME_BYTES, Form, ItemWriter, Written
 
 #: Plain numbers: an enum takes a microsecond for each operation.
@@ -34,8 +35,9 @@ _MEMORY, _DISK, _CHECKPOINT = map(int, (MarkerFlag.MEMORY, MarkerFlag.DISK, Mark
 #: So little that it is sent without a reading.
 _FEW_ITEMS = 32
 
-#: What precedes a snapshot's items at most: in rounds the vBucket's turn, and the longest marker.
-_HEAD_BYTES = 121
+#: What precedes a snapshot's items at most: in rounds the vBucket's turn, facts, and the longest
+#: marker.
+_HEAD_BYTES = 161
 
 #: After so many items from memory a consumer should open a new checkpoint.
 _CHECKPOINT_ITEMS = 5_000
@@ -102,6 +104,7 @@ class Stream:
 
     __slots__ = (
         "_built_seqno",
+        "_facts",
         "_first_generation",
         "_floor",
         "_host",
@@ -156,6 +159,7 @@ class Stream:
         self.persisted_seqno = 0
         self._first_generation = first_generation
         self._versioned = form.versioned_markers
+        self._facts: tuple[int, int] | None = (-1, -1) if form.facts else None
         self._writer = ItemWriter(vbucket.id, opaque, form)
         self._floor: int | None = request.snapshot_start
         self._built_seqno = 0
@@ -371,9 +375,26 @@ class Stream:
             marker = versioned_marker(number, opaque, start, end_seqno, kind, purge_seqno)
         else:
             marker = snapshot_marker(number, opaque, start, end_seqno, kind)
+        sent = self._tell_facts(purge_seqno, out)
         out.append(marker)
         self.frames += 1
-        return len(marker)
+        return sent + len(marker)
+
+    def _tell_facts(self, purge_seqno: int, out: list[bytes]) -> int:
+        """Put out what goes with the snapshots from here on, if the peer wants and lacks it."""
+        facts = (purge_seqno, self.vbucket.max_deleted_rev)
+        if self._facts is None or self._facts == facts:
+            return 0
+        self._facts = facts
+        frame = encode_request(
+            Opcode.VBUCKET_FACTS,
+            extras=VBUCKET_FACTS_EXTRAS.pack(*facts),
+            vbucket=self.vbucket.id,
+            opaque=self.opaque,
+        )
+        out.append(frame)
+        self.frames += 1
+        return len(frame)
 
     def _marker_kind(self, *, from_disk: bool) -> int:
         if from_disk:

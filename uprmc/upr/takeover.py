@@ -116,9 +116,10 @@ class TakeoverStream(Stream):
             vbucket=self.vbucket.id,
             opaque=self.opaque,
         )
+        sent = self._tell_facts(self.vbucket.purge_seqno, out)
         out.append(frame)
         self.frames += 1
-        return len(frame)
+        return sent + len(frame)
 
     def rest(self) -> None:
         """See `Stream.rest`."""
