@@ -123,6 +123,11 @@ class EngineSettings:
     lock_default_s: int = _setting(15, "seconds", "Length of a lock that names none.", 1, 30)
     lock_max_s: int = _setting(30, "seconds", "Longest lock; a longer one gets the default.", 1, 30)
     max_failover_entries: int = _setting(25, "entries", "Failover log length.", 2, 1_000)
+    after_unclean_start: str = _setting(
+        "active",
+        "active|pending",
+        "State of active vBuckets after a crash; pending ones wait until somebody says active.",
+    )
     compaction_slice: int = _setting(
         10_000, "tombstones", "Dropped for good in one commit, at most.", 1, 1_000_000
     )
@@ -363,6 +368,7 @@ _SECTIONS: dict[str, type[Any]] = {
 }
 
 _CHOICES = {
+    "engine.after_unclean_start": ("active", "pending"),
     "upr.rollback_rule": ("current", "3.0.0"),
     "tap.rollback": ("correct", "reset"),
     "log.level": ("debug", "info", "warn", "error"),

@@ -182,6 +182,7 @@ class VBucketHeader(NamedTuple):
         max_deleted_rev: highest revision among deletions, so that a new document outranks them.
         term: how often the vBucket was promoted anywhere; 0 = not known.
         max_cas: highest CAS that any version had in it, purged ones too; 0 = not known.
+        known_term: the highest term that anybody is known to have for this vBucket.
     """
 
     state: VBucketState
@@ -192,3 +193,4 @@ class VBucketHeader(NamedTuple):
     max_deleted_rev: int = 0
     term: int = 0
     max_cas: int = 0
+    known_term: int = 0

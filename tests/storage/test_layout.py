@@ -48,6 +48,7 @@ headers = st.builds(
     max_deleted_rev=u64,
     term=u64,
     max_cas=u64,
+    known_term=u64,
 )
 
 
@@ -69,10 +70,11 @@ _HEADER_1 = bytes.fromhex(
 
 def test_a_header_of_version_2_is_laid_out_as_documented() -> None:
     log = (FailoverEntry(0xAA, 2),)
-    header = VBucketHeader(VBucketState.REPLICA, 5, SnapshotRange(4, 6), log, 3, 9, 7, 0xC5)
+    header = VBucketHeader(VBucketState.REPLICA, 5, SnapshotRange(4, 6), log, 3, 9, 7, 0xC5, 8)
     assert layout.pack_header(header) == bytes.fromhex(
         "02 02 0001 0000000000000005 0000000000000004 0000000000000006 0000000000000003"
-        "0000000000000009 0000000000000007 00000000000000c5 00000000000000aa 0000000000000002"
+        "0000000000000009 0000000000000007 00000000000000c5 0000000000000008"
+        "00000000000000aa 0000000000000002"
     )
 
 
@@ -84,7 +86,8 @@ def test_a_header_of_version_1_has_no_highest_cas_and_its_term_is_unknown() -> N
 
 def test_an_active_vbucket_of_version_1_is_in_its_first_term() -> None:
     active = b"\x01\x01" + _HEADER_1[2:]
-    assert layout.unpack_header(active).term == 1
+    header = layout.unpack_header(active)
+    assert (header.term, header.known_term) == (1, 1)
 
 
 @pytest.mark.parametrize("length", range(1, len(_HEADER_1)))

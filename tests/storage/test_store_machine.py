@@ -57,6 +57,7 @@ headers = st.builds(
     max_deleted_rev=numbers,
     term=numbers,
     max_cas=numbers,
+    known_term=numbers,
 )
 changes = st.builds(
     VBucketChange,

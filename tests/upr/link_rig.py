@@ -71,6 +71,13 @@ def replica_rig(**changes: Any) -> Rig:
     return rig
 
 
+def restore(source: Rig, promoted: Rig, number: int = 0) -> None:
+    """Undo a promotion: the source is active again, in a term above that of who was promoted."""
+    vbucket = source.bucket.vbuckets[number]
+    vbucket.known_term = promoted.bucket.vbuckets[number].term
+    vbucket.promote()
+
+
 class Pair:
     """See the module docstring.
 

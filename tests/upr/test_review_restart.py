@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.upr.link_rig import Pair, Script, failover_log, replica_rig
+from tests.upr.link_rig import Pair, Script, failover_log, replica_rig, restore
 from tests.upr.peer import fill, marker, mutation, upr_rig, write
 from tests.upr.replication_rig import A, B, World
 from uprmc.model import VBucketState
@@ -94,6 +94,7 @@ def test_a_promotion_in_the_middle_of_a_rollback_ends_it() -> None:
     target.bucket.set_state(0, ACTIVE)
     write(target, 0, *(b"key%06d" % n for n in range(10)), value=b"only here")
     target.bucket.set_state(0, REPLICA)
+    restore(source, target)
     vbucket = target.bucket.vbuckets[0]
     again = Pair(source, target, flush=False)
     again.run()
@@ -123,6 +124,7 @@ def test_a_vbucket_that_is_removed_in_the_middle_of_a_rollback_is_gone() -> None
     write(target, 0, b"only here")
     target.flush()
     target.bucket.set_state(0, REPLICA)
+    restore(source, target)
     again = Pair(source, target, flush=False)
     again.run()
     again.link.follow([0])

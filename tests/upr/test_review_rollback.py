@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.upr.link_rig import GET_VERSION, Pair, Script, failover_log, replica_rig
+from tests.upr.link_rig import GET_VERSION, Pair, Script, failover_log, replica_rig, restore
 from tests.upr.peer import FAILOVER_LOG, STREAM_REQUEST, fill, kinds, marker, mutation, upr_rig
 from uprmc.model import VBucketState
 
@@ -26,6 +26,7 @@ def test_many_small_documents_that_were_fetched_count_with_their_bookkeeping() -
     target.bucket.set_state(0, VBucketState.ACTIVE)
     fill(target, 0, 2_800)
     target.bucket.set_state(0, VBucketState.REPLICA)
+    restore(source, target)
     pair = Pair(source, target)
     pair.run()
     pair.link.follow([0])

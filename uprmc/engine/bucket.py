@@ -18,6 +18,7 @@ from typing import Protocol
 from zlib import crc32
 
 from uprmc.config import Settings
+from uprmc.engine import terms
 from uprmc.engine.compaction import Compactor, PurgeRule
 from uprmc.engine.expiry import Expirer
 from uprmc.engine.failover_log import branched, last_complete_seqno
@@ -27,7 +28,6 @@ from uprmc.engine.ledger import Ledger
 from uprmc.engine.marks import Marks
 from uprmc.engine.pager import Pager
 from uprmc.engine.stats import Stats
-from uprmc.engine.terms import is_deposed
 from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
@@ -67,6 +67,8 @@ class Bucket:
         flushes: how often all vBuckets were emptied at once.
         numbered: number -> uuid of the history in which a vBucket gets its seqnos here even if it
             is not active, as long as nobody sets its state; see `overwrite`.
+        removed_terms: number -> highest known term of a vBucket that was removed; one that is made
+            again under that number begins above it.
         timings: how long things took, told by whoever has a clock.
         on_deposed: told of an active vBucket that died because of a higher term.
     """
@@ -108,6 +110,7 @@ class Bucket:
         self.view_holders: list[ViewHolder] = []
         self.flushes = 0
         self.numbered: dict[int, int] = {}
+        self.removed_terms: dict[int, int] = {}
         self.on_deposed: Callable[[VBucket], None] = lambda _: None
         self._flush_at: float | None = None
         self._mask = settings.engine.vbuckets - 1
@@ -141,6 +144,7 @@ class Bucket:
         brings the new header, so that no crash ever leaves the one's records to the other.
         """
         vbucket = self._new(number, state)
+        vbucket.known_term = self.removed_terms.get(number, 0)
         if state == VBucketState.ACTIVE:
             vbucket.promote()
         vbucket.reset_pending = True
@@ -154,7 +158,8 @@ class Bucket:
             number: its number.
             header: as stored.
             clean: whether the node was stopped in order. If not, it cannot know what it had
-                promised beyond what is stored, so an active vBucket begins a new branch (D11).
+                promised beyond what is stored, so an active vBucket begins a new branch (D11), or
+                waits to be made active, by ``engine.after_unclean_start``.
         """
         vbucket = self._new(number, header.state)
         vbucket.failover_log = header.failover_log
@@ -163,10 +168,15 @@ class Bucket:
         vbucket.queue = WriteQueue(header.high_seqno)
         vbucket.purge_seqno = header.purge_seqno
         vbucket.max_deleted_rev = header.max_deleted_rev
+        vbucket.term = header.term
+        vbucket.known_term = max(header.term, header.known_term)
         if header.snapshot.start < header.high_seqno < header.snapshot.end:
             vbucket.receiving = header.snapshot
         if not clean and header.state == VBucketState.ACTIVE:
-            self._branch(vbucket)
+            if self.settings.engine.after_unclean_start == "pending":
+                vbucket.state = VBucketState.PENDING  # it branches when somebody makes it active
+            else:
+                self._branch(vbucket)
             vbucket.change_header()
         return vbucket
 
@@ -206,7 +216,7 @@ class Bucket:
             return
         vbucket.known_term = term
         vbucket.change_header()
-        if is_deposed(vbucket.state, vbucket.term, term):
+        if terms.is_deposed(vbucket.state, vbucket.term, term):
             self.stats.vbuckets_deposed += 1
             self.set_state(vbucket.id, VBucketState.DEAD)
             self.on_deposed(vbucket)
@@ -230,6 +240,9 @@ class Bucket:
         self._settle_traffic(vbucket)
         vbucket.interrupt(Interruption.STATE_CHANGED)
         vbucket.reset(self.entropy.uuid48())
+        self.removed_terms[number] = vbucket.known_term
+        document = terms.encode_removed(self.removed_terms)
+        self.flusher.write_local(terms.REMOVED_NAME, document, lambda _: None)
         self.flusher.remove(vbucket, done)
 
     def compact(self, number: int, rule: PurgeRule, done: Waiter) -> None:

@@ -183,6 +183,15 @@ class History(Contents):
         """Get the term of a history that begins here; it is on disk with the next header."""
         self.term = self.known_term = promoted(self.term, self.known_term)
 
+    def take_term(self, term: int) -> None:
+        """Take the term of a log that comes from elsewhere, 0 = it is not known.
+
+        The highest known one stays, so that a promotion is above all that was ever seen.
+        """
+        if term and term != self.term:
+            self.term, self.known_term = term, max(term, self.known_term)
+            self.change_header()
+
     # --- who follows ----------------------------------------------------------------------------
 
     def interrupt(self, why: Interruption) -> None:
@@ -232,6 +241,8 @@ class History(Contents):
             self.failover_log,
             self.purge_seqno,
             self.max_deleted_rev,
+            term=self.term,
+            known_term=self.known_term,
         )
 
     def persisted(self, items: list[Item], upto: int, snapshot: SnapshotRange) -> None:

@@ -82,13 +82,21 @@ def _check_place(vbucket: VBucket, first: int, last: int, snapshot: SnapshotRang
         )
 
 
-def take_history(vbucket: VBucket, log: Sequence[FailoverEntry]) -> None:
-    """Take over the active's failover log; it is on disk with the next commit.
+def take_history(vbucket: VBucket, log: Sequence[FailoverEntry], term: int = 0) -> None:
+    """Take over the active's failover log and its term; they are on disk with the next commit.
 
     Who follows this vBucket is told when that is another one: they know what comes by its name.
     An active keeps its own: it has given out seqnos under that name and goes on doing so.
+
+    Args:
+        vbucket: a replica.
+        log: the active's.
+        term: the log's; 0 where the source knows none, then ours stays as it is.
     """
-    if vbucket.state == VBucketState.ACTIVE or vbucket.failover_log == tuple(log):
+    if vbucket.state == VBucketState.ACTIVE:
+        return
+    vbucket.take_term(term)
+    if vbucket.failover_log == tuple(log):
         return
     vbucket.failover_log = tuple(log)
     vbucket.change_header()

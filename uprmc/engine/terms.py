@@ -9,10 +9,15 @@ Source: contracts of the systems to come, section 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 
 from uprmc.engine.failover_log import FailoverLog
+from uprmc.errors import StoreCorrupt
 from uprmc.model import VBucketState
+
+#: The local document with the terms of vBuckets that were removed: JSON, by number.
+REMOVED_NAME = b"uprmc/removed-terms"
 
 
 def promoted(term: int, known: int) -> int:
@@ -33,3 +38,18 @@ def shares_history(log: FailoverLog, uuids: Iterable[int]) -> bool:
     """
     ours = {entry.uuid for entry in log}
     return not ours.isdisjoint(uuids)
+
+
+def encode_removed(terms: Mapping[int, int]) -> bytes:
+    """Return the document that keeps the terms of removed vBuckets."""
+    return json.dumps({str(number): term for number, term in terms.items()}).encode()
+
+
+def decode_removed(document: bytes | None) -> dict[int, int]:
+    """Read it back, nothing where there is none; raises `StoreCorrupt`."""
+    if document is None:
+        return {}
+    try:
+        return {int(number): int(term) for number, term in json.loads(document).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise StoreCorrupt("what is stored of removed vBuckets' terms cannot be read") from None

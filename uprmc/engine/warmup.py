@@ -17,6 +17,7 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
+from uprmc.engine import terms
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
@@ -121,6 +122,7 @@ class Warmup:
         headers = view.headers()
         view.close()
         self.was_clean = not headers or store.local(CLEAN_MARK) is not None
+        bucket.removed_terms = terms.decode_removed(store.local(terms.REMOVED_NAME))
         for number, header in sorted(headers.items()):
             bucket.restore(number, header, clean=self.was_clean)
         populated = store.local(POPULATED_MARK) is not None

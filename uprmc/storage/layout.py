@@ -24,10 +24,11 @@ A **head** is 40 bytes, the same in both indexes::
 From the flags on the order is that of `Item`'s arguments. The by-seq entry of a by-id head is
 found by copying 8 bytes; nothing has to be decoded for that.
 
-A **vBucket header** is 60 bytes (version, state, number of failover entries, high seqno, snapshot
-start and end, purge seqno, greatest revision of a deletion, term, highest CAS), then 16 bytes
-(uuid, seqno) for each failover entry, newest first. Version 1 lacks the last two numbers. The
-**identity** is 20 bytes: magic, format version, number of vBuckets, uuid of the directory.
+A **vBucket header** is 68 bytes (version, state, number of failover entries, high seqno, snapshot
+start and end, purge seqno, greatest revision of a deletion, term, highest CAS, highest
+known term), then 16 bytes (uuid, seqno) for each failover entry, newest first. Version 1 lacks the
+last three numbers. The **identity** is 20 bytes: magic, format version, number of vBuckets, uuid of
+the directory.
 
 Versions. Records and headers have versions of their own, `FORMAT_VERSION` is the newer of the two;
 a directory with a higher one is refused. Every record and header begins with the version it was
@@ -87,8 +88,8 @@ assert VBUCKET.size == 2
 _BY_SEQ_KEY = struct.Struct(">HQ")
 assert _BY_SEQ_KEY.size == 10
 
-_HEADER = struct.Struct(">BBHQQQQQQQ")
-assert _HEADER.size == 60
+_HEADER = struct.Struct(">BBHQQQQQQQQ")
+assert _HEADER.size == 68
 
 _HEADER_1_BYTES = 44
 
@@ -107,7 +108,7 @@ def _with_term_and_cas(header: bytes) -> bytes:
     """Turn a header of version 1 into one of version 2: an active vBucket is in its first term."""
     term = int(header[1:2] == bytes([VBucketState.ACTIVE]))
     cut = _HEADER_1_BYTES
-    return b"\x02" + header[1:cut] + struct.pack(">QQ", term, 0) + header[cut:]
+    return b"\x02" + header[1:cut] + struct.pack(">QQQ", term, 0, term) + header[cut:]
 
 
 HEADER_UPGRADES: dict[int, Upgrade] = {1: _with_term_and_cas}
@@ -245,6 +246,7 @@ def pack_header(header: VBucketHeader) -> bytes:
         header.max_deleted_rev,
         header.term,
         header.max_cas,
+        header.known_term,
     )
     return fixed + b"".join(_FAILOVER.pack(*entry) for entry in header.failover_log)
 

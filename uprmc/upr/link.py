@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from uprmc.engine.terms import shares_history
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
 from uprmc.model import FailoverEntry, VBucketState
@@ -218,18 +219,42 @@ class Link(LinkSession):
     # --- what becomes of streams ----------------------------------------------------------------
 
     def _stream_options(self, stream: ReplicaStream) -> bytes:
-        if stream.bare or b"uprmc_versions" not in self.granted:
-            return b""
-        known = stream.vbucket.failover_log[:_KNOWN_VERSIONS]
-        return encode_stream_options(StreamOptions(known))
+        vbucket = stream.vbucket
+        versions = b"uprmc_versions" in self.granted and not stream.bare
+        known = vbucket.failover_log[:_KNOWN_VERSIONS] if versions else ()
+        # What was never filled has no history, so its term is of none that the other node can know.
+        term = vbucket.term if self.terms and vbucket.high_seqno and not stream.stranger else 0
+        return encode_stream_options(StreamOptions(known, term=term))
 
     def _stream_answered(self, stream: ReplicaStream, reply: Reply) -> None:
-        refused = reply.status == Status.INVALID_ARGUMENTS
-        if refused and stream.state is not ReplicaState.DEAD and self._stream_options(stream):
+        versions = b"uprmc_versions" in self.granted and not stream.bare
+        refused = reply.status == Status.INVALID_ARGUMENTS and versions
+        if refused and stream.state is not ReplicaState.DEAD:
             stream.bare = True  # its upr.known_versions may be lower than what we name
             self.request(stream)
+        elif reply.status == Status.NOT_MY_VBUCKET and self._may_be_stranger(stream):
+            self._ask_for_history(stream, reply)
         else:
             super()._stream_answered(stream, reply)
+
+    def _may_be_stranger(self, stream: ReplicaStream) -> bool:
+        """Tell whether our term may be of a history that the source does not have."""
+        alive = stream.state is not ReplicaState.DEAD
+        return alive and self.terms and stream.vbucket.high_seqno > 0 and not stream.stranger
+
+    def _ask_for_history(self, stream: ReplicaStream, refusal: Reply) -> None:
+        def answered(reply: Reply) -> None:
+            if stream.state is ReplicaState.DEAD:
+                return
+            theirs = () if reply.status else self.read_log(reply.value)
+            ours = stream.vbucket.failover_log
+            if theirs and not shares_history(ours, [entry.uuid for entry in theirs]):
+                stream.stranger = True
+                self.request(stream)
+            else:
+                super(Link, self)._stream_answered(stream, refusal)
+
+        self.ask(Opcode.UPR_GET_FAILOVER_LOG, answered, vbucket=stream.vbucket.id)
 
     def _may_ask_for_versions(self) -> bool:
         # Who has none of our extensions may hang up on a command that he does not know, every time.

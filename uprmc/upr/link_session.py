@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from uprmc.errors import CommandError, ProtocolError, RemoteProtocolError
 from uprmc.ports import Session
-from uprmc.protocol.binary import encode_hello
+from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import (
     HEADER_BYTES,
@@ -47,6 +47,7 @@ class LinkSession(Receiver):
         error: what the other node has done wrong, ``""`` while nothing.
         open: whether it may be asked for streams.
         granted: keys of CONTROL that it has accepted.
+        terms: whether it knows terms.
     """
 
     successor: Session | None = None
@@ -57,6 +58,7 @@ class LinkSession(Receiver):
         self.error = ""
         self.open = self.closing = self.input_full = False
         self.granted: set[bytes] = set()
+        self.terms = False
         self._unanswered = 0
         self._chunks: list[bytes] = []
         self._held = 0
@@ -68,7 +70,7 @@ class LinkSession(Receiver):
     # --- the handshake --------------------------------------------------------------------------
 
     def _greet(self) -> None:
-        hello = encode_hello([Feature.JSON, Feature.XERROR])
+        hello = encode_hello([Feature.JSON, Feature.XERROR, Feature.TERMS])
         self._begin_with(Opcode.HELLO, _AGENT, value=hello)
         extras = OPEN_EXTRAS.pack(0, _OPEN_FLAGS)
         self._begin_with(Opcode.UPR_OPEN, self.name, extras=extras, fatal=True)
@@ -90,6 +92,8 @@ class LinkSession(Receiver):
             self._unanswered -= 1
             if not reply.status:
                 self.granted.add(key)
+                if opcode == Opcode.HELLO:
+                    self.terms = Feature.TERMS in decode_hello(reply.value)
             elif fatal:
                 what = f"{opcode.name.lower()} {key.decode('latin-1')}"
                 raise RemoteProtocolError(f"it refuses {what}: {status_text(reply.status)}")

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uprmc.protocol.header import encode_request
-from uprmc.protocol.management import VBUCKET_SEQNO
+from uprmc.protocol.management import decode_vbucket_seqno_terms, decode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode
-from uprmc.protocol.rows import unpack_rows
 from uprmc.protocol.upr import SEQNO_ACKNOWLEDGED_EXTRAS
 from uprmc.upr.peer import Reply
 from uprmc.upr.replica_stream import ReplicaState
+from uprmc.upr.term_watch import TermWatch
 
 if TYPE_CHECKING:
     from uprmc.upr.link_session import LinkSession
@@ -41,6 +41,7 @@ class Progress:
         self.source_seqnos: dict[int, int] = {}
         self.level_at = 0.0
         self._link: LinkSession | None = link
+        self._terms = TermWatch()
         self._now = 0.0
         self._asked_at = -_ASK_EVERY_S
         self._told_at = 0.0
@@ -94,10 +95,19 @@ class Progress:
         self._waiting = False
         if reply.status:
             return
-        rows = unpack_rows(VBUCKET_SEQNO, reply.value)
-        self.source_seqnos = {number: seqno for number, seqno in rows}  # noqa: C416
+        self.source_seqnos = self._learned(reply.value)
         if not self.lag_items:
             self.level_at = self._asked_at
+
+    def _learned(self, value: bytes) -> dict[int, int]:
+        """Return seqnos by vBucket; terms that come with them may say that we were deposed."""
+        link = self._link
+        if link is None or not link.terms:
+            return dict(decode_vbucket_seqnos(value))
+        rows = decode_vbucket_seqno_terms(value)
+        for number, _, term in rows:
+            self._terms.shown(link, number, term)
+        return {number: seqno for number, seqno, _ in rows}
 
     def _tell_persisted(self, link: LinkSession) -> None:
         durable_seqno = link.hub.bucket.flusher.durable_seqno

@@ -37,6 +37,7 @@ from uprmc.protocol.upr import (
     Marker,
     decode_failover_log,
     decode_marker,
+    decode_term,
 )
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.upr.hub import Hub
@@ -217,7 +218,7 @@ class Receiver:
         if reply.status == Status.ROLLBACK and stream.vbucket.high_seqno:
             self._sent_back(stream, reply)
         elif reply.status == Status.SUCCESS:
-            stream.accepted(self.read_log(reply.value))
+            stream.accepted(self.read_log(reply.value), decode_term(reply.extras))
             self.began(stream)
         else:
             self.refused(stream, reply.status, f"the source refuses: {status_text(reply.status)}")

@@ -43,7 +43,8 @@ class ReplicaStream:
         items: taken so far.
         rollbacks: how often the source has sent us back before it granted it.
         told_seqno: what the source was told last to be on our disk.
-        bare: whether the request goes without a value: the source has refused one with it.
+        bare: whether the request goes without known versions: the source has refused one with them.
+        stranger: whether the source's history is none of ours, so that our term says nothing there.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class ReplicaStream:
         "rollbacks",
         "snapshot",
         "state",
+        "stranger",
         "told_purge_seqno",
         "told_seqno",
         "vbucket",
@@ -86,7 +88,7 @@ class ReplicaStream:
         self.items = 0
         self.rollbacks = 0
         self.told_seqno = 0
-        self.bare = False
+        self.bare = self.stranger = False
         self.told_purge_seqno: int | None = None
         self._silent_disk = False
         self._floor: int | None = None
@@ -105,9 +107,9 @@ class ReplicaStream:
         high, snapshot = vbucket.high_seqno, vbucket.snapshot
         return StreamRequest(self.flags, high, SEQNO_MAX, vbucket.failover_log[0].uuid, *snapshot)
 
-    def accepted(self, log: tuple[FailoverEntry, ...]) -> None:
-        """The producer has agreed; its history is ours from now on."""
-        self.change_state(lambda: take_history(self.vbucket, log))
+    def accepted(self, log: tuple[FailoverEntry, ...], term: int) -> None:
+        """The producer has agreed; its history is ours from now on, with its term."""
+        self.change_state(lambda: take_history(self.vbucket, log, term))
         high = self.vbucket.high_seqno
         self.snapshot = SnapshotRange(high, high)
         self.kind = self.purge_seqno = 0
