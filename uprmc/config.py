@@ -191,6 +191,26 @@ class FlushSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PurgeSettings:
+    """How long the records of deletions are kept."""
+
+    interval_s: float = _setting(
+        3_600.0,
+        "seconds",
+        "How often old deletions are purged in active vBuckets; 0 = only on request.",
+        0,
+        604_800,
+    )
+    min_age_s: int = _setting(
+        259_200,
+        "seconds",
+        "Younger deletions stay. A consumer that was away for longer begins anew.",
+        0,
+        315_360_000,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class StorageSettings:
     """The files."""
 
@@ -336,6 +356,7 @@ class Settings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     flush: FlushSettings = field(default_factory=FlushSettings)
+    purge: PurgeSettings = field(default_factory=PurgeSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     upr: UprSettings = field(default_factory=UprSettings)
     tap: TapSettings = field(default_factory=TapSettings)
@@ -361,6 +382,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "engine": EngineSettings,
     "memory": MemorySettings,
     "flush": FlushSettings,
+    "purge": PurgeSettings,
     "storage": StorageSettings,
     "upr": UprSettings,
     "tap": TapSettings,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.support import node_here
+from interop.server_process import start_uprmc
+from interop.wire import DELETE, OK, frame, vbucket_of
+from tests.system.support import Client, node_here, stats, until
 from uprmc.engine import compaction
 from uprmc.engine.compaction import PurgeRule
 from uprmc.model import VBucketState
@@ -179,3 +181,21 @@ def test_vbuckets_are_removed_and_none_come_back(tmp_path: Path) -> None:
         assert told == [True] * 5
     with node_here(tmp_path) as (node, _):
         assert node.bucket.vbuckets == {}
+
+
+def test_old_deletions_are_purged_without_anybody_asking(tmp_path: Path) -> None:
+    settings = {"purge.interval_s": 1, "purge.min_age_s": 1}
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    with start_uprmc(tmp_path, *words) as server:
+        with Client(server.memcached) as client:
+            client.store({b"k": b"v"})
+            assert client.send_all([frame(DELETE, b"k")])[0].status == OK
+            client.store({b"k%d" % number: b"v" for number in range(5_000)})  # behind it, too
+        number = vbucket_of(b"k")
+
+        def purged() -> bool:
+            found = stats(server.memcached, f"vbucket-seqno {number}")
+            return found[f"vb_{number}:purge_seqno"] == "2"
+
+        until(purged, "the deletion is purged", 20.0)
+        server.stop()

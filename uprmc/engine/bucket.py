@@ -27,6 +27,7 @@ from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.ledger import Ledger
 from uprmc.engine.marks import Marks
 from uprmc.engine.pager import Pager
+from uprmc.engine.purging import Purger
 from uprmc.engine.stats import Stats
 from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
@@ -106,6 +107,7 @@ class Bucket:
             lambda vbucket: self.purge_limit(vbucket),
             self.gate,
         )
+        self.purger = Purger(self.vbuckets, self.compactor, clock, settings.purge)
         self.marks = Marks()
         self.view_holders: list[ViewHolder] = []
         self.flushes = 0

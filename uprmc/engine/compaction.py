@@ -38,7 +38,7 @@ from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
-from uprmc.model import Item
+from uprmc.model import SEQNO_MAX, Item
 from uprmc.storage.interface import Store, StoreView
 
 #: Records looked at in one scan: some milliseconds in a worker thread.
@@ -78,6 +78,7 @@ class Scan:
     Attributes:
         after: the last key looked at.
         found: tombstones to drop, by key.
+        oldest_left: when the oldest of those was made that stay.
         exhausted: the vBucket's last record was looked at.
     """
 
@@ -88,6 +89,7 @@ class Scan:
     most: int
     after: bytes
     found: list[Record] = field(default_factory=list)
+    oldest_left: int = SEQNO_MAX
     exhausted: bool = False
 
 
@@ -107,6 +109,7 @@ class _Compaction:
         "done",
         "exhausted",
         "found",
+        "oldest_left",
         "over",
         "rule",
         "vbucket",
@@ -119,6 +122,7 @@ class _Compaction:
         self.done = done
         self.after = b""
         self.found: list[Record] = []
+        self.oldest_left = SEQNO_MAX
         self.exhausted = self.committing = self.over = False
 
     def changed(self) -> None:
@@ -137,6 +141,8 @@ class Compactor:
     """See the module docstring.
 
     Attributes:
+        oldest_left: when the oldest tombstone was made that the last compaction to end left there,
+            a number beyond all times if it left none.
         on_wanted: called when `begin` has something to do and nobody is about to call it.
     """
 
@@ -157,6 +163,7 @@ class Compactor:
         self._gate = gate
         self._requests: deque[_Request] = deque()
         self._current: _Compaction | None = None
+        self.oldest_left = SEQNO_MAX
         self.on_wanted: Callable[[], None] = lambda: None
 
     @property
@@ -212,7 +219,11 @@ class Compactor:
         for _, item, _ in islice(dump, _READ_RECORDS):
             looked += 1
             scan.after = item.key
-            if item.life and item.seqno <= scan.limit and scan.rule.names(item):
+            if not item.life:
+                continue
+            if item.seqno > scan.limit or not scan.rule.names(item):
+                scan.oldest_left = min(scan.oldest_left, item.expiry)
+            else:
                 scan.found.append((item.key, item.seqno))
                 if len(scan.found) >= scan.most:
                     return
@@ -229,6 +240,7 @@ class Compactor:
         current.after = scan.after
         current.exhausted = scan.exhausted
         current.found += scan.found
+        current.oldest_left = min(current.oldest_left, scan.oldest_left)
         if current.exhausted or len(scan.found) >= scan.most:
             self._submit(current)
 
@@ -273,6 +285,8 @@ class Compactor:
         """Have dropped what was found and is still allowed to go."""
         limit = self._limit(current.vbucket)
         records = [record for record in current.found if record[1] <= limit]
+        if len(records) < len(current.found):
+            current.oldest_left = 0
         current.found = []
         if records:
             current.committing = True
@@ -295,6 +309,7 @@ class Compactor:
         """Tell who asked, and turn to the next."""
         current.vbucket.unwatch(current)
         self._current = None
+        self.oldest_left = current.oldest_left
         if self._requests:
             self.on_wanted()
         current.done(ok)

@@ -36,13 +36,18 @@ class Housekeeping:
         self._freeing = InSlices(reactor, bucket.ledger.leftovers.steps)
         self._ticker = LoopingCall(self._tick)
         self._expirer = LoopingCall(self._expiring.start)
+        self._purger = LoopingCall(bucket.purger.begin)
         self._collector = LoopingCall(collector.tend)
-        for call in (self._ticker, self._expirer, self._collector):
+        self._calls = (self._ticker, self._expirer, self._purger, self._collector)
+        for call in self._calls:
             call.clock = reactor
         bucket.ledger.on_pressure = self._paging.start
 
     def start(self) -> None:
-        """Begin; the first look for expired items comes an interval from now."""
+        """Begin; what is done at intervals is done an interval from now for the first time."""
+        interval_s = self._bucket.settings.purge.interval_s
+        if interval_s:
+            self._purger.start(interval_s, now=False)
         self._ticker.start(TICK_S, now=False)
         self._collector.start(COLLECT_S, now=False)
         self._expirer.start(self._bucket.settings.engine.expiry_interval_s, now=False)
@@ -55,7 +60,7 @@ class Housekeeping:
 
     def stop(self) -> None:
         """Cease; harmless when nothing runs."""
-        for call in (self._ticker, self._expirer, self._collector):
+        for call in self._calls:
             if call.running:
                 call.stop()
         for work in (self._paging, self._expiring, self._freeing):
