@@ -305,6 +305,7 @@ def test_the_list_tells_state_history_seqnos_and_documents(
     assert listed[3] == {
         "vbucket": 3,
         "state": "active",
+        "term": 1,
         "vb_uuid": log["entries"][0]["vb_uuid"],
         "high_seqno": 2,
         "persisted_seqno": 2,
@@ -321,6 +322,15 @@ def test_a_vbucket_that_becomes_active_begins_a_branch(server: ServerProcess, he
     assert json.loads(ended.out) == {"vbuckets": [2], "state": "active"}
     (log,) = json.loads(here("failover-log", 2, "--json", "--node", server.upr).out)
     assert len(log["entries"]) == 2
+    assert log["term"] == 2
+    lines = here("failover-log", 2, "--node", server.upr).out.splitlines()
+    newest, older = log["entries"]
+    assert [line.split() for line in lines[1:]] == [
+        ["2", "2", str(newest["vb_uuid"]), "0"],
+        ["2", str(older["vb_uuid"]), "0"],
+    ]
+    listed = here("vbucket", "list", "--node", server.upr).out.splitlines()
+    assert listed[3].split()[:3] == ["2", "active", "2"]
 
 
 def test_only_dead_vbuckets_are_removed_and_all_of_them_or_none(

@@ -12,14 +12,19 @@ import pytest
 from tests.upr.link_rig import Pair, Script, failover_log, replica_rig
 from tests.upr.peer import (
     ACTIVE,
+    ADD_STREAM,
     CONTROL,
     DEAD,
     FAILOVER_LOG,
     HELLO,
     NOT_MY_VBUCKET,
+    OK,
     REPLICA,
+    STREAM_REQUEST,
+    Peer,
     Rig,
     fill,
+    frame,
     upr_rig,
     write,
 )
@@ -201,3 +206,17 @@ def test_a_refusal_that_is_not_about_terms_stays_one(target: Rig) -> None:
     script.answer(log, NOT_MY_VBUCKET)
     assert [event[0] for event in script.owner.take()] == ["ended"]
     assert not script.sent()
+
+
+def test_a_spliced_consumer_takes_the_term_that_comes_with_the_log(target: Rig) -> None:
+    peer = Peer.open(target, b"manager", flags=0)
+    sent = peer.say(frame(ADD_STREAM, extras=struct.pack(">I", 0), opaque=5))
+    (asked,) = (one for one in sent if one.opcode == STREAM_REQUEST)
+    assert {one.key: one.value for one in sent}[b"uprmc_terms"] == b"true"
+    log = failover_log((0xA, 0))
+    answer = frame(
+        STREAM_REQUEST, extras=struct.pack(">Q", 7), value=log, opaque=asked.opaque, magic=0x81
+    )
+    (added,) = peer.say(answer)
+    assert (added.opcode, added.status) == (ADD_STREAM, OK)
+    assert vbucket(target).term == 7

@@ -19,21 +19,27 @@ def failover_log(vbuckets: tuple[list[int], ...], node: NodeAccess, as_json: boo
     """Print the failover logs of some vBuckets, or of all.
 
     An entry names a branch of history by its vb_uuid and says after which seqno it begins. The
-    newest comes first.
+    newest comes first, with the vBucket's term: of two nodes that say "active" the higher is right.
     """
     with node.connected() as connection:
-        logs = _logs(connection, each_once(vbuckets))
+        logs, terms = _logs(connection, each_once(vbuckets))
     if as_json:
-        click.echo(json.dumps([_row(number, log) for number, log in logs.items()], indent=2))
+        click.echo(json.dumps([_row(each, logs[each], terms[each]) for each in logs], indent=2))
         return
-    lines = [f"{'vBucket':>7}  {'vb_uuid':>15}  begins after seqno"]
+    lines = [f"{'vBucket':>7}  {'term':>5}  {'vb_uuid':>15}  begins after seqno"]
     for number, log in logs.items():
-        lines += [f"{number:>7}  {entry.uuid:>15}  {entry.seqno}" for entry in log]
+        shown = [str(terms[number]), *[""] * (len(log) - 1)]
+        lines += [
+            f"{number:>7}  {term:>5}  {entry.uuid:>15}  {entry.seqno}"
+            for term, entry in zip(shown, log, strict=True)
+        ]
     click.echo("\n".join(lines))
 
 
-def _logs(connection: NodeConnection, vbuckets: list[int]) -> dict[int, list[FailoverEntry]]:
-    """Return the logs by vBucket; of all if none is named."""
+def _logs(
+    connection: NodeConnection, vbuckets: list[int]
+) -> tuple[dict[int, list[FailoverEntry]], dict[int, int]]:
+    """Return logs and terms by vBucket; of all if none is named. A term that is not told is 0."""
     found: dict[int, list[FailoverEntry]] = {}
     numbers: dict[str, int] = {}
     for name, value in connection.statistics("failovers"):
@@ -45,9 +51,11 @@ def _logs(connection: NodeConnection, vbuckets: list[int]) -> dict[int, list[Fai
     absent = [number for number in vbuckets if number not in found]
     if absent:
         raise NodeError(f"{named(absent)}: not on this node")
-    return {number: found[number] for number in vbuckets or found}
+    wanted = vbuckets or list(found)
+    terms = {number: numbers.get(f"vb_{number}:term", 0) for number in wanted}
+    return {number: found[number] for number in wanted}, terms
 
 
-def _row(number: int, log: list[FailoverEntry]) -> dict[str, object]:
+def _row(number: int, log: list[FailoverEntry], term: int) -> dict[str, object]:
     entries = [{"vb_uuid": entry.uuid, "seqno": entry.seqno} for entry in log]
-    return {"vbucket": number, "entries": entries}
+    return {"vbucket": number, "term": term, "entries": entries}

@@ -28,6 +28,7 @@ class _Row(NamedTuple):
 
     vbucket: int
     state: str
+    term: int
     vb_uuid: int
     high_seqno: int
     persisted_seqno: int
@@ -47,7 +48,7 @@ def vbucket() -> None:
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only those in this state.")
 @talks_to_a_node("Print one JSON list.")
 def list_(states: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
-    """Print state, newest vb_uuid, seqnos and number of documents of each vBucket."""
+    """Print state, term, newest vb_uuid, seqnos and number of documents of each vBucket."""
     with node.connected() as connection:
         details = dict(connection.statistics("vbucket-details"))
     numbers = (name.removeprefix("vb_") for name in details if ":" not in name)
@@ -56,21 +57,22 @@ def list_(states: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([row._asdict() for row in shown], indent=2))
         return
-    table = [_line("vBucket", "state", "vb_uuid", "high seqno", "persisted", "items")]
+    table = [_line("vBucket", "state", "term", "vb_uuid", "high seqno", "persisted", "items")]
     table += [_line(*row) for row in shown]
     click.echo("\n".join(table))
 
 
 def _row(number: int, details: dict[str, str]) -> _Row:
     name = f"vb_{number}"
-    of_it = ("uuid", "high_seqno", "persisted_seqno", "num_items")
+    of_it = ("term", "uuid", "high_seqno", "persisted_seqno", "num_items")
     return _Row(number, details[name], *(int(details.get(f"{name}:{what}", 0)) for what in of_it))
 
 
 def _line(*cells: object) -> str:
     number, state, *rest = map(str, cells)
-    uuid, high, persisted, items = rest
-    return f"{number:>7}  {state:<7}  {uuid:>15}  {high:>12}  {persisted:>12}  {items:>10}"
+    term, uuid, high, persisted, items = rest
+    begin = f"{number:>7}  {state:<7}  {term:>5}  {uuid:>15}"
+    return f"{begin}  {high:>12}  {persisted:>12}  {items:>10}"
 
 
 # --- set and rm ---------------------------------------------------------------------------------

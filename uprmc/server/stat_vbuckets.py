@@ -132,6 +132,7 @@ def failovers(node: Node, numbers: list[int]) -> StatGroup:
     group: StatGroup = []
     for number in numbers:
         log = node.bucket.vbuckets[number].failover_log
+        group.append((f"vb_{number}:term", str(node.bucket.vbuckets[number].term)))
         group.append((f"vb_{number}:num_entries", str(len(log))))
         for place, entry in enumerate(log):
             group.append((f"vb_{number}:{place}:id", str(entry.uuid)))

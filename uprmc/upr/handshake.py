@@ -48,6 +48,7 @@ def wishes(settings: UprSettings) -> tuple[Wish, ...]:
         Wish(b"max_marker_version", b"2.2", spliced=True),
         Wish(b"uprmc_versions", b"true"),
         Wish(b"uprmc_persisted", b"true"),
+        Wish(b"uprmc_terms", b"true", spliced=True),
         Wish(FACTS_KEY, b"true", spliced=True),
         Wish(b"send_stream_end_on_client_close_stream", b"true"),
     )
