@@ -376,3 +376,9 @@ def test_the_largest_item_must_fit_into_the_quota_and_into_a_frame() -> None:
     build({"kv.max_frame_bytes": "3M", "kv.max_item_bytes": "2M"})
     with pytest.raises(ConfigError, match="1 MiB below"):
         build({"kv.max_frame_bytes": "3M", "kv.max_item_bytes": 2 * MIB + 1})
+
+
+def test_an_item_fits_twice_into_what_connections_may_hold() -> None:
+    build({"server.buffer_bytes": "4M", "kv.max_item_bytes": "2M"})
+    with pytest.raises(ConfigError, match=r"server\.buffer_bytes"):
+        build({"server.buffer_bytes": "4M", "kv.max_item_bytes": 2 * MIB + 1})

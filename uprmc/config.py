@@ -25,6 +25,9 @@ GIB = 1024 * MIB
 #: Highest value of ``kv.max_item_bytes``.
 ITEM_LIMIT_MAX_BYTES = 128 * MIB
 
+#: What connections may hold, all together, when nobody sets it.
+BUFFER_BYTES = 256 * MIB
+
 #: Largest frame on any wire: such an item, and all that can stand around its key and value.
 FRAME_MAX_BYTES = ITEM_LIMIT_MAX_BYTES + 1 * MIB
 
@@ -56,6 +59,13 @@ class ServerSettings:
     tls_key: str = _setting("", "path", "PEM private key that belongs to tls_cert.")
     max_connections: int = _setting(
         10_000, "connections", "One more is told so and closed.", 1, 1_000_000
+    )
+    buffer_bytes: int = _setting(
+        BUFFER_BYTES,
+        "bytes",
+        "Input and replies that all connections together may hold; then the oldest are closed.",
+        4 * MIB,
+        1_024 * GIB,
     )
     idle_timeout_s: float = _setting(
         0.0, "seconds", "Close a connection that moves no bytes for so long; 0 = never.", 0, 86_400
@@ -530,6 +540,8 @@ def _check_together(settings: Settings) -> None:
         raise ConfigError("kv.max_item_bytes: such an item would not fit into memory.quota")
     if settings.kv.max_item_bytes > settings.kv.max_frame_bytes - 1 * MIB:
         raise ConfigError("kv.max_item_bytes must be at least 1 MiB below kv.max_frame_bytes")
+    if settings.kv.max_item_bytes > settings.server.buffer_bytes // 2:
+        raise ConfigError("kv.max_item_bytes: server.buffer_bytes must be at least twice as much")
     if settings.storage.map_initial > settings.storage.map_max:
         raise ConfigError("storage.map_initial is above storage.map_max")
 

@@ -62,5 +62,8 @@ class Session(Protocol):
         changes by itself.
         """
 
+    def buffered(self) -> tuple[int, int]:
+        """Return how many bytes of input are kept, and of replies that nobody has pulled."""
+
     def connection_lost(self) -> None:
         """The peer is gone: let go of everything held for it."""

@@ -50,6 +50,9 @@ class Stream:
         out, self.out = self.out, []
         return out
 
+    def buffered(self) -> tuple[int, int]:
+        return 0, 0
+
     def connection_lost(self) -> None: ...
 
 

@@ -47,6 +47,9 @@ class EchoSession:
         out, self.out = self.out, []
         return out
 
+    def buffered(self) -> tuple[int, int]:
+        return 0, sum(map(len, self.out))
+
     def connection_lost(self) -> None:
         self.lost += 1
 

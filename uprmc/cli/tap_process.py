@@ -108,7 +108,7 @@ class TapProcess:
         self._tls = tls_options(settings.server)
         trust = trust_root(settings.upr)
         limit = raise_file_limit(settings.server.max_connections)
-        self._connections = Connections(limit, self._clock.monotonic)
+        self._connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
         self._wake_list = WakeList(reactor)
         self._dialer = Dialer(
             reactor, self._connections, self._wake_list, settings.upr.dial_timeout_s, trust

@@ -104,6 +104,11 @@ class FramePasser(Decoder):
         """What of `held_bytes` had come before the last frame, which may be of any size."""
         return self.held_bytes - sum(map(len, self._held[-1])) if self._held else 0
 
+    @property
+    def incomplete_bytes(self) -> int:
+        """What has come of a frame that is not complete."""
+        return len(self._rest)
+
     def forget(self, opaque: int) -> None:
         """Drop what is held of a stream, and whatever of it comes yet."""
         self.inlets.pop(opaque, None)

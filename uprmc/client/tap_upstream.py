@@ -171,6 +171,10 @@ class RemoteUpstream:
         if self._session.error is not None:
             self._fail(str(self._session.error))
 
+    def buffered(self) -> tuple[int, int]:
+        """See `ports.Session`; frames that a client has not taken are limited for each upstream."""
+        return self._session.passer.incomplete_bytes, 0
+
     def connection_lost(self) -> None:
         """See `ports.Session`."""
         self._fail(f"the connection to the upstream at {self._session.place} ended")

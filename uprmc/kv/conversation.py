@@ -111,6 +111,10 @@ class Conversation:
             return pieces
         return self._take_pieces(budget)
 
+    def buffered(self) -> tuple[int, int]:
+        """See `ports.Session`."""
+        return self._held, self._unsent
+
     def connection_lost(self) -> None:
         """Let go of everything; what still arrives for this peer is dropped."""
         self._lost = self.closing = True

@@ -40,5 +40,9 @@ class Negotiation:
         """Return nothing: the client speaks first."""
         return []
 
+    def buffered(self) -> tuple[int, int]:
+        """Nothing is held yet."""
+        return 0, 0
+
     def connection_lost(self) -> None:
         """Nothing is held yet."""

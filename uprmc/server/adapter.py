@@ -69,10 +69,14 @@ class _NoSession:
     def data_to_send(self, budget: int) -> list[bytes]:
         return []
 
+    def buffered(self) -> tuple[int, int]:
+        return 0, 0
+
     def connection_lost(self) -> None: ...
 
 
 _NO_SESSION: Session = _NoSession()
+_NOTHING = (0, 0)
 
 
 @implementer(IPushProducer, IHalfCloseableProtocol)
@@ -106,6 +110,9 @@ class SessionProtocol(Protocol):
         self._shared_turns = 0
         self._since = self._active_at = factory.connections.monotonic()
         self._moved = 0  # bytes in both directions at the last tick
+        self._in_transport = 0  # of the last write, while the transport does not take more
+        self._counted = _NOTHING  # what the node's account has of us
+        self._counted_at = (0, 0)  # bytes read and written then
 
     # --- Twisted's side -----------------------------------------------------------------------
 
@@ -153,6 +160,7 @@ class SessionProtocol(Protocol):
         self._release_transport()
         self._ending = True
         self._connections.remove(self)
+        self._connections.buffers.forget(self)
         session, self.session = self.session, _NO_SESSION
         try:
             session.connection_lost()
@@ -221,15 +229,38 @@ class SessionProtocol(Protocol):
                 break
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self.bytes_written += len(data)
+            self._in_transport = len(data)
             self._wire.write(data)
             pulls += 1
             if pulls == (SHARED_PULLS_PER_TURN if self._shares else PULLS_PER_TURN):
                 self.wake()
                 break
+        received, unsent = session.buffered()
+        if self._blocked:
+            unsent += self._in_transport
+        if received or unsent or self._counted is not _NOTHING:
+            self._count(received, unsent)
+            if self._ending:
+                return
         if self._reading is (
             session.input_full or self._blocked or session.closing or self._no_more_input
         ):
             self._turn_reading()
+
+    def _count(self, received: int, unsent: int) -> None:
+        """Tell the node's account what we hold."""
+        bytes_read, bytes_written = self._counted_at
+        arrived = self.bytes_read - bytes_read
+        began = received != self._counted[0] + arrived
+        took = self.bytes_written != bytes_written
+        self._counted = (received, unsent) if received or unsent else _NOTHING
+        self._counted_at = (self.bytes_read, self.bytes_written)
+        self._connections.buffers.note(self, received, unsent, began=began, took=took)
+
+    def shed(self) -> None:
+        """See `buffers.Holder`."""
+        _log.debug("shed", peer=self._peer, received=self._counted[0], unsent=self._counted[1])
+        self.abort()
 
     def _succeeded(self) -> Session:
         """Go on with the session that carries the conversation on, once the peer showed itself."""

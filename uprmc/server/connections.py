@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import LoopingCall
 
+from uprmc.config import BUFFER_BYTES
+from uprmc.server.buffers import Buffers
 from uprmc.server.log import Log, Throttle
 from uprmc.server.slices import InSlices
 
@@ -74,14 +76,18 @@ class Connections:
 
     Attributes:
         limit: connections allowed at a time.
+        buffers: what they hold, all together.
         total: connections accepted since the start.
         heard: chunks received on all of them together.
         rejected: connections turned away because `limit` was reached.
         session_errors: connections closed because of a bug of ours.
     """
 
-    def __init__(self, limit: int, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, limit: int, monotonic: Callable[[], float], buffer_bytes: int = BUFFER_BYTES
+    ) -> None:
         self.limit = limit
+        self.buffers = Buffers(buffer_bytes, monotonic)
         self.total = self.heard = 0
         self.rejected = 0
         self.session_errors = 0

@@ -95,7 +95,7 @@ class Node:
         self.warmup_s = 0.0
         self.verbosity = 0
         limit = raise_file_limit(settings.server.max_connections)
-        self.connections = Connections(limit, self._clock.monotonic)
+        self.connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
         self.statistics = Statistics(self)
         self._started_at = self._clock.monotonic()
         self._pool = ThreadPool(minthreads=1, maxthreads=2, name="uprmc-disk")

@@ -21,6 +21,7 @@ def counters(node: Node) -> Iterator[Metric]:
     for name, value in (
         ("connections", connections.total),
         ("connections_rejected", connections.rejected),
+        ("connections_shed", connections.buffers.shed),
         ("session_errors", connections.session_errors),
         ("read_bytes", connections.bytes_read),
         ("written_bytes", connections.bytes_written),
@@ -53,6 +54,16 @@ def gauges(node: Node) -> Iterator[Metric]:
         ("flush_queue_items", "Changes not yet persisted.", bucket.flusher.queued),
         ("fetch_waiting", "Reads that wait for the disk.", bucket.fetcher.waiting),
         ("connections_open", "Connections now.", node.connections.current),
+        (
+            "connections_received_bytes",
+            "Input that connections hold: incomplete frames, and what waits behind a command.",
+            node.connections.buffers.received,
+        ),
+        (
+            "connections_unsent_bytes",
+            "Replies that clients have not taken.",
+            node.connections.buffers.unsent,
+        ),
         (
             "upr_connections",
             "UPR connections now.",

@@ -117,6 +117,10 @@ class TapSession:
                 self.input_full = True
         return pieces
 
+    def buffered(self) -> tuple[int, int]:
+        """See `ports.Session`."""
+        return len(self._input), self._unsent
+
     def connection_lost(self) -> None:
         """See `ports.Session`."""
         self._end()

@@ -145,6 +145,10 @@ class LinkSession(Receiver):
         if self.open:
             self._due(now)
 
+    def buffered(self) -> tuple[int, int]:
+        """See `ports.Session`; what waits to be sent is a few requests."""
+        return self._held, 0
+
     def connection_lost(self) -> None:
         """See `ports.Session`."""
         self.closing, self.open = True, False
