@@ -20,6 +20,7 @@ from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
 from uprmc.storage import layout
 from uprmc.storage.interface import StoreUsage
 from uprmc.storage.layout import Identity
+from uprmc.storage.read_ahead import ReadAhead
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"
@@ -62,6 +63,7 @@ class LmdbFiles:
     Attributes:
         env: changes when the map grows; do not keep it.
         databases: the same.
+        read_ahead: the same.
     """
 
     def __init__(
@@ -91,6 +93,8 @@ class LmdbFiles:
         except BaseException:
             self.env.close()
             raise
+        self.read_ahead = ReadAhead(self._data_file)
+        self.read_ahead.file_is(self.file_bytes())
 
     def _open_checked(self) -> None:
         """Open the databases of a file that may have been cut short.

@@ -80,7 +80,9 @@ class LmdbStore:
         files = self._files
         try:
             with files.env.begin(write=True) as txn:
-                extent = layout.pack_extent(files.file_bytes())
+                size = files.file_bytes()
+                files.read_ahead.file_is(size)
+                extent = layout.pack_extent(size)
                 txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
                 BatchWriter(txn, files.databases).write(batch)
         except lmdb.Error as error:

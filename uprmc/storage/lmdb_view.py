@@ -33,6 +33,7 @@ class LmdbView:
         self._on_close = on_close
         try:
             self._databases = files.databases
+            self._read_ahead = files.read_ahead
             self._txn = files.env.begin()
         except lmdb.Error as error:
             raise store_error(error) from error
@@ -97,6 +98,7 @@ class LmdbView:
         new = Item.__new__
         next_vbucket_at = b""
         number = 0
+        self._read_ahead.scan_begins(id(self))
         try:
             for key, head in self._rows(self._databases.by_id, start):
                 if key >= next_vbucket_at:
@@ -132,6 +134,7 @@ class LmdbView:
         start = layout.by_seq_key(vbucket, seqno + 1)
         stop = layout.vbucket_end(vbucket)
         unpack = layout.unpack_record
+        self._read_ahead.scan_begins(id(self))
         try:
             for key, record in self._rows(self._databases.by_seq, start):
                 if key >= stop:
@@ -155,6 +158,7 @@ class LmdbView:
         """
         stop = layout.vbucket_end(vbucket)
         count = 1
+        self._read_ahead.scan_begins(id(self))
         try:
             cursor = self._txn.cursor(self._databases.by_seq)
             if not cursor.set_range(layout.by_seq_key(vbucket, seqno + 1)):
@@ -206,6 +210,7 @@ class LmdbView:
     def close(self) -> None:
         """Let go of the reading. Closing twice is harmless."""
         self._txn.abort()
+        self._read_ahead.scan_ends(id(self))
         self._on_close(self)
 
 
