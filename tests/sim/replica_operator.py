@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator, Iterable
 
+from tests.sim import codec as kv
 from tests.sim import replica_codec as rc
 from tests.sim import upr_codec as codec
 from tests.sim.codec import Reply
@@ -194,6 +195,12 @@ class Operator:
         extras = struct.pack(">QQB7x", 0, upto, not upto)
         self._count("compact")
         yield from self._ask(name, codec.COMPACT, vbucket=number, extras=extras)
+
+    def flush(self, name: str) -> Script:
+        """Have `name` forget everything; who follows it does the same."""
+        self._histories.node(name).flushes_asked += 1
+        self._count("flush")
+        yield from self._ask(name, kv.FLUSH, vbucket=0)
 
     def take_over(self, source: str, target: str, numbers: Iterable[int]) -> Script:
         """Hand over from `source` to `target`; what is not taken is made right again."""

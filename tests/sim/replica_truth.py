@@ -100,10 +100,14 @@ class NodeTruth(Truth):
     Attributes:
         name: the node's.
         held: by vBucket, the newest version of each key, tombstones included.
+        flushes_asked: how often it was told to forget everything.
+        flushed: steps at which an active vBucket was seen that had.
     """
 
     def __init__(self, histories: Histories, name: str) -> None:
         super().__init__(histories.max_entries)
+        self.flushes_asked = 0
+        self.flushed: list[int] = []
         self.name = name
         self.held: dict[int, dict[bytes, Version]] = {}
         self._histories = histories
@@ -225,8 +229,14 @@ class NodeTruth(Truth):
         if before.high:
             self._histories.rollbacks += 1
         if before.state == ACTIVE and now.state == ACTIVE:
-            complain(f"{self.name}: vBucket {number} is active and went from {before} to {now}")
+            if not self._is_flush(now):
+                complain(f"{self.name}: vBucket {number} is active and went from {before} to {now}")
+            self.flushed.append(now.step)
         self.held[number] = kept
+
+    def _is_flush(self, now: Look) -> bool:
+        """Whether this is what forgetting everything looks like, and it was told to."""
+        return bool(self.flushes_asked) and not now.high and len(now.log) == 1
 
     def _install(self, number: int, table: dict[bytes, Any], now: Look) -> None:
         """Take in the versions that came with taking something back."""
@@ -241,6 +251,8 @@ class NodeTruth(Truth):
         if not before.state or now.log == before.log:
             return
         if before.state == ACTIVE and now.state == ACTIVE:
+            if self._is_flush(now):
+                return
             complain(f"{self.name}: vBucket {number}: without failover {before} became {now}")
         if now.state == ACTIVE:
             kept = tuple(entry for entry in before.log if entry[1] <= before.complete)

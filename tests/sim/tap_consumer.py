@@ -71,7 +71,7 @@ class TapConsumer:
         self._fresh = True  # it knew nothing when the present connection was made
         self._life = 0
         self._back_at = 0.0
-        self._step = 0
+        self._step = self._flushes = 0
         self._begun: set[int] = set()
         self._started: set[int] = set()
         self._branched: set[int] = set()
@@ -141,6 +141,7 @@ class TapConsumer:
         self._connection = connection
         self._step = self._truth.step
         self._begun.clear()
+        self._flushes = 0
         self._started.clear()
         self._branched.clear()
         self._opened.clear()
@@ -209,6 +210,8 @@ class TapConsumer:
             self._item(message)
         elif message.opcode == tap.OPAQUE:
             self._command(connection, message)
+        elif message.opcode == tap.FLUSH:
+            self._flush(connection, message)
         elif message.opcode == tap.START:
             first = message.place not in self._started
             self._started.add(message.place)
@@ -238,6 +241,17 @@ class TapConsumer:
         self.counts["items"] += 1
         self.counts["resumed"] += number not in self._begun and copy.filled
         copy.take(message)
+
+    def _flush(self, connection: TapConnection, message: Message) -> None:
+        """Empty everything: once at most for each time that the node has."""
+        self._flushes += 1
+        if self._flushes > len({step for step in self._truth.flushed if step > self._step}):
+            complain(f"{self.name}: {message}: nothing was flushed")
+        for copy in self.copies.values():
+            copy.flush()
+        self._begun.update(self.copies)
+        connection.judge.begun_again(None)
+        self.counts["flushed"] += 1
 
     def _must_begin(self) -> bool:
         """Whether the server can know no place of this client, and so tells it everything."""

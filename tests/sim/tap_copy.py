@@ -51,6 +51,11 @@ class TapCopy:
         self.open = self.closed = 0
         self.anywhere = False
 
+    def flush(self) -> None:
+        """Be emptied with all others: no backfill follows."""
+        self.begin()
+        self.backfilling = False
+
     def backfilled(self) -> None:
         """The backfill has ended."""
         if not self.backfilling:

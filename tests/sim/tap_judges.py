@@ -19,7 +19,8 @@ from tests.sim.upr_codec import Version
 
 _ITEMS = (tap.MUTATION, tap.DELETE)
 _CHECKPOINTS = (tap.START, tap.END)
-_COMMANDS = (tap.OPAQUE, tap.VBUCKET_SET)
+_COMMANDS = (tap.OPAQUE, tap.VBUCKET_SET, tap.FLUSH)
+_GATES = (tap.OPAQUE, tap.FLUSH)
 
 #: An OPAQUE uses up two numbers, and the message that fills the window may be one.
 _NUMBERS_OF_A_COMMAND = 2
@@ -155,14 +156,15 @@ class ConversationJudge:
 
     def _judge_place(self, message: Message) -> None:
         wide = message.opcode == tap.OPAQUE and message.word in (tap.AUTO_NACK, tap.CHECKPOINT_SYNC)
+        wide = wide or message.opcode == tap.FLUSH
         if not wide and self._numbers is not None and message.place not in self._numbers:
             self._fail(message, f"only {sorted(self._numbers)} were asked for")
         if message.opcode in _CHECKPOINTS and not self._kind.asks(tap.CHECKPOINT):
             self._fail(message, "checkpoints were not asked for")
         if message.opcode == tap.VBUCKET_SET and not self._takeover:
             self._fail(message, "nobody takes over")
-        if message.opcode == tap.FLUSH:
-            self._fail(message, "nothing was flushed")
+        if message.opcode == tap.FLUSH and (self._takeover or self._kind.dumps):
+            self._fail(message, "who leaves with what there is has nothing flushed")
 
     def _judge_flags(self, message: Message) -> None:
         kind = self._kind
@@ -195,7 +197,7 @@ class ConversationJudge:
                 self._judge_all_answered(message)
             return
         for earlier in self._unacked:
-            if earlier.opcode == tap.OPAQUE:
+            if earlier.opcode in _GATES:
                 self._fail(message, f"{earlier} is not answered yet")
             if earlier.opcode in _CHECKPOINTS and message.opcode in _ITEMS:
                 self._fail(message, f"{earlier} is not answered yet")

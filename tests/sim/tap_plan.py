@@ -45,6 +45,8 @@ def random_tap_plan(world: World) -> TapPlan:
     operating = drawn.operating
     if random.random() < 0.4:
         operating = {**operating, "tap_takeover": 3}
+    if random.random() < 0.3:
+        operating = {**operating, "tap_flush": 2}
     plain = {name: getattr(drawn, name) for name in Plan.__dataclass_fields__}
     plain |= {
         "faults": faults,

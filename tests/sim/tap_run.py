@@ -76,6 +76,11 @@ class TapRun(ReplicaRun):
         yield from self.operator.fail_over(active, [number])
         yield from self._tidy([number])
 
+    def _tap_flush(self) -> Script:
+        """Have a node with something active forget everything."""
+        _, active, _ = self._pick()
+        yield from self.operator.flush(active)
+
     # --- the end ----------------------------------------------------------------------------------
 
     def heal(self) -> None:

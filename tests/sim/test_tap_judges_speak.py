@@ -5,6 +5,7 @@ See `test_upr_judges_speak`; a break that no longer breaks fails here.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -213,6 +214,31 @@ def _hand_over_too_early(patch: pytest.MonkeyPatch) -> None:
 
 # --- plans ----------------------------------------------------------------------------------------
 
+
+def _flush_the_client_whenever_a_stream_ends(patch: pytest.MonkeyPatch) -> None:
+    """Take any end for everything being emptied."""
+    counts = itertools.count()
+    patch.setattr(LocalUpstream, "flushes", property(lambda _: next(counts)))
+
+
+def _flush_in_silence(patch: pytest.MonkeyPatch) -> None:
+    """Begin again after everything was emptied, and tell the client nothing."""
+    post = Outlet.post
+
+    def silent(outlet: Outlet, control: Control) -> None:
+        if control.opcode != Opcode.TAP_FLUSH:
+            post(outlet, control)
+        elif control.acked is not None:
+            control.acked()
+
+    patch.setattr(Outlet, "post", silent)
+
+
+def _never_see_that_nothing_comes(patch: pytest.MonkeyPatch) -> None:
+    """Leave a backfill open in which there is nothing."""
+    patch.setattr(Openings, "_surveyed", lambda *arguments: None)
+
+
 _QUICK = TapKind("quick", tap.SUPPORT_ACK | tap.BYTE_ORDER, moody=0.15, absent_s=0.1)
 _STRICT = TapKind("strict", tap.SUPPORT_ACK | tap.CHECKPOINT, ack_delay_max_s=0.1)
 _LISTING = TapKind("listing", tap.SUPPORT_ACK, listed=True)
@@ -259,6 +285,10 @@ _PLANS: dict[Patch, TapPlan] = {
     _mix_up_the_byte_order: _plan(PLAIN, LIVE),
     _cut_dumps_short: _plan(DUMPER, DUMPER),
     _hand_over_too_early: _plan(tap_takeover=1),
+    _flush_the_client_whenever_a_stream_ends: _BRANCHES,
+    _flush_in_silence: _plan(PLAIN, LIVE, keys=2_000, tap_flush=2),
+    # Where little is written a vBucket stays empty for long enough.
+    _never_see_that_nothing_comes: replace(_plan(_LISTING, _LISTING, tap_flush=1), writer_s=0.5),
 }
 
 _MISSES = r"is Doc\(.*\), not|is None, not|never ends|never come to rest"
@@ -285,6 +315,9 @@ _MISSES = r"is Doc\(.*\), not|is None, not|never ends|never come to rest"
         (_mix_up_the_byte_order, "byte order"),
         (_cut_dumps_short, "a dump of vBucket|never come to rest"),
         (_hand_over_too_early, "is made active by|the taker is active"),
+        (_flush_the_client_whenever_a_stream_ends, "nothing was flushed"),
+        (_flush_in_silence, _MISSES),
+        (_never_see_that_nothing_comes, "a backfill never ends"),
     ],
 )
 def test_a_broken_rule_of_the_producer_is_noticed(
