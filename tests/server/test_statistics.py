@@ -143,7 +143,12 @@ def test_the_settings_group_shows_what_is_in_force(running: tuple[Node, Loop]) -
 def test_the_groups_of_slabs_speak_of_one_class(running: tuple[Node, Loop]) -> None:
     node, _ = running
     assert group(node, "items")["items:1:number"] == "10"
-    assert group(node, "slabs")["1:used_chunks"] == "10"
+    slabs = {name: int(value) for name, value in group(node, "slabs").items()}
+    assert slabs["1:used_chunks"] == 10
+    assert slabs["1:chunk_size"] == 1 << 20
+    assert slabs["1:total_pages"] == 1
+    assert slabs["1:total_chunks"] == slabs["1:total_pages"] * slabs["1:chunks_per_page"]
+    assert slabs["1:total_chunks"] == slabs["1:used_chunks"] + slabs["1:free_chunks"]
     assert sum(map(int, group(node, "sizes").values())) == 10
 
 

@@ -27,11 +27,13 @@ class Control:
         cluster_map: what GET_CLUSTER_CONFIG answers.
         expire_every: makes the node look for expired documents every so many seconds.
         token: number of the manager's session, 0 = nobody has set one.
+        dumping: whether ``lru_crawler`` lists documents to somebody.
     """
 
     cluster_map: ClusterMap = field(default_factory=ClusterMap)
     expire_every: Callable[[float], None] = _nothing
     token: int = 0
+    dumping: bool = False
 
     def check_token(self, cas: int) -> None:
         """Let a command pass whose header CAS is the session token, or 0.

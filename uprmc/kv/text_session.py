@@ -17,7 +17,7 @@ Source: memcached reference, section 3.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
@@ -32,6 +32,7 @@ from uprmc.kv.text_commands import (
     remove,
     storage_refusal,
 )
+from uprmc.kv.text_crawler import crawl
 from uprmc.kv.text_retrieval import COPIED_BYTES, Retrieval
 from uprmc.kv.text_statistics import statistics
 from uprmc.protocol.text import (
@@ -322,9 +323,14 @@ class TextSession(Conversation):
 
     def _stats(self, words: list[bytes]) -> None:
         try:
-            reply = statistics(self._services, words)
+            self._send_made(statistics(self._services, words))
         except CommandError as error:
-            reply = refusal_line(error)
+            self._send(refusal_line(error))
+
+    def _crawl(self, words: list[bytes]) -> None:
+        self._send_made(crawl(self._services, words))
+
+    def _send_made(self, reply: bytes | Iterator[bytes]) -> None:
         if isinstance(reply, bytes):
             self._send(reply)
         else:
@@ -431,4 +437,5 @@ _OWN: dict[bytes, Callable[[TextSession, list[bytes]], None]] = {
     b"flush_all": TextSession._flush_all,
     b"quit": TextSession._quit,
     b"stats": TextSession._stats,
+    b"lru_crawler": TextSession._crawl,
 }

@@ -30,8 +30,9 @@ CACHEDUMP_MOST = 10_000
 
 ILLEGAL_SLAB = b"CLIENT_ERROR Illegal slab id\r\n"
 
-_SLAB_CLASSES = 64
-_THE_SLAB_CLASS = 1
+#: memcached has classes below this one; here every document is in the first.
+SLAB_CLASSES = 64
+THE_SLAB_CLASS = 1
 
 
 def statistics(services: Services, words: list[bytes]) -> bytes | Iterator[bytes]:
@@ -68,9 +69,9 @@ def _cachedump(services: Services, words: list[bytes]) -> bytes:
     number, limit = parse_flags(words[2]), parse_flags(words[3])
     if number is None or limit is None:
         return BAD_LINE_FORMAT
-    if number >= _SLAB_CLASSES:
+    if number >= SLAB_CLASSES:
         return ILLEGAL_SLAB
-    most = min(limit or CACHEDUMP_MOST, CACHEDUMP_MOST) if number == _THE_SLAB_CLASS else 0
+    most = min(limit or CACHEDUMP_MOST, CACHEDUMP_MOST) if number == THE_SLAB_CLASS else 0
     lines = [
         b"ITEM %b [%d b; %d s]\r\n" % (item.key, len(item.value or b""), item.expiry)
         for item in islice(_listed_items(services), most)

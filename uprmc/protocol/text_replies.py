@@ -30,6 +30,8 @@ BAD_DATA_CHUNK = b"CLIENT_ERROR bad data chunk\r\n"
 BAD_EXPTIME = b"CLIENT_ERROR invalid exptime argument\r\n"
 BAD_DELTA = b"CLIENT_ERROR invalid numeric delta argument\r\n"
 NOT_A_NUMBER = b"CLIENT_ERROR cannot increment or decrement non-numeric value\r\n"
+BAD_CLASS = b"BADCLASS invalid class id\r\n"
+CRAWLER_BUSY = b"BUSY currently processing crawler request\r\n"
 STATS_DETAIL_USAGE = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n"
 
 TOO_LARGE = b"SERVER_ERROR object too large for cache\r\n"

@@ -48,19 +48,30 @@ def items(node: Node) -> StatGroup:
         (f"items:{_SLAB_CLASS}:number", str(bucket.item_count)),
         (f"items:{_SLAB_CLASS}:age", str(int(node.uptime_s()))),
         (f"items:{_SLAB_CLASS}:evicted", "0"),
+        (f"items:{_SLAB_CLASS}:evicted_time", "0"),
         (f"items:{_SLAB_CLASS}:outofmemory", str(bucket.ledger.refused_memory)),
         (f"items:{_SLAB_CLASS}:mem_requested", str(bucket.ledger.used)),
     ]
 
 
 def slabs(node: Node) -> StatGroup:
-    """Return the one class."""
+    """Return the one class: a chunk may be as large as an item, pages are what memory is used."""
     bucket = node.bucket
     group: StatGroup = []
-    if bucket.item_count:
+    used = bucket.item_count
+    if used:
+        page_bytes = node.settings.kv.max_item_bytes
+        pages = -(-bucket.ledger.used // page_bytes)
+        chunks_per_page = -(-used // pages)
+        chunks = pages * chunks_per_page
         group = [
-            (f"{_SLAB_CLASS}:chunk_size", str(ITEM_OVERHEAD_BYTES)),
-            (f"{_SLAB_CLASS}:used_chunks", str(bucket.item_count)),
+            (f"{_SLAB_CLASS}:chunk_size", str(page_bytes)),
+            (f"{_SLAB_CLASS}:chunks_per_page", str(chunks_per_page)),
+            (f"{_SLAB_CLASS}:total_pages", str(pages)),
+            (f"{_SLAB_CLASS}:total_chunks", str(chunks)),
+            (f"{_SLAB_CLASS}:used_chunks", str(used)),
+            (f"{_SLAB_CLASS}:free_chunks", str(chunks - used)),
+            (f"{_SLAB_CLASS}:free_chunks_end", "0"),
             (f"{_SLAB_CLASS}:get_hits", str(bucket.stats.get_hits)),
             (f"{_SLAB_CLASS}:cmd_set", str(bucket.stats.cmd_set)),
         ]

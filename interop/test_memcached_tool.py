@@ -1,0 +1,77 @@
+"""memcached's own ``memcached-tool``, run as the program it is, here and in front of memcached."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from interop.server_process import ServerProcess, memcached_program, start_memcached, start_uprmc
+from interop.wire import Wire
+
+_PLACES = ("/usr/share/memcached/scripts/memcached-tool", shutil.which("memcached-tool") or "")
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    found = [place for place in _PLACES if place and Path(place).exists()]
+    if not found or memcached_program() is None or shutil.which("perl") is None:
+        pytest.skip("memcached-tool is not installed: apt-get install memcached perl")
+    return found[0]
+
+
+@pytest.fixture(scope="module", params=["uprmc", "memcached"])
+def filled(
+    request: pytest.FixtureRequest, program: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server with a few documents; memcached shows that the expectations are its own."""
+    if request.param == "memcached":
+        server = start_memcached()
+    else:
+        server = start_uprmc(tmp_path_factory.mktemp("data"))
+    with server:
+        with Wire(server.memcached) as wire:
+            wire.talk(b"set plain 5 0 2\r\nhi\r\n", b"STORED\r\n")
+            wire.talk(b"set a%20b 0 1000 5\r\nx\r\ny \r\n", b"STORED\r\n")
+            wire.talk(b"set large 0 0 2000\r\n" + b"v" * 2000 + b"\r\n", b"STORED\r\n")
+        yield server
+
+
+def tool(program: str, server: ServerProcess, *words: str) -> str:
+    ran = subprocess.run(
+        ["perl", program, str(server.memcached), *words],
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    return ran.stdout.decode()
+
+
+def test_keys_lists_every_key(program: str, filled: ServerProcess) -> None:
+    lines = tool(program, filled, "keys").splitlines()
+    found = {line.split()[0]: line.split()[1] for line in lines}
+    assert set(found) == {"key=plain", "key=a%2520b", "key=large"}
+    assert found["key=plain"] == "exp=-1"
+    assert int(found["key=a%2520b"].removeprefix("exp=")) > 1_700_000_000
+    assert len(tool(program, filled, "keys", "2").splitlines()) == 2
+
+
+def test_dump_writes_commands_that_store_everything_again(
+    program: str, filled: ServerProcess
+) -> None:
+    said = tool(program, filled, "dump")
+    assert "add plain 5 0 2\r\nhi\r\n" in said
+    assert re.search(r"add a%20b 0 1\d{9} 5\r\nx\r\ny \r\n", said)
+    assert "add large 0 0 2000\r\n" + "v" * 2000 in said
+
+
+def test_display_shows_classes_with_pages(program: str, filled: ServerProcess) -> None:
+    header, *rows = tool(program, filled, "display").splitlines()
+    assert header.split()[:5] == ["#", "Item_Size", "Max_age", "Pages", "Count"]
+    assert sum(int(row.split()[4]) for row in rows) == 3
+    assert all(int(row.split()[3]) >= 1 for row in rows)
+    assert any(row.split()[1].endswith("K") for row in rows)

@@ -1,0 +1,100 @@
+"""``lru_crawler metadump`` and ``mgdump``: all keys, as tools list and copy them.
+
+There is no crawler; only these two subcommands are here. Documents are in class 1, as in ``stats``.
+One dump runs at a time, a slice of documents in each turn, so that it costs others little. Lines
+end as memcached's do: those of ``metadump`` in a bare newline.
+
+Source: measurements of 1.6.18; ``mgdump``, which that version lacks, from memcached's protocol.txt.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator
+from urllib.parse import quote_from_bytes
+
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.walk import slices
+from uprmc.kv.services import ITEM_HEADER_BYTES, Services
+from uprmc.kv.text_statistics import SLAB_CLASSES, THE_SLAB_CLASS
+from uprmc.model import Item
+from uprmc.protocol.text import parse_flags
+from uprmc.protocol.text_replies import BAD_CLASS, CRAWLER_BUSY, END, ERROR, META_MISS
+
+#: Documents listed before others have their turn: about two milliseconds.
+_LISTED_AT_ONCE = 500
+
+_needs_base64 = re.compile(rb"[\x00-\x20\x7f]").search
+
+Line = Callable[[VBucket, Item], bytes]
+
+
+def crawl(services: Services, words: list[bytes]) -> bytes | Iterator[bytes]:
+    """Answer ``lru_crawler metadump|mgdump all|hash|CLASS[,CLASS...]``."""
+    if len(words) != 3 or words[1] not in _DUMPS:
+        return ERROR
+    wanted = _wants_documents(words[2])
+    if wanted is None:
+        return BAD_CLASS
+    line, end = _DUMPS[words[1]]
+    if not wanted:
+        return end
+    return _dump(services, line, end)
+
+
+def _wants_documents(classes: bytes) -> bool | None:
+    """Tell whether the class of all documents is among those named; ``None`` = one is no class."""
+    if classes in (b"all", b"hash"):
+        return True
+    numbers = [parse_flags(word) for word in classes.split(b",")]
+    if any(number is None or not 0 < number < SLAB_CLASSES for number in numbers):
+        return None
+    return THE_SLAB_CLASS in numbers
+
+
+def _dump(services: Services, line: Line, end: bytes) -> Iterator[bytes]:
+    """Yield the lines of a slice in one piece, then nothing to let others have their turn."""
+    control, clock = services.control, services.bucket.clock
+    if control.dumping:
+        yield CRAWLER_BUSY
+        return
+    control.dumping = True
+    try:
+        for group in slices(list(services.bucket.active.values()), _LISTED_AT_ONCE):
+            now = clock.now()
+            yield b"".join(
+                line(vbucket, item)
+                for vbucket, items in group
+                for item in items
+                if not (item.life or 0 < item.expiry <= now)
+            )
+            yield b""
+        yield end
+    finally:
+        control.dumping = False
+
+
+def _metadata(vbucket: VBucket, item: Item) -> bytes:
+    """Show what is known: not when it was read last, nor the length of a value on disk."""
+    return b"key=%b exp=%d la=0 cas=%d fetch=%b cls=%d size=%d\n" % (
+        quote_from_bytes(item.key, safe="").encode(),
+        item.expiry or -1,
+        vbucket.visible_cas(item),
+        b"no" if item.nru else b"yes",
+        THE_SLAB_CLASS,
+        len(item.key) + len(item.value or b"") + ITEM_HEADER_BYTES,
+    )
+
+
+def _meta_get(vbucket: VBucket, item: Item) -> bytes:
+    """Show the meta command that reads the document."""
+    if _needs_base64(item.key):
+        return b"mg %b b\r\n" % base64.b64encode(item.key)
+    return b"mg %b\r\n" % item.key
+
+
+_DUMPS: dict[bytes, tuple[Line, bytes]] = {
+    b"metadump": (_metadata, END),
+    b"mgdump": (_meta_get, META_MISS),
+}
