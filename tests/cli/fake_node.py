@@ -14,6 +14,7 @@ from interop.wire import HEADER, REQUEST, RESPONSE
 
 HELLO, OPEN, STREAM_REQUEST, FAILOVER_LOG, STREAM_END = 0x1F, 0x50, 0x53, 0x54, 0x55
 MARKER, DELETION, SNAPSHOT_END = 0x56, 0x58, 0xEC
+LOG_ANYWHERE = 0x96
 MUTATION, NOOP, BUFFER_ACK, CONTROL, ALL_SEQNOS = 0x57, 0x5C, 0x5D, 0x5E, 0x48
 
 LOG = struct.pack(">QQ", 0xABC, 0)
@@ -95,7 +96,8 @@ class FakeNode:
 
     def _usual(self, asked: Asked) -> None:
         """Answer as a node with one vBucket, 0, at seqno 5."""
-        values = {ALL_SEQNOS: struct.pack(">HQ", 0, 5), FAILOVER_LOG: LOG, STREAM_REQUEST: LOG}
+        logs = (FAILOVER_LOG, LOG_ANYWHERE, STREAM_REQUEST)
+        values = {ALL_SEQNOS: struct.pack(">HQ", 0, 5), **dict.fromkeys(logs, LOG)}
         if asked.opcode != BUFFER_ACK:
             self.reply(asked, value=values.get(asked.opcode, b""))
 

@@ -101,9 +101,9 @@ def test_json_has_the_same_fields_for_every_change() -> None:
 
 
 def test_snapshots_and_rollbacks_have_lines_of_their_own() -> None:
-    begin, end = SnapshotBegin(3, 1, 17, 0x05), SnapshotEnd(3, 17, 2)
+    begin, end = SnapshotBegin(3, 1, 17, from_disk=False), SnapshotEnd(3, 17, 2)
     rollback = Rollback(3, 17)
-    assert plain(begin) == "   3:1        begin    snapshot up to 17, memory checkpoint"
+    assert plain(begin) == "   3:1        begin    snapshot up to 17, memory"
     assert plain(end) == "   3:17       end      snapshot complete, 2 changes"
     assert plain(rollback) == "   3:17       rollback everything after it is void"
     assert [json.loads(as_json_line(event)) for event in (begin, end, rollback)] == [
@@ -112,7 +112,7 @@ def test_snapshots_and_rollbacks_have_lines_of_their_own() -> None:
             "vbucket": 3,
             "start": 1,
             "end": 17,
-            "kind": ["memory", "checkpoint"],
+            "from_disk": False,
         },
         {"op": "snapshot-end", "vbucket": 3, "end": 17, "items": 2},
         {"op": "rollback", "vbucket": 3, "seqno": 17},

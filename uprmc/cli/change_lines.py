@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from uprmc.cli.shown import readable, text_or_base64
 from uprmc.client.handler import Change
-from uprmc.protocol.opcodes import MarkerFlag
 
 
 class SnapshotBegin(NamedTuple):
@@ -17,7 +16,7 @@ class SnapshotBegin(NamedTuple):
     vbucket: int
     start: int
     end: int
-    kind: int
+    from_disk: bool
 
 
 class SnapshotEnd(NamedTuple):
@@ -40,8 +39,6 @@ Shown = Change | SnapshotBegin | SnapshotEnd | Rollback
 #: A value is cut after so many characters on a line for people.
 _VALUE_CHARACTERS = 60
 
-_KINDS = {flag: str(flag.name).lower() for flag in MarkerFlag}
-
 
 def plain(event: Shown) -> str:
     """Return an event for people."""
@@ -52,8 +49,8 @@ def plain(event: Shown) -> str:
             event.vbucket, event.seqno, event.op, f"{readable(event.key)}{value}  {details}"
         )
     if isinstance(event, SnapshotBegin):
-        kind = " ".join(_kinds(event.kind))
-        return _line(event.vbucket, event.start, "begin", f"snapshot up to {event.end}, {kind}")
+        origin = "disk" if event.from_disk else "memory"
+        return _line(event.vbucket, event.start, "begin", f"snapshot up to {event.end}, {origin}")
     if isinstance(event, SnapshotEnd):
         return _line(event.vbucket, event.end, "end", f"snapshot complete, {event.items} changes")
     return _line(event.vbucket, event.seqno, "rollback", "everything after it is void")
@@ -87,13 +84,9 @@ def as_json_line(event: Shown) -> str:
             **text_or_base64("value", event.value),
         }
     elif isinstance(event, SnapshotBegin):
-        fields = {"op": "snapshot-begin", **event._asdict(), "kind": _kinds(event.kind)}
+        fields = {"op": "snapshot-begin", **event._asdict()}
     elif isinstance(event, SnapshotEnd):
         fields = {"op": "snapshot-end", **event._asdict()}
     else:
         fields = {"op": "rollback", **event._asdict()}
     return json.dumps(fields)
-
-
-def _kinds(bits: int) -> list[str]:
-    return [name for flag, name in _KINDS.items() if bits & flag]

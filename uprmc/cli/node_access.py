@@ -16,6 +16,7 @@ import click
 from uprmc import units
 from uprmc.client.connection import NodeConnection
 from uprmc.errors import ConfigError
+from uprmc.places import parsed
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[float]
@@ -174,6 +175,11 @@ def _named(given: tuple[str, ...], several: bool) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(places))
     if len(found) > 1 and not several:
         raise ConfigError(f"{', '.join(found)}: this verb asks one node, say --node with one")
+    for place in found:
+        try:
+            parsed(place)
+        except ValueError as error:
+            raise ConfigError(f"{place!r} is no node: say {error}") from None
     return found
 
 

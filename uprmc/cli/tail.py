@@ -1,14 +1,16 @@
-"""``uprmc tail``: print the changes of a node as they happen."""
+"""``uprmc tail``: print the changes of nodes as they happen, over failovers and restarts."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import select
-import struct
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterator
 from io import TextIOWrapper
-from typing import NamedTuple
+from typing import Any
 
 import click
 
@@ -21,33 +23,23 @@ from uprmc.cli.change_lines import (
     as_json_line,
     plain,
 )
-from uprmc.cli.feed import Feed, Start
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.client.connection import NodeError, reason
-from uprmc.client.events import Event, Run, SnapshotBegun, SnapshotDone, StreamEnded
+from uprmc.client.blocking import UprClient
+from uprmc.client.connection import NodeError
+from uprmc.client.errors import RollbackRefused
+from uprmc.client.handler import Change, Handler
+from uprmc.client.options import Start
+from uprmc.client.position import Position
 from uprmc.errors import ConfigError
-from uprmc.model import SEQNO_MAX, VBucketState
-from uprmc.protocol.header import ResponseFrame
-from uprmc.protocol.opcodes import EndReason, Opcode, Status
-from uprmc.protocol.upr import ROLLBACK_VALUE
+from uprmc.model import SEQNO_MAX
 
 _NOW = "now"
 
-#: Whether the node has vanished is looked at so often.
-_LOOK_MS = 1_000
+#: A node may be so far ahead of our acknowledgements.
+_BUFFER_BYTES = 4 * 1024 * 1024
 
-#: Why a stream may end, in words for people.
-_END_REASONS: dict[int, str] = {
-    EndReason.OK: "it is complete",
-    EndReason.CLOSED: "it was closed",
-    EndReason.STATE_CHANGED: "the vBucket's state changed",
-    EndReason.DISCONNECTED: "the connection was closed",
-    EndReason.TOO_SLOW: "it was read too slowly",
-    EndReason.BACKFILL_FAILED: "the node could not read its disk",
-    EndReason.ROLLBACK: "the vBucket is rolling back",
-    EndReason.FILTER_EMPTY: "nothing is left to send",
-    EndReason.LOST_PRIVILEGES: "the node does not allow it any more",
-}
+#: A node sends a keep-alive after so long without a frame; silent for longer it is given up.
+NOOP_INTERVAL_S = 10.0
 
 
 def _origin(text: str) -> str | int:
@@ -73,6 +65,7 @@ def _uuid(text: str) -> int:
 @click.command()
 @click.option(
     "--vbucket",
+    "--vbuckets",
     "vbuckets",
     type=vbucket_numbers,
     metavar=VBUCKETS,
@@ -94,258 +87,228 @@ def _uuid(text: str) -> int:
 @click.option(
     "--on-rollback",
     type=click.Choice(["stop", "obey"]),
-    default="stop",
-    show_default=True,
-    help="If the node's history does not hold the seqno: stop, or begin where it still agrees.",
+    help="If a node's history does not hold what was printed, or the seqno: stop, or go on from "
+    "where it still agrees.  [default: stop with --from SEQNO, else obey]",
 )
 @click.option("--until-now", is_flag=True, help="End when everything that is there has come.")
+@click.option("--once", is_flag=True, help="End when a node or a stream is lost; for scripts.")
 @click.option("--keys-only", is_flag=True, help="Leave values out; the node does not send them.")
 @click.option("--snapshots", is_flag=True, help="Show where snapshots begin and end, too.")
-@talks_to_a_node("Print one JSON object for each change.")
+@talks_to_a_node("Print one JSON object for each change.", several=True)
 def tail(
     vbuckets: tuple[list[int], ...],
     origin: str | int,
     uuid: int | None,
-    on_rollback: str,
+    on_rollback: str | None,
     until_now: bool,
+    once: bool,
     keys_only: bool,
     snapshots: bool,
     node: NodeAccess,
     as_json: bool,
 ) -> int:
-    """Print the changes of a node as they happen, one line for each.
+    """Print the changes of nodes as they happen, one line for each.
 
     \b
     A line has: vBucket:seqno, what happened, the key, the value, more about it.
+    A node that is lost is dialled again, and its vBuckets go on wherever they are active then.
     Ctrl-C ends it.
     """
-    if uuid is not None and not isinstance(origin, int):
-        raise ConfigError("--uuid says where the seqno of --from belongs: give --from SEQNO, too")
-    # Ctrl-C is the way to end it.
-    with contextlib.suppress(KeyboardInterrupt), node.connected() as connection:
-        feed = Feed(connection, values=not keys_only)
-        starts = _starts(feed, each_once(vbuckets), origin, uuid)
-        if snapshots and not feed.tells_snapshot_ends:
-            click.echo("uprmc: this node does not tell where snapshots end", err=True)
-        screen = _Screen(feed, json_lines=as_json)
-        streams = _Tail(feed, screen, snapshots=snapshots, obey=on_rollback == "obey")
-        streams.run(starts, until_now=until_now)
+    wanted = each_once(vbuckets)
+    start = _start(wanted, origin, uuid)
+    screen = _Screen(json_lines=as_json)
+    given_seqno = isinstance(start, dict | int)
+    obey = on_rollback == "obey" or (on_rollback is None and not given_seqno)
+    printer = _Printer(screen, snapshots=snapshots, obey=obey)
+    try:
+        # Ctrl-C is the way to end it.
+        with contextlib.suppress(KeyboardInterrupt), _told_on_standard_error() as teller:
+            client = UprClient(
+                node.places,
+                printer,
+                name="uprmc-tail",
+                vbuckets=wanted or None,
+                start=start,
+                on_rollback=printer.permit,
+                values=not keys_only,
+                buffer_bytes=_BUFFER_BYTES,
+                noop_interval_s=NOOP_INTERVAL_S,
+                replicas=True,
+                redial=not once,
+                tls=node.tls,
+                connect_timeout_s=node.timeout_s,
+                patience_s=node.timeout_s,
+            )
+            look_s = None if once or until_now else node.timeout_s
+            _run(client, screen, teller, _NOW if until_now else None, look_s)
+    except RollbackRefused as error:
+        raise NodeError(
+            f"{_disagreement(error.vbucket, error.held_seqno, error.seqno)}: drop what came later "
+            f"and say --from {error.seqno}, or --on-rollback obey"
+        ) from None
     return 0
 
 
-def _starts(feed: Feed, vbuckets: list[int], origin: str | int, uuid: int | None) -> list[Start]:
+def _start(vbuckets: list[int], origin: str | int, uuid: int | None) -> Start:
     """Return where the streams begin."""
-    seqnos = {} if vbuckets else feed.high_seqnos(VBucketState.ACTIVE)
-    seqnos = seqnos or feed.high_seqnos(None)  # of a replica, what it follows
-    absent = [number for number in vbuckets if number not in seqnos]
-    if absent:
-        raise NodeError(f"{named(absent)}: not on this node, or dead")
-    if not seqnos:
-        raise NodeError("the node has no vBucket, or only dead ones")
-    numbers = vbuckets or sorted(seqnos)
-    seqno_of = {number: seqnos[number] if origin == _NOW else int(origin) for number in numbers}
-    if uuid is not None:
-        return [Start(number, seqno, uuid) for number, seqno in seqno_of.items()]
-    uuids = feed.newest_histories(number for number in numbers if seqno_of[number])
-    return [Start(number, seqno, uuids.get(number, 0)) for number, seqno in seqno_of.items()]
+    if uuid is None:
+        return "now" if isinstance(origin, str) else origin or "beginning"
+    if isinstance(origin, str):
+        raise ConfigError("--uuid says where the seqno of --from belongs: give --from SEQNO, too")
+    if not vbuckets:
+        raise ConfigError("--uuid is of a vBucket: name it with --vbucket")
+    return dict.fromkeys(vbuckets, Position(origin, uuid))
+
+
+def _run(
+    client: UprClient, screen: _Screen, teller: _Teller, until: Any, look_s: float | None
+) -> None:
+    """Print until the end; after a time say which vBuckets are waited for."""
+    looks_at = math.inf if look_s is None else time.monotonic() + look_s
+    with client, client.running_loop(until) as loop:
+        try:
+            for _ in loop.steps(None, None):
+                screen.show()
+                if teller.waits and any(node.connected for node in client.metrics().nodes.values()):
+                    teller.reached()
+                if looks_at < time.monotonic():
+                    looks_at = math.inf
+                    if not teller.waits:
+                        _tell_absent(client)
+        finally:
+            screen.show()
+
+
+def _tell_absent(client: UprClient) -> None:
+    """Say what is waited for, for it may be a misprint."""
+    found = client.metrics().vbuckets
+    absent = [number for number, each in found.items() if not (each.node or each.items)]
+    if absent or not found:
+        click.echo(
+            f"uprmc: {named(absent) if absent else 'any vBucket'}: on none of the nodes yet; "
+            "waiting until it is",
+            err=True,
+        )
+
+
+@contextlib.contextmanager
+def _told_on_standard_error() -> Iterator[_Teller]:
+    """Let what the library logs, such as lost connections, be lines like our own."""
+    log, handler = logging.getLogger("uprmc.client"), _Teller()
+    log.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        log.removeHandler(handler)
+
+
+class _Teller(logging.Handler):
+    """Keeps what the library logs until a node was reached: if none is, an error says the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[str] | None = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._kept is None:
+            click.echo(f"uprmc: {record.getMessage()}", err=True)
+        else:
+            self._kept.append(record.getMessage())
+
+    def reached(self) -> None:
+        """Tell what was kept, and the rest as it comes."""
+        for text in self._kept or ():
+            click.echo(f"uprmc: {text}", err=True)
+        self._kept = None
+
+    @property
+    def waits(self) -> bool:
+        return self._kept is not None
+
+
+def _disagreement(vbucket: int, held: int, seqno: int) -> str:
+    return (
+        f"vBucket {vbucket}: the node cannot go on from seqno {held}, it agrees only up to {seqno}"
+    )
 
 
 class _Screen:
-    """Standard output, one line for each event, and the wait for more."""
+    """Standard output, one line for each event."""
 
-    def __init__(self, feed: Feed, *, json_lines: bool) -> None:
+    def __init__(self, *, json_lines: bool) -> None:
         self._line: Callable[[Shown], str] = as_json_line if json_lines else plain
-        self._feed = feed
-        self._poll = select.poll()
-        self._poll.register(feed, select.POLLIN)
-        self._reader = self._watch_reader()
+        self._lines: list[str] = []
+        self._reader = _reader()
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
 
-    def _watch_reader(self) -> int | None:
-        """See to it that we learn when nobody reads our output any more, before we print again."""
-        try:
-            number = sys.stdout.fileno()
-        except (AttributeError, OSError, ValueError):  # closed, or no file at all
-            return None
-        self._poll.register(number, 0)
-        return number
+    def add(self, event: Shown) -> None:
+        """Show an event with the next `show`."""
+        self._lines.append(f"{self._line(event)}\n")
 
-    def wait(self) -> None:
-        """Wait for the node.
+    def show(self) -> None:
+        """Print what was added, and see that whoever reads gets it now.
 
         Raises:
-            BrokenPipeError: our reader went first.
-            ConnectionLost: the node says nothing for too long.
+            BrokenPipeError: nobody reads any more, which is noticed without printing too.
         """
-        found: list[tuple[int, int]] = []
-        while not found:
-            found = self._poll.poll(_LOOK_MS)
-            if any(number == self._reader for number, _ in found):
-                raise BrokenPipeError
-            if not found:
-                self._feed.check_silence()
-
-    def show(self, events: Iterable[Shown]) -> None:
-        """Print events, and see that whoever reads gets them now."""
-        text = "".join(f"{self._line(event)}\n" for event in events)
-        if text:
+        if self._lines:
+            text = "".join(self._lines)
+            self._lines.clear()
             click.echo(text, nl=False)
+        elif self._reader is not None and self._reader.poll(0):
+            raise BrokenPipeError
 
 
-class _Stream:
-    """One stream that was asked for.
-
-    Attributes:
-        seqno: the last one that came, or where it began.
-        end: where its snapshot ends.
-        items: changes of that snapshot that came.
-    """
-
-    __slots__ = ("asked", "end", "items", "seqno")
-
-    def __init__(self, asked: Start) -> None:
-        self.asked = asked
-        self.seqno = self.end = asked.seqno
-        self.items = 0
+def _reader() -> select.poll | None:
+    """Return what is ready when nobody reads our output any more."""
+    try:
+        number = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # closed, or no file at all
+        return None
+    found = select.poll()
+    found.register(number, 0)
+    return found
 
 
-class _Ended(NamedTuple):
-    """A stream has ended after `seqno`; `reason` is an `EndReason` number."""
+class _Printer(Handler):
+    """Prints what it is told. What was printed cannot be taken back: a rollback is a line, too."""
 
-    vbucket: int
-    seqno: int
-    reason: int
+    native_rollback = True
+    returns_anywhere = True
 
-
-class _Tail:
-    """Follows streams until they end."""
-
-    def __init__(self, feed: Feed, screen: _Screen, *, snapshots: bool, obey: bool) -> None:
-        self._feed = feed
+    def __init__(self, screen: _Screen, *, snapshots: bool, obey: bool) -> None:
         self._screen = screen
         self._snapshots = snapshots
         self._obey = obey
-        self._until_now = False
-        self._streams: dict[int, _Stream] = {}
-        self._early: list[int] = []
+        self._items: dict[int, int] = {}
 
-    def run(self, starts: Iterable[Start], *, until_now: bool) -> None:
-        """Print what comes, until everything has come that was there.
+    def mutation(self, change: Change) -> None:
+        self._change(change)
 
-        Raises:
-            ClientError: it will not come, or `until_now` is not set.
-        """
-        self._until_now = until_now
-        self._begin(list(starts))
-        while self._streams:
-            self._deal_with(self._feed.events(self._screen.wait))
-        if self._early:
-            raise NodeError(f"incomplete: {named(self._early)} ended early")
+    def deletion(self, change: Change) -> None:
+        self._change(change)
 
-    def _begin(self, starts: list[Start]) -> None:
-        opaques = self._feed.stream(starts, until_now=self._until_now)
-        for opaque, start in zip(opaques, starts, strict=True):
-            self._streams[opaque] = _Stream(start)
+    def _change(self, change: Change) -> None:
+        self._screen.add(change)
+        self._items[change.vbucket] = self._items.get(change.vbucket, 0) + 1
 
-    def _deal_with(self, events: list[Event]) -> None:
-        shown: list[Shown] = []
-        ended: list[_Ended] = []
-        again: list[Start] = []
-        try:
-            for event in events:
-                if isinstance(event, Run):
-                    shown += event.changes
-                    self._count(self._streams[event.inlet.opaque], event, shown)
-                elif isinstance(event, SnapshotBegun | SnapshotDone):
-                    self._bound(self._streams[event.inlet.opaque], event, shown)
-                elif isinstance(event, StreamEnded):
-                    stream = self._streams.pop(event.inlet.opaque)
-                    ended.append(_Ended(event.inlet.vbucket, stream.seqno, event.reason))
-                elif isinstance(event, ResponseFrame) and event.opaque in self._streams:
-                    start = self._refused(self._streams.pop(event.opaque).asked, event)
-                    shown.append(Rollback(start.vbucket, start.seqno))
-                    again.append(start)
-        finally:
-            self._screen.show(shown)
-        self._begin(again)
-        self._tell(ended)
-
-    def _count(self, stream: _Stream, run: Run, shown: list[Shown]) -> None:
-        stream.seqno = run.changes[-1].seqno
-        stream.items += len(run.changes)
-        if stream.seqno == stream.end:
-            self._show_end(stream, shown)
-
-    def _bound(
-        self, stream: _Stream, event: SnapshotBegun | SnapshotDone, shown: list[Shown]
-    ) -> None:
-        if isinstance(event, SnapshotDone):
-            self._show_end(stream, shown)
-            return
-        if stream.end <= stream.seqno:
-            stream.items = 0
-        stream.end = event.end
+    def snapshot_begin(self, vbucket: int, start: int, end: int, from_disk: bool) -> None:
+        self._items[vbucket] = 0
         if self._snapshots:
-            shown.append(SnapshotBegin(event.inlet.vbucket, event.start, event.end, event.kind))
+            self._screen.add(SnapshotBegin(vbucket, start, end, from_disk))
 
-    def _show_end(self, stream: _Stream, shown: list[Shown]) -> None:
-        stream.seqno = stream.end
-        if self._snapshots and self._feed.tells_snapshot_ends:
-            shown.append(SnapshotEnd(stream.asked.vbucket, stream.end, stream.items))
+    def snapshot_end(self, vbucket: int, end: int) -> None:
+        if self._snapshots:
+            self._screen.add(SnapshotEnd(vbucket, end, self._items.get(vbucket, 0)))
 
-    def _refused(self, asked: Start, answer: ResponseFrame) -> Start:
-        """Return where to begin instead, or give up."""
-        vbucket = asked.vbucket
-        if answer.status == Status.ROLLBACK:
-            return self._roll_back(asked, answer.value)
-        if answer.status == Status.NOT_MY_VBUCKET:
-            raise NodeError(f"vBucket {vbucket}: neither active nor a replica on this node")
-        raise NodeError(f"vBucket {vbucket}: the stream was refused: {reason(answer)}")
-
-    def _roll_back(self, asked: Start, value: bytes) -> Start:
-        """Return where the node says, or give up."""
-        vbucket = asked.vbucket
-        try:
-            (seqno,) = ROLLBACK_VALUE.unpack(value)
-        except struct.error:
-            raise NodeError(
-                f"the node at {self._feed.place} sent nonsense: opcode "
-                f"{Opcode.UPR_STREAM_REQUEST:#04x} of a strange length"
-            ) from None
-        history = f" of history {asked.vb_uuid}" if asked.vb_uuid else ""
-        words = (
-            f"vBucket {vbucket}: the node cannot go on from seqno {asked.seqno}{history}, "
-            f"it agrees only up to {seqno}"
-        )
+    def permit(self, vbucket: int, held: int, seqno: int) -> Any:
+        """Say whether the stream may go back."""
         if not self._obey:
-            raise NodeError(
-                f"{words}: drop what came later and say --from {seqno}, or --on-rollback obey"
-            )
-        if seqno >= asked.seqno:
-            raise NodeError(f"{words}, which makes no sense")
-        click.echo(f"uprmc: {words}; going on from there", err=True)
-        return Start(vbucket, seqno, asked.vb_uuid if seqno else 0)
+            return "refuse"
+        click.echo(f"uprmc: {_disagreement(vbucket, held, seqno)}; going on from there", err=True)
+        return "auto"
 
-    def _tell(self, ended: list[_Ended]) -> None:
-        """Say whose streams have ended, unless that was the wish."""
-        texts = []
-        for why in sorted({event.reason for event in ended}):
-            if why != EndReason.OK:
-                alike = [event for event in ended if event.reason == why]
-                self._early += [event.vbucket for event in alike]
-                texts.append(_end(alike))
-        if not texts:
-            return
-        if not self._streams:
-            raise NodeError(f"{'; '.join(texts)}; no stream is left")
-        for text in texts:
-            click.echo(f"uprmc: {text}", err=True)
-
-
-def _end(alike: list[_Ended]) -> str:
-    first = alike[0]
-    why = _END_REASONS.get(first.reason, f"reason {first.reason}")
-    after = f" after seqno {first.seqno}" if len(alike) == 1 else ""
-    vbuckets = named(event.vbucket for event in alike)
-    return f"{vbuckets}: the stream ended{after}: {why}"
+    def rollback(self, vbucket: int, seqno: int) -> bool:
+        self._screen.add(Rollback(vbucket, seqno))
+        return True

@@ -52,8 +52,8 @@ class UprClient:
         connect_timeout_s: an attempt to connect is given up after so long.
         patience_s: `run` raises if no node was ever reached after so long, ``None`` = it waits.
             Once one was reached it dials for ever.
-        start, values, on_rollback, ring_items, buffer_bytes, noop_interval_s, poll_s: see
-            `core.Options`.
+        start, values, on_rollback, ring_items, buffer_bytes, noop_interval_s, poll_s, replicas,
+            redial: see `core.Options`.
 
     Raises:
         MisuseError: the arguments make no sense.
@@ -76,6 +76,8 @@ class UprClient:
         buffer_bytes: int = 8 * 1024 * 1024,
         noop_interval_s: float = 120.0,
         poll_s: float = 1.0,
+        replicas: bool = False,
+        redial: bool = True,
         tls: ssl.SSLContext | None = None,
         connect_timeout_s: float = 5.0,
         patience_s: float | None = 10.0,
@@ -92,6 +94,8 @@ class UprClient:
             buffer_bytes=buffer_bytes,
             noop_interval_s=noop_interval_s,
             poll_s=poll_s,
+            replicas=replicas,
+            redial=redial,
         )
         self._tls = tls
         self._connections: dict[str, Any] = {

@@ -183,7 +183,7 @@ class Loop:
         """Send what is to be sent, hang up where need be, tell the selector what we wait for."""
         for wire, session in list(self._wires.items()):
             try:
-                wire.too_late(now)
+                wire.too_late(now, ready=session is not None and session.open)
                 if session is not None:
                     if session.error is not None:
                         raise session.error

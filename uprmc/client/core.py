@@ -112,7 +112,8 @@ class UprCore:
             if isinstance(start, Mapping) and vbucket in start:
                 seqno, uuid = start[vbucket]
                 place.stand_at(seqno, (FailoverEntry(uuid, 0),) if uuid else ())
-            place.at_now = start == "now"
+            place.at_now = start == "now" or isinstance(start, int)
+            place.begin_at = start if isinstance(start, int) else None
         self.ledger.places[vbucket] = place
         self._routes[vbucket] = Route(place, self._now)
         self._waiting.add(vbucket)
@@ -147,10 +148,11 @@ class UprCore:
             if self._routes[vbucket].off_at + patience_s < now
         ]
         nodes = self.nodes.all()
-        if not found or not self.options.until_now or len(self.nodes.sessions()) < len(nodes):
+        ends = self.options.until_now or not self.options.redial
+        if not found or not ends or len(self.nodes.sessions()) < len(nodes):
             return None
         sessions = self.nodes.sessions()
-        found = [each for each in found if not any(each in one.active for one in sessions)]
+        found = [each for each in found if not any(one.has(each) for one in sessions)]
         return not_active(found, [node.place for node in nodes]) if found else None
 
     # --- nodes come and go ----------------------------------------------------------------------
@@ -167,6 +169,7 @@ class UprCore:
             wants_values=self.options.values,
             buffer_bytes=self.options.buffer_bytes,
             noop_interval_s=self.options.noop_interval_s,
+            wants_replicas=self.options.replicas,
         )
         self.nodes.named(place).connected(session, now)
         self._following[session] = 0
@@ -234,7 +237,7 @@ class UprCore:
         for vbucket, route in list(self._routes.items()):
             if not route.streaming:
                 continue
-            if route.session is session and vbucket not in session.active:
+            if route.session is session and not session.has(vbucket):
                 yield from self._move(route)  # it is active no more, and did not say so
             elif route.session is not session and vbucket in session.logs:
                 better = self.nodes.owner(route.place)
@@ -248,9 +251,9 @@ class UprCore:
         pause = _SEARCH_S if self._waiting or self._barriers else self.options.poll_s
         session.poll_at = self._now + min(pause, self.options.poll_s)
         if self.options.vbuckets is None:
-            for vbucket in session.active:
+            for vbucket in session.active or session.replicas:
                 self._add(vbucket)
-        for vbucket, high_seqno in session.active.items():
+        for vbucket, high_seqno in (session.replicas | session.active).items():
             route = self._routes.get(vbucket)
             if route is not None and route.session in (session, None):
                 route.high_seqno = high_seqno
@@ -279,7 +282,7 @@ class UprCore:
     def _try(self, route: Route, now: float) -> Task:
         if route.backoff.at > now:
             return
-        session = self.nodes.owner(route.place)
+        session = self.nodes.owner(route.place) or self.nodes.replica(route.place.vbucket)
         if session is None or self._following[session] >= _FOLLOWING_MAX:
             return
         self._waiting.discard(route.place.vbucket)
@@ -288,13 +291,16 @@ class UprCore:
         yield from self._advance(session, self._follow(session, route), None)
 
     def _follow(self, session: NodeSession, route: Route) -> Task:
-        flags = StreamFlag.ACTIVE_ONLY | (StreamFlag.LATEST if self.options.until_now else 0)
+        flags = 0 if self.options.replicas else StreamFlag.ACTIVE_ONLY
+        flags |= StreamFlag.LATEST if self.options.until_now else 0
         try:
             yield from self._follower.follow(session, route.place, flags, route.opening)
             route.streaming = True
             route.backoff.good()
-        except NotNow:
-            session.active.pop(route.place.vbucket, None)
+        except NotNow as error:
+            if not self.options.redial:
+                raise ConnectionLost(str(error)) from None
+            session.gone(route.place.vbucket)
             session.poll_at = min(session.poll_at, self._now + _SEARCH_S)
             self._off(route, pause=True)
         finally:
@@ -366,9 +372,11 @@ class UprCore:
             return
         session, vbucket = route.session, route.place.vbucket
         if session is not None:
-            session.active.pop(vbucket, None)
+            session.gone(vbucket)
             session.poll_at = self._now
             words = f"the stream of vBucket {vbucket} ended with reason {why}"
+            if not self.options.redial:
+                raise ConnectionLost(f"{session.place}: {words}")
             self._barriers.broken(session.place, ConnectionLost(words))
         self._off(route, pause=True)
 

@@ -29,7 +29,6 @@ from uprmc.client.handler import Handler
 from uprmc.client.ledger import Ledger
 from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task, reason
 from uprmc.client.position import Place
-from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNOS_EXTRAS
 from uprmc.protocol.opcodes import Opcode, Status
@@ -86,6 +85,7 @@ class Follower:
             yield from self._start_over(place)
         elif self._handler.native_rollback and place.vbucket not in self._returned:
             yield from self._return_native(place)
+        self._returned.add(place.vbucket)
         for _ in range(_ATTEMPTS_MAX):
             if not place.settled:
                 yield from self._settle(session, place)
@@ -112,8 +112,8 @@ class Follower:
     # --- before the first stream ----------------------------------------------------------------
 
     def _begin_now(self, session: NodeSession, place: Place) -> Task:
-        """Take the node's present as the place."""
-        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+        """Take the node's present as the place, or a seqno of its newest history."""
+        extras = VBUCKET_SEQNOS_EXTRAS.pack(0)
         log = yield from self._log(session, place)
         (answer,) = yield Ask([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
         try:
@@ -121,15 +121,15 @@ class Follower:
         except struct.error:
             raise self._nonsense(session, place, "a torn list of seqnos") from None
         if place.vbucket not in seqnos:
-            raise NotNow(f"vBucket {place.vbucket} is not active at {session.place}")
-        place.stand_at(seqnos[place.vbucket], log)
+            raise NotNow(f"vBucket {place.vbucket} is not at {session.place}")
+        seqno = seqnos[place.vbucket] if place.begin_at is None else place.begin_at
+        place.stand_at(seqno, log)
 
     def _return_native(self, place: Place) -> Task:
         """After a crash the handler may hold more than is saved."""
         if place.kept and not (yield from told(self._handler.rollback(place.vbucket, place.seqno))):
             yield from self._start_over(place)
         place.applied = place.seqno
-        self._returned.add(place.vbucket)
 
     # --- going back -----------------------------------------------------------------------------
 
@@ -150,6 +150,8 @@ class Follower:
     def _return_to(self, session: NodeSession, place: Place, shared: int, words: str) -> Task:
         vbucket, native = place.vbucket, self._handler.native_rollback
         boundaries = self._ledger.boundaries(vbucket)
+        if native and self._handler.returns_anywhere:
+            boundaries = [*boundaries, shared]
         target = place.target(shared, boundaries, native=native)
         self._permit(place, target, words)
         self.rollbacks[vbucket] = self.rollbacks.get(vbucket, 0) + 1

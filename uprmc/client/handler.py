@@ -74,9 +74,12 @@ class Handler:
         native_rollback: `rollback` can return to any earlier snapshot end by itself: then no keys
             are remembered for it. It is also called before the first stream, because a crash may
             have left more than the saved position says.
+        returns_anywhere: with `native_rollback`: it can return to any seqno, inside of a snapshot
+            too.
     """
 
     native_rollback = False
+    returns_anywhere = False
 
     def snapshot_begin(self, vbucket: int, start: int, end: int, from_disk: bool) -> Any:
         """Changes up to `end` follow; only together are they a state that the node had."""

@@ -78,6 +78,7 @@ class NodeSession:
         error: why the connection cannot go on; whoever owns the socket closes it.
         granted: CONTROL keys that the node accepted.
         active: vBuckets that are active there, with their high seqnos, as of the last poll.
+        replicas: the same of replicas, if they are wanted.
         logs: failover logs of those that another node claims, too.
         polls: how often `poll` was answered.
         servers: other nodes that its cluster map names.
@@ -93,12 +94,14 @@ class NodeSession:
         wants_values: bool = True,
         buffer_bytes: int = 8 * 1024 * 1024,
         noop_interval_s: float = 120.0,
+        wants_replicas: bool = False,
     ) -> None:
         self.place = place
         self.open = False
         self.error: ClientError | None = None
         self.granted: set[str] = set()
         self.active: dict[int, int] = {}
+        self.replicas: dict[int, int] = {}
         self.logs: dict[int, FailoverLog] = {}
         self.polls = 0
         self.poll_at = 0.0
@@ -110,6 +113,7 @@ class NodeSession:
         self.decoder = Decoder(place, wants_values=wants_values)
         self._name = name
         self._wants_values = wants_values
+        self._wants_replicas = wants_replicas
         self._buffer_bytes = buffer_bytes
         self._noop_interval_s = noop_interval_s
         self._asked: dict[int, tuple[Ask, int, int]] = {}
@@ -273,6 +277,25 @@ class NodeSession:
             for number, answer in zip(disputed, histories, strict=True)
             if not answer.status
         }
+        if self._wants_replicas:
+            self.replicas = yield from self._seqnos_of_replicas()
+
+    def _seqnos_of_replicas(self) -> Task:
+        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.REPLICA)
+        (answer,) = yield Ask([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
+        try:
+            return dict(VBUCKET_SEQNO.iter_unpack(answer.value)) if not answer.status else {}
+        except struct.error:
+            raise ProducerError(f"the node at {self.place} sent a torn list of seqnos") from None
+
+    def has(self, vbucket: int) -> bool:
+        """Return whether a vBucket can be streamed from there."""
+        return vbucket in self.active or vbucket in self.replicas
+
+    def gone(self, vbucket: int) -> None:
+        """A vBucket is not there any more, as far as is known."""
+        self.active.pop(vbucket, None)
+        self.replicas.pop(vbucket, None)
 
     # --- streams --------------------------------------------------------------------------------
 

@@ -164,6 +164,13 @@ class Nodes:
             return None
         return max(found, key=lambda session: rank(session.logs[vbucket], place.log))
 
+    def replica(self, vbucket: int) -> NodeSession | None:
+        """Return the node with the newest replica of a vBucket that is active at none."""
+        if not self.all_asked() or any(vbucket in one.active for one in self.sessions()):
+            return None
+        found = [session for session in self.sessions() if vbucket in session.replicas]
+        return max(found, key=lambda session: session.replicas[vbucket], default=None)
+
 
 def rank(log: FailoverLog, ours: FailoverLog) -> tuple[int, int]:
     """Return how good a node's history is for us; greater is better."""

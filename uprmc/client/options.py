@@ -11,7 +11,7 @@ from uprmc.client.follow import OnRollback
 from uprmc.client.position import Position
 from uprmc.model import SEQNO_MAX
 
-Start = Literal["checkpoint", "beginning", "now"] | Mapping[int, Position]
+Start = Literal["checkpoint", "beginning", "now"] | int | Mapping[int, Position]
 
 _VBUCKET_MAX = 0xFFFF
 _UUID_MAX = 2**64 - 1
@@ -25,9 +25,11 @@ class Options:
         name: of its connections, seen in the node's statistics; one for each process.
         vbuckets: which to follow, ``None`` = all that are active on the nodes.
         start: where to begin: ``checkpoint`` = where the state says, else the beginning;
-            ``beginning`` and ``now`` whatever the state says; or positions for some vBuckets, the
-            others as ``checkpoint``.
+            ``beginning`` and ``now`` whatever the state says; after a seqno of the newest history,
+            in each vBucket; or positions for some vBuckets, the others as ``checkpoint``.
         until_now: end when everything has come that was there.
+        replicas: stream a vBucket that is active nowhere from a replica.
+        redial: go on when a connection or a stream is lost; without it that is an error.
         values: whether changes carry the documents' values.
         on_rollback: see `follow.OnRollback`.
         ring_items: how many of the newest keys of each vBucket can be undone one by one.
@@ -41,6 +43,8 @@ class Options:
     vbuckets: frozenset[int] | None = None
     start: Start = "checkpoint"
     until_now: bool = False
+    replicas: bool = False
+    redial: bool = True
     values: bool = True
     on_rollback: OnRollback = "auto"
     ring_items: int = 10_000
@@ -64,6 +68,10 @@ def _check_start(start: Start) -> None:
     if isinstance(start, str):
         if start not in ("checkpoint", "beginning", "now"):
             raise MisuseError(f"start {start!r}: say checkpoint, beginning, now, or positions")
+        return
+    if isinstance(start, int):
+        if not 0 <= start <= SEQNO_MAX:
+            raise MisuseError(f"start {start}: there is no such seqno")
         return
     for vbucket, (seqno, uuid) in start.items():
         _check_number(vbucket)

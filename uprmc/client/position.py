@@ -69,10 +69,11 @@ class Place:
         lost: seqnos that were undone and not told yet: first and last.
         followed: newest history that the handler knows of, 0 = none.
         at_now: nothing came yet, and the program wanted only what is new.
+        begin_at: instead of what is new, what comes after this seqno of the newest history.
     """
 
-    __slots__ = ("_chunks", "_entries", "applied", "at_now", "end", "followed", "inside", "kept",
-                 "log", "lost", "purge_seqno", "ring_from", "seqno", "vbucket",
+    __slots__ = ("_chunks", "_entries", "applied", "at_now", "begin_at", "end", "followed",
+                 "inside", "kept", "log", "lost", "purge_seqno", "ring_from", "seqno", "vbucket",
                  "whole")  # fmt: skip
 
     def __init__(self, vbucket: int) -> None:
@@ -81,6 +82,7 @@ class Place:
         self.seqno = self.whole = self.end = self.applied = 0
         self.ring_from = self.purge_seqno = 0
         self.kept = self.inside = self.at_now = False
+        self.begin_at: int | None = None
         self.lost: tuple[int, int] | None = None
         self.followed = 0
         self._chunks: deque[tuple[int, int]] = deque()

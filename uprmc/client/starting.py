@@ -96,6 +96,8 @@ def connection_ended(
     """
     if error is core.failure:
         raise error
+    if not core.options.redial:
+        raise error
     if session is not None or str(core.nodes.named(place).error) != str(error):
         _LOG.warning("%s", error)
     if session is None:

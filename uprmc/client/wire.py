@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import selectors
 import socket
 import ssl
@@ -123,10 +124,18 @@ class Wire:
         self.ready = True
         return True
 
-    def too_late(self, now: float) -> None:
-        """Raise `NodeUnreachable` if connecting takes too long."""
-        if not self.ready and now > self.deadline:
+    def too_late(self, now: float, *, ready: bool) -> None:
+        """Raise `NodeUnreachable` if connecting, or the handshake, takes too long.
+
+        An answer that waits to be read is in time: our handler may have kept us.
+        """
+        if not ready and now > self.deadline and not self._readable():
             raise NodeUnreachable(f"no node answers at {self.place} in time; see the network")
+
+    def _readable(self) -> bool:
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        return self.ready and bool(poll.poll(0))
 
     # --- bytes ----------------------------------------------------------------------------------
 
