@@ -112,7 +112,7 @@ def test_a_frame_of_the_greatest_size_is_waited_for() -> None:
 
 def test_what_is_no_frame_is_no_node() -> None:
     joined, _ = _begun(Mirror())
-    with pytest.raises(NotANode, match="no UPR"):
+    with pytest.raises(NotANode, match="an HTTP server answers"):
         joined.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
