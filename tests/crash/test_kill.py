@@ -9,6 +9,7 @@ server's own timing is not repeated, so a failure may need several tries).
 from __future__ import annotations
 
 import secrets
+import struct
 import time
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from random import Random
 import pytest
 
 from interop.server_process import Address, ServerProcess, start_uprmc
-from interop.wire import FLUSH, OK, SET, Wire, frame, store, vbucket_of
+from interop.wire import EXISTS, FLUSH, OK, SET, Wire, frame, store, vbucket_of
 from tests.crash.judge import Judge, value_of
 from tests.crash.writer import Writer, read_all, wait_until_persisted
 
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.crash
 
 KEYS = [b"crash-%d" % number for number in range(2_000)]
 LONGEST_WRITING_S = 1.4
+
+SET_WITH_META, STOP_PERSISTENCE = 0xA2, 0x80
 
 
 def upr(server: ServerProcess) -> Address:
@@ -109,4 +112,27 @@ def test_nothing_old_is_readable_after_an_acknowledged_flush_and_kill_9(
     with start_uprmc(tmp_path) as server:
         found = read_all(upr(server), keys)
         assert {key: value for key, value in found.items() if value is not None} == {key: b"new"}
+        server.stop()
+
+
+@pytest.mark.acceptance("D04")
+def test_a_cas_that_was_lost_with_kill_9_never_matches_another_value(tmp_path: Path) -> None:
+    """A peer a minute ahead had drawn the CAS values along, beyond what the clock says."""
+    key = b"drawn along"
+    place = vbucket_of(key)
+    ahead = (int(time.time()) + 60) * 10**9
+    with start_uprmc(tmp_path) as server, Wire(upr(server)) as wire:
+        extras = struct.pack(">IIQQ", 0, 0, 1, ahead)
+        taken = frame(SET_WITH_META, key, b"taken", extras=extras, vbucket=place)
+        assert wire.ask(taken).status == OK
+        wait_until_persisted(upr(server), [key])
+        assert wire.ask(frame(STOP_PERSISTENCE)).status == OK
+        lost = wire.ask(store(SET, key, b"lost", vbucket=place)).cas
+        assert lost > ahead
+        server.kill()
+    with start_uprmc(tmp_path) as server, Wire(upr(server)) as wire:
+        new = wire.ask(store(SET, key, b"new", vbucket=place)).cas
+        assert new > ahead + 2**32 * 1_000
+        late = wire.ask(store(SET, key, b"from the past", vbucket=place, cas=lost))
+        assert late.status == EXISTS
         server.stop()

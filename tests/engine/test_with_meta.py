@@ -276,7 +276,7 @@ def test_a_cas_from_the_far_future_is_refused(node: Node) -> None:
         accept(node, version(1, limit + 1))
     assert node.bucket.ledger.last_cas == before
     accept(node, version(1, limit))
-    assert node.set(b"k").cas == limit + 1
+    assert node.set(b"k").cas > limit
 
 
 def test_a_revision_leaves_room_to_count_on(node: Node) -> None:

@@ -21,6 +21,7 @@ FAULTS = {
     "unreadable_s": 2.0,
     "map_full_s": 2.0,
     "write_back_s": 0.5,
+    "clock_s": 1.0,
 }
 
 #: What the operator does: hand over, fail over, let follow somebody else, part two nodes.

@@ -18,7 +18,7 @@ from typing import Any
 from tests.sim.judges import Stored, complain, last_complete
 from tests.sim.upr_codec import ACTIVE, DEAD, Version
 from tests.sim.upr_truth import Branch, Log, Look, Truth, disagreement
-from tests.sim.version_judges import judge_revision
+from tests.sim.version_judges import CasJudge, judge_revision
 
 #: A whole state is compared with its history after every change of log or state, and so often else.
 _EVERY = 4
@@ -48,6 +48,7 @@ class Histories:
         nodes: their truths, by name.
         rollbacks: how often a node had to take something back.
         hand_overs: (vBucket, name) of those that became active without a branch.
+        names: what every CAS names.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -57,6 +58,7 @@ class Histories:
         self.max_entries = max_entries
         self.rollbacks = 0
         self.hand_overs: list[tuple[int, str]] = []
+        self.names = CasJudge()
         self._logs: set[tuple[int, Log]] = set()
 
     def node(self, name: str) -> NodeTruth:
@@ -296,6 +298,7 @@ class NodeTruth(Truth):
         return Branch()
 
     def _accept(self, number: int, uuid: int, branch: Branch, now: Look, version: Version) -> None:
+        self._histories.names.saw(version, self.name)
         if version.seqno > branch.high and now.state == ACTIVE:
             judge_revision(version, branch.newest(version.key), f"{self.name}: vBucket {number}")
             branch.add(version)

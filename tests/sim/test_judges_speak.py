@@ -22,10 +22,9 @@ from tests.sim.judges import Verdict
 from tests.sim.linearity import ABSENT
 from tests.sim.node import Node
 from tests.sim.run import Run
-from uprmc.engine import bucket as bucket_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flush, Flusher
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES, Ledger
 from uprmc.engine.pager import Pager
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import WriteQueue
@@ -122,8 +121,10 @@ def _waste_a_seqno_on_refusal(patch: pytest.MonkeyPatch) -> None:
 
 
 def _start_cas_at_one(patch: pytest.MonkeyPatch) -> None:
-    """Begin the CAS counter anew with each process."""
-    patch.setattr(bucket_module, "_CAS_PER_SECOND", 0)
+    """Begin the CAS counter anew with each process, and look at no clock."""
+    patch.setattr(Ledger, "tell_time", lambda ledger, now_s: None)
+    patch.setattr(Bucket, "leave_lost_cas_behind", lambda bucket, vbucket: None)
+    patch.setattr(VBucket, "know_cas", lambda vbucket, cas: None)
 
 
 def _forget_tombstones_by_key(patch: pytest.MonkeyPatch) -> None:

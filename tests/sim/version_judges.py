@@ -1,15 +1,37 @@
 """Judges of what versions are called, over all nodes of a cluster and all their lives.
 
+A CAS names one content of one document for ever: whoever compares with it must not meet another.
 A revision only rises, over deletions too, dropped or not: else a document that begins anew would
 lose against the deletion wherever that is still known.
 
-Source: contracts of the systems to come, section 3; row X08.
+Source: contracts of the systems to come, section 3; rows D04, X08.
 """
 
 from __future__ import annotations
 
 from tests.sim.judges import complain
 from tests.sim.upr_codec import Version
+
+Content = tuple[bytes, bool]
+
+
+class CasJudge:
+    """What every CAS that was ever seen names."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[bytes, int], tuple[Content, str]] = {}
+
+    def saw(self, version: Version, where: str) -> None:
+        """A node holds this version."""
+        if version.value is None:
+            return  # its value has gone to the disk
+        content = version.value, version.deleted
+        known, there = self._names.setdefault((version.key, version.cas), (content, where))
+        if known != content:
+            complain(
+                f"CAS {version.cas} of {version.key!r} names {known} ({there}) "
+                f"and {content} ({where})"
+            )
 
 
 def judge_revision(version: Version, before: Version | None, where: str) -> None:

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from uprmc.config import Settings
 from uprmc.engine import terms
+from uprmc.engine.cas_clock import beyond, step
 from uprmc.engine.compaction import Compactor, PurgeRule
 from uprmc.engine.expiry import Expirer
 from uprmc.engine.failover_log import branched, last_complete_seqno
@@ -37,12 +38,6 @@ from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, Temporar
 from uprmc.model import SEQNO_MAX, VBucketHeader, VBucketState
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
-
-#: The CAS counter starts at the time in these units and advances more slowly than it: so it is
-#: ahead of every CAS given out before a crash, even of those that were lost with it.
-#: Microseconds: no node makes a million changes a second, and the numbers stay below 2**60, above
-#: which Python needs 16 bytes more for each.
-_CAS_PER_SECOND = 1_000_000
 
 
 class ViewHolder(Protocol):
@@ -87,7 +82,7 @@ class Bucket:
         self.stats = Stats()
         self.timings = Timings()
         now = clock.now()
-        self.ledger = Ledger(settings.memory, int(now * _CAS_PER_SECOND), now)
+        self.ledger = Ledger(settings.memory, now)
         self.lookups = self.ledger.lookups
         self.expirer = Expirer(self.vbuckets, self.ledger, self.stats)
         self.flusher = Flusher(store, self.vbuckets, self.ledger, self.stats, settings.flush)
@@ -147,6 +142,7 @@ class Bucket:
         """
         vbucket = self._new(number, state)
         vbucket.known_term = self.removed_terms.get(number, 0)
+        vbucket.max_cas = self.ledger.last_cas  # one of this number may have been removed
         if state == VBucketState.ACTIVE:
             vbucket.promote()
         vbucket.reset_pending = True
@@ -172,6 +168,7 @@ class Bucket:
         vbucket.max_deleted_rev = header.max_deleted_rev
         vbucket.term = header.term
         vbucket.known_term = max(header.term, header.known_term)
+        vbucket.know_cas(header.max_cas)
         if header.snapshot.start < header.high_seqno < header.snapshot.end:
             vbucket.receiving = header.snapshot
         if not clean and header.state == VBucketState.ACTIVE:
@@ -179,6 +176,7 @@ class Bucket:
                 vbucket.state = VBucketState.PENDING  # it branches when somebody makes it active
             else:
                 self._branch(vbucket)
+                self.leave_lost_cas_behind(vbucket)
             vbucket.change_header()
         return vbucket
 
@@ -203,11 +201,18 @@ class Bucket:
                 vbucket.promote()
                 if not (takeover and vbucket.receiving is None):
                     self._branch(vbucket)
+                self.leave_lost_cas_behind(vbucket)
             vbucket.state = state
             vbucket.change_header()
             vbucket.interrupt(Interruption.STATE_CHANGED)
         self._settle_traffic(vbucket)
         return vbucket
+
+    def leave_lost_cas_behind(self, vbucket: VBucket) -> None:
+        """See to it that no CAS which was given out for this vBucket and lost comes again."""
+        name = vbucket.failover_log[0].uuid
+        cas = vbucket.max_cas = beyond(vbucket.max_cas, self.clock.now(), name)
+        self.ledger.last_cas = max(self.ledger.last_cas, cas)
 
     def learn_term(self, vbucket: VBucket, term: int) -> None:
         """Learn that somebody has this term; an active vBucket with a lower one was deposed.
@@ -320,6 +325,7 @@ class Bucket:
 
     def tick(self) -> None:
         """Do what has become due; call it a few times a second."""
+        self.ledger.tell_time(self.clock.now())
         if self._flush_at is not None and self._flush_at <= self.clock.now():
             self._flush_at = None
             self._reset_all()
@@ -336,7 +342,10 @@ class Bucket:
         return sum(vbucket.item_count for vbucket in self.vbuckets.values())
 
     def _new(self, number: int, state: VBucketState) -> VBucket:
-        vbucket = VBucket(number, state, self.entropy.uuid48(), self.ledger, self.stats, self.clock)
+        uuid = self.entropy.uuid48()
+        if not self.vbuckets:
+            self.ledger.cas_step = step(uuid)
+        vbucket = VBucket(number, state, uuid, self.ledger, self.stats, self.clock)
         self.vbuckets[number] = vbucket
         return vbucket
 

@@ -23,6 +23,15 @@ def incoming_wins(incoming: Item, present: Item) -> bool:
     return (incoming.expiry, incoming.flags) > (_expiry(present), present.flags)
 
 
+def outranks_tombstones(incoming: Item, max_deleted_rev: int) -> bool:
+    """Tell whether `incoming` wins against any tombstone of up to this revision, unseen.
+
+    It is `incoming_wins` for a tombstone that nobody has looked at, so it holds because revisions
+    come first there. A rule that begins with the CAS has to look at the tombstone.
+    """
+    return incoming.rev > max_deleted_rev
+
+
 def _expiry(item: Item) -> int:
     """Return when a version expires; a tombstone keeps the time of the deletion in that field."""
     return 0 if item.life else item.expiry

@@ -47,6 +47,7 @@ class Contents:
         high_seqno: highest seqno assigned.
         persisted_seqno: everything up to here is in a finished commit.
         persisted_snapshot: the range stored by that commit.
+        max_cas: highest CAS that any version or lock had here, whatever became of it.
         locks: key -> (lock CAS, monotonic time when the lock lapses).
         receiving: the snapshot that a replica holds a part of, ``None`` = nothing is half received.
         waiting: watchers to be told, once, of the next change, while a snapshot is received of its
@@ -76,6 +77,7 @@ class Contents:
         "id",
         "known_term",
         "locks",
+        "max_cas",
         "max_deleted_rev",
         "non_resident",
         "persisted_seqno",
@@ -104,6 +106,7 @@ class Contents:
         self.id = number
         self.state = state
         self.term = self.known_term = 0
+        self.max_cas = 0
         self._ledger = ledger
         self._stats = stats
         self._now = clock.now
@@ -132,6 +135,13 @@ class Contents:
         self.tombstones = 0
         self.non_resident = 0
         self.deletions = 0
+
+    def know_cas(self, cas: int) -> None:
+        """Take note of a CAS that somebody else has given out, here or elsewhere."""
+        self.max_cas = max(self.max_cas, cas)
+        ledger = self._ledger
+        if cas > ledger.last_cas:
+            ledger.last_cas = cas + ledger.cas_step
 
     def metadata(self, key: bytes) -> Item | None:
         """Return what the table knows of `key`, tombstones included."""
@@ -253,7 +263,7 @@ class Contents:
             self._remove(old)
         self._ledger.used += len(item.key) + len(item.value or b"") + ITEM_OVERHEAD_BYTES
         self.tombstones += bool(item.life)
-        self._ledger.last_cas = max(self._ledger.last_cas, item.cas)
+        self.know_cas(item.cas)
         self.table[item.key] = item
 
     def _forget_tombstones(self, items: list[Item]) -> None:

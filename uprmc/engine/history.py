@@ -39,7 +39,7 @@ class History(Contents):
         key, ledger = item.key, self._ledger
         old = self.table.get(key)
         self.high_seqno = item.seqno
-        ledger.last_cas = max(ledger.last_cas, item.cas)
+        self.know_cas(item.cas)
         ledger.used += len(item.value or b"")
         if old is None:
             ledger.used += len(key) + ITEM_OVERHEAD_BYTES
@@ -66,7 +66,7 @@ class History(Contents):
     def adopt_all(self, items: list[Item]) -> None:
         """Do what `adopt` does for each, by rising seqno; who waits is told once, at the end."""
         ledger, table = self._ledger, self.table
-        last_cas, size, added = ledger.last_cas, 0, 0
+        max_cas, size, added = 0, 0, 0
         replaced: list[int] = []
         for item in items:
             key, value = item.key, item.value
@@ -84,13 +84,13 @@ class History(Contents):
                 self.tombstones += 1
                 self.deletions += old is not None and not old.life
                 self.max_deleted_rev = max(self.max_deleted_rev, item.rev, 1)
-            if item.cas > last_cas:
-                last_cas = item.cas
+            if item.cas > max_cas:
+                max_cas = item.cas
         if not items:
             return
         assert items[0].seqno > self.high_seqno
         self.high_seqno = items[-1].seqno
-        ledger.last_cas = last_cas
+        self.know_cas(max_cas)
         ledger.used += size + ITEM_OVERHEAD_BYTES * added
         self.queue.put_all(items, replaced)
         self._become_dirty()
@@ -243,6 +243,7 @@ class History(Contents):
             self.max_deleted_rev,
             term=self.term,
             known_term=self.known_term,
+            max_cas=self.max_cas,
         )
 
     def persisted(self, items: list[Item], upto: int, snapshot: SnapshotRange) -> None:

@@ -1,4 +1,4 @@
-"""What all vBuckets of a bucket share: the CAS counter, the memory account, the list of dirty ones.
+"""What all vBuckets of a bucket share: the CAS clock, the memory account, the list of dirty ones.
 
 It exists so that a vBucket can work without knowing the bucket. `write_limit` folds every reason
 to refuse writes into one comparison on the hot path: it is the mutation threshold in normal times
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from uprmc.config import MemorySettings
+from uprmc.engine import cas_clock
 from uprmc.engine.leftovers import Leftovers
 from uprmc.engine.timetable import Timetable
 from uprmc.errors import OutOfMemory, TemporaryFailure
@@ -36,7 +37,8 @@ class Ledger:
         lookups: number -> how to find a key in an active vBucket's table, for the hot path: going
             by way of the vBucket costs a visit to memory more.
         exhausted: nothing is left that could be ejected: keys and metadata fill the quota.
-        last_cas: newest CAS given out; the next is one more.
+        last_cas: the next CAS is one more: newest given out, taken, or below the clock's.
+        cas_step: how far the next CAS stays above one that was taken from elsewhere.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: vBuckets with something for the flusher.
         locked_until: monotonic time when the last lock ever granted lapses, 0 before the first.
@@ -48,6 +50,7 @@ class Ledger:
 
     __slots__ = (
         "_disk_reason",
+        "cas_step",
         "dirty",
         "exhausted",
         "high_mark",
@@ -67,11 +70,13 @@ class Ledger:
         "write_limit",
     )
 
-    def __init__(self, settings: MemorySettings, first_cas: int = 0, now: float = 0.0) -> None:
+    def __init__(self, settings: MemorySettings, now: float = 0.0) -> None:
         self.timetable = Timetable(now)
         self.leftovers = Leftovers()
         self.lookups: dict[int, Callable[[bytes], Item | None]] = {}
-        self.last_cas = first_cas
+        self.last_cas = 0
+        self.cas_step = 1
+        self.tell_time(now)
         self.used = 0
         self.exhausted = False
         self.locked_until = 0.0
@@ -91,6 +96,17 @@ class Ledger:
         self.mutation_limit = int(quota * shares.mutation_limit)
         if not self._disk_reason:
             self.write_limit = self.mutation_limit
+
+    def tell_time(self, now_s: float) -> None:
+        """Learn Unix time: the next CAS is not below it. Once for each turn is often enough."""
+        below = cas_clock.reading(now_s) - 1
+        if below > self.last_cas:
+            self.last_cas = below
+
+    def next_cas(self) -> int:
+        """Give out a CAS."""
+        self.last_cas += 1
+        return self.last_cas
 
     def disk_failed(self, reason: str) -> None:
         """Refuse every write from now on: what is accepted could not be kept."""

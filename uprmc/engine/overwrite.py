@@ -72,7 +72,7 @@ def overwrite(
         version.value,
         version.flags,
         int(now) if version.life else version.expiry,
-        bucket.ledger.last_cas + 1 if plain or not version.cas else version.cas,
+        bucket.ledger.next_cas() if plain or not version.cas else version.cas,
         vbucket.high_seqno + 1,
         _next_rev(vbucket, present) if plain else version.rev,
         version.datatype,
@@ -132,6 +132,7 @@ def _begin_numbering(bucket: Bucket, vbucket: VBucket) -> None:
         bucket.settings.engine.max_failover_entries,
     )
     vbucket.purge_seqno = min(vbucket.purge_seqno, vbucket.high_seqno)
+    bucket.leave_lost_cas_behind(vbucket)
     _remember(bucket, vbucket)
     vbucket.change_header()
     vbucket.interrupt(Interruption.STATE_CHANGED)

@@ -227,6 +227,7 @@ class VBucket(History):
                 break  # nearly in order of lapsing, so what is behind lapses later or soon after
             del self.locks[other]
         cas = self._next_cas()
+        self.change_header()  # no version has this CAS, and it must not come again
         until = now + seconds
         self.locks[key] = (cas, until)
         self._ledger.locked_until = max(self._ledger.locked_until, until)
@@ -275,7 +276,7 @@ class VBucket(History):
         ledger = self._ledger
         seqno = self.high_seqno = self.high_seqno + 1
         if not cas:
-            cas = ledger.last_cas = ledger.last_cas + 1
+            cas = ledger.last_cas = self.max_cas = ledger.last_cas + 1
         if old is None:
             item = Item(key, value, flags, expiry, cas, seqno, self.max_deleted_rev + 1, datatype)
             ledger.used += len(key) + len(value) + ITEM_OVERHEAD_BYTES
@@ -369,5 +370,5 @@ class VBucket(History):
         return item.cas if self._live_lock(item.key) is None else CAS_LOCKED
 
     def _next_cas(self) -> int:
-        self._ledger.last_cas += 1
-        return self._ledger.last_cas
+        self.max_cas = self._ledger.next_cas()
+        return self.max_cas

@@ -81,6 +81,7 @@ class Warmup:
         self.values = 0
         self.was_clean = True
         self.origins: dict[int, Origin] = {}
+        self._raised: set[VBucket] = set()
 
     @property
     def share(self) -> float:
@@ -112,6 +113,8 @@ class Warmup:
         finally:
             view.close()
         self.state = WarmupState.DONE
+        if not self.was_clean:
+            self._leave_lost_cas_behind()
         self._remember_documents()
         self._bucket.let_traffic_in()
 
@@ -148,6 +151,13 @@ class Warmup:
             for number, vbucket in self._bucket.vbuckets.items()
         }
 
+    def _leave_lost_cas_behind(self) -> None:
+        """Do what `Bucket.restore` could not where the header did not know the highest CAS."""
+        for vbucket in self._raised:
+            if vbucket.state == VBucketState.ACTIVE:
+                self._bucket.leave_lost_cas_behind(vbucket)
+                vbucket.change_header()
+
     def _remember_documents(self) -> None:
         """Add what was loaded; the states stay those of the start, whatever was commanded since."""
         for number, vbucket in self._bucket.vbuckets.items():
@@ -182,8 +192,10 @@ class Warmup:
 
     def _install(self, vbucket: VBucket, items: list[Item]) -> int:
         """Put the live ones into the table; return how many those are."""
-        ledger = self._bucket.ledger
-        ledger.last_cas = max(ledger.last_cas, max([item.cas for item in items]))
+        max_cas = max([item.cas for item in items])
+        if max_cas > vbucket.max_cas:
+            vbucket.know_cas(max_cas)
+            self._raised.add(vbucket)
         self.keys += len(items)
         live = [item for item in items if not item.life]
         vbucket.install(live)

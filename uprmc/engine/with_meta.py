@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.conflict import incoming_wins
+from uprmc.engine.conflict import incoming_wins, outranks_tombstones
 from uprmc.engine.ledger import Ledger
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import StoreMode, VBucket
@@ -86,7 +86,7 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: Item, demand: Dema
         version.value,
         version.flags,
         int(now) if version.life else version.expiry,
-        bucket.ledger.last_cas + 1 if demand.regenerate_cas else version.cas,
+        bucket.ledger.next_cas() if demand.regenerate_cas else version.cas,
         vbucket.high_seqno + 1,
         version.rev,
         version.datatype,
@@ -122,8 +122,8 @@ def _tombstone_matters(version: Item, demand: Demand, max_deleted_rev: int) -> b
     """Tell whether a tombstone that is only on disk could change the outcome."""
     if not max_deleted_rev:
         return False
-    could_win = version.rev <= max_deleted_rev and not demand.skip_conflicts
-    return could_win or demand.cas != 0
+    decides = not (demand.skip_conflicts or outranks_tombstones(version, max_deleted_rev))
+    return decides or demand.cas != 0
 
 
 def _count_accepted(stats: Stats, item: Item) -> None:
