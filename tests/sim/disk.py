@@ -27,10 +27,11 @@ class Disk:
     Attributes:
         full: commits get `StoreFull`.
         broken: commits get `StoreError`.
-        unreadable: reading a value fails.
+        unreadable: reading values fails.
         weak_views: whether long readings fail then, too.
         reads_failed: how often one did.
         map_full: commits get `StoreMapFull` until `grow` worked.
+        waits_since: when the first one got that; ``None`` when none waits for more room.
         sync: whether every commit is forced to the device.
     """
 
@@ -42,6 +43,7 @@ class Disk:
         self.weak_views = False
         self.reads_failed = 0
         self.map_full = False
+        self.waits_since: float | None = None
         self.judge = judge
         self._world = world
         self._medium = MemoryStore(sync=sync)
@@ -53,11 +55,13 @@ class Disk:
 
     def process_ends(self) -> None:
         """Keep every commit: the kernel has it."""
+        self.waits_since = None
         self._medium = self._medium.reopened()
         self._judge_reopened(power_lost=False)
 
     def power_fails(self) -> None:
         """Keep what is on the device."""
+        self.waits_since = None
         self._medium = self._medium.crash()
         self._judge_reopened(power_lost=True)
 
@@ -96,7 +100,9 @@ class Disk:
         if self.broken:
             raise StoreError("the disk is broken")
         if self.map_full:
+            self.waits_since = self._world.now if self.waits_since is None else self.waits_since
             raise StoreMapFull("the map is full")
+        self.waits_since = None
 
     def _judge_reopened(self, *, power_lost: bool) -> None:
         view = self._medium.view()
@@ -104,8 +110,8 @@ class Disk:
         view.close()
 
 
-class WeakView:
-    """A reading that breaks off while the disk is unreadable."""
+class DiskView:
+    """A reading that cannot read values of documents while the disk is unreadable."""
 
     def __init__(self, view: MemoryView, disk: Disk) -> None:
         self._view = view
@@ -113,6 +119,16 @@ class WeakView:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
+
+    def get(self, vbucket: int, key: bytes) -> Item | None:
+        """Return the stored version of `key`."""
+        if self._disk.unreadable:
+            raise StoreError("the disk cannot be read")
+        return self._view.get(vbucket, key)
+
+
+class WeakView(DiskView):
+    """A reading that breaks off while the disk is unreadable."""
 
     def header(self, vbucket: int) -> VBucketHeader | None:
         """Return a header."""
@@ -130,6 +146,14 @@ class WeakView:
         for record in self._view.records_after(vbucket, seqno):
             self._check()
             yield record
+
+    def dump_metadata(
+        self, vbucket: int | None = None, after: bytes = b""
+    ) -> Iterator[tuple[int, Item, int]]:
+        """Yield what the index has until it breaks."""
+        for row in self._view.dump_metadata(vbucket, after):
+            self._check()
+            yield row
 
     def _check(self) -> None:
         if self._disk.unreadable:
@@ -157,10 +181,10 @@ class DiskStore:
             self._disk.map_full = False
         return grown
 
-    def view(self) -> MemoryView | WeakView:
+    def view(self) -> DiskView:
         """Open a reading of the newest commit."""
         view = self._medium.view()
-        return WeakView(view, self._disk) if self._disk.weak_views else view
+        return (WeakView if self._disk.weak_views else DiskView)(view, self._disk)
 
     def local(self, name: bytes) -> bytes | None:
         """Return a local document."""

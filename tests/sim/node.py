@@ -1,53 +1,50 @@
 """A simulated node: the real engine and the real sessions on a pretend disk, clock and network.
 
-It drives what `uprmc.server` drives, in the same order and with the same rules, but every step of a
-flush or a fetch is an event of its own, so that anything can happen between two of them. A node has
-many lives: `crash` ends one, `start` begins the next through the real warm-up, `stop` ends one in
-order.
+What drives its disk is what drives it in `uprmc.server`, on a pretend reactor and pretend workers:
+every step of a flush or a fetch is an event of its own, so that anything can happen between two of
+them. A node has many lives: `crash` ends one, `start` begins the next through the real warm-up,
+`stop` ends one in order.
 
 The judges of what a node shows look at it after every step of the world.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Protocol
+
+from twisted.python.failure import Failure
 
 from tests.sim.disk import Disk
 from tests.sim.judges import BranchJudge, MemoryJudge, Stored, complain
 from tests.sim.link import Client, Link, LinkProfile
+from tests.sim.reactor import DRIVER_LOG, WorldPool, WorldReactor
 from tests.sim.world import Timer, World, WorldClock, WorldEntropy
 from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.compaction import Scan
 from uprmc.engine.fetcher import Fetch
 from uprmc.engine.flusher import Flush
 from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
-from uprmc.engine.warmup import CLEAN_MARK, Warmup
-from uprmc.errors import StoreError, StoreMapFull
+from uprmc.engine.warmup import Warmup
+from uprmc.errors import StoreError
 from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.ports import Session
-from uprmc.storage.interface import Batch
+from uprmc.server.disk_work import DiskWork
 from uprmc.upr.hub import Hub
 
 _TICK_S = 0.1
-_GROW_RETRY_S = 0.02
 
-#: Between two slices of a flush's beginning or end, at most.
-_SLICE_S = 0.003
-
-#: Flushes that a stop in order may take.
-_DRAIN_MAX = 1_000
-
-#: Time passes between two turns of a real reactor; without it a delay of 1e-18 s never ends.
-_TURN_S = 0.00001
-
+#: Within this time a commit that finds the map full must have more room: two workers may be
+#: reading, one may have to begin after them, and none after that.
+_GROW_MAX_S = 0.3
 
 #: Sizes of the engine's own that are made small, so that little data comes in many portions: a
-#: flush takes whole segments of a queue, begins and ends in slices, and so does warm-up.
+#: flush takes whole segments of a queue, begins and ends in slices, and so does warm-up. What
+#: drivers log is looked into.
 SMALL = (
     ("uprmc.engine.write_queue", "SEGMENT_BITS", 2),
     ("uprmc.engine.flusher", "_SLICE_VBUCKETS", 1),
@@ -56,6 +53,9 @@ SMALL = (
     ("uprmc.engine.leftovers", "_STEP_ENTRIES", 3),
     ("uprmc.engine.warmup", "_STEP_ITEMS", 3),
     ("uprmc.engine.compaction", "_READ_RECORDS", 3),
+    ("uprmc.server.flush_driver", "_log", DRIVER_LOG),
+    ("uprmc.server.fetch_driver", "_log", DRIVER_LOG),
+    ("uprmc.server.compaction_driver", "_log", DRIVER_LOG),
     ("uprmc.upr.feed", "_PORTION_BYTES", 300),
     ("uprmc.upr.stream", "_CHECKPOINT_ITEMS", 20),
     ("uprmc.kv.upr_session", "GENTLE_BYTES", 600),
@@ -93,21 +93,16 @@ def small_settings(*, vbuckets: int = 2, quota: int = 5_500, sync: bool = True) 
     )
 
 
-#: How long a flush is taken to last when the next one is planned.
-_FLUSH_S = 0.02
-
-
 @dataclass(slots=True)
 class Pace:
-    """How long the disk takes, in seconds, at most.
+    """How fast the disk is.
 
     Attributes:
+        work_max_s: how long a worker takes, and its answer, each at most.
         automatic: the node flushes and fetches by itself; a directed test does that by hand.
     """
 
-    begin_max_s: float = 0.02
-    commit_max_s: float = 0.02
-    read_max_s: float = 0.01
+    work_max_s: float = 0.02
     automatic: bool = True
 
 
@@ -142,7 +137,7 @@ class Node:
         serving: warm-up is over.
         stopping: it ends its life in order.
         life: counts up with every start.
-        flush, fetch: those that are under way.
+        flush, fetch: those that are under way by hand.
         committed: whether that flush is on disk already.
         misuse: what sessions reported.
     """
@@ -163,10 +158,12 @@ class Node:
         self._memory = MemoryJudge(ITEM_OVERHEAD_BYTES)
         self._world = world
         self._left_in_order = self._clean = False  # the last life; the one before this
-        self._dirty_since: float | None = None
-        self._look_timer: Timer | None = None
-        self._paging = self._flushing = self._fetch_planned = self._compacting = False
+        self._work: DiskWork
+        self._pool: WorldPool
+        self._paging = False
+        DRIVER_LOG.forget()
         world.watchers.append(self.check)
+        world.watchers.append(DRIVER_LOG.check)
 
     # --- lives ----------------------------------------------------------------------------------
 
@@ -176,8 +173,8 @@ class Node:
         self.life += 1
         self.up = True
         self.serving = self.stopping = self.committed = False
-        self._paging = self._flushing = self._fetch_planned = self._compacting = False
-        self.flush = self.fetch = self._look_timer = self._dirty_since = None
+        self._paging = False
+        self.flush = self.fetch = None
         self._clean = False
         self.branches.life_begins()
         self._world.note(f"start {self.life}")
@@ -186,13 +183,18 @@ class Node:
             self.settings, self.disk.open(), WorldClock(world), WorldEntropy(world)
         )
         self.upr = Hub(bucket, self.settings.upr)
-        bucket.ledger.on_dirty = self._became_dirty
         bucket.ledger.on_pressure = self._page_soon
-        bucket.fetcher.on_wanted = self._fetch_soon
-        bucket.compactor.on_wanted = self._compact_soon
+        if self.pace.automatic:
+            self._drive()
         self._life_began()
         warmup = Warmup(bucket)
         self._warm_up(warmup, warmup.steps())
+
+    def _drive(self) -> None:
+        after = partial(self._after_in, self.life)
+        self._pool = WorldPool(self._world, after, self.pace.work_max_s)
+        reactor = WorldReactor(self._world, after)
+        self._work = DiskWork(reactor, self._pool, self.bucket, self.settings.flush)  # type: ignore[arg-type]
 
     def _life_began(self) -> None:
         """Wire what else belongs to a node; for kinds of nodes that have more."""
@@ -229,9 +231,9 @@ class Node:
     def crash(self, *, power: bool = False) -> None:
         """End the life at once, with `power` the machine; a commit under way may get through."""
         assert self.up
-        under_way = self.flush is not None and not self.committed
-        if under_way and self.disk.works and self._world.chance(0.5):
-            self.disk.write(self.flush.batch)
+        under_way = self._uncommitted()
+        if under_way is not None and self.disk.works and self._world.chance(0.5):
+            self.disk.write(under_way.batch)
         self._world.note(f"crash power={power}")
         self._end()
         if power:
@@ -241,6 +243,11 @@ class Node:
         held = not power or self.disk.sync
         for observer in self.journal.on_down:
             observer(self.disk.judge.found, held)
+
+    def _uncommitted(self) -> Flush | None:
+        if self.flush is not None and not self.committed:
+            return self.flush
+        return self._pool.flush if self.pace.automatic else None
 
     def stop(self) -> None:
         """End the life in order; clients lose their connections. It takes a while."""
@@ -253,40 +260,29 @@ class Node:
         self._after(0.01, self._drain)
 
     def _drain(self) -> None:
-        if self._flushing:
-            self._after(0.01, self._drain)
-            return
-        flusher, store = self.bucket.flusher, self.bucket.store
-        try:
-            for _ in range(_DRAIN_MAX):
-                flush = flusher.begin()
-                if flush is None:
-                    break
-                self._commit_growing(flush)
-                flusher.finish(flush)
-            else:
-                complain(f"the queues are not empty after {_DRAIN_MAX} flushes")
-            store.commit(Batch(local={CLEAN_MARK: b"1"}))
-            store.sync()
-        except StoreError as error:
-            self._world.note(f"cannot stop in order: {error}")
-            self._end()
-            self.disk.process_ends()
-        else:
-            self._left_in_order = True
-            for clean in self.journal.on_clean:
-                clean()
-            self._end()
-            self.disk.process_ends()
+        if not self.pace.automatic:
+            self._drive()
+        self.upr.release_views()
+        self._work.stop(orderly=True).addCallbacks(self._stopped, self._not_stopped)
+
+    def _stopped(self, _: None) -> None:
+        self._left_in_order = True
+        for clean in self.journal.on_clean:
+            clean()
+        self._leave()
+
+    def _not_stopped(self, failure: Failure) -> None:
+        failure.trap(StoreError)
+        self._world.note(f"cannot stop in order: {failure.value}")
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._pool.jobs:
+            complain(f"the store is closed while workers do {self._pool.jobs}")
+        self._end()
+        self.disk.process_ends()
         for observer in self.journal.on_down:
             observer(self.disk.judge.found, True)
-
-    def _commit_growing(self, flush: Flush) -> None:
-        try:
-            self.bucket.flusher.commit(flush)
-        except StoreMapFull:
-            self.bucket.store.grow()
-            self.bucket.flusher.commit(flush)
 
     def _end(self) -> None:
         self.up = self.serving = False
@@ -297,8 +293,9 @@ class Node:
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> Timer:
         """Plan something for this life only."""
-        life = self.life
+        return self._after_in(self.life, delay_s, action)
 
+    def _after_in(self, life: int, delay_s: float, action: Callable[[], None]) -> Timer:
         def act() -> None:
             if self.life == life:
                 action()
@@ -338,75 +335,13 @@ class Node:
             upr=self.upr,
         )
 
-    # --- flushing -------------------------------------------------------------------------------
-
-    def _became_dirty(self) -> None:
-        if self._dirty_since is None:
-            self._dirty_since = self._world.now
-        self._look_later(self.settings.flush.min_delay_s)
-
-    def _look_later(self, delay_s: float) -> None:
-        idle = self._look_timer is None and not self._flushing and self.up and not self.stopping
-        if idle and self.pace.automatic:
-            self._look_timer = self._after(max(delay_s, _TURN_S), self._look)
-
-    def _look(self) -> None:
-        self._look_timer = None
-        if self._dirty_since is None or self.stopping or self.bucket.flusher.paused:
-            return
-        delay_s = self.bucket.flusher.delay(self._world.now - self._dirty_since, _FLUSH_S)
-        if delay_s > 0:
-            self._look_later(delay_s)
-        else:
-            self._flushing = True
-            self._begin_slice(self.bucket.flusher.begin_in_slices())
-
-    def _begin_slice(self, steps: Generator[None, None, Flush | None]) -> None:
-        try:
-            next(steps)
-        except StopIteration as end:
-            if self._begun(end.value):
-                self._after(self._world.between(0, self.pace.begin_max_s), self._commit)
-        else:
-            self._after(self._world.between(0, _SLICE_S), lambda: self._begin_slice(steps))
+    # --- flushing by hand -------------------------------------------------------------------------
 
     def flush_begin(self) -> bool:
         """Take what is dirty; ``False`` when nothing is."""
-        return self._begun(self.bucket.flusher.begin())
-
-    def _begun(self, flush: Flush | None) -> bool:
-        self.flush = flush
+        self.flush = self.bucket.flusher.begin()
         self.committed = False
-        if self.flush is None:
-            self._flushing = False
-            self._dirty_since = None
-            return False
-        self._dirty_since = self._world.now
-        ranges = [change.header for change in self.flush.batch.changes if change.header]
-        parts = sum(header.high_seqno < header.snapshot.end for header in ranges)
-        self._world.note(f"flush begins: {self.flush.item_count} items, {parts} incomplete")
-        return True
-
-    def _commit(self) -> None:
-        try:
-            self.flush_commit()
-        except StoreMapFull:
-            self._grow()
-        except StoreError as error:
-            self.flush_fail(error)
-        else:
-            assert self.flush is not None
-            steps = self.bucket.flusher.finish_in_slices(self.flush)
-            delay_s = self._world.between(0, self.pace.commit_max_s)
-            self._after(delay_s, lambda: self._finish_slice(steps))
-
-    def _grow(self) -> None:
-        if self.bucket.store.grow():
-            self._after(0, self._commit)
-            return
-        for holder in list(self.bucket.view_holders):
-            holder.release_views()
-        self._after(_GROW_RETRY_S, self._grow)
+        return self.flush is not None
 
     def flush_commit(self) -> None:
         """Write what was taken; raises what the disk raises."""
@@ -419,44 +354,15 @@ class Node:
         """Let the engine know."""
         assert self.flush is not None
         self.bucket.flusher.finish(self.flush)
-        self._finished()
-
-    def _finish_slice(self, steps: Iterator[None]) -> None:
-        if next(steps, self) is self:
-            self._finished()
-        else:
-            self._after(self._world.between(0, _SLICE_S), lambda: self._finish_slice(steps))
-
-    def _finished(self) -> None:
-        self._world.note("flush finished")
-        self._go_on(0.0)
+        self.flush = None
 
     def flush_fail(self, error: StoreError) -> None:
         """Let the engine know that nothing was written."""
         assert self.flush is not None
         self.bucket.flusher.failed(self.flush, error)
-        self._world.note(f"flush failed: {error}")
-        self._go_on(self.settings.flush.retry_delay_s)
-
-    def _go_on(self, delay_s: float) -> None:
         self.flush = None
-        self._flushing = False
-        if self.bucket.flusher.pending:
-            self._look_later(delay_s)
-        else:
-            self._dirty_since = None
 
-    # --- fetching, paging, expiring ---------------------------------------------------------------
-
-    def _fetch_soon(self) -> None:
-        if not self._fetch_planned and self.fetch is None and self.pace.automatic:
-            self._fetch_planned = True
-            self._after(0, self._fetch)
-
-    def _fetch(self) -> None:
-        self._fetch_planned = False
-        if self.fetch_begin():
-            self._after(self._world.between(0, self.pace.read_max_s), self._fetch_read)
+    # --- fetching by hand -------------------------------------------------------------------------
 
     def fetch_begin(self) -> bool:
         """Take what is wanted and open a view; ``False`` when nothing is."""
@@ -465,16 +371,6 @@ class Node:
             return False
         self._world.note(f"fetch begins: {self.fetch.wanted}")
         return True
-
-    def _fetch_read(self) -> None:
-        if self.disk.unreadable:
-            assert self.fetch is not None
-            fetch, self.fetch = self.fetch, None
-            self.bucket.fetcher.failed(fetch)
-            self._fetch_next()
-            return
-        self.fetch_read()
-        self._after(self._world.between(0, self.pace.read_max_s), self.fetch_finish)
 
     def fetch_read(self) -> None:
         """Read the values."""
@@ -486,48 +382,6 @@ class Node:
         assert self.fetch is not None
         fetch, self.fetch = self.fetch, None
         self.bucket.fetcher.finish(fetch)
-        self._fetch_next()
-
-    def _fetch_next(self) -> None:
-        if self.bucket.fetcher.waiting:
-            self._fetch_soon()
-
-    # --- compacting -----------------------------------------------------------------------------
-
-    def _compact_soon(self) -> None:
-        if not self._compacting and not self.stopping and self.pace.automatic:
-            self._compacting = True
-            self._after(0, self._compact)
-
-    def _compact(self) -> None:
-        self._compacting = False
-        if self.stopping:
-            return
-        reading = self.bucket.compactor.begin()
-        if reading is not None:
-            self._compacting = True
-            self._after(
-                self._world.between(0, self.pace.read_max_s), lambda: self._look_into(reading)
-            )
-
-    def _look_into(self, reading: Scan) -> None:
-        if self.disk.unreadable:
-            self._compacting = False
-            self.bucket.compactor.failed(reading)
-            self._compact_on()
-            return
-        self.bucket.compactor.read(reading)
-        self._after(self._world.between(0, self.pace.read_max_s), lambda: self._compacted(reading))
-
-    def _compacted(self, reading: Scan) -> None:
-        self._compacting = False
-        self._world.note(f"compaction: {reading.found}")
-        self.bucket.compactor.finish(reading)
-        self._compact_on()
-
-    def _compact_on(self) -> None:
-        if self.bucket.compactor.waiting:
-            self._compact_soon()
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -566,22 +420,28 @@ class Node:
         """Let the judges look, and the engine check itself."""
         if not self.up:
             return
+        self._check_room()
         vbuckets = self.bucket.vbuckets.values()
         for vbucket in vbuckets:
             vbucket.check()
         self._memory.look(vbuckets, self.bucket.ledger.used)
         self.branches.look(vbuckets)
 
+    def _check_room(self) -> None:
+        """A store grows as soon as no worker reads it, whoever else wants to read it."""
+        since = self.disk.waits_since
+        if since is not None and self._world.now - since > _GROW_MAX_S and self.pace.automatic:
+            complain(f"the store has not grown for {self._world.now - since:.3f} s")
+
     @property
     def quiet(self) -> bool:
         """Whether everything accepted is on disk and nobody waits."""
         bucket = self.bucket
         return self.serving and not (
-            self._flushing
+            (self.pace.automatic and self._work.busy)
             or bucket.flusher.queued
             or bucket.flusher.pending
             or bucket.fetcher.waiting
             or self.fetch
-            or self._compacting
             or bucket.compactor.waiting
         )

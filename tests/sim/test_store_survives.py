@@ -234,7 +234,7 @@ def test_a_full_map_grows_once_nobody_reads() -> None:
     view = run.node.bucket.store.view()
     run.disk.map_full = True
     put(run, b"a", b"1")
-    run.world.run_for(1.0)
+    run.world.run_for(0.2)
     assert observed(run, b"a") == codec.NOT_PERSISTED
     view.close()
     run.world.run_until(lambda: run.node.quiet)

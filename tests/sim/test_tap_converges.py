@@ -87,7 +87,7 @@ def test_branches_of_history_reach_clients_either_way(rollback: str) -> None:
 def test_the_runs_do_what_they_are_for() -> None:
     """Every kind of event happens; else the judges have nothing to judge."""
     total: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(12):
         plan = TapPlan(
             "pair",
             Faults(cut_s=1.0, crash_s=2.0),

@@ -199,18 +199,12 @@ class Compactor:
             self._end(current, False)
             return None
         try:
+            limit, most = self._limit(current.vbucket), self._most() - len(current.found)
             view = self._store.view()
         except Exception:
             self._end(current, False)
             raise
-        return Scan(
-            view,
-            current.vbucket.id,
-            current.rule,
-            self._limit(current.vbucket),
-            self._most() - len(current.found),
-            current.after,
-        )
+        return Scan(view, current.vbucket.id, current.rule, limit, most, current.after)
 
     def read(self, scan: Scan) -> None:
         """Look. Safe in a worker thread. Raises `StoreError`: then call `failed`."""

@@ -175,9 +175,8 @@ class Flusher:
         Waiters that are not patient get ``False``, unless they wait for the one under way.
         """
         self.paused = True
-        impatient, self._impatient = self._impatient, []
-        for waiter in impatient:
-            waiter(False)
+        while self._impatient:
+            self._impatient.pop(0)(False)
 
     def resume(self) -> None:
         """Go on; what has gathered is announced as if it had just come."""
