@@ -300,6 +300,30 @@ def test_a_set_that_a_tombstone_on_disk_may_refuse_waits_and_keeps_the_order(rig
     )
 
 
+def test_versions_that_come_together_wait_for_one_round_of_reading(rig: Rig) -> None:
+    """A restore sends thousands, each of which a tombstone on disk might outrank."""
+    peer = Peer(rig)
+    keys = [b"key-%03d" % number for number in range(200)]
+    for rev, key in enumerate(keys[::2], start=9):
+        peer.say(with_meta(DEL_META, rev, 1234, key=key))
+    rig.flush()
+    sets = [with_meta(SET_META, 8, 1235, key=key) for key in keys]
+    assert peer.say(b"".join(sets)) == b""
+    assert rig.fetch_all() == 1
+    expected = [error(SET_META, EXISTS), answer(SET_META, cas=1235)] * 100
+    assert drained(peer.session) == b"".join(expected)
+
+
+def test_more_versions_than_one_round_takes_wait_for_several(rig: Rig) -> None:
+    peer = Peer(rig)
+    peer.say(with_meta(DEL_META, 9, 1234))
+    rig.flush()
+    sets = [with_meta(SET_META, 8, 1235, key=b"key-%04d" % number) for number in range(1_100)]
+    peer.say(b"".join(sets))
+    assert rig.fetch_all() == 2  # a quarter of them is in the vBucket that has a tombstone
+    assert drained(peer.session) == answer(SET_META, cas=1235) * 1_100
+
+
 def test_a_peer_that_goes_while_the_disk_is_read_changes_nothing(rig: Rig) -> None:
     peer = Peer(rig)
     peer.say(with_meta(DEL_META, 9, 1234))

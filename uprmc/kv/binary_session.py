@@ -78,11 +78,26 @@ _pack_reply = MERGED_RESPONSE_HEADER.pack
 _pack_get_reply = MERGED_GET_REPLY.pack
 _unpack_store = STORE_EXTRAS.unpack_from
 
+#: Versions made elsewhere, which may have to be compared with tombstones on disk.
+_WITH_META = frozenset(
+    {
+        *(Opcode.SET_WITH_META, Opcode.SETQ_WITH_META),
+        *(Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
+        *(Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
+    }
+)
+#: So many tombstones are looked for with one round of reading, for one connection.
+_AHEAD_MAX = 256
+
 #: TAP_CONNECT and what producers of TAP send: the adapter judges their shapes.
 TAP_OPCODES = frozenset({Opcode.TAP_CONNECT, *PUSHED})
 
 #: Extras, section and key of a message that is pushed take no more than this.
 _PUSH_MOST_BESIDE_VALUE = HEADER_BYTES + 2 * KEY_MAX_BYTES
+
+
+def _unheard(_: bool) -> None:
+    """What cannot be read is asked for again by the command that needs it."""
 
 
 class BinarySession(Conversation):
@@ -284,7 +299,37 @@ class BinarySession(Conversation):
         )
         if too_large:
             return self._refuse_large_value(request, length, size - position)
-        return length if self._carry_out(request) else 0
+        if self._carry_out(request):
+            return int(length)
+        if opcode in _WITH_META:
+            self._want_ahead(data, position + length, size)
+        return 0
+
+    def _want_ahead(self, data: bytes, position: int, size: int) -> None:
+        """Ask for the tombstones of the versions behind one that waits for a tombstone.
+
+        The answers are there while it is carried out again, and so are the versions behind it.
+        """
+        wanted: list[tuple[int, bytes]] = []
+        while position + HEADER_BYTES <= size and len(wanted) < _AHEAD_MAX:
+            magic, opcode, key_length, extras_length, _, number, body_length, *_ = unpack_request(
+                data, position
+            )
+            start = position + HEADER_BYTES + extras_length
+            key = data[start : start + key_length]
+            if magic != MAGIC_REQUEST or opcode not in _WITH_META or len(key) < key_length:
+                break
+            number = self._number_in(opcode, number, key)
+            if 0 < key_length <= KEY_MAX_BYTES and self._may_have_tombstone(number, key):
+                wanted.append((number, key))
+            position += HEADER_BYTES + body_length
+        if wanted:
+            self.bucket.fetcher.want(wanted, _unheard)
+
+    def _may_have_tombstone(self, number: int, key: bytes) -> bool:
+        """Tell whether a key may have a tombstone that is only on disk."""
+        vbucket = self.bucket.active.get(number)
+        return vbucket is not None and vbucket.max_deleted_rev > 0 and key not in vbucket.table
 
     def _number_in(self, opcode: int, number: int, key: bytes) -> int:
         """Return the vBucket of a request."""
