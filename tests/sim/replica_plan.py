@@ -25,7 +25,15 @@ FAULTS = {
 }
 
 #: What the operator does: hand over, fail over, let follow somebody else, part two nodes.
-OPERATING = {"takeover": 4, "failover": 3, "twice": 1, "rewire": 2, "part": 2, "compact": 3}
+OPERATING = {
+    "takeover": 4,
+    "failover": 3,
+    "twice": 1,
+    "rewire": 2,
+    "part": 2,
+    "compact": 3,
+    "herald": 2,
+}
 
 #: Who follows whom: (follower, source), by place.
 TOPOLOGIES = {

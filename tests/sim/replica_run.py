@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from tests.sim import replica_codec as rc
 from tests.sim import upr_codec as codec
@@ -20,6 +21,7 @@ from tests.sim.replica_judges import judge_equal
 from tests.sim.replica_node import Cluster, ReplicaNode, address
 from tests.sim.replica_operator import Operator, Script
 from tests.sim.replica_plan import TOPOLOGIES, Plan, random_plan
+from tests.sim.replica_terms import Herald, TermJudge
 from tests.sim.replica_truth import Histories
 from tests.sim.replica_wire import Cutter
 from tests.sim.upr_consumer import Consumer
@@ -60,6 +62,7 @@ class ReplicaRun:
         self.cluster = Cluster(self.world, varied=plan.varied_wires)
         self.cluster.faulty = plan.silences
         self.histories = Histories(plan.max_failover_entries)
+        self.terms = TermJudge()
         names = _NAMES[: 1 + max(place for pair in TOPOLOGIES[plan.topology] for place in pair)]
         self.nodes = [self._make_node(name, self._settings(plan)) for name in names]
         self.faults = [NodeFaults(self.world, node) for node in self.nodes]
@@ -87,6 +90,11 @@ class ReplicaRun:
         node.journal.on_up.append(
             lambda _: truth.came_up(node.disk.judge.found, node.bucket.vbuckets.values())
         )
+        node.journal.on_up.append(
+            lambda _: self.terms.came_up(
+                node.name, node.disk.judge.found.vbuckets, node.bucket.vbuckets.values()
+            )
+        )
 
     def _look(self) -> None:
         self.histories.step += 1
@@ -94,6 +102,7 @@ class ReplicaRun:
             serving = node.up and node.serving
             vbuckets = node.bucket.vbuckets.values() if serving else ()
             self.histories.node(node.name).look(vbuckets, serving=serving)
+            self.terms.look(node.name, vbuckets)
 
     @classmethod
     def random(cls, seed: int, plan: Plan | None = None) -> ReplicaRun:
@@ -244,6 +253,26 @@ class ReplicaRun:
         self.world.after(self.world.between(0.2, 3.0), lambda: self.cluster.parted.discard(pair))
         yield
 
+    def _herald(self) -> Script:
+        """A client that has seen the latest promotion comes to a node that has not, if there is."""
+        number = self.world.random.randrange(self.plan.vbuckets)
+        here = [(n, n.bucket.vbuckets[number]) for n in self.nodes if n.up and n.serving]
+        if here:
+            latest = max((vbucket for _, vbucket in here), key=lambda vbucket: vbucket.term)
+            told = [each for each in here if each[1].term < latest.term]
+            active = [each for each in told if int(each[1].state) == codec.ACTIVE]
+            for node, vbucket in (active or told)[:1]:
+                seen = {entry.uuid for entry in latest.failover_log}
+                shared = [entry.uuid for entry in vbucket.failover_log if entry.uuid in seen]
+                if shared:
+                    settle = partial(self._told, node.name, number, latest.term)
+                    Herald(node, number, latest.term, shared[0]).ask(settle)
+        yield
+
+    def _told(self, name: str, number: int, term: int, status: int) -> None:
+        if status == codec.NOT_MY_VBUCKET:
+            self.terms.told(name, number, term)
+
     def _compact(self) -> Script:
         number, active, others = self._pick()
         name = self.world.random.choice([active, *others])
@@ -291,9 +320,15 @@ class ReplicaRun:
         )
 
     def level(self) -> bool:
-        """Tell whether every node has come as far as the active one, with its history."""
+        """Tell whether every node has come as far as the active one, with its history.
+
+        Who is to be active may turn out to be deposed, by one that was promoted out of its sight
+        and now follows it: then the operator promotes it once more.
+        """
         for number, wanted in self.operator.wanted.items():
             active = self.histories.node(wanted).now(number)
+            if active.state == codec.DEAD and not self.operator.busy:
+                self.operator.do(self.operator.fail_over(wanted, [number]))
             for node in self.nodes:
                 now = self.histories.node(node.name).now(number)
                 if now.log != active.log or now.high != active.high or now.partial:
@@ -355,6 +390,8 @@ class ReplicaRun:
         """Return what everybody went through, so that a test can see that something happened."""
         total = Counter[str](self.operator.done)
         total["rollbacks"] += self.histories.rollbacks
+        total["promotions"] += self.terms.promotions
+        total["deposed"] += self.terms.deposed
         total["handed over"] += len(self.histories.hand_overs)
         total["interrupted"] += self.operator.verdicts.get(rc.INTERRUPTED, 0)
         total["refused"] += self.operator.verdicts.get(rc.REFUSED, 0)

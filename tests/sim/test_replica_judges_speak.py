@@ -21,8 +21,10 @@ from uprmc.client.ledger import Ledger
 from uprmc.client.position import BOUNDARY, Place
 from uprmc.client.state import MemoryState
 from uprmc.engine import bucket as bucket_module
+from uprmc.engine import history as history_module
 from uprmc.engine import replica as replica_module
 from uprmc.engine import rewind as rewind_module
+from uprmc.engine import terms as terms_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flusher
 from uprmc.engine.ledger import Ledger as Accounts
@@ -41,6 +43,57 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 #: How many seeds a broken rule may hide from; by far most are noticed within the first three.
 _SEEDS = 160
+
+
+# --- terms ----------------------------------------------------------------------------------------
+
+
+def _raise_a_term_at_a_crash(patch: pytest.MonkeyPatch) -> None:
+    """Take the branch of an unclean start for a promotion."""
+    restore = Bucket.restore
+
+    def promoting(bucket: Bucket, number: int, header: VBucketHeader, *, clean: bool) -> VBucket:
+        vbucket = restore(bucket, number, header, clean=clean)
+        if not clean:
+            vbucket.promote()
+        return vbucket
+
+    patch.setattr(Bucket, "restore", promoting)
+
+
+def _store_no_term(patch: pytest.MonkeyPatch) -> None:
+    """Leave it out of the header."""
+    made = VBucket.header
+
+    def without(vbucket: VBucket, high_seqno: int, snapshot: SnapshotRange) -> VBucketHeader:
+        return made(vbucket, high_seqno, snapshot)._replace(term=0, known_term=0)
+
+    patch.setattr(VBucket, "header", without)
+
+
+def _stay_active_though_deposed(patch: pytest.MonkeyPatch) -> None:
+    """Refuse, and go on."""
+    patch.setattr(terms_module, "is_deposed", lambda *_: False)
+
+
+def _forget_who_deposed(patch: pytest.MonkeyPatch) -> None:
+    """Refuse, and learn nothing."""
+    patch.setattr(admission, "shares_history", lambda *_: False)
+
+
+def _promote_without_a_term(patch: pytest.MonkeyPatch) -> None:
+    """Leave the term as it was."""
+    patch.setattr(VBucket, "promote", lambda vbucket: None)
+
+
+def _promote_above_our_own_only(patch: pytest.MonkeyPatch) -> None:
+    """Forget what others were known to have."""
+    patch.setattr(history_module, "promoted", lambda term, known: term + 1)
+
+
+def _take_a_log_without_its_term(patch: pytest.MonkeyPatch) -> None:
+    """Leave ours."""
+    patch.setattr(VBucket, "take_term", lambda vbucket, term: None)
 
 
 # --- applying -------------------------------------------------------------------------------------
@@ -375,6 +428,9 @@ _CHAIN = Plan("chain", NO_FAULTS, {"failover": 1, "twice": 1}, operator_s=0.15, 
 _HALVES = Plan(
     "pair", Faults(cut_s=0.1, crash_s=1.0), {"failover": 1}, operator_s=0.3, writer_s=0.01
 )
+_DEPOSED = Plan(
+    "star", Faults(crash_s=1.5), {"failover": 2, "part": 3, "herald": 12}, operator_s=0.05
+)
 _HAND_OVERS = Plan("star", NO_FAULTS, {"takeover": 1}, operator_s=0.1)
 _DROPS = Plan(
     "pair", Faults(cut_s=0.2), {"compact": 9, "failover": 2, "takeover": 2}, operator_s=0.1, keys=4
@@ -403,6 +459,13 @@ _PLANS: dict[Patch, Plan] = {
     _forget_whom_to_follow: Plan("chain", Faults(crash_s=1.0), {}, orderly=False),
     _take_what_is_out_of_order: Plan("chain", Faults(cut_s=0.2), {}, writer_s=0.01),
     _lose_an_item: Plan("chain", NO_FAULTS, {}, writer_s=0.01),
+    _raise_a_term_at_a_crash: _DEPOSED,
+    _store_no_term: _DEPOSED,
+    _stay_active_though_deposed: _DEPOSED,
+    _forget_who_deposed: _DEPOSED,
+    _promote_without_a_term: _DEPOSED,
+    _promote_above_our_own_only: _DEPOSED,
+    _take_a_log_without_its_term: _DEPOSED,
     **dict.fromkeys(_OF_PROGRAMS, _PROGRAMS),
 }
 
@@ -445,6 +508,13 @@ _PROGRAM_WRONG = r"the program \(.*\) holds"
         (_write_the_ring_too_late, "is not in the ring"),
         (_keep_what_is_to_be_dropped, _PROGRAM_WRONG),
         (_save_another_log, "has a log that nobody had"),
+        (_raise_a_term_at_a_crash, "after a restart"),
+        (_store_no_term, "of the term|after a restart"),
+        (_stay_active_though_deposed, "was told of more"),
+        (_forget_who_deposed, f"was told of more|{_STUCK}"),
+        (_promote_without_a_term, "not above all"),
+        (_promote_above_our_own_only, "not above all|was told of more"),
+        (_take_a_log_without_its_term, "of the term"),
     ],
 )
 def test_a_broken_rule_of_replicas_is_noticed(

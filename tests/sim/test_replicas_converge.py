@@ -35,6 +35,10 @@ _MATRIX: dict[str, tuple[Faults, dict[str, int]]] = {
     "disks broken and full": (Faults(broken_s=1.0, full_s=1.0), {"failover": 1, "takeover": 1}),
     "failovers, nodes killed": (Faults(crash_s=2.0), {"failover": 2, "twice": 1, "part": 1}),
     "hand-overs cut": (Faults(cut_s=1.0), {"takeover": 1}),
+    "deposed actives come back": (
+        Faults(crash_s=0.8, stop_s=2.0),
+        {"failover": 3, "part": 3, "herald": 6},
+    ),
     "deletions purged": (NO_FAULTS, {"compact": 6, "failover": 1, "takeover": 1}),
 }
 

@@ -220,3 +220,20 @@ def test_a_spliced_consumer_takes_the_term_that_comes_with_the_log(target: Rig) 
     (added,) = peer.say(answer)
     assert (added.opcode, added.status) == (ADD_STREAM, OK)
     assert vbucket(target).term == 7
+
+
+def test_a_replica_that_is_rolled_back_has_the_term_with_the_log_before_it_streams(
+    source: Rig, target: Rig
+) -> None:
+    fill(source, 0, 5)
+    followed(source, target).lose()
+    write(target, 0, b"lost")
+    promote(source, 1)
+    write(source, 0, b"kept")
+    pair = Pair(source, target, flush=False)
+    pair.run()
+    pair.link.follow([0])
+    while not vbucket(target).rewinding:
+        pair.turn()
+    assert vbucket(target).failover_log == vbucket(source).failover_log
+    assert vbucket(target).term == vbucket(source).term == 2

@@ -16,8 +16,10 @@ from tests.upr.peer import (
     DEAD,
     FAILOVER_LOG,
     INVALID,
+    LATER,
     NOT_MY_VBUCKET,
     OK,
+    PENDING,
     REPLICA,
     SET_VBUCKET,
     STREAM_END,
@@ -188,6 +190,26 @@ def test_a_replica_refuses_goes_on_and_is_promoted_above_what_it_was_shown(rig: 
     assert (vbucket(rig).state, vbucket(rig).term) == (REPLICA, 1)
     set_state(rig, 0, ACTIVE)
     assert vbucket(rig).term == 6
+
+
+@pytest.mark.parametrize("state", [DEAD, PENDING])
+def test_what_is_not_served_learns_all_the_same(rig: Rig, state: int) -> None:
+    fill(rig, 0, 3)
+    set_state(rig, 0, state)
+    peer = versed(rig)
+    asked = stream_request(0, 3, uuid=uuid_of(rig, 0), value={"term": 5})
+    assert peer.ask(asked).status == NOT_MY_VBUCKET
+    set_state(rig, 0, ACTIVE)
+    assert vbucket(rig).term == 6
+
+
+def test_before_the_node_knows_what_it_has_nobody_deposes_it(rig: Rig) -> None:
+    fill(rig, 0, 3)
+    peer = versed(rig)
+    rig.bucket.shut_traffic_out()
+    asked = stream_request(0, 3, uuid=uuid_of(rig, 0), value={"term": 5})
+    assert peer.ask(asked).status == LATER
+    assert vbucket(rig).known_term == 1
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ class Rewind(NamedTuple):
         later_seqno: the highest seqno among its versions of lost keys that lie above, 0 = none.
         purge_seqno: its own, 0 when it does not tell. A lost key that it has not may be one whose
             deletion, at or below `seqno`, it has dropped.
+        term: its log's, 0 where it knows none.
     """
 
     seqno: int
@@ -55,6 +56,7 @@ class Rewind(NamedTuple):
     versions: Sequence[Item]
     later_seqno: int
     purge_seqno: int = 0
+    term: int = 0
 
 
 def target(vbucket: VBucket, seqno: int) -> int:
@@ -114,12 +116,13 @@ def roll_back(bucket: Bucket, vbucket: VBucket, rewind: Rewind, done: Waiter) ->
         versions = sorted(rewind.versions, key=attrgetter("seqno"))
         vbucket.purge_seqno = purge_seqno
         vbucket.roll_back(high, versions, forgotten, rewind.log, receiving)
+        vbucket.take_term(rewind.term)
     bucket.flusher.when_durable(done)
 
 
 def _check(vbucket: VBucket, rewind: Rewind) -> None:
     """Refuse what would leave the vBucket in a state that no active can have had."""
-    seqno, log, versions, later_seqno, _ = rewind
+    seqno, log, versions, later_seqno, *_ = rewind
     if not 0 < seqno <= vbucket.whole_seqno:
         raise InvalidArguments(f"there is no whole state at {seqno} to roll back to")
     if not log:

@@ -74,13 +74,16 @@ def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
     return vbucket
 
 
-def check_term(bucket: Bucket, vbucket: VBucket, asked: Asked, term: int) -> None:
+def check_term(bucket: Bucket, number: int, asked: Asked, term: int) -> None:
     """Refuse who knows of a later promotion; who shares our history deposes us with that.
+
+    In any state it is remembered, so that a promotion here is above it.
 
     Raises:
         NotMyVBucket: this node's term is lower.
     """
-    if term <= vbucket.term:
+    vbucket = bucket.vbuckets.get(number) if bucket.traffic else None
+    if vbucket is None or term <= vbucket.term:
         return
     known = [entry.uuid for entry in asked.known_versions]
     if shares_history(vbucket.failover_log, [asked.request.uuid, *known]):

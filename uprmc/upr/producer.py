@@ -167,8 +167,8 @@ class Producer:
             stream, log = self._leased_stream(request, asked, options.lease)
         else:
             bucket = self._hub.bucket
+            check_term(bucket, request.vbucket, asked, options.term)
             vbucket = locate(bucket, request.vbucket, asked.request.flags)
-            check_term(bucket, vbucket, asked, options.term)
             stream, log = self._new_stream(vbucket, request, asked), vbucket.failover_log
         self.feed.add(stream)
         return self._with_term(stream.vbucket, log if options.whole_log else log[:1])

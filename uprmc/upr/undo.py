@@ -31,6 +31,7 @@ from uprmc.protocol.replication import (
     GET_VERSION_MISS_EXTRAS,
     GET_VERSION_REPLY_EXTRAS,
 )
+from uprmc.protocol.upr import decode_term
 from uprmc.upr.peer import Reply
 from uprmc.upr.replica_stream import ReplicaStream
 
@@ -104,6 +105,7 @@ class Undo:
         self._seqno = seqno
         self._finished = False
         self._log: tuple[FailoverEntry, ...] = ()
+        self._term = 0
         self._high_seqno = 0
         self._keys: deque[bytes] = deque()
         self._unanswered = 0
@@ -137,6 +139,7 @@ class Undo:
             return
         vbucket = self._stream.vbucket
         self._log = self._receiver.read_log(reply.value)
+        self._term = decode_term(reply.extras)
         self._seqno = target(vbucket, self._seqno)
         high = self._high_seqno = vbucket.high_seqno
         shared = shared_until(self._log, SEQNO_MAX, vbucket.failover_log, high)
@@ -167,6 +170,7 @@ class Undo:
         if reply.status:
             self._give_up(reply.status, "its failover log")
         elif self._receiver.read_log(reply.value) == self._log:
+            self._term = decode_term(reply.extras)
             self._roll_back()
         else:
             self._ask_for_stream()
@@ -239,7 +243,12 @@ class Undo:
             receiver.request(stream)  # somebody else fills it, too
             return
         rewind = Rewind(
-            self._seqno, self._log, self._versions, self._later_seqno, self._purge_seqno
+            self._seqno,
+            self._log,
+            self._versions,
+            self._later_seqno,
+            self._purge_seqno,
+            self._term,
         )
         try:
             stream.change_state(
