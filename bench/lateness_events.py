@@ -145,7 +145,11 @@ class Events:
             for key in keys[start : start + 1_000]:
                 bucket.of_key(key).store(key, b"%064d" % start, 0, expiry)
             yield self._pause(0)
-        yield from self._until(lambda: not bucket.flusher.pending)
+        yield from self._persisted()
+
+    def _persisted(self) -> Generator[Any, Any, None]:
+        flusher = self._node.bucket.flusher
+        yield from self._until(lambda: not (flusher.pending or flusher.queued))
 
     def _expiry(self) -> Generator[Any, Any, None]:
         stats = self._node.bucket.stats
@@ -159,7 +163,7 @@ class Events:
         yield from self._during(
             "300,000 due at once", self._when, lambda: stats.expired_pager - before == count
         )
-        yield from self._until(lambda: not self._node.bucket.flusher.pending)
+        yield from self._persisted()
 
     def _ejection(self) -> Generator[Any, Any, None]:
         bucket = self._node.bucket

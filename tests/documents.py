@@ -115,6 +115,7 @@ class HandDrivenNode:
     def __init__(self, path: Path, **changes: object) -> None:
         given = {"storage.data": str(path), "server.max_connections": 100, "flush.sync": False}
         self.node = Node(Clock(), build(given | changes))
+        self.node.upr.preread = None  # whether pages are in memory is up to the machine
         for _ in self.node.warmup.steps():
             pass
 

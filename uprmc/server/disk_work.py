@@ -21,11 +21,16 @@ from uprmc.engine.warmup import CLEAN_MARK
 from uprmc.server.compaction_driver import CompactionDriver
 from uprmc.server.fetch_driver import FetchDriver
 from uprmc.server.flush_driver import FlushDriver
+from uprmc.server.preread_driver import PrereadDriver
 from uprmc.storage.interface import Batch
 
 
 class DiskWork:
-    """Drives one bucket's flusher, fetcher and compactor until `stop`."""
+    """Drives one bucket's flusher, fetcher and compactor until `stop`.
+
+    Attributes:
+        preread: reads the disk ahead of streams.
+    """
 
     def __init__(
         self, reactor: Any, pool: ThreadPool, bucket: Bucket, settings: FlushSettings
@@ -36,11 +41,13 @@ class DiskWork:
         self._flushing = FlushDriver(reactor, pool, bucket, settings)
         self._fetching = FetchDriver(reactor, pool, bucket.fetcher, bucket.timings)
         self._compacting = CompactionDriver(reactor, pool, bucket.compactor)
+        self.preread = PrereadDriver(reactor, pool, bucket)
 
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
-        return self._flushing.busy or self._fetching.busy or self._compacting.busy
+        reading = self._fetching.busy or self._compacting.busy or self.preread.busy
+        return self._flushing.busy or reading
 
     @inlineCallbacks
     def stop(self, *, orderly: bool) -> Generator[Deferred[Any], Any, None]:
@@ -52,6 +59,7 @@ class DiskWork:
         Raises:
             StoreError: not everything could be written; the mark is not left.
         """
+        yield self.preread.stop()
         yield self._compacting.stop()
         yield self._fetching.stop()
         yield self._flushing.stop()

@@ -98,8 +98,9 @@ class Node:
         self.connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
         self.statistics = Statistics(self)
         self._started_at = self._clock.monotonic()
-        self._pool = ThreadPool(minthreads=1, maxthreads=2, name="uprmc-disk")
+        self._pool = ThreadPool(minthreads=1, maxthreads=3, name="uprmc-disk")
         self._disk_work = DiskWork(reactor, self._pool, self.bucket, settings.flush)
+        self.upr.preread = self._disk_work.preread
         self._housekeeping = Housekeeping(reactor, self.bucket, self.upr)
         self._control = Control(
             ClusterMap(self.addresses, tls=self._tls is not None, uuid=self.uuid),

@@ -201,6 +201,11 @@ class Feed:
         if reading.from_disk:
             self._give_permit_back()
 
+    def may_read_on(self, stream: Stream) -> bool:
+        """See `stream.Host`."""
+        preread = self._hub.preread
+        return preread is None or preread.may_read_on(stream)
+
     def _unpark(self) -> bool:
         """Let the stream that has waited longest try again; says whether there is one."""
         if not self._parked or not self._has_place:

@@ -6,7 +6,7 @@ Source: UPR reference 2.1 (a name is used once); design, decision 16 (limits).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uprmc.upr.peer import Peer
     from uprmc.upr.producer import Producer
     from uprmc.upr.replication import Replication
+    from uprmc.upr.stream import Stream
 
 
 class Slots:
@@ -66,6 +67,13 @@ class Slots:
         self._waiting.pop(retry, None)
 
 
+class Preread(Protocol):
+    """Somebody who reads the disk ahead of streams, where that may take long."""
+
+    def may_read_on(self, stream: Stream) -> bool:
+        """Tell whether `stream` may read on now; if not it is told `tell_ready` when it may."""
+
+
 class Hub:
     """See the module docstring.
 
@@ -75,6 +83,7 @@ class Hub:
         backfills: permits to read the disk.
         leases: snapshots held for repeated reading.
         producers, consumers: open connections by name; a name is used once among all.
+        preread: who reads ahead of streams; ``None`` = they read by themselves.
         replication: what this node gets from others; ``None`` where nobody can dial.
         items_sent, bytes_sent: by connections that are closed.
     """
@@ -86,6 +95,7 @@ class Hub:
         self.leases = Leases(bucket, settings)
         self.producers: dict[bytes, Producer] = {}
         self.consumers: dict[bytes, Consumer] = {}
+        self.preread: Preread | None = None
         self.replication: Replication | None = None
         self.items_sent = 0
         self.bytes_sent = 0

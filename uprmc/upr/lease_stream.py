@@ -43,7 +43,7 @@ class LeaseStream(Stream):
         if self.last_seqno >= self.end_seqno:
             self.end(EndReason.OK)
         else:
-            self._tell_ready()
+            self.tell_ready()
 
     def _lease_ended(self) -> None:
         self.end(EndReason.BACKFILL_FAILED)

@@ -72,6 +72,9 @@ class Host(Protocol):
     def close_reading(self, stream: Stream, reading: Reading) -> None:
         """Let the reading of `stream` go."""
 
+    def may_read_on(self, stream: Stream) -> bool:
+        """Tell whether `stream` may read the disk now; if not it is called `ready` when it may."""
+
     def snapshot_begins(self, stream: Stream, end_seqno: int, out: list[bytes]) -> int:
         """Put out what precedes a snapshot's first marker; returns its bytes."""
 
@@ -99,6 +102,7 @@ class Stream:
         frames: sent so far.
         from_disk, from_memory: items sent so far, by where they came from.
         let_go: how often a reading was given up half way.
+        touched_seqno: up to here somebody has read the disk already, so that it is quick.
         persisted_seqno: what the peer said last that it has on disk, 0 = it has not said.
     """
 
@@ -132,6 +136,7 @@ class Stream:
         "request",
         "snapshot_end",
         "state",
+        "touched_seqno",
         "vbucket",
     )
 
@@ -156,7 +161,7 @@ class Stream:
         self.queued = False
         self.announced = False
         self.frames = self.from_disk = self.from_memory = self.let_go = 0
-        self.persisted_seqno = 0
+        self.persisted_seqno = self.touched_seqno = 0
         self._first_generation = first_generation
         self._versioned = form.versioned_markers
         self._facts: tuple[int, int] | None = (-1, -1) if form.facts else None
@@ -178,7 +183,7 @@ class Stream:
         if self.last_seqno >= self.end_seqno:
             self.end(EndReason.OK)
         else:
-            self._tell_ready()
+            self.tell_ready()
 
     # --- what the vBucket tells -----------------------------------------------------------------
 
@@ -193,14 +198,15 @@ class Stream:
         if host is not None:
             if self._hurries and self._reading is None:
                 self._begin_snapshot(host)
-            self._tell_ready()
+            self.tell_ready()
 
     def interrupted(self, why: Interruption) -> None:
         """The vBucket changed its state, rolled back, began anew or is gone."""
         rolled_back = why is Interruption.ROLLED_BACK
         self.end(EndReason.ROLLBACK if rolled_back else EndReason.STATE_CHANGED)
 
-    def _tell_ready(self) -> None:
+    def tell_ready(self) -> None:
+        """Have the connection ask for frames, unless the stream has ended."""
         if self._host is not None:
             self._host.ready(self)
 
@@ -257,6 +263,8 @@ class Stream:
                 return sent
             if not self._begin_snapshot(host):
                 return 0
+        if self._records is not None and not host.may_read_on(self):
+            return 0
         if not self.announced:
             self.announced = True
             sent = host.snapshot_begins(self, self.snapshot_end, out)
@@ -456,7 +464,7 @@ class Stream:
         if self._reading is not None:
             self._close_reading()
             self.let_go += 1
-            self._tell_ready()
+            self.tell_ready()
 
     def end(self, reason: EndReason) -> None:
         """End the stream and have the peer told; harmless when it has ended."""

@@ -56,7 +56,7 @@ class TakeoverStream(Stream):
     def marker_answered(self) -> None:
         """A snapshot was processed to its end."""
         self._unanswered = max(0, self._unanswered - 1)
-        self._tell_ready()
+        self.tell_ready()
 
     def state_answered(self, accepted: bool) -> None:
         """The peer has changed its vBucket's state, or refused to."""
@@ -74,14 +74,14 @@ class TakeoverStream(Stream):
             self._dying = True
             self._die(self.vbucket, self._died)
             self.vbucket.watchers.append(self)
-            self._tell_ready()
+            self.tell_ready()
 
     def _died(self, on_disk: bool) -> None:
         if self._host is None:
             return
         if on_disk:
             self._dying = False
-            self._tell_ready()
+            self.tell_ready()
         else:
             self._die(self.vbucket, self._died)
 
