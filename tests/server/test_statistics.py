@@ -110,7 +110,7 @@ def test_the_size_of_the_store_is_told_with_and_without_free_pages(
     found = group(node)
     usage = node.bucket.store.usage()
     assert found["ep_db_file_size"] == str(usage.file_bytes)
-    assert found["ep_db_data_size"] == str(usage.file_bytes - usage.free_bytes)
+    assert found["ep_db_data_size"] == str(usage.used_bytes)
 
 
 def test_connections_are_counted_and_listed(running: tuple[Node, Loop]) -> None:
@@ -270,6 +270,7 @@ def test_the_failover_log_is_told_newest_first(running: tuple[Node, Loop]) -> No
     uuid = node.bucket.vbuckets[2].failover_log[0].uuid
     assert group(node, "failovers 2") == {
         "vb_2:num_entries": "1",
+        "vb_2:term": "1",
         "vb_2:0:id": str(uuid),
         "vb_2:0:seq": "0",
     }

@@ -20,6 +20,7 @@ from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, Store
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LmdbFiles
+from uprmc.storage.lmdb_pinned import freed_by_newest
 from uprmc.storage.lmdb_store import LmdbStore
 
 MIB = 1 << 20
@@ -322,3 +323,62 @@ def test_free_space_inside_the_file_is_told(tmp_path: Path) -> None:
     store.commit(write(live(b"k", 2)))
     assert store.usage().free_bytes > 500_000
     store.close()
+
+
+def roomy_store(path: Path) -> LmdbStore:
+    """Return a store that need not grow."""
+    settings = StorageSettings(map_initial=64 * MIB)
+    return open_directory(path, uuid=1, settings=settings, sync=False)
+
+
+def test_what_views_pin_is_told_apart_from_free_space(tmp_path: Path) -> None:
+    store = roomy_store(tmp_path)
+    items = [live(b"%d" % number, number, bytes(3_000)) for number in range(1, 101)]
+    store.commit(write(*items))
+    view = store.view()
+    for number in range(1, 5):
+        newer = [
+            live(b"%d" % key, number * 100 + key, bytes(3_000 if number % 2 else 300_000))
+            for key in range(1, 4)
+        ]
+        store.commit(write(*newer))
+    usage = store.usage()
+    assert usage.pinned_bytes > 1_000_000, "what the second and third commit replaced"
+    assert usage.used_bytes + usage.free_bytes + usage.pinned_bytes == usage.file_bytes
+    later = store.view()
+    view.close()
+    assert store.usage().pinned_bytes == 0, "the later view reads the newest state"
+    store.commit(write(live(b"1", 1_000, bytes(100))))
+    assert 300_000 < store.usage().pinned_bytes < 400_000
+    later.close()
+    assert store.usage().pinned_bytes == 0
+    size = store.usage().file_bytes
+    for number in range(2_000, 2_003):
+        store.commit(write(live(b"1", number, bytes(300_000))))
+    assert store.usage().file_bytes == size, "what was pinned is used again"
+    store.close()
+
+
+@pytest.mark.parametrize("commits", [1, 3, 40])
+def test_pages_pinned_are_those_that_come_back_when_the_view_is_closed(
+    tmp_path: Path, commits: int
+) -> None:
+    store = roomy_store(tmp_path)
+    store.commit(write(*[live(b"%d" % n, n, bytes(2_000)) for n in range(1, 200)]))
+    before = store.usage()
+    view = store.view()
+    for number in range(commits):
+        store.commit(write(live(b"%d" % (number % 7), 1_000 + number, bytes(2_000))))
+    after = store.usage()
+    assert after.pinned_bytes >= commits * 3 * 4_096, "at least a path of pages each"
+    assert after.free_bytes <= before.free_bytes + 20 * 4_096
+    view.close()
+    assert store.usage().free_bytes == after.free_bytes + after.pinned_bytes
+    store.close()
+
+
+def test_a_file_that_is_not_as_expected_pins_nothing(tmp_path: Path) -> None:
+    for content in (bytes(8_192), b"\xff" * 8_192):
+        (tmp_path / "file").write_bytes(content)
+        with (tmp_path / "file").open("rb") as file:
+            assert freed_by_newest(file.fileno(), 4_096)[1] == 0

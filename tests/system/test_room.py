@@ -154,14 +154,19 @@ def test_a_lease_ends_when_the_disk_is_full_of_what_it_holds(tmp_path: Path) -> 
             assert wire.ask(frame(LEASE_ACQUIRE, extras=extras)).status == OK
         limit_files(server, (tmp_path / "data.mdb").stat().st_size * 5)
         rounds = iter(range(1, 100))
+        assert stats(server.memcached, "uprmc")["disk_pinned_bytes"] == "0"
+        pinned = []
 
         def withdrawn() -> bool:
             number = next(rounds)
             client.store(dict.fromkeys(keys, b"%d" % number * 25000), 10.0)
             wait_until_persisted(server)
+            pinned.append(int(stats(server.memcached, "uprmc")["disk_pinned_bytes"]))
             return stats(server.memcached, "leases")["withdrawn"] == "1"
 
         until(withdrawn, "the lease ends")
+        assert pinned[0] >= 2_000_000, "all documents were replaced once"
+        assert pinned[-1] == 0
         last = next(rounds)
         client.store(dict.fromkeys(keys, b"%d" % last * 25000), 10.0)
         wait_until_persisted(server)

@@ -58,7 +58,7 @@ class CommitRoom:
             usage = store.usage()
         except StoreError:
             return cls(settings, settings.commit_memory + 1)
-        return cls(settings, usage.file_bytes - usage.free_bytes)
+        return cls(settings, usage.used_bytes)
 
     @property
     def left(self) -> bool:

@@ -171,7 +171,7 @@ class Warmup:
         Keys and metadata are in the file twice, so what the file uses is more than they will.
         """
         usage = self._bucket.store.usage()
-        stored = usage.file_bytes - usage.free_bytes
+        stored = usage.used_bytes
         return stored + self.records * ITEM_OVERHEAD_BYTES <= self._bucket.ledger.low_mark
 
     def _load_all(self, view: StoreView) -> Iterator[None]:

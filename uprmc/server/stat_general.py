@@ -104,7 +104,7 @@ def _engine(node: Node) -> StatGroup:
         ("ep_degraded_mode", "0" if bucket.traffic else "1"),
         ("ep_dbname", node.settings.storage.data),
         ("ep_db_file_size", str(usage.file_bytes)),
-        ("ep_db_data_size", str(usage.file_bytes - usage.free_bytes)),
+        ("ep_db_data_size", str(usage.used_bytes)),
     ]
 
 

@@ -76,6 +76,7 @@ def disk(bucket: Bucket) -> dict[str, int]:
         "disk_file_bytes": usage.file_bytes,
         "disk_map_bytes": usage.map_bytes,
         "disk_free_bytes": usage.free_bytes,
+        "disk_pinned_bytes": usage.pinned_bytes,
     }
 
 

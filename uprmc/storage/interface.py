@@ -65,11 +65,24 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """Sizes for statistics, in bytes; ``free_bytes`` is space inside the file that is reusable."""
+    """Sizes for statistics, in bytes.
+
+    Attributes:
+        file_bytes: what the data takes on the device.
+        map_bytes: how large that may get before the store must grow.
+        free_bytes: space inside the file that commits can use.
+        pinned_bytes: space of replaced data that they can use when open views are closed.
+    """
 
     file_bytes: int
     map_bytes: int
     free_bytes: int
+    pinned_bytes: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """What the newest state of the data takes."""
+        return self.file_bytes - self.free_bytes - self.pinned_bytes
 
 
 class StoreView(Protocol):

@@ -20,6 +20,7 @@ from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
 from uprmc.storage import layout
 from uprmc.storage.interface import StoreUsage
 from uprmc.storage.layout import Identity
+from uprmc.storage.lmdb_pinned import freed_by_newest
 from uprmc.storage.read_ahead import ReadAhead
 
 DATA_FILE = "data.mdb"
@@ -193,7 +194,15 @@ class LmdbFiles:
         """Return the size that the file may reach before the map must grow."""
         return self.env.info()["map_size"]
 
-    def usage(self) -> StoreUsage:
+    def freed_by_newest(self) -> tuple[int, int]:
+        """Return the newest commit's number and how many pages it freed; between two commits."""
+        descriptor = os.open(self._data_file, os.O_RDONLY)
+        try:
+            return freed_by_newest(descriptor, self.env.stat()["psize"])
+        finally:
+            os.close(descriptor)
+
+    def usage(self, pinned_pages: int) -> StoreUsage:
         """Return sizes; pages that LMDB needs to list the free ones are counted as free."""
         file_bytes = self.file_bytes()
         with self.env.begin() as txn:
@@ -201,7 +210,9 @@ class LmdbFiles:
         page_bytes = stats[0]["psize"]
         pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
         used = (pages + 2) * page_bytes  # two more for LMDB's own heads
-        return StoreUsage(file_bytes, self.map_bytes(), max(0, file_bytes - used))
+        unused = max(0, file_bytes - used)
+        pinned = min(pinned_pages * page_bytes, unused)
+        return StoreUsage(file_bytes, self.map_bytes(), unused - pinned, pinned)
 
 
 def _fitting(map_initial: int, map_max: int, file_bytes: int) -> int:

@@ -21,6 +21,7 @@ from uprmc.storage.interface import Batch, StoreUsage
 from uprmc.storage.layout import Identity
 from uprmc.storage.lmdb_commit import BatchWriter
 from uprmc.storage.lmdb_files import LmdbFiles, store_error
+from uprmc.storage.lmdb_pinned import PinnedPages
 from uprmc.storage.lmdb_view import LmdbView
 
 
@@ -59,6 +60,7 @@ class LmdbStore:
             fresh=fresh,
         )
         self._views: WeakSet[LmdbView] = WeakSet()
+        self._pinned = PinnedPages()
         self._on_close = on_close
 
     def identity(self) -> Identity:
@@ -85,6 +87,8 @@ class LmdbStore:
                 extent = layout.pack_extent(size)
                 txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
                 BatchWriter(txn, files.databases).write(batch)
+            if self._views:
+                self._pinned.freed(*files.freed_by_newest())
         except lmdb.Error as error:
             raise files.failure(error) from error
         except struct.error as error:
@@ -109,6 +113,7 @@ class LmdbStore:
         """Open a reading of the newest commit."""
         view = LmdbView(self._files, self._views.discard)
         self._views.add(view)
+        self._pinned.opened(view.transaction)
         return view
 
     def local(self, name: bytes) -> bytes | None:
@@ -125,9 +130,13 @@ class LmdbStore:
     def usage(self) -> StoreUsage:
         """Return sizes for statistics."""
         try:
-            return self._files.usage()
+            return self._files.usage(self._pinned_pages())
         except lmdb.Error as error:
             raise store_error(error) from error
+
+    def _pinned_pages(self) -> int:
+        oldest = min((view.transaction for view in self._views), default=None)
+        return self._pinned.count(oldest)
 
     def sync(self) -> None:
         """Force what was committed without syncing to the device."""

@@ -26,6 +26,9 @@ class LmdbView:
     """See `interface.StoreView`.
 
     An iterator that it handed out stops with `StoreError` once the view or the store is closed.
+
+    Attributes:
+        transaction: the number of the commit whose state it reads.
     """
 
     def __init__(self, files: LmdbFiles, on_close: Callable[[LmdbView], None]) -> None:
@@ -35,6 +38,7 @@ class LmdbView:
             self._databases = files.databases
             self._read_ahead = files.read_ahead
             self._txn = files.env.begin()
+            self.transaction = self._txn.id()
         except lmdb.Error as error:
             raise store_error(error) from error
 
