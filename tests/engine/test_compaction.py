@@ -9,9 +9,10 @@ import pytest
 from tests.engine.support import BEGINNING, FaultyStore, Node, settings_of
 from uprmc.engine import compaction
 from uprmc.engine.compaction import PurgeRule, Scan
+from uprmc.engine.replica import apply_all
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import NotMyVBucket, StoreError, StoreFull, TemporaryFailure
-from uprmc.model import SnapshotRange, VBucketState
+from uprmc.model import Item, Life, SnapshotRange, VBucketState
 
 ALL = PurgeRule(every=True)
 
@@ -200,6 +201,18 @@ def test_nothing_beyond_the_complete_part_of_a_long_flush_goes() -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.acceptance("X22")
+def test_a_replica_drops_nothing_that_its_source_may_still_have() -> None:
+    node = Node()
+    node.bucket.set_state(0, VBucketState.REPLICA)
+    tombstones = [Item(b"%d" % n, None, 0, 1, n, n, 2, 0, Life.DELETED) for n in range(1, 5)]
+    apply_all(node.vbucket, [*tombstones, Item(b"k", b"v", 0, 0, 5, 5, 1)], SnapshotRange(0, 5), 2)
+    node.flush()
+    compact(node)
+    assert sorted(node.stored()) == [b"3", b"4", b"k"]
+    assert node.vbucket.purge_seqno == 2
+
+
 def test_nothing_above_the_purge_limit_goes_though_all_was_asked_for() -> None:
     node = deleted(10)
     node.bucket.purge_limit = lambda vbucket: 13 if vbucket is node.vbucket else 0
@@ -361,6 +374,7 @@ def test_compacting_what_is_absent_is_refused(node: Node) -> None:
 def test_a_vbucket_is_compacted_in_any_state(state: VBucketState) -> None:
     node = deleted(2)
     node.bucket.set_state(0, state)
+    node.vbucket.purge_seqno = node.vbucket.high_seqno  # as its source, where it has one
     node.flush()
     compact(node)
     assert len(node.stored()) == 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.support import Node
 from uprmc.engine.failover_log import branched, last_complete_seqno, new_log
+from uprmc.engine.rollback import Held, Position, rollback_point
 from uprmc.model import FailoverEntry, SnapshotRange
 
 
@@ -34,6 +38,23 @@ def test_the_oldest_entries_go_beyond_the_limit() -> None:
         log = branched(log, number, number * 10, 25)
         assert len(log) == min(number, 25)
     assert [entry.uuid for entry in log] == list(range(39, 14, -1))
+
+
+@pytest.mark.acceptance("D11")
+def test_any_number_of_unclean_starts_without_a_write_keeps_the_histories_that_hold_something() -> (
+    None
+):
+    node = Node()
+    consumers = node.vbucket.failover_log[0]
+    node.set(b"k")
+    node.flush()
+    for _ in range(40):
+        node = node.restarted()
+    log = node.vbucket.failover_log
+    assert len(log) == 25
+    assert log[-1] == consumers
+    position = Position(1, SnapshotRange(1, 1), consumers.uuid)
+    assert rollback_point(position, Held(log, 1, 0)) is None
 
 
 @pytest.mark.parametrize(
@@ -66,4 +87,7 @@ def test_a_log_never_rises_from_newest_to_oldest(branches: list[int], limit: int
         seqnos = [entry.seqno for entry in log]
         assert seqnos == sorted(seqnos, reverse=True)
         kept = [entry for entry in before if entry.seqno <= seqno]
-        assert list(log[1:]) == kept[: limit - 1], "whatever still holds stays"
+        assert set(log[1:]) <= set(kept)
+        assert len(log) == min(limit, 1 + len(kept)), "whatever still holds stays"
+        written = [old for new, old in pairwise([log[0], *kept]) if new.seqno > old.seqno]
+        assert set(written[: limit - 2]) <= set(log), "the newest that were written in stay"

@@ -448,6 +448,7 @@ def test_deletions_that_were_about_to_be_dropped_are_not(node: Node) -> None:
     node.flush()
     done: list[bool] = []
     compactor = node.bucket.compactor
+    node.bucket.purge_limit = lambda _: 10
     node.bucket.compact(0, PurgeRule(every=True), done.append)
     scan = compactor.begin()
     assert scan is not None

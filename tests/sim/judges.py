@@ -221,6 +221,19 @@ def last_complete(header: Any) -> int:
     return int(header.snapshot.start if incomplete else header.high_seqno)
 
 
+def remembered(log: tuple[Any, ...], limit: int) -> tuple[Any, ...]:
+    """Return what is left of a failover log of (uuid, seqno).
+
+    Beyond the limit branches go that hold nothing, the oldest first, then the oldest of all; not
+    the one before the newest.
+    """
+    while len(log) > limit:
+        empty = [n for n in range(2, len(log)) if log[n][1] == log[n - 1][1]]
+        gone = empty[-1] if empty else len(log) - 1
+        log = log[:gone] + log[gone + 1 :]
+    return log
+
+
 class BranchJudge:
     """Failover logs: seqnos never rise from newest to oldest, and who restarts how leaves a trace.
 
@@ -282,7 +295,7 @@ class BranchJudge:
                 continue
             at = last_complete(header)
             kept = tuple(entry for entry in old if entry.seqno <= at)
-            if new[1:] != kept[: len(new) - 1] or new[0].seqno != at:
+            if new[0].seqno != at or new != remembered((new[0], *kept), len(new)):
                 complain(f"vBucket {vbucket.id}: an unclean restart at {at} made {new} of {old}")
             if new[0].uuid in {entry.uuid for entry in old}:
                 complain(f"vBucket {vbucket.id}: the new branch has an old name: {new}")

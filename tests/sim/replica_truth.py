@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.sim.judges import Stored, complain, last_complete
+from tests.sim.judges import Stored, complain, last_complete, remembered
 from tests.sim.upr_codec import ACTIVE, DEAD, Version
 from tests.sim.upr_truth import Branch, Log, Look, Truth, disagreement
 from tests.sim.version_judges import CasJudge, judge_revision
@@ -49,6 +49,7 @@ class Histories:
         rollbacks: how often a node had to take something back.
         hand_overs: (vBucket, name) of those that became active without a branch.
         names: what every CAS names.
+        purged: by vBucket, the highest purge seqno that it had where it was active.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -59,6 +60,7 @@ class Histories:
         self.rollbacks = 0
         self.hand_overs: list[tuple[int, str]] = []
         self.names = CasJudge()
+        self.purged: dict[int, int] = {}
         self._logs: set[tuple[int, Log]] = set()
 
     def node(self, name: str) -> NodeTruth:
@@ -203,7 +205,18 @@ class NodeTruth(Truth):
         before = looks[-1] if looks else Look(0, 0, (), 0, 0, 0)
         looks.append(now)
         self._purged[number] = max(self._purged.get(number, 0), now.purge)
+        self._judge_purge(number, before, now)
         self._follow(vbucket, before, now)
+
+    def _judge_purge(self, number: int, before: Look, now: Look) -> None:
+        """A replica drops no deletion that its active still has."""
+        purged = self._histories.purged
+        if now.state == ACTIVE:
+            purged[number] = max(purged.get(number, 0), now.purge)
+            return
+        further = now.purge > max(before.purge, purged.get(number, 0))
+        if further and before.state and now.state != DEAD:
+            complain(f"{self.name}: vBucket {number} is purged further than any active: {now}")
 
     def _follow(self, vbucket: Any, before: Look, now: Look) -> None:
         number = vbucket.id
@@ -258,7 +271,7 @@ class NodeTruth(Truth):
             complain(f"{self.name}: vBucket {number}: without failover {before} became {now}")
         if now.state == ACTIVE:
             kept = tuple(entry for entry in before.log if entry[1] <= before.complete)
-            expected = (now.log[0], *kept)[: self._max_entries]
+            expected = remembered((now.log[0], *kept), self._max_entries)
             if now.log != expected or now.log[0][1] != before.complete:
                 complain(f"{self.name}: vBucket {number}: a failover made {now} of {before}")
         elif now.high and not self.knows(number, now.log[0][0]):
@@ -298,7 +311,7 @@ class NodeTruth(Truth):
         return Branch()
 
     def _accept(self, number: int, uuid: int, branch: Branch, now: Look, version: Version) -> None:
-        self._histories.names.saw(version, self.name)
+        self._histories.names.saw(version, now.log[-1][0], self.name)
         if version.seqno > branch.high and now.state == ACTIVE:
             judge_revision(version, branch.newest(version.key), f"{self.name}: vBucket {number}")
             branch.add(version)

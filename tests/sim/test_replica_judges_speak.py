@@ -182,6 +182,11 @@ def _forget_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replica_module, "apply_all", careless)
 
 
+def _purge_replicas_freely(patch: pytest.MonkeyPatch) -> None:
+    """Drop at a replica what its source has not dropped."""
+    patch.setattr(Bucket, "_purge_limit_of", lambda bucket, vbucket: 2**63)
+
+
 def _go_on_with_the_next_cas(patch: pytest.MonkeyPatch) -> None:
     """Count on from the highest CAS that came, as if nothing could have been lost."""
     patch.setattr(Accounts, "tell_time", lambda ledger, now_s: None)
@@ -444,6 +449,7 @@ _PLANS: dict[Patch, Plan] = {
     _promote_at_the_high_seqno: _HALVES,
     _forget_the_purge_seqno: _PURGES,
     _forget_the_floor: _DROPS,
+    _purge_replicas_freely: _DROPS,
     _keep_followers_of_an_old_history: _CHAIN,
     _let_followers_live_through_a_rollback: _CHAIN,
     _forget_a_key: _FAILOVERS,
@@ -485,6 +491,7 @@ _PROGRAM_WRONG = r"the program \(.*\) holds"
         (_call_expiries_deletions, "a has|b has|c has"),
         (_forget_the_purge_seqno, _WRONG),
         (_forget_the_floor, "the revision falls from"),
+        (_purge_replicas_freely, "is purged further than any active"),
         (_go_on_with_the_next_cas, "^seed .*CAS .* names"),
         (_keep_followers_of_an_old_history, _WRONG),
         (_keep_the_old_log, f"{_WRONG}|nobody|{_STUCK}"),

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from tests.sim.judges import Stored, complain, last_complete
+from tests.sim.judges import Stored, complain, last_complete, remembered
 from tests.sim.upr_codec import ACTIVE, Version
 
 Log = tuple[tuple[int, int], ...]
@@ -244,7 +244,7 @@ class Truth:
                 complain(f"vBucket {number}: without failover {before} became {now}")
             return
         kept = tuple(entry for entry in before.log if entry[1] <= before.complete)
-        expected = (now.log[0], *kept)[: self._max_entries]
+        expected = remembered((now.log[0], *kept), self._max_entries)
         if now.log != expected or now.log[0][1] != before.complete:
             complain(f"vBucket {number}: a failover made {now} of {before}")
 

@@ -1,6 +1,8 @@
 """Judges of what versions are called, over all nodes of a cluster and all their lives.
 
 A CAS names one content of one document for ever: whoever compares with it must not meet another.
+That is so wherever the document's history began with the same one: a node that lost its whole disk
+and begins anew is a stranger, and both follow the same clock.
 A revision only rises, over deletions too, dropped or not: else a document that begins anew would
 lose against the deletion wherever that is still known.
 
@@ -19,14 +21,14 @@ class CasJudge:
     """What every CAS that was ever seen names."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[bytes, int], tuple[Content, str]] = {}
+        self._names: dict[tuple[int, bytes, int], tuple[Content, str]] = {}
 
-    def saw(self, version: Version, where: str) -> None:
-        """A node holds this version."""
+    def saw(self, version: Version, origin: int, where: str) -> None:
+        """A node holds this version in a history that began with this one."""
         if version.value is None:
             return  # its value has gone to the disk
         content = version.value, version.deleted
-        known, there = self._names.setdefault((version.key, version.cas), (content, where))
+        known, there = self._names.setdefault((origin, version.key, version.cas), (content, where))
         if known != content:
             complain(
                 f"CAS {version.cas} of {version.key!r} names {known} ({there}) "

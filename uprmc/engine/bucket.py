@@ -93,7 +93,7 @@ class Bucket:
         self.pager = Pager(
             self.vbuckets.values, self.ledger, self.stats, settings.memory.pager_slice
         )
-        self.purge_limit: Callable[[VBucket], int] = lambda _: SEQNO_MAX
+        self.purge_limit: Callable[[VBucket], int] = self._purge_limit_of
         self.compactor = Compactor(
             store,
             self.vbuckets,
@@ -142,7 +142,6 @@ class Bucket:
         """
         vbucket = self._new(number, state)
         vbucket.known_term = self.removed_terms.get(number, 0)
-        vbucket.max_cas = self.ledger.last_cas  # one of this number may have been removed
         if state == VBucketState.ACTIVE:
             vbucket.promote()
         vbucket.reset_pending = True
@@ -196,6 +195,8 @@ class Bucket:
         vbucket = self.vbuckets.get(number)
         if vbucket is None:
             vbucket = self.create(number, state)
+            if state == VBucketState.ACTIVE:
+                self.leave_lost_cas_behind(vbucket)  # another node may have had it before
         elif vbucket.state != state:
             if state == VBucketState.ACTIVE:
                 vbucket.promote()
@@ -211,8 +212,8 @@ class Bucket:
     def leave_lost_cas_behind(self, vbucket: VBucket) -> None:
         """See to it that no CAS which was given out for this vBucket and lost comes again."""
         name = vbucket.failover_log[0].uuid
-        cas = vbucket.max_cas = beyond(vbucket.max_cas, self.clock.now(), name)
-        self.ledger.last_cas = max(self.ledger.last_cas, cas)
+        cas = max(self.ledger.last_cas, beyond(vbucket.max_cas, self.clock.now(), name))
+        vbucket.max_cas = self.ledger.last_cas = cas
 
     def learn_term(self, vbucket: VBucket, term: int) -> None:
         """Learn that somebody has this term; an active vBucket with a lower one was deposed.
@@ -268,6 +269,15 @@ class Bucket:
         if number not in self.vbuckets:
             raise NotMyVBucket(number)
         self.compactor.want(number, rule, done)
+
+    def _purge_limit_of(self, vbucket: VBucket) -> int:
+        """Let a replica drop no deletion that its source may still have (X22).
+
+        It knows how far the source has come. One that numbers its versions itself has none.
+        """
+        filled = vbucket.state in (VBucketState.REPLICA, VBucketState.PENDING)
+        numbered = self.numbered.get(vbucket.id) == vbucket.failover_log[0].uuid
+        return vbucket.purge_seqno if filled and not numbered else SEQNO_MAX
 
     def _branch(self, vbucket: VBucket) -> None:
         vbucket.failover_log = branched(

@@ -21,11 +21,25 @@ def new_log(uuid: int) -> FailoverLog:
 def branched(log: FailoverLog, uuid: int, seqno: int, limit: int) -> FailoverLog:
     """Return `log` with a branch at `seqno` in front.
 
-    Entries that began after `seqno` describe a future that did not happen here and go; beyond
-    `limit` entries the oldest go.
+    Entries that began after `seqno` describe a future that did not happen here and go. Beyond
+    `limit` entries those go first in which nothing was written, then the oldest: a node that starts
+    uncleanly again and again must not forget the histories that its consumers hold.
     """
-    shared = tuple(entry for entry in log if entry.seqno <= seqno)
-    return (FailoverEntry(uuid, seqno), *shared)[:limit]
+    kept = [FailoverEntry(uuid, seqno), *(entry for entry in log if entry.seqno <= seqno)]
+    while len(kept) > limit:
+        del kept[_least_needed(kept)]
+    return tuple(kept)
+
+
+def _least_needed(log: list[FailoverEntry]) -> int:
+    """Return the place of the oldest branch that holds no seqno, or of the oldest of all.
+
+    The branch before the newest stays in any case: who was connected until now follows that one.
+    """
+    for place in range(len(log) - 1, 1, -1):
+        if log[place].seqno == log[place - 1].seqno:
+            return place
+    return len(log) - 1
 
 
 def last_complete_seqno(high_seqno: int, snapshot: SnapshotRange) -> int:
