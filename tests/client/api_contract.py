@@ -373,6 +373,19 @@ class ApiContract:
 
     # --- nodes ----------------------------------------------------------------------------------
 
+    def test_a_state_that_another_client_runs_with_is_refused(
+        self, make: MakeApi, shared: ServerProcess, handler: Recorder
+    ) -> None:
+        state = MemoryState()
+        one = make(str(shared.upr), handler, state=state)
+        other = make(str(shared.upr), handler, state=state)
+        one.start()
+        one.wait(lambda: bool(one.client.positions()))
+        with pytest.raises(MisuseError, match="another client runs with this state"):
+            other.run("now")
+        one.stop()
+        other.run("now")
+
     def test_a_node_that_was_never_reached_is_an_error_in_the_end(
         self, make: MakeApi, handler: Recorder
     ) -> None:

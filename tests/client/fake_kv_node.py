@@ -12,6 +12,7 @@ from types import TracebackType
 
 from interop.wire import DELETE, GET, HEADER, NOT_FOUND, RESPONSE, SET
 
+TERMS = 0x5501
 HELLO, ALL_SEQNOS, FAILOVER_LOG, CLUSTER_CONFIG = 0x1F, 0x48, 0x96, 0xB5
 NOT_MY_VBUCKET, BUSY, TEMPORARY_FAILURE = 0x07, 0x85, 0x86
 TIMEOUT_S = 20
@@ -40,7 +41,8 @@ class FakeKvNode:
     Attributes:
         place: HOST:PORT.
         active: vBuckets that it says are active.
-        branches: how many entries each failover log has.
+        log: its vb_uuids, newest first.
+        term: of each vBucket, ``None`` = it knows no terms.
         others: places of other nodes in its cluster map.
         documents: what was stored.
         asked: opcodes of document requests, in order.
@@ -54,13 +56,15 @@ class FakeKvNode:
         *,
         vbuckets: int | None = 4,
         branches: int = 1,
+        term: int | None = None,
         others: Iterable[str] = (),
         script: Script | None = None,
     ) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.place = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.active = set(active)
-        self.branches = branches
+        self.log = list(range(branches, 0, -1))
+        self.term = term
         self.others = list(others)
         self.documents: dict[bytes, bytes] = {}
         self.asked: list[int] = []
@@ -94,6 +98,13 @@ class FakeKvNode:
             thread.join(TIMEOUT_S)
             assert not thread.is_alive()
 
+    def hang_up(self) -> None:
+        """End every connection; new ones are accepted."""
+        for peer in self._peers:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+        self._peers.clear()
+
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments)
         self._threads.append(thread)
@@ -124,14 +135,16 @@ class FakeKvNode:
                     peer.sendall(answer)
 
     def _answer(self, asked: Asked) -> object:
+        knows = self.term is not None
         if asked.opcode == HELLO:
-            return reply(asked)
+            return reply(asked, value=struct.pack(">H", TERMS) if knows else b"")
         if asked.opcode == ALL_SEQNOS:
             rows = [struct.pack(">HQ", vbucket, 5) for vbucket in sorted(self.active)]
-            return reply(asked, value=b"".join(rows))
+            term = struct.pack(">Q", self.term) if self.term is not None else b""
+            return reply(asked, value=b"".join(row + term for row in rows))
         if asked.opcode == FAILOVER_LOG:
-            rows = [struct.pack(">QQ", 100 - n, 0) for n in range(self.branches)]
-            return reply(asked, value=b"".join(rows))
+            rows = [struct.pack(">QQ", uuid, 0) for uuid in self.log]
+            return reply(asked, extras=bytes(8) if knows else b"", value=b"".join(rows))
         if asked.opcode == CLUSTER_CONFIG:
             return self._config(asked)
         self.asked.append(asked.opcode)

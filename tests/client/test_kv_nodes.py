@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -24,7 +25,7 @@ from uprmc.client import kv_map, kv_pipeline
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv import KvClient, OutcomeUnknown, SomeFailed
 from uprmc.client.kv_pipeline import WINDOW
-from uprmc.errors import OutOfMemory, TemporaryFailure, UnknownCommand
+from uprmc.errors import NotMyVBucket, OutOfMemory, TemporaryFailure, UnknownCommand
 
 DOCUMENTS = {b"key-%d" % number: b"value-%d" % number for number in range(2 * WINDOW + 10)}
 
@@ -129,7 +130,7 @@ def test_a_map_with_endless_nodes_is_not_believed(monkeypatch: pytest.MonkeyPatc
         assert kv.get(b"k") is None
 
 
-def test_of_two_that_claim_a_vbucket_the_one_with_more_history_is_followed() -> None:
+def test_of_two_that_claim_a_vbucket_the_one_whose_history_goes_on_is_followed() -> None:
     """An old active came back and does not know yet that another was promoted."""
     with FakeKvNode() as old, FakeKvNode(branches=2) as promoted:
         for places in ([old.place, promoted.place], [promoted.place, old.place]):
@@ -137,6 +138,60 @@ def test_of_two_that_claim_a_vbucket_the_one_with_more_history_is_followed() -> 
                 kv.set(b"k", b"v")
         assert not old.documents
         assert promoted.documents
+
+
+@pytest.mark.acceptance("D33")
+def test_of_two_that_claim_a_vbucket_the_higher_term_is_followed() -> None:
+    """The old active has crashed since: its failover log is the longer one."""
+    with FakeKvNode(branches=5, term=1) as old, FakeKvNode(branches=2, term=2) as promoted:
+        for places in ([old.place, promoted.place], [promoted.place, old.place]):
+            with KvClient(places) as kv:
+                kv.set(b"k", b"v")
+        assert not old.documents
+        assert promoted.documents
+
+
+def test_of_two_promoted_by_hand_none_is_written_to_and_both_are_named() -> None:
+    with FakeKvNode(term=2) as one, FakeKvNode(term=2) as other:
+        one.log, other.log = [7, 1], [8, 1]
+        with (
+            KvClient([one.place, other.place], retry_s=0.1) as kv,
+            pytest.raises(NotMyVBucket, match=f"{one.place} and {other.place} both have it active"),
+        ):
+            kv.set(b"k", b"v")
+        assert not one.documents
+        assert not other.documents
+
+
+@pytest.mark.acceptance("D33")
+def test_a_kept_connection_that_fails_is_no_silent_node() -> None:
+    """The right node has restarted since the client connected: its old socket is dead. The other
+    one was deposed and has come back, and says that it is active.
+    """
+    with FakeKvNode([], term=1) as deposed, FakeKvNode(term=2) as right:
+        with KvClient([deposed.place, right.place], retry_s=5) as kv:
+            kv.set(b"k", b"v")
+            deposed.active = {0, 1, 2, 3}
+            for number in range(8):
+                right.hang_up()
+                with contextlib.suppress(OutcomeUnknown):
+                    kv.set(b"key-%d" % number, b"v")
+                kv._map.refresh()
+            assert right.connections > 8
+        assert not deposed.documents
+
+
+def test_a_lower_term_is_not_written_to_when_the_right_node_is_down() -> None:
+    with FakeKvNode(term=1) as deposed, FakeKvNode(term=2) as right:
+        with KvClient([deposed.place, right.place], retry_s=0.1) as kv:
+            kv.set(b"k", b"v")
+            right.stop()
+            with pytest.raises((NotMyVBucket, OutcomeUnknown)):
+                kv.set(b"k", b"v")
+            with pytest.raises(NotMyVBucket, match="term 1, and there is a term 2") as told:
+                kv.set(b"k", b"v")
+            assert f"no node answers at {right.place}" in str(told.value)
+        assert not deposed.documents
 
 
 def test_a_node_of_another_bucket_is_refused() -> None:

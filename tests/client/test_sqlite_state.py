@@ -22,7 +22,7 @@ from uprmc.client.ring_chunk import pack_entries
 from uprmc.client.sqlite_file import APPLICATION_ID
 from uprmc.client.sqlite_state import SMALL_ENTRIES, SMALL_ROWS_MAX, SqliteState
 from uprmc.client.state import RingChunk, Saved, StateError, StateFull, StateRefused
-from uprmc.model import SnapshotRange
+from uprmc.model import FailoverEntry, SnapshotRange
 
 TIMEOUT_S = 60
 NOBODY = 65534
@@ -94,9 +94,9 @@ def test_a_state_of_another_number_of_vbuckets_is_refused(path: Path) -> None:
 
 def test_a_layout_of_another_version_is_refused(path: Path) -> None:
     with sqlite3.connect(made(path)) as connection:
-        connection.execute("UPDATE uprmc_state SET version = 2")
+        connection.execute("UPDATE uprmc_state SET version = 3")
     connection.close()
-    assert refusal(path).startswith("its layout has version 2, this program knows 1: use the prog")
+    assert refusal(path).startswith("its layout has version 3, this program knows 2: use the prog")
 
 
 def test_another_applications_database_is_refused(path: Path) -> None:
@@ -605,3 +605,21 @@ def test_the_position_on_disk_is_what_was_promised(path: Path) -> None:
     (ring,) = connection.execute("SELECT * FROM uprmc_ring").fetchall()
     assert ring == (1, 3, 110, 110, 1, pack_entries([(110, b"key-110")]))
     connection.close()
+
+
+def test_a_layout_without_terms_is_read_and_gets_them(path: Path) -> None:
+    saved = Saved(7, SnapshotRange(7, 7), (FailoverEntry(5, 0),), 3, 2)
+    state = SqliteState(path, name="c", vbuckets=64)
+    state.commit({3: saved}, [], {}, {})
+    state.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE uprmc_position DROP COLUMN term")
+        connection.execute("UPDATE uprmc_state SET version = 1")
+    connection.close()
+    state = SqliteState(path, name="c", vbuckets=64)
+    assert state.load() == {3: saved}
+    state.commit({3: saved._replace(term=4)}, [], {}, {})
+    state.close()
+    state = SqliteState(path, name="c", vbuckets=64)
+    assert state.load()[3].term == 4
+    state.close()

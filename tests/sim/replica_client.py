@@ -69,6 +69,8 @@ class Program:
         mirror: what it holds.
         deaths: how often it died.
         calm: it dies no more.
+        deposed: values that were only ever written at a node after another one was promoted, and
+            that nobody may be handed.
     """
 
     def __init__(
@@ -77,12 +79,15 @@ class Program:
         histories: Histories,
         kind: str,
         *,
+        number: int = 0,
         ring_items: int = 10_000,
         death: float = 0.0,
     ) -> None:
         self.kind = kind
+        self._number = number
         self.deaths = 0
         self.calm = False
+        self.deposed: set[bytes] = set()
         self.undone = self.back = self.changes = 0
         self.points = Points()
         self._death = death
@@ -110,7 +115,7 @@ class Program:
         self.mirror = Mirror(self.kind, self._disk, self._state, self.points)
         self.mirror.on_change = self._judge_change
         options = Options(
-            name=f"program{self.deaths}",
+            name=f"program{self._number}-{self.deaths}",
             ring_items=self._ring_items,
             noop_interval_s=1.0,
             poll_s=0.3,
@@ -138,6 +143,10 @@ class Program:
         self.undone += self.mirror.undone
         self.back += self.mirror.back
         self.mirror.undone = self.mirror.back = 0
+
+    def die(self) -> None:
+        """Die now, and come back."""
+        self._die()
 
     def leave(self) -> None:
         """Go for good."""
@@ -237,6 +246,8 @@ class Program:
 
     def _judge_change(self, change: Any) -> None:
         self.changes += 1
+        if change.value in self.deposed:
+            complain(f"{change} was made at a node that had been deposed")
         if not change.vb_uuid and self._histories.max_entries < _WHOLE_LOG:
             return  # older than the oldest branch that the log still names
         branch = self._histories.branches.get((change.vbucket, change.vb_uuid))

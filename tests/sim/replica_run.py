@@ -163,7 +163,14 @@ class ReplicaRun:
 
     def program(self, kind: str, ring_items: int = 10_000, death: float = 0.0) -> Program:
         """Add a program that uses the client library."""
-        made = Program(self.cluster, self.histories, kind, ring_items=ring_items, death=death)
+        made = Program(
+            self.cluster,
+            self.histories,
+            kind,
+            number=len(self.programs),
+            ring_items=ring_items,
+            death=death,
+        )
         self.programs.append(made)
         return made
 
@@ -303,7 +310,7 @@ class ReplicaRun:
         for writer in self.writers:
             writer.working = False
         self._until(lambda: all(writer.resting for writer in self.writers), "writers")
-        self._until(self.level, "replicas", self._standing)
+        self._until(lambda: self._reinstated() and self.level(), "replicas", self._standing)
         self._until(lambda: all(node.quiet for node in self.nodes), "flushers")
         for consumer in self.consumers:
             self._until(consumer.settled, consumer.name)
@@ -312,9 +319,21 @@ class ReplicaRun:
         # Documents expire at any time.
         self._until(self._at_rest, "replicas, programs and flushers")
 
+    def _reinstated(self) -> bool:
+        """Promote again who died of the term of one that the operator has promoted in between.
+
+        That one was promoted and demoted while they did not hear of each other.
+        """
+        for number, wanted in self.operator.wanted.items():
+            dead = self.histories.node(wanted).now(number).state == codec.DEAD
+            if dead and not self.operator.busy:
+                self.operator.do(self.operator.fail_over(wanted, [number]))
+        return not self.operator.busy
+
     def _at_rest(self) -> bool:
         return (
-            self.level()
+            self._reinstated()
+            and self.level()
             and all(node.quiet for node in self.nodes)
             and all(program.settled() for program in self.programs)
         )

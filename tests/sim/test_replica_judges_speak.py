@@ -6,20 +6,25 @@ See `test_upr_judges_speak`; a break that no longer breaks fails here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.judges import Verdict
+from tests.sim.replica_desk import ReplicaDesk
 from tests.sim.replica_mirror import AT_ENDS, AT_ONCE
 from tests.sim.replica_plan import Plan
 from tests.sim.replica_run import ReplicaRun
+from tests.sim.test_replica_programs import deposed_active
+from uprmc.client import nodes
 from uprmc.client.follow import Follower
 from uprmc.client.ledger import Ledger
+from uprmc.client.nodes import Nodes
 from uprmc.client.position import BOUNDARY, Place
 from uprmc.client.state import MemoryState
+from uprmc.consume.placement import Choice, Claim
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine import history as history_module
 from uprmc.engine import replica as replica_module
@@ -204,7 +209,7 @@ def _forget_the_floor(patch: pytest.MonkeyPatch) -> None:
 def _keep_followers_of_an_old_history(patch: pytest.MonkeyPatch) -> None:
     """Tell nobody who follows a replica that its history has another name now."""
 
-    def silent(vbucket: VBucket, log: Any) -> None:
+    def silent(vbucket: VBucket, log: Any, *_: Any) -> None:
         vbucket.failover_log = tuple(log)
         vbucket.change_header()
 
@@ -213,7 +218,7 @@ def _keep_followers_of_an_old_history(patch: pytest.MonkeyPatch) -> None:
 
 def _keep_the_old_log(patch: pytest.MonkeyPatch) -> None:
     """Do not take the source's history over."""
-    patch.setattr(replica_stream, "take_history", lambda vbucket, log: None)
+    patch.setattr(replica_stream, "take_history", lambda *arguments: None)
 
 
 # --- rolling back ---------------------------------------------------------------------------------
@@ -544,3 +549,59 @@ def _verdict(seed: int, plan: Plan | None) -> str:
     except Verdict as verdict:
         return str(verdict).split("\nthe last events", maxsplit=1)[0]
     return ""
+
+
+# --- who is followed ------------------------------------------------------------------------------
+
+
+def _say_no_term(patch: pytest.MonkeyPatch) -> None:
+    """Else the node would refuse, and no harm come of it."""
+    asked = Place.asked
+    patch.setattr(Place, "asked", lambda place: asked(place)._replace(term=0))
+
+
+def _follow_the_longest_log(patch: pytest.MonkeyPatch) -> None:
+    """Crashes make a log longer, as failovers do."""
+    _say_no_term(patch)
+
+    def longest(vbucket: int, claims: Sequence[Claim], known_term: int = 0) -> Choice:
+        ranked = sorted(claims, key=lambda claim: len(claim.log))
+        return Choice(ranked[-1].place) if claims else Choice(claimed=False)
+
+    patch.setattr(nodes, "chosen", longest)
+    patch.setattr(
+        Nodes, "disputed", lambda found: {n for each in found.sessions() for n in each.active}
+    )
+
+
+def _follow_whoever_answers_first(patch: pytest.MonkeyPatch) -> None:
+    """Choose before all have told."""
+    patch.setattr(Nodes, "all_asked", lambda found: True)
+    patch.setattr(Nodes, "asked_since", lambda found, *times: True)
+
+
+def _forget_the_term(patch: pytest.MonkeyPatch) -> None:
+    """Write it down nowhere; then a deposed node that is alone looks right."""
+    _say_no_term(patch)
+    saved = Place.saved
+    patch.setattr(
+        Place,
+        "saved",
+        lambda place, *, inside: saved(place, inside=inside)._replace(term=0),
+    )
+
+
+@pytest.mark.parametrize(
+    "break_it", [_follow_the_longest_log, _follow_whoever_answers_first, _forget_the_term]
+)
+def test_a_program_that_follows_a_deposed_active_is_noticed(
+    break_it: Patch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    for seed in range(10):
+        try:
+            deposed_active(ReplicaDesk("pair", seed=seed), AT_ENDS)
+        except Verdict as told:
+            assert re.search("deposed|never comes? to rest", str(told))  # noqa: PT017
+            return
+    pytest.fail("nobody notices")

@@ -65,8 +65,9 @@ def test_beyond_its_ring_a_program_begins_anew(lost: int, again: bool) -> None:
     followed(desk, program)
     before = program.changes
     with desk.parted("a", "b"):
-        desk.put_many("a", range(lost), b"lost")
-        followed(desk, program)
+        for number in range(lost):  # the ring forgets by batches
+            desk.put_many("a", [number], b"lost")
+            followed(desk, program)
         desk.fail_over("b")
     desk.follow("a", "b")
     followed(desk, program)
@@ -94,6 +95,67 @@ def test_a_hand_over_sends_no_program_back(kind: str) -> None:
     assert (program.back, program.undone) == (0, 0)
     assert program.changes == before + 15
     desk.finish()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.acceptance("D33")
+def test_an_active_that_was_deposed_and_comes_back_is_followed_by_no_program(kind: str) -> None:
+    desk = ReplicaDesk("pair")
+    deposed_active(desk, kind)
+    desk.finish()
+
+
+def deposed_active(desk: ReplicaDesk, kind: str) -> None:
+    """The old active crashes again and again, is written to, and says that it is active.
+
+    One program has a state from before; others begin while both nodes say so.
+    """
+    program = desk.run.program(kind)
+    program.deposed.add(b"deposed")
+    desk.put_many("a", range(20))
+    desk.level("a", "b")
+    followed(desk, program)
+    old = desk.operator.node("a")
+    old.crash(power=False)
+    desk.fail_over("b")
+    desk.put_many("b", range(5, 10), b"new")
+    old.start()
+    desk.world.run_until(lambda: old.serving)
+    for number in range(3):
+        desk.crash("a")
+        desk.put_many("a", range(number, 15), b"deposed")
+        desk.put_many("b", range(10, 12), b"more")
+        followed_at(desk, program, "b")
+        program.die()
+        fresh = desk.run.program(kind)
+        fresh.deposed.add(b"deposed")
+        followed_at(desk, fresh, "b")
+    desk.world.run_for(2)
+    followed_at(desk, program, "b")
+    right = desk.operator.node("b")
+    right.crash(power=False)
+    desk.world.run_for(3)  # the deposed one is all there is
+    program.die()
+    desk.world.run_for(3)
+    right.start()
+    desk.world.run_until(lambda: right.serving)
+    desk.put_many("b", range(12, 14), b"last")
+    followed_at(desk, program, "b")
+    desk.follow("a", "b")
+    desk.level("b", "a")
+    followed(desk, program)
+
+
+def followed_at(desk: ReplicaDesk, program: Program, name: str) -> None:
+    """Wait until a program holds what one node holds, whatever others say."""
+
+    def level() -> bool:
+        place = program.core and program.core.ledger.places.get(0)
+        look = desk.now(name)
+        log = tuple((entry.uuid, entry.seqno) for entry in place.log) if place else ()
+        return bool(place) and (place.whole, log) == (look.high, look.log)
+
+    desk.run._until(level, "program", program.standing)
 
 
 def _story(kind: str, die_at: int) -> int:

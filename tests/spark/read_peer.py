@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from uprmc.model import FailoverEntry
+from uprmc.protocol.binary import encode_hello
 from uprmc.protocol.header import (
     RequestFrame,
     ResponseFrame,
@@ -23,8 +24,8 @@ from uprmc.protocol.header import (
     encode_request,
     encode_response,
 )
-from uprmc.protocol.management import encode_vbucket_seqnos
-from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.management import encode_vbucket_seqno_terms, encode_vbucket_seqnos
+from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.upr import (
     MUTATION_EXTRAS,
     STREAM_END_EXTRAS,
@@ -95,6 +96,7 @@ class FakeNode:
         asked: every request that came, in order.
         answered: every answer that came: to keep-alives.
         connections: how many were accepted.
+        term: of each vBucket, ``None`` = it knows no terms.
     """
 
     def __init__(self, high: dict[int, int], vbuckets: int = 4) -> None:
@@ -102,6 +104,7 @@ class FakeNode:
         self.answers: dict[int, Callable[[RequestFrame], Reply]] = {}
         self.stream: Callable[[RequestFrame], Sequence[Reply]] = self.whole_stream
         self.others: list[str] = []
+        self.term: int | None = None
         self.asked: list[RequestFrame] = []
         self.answered: list[ResponseFrame] = []
         self.connections = 0
@@ -146,6 +149,13 @@ class FakeNode:
             assert not thread.is_alive()
 
     # --- the threads ----------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """End every connection; new ones are accepted."""
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
 
     def _accept(self) -> None:
         while True:
@@ -193,6 +203,11 @@ class FakeNode:
                 "vBucketMap": [[0]] * self.vbuckets,
             }
             return b"", json.dumps({"vBucketServerMap": servers}).encode()
+        if frame.opcode == Opcode.HELLO and self.term is not None:
+            return b"", encode_hello([Feature.TERMS])
+        if frame.opcode == Opcode.GET_ALL_VB_SEQNOS and self.term is not None:
+            rows = [(number, seqno, self.term) for number, seqno in self.high.items()]
+            return b"", encode_vbucket_seqno_terms(rows)
         if frame.opcode == Opcode.GET_ALL_VB_SEQNOS:
             return b"", encode_vbucket_seqnos(self.high.items())
         if frame.opcode == Opcode.GET_FAILOVER_LOG:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,7 +94,7 @@ def _log_of(node: FakeNode, *uuids: int) -> None:
     node.answers[Opcode.GET_FAILOVER_LOG] = answer
 
 
-def test_of_two_claims_the_longer_history_is_followed() -> None:
+def test_of_two_claims_the_one_whose_history_goes_on_is_followed() -> None:
     with FakeNode({0: 9, 1: 1}) as old, FakeNode({0: 5, 2: 1}) as new:
         _log_of(old, 1)
         _log_of(new, 2, 1)
@@ -100,6 +102,67 @@ def test_of_two_claims_the_longer_history_is_followed() -> None:
             assert nodes.owners == {0: new.place, 1: old.place, 2: new.place}
             assert nodes.seqnos() == {0: 5, 1: 1, 2: 1}
             assert nodes.by_place([2, 1, 0]) == {new.place: [0, 2], old.place: [1]}
+
+
+def test_of_two_claims_the_higher_term_is_followed_however_often_the_other_crashed() -> None:
+    with FakeNode({0: 9, 1: 1}) as old, FakeNode({0: 5, 2: 1}) as new:
+        old.term, new.term = 1, 2
+        _log_of(old, 5, 4, 3, 1)
+        _log_of(new, 2, 1)
+        for servers in ((old.place, new.place), (new.place, old.place)):
+            with Nodes(access(*servers)) as nodes:
+                assert nodes.owners == {0: new.place, 1: old.place, 2: new.place}
+                assert nodes.standings()[0].term == 2
+
+
+def test_of_two_promoted_by_hand_none_is_read_and_both_are_named() -> None:
+    with FakeNode({0: 9, 1: 1}) as one, FakeNode({0: 5}) as other:
+        one.term = other.term = 2
+        _log_of(one, 7, 1)
+        _log_of(other, 8, 1)
+        with Nodes(access(one.place, other.place)) as nodes:
+            assert nodes.owners == {1: one.place}
+            with pytest.raises(NoVBucket, match=f"{one.place} and {other.place} both have it"):
+                nodes.by_place([0, 1])
+
+
+def test_a_kept_connection_that_fails_is_no_silent_node() -> None:
+    """The right node has restarted; the other one was deposed and has come back."""
+    with FakeNode({}) as deposed, FakeNode({0: 5}) as right:
+        deposed.term, right.term = 1, 2
+        with Nodes(access(deposed.place, right.place)) as nodes:
+            deposed.high = {0: 9}
+            for _ in range(8):
+                right.hang_up()
+                nodes.refresh()
+                assert nodes.owners == {0: right.place}
+                assert nodes.silent == []
+            assert right.connections == 9
+
+
+def test_a_lower_term_than_is_known_is_not_read_when_the_right_node_is_down() -> None:
+    with FakeNode({0: 9}) as deposed, FakeNode({0: 5}) as right:
+        deposed.term, right.term = 1, 2
+        place = right.place
+        with Nodes(access(deposed.place, place)) as nodes:
+            right.__exit__(None, None, None)
+            nodes.refresh()
+            assert nodes.owners == {}
+            with pytest.raises(NoVBucket, match="term 1, and there is a term 2") as told:
+                nodes.by_place([0])
+            assert f"no node answers at {place}" in str(told.value)
+        remembered = replace(access(deposed.place), terms={0: 2})
+        with Nodes(remembered) as nodes:
+            assert nodes.owners == {}
+
+
+def test_all_that_are_missing_are_listed() -> None:
+    with (
+        FakeNode({1: 1}, vbuckets=8) as node,
+        Nodes(access(node.place)) as nodes,
+        pytest.raises(NoVBucket, match=f"vb=0,2-7 are active on none of {node.place}"),
+    ):
+        nodes.by_place(range(8))
 
 
 def test_the_map_of_one_node_leads_to_the_others() -> None:

@@ -38,8 +38,9 @@ def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
 def test_it_holds_the_package_and_nothing_else_of_uprmc() -> None:
     with zipfile.ZipFile(io.BytesIO(zipped())) as archive:
         names = archive.namelist()
-    assert "uprmc/spark/source.py" in names
-    outside = [name for name in names if not name.startswith("uprmc/spark/")]
+    assert {"uprmc/spark/source.py", "uprmc/consume/placement.py"} <= set(names)
+    packages = ("uprmc/spark/", "uprmc/consume/")
+    outside = [name for name in names if not name.startswith(packages)]
     ours = ["__init__.py", "errors.py", "places.py", "py.typed", "units.py"]
     assert outside == [f"uprmc/{name}" for name in ours]
 

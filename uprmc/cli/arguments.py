@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import click
 
-from uprmc.upr.ranges import in_ranges, named
+from uprmc.consume.ranges import in_ranges, named
 
 __all__ = [
     "VBUCKETS",

@@ -12,6 +12,7 @@ import click
 from uprmc.cli.node_access import NodeAccess, Seconds, talks_to_a_node
 from uprmc.cli.shown import readable, text_or_base64
 from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.consume.cluster_map import parsed_map
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.protocol.binary import (
     KeyObservation,
@@ -77,9 +78,9 @@ def _vbucket_by_key(connection: NodeConnection, key: bytes) -> int:
     try:
         if answer.status:
             raise ValueError(reason(answer))
-        count = len(json.loads(answer.value)["vBucketServerMap"]["vBucketMap"])
+        count = parsed_map(answer.value).vbuckets
         return ((crc32(key) >> 16) & 0x7FFF) % count
-    except (ValueError, LookupError, TypeError, ZeroDivisionError) as error:
+    except ValueError as error:
         raise NodeError(
             f"the node does not tell how many vBuckets it has ({error}): say --vbucket"
         ) from None

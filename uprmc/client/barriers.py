@@ -32,12 +32,14 @@ class Barrier:
         sent: the cookies are on their way.
         waiting: places of nodes that have not returned it.
         polls: how often each node must have told what it has before it is sent.
+        since: when it was asked for.
     """
 
-    __slots__ = ("cookie", "done", "error", "polls", "sent", "waiting")
+    __slots__ = ("cookie", "done", "error", "polls", "sent", "since", "waiting")
 
-    def __init__(self, cookie: bytes) -> None:
+    def __init__(self, cookie: bytes, since: float) -> None:
         self.cookie = cookie
+        self.since = since
         self.done = self.sent = False
         self.error: ClientError | None = None
         self.waiting: set[str] = set()
@@ -58,7 +60,7 @@ class Barriers:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, text: str | None) -> Barrier:
+    def add(self, text: str | None, now: float) -> Barrier:
         """Return a new barrier.
 
         Raises:
@@ -72,7 +74,7 @@ class Barriers:
             raise MisuseError(f"a barrier {text!r} waits already")
         if len(self._waiting) >= BARRIERS_MAX:
             raise MisuseError(f"{BARRIERS_MAX} barriers wait already")
-        barrier = self._waiting[cookie] = Barrier(cookie)
+        barrier = self._waiting[cookie] = Barrier(cookie, now)
         return barrier
 
     def unsent(self) -> list[Barrier]:
@@ -107,6 +109,10 @@ class Barriers:
         for barrier in list(self._waiting.values()):
             if place in barrier.waiting:
                 self._fail(barrier, error)
+
+    def give_up(self, barrier: Barrier, error: ClientError) -> None:
+        """What it waits for cannot be had."""
+        self._fail(barrier, error)
 
     def drop(self, barrier: Barrier) -> None:
         """Nobody waits for it any more."""

@@ -1,10 +1,12 @@
 """One run of the blocking client: its sockets, and the thread that owns them.
 
 The thread calls the rules, holding the client's lock; other threads wake it by a pair of sockets.
+While a handler works the sockets belong to the keeper, a second thread: it answers keep-alives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import ssl
@@ -17,6 +19,7 @@ from typing import Any, Self
 from uprmc.client.barriers import Barrier
 from uprmc.client.core import UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
+from uprmc.client.keeper import Keeper
 from uprmc.client.node_session import NodeSession
 from uprmc.client.starting import check_patience, connection_ended
 from uprmc.client.wire import Wire
@@ -59,6 +62,7 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._thread = 0
         self._barrier_done = threading.Condition(lock)
+        self._keeper = Keeper(core.options.noop_interval_s, self._keep)
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -67,6 +71,7 @@ class Loop:
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
+        self._keeper.start()
         return self
 
     def __exit__(
@@ -75,6 +80,7 @@ class Loop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._keeper.stop()
         with self._lock:
             self._ended = True
             try:
@@ -174,6 +180,7 @@ class Loop:
                 if events & selectors.EVENT_READ:
                     data = wire.read()
                     if data:
+                        session.decoded = False  # nothing may be heard ahead of what was just read
                         self._drive(self.core.received(session, data, now))
                 wire.write(session.data_to_send())
         except ClientError as error:
@@ -225,12 +232,25 @@ class Loop:
 
     def _drive(self, task: Any) -> Any:
         """Run rules to their end; a handler that blocks has nothing to wait for."""
-        try:
-            found = next(task)
-        except StopIteration as ended:
-            return ended.value
+        with self._keeper:
+            try:
+                found = next(task)
+            except StopIteration as ended:
+                return ended.value
         task.close()
         raise MisuseError(
             f"the handler returned {type(found).__name__}: with the blocking client its methods "
             "return nothing"
         )
+
+    def _keep(self) -> None:
+        """Answer keep-alives in the place of a thread that is with a handler."""
+        sessions = [(wire, each) for wire, each in self._wires.items() if each is not None]
+        if not all(session.decoded for _, session in sessions):
+            return
+        for wire, session in sessions:
+            answers = b""
+            while data := wire.read_ahead(session.room_ahead):
+                answers += session.hear_ahead(data)
+            with contextlib.suppress(ClientError):  # told when it is read
+                wire.write(answers)

@@ -18,6 +18,7 @@ Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -56,8 +57,17 @@ __all__ = ["Options", "Start", "UprCore"]
 #: So many stream requests are under way on one connection.
 _FOLLOWING_MAX = 128
 
+#: So many reasons of refusals are remembered as logged.
+_LOGGED_MAX = 100
+
+#: Who listens tells the time more often than this.
+_LISTENING_S = 1.0
+
 #: While a vBucket is nowhere, nodes are asked so often.
 _SEARCH_S = 0.25
+
+
+_LOG = logging.getLogger("uprmc.client")
 
 
 class UprCore:
@@ -87,7 +97,8 @@ class UprCore:
         self.failure: ClientError | None = None
         self._waiting: set[int] = set()
         self._following: dict[NodeSession, int] = {}
-        self._now = 0.0
+        self._logged: set[str] = set()
+        self._now = self._began = self._turned = 0.0
         options.check()
         known = self.ledger.load()
         self._known = {
@@ -131,6 +142,7 @@ class UprCore:
         """Whether everything has come that was there, if that is the end."""
         return (
             self.options.until_now
+            and bool(self._routes)
             and self.nodes.all_asked()
             and bool(self.nodes.sessions())
             and all(route.done for route in self._routes.values())
@@ -139,21 +151,55 @@ class UprCore:
     def hopeless(self, now: float, patience_s: float) -> ClientError | None:
         """Return why what was there will not come, if it is to be waited for no longer.
 
-        Only a consumer that is to end asks too much of a vBucket that is active nowhere: for others
-        it may be promoted one day. A node that does not answer now may have it.
+        Only a consumer that is to end asks too much of a vBucket that can be had nowhere: for
+        others a node may be promoted one day.
         """
-        found = [
-            vbucket
-            for vbucket in sorted(self._waiting)
-            if self._routes[vbucket].off_at + patience_s < now
-        ]
-        nodes = self.nodes.all()
         ends = self.options.until_now or not self.options.redial
-        if not found or not ends or len(self.nodes.sessions()) < len(nodes):
+        if not ends or not self.nodes.all_asked():
             return None
-        sessions = self.nodes.sessions()
-        found = [each for each in found if not any(one.has(each) for one in sessions)]
-        return not_active(found, [node.place for node in nodes]) if found else None
+        if not self._routes and self._began and self._began + patience_s < now:
+            return self._not_active([])
+        late = [n for n in self._waiting if self._routes[n].off_at + patience_s < now]
+        found = [number for number in sorted(late) if self._why_absent(number) is not None]
+        return self._not_active(found) if found else None
+
+    def give_up_barriers(self, now: float, patience_s: float) -> None:
+        """Break the barriers that wait for vBuckets which can be had nowhere."""
+        late = [each for each in self._barriers.unsent() if each.since + patience_s < now]
+        if late and self.nodes.all_asked():
+            found = [number for number in self._lacking() if self._why_absent(number) is not None]
+            for barrier in late if found else ():
+                self._barriers.give_up(barrier, self._not_active(found))
+
+    def _wanted(self) -> frozenset[int]:
+        """Return the vBuckets that "everything" means."""
+        return self.nodes.numbers() if self.options.vbuckets is None else self.options.vbuckets
+
+    def _lacking(self) -> list[int]:
+        """Return the vBuckets that are wanted and neither stream nor are done."""
+        routes = self._routes
+        lacking = {n for n, route in routes.items() if not (route.streaming or route.done)}
+        return sorted(lacking | (self._wanted() - routes.keys()))
+
+    def _why_absent(self, vbucket: int) -> str | None:
+        """Return why a vBucket is not streamed, ``""`` = it is nowhere; ``None`` = it soon is."""
+        route = self._routes.get(vbucket)
+        place = route.place if route is not None else Place(vbucket)
+        choice = self.nodes.choice(place)
+        if route is not None and route.refusal:
+            return route.refusal
+        if choice.place or self.nodes.replica(vbucket) is not None:
+            return None
+        return choice.why if choice.claimed else ""
+
+    def _not_active(self, vbuckets: list[int]) -> ClientError:
+        why = {number: self._why_absent(number) for number in vbuckets}
+        return not_active(
+            [number for number, each in why.items() if not each],
+            {number: each for number, each in why.items() if each},
+            [node.place for node in self.nodes.all()],
+            self.nodes.why_silent(),
+        )
 
     # --- nodes come and go ----------------------------------------------------------------------
 
@@ -207,18 +253,24 @@ class UprCore:
 
     def turn(self, now: float) -> Task:
         """Learn the (monotonic) time: poll, ask for streams, send barriers."""
-        if not self._now:
+        if not self._began:
+            self._began = now
             for route in self._routes.values():
                 route.level_at = route.off_at = now
-        self._now = now
+        deaf_s = now - self._turned if self._turned else 0.0
+        self._now = self._turned = now
         sessions = self.nodes.sessions()
         for node in self.nodes.all():
+            node.look(now)
             if node.session is not None:
+                if deaf_s > _LISTENING_S:
+                    node.session.was_not_listened_to(deaf_s)
                 node.session.tick(now)
         disputed = self.nodes.disputed()
         for session in sessions:
             if session.poll_at <= now and not session.polling:
                 session.polling = True
+                self.nodes.named(session.place).asked_at = now
                 wanted = sorted(disputed & session.active.keys())
                 yield from self._advance(session, self._poll(session, wanted), None)
         yield from self._try_all(sessions, now)
@@ -239,20 +291,26 @@ class UprCore:
                 continue
             if route.session is session and not session.has(vbucket):
                 yield from self._move(route)  # it is active no more, and did not say so
-            elif route.session is not session and vbucket in session.logs:
-                better = self.nodes.owner(route.place)
-                if better is not None and better is not route.session:
+            elif route.session is not session and vbucket in session.active:
+                better = self.nodes.choice(route.place).place
+                if better and self.nodes.session_at(better) is not route.session:
                     yield from self._move(route)
 
     def _polled(self, session: NodeSession) -> None:
         session.polling = False
         node = self.nodes.named(session.place)
-        node.polled = node.polled or session.polls > 0
+        node.told(failed=not session.polls)
         pause = _SEARCH_S if self._waiting or self._barriers else self.options.poll_s
         session.poll_at = self._now + min(pause, self.options.poll_s)
         if self.options.vbuckets is None:
             for vbucket in session.active or session.replicas:
                 self._add(vbucket)
+            for vbucket in self.nodes.numbers() if self.options.until_now else ():
+                self._add(vbucket)
+        for vbucket, term in session.terms.items():
+            if vbucket in self._routes:
+                place = self._routes[vbucket].place
+                place.term = max(place.term, term)
         for vbucket, high_seqno in (session.replicas | session.active).items():
             route = self._routes.get(vbucket)
             if route is not None and route.session in (session, None):
@@ -271,6 +329,8 @@ class UprCore:
     # --- streams come about ---------------------------------------------------------------------
 
     def _try_all(self, sessions: list[NodeSession], now: float) -> Task:
+        if not self.nodes.all_asked():
+            return  # one that has not told yet may have what another only believes to have
         room = sum(_FOLLOWING_MAX - self._following[session] for session in sessions)
         for vbucket in sorted(self._waiting) if room else ():
             route = self._routes[vbucket]
@@ -282,8 +342,18 @@ class UprCore:
     def _try(self, route: Route, now: float) -> Task:
         if route.backoff.at > now:
             return
-        session = self.nodes.owner(route.place) or self.nodes.replica(route.place.vbucket)
+        choice = self.nodes.choice(route.place)
+        if choice.disputed:
+            self._refused(route, choice.why)
+        session = self.nodes.session_at(choice.place or choice.deposed)
+        session = session or self.nodes.replica(route.place.vbucket)
+        if choice.deposed and session is not None and not session.knows_terms:
+            return  # it would stream
         if session is None or self._following[session] >= _FOLLOWING_MAX:
+            return
+        # An old active may say so again although another one was promoted since the others told.
+        claimed_at = self.nodes.named(session.place).since
+        if not self.nodes.asked_since(max(route.lost_at, claimed_at), now):
             return
         self._waiting.discard(route.place.vbucket)
         self._following[session] += 1
@@ -297,15 +367,30 @@ class UprCore:
             yield from self._follower.follow(session, route.place, flags, route.opening)
             route.streaming = True
             route.backoff.good()
+            route.refusal = ""
         except NotNow as error:
             if not self.options.redial:
                 raise ConnectionLost(str(error)) from None
+            if session.terms.get(route.place.vbucket, 0) >= route.place.term:
+                self._refused(route, str(error))  # else it was said why it is not followed
             session.gone(route.place.vbucket)
             session.poll_at = min(session.poll_at, self._now + _SEARCH_S)
             self._off(route, pause=True)
         finally:
             if session in self._following:
                 self._following[session] -= 1
+
+    def _refused(self, route: Route, why: str) -> None:
+        """Keep why a vBucket is not streamed; what many have in common is logged for one."""
+        if route.refusal == why:
+            return
+        route.refusal = why
+        common = why.partition(": ")[2]
+        if common not in self._logged:
+            if len(self._logged) >= _LOGGED_MAX:
+                self._logged.clear()
+            self._logged.add(common)
+            _LOG.warning("%s", why)
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -406,7 +491,7 @@ class UprCore:
         Raises:
             MisuseError: its text is in use, empty or too long, or too many wait.
         """
-        barrier = self._barriers.add(text)
+        barrier = self._barriers.add(text, self._now)
         for session in self.nodes.sessions():
             barrier.polls[session.place] = session.polls + (2 if session.polling else 1)
             session.poll_at = 0.0
@@ -422,7 +507,7 @@ class UprCore:
             bool(sessions)
             and self.nodes.all_asked()
             and all(session.polls >= barrier.polls.get(session.place, 1) for session in sessions)
-            and all(route.streaming or route.done for route in self._routes.values())
+            and not self._lacking()
         )
         if not ready:
             return

@@ -50,6 +50,7 @@ from uprmc.protocol.upr import (
     TIMED_DELETION_EXTRAS,
     decode_failover_log,
     decode_marker,
+    decode_term,
     frame_head,
     frame_place,
 )
@@ -179,6 +180,11 @@ class Decoder:
         self.counted_bytes += position - began - uncounted - short
         return events if self.wants_values else _without_values(events)
 
+    @property
+    def begun(self) -> bytes:
+        """The first bytes of a frame whose rest is yet to come."""
+        return bytes(self._rest)
+
     # --- everything but mutations ---------------------------------------------------------------
 
     def _complete_rest(self, data: bytes, events: list[Event]) -> int:
@@ -247,8 +253,14 @@ class Decoder:
         if frame.status != Status.SUCCESS:
             del self.inlets[frame.opaque]
             return frame
-        inlet.accept(self.log(frame, inlet.vbucket))
+        inlet.accept(self.log(frame, inlet.vbucket), self._term(frame, inlet.vbucket))
         return Accepted(inlet, frame)
+
+    def _term(self, frame: ResponseFrame, vbucket: int) -> int:
+        try:
+            return decode_term(frame.extras)
+        except RemoteProtocolError as error:
+            raise self._nonsense(f"vBucket {vbucket}: {error}") from None
 
     def log(self, frame: ResponseFrame, vbucket: int) -> tuple[FailoverEntry, ...]:
         """Read the failover log in an answer; raises `ProducerError`."""

@@ -20,8 +20,6 @@ from uprmc.protocol.binary import GET_REPLY_EXTRAS
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import (
     GET_META_REPLY_EXTRAS,
-    VBUCKET_SEQNO,
-    VBUCKET_SEQNOS_EXTRAS,
 )
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.replication import (
@@ -115,9 +113,7 @@ def _document(key: bytes, body: ResponseFrame, meta: ResponseFrame) -> Document:
 
 
 def _high_seqno(session: NodeSession, vbucket: int) -> Task:
-    extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
-    (answer,) = yield Ask([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
-    seqnos = dict(VBUCKET_SEQNO.iter_unpack(answer.value)) if not answer.status else {}
+    seqnos: dict[int, int] = yield from session.high_seqnos(VBucketState.ACTIVE)
     if vbucket not in seqnos:
         raise NotNow(f"vBucket {vbucket} is not active at {session.place}")
     return seqnos[vbucket]

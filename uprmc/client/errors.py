@@ -6,9 +6,13 @@ raises what dialling again does not help.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from uprmc.consume.ranges import named
 from uprmc.errors import UprmcError
+
+#: An error lists so many reasons.
+_REASONS_MAX = 5
 
 
 class ClientError(UprmcError):
@@ -43,18 +47,43 @@ class OpenRefused(NodeUnavailable):
 
 
 class NotActive(NodeUnavailable):
-    """A vBucket that was asked for is active at none of the nodes, and all of them answer."""
+    """vBuckets that were asked for can be had from none of the nodes.
+
+    Attributes:
+        vbuckets: which.
+    """
+
+    def __init__(self, text: str, vbuckets: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.vbuckets = tuple(vbuckets)
 
 
-def not_active(vbuckets: Sequence[int], places: Sequence[str]) -> NotActive:
-    """Return what says so of one or several."""
-    several = len(vbuckets) > 1
-    numbers = ", ".join(map(str, vbuckets[:10])) + (", ..." if len(vbuckets) > 10 else "")
-    return NotActive(
-        f"vBucket{'s' * several} {numbers} {'are' if several else 'is'} active at none of "
-        f"{', '.join(places)}: name the node that has {'them' if several else 'it'}, or leave "
-        f"{'them' if several else 'it'} out"
-    )
+def not_active(
+    nowhere: Sequence[int], refused: Mapping[int, str], places: Sequence[str], silent: Sequence[str]
+) -> NotActive:
+    """Return what says so.
+
+    Args:
+        nowhere: vBuckets that no node has active.
+        refused: those that some node has, and why it is not used or what it answered.
+        places: HOST:PORT of the nodes that were asked.
+        silent: why nodes did not answer.
+    """
+    words = []
+    if nowhere or not refused:
+        several = len(nowhere) != 1
+        it = "them" if several else "it"
+        words.append(
+            f"{named(nowhere)} {'are' if several else 'is'} active at none of {', '.join(places)}: "
+            f"name the node that has {it}, or leave {it} out"
+        )
+    if refused:
+        reasons = list(dict.fromkeys(refused.values()))
+        words.append(f"{named(refused)} cannot be streamed: {reasons[0]}")
+        words += reasons[1:_REASONS_MAX]
+        if len(reasons) > _REASONS_MAX:
+            words.append(f"and {len(reasons) - _REASONS_MAX} reasons more")
+    return NotActive("; ".join([*words, *silent]), sorted([*nowhere, *refused]))
 
 
 class ProducerError(ClientError):

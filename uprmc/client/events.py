@@ -28,12 +28,13 @@ class Inlet:
         start: where that snapshot begins.
         resumed: the stream was asked to go on inside of a snapshot that it has not announced yet.
         log: the producer's failover log, once it has accepted.
+        term: the term that came with it, 0 = the producer knows none.
         uuid: the newest history, which begins after `branch_at`.
         dropped: nothing of it is wanted any more.
     """
 
     __slots__ = ("branch_at", "dropped", "high", "log", "low", "opaque", "resumed", "seqno",
-                 "start", "uuid", "vbucket")  # fmt: skip
+                 "start", "term", "uuid", "vbucket")  # fmt: skip
 
     def __init__(self, vbucket: int, opaque: int, seqno: int, snapshot: SnapshotRange) -> None:
         self.vbucket = vbucket
@@ -44,13 +45,13 @@ class Inlet:
         self.high = snapshot.end
         self.resumed = seqno < snapshot.end
         self.log: tuple[FailoverEntry, ...] = ()
-        self.uuid = 0
+        self.uuid = self.term = 0
         self.branch_at = 0
         self.dropped = False
 
-    def accept(self, log: tuple[FailoverEntry, ...]) -> None:
+    def accept(self, log: tuple[FailoverEntry, ...], term: int = 0) -> None:
         """The producer has accepted the stream."""
-        self.log = log
+        self.log, self.term = log, term
         self.uuid, self.branch_at = log[0]
 
     def history_of(self, seqno: int) -> int:

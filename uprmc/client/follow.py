@@ -30,7 +30,6 @@ from uprmc.client.ledger import Ledger
 from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task, reason
 from uprmc.client.position import Place
 from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNOS_EXTRAS
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
 
@@ -39,6 +38,10 @@ OnRollback = Literal["auto", "refuse"] | Callable[[int, int, int], Literal["auto
 
 #: Rollbacks, and changes of history while documents are fetched, before we wait a little.
 _ATTEMPTS_MAX = 10
+
+
+#: Of GET_ALL_VB_SEQNOS: vBuckets in any state but dead.
+_ANY_STATE = 0
 
 
 class Follower:
@@ -86,13 +89,18 @@ class Follower:
         elif self._handler.native_rollback and place.vbucket not in self._returned:
             yield from self._return_native(place)
         self._returned.add(place.vbucket)
+        versions = True
         for _ in range(_ATTEMPTS_MAX):
             if not place.settled:
                 yield from self._settle(session, place)
-            inlet, question = session.stream_request(place.vbucket, place.asked(), flags)
+            inlet, question = session.stream_request(
+                place.vbucket, place.asked(), flags, versions=versions
+            )
             opening(inlet)
             (answer,) = yield Ask([question])
-            if answer.status == Status.ROLLBACK:
+            if answer.status == Status.INVALID_ARGUMENTS and versions and question.value:
+                versions = False  # the node's upr.known_versions may be lower than what we name
+            elif answer.status == Status.ROLLBACK:
                 yield from self._told_to_go_back(session, place, answer)
             elif answer.status != Status.SUCCESS:
                 raise NotNow(
@@ -113,13 +121,8 @@ class Follower:
 
     def _begin_now(self, session: NodeSession, place: Place) -> Task:
         """Take the node's present as the place, or a seqno of its newest history."""
-        extras = VBUCKET_SEQNOS_EXTRAS.pack(0)
         log = yield from self._log(session, place)
-        (answer,) = yield Ask([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
-        try:
-            seqnos = dict(VBUCKET_SEQNO.iter_unpack(answer.value)) if not answer.status else {}
-        except struct.error:
-            raise self._nonsense(session, place, "a torn list of seqnos") from None
+        seqnos = yield from session.high_seqnos(_ANY_STATE)
         if place.vbucket not in seqnos:
             raise NotNow(f"vBucket {place.vbucket} is not at {session.place}")
         seqno = seqnos[place.vbucket] if place.begin_at is None else place.begin_at

@@ -49,6 +49,7 @@ class Intake:
         if route.inlet is not inlet:
             inlet.dropped = True
         elif route.place.adopt(inlet.log):
+            route.place.term = max(route.place.term, inlet.term)
             self._ledger.adopted(route.place)
         else:
             inlet.dropped = True

@@ -1,30 +1,45 @@
 """Which node has which vBucket: asked of the nodes themselves, a connection to each kept open.
 
 Every node tells the vBuckets that it has active, the cluster map how many there are in all and
-which other nodes. After a failover the old active may come back and believe in itself: of two that
-claim a vBucket, the one that has been through more branches of history is followed.
+which other nodes. After a failover the old active may come back and believe in itself:
+`consume.placement` says which of two is followed. Nobody is followed before all were asked, and a
+connection that was kept open and fails is no silent node: it is dialled once more.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from zlib import crc32
 
 from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.consume.cluster_map import parsed_map
+from uprmc.consume.placement import Choice, Claim, Log, chosen
 from uprmc.errors import NotMyVBucket, RemoteProtocolError, UprmcError
 from uprmc.model import VBucketState
 from uprmc.places import of_cluster_map
-from uprmc.protocol.binary import encode_hello
-from uprmc.protocol.header import RequestFrame
-from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
+from uprmc.protocol.binary import decode_hello, encode_hello
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.management import (
+    VBUCKET_SEQNOS_EXTRAS,
+    decode_vbucket_seqno_terms,
+    decode_vbucket_seqnos,
+)
 from uprmc.protocol.opcodes import Feature, Opcode
 from uprmc.protocol.upr import decode_failover_log
 
 #: More nodes are not believed in.
 NODES_MAX = 64
 
-_FEATURES = (Feature.JSON, Feature.DATATYPE, Feature.XERROR, Feature.MUTATION_SEQNO)
+_FEATURES = (
+    Feature.JSON,
+    Feature.DATATYPE,
+    Feature.XERROR,
+    Feature.MUTATION_SEQNO,
+    Feature.TERMS,
+)
+
+#: By vBucket, the term of each that a node has active.
+_Terms = dict[int, int]
 
 
 class KvMap:
@@ -40,7 +55,9 @@ class KvMap:
         self.vbuckets = vbuckets
         self._timeout_s = timeout_s
         self._connections: dict[str, NodeConnection] = {}
-        self._owners: dict[int, str] = {}
+        self._choices: dict[int, Choice] = {}
+        self._known_terms: dict[int, int] = {}
+        self._with_terms: set[NodeConnection] = set()
         self._silent: dict[str, NodeError] = {}
 
     def vbucket_of(self, key: bytes) -> int:
@@ -49,10 +66,14 @@ class KvMap:
 
     def connection(self, vbucket: int) -> NodeConnection | None:
         """Return the connection to the node that has the vBucket, ``None`` if none has."""
-        return self._connections.get(self._owners.get(vbucket, ""))
+        choice = self._choices.get(vbucket)
+        return None if choice is None else self._connections.get(choice.place)
 
     def why_absent(self, vbucket: int) -> UprmcError:
         """Return what to say of a vBucket that no connection leads to."""
+        choice = self._choices.get(vbucket)
+        if choice is not None and choice.why:
+            return NotMyVBucket("; ".join([choice.why, *map(str, self._silent.values())]))
         if self._silent:
             reasons = "; ".join(map(str, self._silent.values()))
             return NodeError(f"vBucket {vbucket} is active on no node that answers: {reasons}")
@@ -61,6 +82,7 @@ class KvMap:
     def drop(self, connection: NodeConnection) -> None:
         """Hang up on a node; `refresh` dials it again."""
         connection.close()
+        self._with_terms.discard(connection)
         self._connections.pop(connection.place, None)
 
     def close(self) -> None:
@@ -77,40 +99,53 @@ class KvMap:
             NodeError: no node answers, or they do not make one bucket.
         """
         try:
-            self._owners = self._settled(self._asked())
+            self._choose(self._asked())
         except NodeError:
             raise
         except BaseException:
             self.close()  # an answer is still on its way
             raise
 
-    def _asked(self) -> dict[str, dict[int, int]]:
-        """Return the high seqnos of what each node has active."""
-        seqnos: dict[str, dict[int, int]] = {}
+    def _asked(self) -> dict[str, _Terms]:
+        """Return what each node has active."""
+        told: dict[str, _Terms] = {}
         self._silent = {}
         for place in self.places:  # grows with what the first ones tell
             try:
-                connection = self._dialled(place)
-                self._learn(place, connection)
-                seqnos[place] = _active(connection)
+                told[place] = self._told_by(place)
             except _Disagreement:
                 raise
             except NodeError as error:
                 self._silent[place] = error
-                if place in self._connections:
-                    self.drop(self._connections[place])
-        if not seqnos:
+        if not told:
             raise NodeError("; ".join(map(str, self._silent.values())))
         if not self.vbuckets:
             raise NodeError("no node tells how many vBuckets it has: say so with `vbuckets`")
-        return seqnos
+        return told
+
+    def _told_by(self, place: str) -> _Terms:
+        """Ask a node; one whose connection was kept open gets another if that one fails."""
+        kept = place in self._connections
+        try:
+            connection = self._dialled(place)
+            self._learn(place, connection)
+            return _active(connection, terms=connection in self._with_terms)
+        except _Disagreement:
+            raise
+        except NodeError:
+            if place in self._connections:
+                self.drop(self._connections[place])
+            if not kept:
+                raise
+        return self._told_by(place)
 
     def _dialled(self, place: str) -> NodeConnection:
         connection = self._connections.get(place)
         if connection is None:
             connection = self._connections[place] = NodeConnection(place, self._timeout_s)
             hello = RequestFrame(Opcode.HELLO, key=b"uprmc kv", value=encode_hello(_FEATURES))
-            connection.ask(hello)  # old nodes refuse it
+            if _grants_terms(connection.ask(hello)):
+                self._with_terms.add(connection)
         return connection
 
     def _learn(self, place: str, connection: NodeConnection) -> None:
@@ -119,55 +154,68 @@ class KvMap:
         if answer.status:
             return
         try:
-            servers = json.loads(answer.value)["vBucketServerMap"]
-            count, others = (
-                len(servers["vBucketMap"]),
-                [str(each) for each in servers["serverList"]],
-            )
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise NodeError(f"the node at {place} has a map that makes no sense: {error}") from None
+            count, others, terms = parsed_map(answer.value)
+        except ValueError as error:
+            raise NodeError(f"the node at {place} has {error}") from None
         self.vbuckets = self.vbuckets or count
         if count != self.vbuckets:
             raise _Disagreement(
                 f"the node at {place} has {count} vBuckets, not {self.vbuckets}: it belongs to "
                 "another bucket; leave it out"
             )
-        for found in of_cluster_map(others, place):
-            if found not in self.places and len(self.places) < NODES_MAX:
-                self.places.append(found)
+        self._heard_of(dict(enumerate(terms)))
+        for other in of_cluster_map(others, place):
+            if other not in self.places and len(self.places) < NODES_MAX:
+                self.places.append(other)
 
-    def _settled(self, seqnos: dict[str, dict[int, int]]) -> dict[int, str]:
-        claims: dict[int, list[str]] = {}
-        for place, active in seqnos.items():
-            for vbucket in active:
-                claims.setdefault(vbucket, []).append(place)
-        return {
-            vbucket: places[0]
-            if len(places) == 1
-            else max(places, key=self._authority(vbucket, seqnos))
-            for vbucket, places in claims.items()
-        }
+    # --- who is right ---------------------------------------------------------------------------
 
-    def _authority(
-        self, vbucket: int, seqnos: dict[str, dict[int, int]]
-    ) -> Callable[[str], tuple[int, int]]:
-        def authority(place: str) -> tuple[int, int]:
-            asked = RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=vbucket)
-            try:
-                answer = self._connections[place].ask(asked)
-                branches = 0 if answer.status else len(decode_failover_log(answer.value))
-            except (NodeError, RemoteProtocolError):
-                return 0, 0
-            return branches, seqnos[place][vbucket]
+    def _heard_of(self, terms: _Terms) -> None:
+        known = self._known_terms
+        for vbucket, term in terms.items():
+            if term > known.get(vbucket, 0):
+                known[vbucket] = term
 
-        return authority
+    def _choose(self, told: dict[str, _Terms]) -> None:
+        claims: dict[int, list[Claim]] = {}
+        for place, terms in told.items():
+            self._heard_of(terms)
+            for vbucket, term in terms.items():
+                claims.setdefault(vbucket, []).append(Claim(place, term))
+        self._choices = {vbucket: self._choice(vbucket, each) for vbucket, each in claims.items()}
+
+    def _choice(self, vbucket: int, claims: list[Claim]) -> Choice:
+        known = self._known_terms.get(vbucket, 0)
+        choice = chosen(vbucket, claims, known)
+        if choice.undecided:
+            logs = {place: self._log(place, vbucket) for place in choice.undecided}
+            claims = [claim._replace(log=logs.get(claim.place, ())) for claim in claims]
+            choice = chosen(vbucket, claims, known)
+        return choice
+
+    def _log(self, place: str, vbucket: int) -> Log:
+        """Return the failover log of a vBucket at a node, empty if it does not tell."""
+        asked = RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=vbucket)
+        try:
+            answer = self._dialled(place).ask(asked)
+            return () if answer.status else decode_failover_log(answer.value)
+        except (NodeError, RemoteProtocolError):
+            return ()
 
 
 class _Disagreement(NodeError):
     """A node that is not of this bucket."""
 
 
-def _active(connection: NodeConnection) -> dict[int, int]:
+def _grants_terms(answer: ResponseFrame) -> bool:
+    """Return whether a node speaks of terms; old ones refuse HELLO."""
+    try:
+        return not answer.status and Feature.TERMS in decode_hello(answer.value)
+    except RemoteProtocolError:
+        return False
+
+
+def _active(connection: NodeConnection, *, terms: bool) -> _Terms:
     extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
     answer = connection.ask(RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras))
     if answer.status:
@@ -175,6 +223,8 @@ def _active(connection: NodeConnection) -> dict[int, int]:
             f"the node at {connection.place} does not tell its vBuckets: {reason(answer)}"
         )
     try:
-        return dict(decode_vbucket_seqnos(answer.value))
+        if terms:
+            return {number: term for number, _, term in decode_vbucket_seqno_terms(answer.value)}
+        return {number: 0 for number, _ in decode_vbucket_seqnos(answer.value)}
     except RemoteProtocolError as error:
         raise NodeError(f"the node at {connection.place} sent nonsense: {error}") from None

@@ -45,4 +45,5 @@ def _vbucket(route: Route, follower: Follower, now: float) -> VBucketMetrics:
         follower.restarts.get(vbucket, 0),
         follower.undone.get(vbucket, 0),
         route.items,
+        route.refusal,
     )

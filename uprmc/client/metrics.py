@@ -20,6 +20,8 @@ class VBucketMetrics(NamedTuple):
         restarts: times that we began anew from zero.
         undone: keys whose changes were undone.
         items: changes that were handed over.
+        refusal: why it is not streamed, in the words of the node that refuses, ``""`` = it is, or
+            nobody has refused.
     """
 
     node: str
@@ -33,6 +35,7 @@ class VBucketMetrics(NamedTuple):
     restarts: int
     undone: int
     items: int
+    refusal: str = ""
 
 
 class NodeMetrics(NamedTuple):

@@ -10,22 +10,29 @@ Source: ``docs/streams.md``, how to write a consumer; UPR reference 2, 4.6, 4.7.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from uprmc.client.ahead import KEEP_ALIVES, Ahead
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.events import Event, Inlet
 from uprmc.client.position import Asked, FailoverLog
+from uprmc.consume.cluster_map import ClusterMap, parsed_map
+from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.places import of_cluster_map
-from uprmc.protocol.binary import encode_hello
+from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNOS_EXTRAS
+from uprmc.protocol.management import (
+    VBUCKET_SEQNO,
+    VBUCKET_SEQNO_TERM,
+    VBUCKET_SEQNOS_EXTRAS,
+)
 from uprmc.protocol.opcodes import STATUS_TEXT, Feature, Opcode, OpenFlag
 from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, OPEN_EXTRAS, StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
@@ -36,6 +43,9 @@ PIPELINE_MAX = 256
 #: Keep-alives may be so late, as a multiple of the interval and in seconds, before we hang up.
 _SILENCE_INTERVALS = 2.0
 _SILENCE_SLACK_S = 2.0
+
+#: Of what flow control does not count there is little.
+_AHEAD_SLACK_BYTES = 64 * 1024
 
 #: Half of the buffer is acknowledged at a time; the node goes on with the other half meanwhile.
 _ACK_PARTS = 2
@@ -77,11 +87,15 @@ class NodeSession:
         open: the handshake is done.
         error: why the connection cannot go on; whoever owns the socket closes it.
         granted: CONTROL keys that the node accepted.
+        knows_terms: the node tells the terms of vBuckets.
         active: vBuckets that are active there, with their high seqnos, as of the last poll.
         replicas: the same of replicas, if they are wanted.
-        logs: failover logs of those that another node claims, too.
+        terms: of these, each one's term; 0 = the node knows none.
+        logs: failover logs of those that another node claims with the same term.
         polls: how often `poll` was answered.
-        servers: other nodes that its cluster map names.
+        map: its cluster map, ``None`` = it has none that makes sense.
+        numbers: vBuckets that it has in whatever state, if there is no map.
+        decoded: what was received last is decoded: what comes next may be heard ahead.
         items: changes received; with `bytes_received` they tell the size of one.
         has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.
     """
@@ -100,13 +114,17 @@ class NodeSession:
         self.open = False
         self.error: ClientError | None = None
         self.granted: set[str] = set()
+        self.knows_terms = False
         self.active: dict[int, int] = {}
         self.replicas: dict[int, int] = {}
+        self.terms: dict[int, int] = {}
         self.logs: dict[int, FailoverLog] = {}
         self.polls = 0
         self.poll_at = 0.0
         self.polling = False
-        self.servers: list[str] = []
+        self.map: ClusterMap | None = None
+        self.numbers: frozenset[int] = frozenset()
+        self.decoded = True
         self.items = 0
         self.bytes_received = 0
         self.has_versions: bool | None = None
@@ -119,6 +137,8 @@ class NodeSession:
         self._asked: dict[int, tuple[Ask, int, int]] = {}
         self._unacked_bytes = 0
         self._to_send: list[bytes] = []
+        self._ahead: Ahead | None = None
+        self._answered = 0
         self._heard_at: float | None = None
 
     # --- bytes ----------------------------------------------------------------------------------
@@ -129,13 +149,42 @@ class NodeSession:
         Raises:
             ProducerError, NotANode: see `decoder`.
         """
+        self.decoded = False
         self._heard_at = now
         self.bytes_received += len(data)
         events = self.decoder.feed(data)
         for event in events:
-            if type(event) is RequestFrame and event.opcode in (Opcode.UPR_NOOP, Opcode.NOOP):
-                self._to_send.append(ResponseFrame(event.opcode, opaque=event.opaque).encode())
+            if type(event) is RequestFrame and event.opcode in KEEP_ALIVES:
+                if self._answered:
+                    self._answered -= 1
+                else:
+                    self._to_send.append(ResponseFrame(event.opcode, opaque=event.opaque).encode())
+        self._taken_of_ahead(len(data))
+        self.decoded = True
         return events
+
+    @property
+    def room_ahead(self) -> int:
+        """How many bytes may be read while a handler works: the node is not further ahead."""
+        waiting = self._ahead.size if self._ahead is not None else 0
+        return max(0, self._buffer_bytes + _AHEAD_SLACK_BYTES - waiting) if self._flows else 0
+
+    def hear_ahead(self, data: bytes) -> bytes:
+        """Return the answers to keep-alives in bytes that `receive` is given later.
+
+        It must be told all bytes behind those that were received; not while `receive` runs.
+        """
+        if self._ahead is None:
+            self._ahead = Ahead(self.decoder.begun)
+        answers = self._ahead.take(data)
+        self._answered += len(answers)
+        return b"".join(answers)
+
+    def _taken_of_ahead(self, size: int) -> None:
+        if self._ahead is not None:
+            self._ahead.size -= size
+            if self._ahead.size <= 0:
+                self._ahead = None
 
     def dealt_with(self) -> None:
         """Acknowledge what was received: it was handed over."""
@@ -164,6 +213,11 @@ class NodeSession:
         known = not self.open or {"enable_noop", "set_noop_interval"} <= self.granted
         if known and now - self._heard_at > limit_s and self.error is None:
             self.error = ConnectionLost(f"the node at {self.place} is silent for {limit_s:g} s")
+
+    def was_not_listened_to(self, seconds: float) -> None:
+        """Do not count this time as the node's silence: a handler worked, or the process stood."""
+        if self._heard_at is not None:
+            self._heard_at += seconds
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -217,7 +271,7 @@ class NodeSession:
         flags = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
         if not self._wants_values:
             flags |= OpenFlag.NO_VALUE
-        hello = encode_hello([Feature.JSON, Feature.XERROR])
+        hello = encode_hello([Feature.JSON, Feature.XERROR, Feature.TERMS])
         extras = OPEN_EXTRAS.pack(0, flags)
         controls = self._controls()
         answers = yield Ask(
@@ -231,7 +285,7 @@ class NodeSession:
                 RequestFrame(Opcode.GET_CLUSTER_CONFIG),
             ]
         )
-        _, opened, *granted, cluster_map = answers
+        greeted, opened, *granted, cluster_map = answers
         if opened.status:
             raise OpenRefused(
                 f"the node at {self.place} refuses to open a stream connection: {reason(opened)}; "
@@ -239,7 +293,9 @@ class NodeSession:
             )
         pairs = zip(controls, granted, strict=True)
         self.granted = {key for key, answer in pairs if not answer.status}
-        self.servers = _servers(cluster_map, self.place)
+        self.knows_terms = _grants_terms(greeted)
+        with suppress(ValueError):  # an operator may set any JSON object as map
+            self.map = parsed_map(cluster_map.value)
         self.open = True
         yield from self.poll(())
 
@@ -257,36 +313,36 @@ class NodeSession:
             "uprmc_leases": "true",
         }
 
+    @property
+    def servers(self) -> Sequence[str]:
+        """The nodes that its cluster map names, if that names several."""
+        found = of_cluster_map(self.map.servers, self.place) if self.map is not None else []
+        return found if len(found) > 1 else []
+
     def poll(self, disputed: Sequence[int]) -> Task:
         """Ask which vBuckets are active, how far they are, and the history of disputed ones."""
-        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+        active = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+        any_state = [RequestFrame(Opcode.GET_ALL_VB_SEQNOS)] if self.map is None else []
         logs = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in disputed]
         seqnos, *histories = yield Ask(
-            [RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras), *logs]
+            [RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=active), *any_state, *logs]
         )
         if not seqnos.status:
-            try:
-                self.active = dict(VBUCKET_SEQNO.iter_unpack(seqnos.value))
-            except struct.error:
-                raise ProducerError(
-                    f"the node at {self.place} sent a torn list of seqnos"
-                ) from None
+            rows = self.rows(seqnos)
+            self.active = {number: seqno for number, seqno, _ in rows}
+            self.terms = {number: term for number, _, term in rows}
             self.polls += 1
+        if any_state:
+            numbers = histories.pop(0)
+            rows = [] if numbers.status else self.rows(numbers)
+            self.numbers = frozenset(number for number, _, _ in rows)
         self.logs = {
             number: self.decoder.log(answer, number)
             for number, answer in zip(disputed, histories, strict=True)
             if not answer.status
         }
         if self._wants_replicas:
-            self.replicas = yield from self._seqnos_of_replicas()
-
-    def _seqnos_of_replicas(self) -> Task:
-        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.REPLICA)
-        (answer,) = yield Ask([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
-        try:
-            return dict(VBUCKET_SEQNO.iter_unpack(answer.value)) if not answer.status else {}
-        except struct.error:
-            raise ProducerError(f"the node at {self.place} sent a torn list of seqnos") from None
+            self.replicas = yield from self.high_seqnos(VBucketState.REPLICA)
 
     def has(self, vbucket: int) -> bool:
         """Return whether a vBucket can be streamed from there."""
@@ -297,18 +353,42 @@ class NodeSession:
         self.active.pop(vbucket, None)
         self.replicas.pop(vbucket, None)
 
+    def high_seqnos(self, state: int) -> Task:
+        """Return how far each vBucket is that is in this state, ``{}`` if the node does not say."""
+        extras = VBUCKET_SEQNOS_EXTRAS.pack(state)
+        (answer,) = yield Ask([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
+        rows = [] if answer.status else self.rows(answer)
+        return {number: seqno for number, seqno, _ in rows}
+
+    def rows(self, answer: ResponseFrame) -> list[tuple[int, int, int]]:
+        """Return (vBucket, seqno, term) of a list of seqnos; raises `ProducerError`."""
+        try:
+            if self.knows_terms:
+                return list(VBUCKET_SEQNO_TERM.iter_unpack(answer.value))
+            return [(*row, 0) for row in VBUCKET_SEQNO.iter_unpack(answer.value)]
+        except struct.error:
+            raise ProducerError(f"the node at {self.place} sent a torn list of seqnos") from None
+
     # --- streams --------------------------------------------------------------------------------
 
     def stream_request(
-        self, vbucket: int, asked: Asked, flags: int, *, lease: int = 0
+        self, vbucket: int, asked: Asked, flags: int, *, lease: int = 0, versions: bool = True
     ) -> tuple[Inlet, RequestFrame]:
-        """Return a stream that is to be asked for, and the question."""
+        """Return a stream that is to be asked for, and the question.
+
+        Args:
+            vbucket: whose.
+            asked: from where.
+            flags: of the stream request.
+            lease: what to read from, 0 = the present.
+            versions: whether to name all histories that are known; a node may have a limit.
+        """
         inlet = Inlet(vbucket, self.decoder.next_opaque(), asked.seqno, asked.snapshot)
         self.decoder.inlets[inlet.opaque] = inlet
-        options = StreamOptions(lease=lease)
+        options = StreamOptions(lease=lease, term=asked.term if self.knows_terms else 0)
         uuid = asked.uuid
-        if "uprmc_versions" in self.granted and asked.known_versions:
-            options = StreamOptions(asked.known_versions)
+        if versions and "uprmc_versions" in self.granted and asked.known_versions:
+            options = options._replace(known_versions=asked.known_versions)
             uuid = asked.known_versions[0].uuid
         request = StreamRequest(flags, asked.seqno, SEQNO_MAX, uuid, *asked.snapshot)
         frame = RequestFrame(
@@ -334,11 +414,9 @@ def reason(answer: ResponseFrame) -> str:
     return text or f"status {answer.status:#06x}"
 
 
-def _servers(answer: ResponseFrame, place: str) -> list[str]:
-    """Return the nodes that a cluster map of several names, as HOST:PORT; none if it is torn."""
+def _grants_terms(answer: ResponseFrame) -> bool:
+    """Return whether a node speaks of terms; old ones refuse HELLO."""
     try:
-        found = json.loads(answer.value)["vBucketServerMap"]["serverList"] if answer.value else []
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return []
-    named = of_cluster_map((text for text in found if isinstance(text, str)), place)
-    return named if len(named) > 1 else []
+        return not answer.status and Feature.TERMS in decode_hello(answer.value)
+    except RemoteProtocolError:
+        return False

@@ -14,13 +14,17 @@ from collections.abc import Iterable, Sequence
 from uprmc import places
 from uprmc.client.errors import ClientError, MisuseError, NodeUnreachable
 from uprmc.client.node_session import NodeSession
-from uprmc.client.position import FailoverLog, Place
+from uprmc.client.position import Place
+from uprmc.consume.placement import Choice, Claim, chosen
 
 DELAY_MIN_S = 0.1
 DELAY_MAX_S = 5.0
 
 #: A connection that lived so long was a good one.
 _GOOD_S = 10.0
+
+#: A node that has not told what it has so long after it was connected counts as failed meanwhile.
+_TELL_S = 5.0
 
 #: More nodes than this are not learnt from cluster maps.
 NODES_MAX = 256
@@ -62,29 +66,62 @@ class Node:
         dialling: somebody is about to connect.
         error: why the last connection ended or did not come about.
         polled: it has once told what it has.
+        failed: it cannot tell what it has at present: it could not be reached, or two connections
+            in a row ended before it told. One that was kept open and ended is the first of these.
+        asked_at: when the last attempt to connect, or to hear what it has, began.
+        told_at: when that began by which it told what it has, or failed: what it says is no older.
+        since: when the connection was made.
     """
 
-    __slots__ = ("_since", "backoff", "dialling", "error", "place", "polled", "session")
+    __slots__ = ("_endings", "asked_at", "backoff", "dialling", "error", "failed", "place",
+                 "polled", "session", "since", "told_at")  # fmt: skip
 
     def __init__(self, place: str) -> None:
         self.place = place
         self.session: NodeSession | None = None
         self.dialling = False
         self.error: ClientError | None = None
-        self.polled = False
+        self.polled = self.failed = False
         self.backoff = Backoff()
-        self._since = 0.0
+        self.since = self.asked_at = self.told_at = 0.0
+        self._endings = 0
 
     def connected(self, session: NodeSession, now: float) -> None:
         """There is a connection."""
-        self.session, self.dialling, self._since = session, False, now
+        self.session, self.dialling, self.since = session, False, now
 
     def lost(self, error: ClientError, now: float, jitter: float) -> None:
         """There is none any more, or none came about."""
-        if self.session is not None and now - self._since > _GOOD_S:
+        session = self.session
+        if session is not None and now - self.since > _GOOD_S:
             self.backoff.good()
+        self._endings = 1 if session is not None and session.polls else self._endings + 1
+        self.failed = session is None or self._endings > 1
+        self.told_at = self.asked_at
         self.session, self.dialling, self.error = None, False, error
         self.backoff.failed(now, jitter)
+
+    def look(self, now: float) -> None:
+        """Learn the time."""
+        if self.session is not None and not self.session.polls and now - self.since > _TELL_S:
+            self.failed, self.told_at = True, now
+
+    def told(self, *, failed: bool) -> None:
+        """It has answered what it has, or that it does not say."""
+        self.polled = self.polled or not failed
+        self.failed, self.told_at = failed, self.asked_at
+
+    def hasten(self, now: float) -> None:
+        """Ask it soon: what it said is too old."""
+        if self.session is not None:
+            self.session.poll_at = min(self.session.poll_at, now)
+        else:
+            self.backoff.at = min(self.backoff.at, now + DELAY_MIN_S)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has told what it has, or has failed."""
+        return self.failed or (self.session is not None and bool(self.session.polls))
 
 
 class Nodes:
@@ -125,7 +162,7 @@ class Nodes:
             if node.session is None and not node.dialling and node.backoff.at <= now
         ]
         for node in found:
-            node.dialling = True
+            node.dialling, node.asked_at = True, now
         return [node.place for node in found]
 
     def never_reached(self) -> ClientError | None:
@@ -136,33 +173,66 @@ class Nodes:
         return errors[-1] if errors else NodeUnreachable("no node has answered yet")
 
     def all_asked(self) -> bool:
-        """Return whether every node has told what it has, or is given up for now."""
-        return all(node.polled or node.backoff.attempts > 1 for node in self._nodes.values())
+        """Return whether every node has told what it has, or has failed."""
+        return all(node.settled for node in self._nodes.values())
+
+    def asked_since(self, moment: float, now: float) -> bool:
+        """Return whether every node has told or failed since a moment; the others are hastened."""
+        late = [n for n in self._nodes.values() if not n.settled or n.told_at < moment]
+        for node in late:
+            node.hasten(now)
+        return not late
+
+    def why_silent(self) -> list[str]:
+        """Return why nodes do not tell what they have."""
+        return [
+            str(node.error)
+            for node in self._nodes.values()
+            if node.error is not None and not (node.session is not None and node.session.open)
+        ]
 
     # --- who has a vBucket ----------------------------------------------------------------------
 
+    def numbers(self) -> frozenset[int]:
+        """Return the vBuckets of the bucket: those of the cluster map, else all that nodes have."""
+        found: frozenset[int] = frozenset()
+        for session in self.sessions():
+            if session.map is not None:
+                found |= frozenset(range(session.map.vbuckets))
+            else:
+                found |= session.numbers | session.active.keys()
+        return found
+
     def disputed(self) -> set[int]:
-        """Return the vBuckets that two nodes say they have."""
-        seen: set[int] = set()
+        """Return the vBuckets that two nodes say they have, with the same term."""
+        seen: dict[int, int] = {}
         twice: set[int] = set()
         for session in self.sessions():
-            twice |= seen & session.active.keys()
-            seen |= session.active.keys()
+            for vbucket in session.active:
+                term = session.terms.get(vbucket, 0)
+                highest = seen.get(vbucket, -1)
+                if term > highest:
+                    seen[vbucket] = term
+                    twice.discard(vbucket)
+                elif term == highest:
+                    twice.add(vbucket)
         return twice
 
-    def owner(self, place: Place) -> NodeSession | None:
-        """Return the node to stream a vBucket from; ``None`` = nobody has it, or not known yet.
+    def choice(self, place: Place) -> Choice:
+        """Return which node to stream a vBucket from; it means something once `all_asked`."""
+        vbucket, known, claims = place.vbucket, place.term, []
+        for session in self.sessions():
+            if vbucket in session.active:
+                log = session.logs.get(vbucket, ())
+                claims.append(Claim(session.place, session.terms.get(vbucket, 0), log))
+            if session.map is not None:
+                known = max(known, session.map.term(vbucket))
+        return chosen(vbucket, claims, known)
 
-        Of two that claim it, an old active that nobody told about its successor has the shorter
-        failover log: the better one knows our history and has been through more.
-        """
-        vbucket = place.vbucket
-        found = [session for session in self.sessions() if vbucket in session.active]
-        if len(found) < 2:
-            return found[0] if found else None
-        if any(vbucket not in session.logs for session in found):
-            return None
-        return max(found, key=lambda session: rank(session.logs[vbucket], place.log))
+    def session_at(self, place: str) -> NodeSession | None:
+        """Return the connection to a node, ``None`` if there is none, or no such node."""
+        node = self._nodes.get(place)
+        return None if node is None else node.session
 
     def replica(self, vbucket: int) -> NodeSession | None:
         """Return the node with the newest replica of a vBucket that is active at none."""
@@ -170,13 +240,6 @@ class Nodes:
             return None
         found = [session for session in self.sessions() if vbucket in session.replicas]
         return max(found, key=lambda session: session.replicas[vbucket], default=None)
-
-
-def rank(log: FailoverLog, ours: FailoverLog) -> tuple[int, int]:
-    """Return how good a node's history is for us; greater is better."""
-    theirs = {entry.uuid for entry in log}
-    newest = next((at for at, entry in enumerate(ours) if entry.uuid in theirs), len(ours))
-    return (-newest, len(log))
 
 
 def check_place(place: str) -> str:

@@ -54,6 +54,7 @@ class Asked(NamedTuple):
     snapshot: SnapshotRange
     uuid: int
     known_versions: FailoverLog
+    term: int = 0
 
 
 class Place:
@@ -64,6 +65,7 @@ class Place:
         end: the end of the snapshot that `seqno` lies in; `whole` when that is complete.
         log: the failover log of the history that was followed, newest first.
         purge_seqno: highest seqno of a dropped tombstone, as the node told last.
+        term: the highest that any node told.
         kept: whether the state has a row for it.
         inside: `snapshot_begin` was told and `snapshot_end` not yet.
         lost: seqnos that were undone and not told yet: first and last.
@@ -73,14 +75,15 @@ class Place:
     """
 
     __slots__ = ("_chunks", "_entries", "applied", "at_now", "begin_at", "end", "followed",
-                 "inside", "kept", "log", "lost", "purge_seqno", "ring_from", "seqno", "vbucket",
+                 "inside", "kept", "log", "lost", "purge_seqno", "ring_from", "seqno", "term",
+                 "vbucket",
                  "whole")  # fmt: skip
 
     def __init__(self, vbucket: int) -> None:
         self.vbucket = vbucket
         self.log: FailoverLog = ()
         self.seqno = self.whole = self.end = self.applied = 0
-        self.ring_from = self.purge_seqno = 0
+        self.ring_from = self.purge_seqno = self.term = 0
         self.kept = self.inside = self.at_now = False
         self.begin_at: int | None = None
         self.lost: tuple[int, int] | None = None
@@ -95,6 +98,7 @@ class Place:
         place.log = saved.log
         place.seqno, (place.whole, place.end) = saved.seqno, saved.snapshot
         place.ring_from, place.purge_seqno = saved.ring_from, saved.purge_seqno
+        place.term = saved.term
         place.applied = max(saved.seqno, ring_end)
         place.kept = True
         place.followed = saved.log[0].uuid if saved.log else 0
@@ -111,7 +115,7 @@ class Place:
         if seqno == self.whole:
             end = seqno
         snapshot = SnapshotRange(self.whole, end)
-        return Saved(seqno, snapshot, self.log, self.ring_from, self.purge_seqno)
+        return Saved(seqno, snapshot, self.log, self.ring_from, self.purge_seqno, self.term)
 
     def asked(self) -> Asked:
         """Return what to ask a node for.
@@ -125,7 +129,7 @@ class Place:
         known = tuple(entry for entry in self.log if entry.seqno <= seqno)[:VERSIONS_MAX]
         below = next((entry.uuid for entry in known if entry.seqno < seqno), 0)
         uuid = (below or known[0].uuid) if known else 0
-        return Asked(seqno, snapshot, uuid, known)
+        return Asked(seqno, snapshot, uuid, known, self.term)
 
     @property
     def position(self) -> Position:
@@ -156,7 +160,7 @@ class Place:
         The same rule as the node's, on the other side (row D14): the newest common history, the
         smaller of its two ends, and never into the middle of a snapshot.
         """
-        seqno, snapshot, _, known = self.asked()
+        seqno, snapshot, _, known, _ = self.asked()
         if not seqno:
             return None
         uuid = known[0].uuid if known else 0

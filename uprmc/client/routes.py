@@ -21,10 +21,12 @@ class Route:
         level_at: when we were last level with it.
         items: changes that were handed over.
         off_at: since when there has been no stream, if there is none.
+        lost_at: when the last stream ended, or was refused; 0 = there was none.
+        refusal: why there is none, in words, ``""`` = nobody has refused it.
     """
 
-    __slots__ = ("backoff", "done", "high_seqno", "inlet", "items", "level_at", "off_at", "place",
-                 "session", "streaming")  # fmt: skip
+    __slots__ = ("backoff", "done", "high_seqno", "inlet", "items", "level_at", "lost_at",
+                 "off_at", "place", "refusal", "session", "streaming")  # fmt: skip
 
     def __init__(self, place: Place, now: float) -> None:
         self.place = place
@@ -33,6 +35,8 @@ class Route:
         self.streaming = self.done = False
         self.backoff = Backoff()
         self.high_seqno = self.items = 0
+        self.refusal = ""
+        self.lost_at = 0.0
         self.level_at = self.off_at = now
 
     def opening(self, inlet: Inlet) -> None:
@@ -43,4 +47,5 @@ class Route:
         """There is no stream any more."""
         if self.streaming:
             self.off_at = now
+        self.lost_at = now
         self.session, self.inlet, self.streaming = None, None, False

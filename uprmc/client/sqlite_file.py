@@ -8,11 +8,12 @@ own database they stand beside the user's tables:
 
 - ``uprmc_state``: one row: version of this layout, the consumer's name, how many vBuckets, and a
   count of commits, by which two processes that use one state notice each other;
-- ``uprmc_position``: a `state.Saved` for each vBucket; ``crc`` is over the others, `log` 16 bytes
-  for each entry, newest first (uuid, seqno: little-endian u64);
+- ``uprmc_position``: a `state.Saved` for each vBucket; ``crc`` is over the others, a term of 0 left
+  out, `log` 16 bytes for each entry, newest first (uuid, seqno: little-endian u64);
 - ``uprmc_ring``: chunks as `ring_chunk` packs them, with the range of their seqnos.
 
-u64 numbers are kept as SQLite's signed ones: 2**63 and above are negative.
+u64 numbers are kept as SQLite's signed ones: 2**63 and above are negative. Version 1 of the layout
+had no term; `UPGRADE` adds it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from uprmc.client.state import StateError, StateFull, StateRefused
 #: "UPRm", so that ``file`` and SQLite's tools can tell whose it is.
 APPLICATION_ID = 0x5550526D
 
-VERSION = 1
+VERSION = 2
 
 TABLES = (
     """CREATE TABLE uprmc_state (
@@ -38,10 +39,16 @@ TABLES = (
     """CREATE TABLE uprmc_position (
         vbucket INTEGER PRIMARY KEY, seqno INTEGER NOT NULL, snapshot_start INTEGER NOT NULL,
         snapshot_end INTEGER NOT NULL, ring_from INTEGER NOT NULL, purge_seqno INTEGER NOT NULL,
-        log BLOB NOT NULL, crc INTEGER NOT NULL)""",
+        log BLOB NOT NULL, crc INTEGER NOT NULL, term INTEGER NOT NULL DEFAULT 0)""",
     """CREATE TABLE uprmc_ring (
         id INTEGER PRIMARY KEY, vbucket INTEGER NOT NULL, first INTEGER NOT NULL,
         last INTEGER NOT NULL, entries INTEGER NOT NULL, keys BLOB NOT NULL)""",
+)
+
+#: What makes a layout of version 1 one of version 2.
+UPGRADE = (
+    "ALTER TABLE uprmc_position ADD COLUMN term INTEGER NOT NULL DEFAULT 0",
+    "UPDATE uprmc_state SET version = 2",
 )
 
 _MAGIC = b"SQLite format 3\0"

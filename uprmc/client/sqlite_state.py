@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from uprmc.client.ring_chunk import pack_entries, unpack_entries
-from uprmc.client.sqlite_file import TABLES, VERSION, check_shared, open_file, told
+from uprmc.client.sqlite_file import TABLES, UPGRADE, VERSION, check_shared, open_file, told
 from uprmc.client.state import RingChunk, Saved, StateError, StateRefused
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
 
@@ -36,6 +36,7 @@ _U64 = 2**64
 _NUMBERS = struct.Struct("<6Q")
 _SIGNED_NUMBERS = struct.Struct("<6q")
 _ENTRY = struct.Struct("<QQ")
+_TERM = struct.Struct("<Q")
 
 
 class _Row(NamedTuple):
@@ -129,6 +130,10 @@ class SqliteState:
             ((version, owner, count, self._commits),) = self._select(
                 "SELECT version, name, vbuckets, commits FROM uprmc_state"
             )
+            if version == 1 and (owner, count) == (name, vbuckets):
+                for statement in UPGRADE:
+                    self._connection.execute(statement)
+                version = VERSION
         if version != VERSION:
             raise StateRefused(
                 f"state {self._place}: its layout has version {version}, this program knows "
@@ -152,7 +157,7 @@ class SqliteState:
         with told(self._place), self._reading("a position"):
             rows = self._select(
                 "SELECT vbucket, seqno, snapshot_start, snapshot_end, ring_from, purge_seqno, "
-                "log, crc FROM uprmc_position"
+                "log, crc, term FROM uprmc_position"
             )
             return {row[0]: _saved(row) for row in rows}
 
@@ -278,7 +283,7 @@ class SqliteState:
         if changes.added:
             many("INSERT INTO uprmc_ring VALUES (?, ?, ?, ?, ?, ?)", changes.added)
         many(
-            "INSERT OR REPLACE INTO uprmc_position VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO uprmc_position VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [_position_row(vbucket, position) for vbucket, position in saved.items()],
         )
 
@@ -316,21 +321,27 @@ class SqliteState:
 
 
 def _saved(row: Sequence[Any]) -> Saved:
-    *numbers, log, crc = row
+    *numbers, log, crc, term = row
     vbucket, seqno, start, end, ring_from, purge_seqno = (number % _U64 for number in numbers)
     packed = _NUMBERS.pack(vbucket, seqno, start, end, ring_from, purge_seqno) + log
-    if crc != crc32(packed):
+    if crc != crc32(packed + _packed_term(term)):
         raise ValueError("a wrong checksum")
     entries = tuple(FailoverEntry(*entry) for entry in _ENTRY.iter_unpack(log))
-    return Saved(seqno, SnapshotRange(start, end), entries, ring_from, purge_seqno)
+    return Saved(seqno, SnapshotRange(start, end), entries, ring_from, purge_seqno, term)
 
 
 def _position_row(vbucket: int, saved: Saved) -> tuple[int | bytes, ...]:
-    seqno, (start, end), log, ring_from, purge_seqno = saved
+    seqno, (start, end), log, ring_from, purge_seqno, term = saved
     numbers = (vbucket, seqno, start, end, ring_from, purge_seqno)
     packed_log = b"".join([_ENTRY.pack(*entry) for entry in log])
     packed = _NUMBERS.pack(*numbers)
-    return (*_SIGNED_NUMBERS.unpack(packed), packed_log, crc32(packed + packed_log))
+    crc = crc32(packed + packed_log + _packed_term(term))
+    return (*_SIGNED_NUMBERS.unpack(packed), packed_log, crc, term)
+
+
+def _packed_term(term: int) -> bytes:
+    """Return what a checksum covers of a term: nothing if there is none, as before terms."""
+    return _TERM.pack(term) if term else b""
 
 
 def _signed(number: int) -> int:

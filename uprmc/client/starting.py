@@ -118,6 +118,7 @@ def check_patience(core: UprCore, patience_s: float | None, waited_s: float, now
     """
     if patience_s is None:
         return
+    core.give_up_barriers(now, patience_s)
     error = core.nodes.never_reached() if waited_s > patience_s else None
     error = error or core.hopeless(now, patience_s)
     if error is not None:

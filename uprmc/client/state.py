@@ -13,7 +13,9 @@ Source: systems reference g.2, g.3; acceptance rows D13, D44, D45, D48.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from uprmc.client.errors import ClientError
@@ -41,6 +43,7 @@ class Saved(NamedTuple):
         log: the failover log, newest first.
         ring_from: every key received after this seqno is in the ring.
         purge_seqno: highest seqno of a dropped tombstone, as the node told last.
+        term: the highest of the vBucket that any node told, 0 = none did.
     """
 
     seqno: int
@@ -48,6 +51,7 @@ class Saved(NamedTuple):
     log: tuple[FailoverEntry, ...]
     ring_from: int
     purge_seqno: int = 0
+    term: int = 0
 
 
 class RingChunk(NamedTuple):
@@ -114,11 +118,11 @@ class StateStore(Protocol):
 
 
 class MemoryState:
-    """A `StateStore` that lives as long as its process."""
+    """A `StateStore` that lives as long as its process; rings are chunks by rising seqno."""
 
     def __init__(self) -> None:
         self._saved: dict[int, Saved] = {}
-        self._ring: dict[int, list[tuple[int, bytes]]] = {}
+        self._ring: dict[int, deque[Sequence[tuple[int, bytes]]]] = {}
 
     def load(self) -> dict[int, Saved]:
         """See `StateStore.load`."""
@@ -133,20 +137,26 @@ class MemoryState:
     ) -> None:
         """See `StateStore.commit`."""
         for vbucket, seqno in cuts.items():
-            self._keep(vbucket, 0, seqno)
+            self._cut(vbucket, seqno)
         for vbucket, seqno in trims.items():
-            self._keep(vbucket, seqno + 1, None)
-        for chunk in ring:
-            self._ring.setdefault(chunk.vbucket, []).extend(chunk.entries)
+            self._trim(vbucket, seqno)
+        for vbucket, entries in ring:
+            if entries:
+                self._append(vbucket, entries)
         self._saved.update(saved)
 
     def ring_after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
         """See `StateStore.ring_after`."""
-        return sorted({entry for entry in self._ring.get(vbucket, ()) if entry[0] > seqno})
+        found: set[tuple[int, bytes]] = set()
+        for chunk in reversed(self._ring.get(vbucket, ())):
+            if chunk[-1][0] <= seqno:
+                break
+            found.update(entry for entry in chunk if entry[0] > seqno)
+        return sorted(found)
 
     def ring_size(self, vbucket: int) -> int:
         """See `StateStore.ring_size`."""
-        return len(self._ring.get(vbucket, ()))
+        return sum(map(len, self._ring.get(vbucket, ())))
 
     def forget(self, vbuckets: Iterable[int]) -> None:
         """See `StateStore.forget`."""
@@ -157,8 +167,24 @@ class MemoryState:
     def close(self) -> None:
         """See `StateStore.close`: there is nothing to let go of."""
 
-    def _keep(self, vbucket: int, first: int, last: int | None) -> None:
-        entries = self._ring.get(vbucket, ())
-        self._ring[vbucket] = [
-            entry for entry in entries if first <= entry[0] and (last is None or entry[0] <= last)
-        ]
+    def _append(self, vbucket: int, entries: Sequence[tuple[int, bytes]]) -> None:
+        """Add a chunk; one that begins before the last one ends is put into its place."""
+        chunks = self._ring.setdefault(vbucket, deque())
+        overlapping = [list(entries)]
+        while chunks and chunks[-1][-1][0] >= entries[0][0]:
+            overlapping.append(list(chunks.pop()))
+        chunks.append(sorted(chain(*overlapping)) if len(overlapping) > 1 else overlapping[0])
+
+    def _trim(self, vbucket: int, seqno: int) -> None:
+        chunks = self._ring.get(vbucket, deque())
+        while chunks and chunks[0][-1][0] <= seqno:
+            chunks.popleft()
+        if chunks and chunks[0][0][0] <= seqno:
+            chunks[0] = [entry for entry in chunks[0] if entry[0] > seqno]
+
+    def _cut(self, vbucket: int, seqno: int) -> None:
+        chunks = self._ring.get(vbucket, deque())
+        while chunks and chunks[-1][0][0] > seqno:
+            chunks.pop()
+        if chunks and chunks[-1][-1][0] > seqno:
+            chunks[-1] = [entry for entry in chunks[-1] if entry[0] <= seqno]

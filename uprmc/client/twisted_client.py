@@ -39,6 +39,7 @@ from uprmc.client.metrics import Metrics
 from uprmc.client.position import Position
 from uprmc.client.starting import (
     Until,
+    claimed,
     ends_level,
     named_options,
     opened_state,
@@ -114,8 +115,13 @@ class TwistedUprClient:
         options = replace(self._options, until_now=ends_level(until))
         if self._running is not None:
             raise MisuseError("the client runs already")
-        core = UprCore(self._nodes, self._handler, self._state, options)
-        self._loop = Loop(core, *self._connections)
+        give_back = claimed(self._state)
+        try:
+            core = UprCore(self._nodes, self._handler, self._state, options)
+        except BaseException:
+            give_back()
+            raise
+        self._loop = Loop(core, give_back, *self._connections)
         return self._loop
 
     @property
@@ -159,7 +165,7 @@ class TwistedUprClient:
             waiting = (running or self._begin(None)).barrier(text)
         except ClientError as error:
             if running is None and self._loop is not None:
-                self._loop.ended = True
+                self._loop.end()
             return fail(error)
         if timeout_s is not None:
             waiting.addTimeout(timeout_s, self._reactor, lambda *_: _too_long(timeout_s))

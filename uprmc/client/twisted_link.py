@@ -128,7 +128,8 @@ class Link(Protocol):
         self._tls = False
         self._connecting: Deferred[Any] | None = None
         self._pieces: list[bytes] = []
-        self._size = 0
+        self._size = self._heard = 0
+        self._listens_ahead = False
 
     # --- coming and going -----------------------------------------------------------------------
 
@@ -194,19 +195,49 @@ class Link(Protocol):
     # --- bytes ----------------------------------------------------------------------------------
 
     def dataReceived(self, data: bytes) -> None:
-        """Keep what has come; read no further if that is a batch, or the handler is busy."""
+        """Keep what has come; while the handler is busy, answer keep-alives in it.
+
+        No more is read than a batch, or what the node may be ahead while the handler is busy.
+        """
         self._pieces.append(data)
         self._size += len(data)
-        if not self.paused and (self._owner.held or self._size >= BATCH_MAX_BYTES):
+        if self._listens_ahead:
+            self.hear_ahead()
+        elif self._owner.held or self._size >= BATCH_MAX_BYTES:
+            self._pause()
+        self._owner.hear()
+
+    def hear_ahead(self) -> None:
+        """The handler has been busy for long: answer the keep-alives in what was read, and read on.
+
+        No further than the node may be ahead.
+        """
+        session = self.session
+        if session is None or self.gone or not session.room_ahead:
+            self._pause()
+            return
+        self._listens_ahead = True
+        answers = b"".join(session.hear_ahead(piece) for piece in self._pieces[self._heard :])
+        self._heard = len(self._pieces)
+        if answers:
+            cast(Any, self.transport).write(answers)
+        if not session.room_ahead:
+            self._pause()
+        elif self.paused:
+            self.paused = False
+            cast(Any, self.transport).resumeProducing()
+
+    def _pause(self) -> None:
+        if not self.paused and not self.gone and self.transport is not None:
             self.paused = True
             cast(Any, self.transport).pauseProducing()
-        self._owner.hear()
 
     def take(self) -> bytes:
         """Return what has come."""
         data = b"".join(self._pieces)
         self._pieces.clear()
-        self._size = 0
+        self._size = self._heard = 0
+        self._listens_ahead = False
         self.read_on()
         return data
 

@@ -22,6 +22,9 @@ from uprmc.client.starting import check_patience, connection_ended
 from uprmc.client.twisted_link import Link, MakeEndpoint
 from uprmc.places import parsed
 
+#: While a handler is busy, keep-alives are looked for so often in their interval.
+_LOOKS = 4
+
 #: The time is told to the rules so often, when nothing else happens.
 _TURN_S = 0.1
 
@@ -39,6 +42,7 @@ class Loop:
     def __init__(
         self,
         core: UprCore,
+        give_back: Callable[[], None],
         reactor: Any,
         endpoint: MakeEndpoint,
         connect_timeout_s: float,
@@ -47,6 +51,7 @@ class Loop:
         self.core = core
         self.held = self.ended = False
         self.heard = 0
+        self._give_back = give_back
         self._reactor = reactor
         self._endpoint = endpoint
         self._connect_timeout_s = connect_timeout_s
@@ -54,6 +59,8 @@ class Loop:
         self._links: list[Link] = []
         self._leaving: set[Link] = set()
         self._stopping = False
+        self._period_s = core.options.noop_interval_s / _LOOKS
+        self._looking: Any = None
         self._waiting: Deferred[None] | None = None
         self._barriers: list[tuple[Barrier, Deferred[None]]] = []
         self._stopped: list[Deferred[None]] = []
@@ -128,6 +135,7 @@ class Loop:
 
     async def run(self, reached: Callable[[], bool] | None, timeout_s: float | None) -> None:
         """Go on until told otherwise, then clean up."""
+        self._looking = self._reactor.callLater(self._period_s, self._look)
         try:
             await self._follow(reached, timeout_s)
             await self._drive(self.core.idle())
@@ -242,20 +250,32 @@ class Loop:
         finally:
             self.held = False
 
+    def _look(self) -> None:
+        """Answer keep-alives in the place of a coroutine that waits for a handler."""
+        self._looking = self._reactor.callLater(self._period_s, self._look)
+        for link in self._links if self.held else ():
+            link.hear_ahead()
+
     # --- the end --------------------------------------------------------------------------------
 
     async def _clean_up(self) -> None:
         """Leave no socket and no delayed call behind."""
         self._stopping = True
+        self._looking.cancel()
         self.core.close()
         self._tell_barriers()
         for link in list(self._links):
             self._hang_up(link)
         while self._leaving:
             await self._wait(_TURN_S)
-        self.ended = True
+        self.end()
         for stopped in self._stopped:
             stopped.callback(None)
+
+    def end(self) -> None:
+        """Nothing is left of it: another run may have the state."""
+        self.ended = True
+        self._give_back()
 
     def _hang_up(self, link: Link) -> None:
         self._links.remove(link)

@@ -52,6 +52,8 @@ class Wire:
         self._shaking = False
         self._buffer = memoryview(bytearray(BATCH_BYTES))
         self._to_send: deque[memoryview] = deque()
+        self._ahead: deque[bytes] = deque()
+        self._failure: ClientError | None = None
         self._addresses = deque(_addresses(self._where))
         self._next_address()
 
@@ -140,14 +142,33 @@ class Wire:
     # --- bytes ----------------------------------------------------------------------------------
 
     def read(self) -> bytes:
-        """Return what is there, up to a batch, perhaps nothing.
+        """Return what is there, up to a batch, perhaps nothing; first what was read ahead.
 
         Raises:
             ConnectionLost: the node has closed it.
         """
+        if self._ahead:
+            return self._ahead.popleft()
+        if self._failure is not None:
+            raise self._failure
+        return self._read(BATCH_BYTES)
+
+    def read_ahead(self, limit_bytes: int) -> bytes:
+        """Return what is there and keep it for `read`, too; an error is kept for it as well."""
+        data = b""
+        if self._failure is None and limit_bytes > 0:
+            try:
+                data = self._read(min(limit_bytes, BATCH_BYTES))
+            except ClientError as error:
+                self._failure = error
+        if data:
+            self._ahead.append(data)
+        return data
+
+    def _read(self, limit_bytes: int) -> bytes:
         assert self._socket is not None
-        size, buffer = 0, self._buffer
-        while size < BATCH_BYTES:
+        size, buffer = 0, self._buffer[:limit_bytes]
+        while size < limit_bytes:
             try:
                 count = self._socket.recv_into(buffer[size:])
             except _WANTS:
@@ -165,7 +186,9 @@ class Wire:
 
     @property
     def pending(self) -> bool:
-        """Whether decrypted bytes are waiting that a selector does not know of."""
+        """Whether bytes are waiting that a selector does not know of: read ahead, or decrypted."""
+        if self._ahead or self._failure is not None:
+            return True
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def write(self, data: bytes) -> None:

@@ -7,6 +7,7 @@ holds the name of a file or of an environment variable, if the user chose one of
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class Access:
         flow_control_bytes: how much a node may send ahead of what was taken.
         client_id: what the nodes' statistics call this job.
         bucket: selected after login; empty = the only one.
+        terms: by vBucket, the highest term that is known from elsewhere, such as the last backup: a
+            node that has a lower one was deposed.
     """
 
     servers: tuple[str, ...]
@@ -55,6 +58,7 @@ class Access:
     flow_control_bytes: int = 10 * 1024 * 1024
     client_id: str = ""
     bucket: str = ""
+    terms: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     def secret(self) -> str:
         """Return the password, from wherever it is kept.

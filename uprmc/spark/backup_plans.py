@@ -109,7 +109,8 @@ def _check_same_wish(wish: Wish, last: Manifest) -> None:
 @contextmanager
 def held(wish: Wish, chain: Chain | None) -> Iterator[tuple[Lease, Nodes]]:
     """Hold the moment of the increment for the length of the block."""
-    with Nodes(wish.access) as nodes:
+    terms = {n: part.term for n, part in chain.increments[-1].manifest.vb.items()} if chain else {}
+    with Nodes(replace(wish.access, terms=terms)) as nodes:
         if chain is not None:
             last = chain.increments[-1].manifest
             if last.vbuckets != nodes.vbuckets:
@@ -123,7 +124,8 @@ def held(wish: Wish, chain: Chain | None) -> Iterator[tuple[Lease, Nodes]]:
         else:
             wanted = range(nodes.vbuckets)
         nodes.by_place(wanted)  # a node that is down must not make a hole that nobody sees
-        with KeptLease(wish.access, wanted, wish.lease_s) as kept:
+        access = replace(wish.access, terms=nodes.terms)
+        with KeptLease(access, wanted, wish.lease_s) as kept:
             yield kept.lease, nodes
 
 
@@ -148,6 +150,7 @@ def draft_of(
             log=now.log,
             cut=begin.cut,
             reset=begin.reset,
+            term=nodes.terms.get(vbucket, 0),
         )
     options = options_of(wish, last, nodes.vbuckets)
     columns = COLUMNS if options["values"] else without_value(COLUMNS)

@@ -45,7 +45,13 @@ PIPELINE_MAX = 256
 STATS_MAX = 1_000_000
 
 _READ_BYTES = 256 * 1024
-_FEATURES = (Feature.JSON, Feature.XERROR, Feature.MUTATION_SEQNO, Feature.SELECT_BUCKET)
+_FEATURES = (
+    Feature.JSON,
+    Feature.XERROR,
+    Feature.MUTATION_SEQNO,
+    Feature.SELECT_BUCKET,
+    Feature.TERMS,
+)
 _BUSY = frozenset((Status.TEMPORARY_FAILURE, Status.BUSY))
 _LOGIN = frozenset((Status.AUTH_ERROR, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
 
@@ -56,6 +62,7 @@ class Connection:
     Attributes:
         place: HOST:PORT.
         socket: for whoever has to wait for several things at once.
+        knows_terms: the node tells the terms of vBuckets.
 
     Raises:
         Unreachable: nobody answers there.
@@ -65,6 +72,7 @@ class Connection:
     def __init__(self, place: str, access: Access) -> None:
         self.place = place
         self._access = access
+        self.knows_terms = False
         self._opaque = 0
         self._heard = False
         self._received = bytearray()
@@ -198,7 +206,10 @@ class Connection:
         access = self._access
         name = (access.client_id or "spark").encode()[:200]
         hello = b"".join(HELLO_FEATURE.pack(each) for each in _FEATURES)
-        self.ask([Request(Opcode.HELLO, name, value=hello)])  # who does not know it goes on without
+        (answer,) = self.ask([Request(Opcode.HELLO, name, value=hello)])
+        self.knows_terms = not answer.status and HELLO_FEATURE.pack(Feature.TERMS) in _pieces(
+            answer.value, HELLO_FEATURE.size
+        )  # a node that does not know it goes on without
         if access.username is not None:
             self._log_in(access.username)
         if access.bucket:
@@ -279,6 +290,10 @@ class Connection:
         if self._heard or self._access.tls:
             return ""
         return "; is it the upr listener, and does that speak TLS?"
+
+
+def _pieces(value: bytes, size: int) -> list[bytes]:
+    return [value[at : at + size] for at in range(0, len(value), size)]
 
 
 def _why(error: Exception) -> str:

@@ -52,6 +52,7 @@ class VBucketPart:
         digest: of the rows.
         cut: rows of older increments above this seqno are of a history that is no more.
         reset: rows of older increments do not count at all.
+        term: counts the vBucket's promotions; 0 = the node knew none.
     """
 
     uuid: int
@@ -65,6 +66,7 @@ class VBucketPart:
     digest: Digest = NO_ROWS
     cut: int | None = None
     reset: bool = False
+    term: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the manifest has of it."""
@@ -80,6 +82,7 @@ class VBucketPart:
             "digest": str(self.digest),
             "cut": self.cut,
             "reset": self.reset,
+            "term": self.term,
         }
 
     @classmethod
@@ -98,6 +101,7 @@ class VBucketPart:
             Digest.parse(found["digest"]),
             None if cut is None else _count(cut),
             bool(reset),
+            _count(found.get("term", 0)),
         )
         if not part.start <= part.end or part.deletes > part.rows or part.digest.rows != part.rows:
             raise ValueError("a vBucket's numbers contradict one another")

@@ -1,20 +1,23 @@
 """Which node has which vBucket, and how far each vBucket is: asked of the nodes themselves.
 
 Every node tells the vBuckets that it has active; its cluster map tells how many there are in all,
-and of other nodes. After a failover the old active may come back and believe in itself: of two that
-claim a vBucket, the one that has been through more branches of history is followed.
+and of other nodes. After a failover the old active may come back and believe in itself:
+`consume.placement` says which of two is followed. Nobody is followed before all were asked, and a
+connection that was kept open and fails is no silent node: it is dialled once more.
 """
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
 from zlib import crc32
 
+from uprmc.consume.cluster_map import parsed_map
+from uprmc.consume.placement import Choice, Claim, chosen
+from uprmc.consume.ranges import in_ranges
 from uprmc.places import of_cluster_map
 from uprmc.spark.access import Access
 from uprmc.spark.connection import Connection
@@ -33,6 +36,7 @@ from uprmc.spark.layouts import (
     OBSERVE_SEQNO_REPLY_FORMAT,
     OBSERVE_SEQNO_REQUEST,
     VBUCKET_SEQNO,
+    VBUCKET_SEQNO_TERM,
     VBUCKET_SEQNOS_EXTRAS,
     Opcode,
     VBucketState,
@@ -43,7 +47,13 @@ from uprmc.spark.patience import Busy, patiently
 #: More nodes are not believed in.
 NODES_MAX = 64
 
+#: An error says of so many vBuckets why they are refused.
+_REASONS_MAX = 5
+
 T = TypeVar("T")
+
+#: By vBucket, (high seqno, term) of each that a node has active.
+_Active = dict[int, tuple[int, int]]
 
 
 def vbucket_of(key: bytes, vbuckets: int) -> int:
@@ -60,6 +70,7 @@ class Standing:
         high_seqno: of its newest change.
         log: newest first.
         items: documents; 0 unless they were asked for.
+        term: counts promotions; 0 = the node knows none.
     """
 
     vbucket: int
@@ -67,6 +78,7 @@ class Standing:
     high_seqno: int
     log: Log
     items: int = 0
+    term: int = 0
 
 
 class Nodes:
@@ -75,6 +87,7 @@ class Nodes:
     Attributes:
         vbuckets: how many there are in all, active somewhere or not.
         owners: the node of each that is active, by number.
+        terms: the highest that was ever heard of, by number.
         silent: why nodes did not answer when they were asked last.
 
     Raises:
@@ -90,9 +103,11 @@ class Nodes:
         self._places = list(dict.fromkeys(access.servers))
         self._connections: dict[str, Connection] = {}
         self._seqnos: dict[int, int] = {}
+        self._refused: dict[int, str] = {}
         self.silent: list[SparkError] = []
         self.vbuckets = 0
         self.owners: dict[int, str] = {}
+        self.terms: dict[int, int] = dict(access.terms)
         try:
             self.refresh()
         except BaseException:
@@ -159,14 +174,16 @@ class Nodes:
         found: dict[int, Standing] = {}
         for place, numbers in self.by_place(wanted).items():
             found |= self.at(place, _Survey(place, numbers, seqnos, items))
-        return {number: found[number] for number in wanted}
+        return {number: replace(found[number], term=self.terms.get(number, 0)) for number in wanted}
 
     def by_place(self, vbuckets: Iterable[int]) -> dict[str, list[int]]:
         """Return vBuckets grouped by the node that has them; raises `NoVBucket`."""
         places: dict[str, list[int]] = {}
-        for number in sorted(set(vbuckets)):
-            if number not in self.owners:
-                raise NoVBucket(self._absent(number))
+        numbers = sorted(set(vbuckets))
+        missing = [number for number in numbers if number not in self.owners]
+        if missing:
+            raise NoVBucket(self.absent(missing))
+        for number in numbers:
             places.setdefault(self.owners[number], []).append(number)
         return places
 
@@ -214,26 +231,33 @@ class Nodes:
     # --- who has what ---------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        active: dict[str, dict[int, int]] = {}
+        active: dict[str, _Active] = {}
         silent: list[SparkError] = []
         for place in self._places:  # grows with what the first ones tell
             try:
-                connection = self.connection(place)
-                self._learn(connection)
-                active[place] = _active(connection)
+                active[place] = self._told_by(place)
             except (Unreachable, Busy) as error:
-                self.drop(place)
                 silent.append(error)
-            except BaseException:
-                self.drop(place)
-                raise
         if not active:
             raise _summed_up(silent)
         if not self.vbuckets:
             raise Refused(f"{', '.join(active)}: no node tells how many vBuckets it has")
-        self.owners = self._settled(active)
-        self._seqnos = {number: active[place][number] for number, place in self.owners.items()}
         self.silent = silent
+        self._choose(active)
+        self._seqnos = {number: active[place][number][0] for number, place in self.owners.items()}
+
+    def _told_by(self, place: str) -> _Active:
+        """Ask a node; one whose connection was kept open gets another if that one fails."""
+        kept = place in self._connections
+        try:
+            connection = self.connection(place)
+            self._learn(connection)
+            return _active(connection)
+        except BaseException as error:
+            self.drop(place)
+            if not (kept and isinstance(error, Unreachable)):
+                raise
+        return self._told_by(place)
 
     def _learn(self, connection: Connection) -> None:
         """Take from the node's map how many vBuckets there are, and which other nodes."""
@@ -241,10 +265,8 @@ class Nodes:
         if answer.status:
             return
         try:
-            servers = json.loads(answer.value)["vBucketServerMap"]
-            count = len(servers["vBucketMap"])
-            others = [str(each) for each in servers["serverList"]]
-        except (ValueError, LookupError, TypeError, RecursionError):
+            count, others, terms = parsed_map(answer.value)
+        except ValueError:
             return  # an operator may set any JSON object as map
         if self.vbuckets and count != self.vbuckets:
             raise VBucketsChanged(
@@ -252,49 +274,66 @@ class Nodes:
                 "before: it belongs to another bucket"
             )
         self.vbuckets = count
-        for found in of_cluster_map(others, connection.place):
-            if found not in self._places and len(self._places) < NODES_MAX:
-                self._places.append(found)
+        self._heard_of(dict(enumerate(terms)))
+        for other in of_cluster_map(others, connection.place):
+            if other not in self._places and len(self._places) < NODES_MAX:
+                self._places.append(other)
 
-    def _settled(self, active: Mapping[str, dict[int, int]]) -> dict[int, str]:
-        claims: dict[int, list[str]] = {}
-        for place, seqnos in active.items():
-            for vbucket in seqnos:
-                claims.setdefault(vbucket, []).append(place)
-        branches = self._branches(claims)
-        return {
-            vbucket: max(places, key=_authority(vbucket, branches, active))
-            for vbucket, places in sorted(claims.items())
-        }
+    def _heard_of(self, terms: Mapping[int, int]) -> None:
+        for vbucket, term in terms.items():
+            if term > self.terms.get(vbucket, 0):
+                self.terms[vbucket] = term
 
-    def _branches(self, claims: Mapping[int, list[str]]) -> dict[tuple[str, int], int]:
-        """How many branches of history vBuckets that several nodes claim have been through."""
-        found = {(place, vbucket): 0 for vbucket, places in claims.items() for place in places}
-        disputed: dict[str, list[int]] = {}
-        for vbucket, places in claims.items():
-            for place in places if len(places) > 1 else ():
-                disputed.setdefault(place, []).append(vbucket)
-        for place, vbuckets in disputed.items():
-            try:
-                logs = _logs(self.connection(place), vbuckets)
-            except SparkError:
-                self.drop(place)
-                continue
-            for vbucket, log in zip(vbuckets, logs, strict=True):
-                found[place, vbucket] = len(log)
-        return found
+    def _choose(self, active: Mapping[str, _Active]) -> None:
+        claims: dict[int, list[Claim]] = {}
+        for place, told in active.items():
+            self._heard_of({vbucket: term for vbucket, (_, term) in told.items()})
+            for vbucket, (_, term) in told.items():
+                claims.setdefault(vbucket, []).append(Claim(place, term))
+        choices = self._settled(claims)
+        self.owners = {n: each.place for n, each in sorted(choices.items()) if each.place}
+        self._refused = {n: each.why for n, each in choices.items() if each.why}
 
-    def _absent(self, vbucket: int) -> str:
-        if vbucket >= self.vbuckets:
-            return f"vb={vbucket}: there are only {self.vbuckets}"
-        words = f"vb={vbucket} is active on none of {', '.join(self._places)}"
-        return "; ".join([words, *(each.text for each in self.silent)])
+    def _settled(self, claims: Mapping[int, list[Claim]]) -> dict[int, Choice]:
+        """Choose by terms, and where these are equal by failover logs."""
+        choices = {n: chosen(n, each, self.terms.get(n, 0)) for n, each in claims.items()}
+        wanted: dict[str, list[int]] = {}
+        for vbucket, choice in choices.items():
+            for place in choice.undecided:
+                wanted.setdefault(place, []).append(vbucket)
+        logs = {place: self._logs_at(place, numbers) for place, numbers in wanted.items()}
+        for vbucket in {number for numbers in wanted.values() for number in numbers}:
+            told = [
+                each._replace(log=logs.get(each.place, {}).get(vbucket, ()))
+                for each in claims[vbucket]
+            ]
+            choices[vbucket] = chosen(vbucket, told, self.terms.get(vbucket, 0))
+        return choices
 
+    def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, Log]:
+        """Return failover logs, none if the node does not tell."""
+        try:
+            logs = _logs(self.connection(place), vbuckets)
+        except SparkError:
+            self.drop(place)
+            return {}
+        return dict(zip(vbuckets, logs, strict=True))
 
-def _authority(
-    vbucket: int, branches: Mapping[tuple[str, int], int], active: Mapping[str, dict[int, int]]
-) -> Callable[[str], tuple[int, int]]:
-    return lambda place: (branches[place, vbucket], active[place][vbucket])
+    def absent(self, vbuckets: Sequence[int]) -> str:
+        """Return what to say of vBuckets that are active on no node."""
+        foreign = [each for each in vbuckets if each >= self.vbuckets]
+        if foreign:
+            return f"vb={in_ranges(foreign)}: there are only {self.vbuckets}"
+        nowhere = [each for each in vbuckets if each not in self._refused]
+        refused = list(dict.fromkeys(self._refused[n] for n in vbuckets if n in self._refused))
+        words = [*refused[:_REASONS_MAX], *(each.text for each in self.silent)]
+        if nowhere:
+            are = "is" if len(nowhere) == 1 else "are"
+            places = ", ".join(self._places)
+            words.insert(0, f"vb={in_ranges(nowhere)} {are} active on none of {places}")
+        if len(refused) > _REASONS_MAX:
+            words.append(f"and {len(refused) - _REASONS_MAX} vBuckets more like these")
+        return "; ".join(words)
 
 
 class _Survey:
@@ -314,11 +353,14 @@ class _Survey:
         }
 
 
-def _active(connection: Connection) -> dict[int, int]:
+def _active(connection: Connection) -> _Active:
     extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
     (answer,) = connection.require([Request(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
     try:
-        return dict(VBUCKET_SEQNO.iter_unpack(answer.value))
+        if connection.knows_terms:
+            rows = VBUCKET_SEQNO_TERM.iter_unpack(answer.value)
+            return {number: (seqno, term) for number, seqno, term in rows}
+        return {number: (seqno, 0) for number, seqno in VBUCKET_SEQNO.iter_unpack(answer.value)}
     except struct.error:
         raise connection.nonsense("a torn list of seqnos") from None
 

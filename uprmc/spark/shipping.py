@@ -24,6 +24,7 @@ NAME = "uprmc_spark.zip"
 
 #: Of the package above, what `uprmc.spark` imports.
 _ABOVE = ("__init__.py", "errors.py", "places.py", "py.typed", "units.py")
+_PACKAGES = ("spark", "consume")
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
 
@@ -35,9 +36,10 @@ def zipped() -> bytes:
     """
     package = resources.files("uprmc")
     found = {f"uprmc/{name}": (package / name).read_bytes() for name in _ABOVE}
-    for each in (package / "spark").iterdir():
-        if each.name.endswith(".py"):
-            found[f"uprmc/spark/{each.name}"] = each.read_bytes()
+    for name in _PACKAGES:
+        for each in (package / name).iterdir():
+            if each.name.endswith(".py"):
+                found[f"uprmc/{name}/{each.name}"] = each.read_bytes()
     if "uprmc/spark/shipping.py" not in found:
         raise MissingPackage("uprmc was installed without its sources: nothing to make a zip of")
     made = io.BytesIO()

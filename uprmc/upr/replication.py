@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from uprmc.consume.ranges import named
 from uprmc.engine.flusher import Waiter
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import VBucketState
@@ -28,7 +29,6 @@ from uprmc.upr import followed_document
 from uprmc.upr.handover import Handover, HandoverDone
 from uprmc.upr.hub import Hub
 from uprmc.upr.line import Dial
-from uprmc.upr.ranges import named
 from uprmc.upr.source import FILLED, Source
 
 #: The newest branch of each vBucket, and whether it is on disk.
