@@ -211,6 +211,36 @@ def test_the_old_active_comes_back_100_ahead_of_a_branch_and_ends_equal(cluster:
     assert values == {b"v", b"only b has it"}
 
 
+def test_a_deposed_active_that_comes_back_dies_when_a_replica_of_the_new_one_reaches_it(
+    cluster: Cluster,
+) -> None:
+    a, b, c = (cluster.start(name) for name in "abc")
+    write(a, 0, 100)
+    cluster.follow(b, a)
+    cluster.until_equal(a, b)
+    cluster.stop("a")
+    cluster.fail_over(b, *range(VBUCKETS))
+    write(b, 100, 10, b"new")
+    cluster.follow(c, b)
+    cluster.until_equal(b, c)
+    a = cluster.start("a")
+    terms = [{v.term for v in node.bucket.vbuckets.values()} for node in (a, b, c)]
+    assert terms == [{1}, {2}, {2}]
+    assert len(a.bucket.active) == VBUCKETS
+    cluster.follow(c, a)
+    cluster.loop.until(lambda: not a.bucket.active)
+    assert a.bucket.stats.vbuckets_deposed == VBUCKETS
+    assert {v.state for v in a.bucket.vbuckets.values()} == {DEAD}
+    assert contents(c) == contents(b), "nothing is undone for a deposed node"
+    cluster.until_on_disk(a)
+    cluster.stop("a")
+    a = cluster.start("a")
+    assert not a.bucket.active, "it stays so over restarts"
+    cluster.follow(a, b)
+    cluster.until_equal(a, b)
+    assert {v.term for v in a.bucket.vbuckets.values()} == {2}
+
+
 @pytest.mark.acceptance("D54", "P17")
 def test_a_promoted_replica_feeds_others_at_once(cluster: Cluster) -> None:
     a, b, c = (cluster.start(name) for name in "abc")
