@@ -164,31 +164,52 @@ def _run(
     client: UprClient, screen: _Screen, teller: _Teller, until: Any, look_s: float | None
 ) -> None:
     """Print until the end; after a time say which vBuckets are waited for."""
-    looks_at = math.inf if look_s is None else time.monotonic() + look_s
+    absent = _Absent(client, look_s)
     with client, client.running_loop(until) as loop:
         try:
             for _ in loop.steps(None, None):
                 screen.show()
                 if teller.waits and any(node.connected for node in client.metrics().nodes.values()):
                     teller.reached()
-                if looks_at < time.monotonic():
-                    looks_at = math.inf
-                    if not teller.waits:
-                        _tell_absent(client)
+                absent.look()
         finally:
             screen.show()
 
 
-def _tell_absent(client: UprClient) -> None:
-    """Say what is waited for, for it may be a misprint."""
-    found = client.metrics().vbuckets
-    absent = [number for number, each in found.items() if not (each.node or each.items)]
-    if absent or not found:
-        click.echo(
-            f"uprmc: {named(absent) if absent else 'any vBucket'}: on none of the nodes yet; "
-            "waiting until it is",
-            err=True,
-        )
+class _Absent:
+    """Says once which vBuckets are waited for, for they may be a misprint.
+
+    They are those that are nowhere twice, while all nodes are connected: in between streams begin.
+    """
+
+    def __init__(self, client: UprClient, look_s: float | None) -> None:
+        self._client = client
+        self._look_s = look_s or 0.0
+        self._at = math.inf if look_s is None else time.monotonic() + look_s
+        self._seen: set[int] | None = None
+
+    def look(self) -> None:
+        """Look whether any is absent, if it is time."""
+        now = time.monotonic()
+        if now < self._at:
+            return
+        self._at = now + self._look_s
+        metrics = self._client.metrics()
+        if not all(node.connected for node in metrics.nodes.values()):
+            self._seen = None
+            return
+        found = {number for number, each in metrics.vbuckets.items() if not each.node}
+        if self._seen is None:
+            self._seen = found
+            return
+        self._at = math.inf
+        absent = self._seen & found
+        if absent or not metrics.vbuckets:
+            click.echo(
+                f"uprmc: {named(absent) if absent else 'any vBucket'}: on none of the nodes yet; "
+                "waiting until it is",
+                err=True,
+            )
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ class Wire:
         self._tls = tls
         self._where = parsed(place)
         self._socket: socket.socket | None = None
-        self._shaking = False
+        self._shaking = self._heard = False
         self._buffer = memoryview(bytearray(BATCH_BYTES))
         self._to_send: deque[memoryview] = deque()
         self._ahead: deque[bytes] = deque()
@@ -182,6 +182,7 @@ class Wire:
                     break
                 raise self._lost("it closed the connection")
             size += count
+        self._heard = self._heard or size > 0
         return bytes(buffer[:size])
 
     @property
@@ -221,7 +222,7 @@ class Wire:
             self._socket = None
 
     def _lost(self, why: str) -> ClientError:
-        words = "; does its listener speak TLS?" if self._tls is None else ""
+        words = "" if self._tls or self._heard else "; does its listener speak TLS?"
         return ConnectionLost(f"the connection to the node at {self.place} ended: {why}{words}")
 
 
