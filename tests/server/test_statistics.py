@@ -274,7 +274,7 @@ def test_the_failover_log_is_told_newest_first(running: tuple[Node, Loop]) -> No
         "vb_2:0:id": str(uuid),
         "vb_2:0:seq": "0",
     }
-    assert len(group(node, "failovers")) == 4 * 3
+    assert len(group(node, "failovers")) == 4 * 4
 
 
 @pytest.mark.parametrize(
