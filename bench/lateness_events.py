@@ -8,7 +8,6 @@ the processor, nor a worker that has the interpreter; the timer counts both.
 
 from __future__ import annotations
 
-import gc
 import resource
 import socket
 import time
@@ -28,7 +27,6 @@ EVENTS = (
     "values ejected",
     "tombstones purged",
     "flush_all",
-    "warm-up",
 )
 
 _CLIENTS = 9_000
@@ -111,11 +109,6 @@ class Events:
         yield from self._ejection()
         yield from self._purge()
         yield from self._during("flush_all", deferToThread, _flush_all, address)
-        yield from self._fill()
-        yield self._node.stop()
-        self._node = None
-        gc.collect()  # the data of the node that is gone is no part of the next one's start
-        yield from self._during("warm-up", self._start_again)
         yield self._node.stop()
         return self._figures
 
@@ -129,11 +122,6 @@ class Events:
         quiet["engine.expiry_interval_s"] = 1.0
         self._node = Node(self._reactor, build(listeners | quiet | place))
         yield self._node.start()
-
-    def _start_again(self) -> Any:
-        from twisted.internet.defer import inlineCallbacks
-
-        return inlineCallbacks(self._start)()
 
     def _fill(self) -> Generator[Any, Any, None]:
         yield from self._store(self._keys, 0)
@@ -171,7 +159,7 @@ class Events:
         resident = bucket.ledger.used
 
         def squeeze() -> Any:
-            bucket.ledger.set_quota(int(resident / 0.9), bucket.settings.memory)
+            bucket.ledger.set_quota(int(resident / 0.855), bucket.settings.memory)
             return self._when(lambda: bucket.ledger.used <= bucket.ledger.low_mark + (1 << 20))
 
         yield from self._during("values ejected", squeeze)
