@@ -210,7 +210,9 @@ class LinkFuzz:
         self._boot()
         self._bystanders = self._look_at_bystanders()
         for number in FOLLOWED:
-            whole = self.bucket.vbuckets[number].whole_seqno
+            vbucket = self.bucket.vbuckets[number]
+            branched = vbucket.state == ACTIVE  # what lies above is of a history of its own
+            whole = vbucket.failover_log[0].seqno if branched else vbucket.whole_seqno
             assert whole in self.known_wholes[number] | self.said.ends[number]
         self._learn_wholes()
         self.seen.add("crashed")
