@@ -27,13 +27,15 @@ class Wish(NamedTuple):
     Attributes:
         key, value: as sent.
         needed: whether a link does without a producer that refuses it.
-        spliced: whether a spliced consumer sends it, too.
+        spliced: whether a spliced consumer sends it.
+        dialled: whether a link sends it.
     """
 
     key: bytes
     value: bytes
     needed: bool = False
     spliced: bool = False
+    dialled: bool = True
 
 
 def wishes(settings: UprSettings) -> tuple[Wish, ...]:
@@ -48,7 +50,7 @@ def wishes(settings: UprSettings) -> tuple[Wish, ...]:
         Wish(b"max_marker_version", b"2.2", spliced=True),
         Wish(b"uprmc_versions", b"true"),
         Wish(b"uprmc_persisted", b"true"),
-        Wish(b"uprmc_terms", b"true", spliced=True),
+        Wish(b"uprmc_terms", b"true", spliced=True, dialled=False),  # a link's HELLO asks for it
         Wish(FACTS_KEY, b"true", spliced=True),
         Wish(b"send_stream_end_on_client_close_stream", b"true"),
     )

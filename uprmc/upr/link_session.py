@@ -75,7 +75,8 @@ class LinkSession(Receiver):
         extras = OPEN_EXTRAS.pack(0, _OPEN_FLAGS)
         self._begin_with(Opcode.UPR_OPEN, self.name, extras=extras, fatal=True)
         for wish in wishes(self.hub.settings):
-            self._begin_with(Opcode.UPR_CONTROL, wish.key, value=wish.value, fatal=wish.needed)
+            if wish.dialled:
+                self._begin_with(Opcode.UPR_CONTROL, wish.key, value=wish.value, fatal=wish.needed)
 
     def _begin_with(
         self,
