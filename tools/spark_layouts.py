@@ -50,6 +50,7 @@ LAYOUTS: dict[str, Struct] = {
     "DELETION_EXTRAS": upr.DeletionExtras,
     "TIMED_DELETION_EXTRAS": upr.TimedDeletionExtras,
     "EXPIRATION_EXTRAS": upr.ExpirationExtras,
+    "VBUCKET_FACTS_EXTRAS": upr_extensions.VBucketFactsExtras,
     "LEASE_ACQUIRE_EXTRAS": upr_extensions.LeaseAcquireExtras,
     "LEASE_RENEW_EXTRAS": upr_extensions.LeaseRenewExtras,
     "LEASE_RELEASE_EXTRAS": upr_extensions.LeaseReleaseExtras,

@@ -64,7 +64,7 @@ def apply_all(
 
 
 def outrank(vbucket: VBucket, rev: int) -> None:
-    """Have documents that begin here outrank the source's deletions, those it dropped included.
+    """Have documents that begin here outrank another node's deletions, those it dropped included.
 
     Raises:
         InvalidArguments: no version that a server made has such a revision.

@@ -1,5 +1,8 @@
 """REPLICATE, TAKEOVER, FAILOVER: replicas operated by commands, on any binary connection.
 
+VBUCKET_FACTS as a request stands here too: what a restore says of an active vBucket is what an
+active tells its replicas.
+
 An answer comes when what was asked for is done and on disk. Refusals carry a text that says what to
 do; see `upr.replication`.
 
@@ -12,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from uprmc.engine.replica import outrank
 from uprmc.errors import InvalidArguments, KeyExists, NotSupported, RemoteProtocolError
 from uprmc.kv.binary_commands import Handler, Request
 from uprmc.kv.refusals import REFUSALS
@@ -25,6 +29,7 @@ from uprmc.protocol.replication import (
     encode_branches,
     encode_outcomes,
 )
+from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.upr.replication import Replication
 
 if TYPE_CHECKING:
@@ -88,6 +93,19 @@ def fail_over(session: BinarySession, request: Request) -> None:
         replication.fail_over(numbers, answer)
 
 
+def raise_revision_floor(session: BinarySession, request: Request) -> None:
+    """Have keys that begin anew in an active vBucket outrank deletions that it never had."""
+    _check_token(session, request)
+    vbucket = session.locate(request)
+    purge_seqno, rev_floor = VBUCKET_FACTS_EXTRAS.unpack(request.extras)
+    if purge_seqno:
+        raise InvalidArguments("an active vBucket knows itself what was purged: say 0")
+    outrank(vbucket, rev_floor)
+    with _suspended(session) as resume:
+        answer = _durable_answer(session, request, resume)
+        session.bucket.flusher.when_durable(answer, patient=False)
+
+
 @contextmanager
 def _suspended(session: BinarySession) -> Iterator[Callable[[], None]]:
     """Let the commands behind this one wait until what is given here is called.
@@ -117,14 +135,18 @@ def _durable_answer(
 
 def _replication(session: BinarySession, request: Request) -> Replication:
     """Return who carries it out, if this manager may ask for it."""
-    try:
-        session.services.control.check_token(request.cas)
-    except KeyExists:
-        raise KeyExists("another manager has set a session token: ask with that one") from None
+    _check_token(session, request)
     replication = session.services.upr.replication
     if replication is None:
         raise NotSupported("this node dials nobody")
     return replication
+
+
+def _check_token(session: BinarySession, request: Request) -> None:
+    try:
+        session.services.control.check_token(request.cas)
+    except KeyExists:
+        raise KeyExists("another manager has set a session token: ask with that one") from None
 
 
 def _place(key: bytes) -> str:
@@ -138,4 +160,5 @@ REPLICATION_COMMANDS: dict[int, Handler] = {
     Opcode.REPLICATE: replicate,
     Opcode.TAKEOVER: take_over,
     Opcode.FAILOVER: fail_over,
+    Opcode.VBUCKET_FACTS: raise_revision_floor,
 }

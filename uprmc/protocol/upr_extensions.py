@@ -61,7 +61,7 @@ FACTS_KEY = b"uprmc_vbucket_facts"
 
 #: Extras of VBUCKET_FACTS: deletions up to `purge_seqno` may be missing from the snapshots that
 #: follow, and no deletion that was ever made has a revision above `rev_floor`, whether it is still
-#: there or not.
+#: there or not. As a manager's request it raises an active vBucket's floor; `purge_seqno` is 0.
 VBucketFactsExtras = Layout("purge_seqno" / Int64ub, "rev_floor" / Int64ub)
 VBUCKET_FACTS_EXTRAS = derive(VBucketFactsExtras)
 

@@ -96,6 +96,7 @@ def details(node: Node, numbers: list[int]) -> StatGroup:
             (f"{name}:high_seqno", str(vbucket.high_seqno)),
             (f"{name}:persisted_seqno", str(durable_seqno(vbucket))),
             (f"{name}:purge_seqno", str(vbucket.purge_seqno)),
+            (f"{name}:max_deleted_rev", str(vbucket.max_deleted_rev)),
             (f"{name}:uuid", str(vbucket.failover_log[0].uuid)),
         ]
         group += [(f"{name}:{unknown}", "0") for unknown in _UNKNOWN]

@@ -12,7 +12,7 @@ Source: Spark reference 8; systems reference e.1; ``docs/spark.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from uprmc.spark.backup_plans import (
 from uprmc.spark.engines import Engine, LocalEngine
 from uprmc.spark.errors import BadOption, LeaseEnded, RolledBack
 from uprmc.spark.group_reading import GroupDone, read_group
-from uprmc.spark.lease import KeptLease, of_token
+from uprmc.spark.lease import KeptLease, Lease, of_token
 from uprmc.spark.manifest import FilePart, Manifest, VBucketPart
 from uprmc.spark.progress import Progress, Step, unseen
 from uprmc.spark.repository import (
@@ -43,6 +43,7 @@ from uprmc.spark.repository import (
     note_done,
     read_run,
 )
+from uprmc.spark.revision_floors import told_floors
 
 __all__ = ["Kind", "backup"]
 
@@ -151,7 +152,7 @@ class _Backup:
             path = increment_path(self._repository.path / name, draft.number)
             run = _Run(path, lease.token, draft, {})
             begin_increment(path, {"token": run.token, "draft": draft.to_dict()})
-            return self._finished(run)
+            return self._finished(run, lease)
 
     def _resumed(self, chain: Chain | None) -> Manifest | None:
         """Take up what an interrupted run left; ``None`` if there is nothing of use."""
@@ -166,7 +167,7 @@ class _Backup:
                 continue
             self._repository.remove_unfinished(but=path)
             with KeptLease(self._wish.access, lease=lease):
-                return self._finished(run)
+                return self._finished(run, lease)
         return None
 
     def _continues(self, run: _Run, chain: Chain | None) -> bool:
@@ -181,7 +182,7 @@ class _Backup:
             and dict(draft.options) == options_of(self._wish, parent, draft.vbuckets)
         )
 
-    def _finished(self, run: _Run) -> Manifest:
+    def _finished(self, run: _Run, lease: Lease) -> Manifest:
         """Read what is missing, and write the manifest."""
         tasks = tasks_of(
             self._wish,
@@ -200,7 +201,8 @@ class _Backup:
 
         self._progress(run.step(total))
         self._engine.run(read_group, tasks, noted)
-        manifest = _manifest(run)
+        # floors only rise: one that is told after the reading is above every deletion before it
+        manifest = _manifest(run, told_floors(self._wish.access, lease))
         _remove_strays(run.path, manifest.files)
         finish_increment(run.path, manifest)
         return manifest
@@ -247,15 +249,15 @@ class _Run:
 # --- finishing ------------------------------------------------------------------------------------
 
 
-def _manifest(run: _Run) -> Manifest:
-    """Return the manifest with what the tasks have told."""
+def _manifest(run: _Run, floors: Mapping[int, int]) -> Manifest:
+    """Return the manifest with what the tasks and the nodes have told."""
     vb: dict[int, VBucketPart] = {}
     files: list[FilePart] = []
     for _, done in sorted(run.done.items()):
         vb |= done.parts
         files += done.files
     assert vb.keys() == run.draft.vb.keys()
-    ordered = dict(sorted(vb.items()))
+    ordered = {n: replace(part, rev_floor=floors.get(n, 0)) for n, part in sorted(vb.items())}
     return replace(run.draft, vb=ordered, files=tuple(files), ended=utc_now()).sealed()
 
 

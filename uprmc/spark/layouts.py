@@ -362,6 +362,9 @@ TIMED_DELETION_UNUSED = 0
 #: by_seqno, rev_seqno, delete_time
 EXPIRATION_EXTRAS = Struct(">QQL")
 
+#: purge_seqno, rev_floor
+VBUCKET_FACTS_EXTRAS = Struct(">QQ")
+
 #: lifetime_s
 LEASE_ACQUIRE_EXTRAS = Struct(">L")
 

@@ -53,6 +53,7 @@ class VBucketPart:
         cut: rows of older increments above this seqno are of a history that is no more.
         reset: rows of older increments do not count at all.
         term: counts the vBucket's promotions; 0 = the node knew none.
+        rev_floor: no deletion of the vBucket had a higher revision, dropped ones included.
     """
 
     uuid: int
@@ -67,6 +68,7 @@ class VBucketPart:
     cut: int | None = None
     reset: bool = False
     term: int = 0
+    rev_floor: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the manifest has of it."""
@@ -83,6 +85,7 @@ class VBucketPart:
             "cut": self.cut,
             "reset": self.reset,
             "term": self.term,
+            "rev_floor": self.rev_floor,
         }
 
     @classmethod
@@ -102,9 +105,12 @@ class VBucketPart:
             None if cut is None else _count(cut),
             bool(reset),
             _count(found.get("term", 0)),
+            _count(found.get("rev_floor", 0)),
         )
         if not part.start <= part.end or part.deletes > part.rows or part.digest.rows != part.rows:
             raise ValueError("a vBucket's numbers contradict one another")
+        if part.rev_floor >> 63:
+            raise ValueError(f"no version has the revision {part.rev_floor}")
         return part
 
 

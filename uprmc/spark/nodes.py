@@ -346,7 +346,7 @@ class _Survey:
 
     def __call__(self, connection: Connection) -> dict[int, Standing]:
         logs = _logs(connection, self._numbers)
-        counts = _counts(connection) if self._items else {}
+        counts = details(connection, "num_items") if self._items else {}
         return {
             number: Standing(number, self._place, self._seqnos[number], log, counts.get(number, 0))
             for number, log in zip(self._numbers, logs, strict=True)
@@ -375,13 +375,14 @@ def _logs(connection: Connection, numbers: Iterable[int]) -> list[Log]:
         raise connection.nonsense(str(error)) from None
 
 
-def _counts(connection: Connection) -> dict[int, int]:
-    counts: dict[int, int] = {}
+def details(connection: Connection, wanted: str) -> dict[int, int]:
+    """Return a number that a node tells of each vBucket that it has; raises as `stats`."""
+    found: dict[int, int] = {}
     for name, value in connection.stats("vbucket-details").items():
         vbucket, _, field = name.partition(":")
-        if field == "num_items" and value.isdigit() and vbucket[3:].isdigit():
-            counts[int(vbucket[3:])] = int(value)
-    return counts
+        if field == wanted and value.isdigit() and vbucket[3:].isdigit():
+            found[int(vbucket[3:])] = int(value)
+    return found
 
 
 def _summed_up(errors: list[SparkError]) -> SparkError:

@@ -3,7 +3,8 @@
 Documents go where their keys belong now, so the target may have another number of vBuckets, other
 nodes, and documents of its own: a version that is newer there wins (unless `force`), which also
 makes it harmless to do all of it twice. Deletions are restored as deletions: they win over what is
-older.
+older. Of deletions that were dropped before the backup only the highest revision is known; the
+target is told it last, so that their keys begin above it (`revision_floors`).
 
 Nothing is written before all files of the chain were found to be as their manifests say. At the
 end the target is compared with the backup.
@@ -29,6 +30,7 @@ from uprmc.spark.parts import check_file
 from uprmc.spark.progress import Progress, Step, unseen
 from uprmc.spark.report import Report, TaskReport, merge
 from uprmc.spark.repository import Chain, Increment, Repository
+from uprmc.spark.revision_floors import floors_in, raise_floors
 from uprmc.spark.verifying import BackupSide, VerifyReport, verify
 from uprmc.spark.write_options import WriteOptions
 from uprmc.spark.writing import Writer
@@ -48,6 +50,7 @@ class RestoreReport:
         backup: id of the newest increment that was restored; `chain` and `at` are where it is.
         groups: how many there were; `resumed`: of them were done by an earlier run.
         written: counts of all rows.
+        without_floor: nodes that do not take the floor of revisions.
         check: how the target compares with the backup; ``None`` = it was not compared.
     """
 
@@ -57,6 +60,7 @@ class RestoreReport:
     groups: int
     resumed: int = 0
     written: Report = field(default_factory=Report)
+    without_floor: list[str] = field(default_factory=list)
     check: VerifyReport | None = None
 
     @property
@@ -84,6 +88,11 @@ class RestoreReport:
         lines = [f"increment {self.at} of {self.chain}: {self.written.summary()}"]
         if self.resumed:
             lines.append(f"{self.resumed} of {self.groups} groups were done before")
+        if self.without_floor:
+            lines.append(
+                f"{', '.join(self.without_floor)}: the revision floor could not be set: a key "
+                "whose deletion was dropped before the backup may begin below its old revision"
+            )
         if self.check:
             lines.append(self.check.summary())
         return "\n".join(lines)
@@ -158,6 +167,10 @@ def restore(
         with Nodes(access):
             pass  # an unreachable target is told before any work
     report = _written(found, increments, selection, writing, runner, state, tell)
+    if not dry_run:
+        manifests = [each.manifest for each in increments]
+        floors = floors_in(manifests, wanted)
+        report.without_floor = raise_floors(access, floors, manifests[-1].vbuckets)
     if check and not dry_run:
         side = BackupSide(Path(directory), at=increments[-1].manifest.number, chain=found.name)
         report.check = verify(
