@@ -178,13 +178,10 @@ def test_an_active_node_that_crashed_takes_its_replicas_back_to_what_it_kept() -
     desk.level("a", "b", "c")
     desk.quiet()
     node = desk.operator.node("a")
-    node.disk.broken = True
+    node.bucket.flusher.pause()
     desk.put_many("a", range(8, 12))
     desk.level("a", "b", "c")
-    node.disk.broken = False
-    node.disk.full = True
     node.crash()
-    node.disk.full = False
     node.start()
     desk.world.run_until(lambda: node.serving)
     desk.level("a", "b", "c")
