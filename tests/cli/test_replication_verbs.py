@@ -67,7 +67,8 @@ def states(here: Here, server: ServerProcess) -> dict[int, str]:
 
 
 def logs(here: Here, server: ServerProcess) -> object:
-    return json.loads(here("failover-log", "--json", "--node", server.upr).out)
+    rows = json.loads(here("failover-log", "--json", "--node", server.upr).out)
+    return [(row["vbucket"], row["entries"]) for row in rows]
 
 
 def stats(here: Here, server: ServerProcess) -> dict[str, str]:

@@ -92,7 +92,9 @@ def test_one_who_hangs_up_without_an_answer_is_one_line_and_exit_code_1() -> Non
         ended = uprmc("stats", "--node", place)
         thread.join()
     assert ended.code == 1
-    assert ended.line() == f"the node at {place} closed the connection"
+    assert ended.line() == (
+        f"the node at {place} closed the connection; does its listener speak TLS?"
+    )
 
 
 def test_demo_tells_its_story(tmp_path: Path) -> None:

@@ -75,10 +75,12 @@ class _History:
         replicate(self.rig, target)
 
     def fail_over(self) -> None:
-        """To a node that lags, perhaps; the old one comes back later as an empty replica."""
+        """To a node that lags, perhaps, in a term above all; the old one comes back empty."""
         old = self.active
         self.active = self.random.choice([n for n in range(3) if n != old])
         self.rigs[old].bucket.set_state(0, DEAD)
+        part = self.rig.bucket.vbuckets[0]
+        part.known_term = max(rig.bucket.vbuckets[0].term for rig in self.rigs)
         self.rig.bucket.set_state(0, ACTIVE)
         for number, rig in enumerate(self.rigs):
             if number != self.active and self.random.random() < 0.5:

@@ -445,6 +445,16 @@ _HAND_OVERS = Plan("star", NO_FAULTS, {"takeover": 1}, operator_s=0.1)
 _DROPS = Plan(
     "pair", Faults(cut_s=0.2), {"compact": 9, "failover": 2, "takeover": 2}, operator_s=0.1, keys=4
 )
+_FLOORS = Plan(
+    "pair",
+    Faults(cut_s=0.05),
+    {"compact": 6, "takeover": 3, "failover": 3},
+    operator_s=0.15,
+    keys=6,
+    vbuckets=1,
+    writer_s=0.05,
+    steps=12_000,
+)
 _PURGES = Plan("pair", Faults(cut_s=0.2), {"compact": 5, "failover": 1}, operator_s=0.1)
 
 #: Runs in which a rule is needed often, for those that random ones seldom need.
@@ -453,7 +463,7 @@ _PLANS: dict[Patch, Plan] = {
     _forget_the_range_in_the_header: _HALVES,
     _promote_at_the_high_seqno: _HALVES,
     _forget_the_purge_seqno: _PURGES,
-    _forget_the_floor: _DROPS,
+    _forget_the_floor: _FLOORS,
     _purge_replicas_freely: _DROPS,
     _keep_followers_of_an_old_history: _CHAIN,
     _let_followers_live_through_a_rollback: _CHAIN,

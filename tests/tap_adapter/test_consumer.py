@@ -101,7 +101,10 @@ def test_without_network_byte_order_the_flags_are_swapped_back(rig: PushRig) -> 
 def test_what_pump_tap_pushes_is_stored_with_a_cas_of_ours(rig: PushRig) -> None:
     last = rig.bucket.ledger.last_cas
     assert take(rig, BY_PUMP_TAP) is None
-    assert rig.item(b"legacy1") == Item(b"legacy1", b"from-master", 0x01020304, 0, last + 1, 1, 7)
+    item = rig.item(b"legacy1")
+    assert item is not None
+    assert item == Item(b"legacy1", b"from-master", 0x01020304, 0, item.cas, 1, 7)
+    assert item.cas > last
 
 
 def test_a_deletion_leaves_a_tombstone_of_its_revision(rig: PushRig) -> None:
@@ -170,7 +173,7 @@ def test_an_empty_value_is_a_value(rig: PushRig) -> None:
 def test_cas_values_given_out_here_stay_above_those_that_came(rig: PushRig) -> None:
     ahead = rig.bucket.ledger.last_cas + 1_000_000
     rig.push(mutation(b"a", cas=ahead), mutation(b"b", cas=0))
-    assert rig.item(b"b").cas == ahead + 1  # type: ignore[union-attr]
+    assert rig.item(b"b").cas > ahead  # type: ignore[union-attr]
 
 
 def test_what_was_not_acknowledged_comes_again_without_harm(rig: PushRig) -> None:
@@ -307,7 +310,7 @@ def test_numbers_after_which_ours_would_end_are_refused(rig: PushRig) -> None:
     assert rig.refused(mutation(b"a", rev=2**63)) == INVALID
     assert rig.refused(start(4, deleted_rev=2**63)) == INVALID
     rig.push(mutation(b"b", rev=None))
-    assert rig.item(b"b").cas == most_cas + 1  # type: ignore[union-attr]
+    assert rig.item(b"b").cas > most_cas  # type: ignore[union-attr]
 
 
 def test_no_room_is_a_temporary_failure(rig: PushRig) -> None:

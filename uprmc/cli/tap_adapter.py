@@ -88,14 +88,16 @@ def tap_adapter(
     shorthands = {_SHORTHANDS[name]: text for name, text in options.items() if text is not None}
     given = {**from_pairs(changes), **shorthands}
 
+    def read_settings() -> Settings:
+        return load(config, os.environ, given)
+
+    read_settings()  # what is wrong with them is said before anything begins
+
     # The reactor and all that hangs on it are imported here, so that other verbs start fast.
     from uprmc.server.reactor import install
 
     reactor = install()
 
     from uprmc.cli.tap_process import TapProcess
-
-    def read_settings() -> Settings:
-        return load(config, os.environ, given)
 
     return TapProcess(reactor, read_settings, upstream, listen, state, buffer_bytes).run()

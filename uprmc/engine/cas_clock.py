@@ -33,10 +33,11 @@ _FAR = 12 * 3_600 * _NANOS
 #: Chance adds less than this: four seconds.
 _CHANCE = 2**32 - 1
 
-#: A CAS taken from elsewhere is followed by one so far above at most: two nodes that took the same
-#: one must not go on with the same next one. A quarter of a millisecond, so that two nodes that
-#: take from each other all the time do not run away from the clock.
-_STEP = 2**18 - 1
+#: A CAS taken from elsewhere is followed by one so far above, or less than twice as far: neither
+#: who gave it out nor another node that took it may go on with the same next one. An eighth of a
+#: millisecond, so that two nodes that take from each other all the time do not run away from the
+#: clock.
+_STEP = 2**17
 
 
 def reading(now_s: float) -> int:
@@ -46,7 +47,7 @@ def reading(now_s: float) -> int:
 
 def step(chance: int) -> int:
     """Return by how much a life of a node stays above what it takes from elsewhere."""
-    return 1 + (chance & _STEP)
+    return _STEP + chance % _STEP
 
 
 def beyond(known: int, now_s: float, name: int) -> int:
