@@ -296,6 +296,13 @@ class Program:
         core = self.core
         return "dead" if core is None else f"{core.metrics(self._world.now)}"
 
+    def waits_for_a_promotion(self, number: int) -> bool:
+        """Whether it says that whoever has the vBucket is not the last one that was promoted."""
+        if self.core is None:
+            return False
+        found = self.core.metrics(self._world.now).vbuckets.get(number)
+        return found is not None and not found.node and "was promoted" in found.refusal
+
     def judge(self) -> None:
         """Hold what it has to what is true, key by key."""
         for number in self._histories.numbers():

@@ -188,6 +188,20 @@ class Operator:
             self.sources.pop((number, name), None)
             self.wanted[number] = name
 
+    def promote_again(self, name: str, number: int) -> Script:
+        """Give `name`, which is active, a term above all that anybody has heard of.
+
+        It has to die first: FAILOVER of what is active changes nothing.
+        """
+        while True:
+            reply = yield from self._ask(
+                name, codec.SET_VBUCKET, vbucket=number, extras=b"\0\0\0\4"
+            )
+            if reply is not None and reply.status == codec.OK:
+                break
+            yield from self._rest()
+        yield from self.fail_over(name, [number])
+
     def compact(self, name: str, number: int) -> Script:
         """Drop deletions at one node."""
         high = self._histories.node(name).now(number).high

@@ -315,19 +315,29 @@ class ReplicaRun:
         for consumer in self.consumers:
             self._until(consumer.settled, consumer.name)
         for program in self.programs:
-            self._until(program.settled, f"a program ({program.kind})", program.standing)
+            self._until(
+                lambda each=program: self._reinstated() and each.settled(),
+                f"a program ({program.kind})",
+                program.standing,
+            )
         # Documents expire at any time.
         self._until(self._at_rest, "replicas, programs and flushers")
 
     def _reinstated(self) -> bool:
         """Promote again who died of the term of one that the operator has promoted in between.
 
-        That one was promoted and demoted while they did not hear of each other.
+        That one was promoted and demoted while they did not hear of each other. A program may have
+        followed it, and its promotion may be lost: then the program follows nobody until somebody
+        has a higher term.
         """
         for number, wanted in self.operator.wanted.items():
-            dead = self.histories.node(wanted).now(number).state == codec.DEAD
-            if dead and not self.operator.busy:
+            now = self.histories.node(wanted).now(number)
+            if self.operator.busy:
+                break
+            if now.state == codec.DEAD:
                 self.operator.do(self.operator.fail_over(wanted, [number]))
+            elif any(program.waits_for_a_promotion(number) for program in self.programs):
+                self.operator.do(self.operator.promote_again(wanted, number))
         return not self.operator.busy
 
     def _at_rest(self) -> bool:

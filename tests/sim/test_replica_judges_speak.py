@@ -508,7 +508,7 @@ _PROGRAM_WRONG = r"the program \(.*\) holds"
         (_forget_the_floor, "the revision falls from"),
         (_purge_replicas_freely, "is purged further than any active"),
         (_go_on_with_the_next_cas, "^seed .*CAS .* names"),
-        (_keep_followers_of_an_old_history, _WRONG),
+        (_keep_followers_of_an_old_history, f"{_WRONG}|of the term"),
         (_keep_the_old_log, f"{_WRONG}|nobody|{_STUCK}"),
         (_forget_a_key, _WRONG),
         (_bring_nothing_back, _WRONG),

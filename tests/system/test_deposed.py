@@ -166,7 +166,6 @@ def test_now_and_barriers_fail_with_what_is_missing(pair: ReplicaPair) -> None:
 
 
 def test_a_backup_has_the_promoted_nodes_data_or_fails(pair: ReplicaPair, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     servers = f"{pair.a.upr},{pair.b.upr}"
     failed_over(pair)
     for order in (servers, ",".join(reversed(servers.split(",")))):

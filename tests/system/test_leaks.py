@@ -39,23 +39,29 @@ AT_A_TIME = 50
 
 
 #: What earlier tests left: log events that nobody took hold their failures, and those the rest.
-_before: Counter[str] = Counter()
+#: The list keeps it alive, so that it is not counted as missing when it goes.
+_before: list[object] = []
 
 
 def alive() -> Counter[str]:
     """Count what belongs to this test's connections, without freeing anything."""
+    earlier = {id(thing) for thing in _before}
+    found = [thing for thing in _listed() if id(thing) not in earlier]
+    return Counter(type(thing).__name__ for thing in found)
+
+
+def _listed() -> list[object]:
     gc.unfreeze()  # frozen objects are not listed
-    found = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, KINDS))
+    found = [thing for thing in gc.get_objects() if isinstance(thing, KINDS)]
     gc.freeze()
-    return found - _before
+    return found
 
 
 @contextmanager
 def quiet_node(data: Path, **changes: Any) -> Iterator[tuple[Node, Loop]]:
     """A node whose collector does nothing unless a test says so."""
     gc.collect()
-    _before.clear()
-    _before.update(alive())
+    _before[:] = _listed()
     with node_here(data, **changes) as (node, loop):
         node._housekeeping.stop()  # it tends the collector, which would free young cycles
         yield node, loop
