@@ -95,14 +95,14 @@ class Disk:
 
     def refuse(self) -> None:
         """Raise the fault that is on."""
+        since, self.waits_since = self.waits_since, None
         if self.full:
             raise StoreFull("the disk is full")
         if self.broken:
             raise StoreError("the disk is broken")
         if self.map_full:
-            self.waits_since = self._world.now if self.waits_since is None else self.waits_since
+            self.waits_since = self._world.now if since is None else since
             raise StoreMapFull("the map is full")
-        self.waits_since = None
 
     def _judge_reopened(self, *, power_lost: bool) -> None:
         view = self._medium.view()

@@ -38,6 +38,9 @@ from uprmc.upr.hub import Hub
 
 _TICK_S = 0.1
 
+#: The local document that says that everything was written before the end.
+_CLEAN_MARK = b"uprmc/clean"
+
 #: Within this time a commit that finds the map full must have more room: two workers may be
 #: reading, one may have to begin after them, and none after that.
 _GROW_MAX_S = 0.3
@@ -240,6 +243,8 @@ class Node:
             self.disk.power_fails()
         else:
             self.disk.process_ends()
+        # A stop may have come as far as its mark, with everything on disk before it.
+        self._left_in_order = _CLEAN_MARK in self.disk.judge.found.local
         held = not power or self.disk.sync
         for observer in self.journal.on_down:
             observer(self.disk.judge.found, held)
