@@ -264,6 +264,9 @@ def test_v17_v19_a_manager_adds_a_stream_and_the_producer_changes_the_state(
     assert [(found.opcode, found.key) for found in frames] == [
         (u.CONTROL, b"connection_buffer_size"),
         (u.CONTROL, b"enable_noop"),
+        (u.CONTROL, b"max_marker_version"),
+        (u.CONTROL, b"uprmc_terms"),
+        (u.CONTROL, b"uprmc_vbucket_facts"),
         (u.STREAM_REQUEST, b""),
     ]
     asked = frames[-1]

@@ -91,6 +91,7 @@ class Producer:
         self.name = opening.key
         self.flags = flags
         self.options = Options(terms=terms)
+        self._greeted_with_terms = terms
         self.feed = Feed(hub, self.options, wake)
         self.feed.modern = self.modern = modern
         self.feed.open_opaque = opening.opaque
@@ -171,11 +172,8 @@ class Producer:
             vbucket = locate(bucket, request.vbucket, asked.request.flags)
             stream, log = self._new_stream(vbucket, request, asked), vbucket.failover_log
         self.feed.add(stream)
-        return self._with_term(stream.vbucket, log if options.whole_log else log[:1])
-
-    def _with_term(self, vbucket: VBucket, log: FailoverLog) -> Answer:
-        extras = TERM_EXTRAS.pack(vbucket.term) if self.options.terms else b""
-        return Answer(extras, encode_failover_log(log))
+        told = log if options.whole_log else log[:1]
+        return _log_answer(stream.vbucket, told, with_term=self.options.terms)
 
     def _options_of(self, request: UprRequest) -> StreamOptions:
         """Read what the request's value says."""
@@ -241,7 +239,8 @@ class Producer:
         vbucket = self._hub.bucket.vbuckets.get(request.vbucket)
         if vbucket is None:
             raise NotMyVBucket(request.vbucket)
-        return self._with_term(vbucket, vbucket.failover_log)
+        # Where a consumer that was spliced in asked for terms, a manager asks for logs, too.
+        return _log_answer(vbucket, vbucket.failover_log, with_term=self._greeted_with_terms)
 
     def _buffer_ack(self, request: UprRequest) -> None:
         (size,) = BUFFER_ACK_EXTRAS.unpack(request.extras)
@@ -282,6 +281,11 @@ class Producer:
         feed = self.feed
         feed.add_barrier(request.key, request.opaque)
         return Answer(extras=BARRIER_ADD_REPLY_EXTRAS.pack(feed.cycle, feed.position, 0))
+
+
+def _log_answer(vbucket: VBucket, log: FailoverLog, *, with_term: bool) -> Answer:
+    extras = TERM_EXTRAS.pack(vbucket.term) if with_term else b""
+    return Answer(extras, encode_failover_log(log))
 
 
 _HANDLERS: dict[int, Callable[[Producer, UprRequest], Answer | None]] = {
