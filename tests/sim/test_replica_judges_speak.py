@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -433,6 +434,9 @@ _PROGRAMS = Plan(
     death=0.01,
 )
 
+#: Programs go back often, and few of the keys that they undo are written again soon.
+_UNDOING = replace(_PROGRAMS, operating={"failover": 3}, operator_s=0.3, keys=60)
+
 _FAILOVERS = Plan("star", NO_FAULTS, {"failover": 2, "twice": 1}, operator_s=0.15)
 _CHAIN = Plan("chain", NO_FAULTS, {"failover": 1, "twice": 1}, operator_s=0.15, vbuckets=1)
 _HALVES = Plan(
@@ -488,6 +492,7 @@ _PLANS: dict[Patch, Plan] = {
     _promote_above_our_own_only: _DEPOSED,
     _take_a_log_without_its_term: _DEPOSED,
     **dict.fromkeys(_OF_PROGRAMS, _PROGRAMS),
+    _forget_a_key_of_the_ring: _UNDOING,
 }
 
 _WRONG = "names two histories|but b'|holds .* never so|lacks|shows|stands at"
