@@ -243,8 +243,8 @@ class Node:
             self.disk.power_fails()
         else:
             self.disk.process_ends()
-        # A stop may have come as far as its mark, with everything on disk before it.
-        self._left_in_order = _CLEAN_MARK in self.disk.judge.found.local
+        if self.stopping:  # perhaps as far as its mark, with everything on disk before it
+            self._left_in_order = _CLEAN_MARK in self.disk.judge.found.local
         held = not power or self.disk.sync
         for observer in self.journal.on_down:
             observer(self.disk.judge.found, held)
