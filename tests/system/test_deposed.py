@@ -119,7 +119,7 @@ def test_a_client_that_lives_on_finds_the_right_node_by_a_new_connection(
                 kept.set(key, b"late")
             except (OutcomeUnknown, SomeFailed):
                 kept.set(key, b"late")
-    assert set(held(pair.a.upr).values()) == {b"before"}
+    assert b"late" not in held(pair.a.upr).values()  # it may have died of the term by now
     assert held(pair.b.upr) == dict.fromkeys(KEYS, b"late")
 
 
