@@ -155,15 +155,15 @@ class Events:
 
     def _ejection(self) -> Generator[Any, Any, None]:
         bucket = self._node.bucket
-        quota = bucket.ledger.quota
-        resident = bucket.ledger.used
+        quota = bucket.account.quota
+        resident = bucket.account.used
 
         def squeeze() -> Any:
-            bucket.ledger.set_quota(int(resident / 0.855), bucket.settings.memory)
-            return self._when(lambda: bucket.ledger.used <= bucket.ledger.low_mark + (1 << 20))
+            bucket.account.set_quota(int(resident / 0.855), bucket.settings.memory)
+            return self._when(lambda: bucket.account.used <= bucket.account.low_mark + (1 << 20))
 
         yield from self._during("values ejected", squeeze)
-        bucket.ledger.set_quota(quota, bucket.settings.memory)
+        bucket.account.set_quota(quota, bucket.settings.memory)
 
     def _purge(self) -> Generator[Any, Any, None]:
         from uprmc.engine.compaction import PurgeRule

@@ -323,7 +323,7 @@ _NEED_SPARK = ("read", "write")
 
 def _missing() -> str:
     """Say what Spark lacks here, or nothing."""
-    from uprmc.spark.errors import SparkError
+    from uprmc.columnar.errors import SparkError
     from uprmc.spark.session import find_java
 
     try:

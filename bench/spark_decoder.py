@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.upr_consumer import LATEST, Consumer, Meter, RefusedError, say
 from uprmc.client.decoder import Decoder
-from uprmc.client.events import Inlet, Run, StreamEnded
+from uprmc.client.events import Run, StreamEnded, StreamState
 from uprmc.model import SnapshotRange
 
 _RECEIVE_BYTES = 256 << 10
@@ -37,7 +37,7 @@ class DecoderConsumer(Consumer):
         self.seqnos()
         for vbucket in self.vbuckets:
             opaque = vbucket + 1  # as `stream` numbers its requests
-            self._decoder.inlets[opaque] = Inlet(vbucket, opaque, 0, SnapshotRange(0, 0))
+            self._decoder.states[opaque] = StreamState(vbucket, opaque, 0, SnapshotRange(0, 0))
         self.stream(self.vbuckets, LATEST)
 
     def take(self) -> int:

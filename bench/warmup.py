@@ -31,7 +31,7 @@ import lmdb
 from bench import common
 from bench.common import BenchError, Report, Spread, column, ratio
 from interop.server_process import start_uprmc
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
 from uprmc.model import Item
 from uprmc.server import collector

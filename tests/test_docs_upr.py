@@ -38,7 +38,7 @@ from uprmc.protocol.opcodes import EndReason, Feature, MarkerFlag, OpenFlag, Str
 from uprmc.protocol.shapes import SHAPES
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_BYTES
 from uprmc.upr.keepalive import Due, KeepAlive
-from uprmc.upr.options import OPTION_NAMES
+from uprmc.upr.produce.options import OPTION_NAMES
 
 _PAGES = {
     "protocol": PROTOCOL,

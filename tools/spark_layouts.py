@@ -1,4 +1,4 @@
-"""Write ``uprmc/spark/layouts.py``: the wire's layouts and numbers without construct.
+"""Write ``uprmc/columnar/layouts.py``: the wire's layouts and numbers without construct.
 
 A Spark worker has neither construct nor the server. What it needs of the wire is derived here from
 `uprmc.protocol`, which stays the only place where a layout is declared; a test runs this program

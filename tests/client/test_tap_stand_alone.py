@@ -19,9 +19,9 @@ from uprmc.client.tap_connection import connection_name
 from uprmc.client.tap_state import MemoryKeeper
 from uprmc.client.tap_upstream import RemoteUpstream
 from uprmc.config import TapSettings
-from uprmc.tap_adapter.door import TapDoor
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.session import TapSession
+from uprmc.tap_adapter.tap_registry import TapRegistry
 from uprmc.tap_adapter.upstream import Upstream
 
 LIVE = t.BACKFILL | t.SUPPORT_ACK | t.FIX_FLAGS
@@ -44,8 +44,8 @@ class Adapter:
         self._calls: list[tuple[Call, ServerEnd]] = []
         found = TapSettings(**settings)
         names = Names(found, MemoryKeeper())
-        self.door = TapDoor(found, names, self._upstream, ManualClock(), lambda: self.now)
-        self.door.on_closed = lambda name, why, done: self.closed.append(why)
+        self.registry = TapRegistry(found, names, self._upstream, ManualClock(), lambda: self.now)
+        self.registry.on_closed = lambda name, why, done: self.closed.append(why)
 
     def _upstream(self, name: bytes, values: bool, wake: Any) -> Upstream:
         call = Call()
@@ -84,7 +84,7 @@ class Client:
         self._unanswered: list[t.TapFrame] = []
         self._adapter = adapter
         self._rest = b""
-        self._session: TapSession = adapter.door.connect(lambda: None)
+        self._session: TapSession = adapter.registry.connect(lambda: None)
         self._session.receive_data(request)
 
     @property

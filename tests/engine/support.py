@@ -199,8 +199,8 @@ class Node:
         for vbucket in self.bucket.vbuckets.values():
             vbucket.check()
         counted = sum(vbucket.memory_bytes() for vbucket in self.bucket.vbuckets.values())
-        assert self.bucket.ledger.used == counted
-        dirty = [vbucket.id for vbucket in self.bucket.ledger.dirty]
+        assert self.bucket.account.used == counted
+        dirty = [vbucket.id for vbucket in self.bucket.account.dirty]
         assert len(set(dirty)) == len(dirty), "a vBucket is on the flusher's list twice"
         flagged = {vbucket.id for vbucket in self.bucket.vbuckets.values() if vbucket.dirty}
         assert set(dirty) == flagged

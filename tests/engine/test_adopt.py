@@ -57,7 +57,7 @@ def disturb(node: Node, what: str) -> None:
 
 
 def all_of(node: Node) -> tuple[object, ...]:
-    vbucket, ledger = node.vbucket, node.bucket.ledger
+    vbucket, account = node.vbucket, node.bucket.account
     queue = vbucket.queue
     return (
         dict(vbucket.table),
@@ -65,7 +65,7 @@ def all_of(node: Node) -> tuple[object, ...]:
         (queue.live, queue.held, queue.high_seqno, queue.persisted),
         (vbucket.high_seqno, vbucket.tombstones, vbucket.non_resident, vbucket.deletions),
         (vbucket.max_deleted_rev, set(vbucket.locks), vbucket.dirty),
-        (ledger.used, ledger.last_cas),
+        (account.used, account.last_cas),
     )
 
 

@@ -160,7 +160,7 @@ def test_an_immediate_flush_forgets_everything_and_tells_when_that_is_on_disk() 
     told: list[bool] = []
     node.bucket.flush(0, told.append)
     assert node.bucket.item_count == 0
-    assert node.bucket.ledger.used == 0
+    assert node.bucket.account.used == 0
     assert told == []
     assert len(node.stored(1)) == 10, "not on disk yet"
     node.flush()

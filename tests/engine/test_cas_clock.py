@@ -51,7 +51,7 @@ def test_a_clock_that_is_set_back_lowers_nothing(node: Node) -> None:
 
 def test_two_nodes_that_took_the_same_version_go_on_with_different_ones() -> None:
     one, other = Node(), Node()
-    one.bucket.ledger.cas_step = 7
+    one.bucket.account.cas_step = 7
     for each in (one, other):
         take(each, MINUTE_AHEAD)
     ours, theirs = one.set(b"k").cas, other.set(b"k").cas
@@ -111,7 +111,7 @@ def test_many_promotions_do_not_add_up() -> None:
     for number in numbers:
         node.bucket.set_state(number, VBucketState.REPLICA)
         node.bucket.set_state(number, VBucketState.ACTIVE)
-    assert node.bucket.ledger.last_cas < NOW + JUMP + 5 * NANOS
+    assert node.bucket.account.last_cas < NOW + JUMP + 5 * NANOS
 
 
 def test_a_node_that_crashes_in_a_loop_stays_where_its_peers_take_its_versions() -> None:

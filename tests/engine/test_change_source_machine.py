@@ -119,7 +119,7 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @property
     def refusing(self) -> bool:
-        return bool(self.bucket.ledger.disk_reason)
+        return bool(self.bucket.account.disk_reason)
 
     def writable(self, number: int) -> VBucket | None:
         return None if self.refusing else self.bucket.vbuckets.get(number)
@@ -168,7 +168,7 @@ class ReadingMachine(RuleBasedStateMachine):
     @rule(number=numbers, key=keys, life=st.sampled_from(Life), rev=st.integers(1, 50))
     def set_with_meta(self, number: int, key: bytes, life: Life, rev: int) -> None:
         if vbucket := self.writable(number):
-            cas = self.bucket.ledger.last_cas + 10
+            cas = self.bucket.account.last_cas + 10
             value = None if life else b"foreign"
             version = Item(key, value, 3, 0, cas, 0, rev, 0, life)
             demand = Demand(skip_conflicts=True)
@@ -187,7 +187,7 @@ class ReadingMachine(RuleBasedStateMachine):
         for key, hole, gone in {key: (key, hole, gone) for key, hole, gone in items}.values():
             seqno += hole
             value, life = (None, Life.DELETED) if gone else (b"replicated", Life.LIVE)
-            cas = self.bucket.ledger.last_cas + seqno
+            cas = self.bucket.account.last_cas + seqno
             snapshot.append(Item(key, value, 5, 0, cas, seqno, seqno, 0, life))
         extent = SnapshotRange(vbucket.high_seqno + 1, seqno)
         for item in snapshot:
@@ -224,13 +224,13 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule()
     def eject(self) -> None:
-        ledger, pager = self.bucket.ledger, self.bucket.pager
-        marks = ledger.low_mark, ledger.high_mark
-        ledger.low_mark = ledger.high_mark = -1
+        account, pager = self.bucket.account, self.bucket.evictor
+        marks = account.low_mark, account.high_mark
+        account.low_mark = account.high_mark = -1
         while pager.run_slice():
             pass
-        ledger.low_mark, ledger.high_mark = marks
-        ledger.exhausted = False
+        account.low_mark, account.high_mark = marks
+        account.exhausted = False
 
     @precondition(lambda self: self.flush is None)
     @rule()

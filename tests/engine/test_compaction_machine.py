@@ -95,7 +95,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @property
     def refusing(self) -> bool:
-        return bool(self.node.bucket.ledger.disk_reason)
+        return bool(self.node.bucket.account.disk_reason)
 
     # --- clients --------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ def test_after_a_failed_commit_every_write_is_refused_until_one_works(node: Node
     assert vbucket.get(b"k") is not None, "reading goes on"
     assert node.bucket.stats.commit_failures == 1
     node.flush()
-    assert node.bucket.ledger.disk_reason == ""
+    assert node.bucket.account.disk_reason == ""
     node.set(b"k")
     node.check()
 
@@ -430,7 +430,7 @@ def test_a_flush_before_any_vbucket_is_known_forgets_nothing(node: Node) -> None
     node.set(b"k")
     node.flush()
     flusher = Flusher(
-        node.store, {}, node.bucket.ledger, node.bucket.stats, node.bucket.settings.flush
+        node.store, {}, node.bucket.account, node.bucket.stats, node.bucket.settings.flush
     )
     flusher.when_durable(lambda _: None)
     flush = flusher.begin()
@@ -490,7 +490,7 @@ def test_nothing_to_do_makes_no_commit(node: Node) -> None:
 
 def test_what_becomes_dirty_is_announced_once_until_the_next_flush(node: Node) -> None:
     announced: list[None] = []
-    node.bucket.ledger.on_dirty = lambda: announced.append(None)
+    node.bucket.account.on_dirty = lambda: announced.append(None)
     node.set(b"a")
     node.set(b"b")
     assert len(announced) == 1
@@ -579,10 +579,10 @@ def test_somebody_who_waits_has_it_written_at_once() -> None:
 def test_when_memory_runs_short_it_is_written_at_once() -> None:
     node = delayed_node()
     node.set(b"k")
-    ledger = node.bucket.ledger
-    ledger.high_mark = ledger.used
+    account = node.bucket.account
+    account.high_mark = account.used
     assert node.bucket.flusher.delay(0.0, 0.05) > 0
-    ledger.high_mark = ledger.used - 1
+    account.high_mark = account.used - 1
     assert node.bucket.flusher.delay(0.0, 0.05) == 0.0
 
 

@@ -20,7 +20,7 @@ def test_a_flusher_that_is_paused_says_so_and_keeps_what_gathers(node: Node) -> 
 def test_resuming_announces_what_has_gathered_once(node: Node) -> None:
     flusher = node.bucket.flusher
     announced: list[bool] = []
-    node.bucket.ledger.on_dirty = lambda: announced.append(flusher.paused)
+    node.bucket.account.on_dirty = lambda: announced.append(flusher.paused)
     flusher.pause()
     flusher.resume()
     assert announced == [], "there is nothing to do"
@@ -38,7 +38,7 @@ def test_resuming_announces_a_waiter_though_nothing_is_dirty(node: Node) -> None
     told: list[bool] = []
     flusher.when_durable(told.append)
     announced: list[None] = []
-    node.bucket.ledger.on_dirty = lambda: announced.append(None)
+    node.bucket.account.on_dirty = lambda: announced.append(None)
     flusher.resume()
     assert len(announced) == 1
     node.flush()

@@ -37,10 +37,10 @@ def test_after_a_flush_of_everything_memory_is_free_at_once_and_freed_later() ->
             vbucket.store(b"%d" % number, b"v", 0, 0)
     node.bucket.flush(0, lambda _: None)
     node.check()
-    assert node.bucket.ledger.used == 0
+    assert node.bucket.account.used == 0
     assert node.bucket.total_item_count == 0
     node.set(b"new")
-    assert steps_of(node.bucket.ledger.leftovers) > 4
+    assert steps_of(node.bucket.account.leftovers) > 4
     node.check()
     assert list(node.vbucket.table) == [b"new"]
 

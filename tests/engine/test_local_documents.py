@@ -26,7 +26,7 @@ def test_a_local_document_goes_with_the_next_commit(node: Node) -> None:
 
 def test_the_flusher_is_called_for_it_and_hurries(node: Node) -> None:
     called: list[bool] = []
-    node.bucket.ledger.on_dirty = lambda: called.append(True)
+    node.bucket.account.on_dirty = lambda: called.append(True)
     node.bucket.flusher.write_local(b"name", b"1", lambda _: None)
     assert called
     assert node.bucket.flusher.delay(0.0, 100.0) == 0.0

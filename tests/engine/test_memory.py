@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import MemorySettings
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES, Ledger
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES, MemoryAccount
 from uprmc.errors import KeyNotFound, OutOfMemory, StoreError, StoreFull, TemporaryFailure
 
 SMALL_QUOTA = 100_000
@@ -22,9 +22,9 @@ def small() -> Node:
 
 def filled_up(node: Node) -> int:
     """Write until memory is short; return how many documents went in."""
-    ledger = node.bucket.ledger
+    account = node.bucket.account
     count = 0
-    while ledger.used <= ledger.write_limit:
+    while account.used <= account.write_limit:
         node.set(b"k%d" % count, bytes(1_000))
         count += 1
     with pytest.raises(TemporaryFailure):
@@ -55,7 +55,7 @@ def test_a_reader_keeps_the_old_bytes_and_frees_them_by_letting_go(node: Node, h
         assert node.vbucket.get(b"k") is None
     else:
         node.bucket.flush(0, lambda _: None)
-        for _ in node.bucket.ledger.leftovers.steps():
+        for _ in node.bucket.account.leftovers.steps():
             pass
     assert reader.value == bytes(range(200))
     assert sys.getrefcount(value) == base + 1, "table and queue have let go already"
@@ -106,29 +106,29 @@ def test_a_version_under_way_to_the_disk_is_freed_when_it_has_arrived(node: Node
 
 
 def test_each_document_costs_its_key_its_value_and_a_fixed_overhead(node: Node) -> None:
-    used = node.bucket.ledger.used
+    used = node.bucket.account.used
     assert used == 0
     node.set(b"key", b"value")
-    assert node.bucket.ledger.used == 3 + 5 + ITEM_OVERHEAD_BYTES
+    assert node.bucket.account.used == 3 + 5 + ITEM_OVERHEAD_BYTES
     node.set(b"key", b"longer value")
-    assert node.bucket.ledger.used == 3 + 12 + ITEM_OVERHEAD_BYTES
+    assert node.bucket.account.used == 3 + 12 + ITEM_OVERHEAD_BYTES
     node.flush()
     node.eject(b"key")
-    assert node.bucket.ledger.used == 3 + ITEM_OVERHEAD_BYTES
+    assert node.bucket.account.used == 3 + ITEM_OVERHEAD_BYTES
     node.vbucket.delete(b"key")
-    assert node.bucket.ledger.used == 3 + ITEM_OVERHEAD_BYTES, "the tombstone"
+    assert node.bucket.account.used == 3 + ITEM_OVERHEAD_BYTES, "the tombstone"
     node.flush()
-    assert node.bucket.ledger.used == 0
+    assert node.bucket.account.used == 0
 
 
 def test_a_value_that_was_brought_back_is_counted_once(node: Node) -> None:
     node.set(b"k", bytes(500))
     node.flush()
-    before = node.bucket.ledger.used
+    before = node.bucket.account.used
     node.eject(b"k")
     assert node.fetch(b"k")
     assert node.fetch(b"k")
-    assert node.bucket.ledger.used == before
+    assert node.bucket.account.used == before
     node.check()
 
 
@@ -137,10 +137,10 @@ def test_a_value_that_was_brought_back_is_counted_once(node: Node) -> None:
 
 def test_writes_are_refused_above_the_mutation_limit_and_nothing_is_lost(small: Node) -> None:
     count = filled_up(small)
-    ledger = small.bucket.ledger
-    assert ledger.mutation_limit < ledger.used <= ledger.mutation_limit + 1_000 + 500
+    account = small.bucket.account
+    assert account.mutation_limit < account.used <= account.mutation_limit + 1_000 + 500
     assert small.vbucket.high_seqno == count
-    assert ledger.refused_memory == 1
+    assert account.refused_memory == 1
     for number in range(count):
         assert small.vbucket.get(b"k%d" % number) is not None
     small.check()
@@ -164,7 +164,7 @@ def test_every_write_that_needs_memory_is_refused_and_those_that_do_not_pass(sma
 
 def test_an_item_that_could_never_fit_is_told_so(small: Node) -> None:
     filled_up(small)
-    limit = small.bucket.ledger.mutation_limit
+    limit = small.bucket.account.mutation_limit
     with pytest.raises(OutOfMemory):
         small.set(b"k", bytes(limit - ITEM_OVERHEAD_BYTES))
     with pytest.raises(TemporaryFailure):
@@ -173,11 +173,11 @@ def test_an_item_that_could_never_fit_is_told_so(small: Node) -> None:
 
 def test_a_refusal_asks_the_pager_to_start_and_writes_go_on_afterwards(small: Node) -> None:
     asked: list[None] = []
-    small.bucket.ledger.on_pressure = lambda: asked.append(None)
+    small.bucket.account.on_pressure = lambda: asked.append(None)
     filled_up(small)
     assert len(asked) == 1
     small.flush()
-    while small.bucket.pager.run_slice():
+    while small.bucket.evictor.run_slice():
         pass
     small.set(b"again", bytes(1_000))
     small.check()
@@ -192,20 +192,20 @@ def test_deleting_makes_room(small: Node) -> None:
 
 def test_a_new_quota_moves_every_mark() -> None:
     shares = MemorySettings(quota=1_000, low_mark=0.5, high_mark=0.6, mutation_limit=0.7)
-    ledger = Ledger(shares)
-    assert (ledger.low_mark, ledger.high_mark, ledger.write_limit) == (500, 600, 700)
-    ledger.set_quota(2_000, shares)
-    assert (ledger.low_mark, ledger.high_mark, ledger.write_limit) == (1_000, 1_200, 1_400)
+    account = MemoryAccount(shares)
+    assert (account.low_mark, account.high_mark, account.write_limit) == (500, 600, 700)
+    account.set_quota(2_000, shares)
+    assert (account.low_mark, account.high_mark, account.write_limit) == (1_000, 1_200, 1_400)
 
 
 def test_a_new_quota_does_not_let_writes_in_while_the_disk_refuses() -> None:
     shares = MemorySettings()
-    ledger = Ledger(shares)
-    ledger.disk_failed("disk full")
-    ledger.set_quota(2**40, shares)
-    assert ledger.write_limit < 0
-    ledger.disk_works()
-    assert ledger.write_limit == ledger.mutation_limit
+    account = MemoryAccount(shares)
+    account.disk_failed("disk full")
+    account.set_quota(2**40, shares)
+    assert account.write_limit < 0
+    account.disk_works()
+    assert account.write_limit == account.mutation_limit
 
 
 def test_a_disk_that_fails_without_a_reason_refuses_all_the_same(node: Node) -> None:
@@ -214,7 +214,7 @@ def test_a_disk_that_fails_without_a_reason_refuses_all_the_same(node: Node) -> 
     for write in (lambda: node.set(b"k"), lambda: node.vbucket.delete(b"k")):
         with pytest.raises(TemporaryFailure):
             write()
-    assert node.bucket.ledger.disk_reason
+    assert node.bucket.account.disk_reason
 
 
 def test_refusals_are_counted_by_their_reason(small: Node) -> None:
@@ -222,4 +222,4 @@ def test_refusals_are_counted_by_their_reason(small: Node) -> None:
     small.fail_flush(StoreFull("disk full"))
     with pytest.raises(TemporaryFailure, match="disk full"):
         small.set(b"k")
-    assert (small.bucket.ledger.refused_memory, small.bucket.ledger.refused_disk) == (1, 1)
+    assert (small.bucket.account.refused_memory, small.bucket.account.refused_disk) == (1, 1)

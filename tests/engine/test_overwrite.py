@@ -81,7 +81,7 @@ def test_revisions_go_down_if_the_master_says_so(node: Node) -> None:
 
 def test_a_plain_version_gets_cas_and_revision_of_this_node(node: Node) -> None:
     impose(node, tombstone(b"gone", rev=5))
-    last = node.bucket.ledger.last_cas
+    last = node.bucket.account.last_cas
     new = impose(node, version(cas=0, rev=0), plain=True)
     assert new is not None
     assert (new.cas, new.rev) == (last + 1, 6)
@@ -109,22 +109,22 @@ def test_a_value_that_is_only_on_disk_can_be_overwritten(node: Node) -> None:
 
 def test_refusals_leave_no_trace(node: Node) -> None:
     impose(node, version())
-    before = (node.vbucket.high_seqno, node.vbucket.failover_log, node.bucket.ledger.last_cas)
+    before = (node.vbucket.high_seqno, node.vbucket.failover_log, node.bucket.account.last_cas)
     with pytest.raises(InvalidArguments):
         impose(node, version(cas=2**63))
     with pytest.raises(InvalidArguments):
         impose(node, version(rev=REV_MAX + 1))
     with pytest.raises(InvalidArguments):
         outrank(node.vbucket, REV_MAX + 1)
-    node.bucket.ledger.write_limit = 0
+    node.bucket.account.write_limit = 0
     with pytest.raises(TemporaryFailure):
         impose(node, version(), within_snapshot=True)
-    node.bucket.ledger.exhausted = True
+    node.bucket.account.exhausted = True
     with pytest.raises(OutOfMemory):
         impose(node, version())
     impose(node, tombstone())
     assert node.vbucket.receiving is None
-    after = (node.vbucket.high_seqno - 1, node.vbucket.failover_log, node.bucket.ledger.last_cas)
+    after = (node.vbucket.high_seqno - 1, node.vbucket.failover_log, node.bucket.account.last_cas)
     assert after == before
 
 

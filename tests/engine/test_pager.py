@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.support import Node, settings_of
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.errors import OutOfMemory, TemporaryFailure
 from uprmc.model import VBucketState
 
@@ -20,16 +20,16 @@ def full(count: int = 100, *, vbuckets: int = 1, slice_items: int = 10) -> Node:
     for number in range(count):
         node.bucket.vbuckets[number % vbuckets].store(b"%03d" % number, VALUE, 0, 0)
     node.flush()
-    ledger = node.bucket.ledger
-    ledger.high_mark = ledger.used - 1
-    ledger.low_mark = ledger.used * 3 // 4
+    account = node.bucket.account
+    account.high_mark = account.used - 1
+    account.low_mark = account.used * 3 // 4
     return node
 
 
 def run(node: Node) -> int:
     """Run the pager to its end; return the number of slices."""
     count = 1
-    while node.bucket.pager.run_slice():
+    while node.bucket.evictor.run_slice():
         count += 1
     return count
 
@@ -41,9 +41,9 @@ def resident(node: Node, vbucket: int = 0) -> set[bytes]:
 
 def test_below_the_high_mark_nothing_happens() -> None:
     node = full()
-    node.bucket.ledger.high_mark = node.bucket.ledger.used
-    assert not node.bucket.pager.needed
-    assert not node.bucket.pager.run_slice()
+    node.bucket.account.high_mark = node.bucket.account.used
+    assert not node.bucket.evictor.needed
+    assert not node.bucket.evictor.run_slice()
     assert node.bucket.stats.pager_runs == 0
     assert len(resident(node)) == 100
 
@@ -52,16 +52,16 @@ def test_below_the_high_mark_nothing_happens() -> None:
 def test_ejection_stops_at_the_low_mark(slice_items: int) -> None:
     node = full(slice_items=slice_items)
     run(node)
-    ledger = node.bucket.ledger
-    assert ledger.low_mark - len(VALUE) <= ledger.used <= ledger.low_mark
+    account = node.bucket.account
+    assert account.low_mark - len(VALUE) <= account.used <= account.low_mark
     assert node.bucket.stats.value_ejects == node.vbucket.non_resident == 100 - len(resident(node))
-    assert not node.bucket.pager.needed
+    assert not node.bucket.evictor.needed
     node.check()
 
 
 def test_nothing_is_lost() -> None:
     node = full()
-    node.bucket.ledger.low_mark = 0
+    node.bucket.account.low_mark = 0
     run(node)
     assert resident(node) == set()
     assert node.vbucket.item_count == 100
@@ -75,7 +75,7 @@ def test_only_what_is_on_disk_leaves() -> None:
     dirty = {b"%03d" % number for number in range(0, 100, 2)}
     for key in dirty:
         node.set(key, VALUE)
-    node.bucket.ledger.low_mark = 0
+    node.bucket.account.low_mark = 0
     run(node)
     assert resident(node) == dirty
     node.check()
@@ -85,13 +85,13 @@ def test_when_everything_is_dirty_a_run_ends_without_effect() -> None:
     node = Node()
     for number in range(50):
         node.set(b"%d" % number)
-    node.bucket.ledger.high_mark = node.bucket.ledger.low_mark = 0
+    node.bucket.account.high_mark = node.bucket.account.low_mark = 0
     run(node)
     assert node.bucket.stats.value_ejects == 0
     assert len(resident(node)) == 50
-    assert not node.bucket.pager.needed, "another run would find nothing either"
+    assert not node.bucket.evictor.needed, "another run would find nothing either"
     node.flush()
-    assert node.bucket.pager.needed
+    assert node.bucket.evictor.needed
 
 
 def test_the_coldest_leave_first() -> None:
@@ -99,7 +99,7 @@ def test_the_coldest_leave_first() -> None:
     hot = {b"%03d" % number for number in range(20)}
     for key in hot:
         node.vbucket.get(key)
-    node.bucket.ledger.low_mark = node.bucket.ledger.used // 2
+    node.bucket.account.low_mark = node.bucket.account.used // 2
     run(node)
     assert hot <= resident(node)
 
@@ -109,7 +109,7 @@ def test_what_is_hot_leaves_too_when_the_rest_is_not_enough() -> None:
     for number in range(100):
         node.vbucket.get(b"%03d" % number)
     run(node)
-    assert node.bucket.ledger.used <= node.bucket.ledger.low_mark
+    assert node.bucket.account.used <= node.bucket.account.low_mark
 
 
 def test_replicas_give_first() -> None:
@@ -128,8 +128,8 @@ def test_a_run_lets_others_have_their_turn() -> None:
 
 def test_what_changes_during_a_run_is_not_ejected_by_it() -> None:
     node = full(slice_items=10)
-    node.bucket.ledger.low_mark = 0
-    node.bucket.pager.run_slice()
+    node.bucket.account.low_mark = 0
+    node.bucket.evictor.run_slice()
     changed = {b"%03d" % number for number in range(100)}
     for key in changed:
         node.set(key, VALUE)
@@ -142,8 +142,8 @@ def test_a_version_that_was_replaced_and_written_during_a_run_does_not_come_back
     node = full(slice_items=10)
     for item in node.vbucket.table.values():
         item.nru = 3
-    node.bucket.ledger.low_mark = 0
-    node.bucket.pager.run_slice()
+    node.bucket.account.low_mark = 0
+    node.bucket.evictor.run_slice()
     newer = {b"%03d" % number: node.set(b"%03d" % number, b"newer") for number in range(100)}
     node.flush()
     run(node)
@@ -154,8 +154,8 @@ def test_a_version_that_was_replaced_and_written_during_a_run_does_not_come_back
 
 def test_a_flush_of_everything_during_a_run_is_harmless() -> None:
     node = full(slice_items=10)
-    node.bucket.ledger.low_mark = 0
-    node.bucket.pager.run_slice()
+    node.bucket.account.low_mark = 0
+    node.bucket.evictor.run_slice()
     node.bucket.flush(0, lambda _: None)
     node.set(b"005", VALUE)
     run(node)
@@ -177,14 +177,14 @@ def test_the_account_is_right_whatever_is_ejected(
     for number, size in enumerate(sizes):
         node.set(b"%d" % number, bytes(size))
     node.flush()
-    ledger = node.bucket.ledger
-    ledger.high_mark, ledger.low_mark = ledger.used - 1, int(ledger.used * share)
+    account = node.bucket.account
+    account.high_mark, account.low_mark = account.used - 1, int(account.used * share)
     before = node.stored()
-    while node.bucket.pager.run_slice():
+    while node.bucket.evictor.run_slice():
         number = data.draw(st.integers(0, len(sizes) - 1))
         node.vbucket.find(b"%d" % number)
         node.check()
-    reachable = ledger.used <= ledger.low_mark
+    reachable = account.used <= account.low_mark
     empty = {b"%d" % number for number, size in enumerate(sizes) if not size}
     assert reachable or resident(node) == empty, "ejecting an empty value would free nothing"
     for key in before:
@@ -195,9 +195,9 @@ def test_the_account_is_right_whatever_is_ejected(
 
 def test_when_keys_alone_fill_the_quota_the_pager_rests_and_writes_are_out_of_memory() -> None:
     node = Node(settings_of(memory={"quota": 400 * (4 + ITEM_OVERHEAD_BYTES)}))
-    pager, ledger = node.bucket.pager, node.bucket.ledger
+    pager, account = node.bucket.evictor, node.bucket.account
     stored = 0
-    while ledger.used <= ledger.write_limit:
+    while account.used <= account.write_limit:
         node.set(b"%04d" % stored, b"")
         stored += 1
     with pytest.raises(TemporaryFailure):
@@ -212,5 +212,5 @@ def test_when_keys_alone_fill_the_quota_the_pager_rests_and_writes_are_out_of_me
     for number in range(100):
         node.vbucket.delete(b"%04d" % number)
     node.flush()
-    assert not ledger.exhausted
+    assert not account.exhausted
     assert node.set(b"more", b"").value == b""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from tests.engine.support import Node, settings_of
+from uprmc.engine.evictor import Evictor
 from uprmc.engine.flusher import Flush
-from uprmc.engine.pager import Pager
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.warmup import POPULATED_MARK
 from uprmc.errors import InvalidArguments, NotMyVBucket, StoreError, StoreFull
@@ -94,13 +94,13 @@ def test_the_last_one_can_be_removed_and_nothing_waits_for_ever() -> None:
     assert node.bucket.flusher.pending, "nobody would look otherwise"
     node.flush()
     assert told == [True, True]
-    assert node.bucket.item_count == node.bucket.ledger.used == 0
+    assert node.bucket.item_count == node.bucket.account.used == 0
 
 
 def test_a_removal_and_a_waiter_are_announced_though_nothing_is_dirty() -> None:
     node = filled()
     announced: list[None] = []
-    node.bucket.ledger.on_dirty = lambda: announced.append(None)
+    node.bucket.account.on_dirty = lambda: announced.append(None)
     node.bucket.flusher.when_durable(lambda _: None)
     assert len(announced) == 1
     node.flush()
@@ -143,13 +143,13 @@ def test_somebody_who_still_holds_it_can_neither_write_nor_miscount() -> None:
     items = list(gone.table.values())
     remove(node)
     node.flush()
-    pager = Pager(lambda: [gone], node.bucket.ledger, node.bucket.stats, 10)
+    pager = Evictor(lambda: [gone], node.bucket.account, node.bucket.stats, 10)
     for item in items:
         item.nru = 3
     pager._sweep(gone, items)
     node.check()
     gone.change_header()
-    assert node.bucket.ledger.dirty == []
+    assert node.bucket.account.dirty == []
     node.flush()
     assert stored_numbers(node) == [1]
 
@@ -158,7 +158,7 @@ def test_a_vbucket_that_was_clean_when_it_went_does_not_come_back_either(node: N
     clean = node.bucket.vbuckets.pop(0)
     node.bucket.flusher.remove(clean, lambda _: None)
     clean.change_header()
-    assert node.bucket.ledger.dirty == []
+    assert node.bucket.account.dirty == []
 
 
 def test_a_long_flush_of_it_that_was_under_way_holds_nothing_any_more() -> None:
@@ -209,7 +209,7 @@ Event = Callable[[Node], None]
 
 def made_again(node: Node) -> None:
     vbucket = node.bucket.set_state(0, VBucketState.ACTIVE)
-    if not node.bucket.ledger.disk_reason:
+    if not node.bucket.account.disk_reason:
         fill(vbucket, b"new", 3)
 
 
@@ -218,7 +218,7 @@ def gone(node: Node) -> None:
 
 
 def changed(node: Node) -> None:
-    if 0 in node.bucket.vbuckets and not node.bucket.ledger.disk_reason:
+    if 0 in node.bucket.vbuckets and not node.bucket.account.disk_reason:
         fill(node.vbucket, b"more", 2)
 
 
@@ -368,10 +368,10 @@ def test_a_refused_removal_keeps_writes_out_until_it_has_worked() -> None:
     node.bucket.remove(0, told.append)
     node.fail_flush(StoreError("no"))
     assert told == [False]
-    assert node.bucket.ledger.disk_reason
+    assert node.bucket.account.disk_reason
     assert node.bucket.flusher.pending, "it is tried again"
     node.flush()
-    assert not node.bucket.ledger.disk_reason
+    assert not node.bucket.account.disk_reason
     assert stored_numbers(node) == [1]
 
 

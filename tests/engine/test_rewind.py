@@ -310,10 +310,10 @@ def test_the_memory_of_ejected_values_is_accounted_for(node: Node, key: bytes) -
     ],
 )
 def test_an_answer_that_cannot_be_true_changes_nothing(node: Node, rewind: Rewind) -> None:
-    before = (dict(node.vbucket.table), node.vbucket.failover_log, node.bucket.ledger.used)
+    before = (dict(node.vbucket.table), node.vbucket.failover_log, node.bucket.account.used)
     with pytest.raises(InvalidArguments):
         roll_back(node.bucket, node.vbucket, rewind, lambda _: None)
-    assert (dict(node.vbucket.table), node.vbucket.failover_log, node.bucket.ledger.used) == before
+    assert (dict(node.vbucket.table), node.vbucket.failover_log, node.bucket.account.used) == before
     assert not node.vbucket.rewinding
     node.check()
     node.flush()
@@ -414,12 +414,12 @@ def test_an_answer_about_a_deletion_that_was_lost_is_not_believed(node: Node) ->
 def test_meanwhile_the_pager_leaves_what_came_back_alone(node: Node) -> None:
     node.flush()
     back(node, 6, version(b"a", 1, bytes(100)), version(b"e", 5, bytes(100)))
-    node.bucket.ledger.high_mark = node.bucket.ledger.low_mark = 0
-    while node.bucket.pager.run_slice():
+    node.bucket.account.high_mark = node.bucket.account.low_mark = 0
+    while node.bucket.evictor.run_slice():
         pass
     assert node.vbucket.non_resident == 0
     node.flush()
-    while node.bucket.pager.run_slice():
+    while node.bucket.evictor.run_slice():
         pass
     assert node.vbucket.non_resident == 6
     assert node.fetch(b"a")

@@ -183,7 +183,7 @@ class RewindMachine(RuleBasedStateMachine):
         bucket = self.node.bucket
         bucket.set_state(0, VBucketState.ACTIVE)
         for key, life in writes:
-            if bucket.ledger.disk_reason:
+            if bucket.account.disk_reason:
                 break
             if life:
                 self.node.set(key, b"mine %d" % self.active.fresh())

@@ -117,7 +117,7 @@ CAS_TABLE: list[tuple[Write, type[CommandError] | None, type[CommandError] | Non
 def _tried(node: Node, write: Write, cas: int, refusal: object) -> None:
     """Run a write: it is accepted and takes one seqno, or refused and takes none (D17)."""
     vbucket = node.vbucket
-    before = (vbucket.high_seqno, vbucket.metadata(b"k"), node.bucket.ledger.last_cas)
+    before = (vbucket.high_seqno, vbucket.metadata(b"k"), node.bucket.account.last_cas)
     if refusal is None:
         write(vbucket, cas)
         assert vbucket.high_seqno == before[0] + 1
@@ -126,7 +126,7 @@ def _tried(node: Node, write: Write, cas: int, refusal: object) -> None:
         with pytest.raises(refusal) as caught:
             write(vbucket, cas)
         assert caught.type is refusal
-        assert (vbucket.high_seqno, vbucket.metadata(b"k"), node.bucket.ledger.last_cas) == before
+        assert (vbucket.high_seqno, vbucket.metadata(b"k"), node.bucket.account.last_cas) == before
     node.check()
 
 

@@ -13,7 +13,7 @@ from tests.engine.support import (
     settings_of,
 )
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import CLEAN_MARK, Warmup, WarmupState
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import VBucketState
@@ -56,7 +56,7 @@ def test_everything_that_was_stored_comes_back() -> None:
         assert vbucket.high_seqno == vbucket.persisted_seqno == before.high_seqno
         assert vbucket.failover_log == before.failover_log
         assert vbucket.max_deleted_rev == before.max_deleted_rev
-    assert after.bucket.ledger.used == node.bucket.ledger.used
+    assert after.bucket.account.used == node.bucket.account.used
     assert (after.warmup.keys, after.warmup.values, after.warmup.records) == (50, 48, 50)
     after.check()
 
@@ -169,7 +169,7 @@ def test_what_certainly_fits_is_read_once() -> None:
     vbucket = bucket.vbuckets[0]
     vbucket.check()
     assert vbucket.item_count == 3_500
-    assert bucket.ledger.used == vbucket.memory_bytes()
+    assert bucket.account.used == vbucket.memory_bytes()
 
 
 def test_values_are_loaded_up_to_the_low_mark_and_the_others_when_asked_for() -> None:
@@ -180,8 +180,8 @@ def test_values_are_loaded_up_to_the_low_mark_and_the_others_when_asked_for() ->
     low_mark = 100 * (3 + ITEM_OVERHEAD_BYTES) + 30_000
     quota = {"quota": 4 * low_mark, "low_mark": 0.25, "high_mark": 0.5}
     after = Node(settings_of(memory=quota), store=node.store.reopened(), clock=node.clock)
-    assert after.bucket.ledger.low_mark == low_mark
-    assert low_mark < after.bucket.ledger.used <= low_mark + 1_000
+    assert after.bucket.account.low_mark == low_mark
+    assert low_mark < after.bucket.account.used <= low_mark + 1_000
     assert after.vbucket.item_count == 100
     assert after.vbucket.non_resident == 100 - after.warmup.values == 69
     with pytest.raises(NotResident):

@@ -271,10 +271,10 @@ def test_a_cas_that_no_version_can_have_is_refused(node: Node, cas: int) -> None
 
 def test_a_cas_from_the_far_future_is_refused(node: Node) -> None:
     limit = int(BEGINNING + CAS_AHEAD_MAX_S) * 1_000_000_000
-    before = node.bucket.ledger.last_cas
+    before = node.bucket.account.last_cas
     with pytest.raises(InvalidArguments):
         accept(node, version(1, limit + 1))
-    assert node.bucket.ledger.last_cas == before
+    assert node.bucket.account.last_cas == before
     accept(node, version(1, limit))
     assert node.set(b"k").cas > limit
 
@@ -304,7 +304,7 @@ def test_a_deletion_passes_where_memory_is_short_only_if_it_takes_none() -> None
     for number in range(1_000):
         with suppress(TemporaryFailure, OutOfMemory):
             accept(node, deletion(9 + number, key=b"%d" % number))
-    assert node.bucket.ledger.used < 20_000
+    assert node.bucket.account.used < 20_000
     with pytest.raises((TemporaryFailure, OutOfMemory)):
         accept(node, version(10, key=b"0"))
     assert accept(node, deletion(10, key=b"0")).rev == 10
@@ -426,7 +426,7 @@ def test_a_vbucket_made_anew_is_not_answered_for_the_old_one(node: Node) -> None
         0,
         VBucketState.ACTIVE,
         99,
-        node.bucket.ledger,
+        node.bucket.account,
         node.bucket.stats,
         node.clock,
     )

@@ -54,7 +54,7 @@ class Dialler:
             past.write(10)
 
     def dial(self, place: str, make: MakeSession, failed: Callable[[str], None]) -> Call:
-        """See `upr.line.Dial`."""
+        """See `upr.follow.line.Dial`."""
         call = Call(place, make, failed)
         self.calls.append(call)
         return call

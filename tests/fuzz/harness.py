@@ -25,8 +25,8 @@ from uprmc.ports import Session
 from uprmc.storage.memory import MemoryStore
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.tap_adapter.session import FRAME_MAX_BYTES, TapSession
+from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
-from uprmc.upr.replication import Replication
 
 SETTINGS = Settings(
     kv=KvSettings(
@@ -262,7 +262,7 @@ class Fuzz:
 
     def _check_left(self) -> None:
         """Nobody is connected but the witness: no stream stays, no push."""
-        streams = [known.name for known in self._tap.door.names if known.producer is not None]
+        streams = [known.name for known in self._tap.registry.names if known.producer is not None]
         assert not streams, f"TAP streams stay: {streams}"
         assert not self._tap.pushes.pushers, "TAP pushes stay"
 
@@ -314,15 +314,15 @@ class Fuzz:
         self._replication.tick(self._seconds)
         self._work()
         bucket.tick()
-        if self.random.random() < 0.2 or bucket.pager.needed:
+        if self.random.random() < 0.2 or bucket.evictor.needed:
             self._eject()
-        for steps in (bucket.expirer.run(self._clock.now()), bucket.ledger.leftovers.steps()):
+        for steps in (bucket.expirer.run(self._clock.now()), bucket.account.leftovers.steps()):
             for _ in steps:
                 pass
         for vbucket in bucket.vbuckets.values():
             vbucket.check()
         recounted = sum(vbucket.memory_bytes() for vbucket in bucket.vbuckets.values())
-        assert recounted == bucket.ledger.used
+        assert recounted == bucket.account.used
         self._ask_witness()
 
     def _eject(self) -> None:

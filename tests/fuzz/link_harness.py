@@ -28,7 +28,7 @@ from uprmc.model import Item, VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.storage.memory import MemoryStore
 from uprmc.upr.hub import Hub
-from uprmc.upr.link import Link
+from uprmc.upr.receive.link import Link
 
 REPLICA, ACTIVE, DEAD = VBucketState.REPLICA, VBucketState.ACTIVE, VBucketState.DEAD
 
@@ -251,7 +251,7 @@ class LinkFuzz:
         versions = sum(opcode == Opcode.GET_VERSION for opcode, _ in link._asked.values())
         assert link.closing or undos.asked == versions, f"{undos.asked} asked, {versions} wait"
         assert undos.asked <= 256
-        limit = max(self.bucket.ledger.quota, 0)
+        limit = max(self.bucket.account.quota, 0)
         assert 0 <= undos.held_bytes <= limit
         if not (undos._running or link.closing):
             assert not undos.held_bytes
@@ -262,7 +262,7 @@ class LinkFuzz:
         for vbucket in self.bucket.vbuckets.values():
             vbucket.check()
         recounted = sum(vbucket.memory_bytes() for vbucket in self.bucket.vbuckets.values())
-        assert recounted == self.bucket.ledger.used
+        assert recounted == self.bucket.account.used
         assert self._look_at_bystanders() == self._bystanders, "others were touched"
         for number in FOLLOWED:
             vbucket = self.bucket.vbuckets[number]

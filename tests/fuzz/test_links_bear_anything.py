@@ -16,10 +16,10 @@ from uprmc.engine import replica, rewind
 from uprmc.model import SnapshotRange
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import decode_failover_log
-from uprmc.upr import link
-from uprmc.upr.link import Link
-from uprmc.upr.receiver import Receiver
-from uprmc.upr.undo import Undo
+from uprmc.upr.receive import link
+from uprmc.upr.receive.link import Link
+from uprmc.upr.receive.receiver import Receiver
+from uprmc.upr.receive.undo import Undo
 
 #: Connections of one seed, and about how many frames that are.
 _CONNECTIONS, _FRAMES = 12, 250
@@ -90,7 +90,7 @@ def test_the_net_catches_a_whole_state_that_is_none(monkeypatch: pytest.MonkeyPa
         adopt(vbucket, items, snapshot, purge_seqno)
         vbucket.receiving = None
 
-    monkeypatch.setattr("uprmc.upr.replica_stream.apply_all", rash)
+    monkeypatch.setattr("uprmc.upr.receive.replica_stream.apply_all", rash)
     _caught("never a whole state", 0.0)
 
 
@@ -111,7 +111,7 @@ def test_the_net_catches_versions_that_are_forgotten(monkeypatch: pytest.MonkeyP
     def forgetful(bucket: Any, vbucket: Any, given: rewind.Rewind, done: Any) -> None:
         roll_back(bucket, vbucket, given._replace(versions=given.versions[:-1]), done)
 
-    monkeypatch.setattr("uprmc.upr.undo.roll_back", forgetful)
+    monkeypatch.setattr("uprmc.upr.receive.undo.roll_back", forgetful)
     _caught("never get equal", 0.0)
 
 

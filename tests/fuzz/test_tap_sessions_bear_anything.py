@@ -12,8 +12,8 @@ import pytest
 from tests.fuzz import grammar, tap_grammar
 from tests.fuzz.harness import Fuzz, run
 from uprmc.tap_adapter.consumer import TapConsumer
-from uprmc.tap_adapter.door import TapDoor
 from uprmc.tap_adapter.producer import TapProducer
+from uprmc.tap_adapter.tap_registry import TapRegistry
 
 _SHARE = 2_500
 _SEEDS = range(max(1, int(os.environ.get("UPRMC_FUZZ_FRAMES", "20000")) // (2 * _SHARE)))
@@ -70,7 +70,7 @@ def test_the_net_catches_an_answer_that_raises(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_net_catches_a_stream_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is gone, and its stream is not."""
-    monkeypatch.setattr(TapDoor, "close", lambda door, opened: None)
+    monkeypatch.setattr(TapRegistry, "close", lambda door, opened: None)
     with pytest.raises(AssertionError, match="stay"):
         _clients(0)
 

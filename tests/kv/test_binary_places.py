@@ -165,7 +165,7 @@ def test_an_item_larger_than_the_whole_quota_never_fits() -> None:
     rig = Rig()
     peer = Peer(rig)
     peer.put(b"k", b"v")
-    rig.bucket.ledger.mutation_limit = 1_000
-    rig.bucket.ledger.write_limit = 0
+    rig.bucket.account.mutation_limit = 1_000
+    rig.bucket.account.write_limit = 0
     assert peer.say(store(SET, b"big", b"v" * 2_000)) == error(SET, 0x82)
     assert peer.say(store(SET, b"small", b"v")) == error(SET, 0x86)

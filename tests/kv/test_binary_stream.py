@@ -118,7 +118,7 @@ def state(rig: Rig) -> list[object]:
     rig.check()
     return [
         rig.bucket.stats.items(),
-        rig.bucket.ledger.used,
+        rig.bucket.account.used,
         *[
             (sorted(v.table.items()), v.high_seqno, sorted(v.locks.items()))
             for v in rig.bucket.vbuckets.values()
@@ -181,8 +181,8 @@ def test_the_short_ways_answer_the_same_bytes_and_leave_the_same_behind(
             if place == 7:
                 limit = {"full disk": -1, "short memory": 0}.get(trouble or "")
                 if limit is not None:
-                    rig.bucket.ledger.write_limit = limit
-                    rig.bucket.ledger._disk_reason = "full" if limit < 0 else ""
+                    rig.bucket.account.write_limit = limit
+                    rig.bucket.account._disk_reason = "full" if limit < 0 else ""
         assert first.say(request) == the_long_way(second.session, request), request
         assert first.closed is second.closed
         assert state(short) == state(long)

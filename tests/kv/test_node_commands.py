@@ -44,7 +44,7 @@ def test_persistence_stops_and_starts_and_either_may_be_said_twice(rig: Rig, pee
         assert flusher.paused
     peer.put(b"k", b"v")  # accepted all the same
     announced: list[bool] = []
-    rig.bucket.ledger.on_dirty = lambda: announced.append(True)
+    rig.bucket.account.on_dirty = lambda: announced.append(True)
     for _ in range(2):
         assert peer.say(frame(START)) == answer(START)
         assert not flusher.paused
@@ -169,23 +169,23 @@ def refusal(peer: Peer, request: bytes) -> tuple[int, str]:
 
 
 def test_the_quota_takes_the_marks_with_it(rig: Rig, peer: Peer) -> None:
-    ledger = rig.bucket.ledger
-    ledger.exhausted = True
+    account = rig.bucket.account
+    account.exhausted = True
     assert accepted(peer, "max_size", str(100 * MIB))
-    assert (ledger.quota, ledger.low_mark, ledger.high_mark) == (100 * MIB, 75 * MIB, 85 * MIB)
-    assert ledger.write_limit == ledger.mutation_limit == 93 * MIB
-    assert not ledger.exhausted
+    assert (account.quota, account.low_mark, account.high_mark) == (100 * MIB, 75 * MIB, 85 * MIB)
+    assert account.write_limit == account.mutation_limit == 93 * MIB
+    assert not account.exhausted
     assert accepted(peer, "max_size", "64M")
-    assert rig.bucket.settings.memory.quota == ledger.quota == 64 * MIB
+    assert rig.bucket.settings.memory.quota == account.quota == 64 * MIB
 
 
 @pytest.mark.parametrize("text", ["50000000", "50000001", "50000002", "50000003"])
 def test_a_mark_is_set_to_the_byte(rig: Rig, peer: Peer, text: str) -> None:
     assert accepted(peer, "max_size", "100000003")
     assert accepted(peer, "mem_low_wat", text)
-    assert rig.bucket.ledger.low_mark == int(text)
+    assert rig.bucket.account.low_mark == int(text)
     assert accepted(peer, "mem_high_wat", "60000007")
-    assert (rig.bucket.ledger.low_mark, rig.bucket.ledger.high_mark) == (int(text), 60_000_007)
+    assert (rig.bucket.account.low_mark, rig.bucket.account.high_mark) == (int(text), 60_000_007)
 
 
 def test_marks_may_be_shares_and_move_with_the_quota(rig: Rig, peer: Peer) -> None:
@@ -193,11 +193,11 @@ def test_marks_may_be_shares_and_move_with_the_quota(rig: Rig, peer: Peer) -> No
     assert accepted(peer, "mem_low_wat", "50%")
     assert accepted(peer, "mem_high_wat", "60%")
     assert accepted(peer, "mutation_mem_threshold", "70")
-    ledger = rig.bucket.ledger
-    assert (ledger.low_mark, ledger.high_mark) == (50 * MIB, 60 * MIB)
-    assert ledger.write_limit == 70 * MIB
+    account = rig.bucket.account
+    assert (account.low_mark, account.high_mark) == (50 * MIB, 60 * MIB)
+    assert account.write_limit == 70 * MIB
     assert accepted(peer, "max_size", "200M")
-    assert (ledger.low_mark, ledger.high_mark) == (100 * MIB, 120 * MIB)
+    assert (account.low_mark, account.high_mark) == (100 * MIB, 120 * MIB)
 
 
 def test_a_mark_does_not_end_the_refusal_of_a_full_disk(rig: Rig, peer: Peer) -> None:

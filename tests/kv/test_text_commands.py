@@ -283,21 +283,23 @@ def test_verbosity_is_passed_on_up_to_2(rig: Rig) -> None:
 
 
 def test_cache_memlimit_sets_the_quota_and_moves_its_marks(rig: Rig) -> None:
-    session, ledger = rig.text(), rig.bucket.ledger
+    session, account = rig.text(), rig.bucket.account
     assert talk(session, b"cache_memlimit 100\r\n") == b"OK\r\n"
-    assert ledger.quota == 100 * 1024 * 1024
+    assert account.quota == 100 * 1024 * 1024
     shares = rig.settings.memory
-    assert ledger.low_mark == int(ledger.quota * shares.low_mark)
-    assert ledger.high_mark == int(ledger.quota * shares.high_mark)
-    assert ledger.write_limit == ledger.mutation_limit == int(ledger.quota * shares.mutation_limit)
+    assert account.low_mark == int(account.quota * shares.low_mark)
+    assert account.high_mark == int(account.quota * shares.high_mark)
+    assert (
+        account.write_limit == account.mutation_limit == int(account.quota * shares.mutation_limit)
+    )
     assert talk(session, b"cache_memlimit 64 noreply\r\n") == b""
-    assert ledger.quota == 64 * 1024 * 1024
+    assert account.quota == 64 * 1024 * 1024
 
 
 def test_a_new_quota_does_not_open_a_full_disk(rig: Rig) -> None:
-    rig.bucket.ledger.disk_failed("full")
+    rig.bucket.account.disk_failed("full")
     talk(rig.text(), b"cache_memlimit 100\r\n")
-    assert rig.bucket.ledger.write_limit == -1
+    assert rig.bucket.account.write_limit == -1
 
 
 def test_cache_memlimit_refuses_less_than_8(rig: Rig) -> None:

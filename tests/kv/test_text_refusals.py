@@ -82,8 +82,8 @@ def test_a_full_disk_refuses_every_write(command: bytes) -> None:
 def test_short_memory_is_a_temporary_failure_that_asks_for_room() -> None:
     rig = Rig()
     pressed: list[int] = []
-    rig.bucket.ledger.on_pressure = lambda: pressed.append(1)
-    rig.bucket.ledger.used = rig.bucket.ledger.mutation_limit + 1
+    rig.bucket.account.on_pressure = lambda: pressed.append(1)
+    rig.bucket.account.used = rig.bucket.account.mutation_limit + 1
     session = rig.text()
     assert talk(session, b"set a 0 0 1\r\nx\r\nset  b 0 0 1\r\nx\r\n") == FAILURE * 2
     assert len(pressed) == 2
@@ -93,7 +93,7 @@ def test_short_memory_is_a_temporary_failure_that_asks_for_room() -> None:
 def test_an_item_that_could_never_fit_is_out_of_memory() -> None:
     rig = Rig(memory__quota=32 * 1024 * 1024, kv__max_item_bytes=20 * 1024 * 1024)
     assert talk(rig.text(), b"cache_memlimit 8\r\n") == b"OK\r\n"
-    rig.bucket.ledger.used = rig.bucket.ledger.mutation_limit + 1
+    rig.bucket.account.used = rig.bucket.account.mutation_limit + 1
     huge = b"set a 0 0 9000000\r\n" + b"x" * 9_000_000 + b"\r\n"
     assert talk(rig.text(), huge) == b"SERVER_ERROR out of memory storing object\r\n"
 

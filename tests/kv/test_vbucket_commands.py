@@ -404,9 +404,9 @@ def test_a_value_is_ejected_once_it_is_on_disk(rig: Rig, peer: Peer) -> None:
     dirty = answer(EVICT, EEXISTS, value=b"Can't eject: Dirty object.")
     assert peer.say(evict) == dirty
     rig.flush()
-    used = rig.bucket.ledger.used
+    used = rig.bucket.account.used
     assert peer.say(evict) == answer(EVICT, value=b"Ejected.")
-    assert rig.bucket.ledger.used == used - len(b"value")
+    assert rig.bucket.account.used == used - len(b"value")
     assert rig.bucket.stats.value_ejects == 1
     assert peer.say(evict) == answer(EVICT, value=b"Already ejected.")
     assert peer.say(frame(GET, b"k", vbucket=1)) == b""

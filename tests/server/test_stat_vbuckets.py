@@ -149,7 +149,7 @@ def test_the_estimates_of_memory_add_up_to_what_is_used() -> None:
     found = dict(stat_vbuckets.details(node, [0, 1, 2, 3]))
     shares = [int(found[f"vb_{number}:ht_item_memory"]) for number in range(4)]
     assert shares[0] == 0 < shares[1] < shares[2] < shares[3]
-    assert node.bucket.ledger.used - 4 <= sum(shares) <= node.bucket.ledger.used
+    assert node.bucket.account.used - 4 <= sum(shares) <= node.bucket.account.used
     sizes = dict(stat_stand_ins.hash_tables(node, [0, 1, 2, 3]))
     assert [int(sizes[f"vb_{number}:mem_size"]) for number in range(4)] == shares
 

@@ -162,7 +162,7 @@ def test_an_empty_node_has_empty_groups(tmp_path: Path) -> None:
 def test_memory_warmup_and_our_own_group(running: tuple[Node, Loop]) -> None:
     node, _ = running
     memory = group(node, "memory")
-    assert int(memory["mem_used"]) == node.bucket.ledger.used > 10 * 100
+    assert int(memory["mem_used"]) == node.bucket.account.used > 10 * 100
     assert int(memory["total_rss_bytes"]) > 1_000_000
     warmup = group(node, "warmup")
     assert (warmup["ep_warmup_thread"], warmup["ep_warmup_clean"]) == ("complete", "true")
@@ -245,7 +245,7 @@ def test_groups_of_couchbases_engine_tell_what_there_is_of_them(tmp_path: Path) 
         config = group(node, "config")
         assert config["ep_max_vbuckets"] == "4"
         assert config["ep_dbname"] == str(tmp_path)
-        assert config["ep_max_size"] == str(node.bucket.ledger.quota)
+        assert config["ep_max_size"] == str(node.bucket.account.quota)
 
 
 def test_expired_documents_are_counted_by_what_their_vbucket_is_now(tmp_path: Path) -> None:
@@ -345,9 +345,9 @@ def test_verbosity_and_reset(tmp_path: Path) -> None:
 
 @contextmanager
 def failing(node: Node, reason: str) -> Iterator[None]:
-    node.bucket.ledger.disk_failed(reason)
+    node.bucket.account.disk_failed(reason)
     yield
-    node.bucket.ledger.disk_works()
+    node.bucket.account.disk_works()
 
 
 def test_a_failing_disk_shows_everywhere(running: tuple[Node, Loop]) -> None:

@@ -27,7 +27,7 @@ from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettin
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.fetcher import Fetch
 from uprmc.engine.flusher import Flush
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
 from uprmc.errors import StoreError
 from uprmc.kv.services import Services
@@ -59,8 +59,8 @@ SMALL = (
     ("uprmc.server.flush_driver", "_log", DRIVER_LOG),
     ("uprmc.server.fetch_driver", "_log", DRIVER_LOG),
     ("uprmc.server.compaction_driver", "_log", DRIVER_LOG),
-    ("uprmc.upr.feed", "_PORTION_BYTES", 300),
-    ("uprmc.upr.stream", "_CHECKPOINT_ITEMS", 20),
+    ("uprmc.upr.produce.feed", "_PORTION_BYTES", 300),
+    ("uprmc.upr.produce.stream", "_CHECKPOINT_ITEMS", 20),
     ("uprmc.kv.upr_session", "GENTLE_BYTES", 600),
     ("uprmc.kv.upr_session", "GENTLE_PULL_BYTES", 200),
     ("uprmc.tap_adapter.feed", "PULL_BYTES", 400),
@@ -186,7 +186,7 @@ class Node:
             self.settings, self.disk.open(), WorldClock(world), WorldEntropy(world)
         )
         self.upr = Hub(bucket, self.settings.upr)
-        bucket.ledger.on_pressure = self._page_soon
+        bucket.account.on_pressure = self._page_soon
         if self.pace.automatic:
             self._drive()
         self._life_began()
@@ -395,9 +395,9 @@ class Node:
         self.upr.tick()
         for link in list(self.links):
             link.tick(self._world.now)
-        if self.bucket.pager.needed:
+        if self.bucket.evictor.needed:
             self._page_soon()
-        for _ in self.bucket.ledger.leftovers.steps():
+        for _ in self.bucket.account.leftovers.steps():
             pass
         self._after(_TICK_S, self._tick)
 
@@ -408,7 +408,7 @@ class Node:
 
     def _page(self) -> None:
         self._paging = False
-        if self.bucket.pager.run_slice():
+        if self.bucket.evictor.run_slice():
             self._page_soon()
 
     def _expire(self) -> None:
@@ -429,7 +429,7 @@ class Node:
         vbuckets = self.bucket.vbuckets.values()
         for vbucket in vbuckets:
             vbucket.check()
-        self._memory.look(vbuckets, self.bucket.ledger.used)
+        self._memory.look(vbuckets, self.bucket.account.used)
         self.branches.look(vbuckets)
 
     def _check_room(self) -> None:

@@ -15,7 +15,7 @@ from tests.sim.replica_wire import NEAR, PROFILES, Cutter, Wire, WireProfile
 from tests.sim.world import World
 from uprmc.config import Settings
 from uprmc.ports import Session
-from uprmc.upr.replication import Replication
+from uprmc.upr.follow.replication import Replication
 
 _DIAL_MAX_S = 0.02
 

@@ -12,9 +12,9 @@ from tests.sim.replica_node import Cluster, ReplicaNode
 from uprmc.config import Settings, TapSettings
 from uprmc.kv.services import Services
 from uprmc.protocol.tap import Connect
-from uprmc.tap_adapter.door import Opened
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.tap_adapter.producer import TapProducer
+from uprmc.tap_adapter.tap_registry import Opened
 
 
 class TapNode(ReplicaNode):
@@ -44,14 +44,14 @@ class TapNode(ReplicaNode):
     def _life_began(self) -> None:
         super()._life_began()
         self.tap = NodeTap(self.upr, self.settings.tap, lambda: self._world.now, lambda: b"the map")
-        door_open = self.tap.door.open
+        door_open = self.tap.registry.open
 
         def noted(connect: Connect, wake: Callable[[], None]) -> Opened:
             opened = door_open(connect, wake)
             self.producers[wake] = opened.producer
             return opened
 
-        self.tap.door.open = noted  # type: ignore[method-assign]
+        self.tap.registry.open = noted  # type: ignore[method-assign]
 
     def _services(self) -> Services:
         return replace(super()._services(), tap=self.tap)
@@ -62,12 +62,12 @@ class TapNode(ReplicaNode):
         return producer is not None and producer.done
 
     def _tick(self) -> None:
-        self.tap.door.tick()
+        self.tap.registry.tick()
         super()._tick()
 
     def judge_freed(self) -> None:
         """When nobody is connected any more, nobody holds a stream."""
-        connected = [known.name for known in self.tap.door.names if known.producer is not None]
+        connected = [known.name for known in self.tap.registry.names if known.producer is not None]
         if connected:
             complain(f"{self.name}: TAP clients are still connected: {connected}")
         if self.tap.pushes.pushers:

@@ -22,9 +22,9 @@ from tests.sim.judges import Verdict
 from tests.sim.linearity import ABSENT
 from tests.sim.run import Run
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.evictor import Evictor
 from uprmc.engine.flusher import Flush, Flusher
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES, Ledger
-from uprmc.engine.pager import Pager
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES, MemoryAccount
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import CommandError, StoreError
@@ -97,14 +97,14 @@ def _keep_the_clean_mark(patch: pytest.MonkeyPatch) -> None:
 def _eject_dirty_values(patch: pytest.MonkeyPatch) -> None:
     """Let the pager take what is not on disk."""
 
-    def sweep(pager: Pager, vbucket: VBucket, items: list[Item]) -> None:
+    def sweep(pager: Evictor, vbucket: VBucket, items: list[Item]) -> None:
         for item in items:
             if item.value is not None and vbucket.table.get(item.key) is item:
                 vbucket.table[item.key] = item.with_value(None)
                 vbucket.non_resident += 1
-                pager._ledger.used -= len(item.value)
+                pager._account.used -= len(item.value)
 
-    patch.setattr(Pager, "_sweep", sweep)
+    patch.setattr(Evictor, "_sweep", sweep)
     patch.setattr(VBucket, "check", lambda vbucket: None)  # the judges must see it without
 
 
@@ -124,7 +124,7 @@ def _waste_a_seqno_on_refusal(patch: pytest.MonkeyPatch) -> None:
 
 def _start_cas_at_one(patch: pytest.MonkeyPatch) -> None:
     """Begin the CAS counter anew with each process, and look at no clock."""
-    patch.setattr(Ledger, "tell_time", lambda ledger, now_s: None)
+    patch.setattr(MemoryAccount, "tell_time", lambda account, now_s: None)
     patch.setattr(Bucket, "leave_lost_cas_behind", lambda bucket, vbucket: None)
     patch.setattr(VBucket, "know_cas", lambda vbucket, cas: None)
 
@@ -143,7 +143,7 @@ def _forget_tombstones_by_key(patch: pytest.MonkeyPatch) -> None:
                 vbucket.tombstones -= bool(current.life)
                 vbucket.non_resident -= current.value is None and not current.life
                 size = ITEM_OVERHEAD_BYTES + len(item.key) + len(current.value or b"")
-                vbucket._ledger.used -= size
+                vbucket._account.used -= size
 
     patch.setattr(VBucket, "persisted", forget)
 
@@ -199,7 +199,7 @@ def _forget_ejected_bytes(patch: pytest.MonkeyPatch) -> None:
 
     def careless(vbucket: VBucket, item: Item) -> None:
         eject(vbucket, item)
-        vbucket._ledger.used += 1
+        vbucket._account.used += 1
 
     patch.setattr(VBucket, "eject", careless)
 
@@ -228,7 +228,7 @@ def _bring_in_whatever_was_read(patch: pytest.MonkeyPatch) -> None:
         current = vbucket.table.get(item.key)
         if current is None or current.life or not item.value:
             return False
-        vbucket._ledger.used += len(item.value) - len(current.value or b"")
+        vbucket._account.used += len(item.value) - len(current.value or b"")
         vbucket.non_resident -= current.value is None
         vbucket.table[item.key] = current.with_value(item.value)
         return True

@@ -33,15 +33,16 @@ from uprmc.engine import rewind as rewind_module
 from uprmc.engine import terms as terms_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flusher
-from uprmc.engine.ledger import Ledger as Accounts
+from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
-from uprmc.upr import admission, producer, receiver, replica_stream, undo
-from uprmc.upr.link import Link
-from uprmc.upr.receiver import Receiver
-from uprmc.upr.replica_stream import ReplicaStream
-from uprmc.upr.replication import Replication
-from uprmc.upr.source import Source
+from uprmc.upr.follow.replication import Replication
+from uprmc.upr.follow.source import Source
+from uprmc.upr.produce import admission, producer
+from uprmc.upr.receive import receiver, replica_stream, undo
+from uprmc.upr.receive.link import Link
+from uprmc.upr.receive.receiver import Receiver
+from uprmc.upr.receive.replica_stream import ReplicaStream
 
 pytestmark = pytest.mark.sim
 
@@ -195,7 +196,7 @@ def _purge_replicas_freely(patch: pytest.MonkeyPatch) -> None:
 
 def _go_on_with_the_next_cas(patch: pytest.MonkeyPatch) -> None:
     """Count on from the highest CAS that came, as if nothing could have been lost."""
-    patch.setattr(Accounts, "tell_time", lambda ledger, now_s: None)
+    patch.setattr(MemoryAccount, "tell_time", lambda account, now_s: None)
     patch.setattr(bucket_module, "step", lambda chance: 0)
     patch.setattr(
         Bucket, "leave_lost_cas_behind", lambda bucket, vbucket: vbucket.know_cas(vbucket.max_cas)

@@ -27,14 +27,14 @@ from uprmc.tap_adapter import consumer as consumer_module
 from uprmc.tap_adapter import feed as feed_module
 from uprmc.tap_adapter.batch import SavedBatch
 from uprmc.tap_adapter.consumer import TapConsumer
-from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.cursor import Cursor
 from uprmc.tap_adapter.feed import Feed
 from uprmc.tap_adapter.item_messages import TapForm
 from uprmc.tap_adapter.local import LocalUpstream
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.openings import Openings
-from uprmc.tap_adapter.outlet import Outlet
 from uprmc.tap_adapter.push_boundaries import Boundaries
+from uprmc.tap_adapter.send_queue import Outlet
 from uprmc.tap_adapter.stream import TapStream
 from uprmc.tap_adapter.window import Control, Refused, Window
 
@@ -102,12 +102,12 @@ def _skip_what_is_unacknowledged(patch: pytest.MonkeyPatch) -> None:
     """Go on after what was sent, not after what was acknowledged."""
     begin = Openings._course_of
 
-    def careless(openings: Openings, number: int, standing: Any) -> Course:
-        course = begin(openings, number, standing)
-        if course.sent > course.acked:
-            course.acked = course.sent
-            course.snapshot = course.snapshot._replace(start=course.sent, end=course.sent)
-        return course
+    def careless(openings: Openings, number: int, standing: Any) -> Cursor:
+        cursor = begin(openings, number, standing)
+        if cursor.sent > cursor.acked:
+            cursor.acked = cursor.sent
+            cursor.snapshot = cursor.snapshot._replace(start=cursor.sent, end=cursor.sent)
+        return cursor
 
     patch.setattr(Openings, "_course_of", careless)
 
@@ -166,9 +166,9 @@ def _remember_a_name_that_is_deregistered(patch: pytest.MonkeyPatch) -> None:
 
 def _number_checkpoints_anew(patch: pytest.MonkeyPatch) -> None:
     """Begin with 1 again and again."""
-    opened = Course.open_checkpoint
+    opened = Cursor.open_checkpoint
     patch.setattr(
-        Course, "open_checkpoint", lambda course, checkpoint_id, after: opened(course, 1, after)
+        Cursor, "open_checkpoint", lambda cursor, checkpoint_id, after: opened(cursor, 1, after)
     )
 
 

@@ -27,16 +27,16 @@ from uprmc.engine.flusher import Flusher
 from uprmc.engine.leases import Leases
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
-from uprmc.upr import admission, frames, producer, stream
-from uprmc.upr import feed as feed_module
-from uprmc.upr.barrier import ByCycle, ByVector, Place
-from uprmc.upr.feed import Feed
 from uprmc.upr.hub import Slots
-from uprmc.upr.lease_stream import LeaseStream
-from uprmc.upr.notifier import NotifierStream
-from uprmc.upr.schedule import Rounds
-from uprmc.upr.stream import Stream
-from uprmc.upr.takeover import TakeoverStream
+from uprmc.upr.produce import admission, frames, producer, stream
+from uprmc.upr.produce import feed as feed_module
+from uprmc.upr.produce.barrier import ByCycle, ByVector, Place
+from uprmc.upr.produce.feed import Feed
+from uprmc.upr.produce.lease_stream import LeaseStream
+from uprmc.upr.produce.notifier import NotifierStream
+from uprmc.upr.produce.schedule import Rounds
+from uprmc.upr.produce.stream import Stream
+from uprmc.upr.produce.takeover import TakeoverStream
 
 pytestmark = pytest.mark.sim
 

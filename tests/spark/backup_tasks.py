@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from uprmc.spark.engines import current_attempt
-from uprmc.spark.errors import BadRow, Unreachable
+from uprmc.columnar.errors import BadRow, Unreachable
+from uprmc.jobs.engines import current_attempt
 
 
 def squared(number: int) -> int:

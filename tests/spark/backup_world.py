@@ -12,11 +12,11 @@ from uprmc.client.connection import NodeConnection
 from uprmc.client.handler import SET, Change
 from uprmc.client.kv import KvClient
 from uprmc.client.lease import Lease
+from uprmc.columnar.access import Access
+from uprmc.jobs.engines import LocalEngine
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.management import COMPACT_EXTRAS, SEQNO_PERSISTENCE_EXTRAS
 from uprmc.protocol.opcodes import Opcode
-from uprmc.spark.access import Access
-from uprmc.spark.engines import LocalEngine
 
 VBUCKETS = 16
 HERE = LocalEngine(1)

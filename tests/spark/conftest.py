@@ -63,7 +63,7 @@ def fresh_node(tmp_path: Path) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def java() -> str:
     """The program; skips the test where Spark has none that it can use."""
-    from uprmc.spark.errors import JavaMissing
+    from uprmc.columnar.errors import JavaMissing
     from uprmc.spark.session import find_java
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from uprmc.spark.engines import LocalEngine
+from uprmc.jobs.engines import LocalEngine
 from uprmc.spark.feeding import feed
 
 

@@ -91,7 +91,7 @@ class World:
     """All vBuckets at one node at a time; a failover moves them all to another one.
 
     No node gets its role back: one that lost it and got it back between two looks of the driver,
-    and lost changes, cannot be told from one that was killed (`course` says so).
+    and lost changes, cannot be told from one that was killed (`batch_planner` says so).
     """
 
     chance: random.Random

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from uprmc.spark.access import Access
-from uprmc.spark.columns import Columns
+from uprmc.columnar.access import Access
+from uprmc.columnar.schema import Columns
 from uprmc.spark.following import Follower
 from uprmc.spark.offsets import Offset, parsed
 from uprmc.spark.options import ReadOptions

@@ -30,11 +30,13 @@ from tests.spark.backup_world import (
     store,
 )
 from tests.spark.here import numbered, remove
-from uprmc.spark import backup_plans, backups
-from uprmc.spark.access import Access
-from uprmc.spark.backups import backup
-from uprmc.spark.engines import LocalEngine
-from uprmc.spark.errors import (
+from uprmc.backup import backups, plans
+from uprmc.backup.backups import backup
+from uprmc.backup.manifest import Manifest, read_manifest
+from uprmc.backup.repository import Repository
+from uprmc.backup.restoring import restore
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import (
     BackupBusy,
     BackupDamaged,
     BackupForeign,
@@ -46,12 +48,10 @@ from uprmc.spark.errors import (
     TaskFailed,
     VBucketsChanged,
 )
-from uprmc.spark.lease import of_token
-from uprmc.spark.manifest import Manifest, read_manifest
-from uprmc.spark.nodes import vbucket_of
-from uprmc.spark.progress import Step
-from uprmc.spark.repository import Repository
-from uprmc.spark.restoring import restore
+from uprmc.columnar.lease import of_token
+from uprmc.columnar.nodes import vbucket_of
+from uprmc.jobs.engines import LocalEngine
+from uprmc.jobs.progress import Step
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +153,9 @@ def test_every_file_is_sorted_by_vbucket_and_seqno(source: ServerProcess, tmp_pa
 def test_large_groups_are_several_files(
     source: ServerProcess, target: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uprmc.spark.parts.PART_BYTES", 10_000)
-    monkeypatch.setattr("uprmc.spark.parts.ROW_GROUP_BYTES", 4_000)
-    monkeypatch.setattr("uprmc.spark.reading.HOLD_BACK_BYTES", 0)
+    monkeypatch.setattr("uprmc.backup.parts.PART_BYTES", 10_000)
+    monkeypatch.setattr("uprmc.backup.parts.ROW_GROUP_BYTES", 4_000)
+    monkeypatch.setattr("uprmc.columnar.reading.HOLD_BACK_BYTES", 0)
     for number in range(8):
         store(source, {b"%d-%d" % (number, n): b"v" * 5_000 for n in range(8)})
     manifest = add(source, tmp_path / "b", groups=2)
@@ -378,7 +378,7 @@ def test_a_flush_while_it_is_planned_begins_it_again(
     source: ServerProcess, target: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(source, numbered(50))
-    present, times = backup_plans.present_of, []
+    present, times = plans.present_of, []
 
     def flushed_at_first(*given: Any) -> Any:
         if not times:
@@ -386,7 +386,7 @@ def test_a_flush_while_it_is_planned_begins_it_again(
             store(source, numbered(5, value="after"))
         return present(*given)
 
-    monkeypatch.setattr(backup_plans, "present_of", flushed_at_first)
+    monkeypatch.setattr(plans, "present_of", flushed_at_first)
     assert add(source, tmp_path / "b").rows == 5
     assert_restored(tmp_path / "b", target, 0, states(source))
 
@@ -482,7 +482,7 @@ def interrupted_after(
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("uprmc.spark.lease.Lease.release", lambda lease: None)
+        patched.setattr("uprmc.columnar.lease.Lease.release", lambda lease: None)
         with pytest.raises(Killed):
             add(source, directory, progress=killed)
     (run,) = directory.rglob("run.json")
@@ -542,7 +542,7 @@ def test_a_disk_that_takes_nothing_leaves_no_increment(
     add(source, tmp_path)
     store(source, numbered(50, value="new"))
     with monkeypatch.context() as patched:
-        patched.setattr("uprmc.spark.parts._write_parquet", lambda table, path, how: full(path))
+        patched.setattr("uprmc.backup.parts._write_parquet", lambda table, path, how: full(path))
         with pytest.raises(TaskFailed, match="No space left"):
             add(source, tmp_path)
     assert len(Repository(tmp_path).chain().increments) == 1

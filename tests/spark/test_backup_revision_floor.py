@@ -13,14 +13,14 @@ from tests.spark.cli_run import uprmc_spark
 from tests.spark.here import changes, remove
 from tests.spark.read_peer import FakeNode, refused
 from tests.spark.test_manifest import PART, manifest_of
+from uprmc.backup.backups import backup
+from uprmc.backup.manifest import VBucketPart
+from uprmc.backup.restoring import RestoreReport, restore
+from uprmc.backup.revision_floors import floors_in, raise_floors
 from uprmc.client.kv import KvClient, Meta
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import Refused
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.spark.access import Access
-from uprmc.spark.backups import backup
-from uprmc.spark.errors import Refused
-from uprmc.spark.manifest import VBucketPart
-from uprmc.spark.restoring import RestoreReport, restore
-from uprmc.spark.revision_floors import floors_in, raise_floors
 
 REV = 20
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spark.test_manifest import manifest_of
-from uprmc.spark.errors import BackupForeign
-from uprmc.spark.increments import (
+from uprmc.backup.increments import (
     Beginning,
     Present,
     beginning,
@@ -22,7 +21,8 @@ from uprmc.spark.increments import (
     check_same_bucket,
     limits,
 )
-from uprmc.spark.manifest import VBucketPart
+from uprmc.backup.manifest import VBucketPart
+from uprmc.columnar.errors import BackupForeign
 
 A, B, C = 0xA, 0xB, 0xC
 

@@ -21,14 +21,14 @@ import pytest
 from interop.server_process import ServerProcess
 from tests.spark.backup_world import HERE, access_to, flush, start, states, store
 from tests.spark.here import numbered
+from uprmc.backup.backups import backup
+from uprmc.backup.manifest import Manifest
+from uprmc.backup.repository import Repository
+from uprmc.backup.restoring import restore
 from uprmc.client.kv import KvClient
-from uprmc.spark.access import Access
-from uprmc.spark.backups import backup
-from uprmc.spark.errors import BackupIncomplete, SparkError
-from uprmc.spark.manifest import Manifest
-from uprmc.spark.progress import Step
-from uprmc.spark.repository import Repository
-from uprmc.spark.restoring import restore
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import BackupIncomplete, SparkError
+from uprmc.jobs.progress import Step
 
 KEYS = 150
 
@@ -147,9 +147,9 @@ def compare(writer: Writer, manifest: Manifest, target: ServerProcess) -> None:
 
 PROGRAM = """
 import sys
-from uprmc.spark.access import Access
-from uprmc.spark.backups import backup
-from uprmc.spark.engines import LocalEngine
+from uprmc.columnar.access import Access
+from uprmc.backup.backups import backup
+from uprmc.jobs.engines import LocalEngine
 servers, directory, processes = sys.argv[1:]
 print("begun", flush=True)
 backup(Access((servers,)), directory, engine=LocalEngine(int(processes)), groups=8, rate=4000)

@@ -13,7 +13,7 @@ import pytest
 from tests.spark.cli_run import ROOT, uprmc_spark
 from uprmc.cli.main import run
 from uprmc.cli.spark_progress import Shown, line_of
-from uprmc.spark.progress import Step
+from uprmc.jobs.progress import Step
 
 HEAVY = ("pyarrow", "numpy", "pyspark", "pandas")
 

@@ -7,8 +7,8 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from uprmc.spark.columns import DEFAULT, OPTIONAL, Columns
-from uprmc.spark.errors import BadOption
+from uprmc.columnar.errors import BadOption
+from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
 
 
 def test_the_default_columns_are_those_of_the_reference() -> None:

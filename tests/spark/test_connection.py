@@ -15,20 +15,20 @@ import pytest
 from interop.server_process import ServerProcess, start_uprmc
 from tests.server.test_dialer import certificate_for
 from tests.spark.read_peer import FakeNode, refused
-from uprmc.protocol.header import RequestFrame, encode_request, encode_response
-from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.spark.access import Access, Tls, parsed_place
-from uprmc.spark.connection import PIPELINE_MAX, Connection
-from uprmc.spark.errors import (
+from uprmc.columnar.access import Access, Tls, parsed_place
+from uprmc.columnar.connection import PIPELINE_MAX, Connection
+from uprmc.columnar.errors import (
     BadOption,
     LoginRefused,
-    Nonsense,
+    ProtocolError,
     Refused,
     TlsFailed,
     Unreachable,
 )
-from uprmc.spark.frames import Request
-from uprmc.spark.patience import Busy, Silent, patiently
+from uprmc.columnar.frames import Request
+from uprmc.columnar.retry_policy import Busy, Silent, patiently
+from uprmc.protocol.header import RequestFrame, encode_request, encode_response
+from uprmc.protocol.opcodes import Opcode, Status
 
 QUICK = {"connect_timeout_s": 0.5, "read_timeout_s": 0.5, "retries": 2, "retry_backoff_s": 0.001}
 
@@ -135,10 +135,10 @@ def test_lost_connections_are_tried_again_as_often_as_allowed() -> None:
         (encode_request(Opcode.SET, key=b"k"), "SET that nobody asked for"),
     ],
 )
-def test_what_is_no_answer_is_nonsense(sent: bytes, words: str) -> None:
+def test_what_is_no_answer_is_protocol_error(sent: bytes, words: str) -> None:
     with peer() as node:
         instead(node, Opcode.HELLO, lambda frame: sent)
-        with pytest.raises(Nonsense, match=words) as caught:
+        with pytest.raises(ProtocolError, match=words) as caught:
             Connection(node.place, access(node.place))
     assert "\n" not in str(caught.value)
 
@@ -233,7 +233,7 @@ def test_a_certificate_that_nobody_trusts_is_refused(tls_node: ServerProcess) ->
 
 def test_one_end_only_speaks_tls(tls_node: ServerProcess, servers: str) -> None:
     place = str(tls_node.upr)
-    with pytest.raises((Unreachable, Nonsense), match="is it the upr listener"):
+    with pytest.raises((Unreachable, ProtocolError), match="is it the upr listener"):
         Connection(place, access(place))
     with pytest.raises((TlsFailed, Unreachable)):
         Connection(servers, access(servers, tls=Tls(verify=False)))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.spark.course import (
+from uprmc.columnar.errors import DataLost, NoVBucket, RolledBack
+from uprmc.spark.batch_planner import (
     FAIL,
     RESTART,
     REWIND,
@@ -21,7 +22,6 @@ from uprmc.spark.course import (
     slices,
     unchanged,
 )
-from uprmc.spark.errors import DataLost, NoVBucket, RolledBack
 from uprmc.spark.offsets import Offset, Position
 
 A, B, C = 1, 2, 3

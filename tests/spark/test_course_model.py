@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from tests.spark.stream_model import Control, Row, Sink, VBucket, World, Wrong
-from uprmc.spark import course
-from uprmc.spark.course import RESTART, REWIND, Rules, Seen, Slice
+from uprmc.columnar.rollback import rollback_point
+from uprmc.spark import batch_planner
+from uprmc.spark.batch_planner import RESTART, REWIND, Rules, Seen, Slice
 from uprmc.spark.offsets import Offset, Position, parsed
-from uprmc.spark.rollback import rollback_point
 
 VBUCKETS = 2
 STEPS = 25
@@ -51,16 +51,16 @@ class Stream:
         place, held = world.leases.get(start.lease or "", ("", []))
         confirmed = bool(held) and place == world.place
         if start.under_way and confirmed:
-            return course.carried_on(start, rows)
+            return batch_planner.carried_on(start, rows)
         places = dict.fromkeys(range(VBUCKETS), self.lease_place(start))
-        here = course.settled(start, confirmed, places, self.rules)
+        here = batch_planner.settled(start, confirmed, places, self.rules)
         now = self.seen(world.vbuckets, world.place)
-        if course.unchanged(here, now, self.rules):
-            return course.at_rest(here)
+        if batch_planner.unchanged(here, now, self.rules):
+            return batch_planner.at_rest(here)
         token = world.acquire()
         self.places[token] = world.place
         self.planned = {v.number: v.copy() for v in world.vbuckets}
-        return course.advanced(here, now, token, self.rules, rows)
+        return batch_planner.advanced(here, now, token, self.rules, rows)
 
     places: dict[str, str]
     planned: dict[int, VBucket]
@@ -133,7 +133,7 @@ class Stream:
         for _ in range(self.chance.choice((1, 1, 1, 2, 3))):
             exact, batch = True, []
             self.read_now = {}
-            for part in course.slices(start, end):
+            for part in batch_planner.slices(start, end):
                 trouble()
                 rows_of_it, live = self.read(end.lease, part)
                 batch += rows_of_it
@@ -220,16 +220,16 @@ def caught(make: Callable[[int], Stream] = lambda seed: Stream(seed, REWIND, pur
 def test_the_judge_sees_a_stream_that_goes_back_into_a_snapshot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(course, "newest_boundary", lambda point, boundaries: point)
+    monkeypatch.setattr(batch_planner, "newest_boundary", lambda point, boundaries: point)
     caught()
 
 
 def test_the_judge_sees_a_limited_batch_that_counts_as_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settled = course.settled
+    settled = batch_planner.settled
 
-    def complete(start: Offset, *rest: Any) -> course.Settled:
+    def complete(start: Offset, *rest: Any) -> batch_planner.Settled:
         positions = {
             number: each
             if each.snapshot is None
@@ -238,19 +238,19 @@ def test_the_judge_sees_a_limited_batch_that_counts_as_complete(
         }
         return settled(replace(start, positions=positions), *rest)
 
-    monkeypatch.setattr(course, "settled", complete)
+    monkeypatch.setattr(batch_planner, "settled", complete)
     caught()
 
 
 def test_the_judge_sees_an_unproven_end_that_counts_as_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settled = course.settled
+    settled = batch_planner.settled
 
-    def sure(start: Offset, confirmed: bool, *rest: Any) -> course.Settled:
+    def sure(start: Offset, confirmed: bool, *rest: Any) -> batch_planner.Settled:
         return settled(start, True, *rest)
 
-    monkeypatch.setattr(course, "settled", sure)
+    monkeypatch.setattr(batch_planner, "settled", sure)
     caught()
 
 

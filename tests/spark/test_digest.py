@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.spark import digest as module
-from uprmc.spark.digest import (
+from uprmc.backup import digest as module
+from uprmc.backup.digest import (
     FIELDS,
     Digest,
     add_up,
@@ -18,7 +18,7 @@ from uprmc.spark.digest import (
     digests,
     row_hashes,
 )
-from uprmc.spark.errors import BadOption
+from uprmc.columnar.errors import BadOption
 
 Row = dict[str, object]
 

@@ -16,12 +16,13 @@ import pytest
 
 from tests.documents import OPERATIONS, names, rows, section
 from tests.spark.page import PAGE, ROOT, TEXT, blocks
-from uprmc.spark import columns, errors, option_tables
-from uprmc.spark.error_rows import CODES, ErrorRow
-from uprmc.spark.manifest import FilePart, Manifest, VBucketPart
+from uprmc.backup.manifest import FilePart, Manifest, VBucketPart
+from uprmc.columnar import errors, schema
+from uprmc.columnar.error_rows import CODES, ErrorRow
+from uprmc.columnar.report import OUTCOMES
+from uprmc.spark import option_tables
 from uprmc.spark.offsets import BOUNDARIES_MAX, Offset, Position
 from uprmc.spark.option_tables import ACCESS, READ, WRITE, Option
-from uprmc.spark.report import OUTCOMES
 
 OPTIONS = section(TEXT, "## Options")
 
@@ -127,11 +128,11 @@ def test_every_column_is_told_with_its_type() -> None:
     found = {
         name: row[1].split(" ")[0] for row in table for name in re.findall(r"`([^`]+)`", row[0])
     }
-    every = columns.Columns(names=tuple(found))
+    every = schema.Columns(names=tuple(found))
     expected = dict(each.strip().split(" ", 1) for each in every.ddl.split(","))
     expected = {name.strip("`"): kind.lower() for name, kind in expected.items()}
     assert found == expected
-    assert set(found) == set(columns.DEFAULT) | set(columns.OPTIONAL)
+    assert set(found) == set(schema.DEFAULT) | set(schema.OPTIONAL)
 
 
 # --- the command line ---------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.spark import backup_tasks as work
-from uprmc.spark.engines import ATTEMPTS, PROCESSES_MAX, LocalEngine
-from uprmc.spark.errors import BadOption, BadRow, TaskFailed
+from uprmc.columnar.errors import BadOption, BadRow, TaskFailed
+from uprmc.jobs.engines import ATTEMPTS, PROCESSES_MAX, LocalEngine
 
 engines = pytest.mark.parametrize("engine", [LocalEngine(1), LocalEngine(2)], ids=["here", "two"])
 
@@ -117,7 +117,7 @@ def test_a_large_task_and_a_large_result_get_through() -> None:
 def test_workers_end_when_their_driver_is_killed(tmp_path: Path) -> None:
     places = [str(tmp_path / "one"), str(tmp_path / "two")]
     program = (
-        "from uprmc.spark.engines import LocalEngine\n"
+        "from uprmc.jobs.engines import LocalEngine\n"
         "from tests.spark.backup_tasks import waits_for\n"
         f"LocalEngine(2).run(waits_for, {places!r})\n"
     )

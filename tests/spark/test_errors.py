@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import uprmc.spark
-from uprmc.spark.errors import RolledBack, SparkError
+from uprmc.columnar.errors import RolledBack, SparkError
 
 
 def _kinds(kind: type[SparkError]) -> Iterator[type[SparkError]]:

@@ -21,8 +21,8 @@ from interop.server_process import ServerProcess
 from tests.spark.backup_world import flush
 from tests.spark.here import contents, numbered, put, remove
 from tests.spark.stream_rows import Changes, Row
-from uprmc.spark.engines import LocalEngine
-from uprmc.spark.errors import BadFile, BadOption, RolledBack
+from uprmc.columnar.errors import BadFile, BadOption, RolledBack
+from uprmc.jobs.engines import LocalEngine
 from uprmc.spark.feed_checkpoint import KEPT_BATCHES, Checkpoint
 from uprmc.spark.feeding import FeedReport, error_of, feed
 from uprmc.spark.offsets import Offset

@@ -12,12 +12,12 @@ from interop.server_process import ServerProcess, start_uprmc
 from tests.spark.backup_world import ask, compact, flush, persist, stop_persistence
 from tests.spark.here import changes, contents, numbered, put, remove
 from tests.spark.stream_rows import Stream, options_for
+from uprmc.columnar.access import Access
+from uprmc.columnar.connection import Connection
+from uprmc.columnar.errors import BadFile, DataLost, NoVBucket, RolledBack, VBucketsChanged
+from uprmc.columnar.lease import of_token
+from uprmc.columnar.nodes import vbucket_of
 from uprmc.protocol.opcodes import Opcode
-from uprmc.spark.access import Access
-from uprmc.spark.connection import Connection
-from uprmc.spark.errors import BadFile, DataLost, NoVBucket, RolledBack, VBucketsChanged
-from uprmc.spark.lease import of_token
-from uprmc.spark.nodes import vbucket_of
 from uprmc.spark.offsets import parsed
 from uprmc.spark.stream_task import run
 

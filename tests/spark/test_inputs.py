@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uprmc.spark import inputs
-from uprmc.spark.errors import BadFile, BadOption
-from uprmc.spark.input_rows import BadLine, Numbering, Row, rows_of
-from uprmc.spark.inputs import Dialect, Task, fingerprint, plan
+from uprmc.columnar.errors import BadFile, BadOption
+from uprmc.load import inputs
+from uprmc.load.input_rows import BadLine, Numbering, Row, rows_of
+from uprmc.load.inputs import Dialect, Task, fingerprint, plan
 
 
 def read(tasks: list[Task]) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
@@ -233,7 +233,16 @@ def test_an_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
 def test_a_bad_json_line_is_named_by_its_number_in_the_file(
     tmp_path: Path, task_bytes: int
 ) -> None:
-    lines = ['{"a":1}', "", "{nonsense", '{"a":2}', "[1]", '{"a":NaN}', b"\xff".hex(), '{"a":3}']
+    lines = [
+        '{"a":1}',
+        "",
+        "{nonsense",
+        '{"a":2}',
+        "[1]",
+        '{"a":NaN}',
+        b"\xff".hex(),
+        '{"a":3}',
+    ]
     path = written(tmp_path / "x.jsonl", "\n".join(lines) + "\n")
     rows, bad = read(plan([path], task_bytes=task_bytes))
     assert rows == [{"a": 1}, {"a": 2}, {"a": 3}]
@@ -270,7 +279,7 @@ def test_a_quote_that_is_never_closed_is_a_bad_line_where_it_begins(tmp_path: Pa
 def test_a_line_at_the_limit_is_read_and_one_above_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    monkeypatch.setattr("uprmc.spark.input_rows.LINE_BYTES_MAX", 40)
+    monkeypatch.setattr("uprmc.load.input_rows.LINE_BYTES_MAX", 40)
 
     def line(size: int) -> str:
         return '{"a":"' + "x" * (size - 9) + '"}\n' if "json" in form else "x" * (size - 1) + "\n"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tools import spark_layouts
+from uprmc.columnar import layouts
 from uprmc.protocol import binary, header, management, opcodes, upr, upr_extensions
 from uprmc.protocol.derive import derive
-from uprmc.spark import layouts
 
 SPARK = Path(layouts.__file__).parent
 

@@ -14,20 +14,16 @@ from hypothesis import strategies as st
 from interop.server_process import ServerProcess, start_uprmc
 from tests.spark.read_peer import FakeNode, refused
 from uprmc.client.kv import KvClient
-from uprmc.protocol.header import RequestFrame, encode_response
-from uprmc.protocol.management import encode_vbucket_seqnos
-from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS
-from uprmc.spark.access import Access
-from uprmc.spark.errors import (
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import (
     BadOption,
     LeaseEnded,
     LeaseRefused,
-    Nonsense,
     NoVBucket,
+    ProtocolError,
     Unreachable,
 )
-from uprmc.spark.lease import (
+from uprmc.columnar.lease import (
     Grant,
     KeptLease,
     Lease,
@@ -36,7 +32,11 @@ from uprmc.spark.lease import (
     parsed_ranges,
     ranges_text,
 )
-from uprmc.spark.nodes import Nodes
+from uprmc.columnar.nodes import Nodes
+from uprmc.protocol.header import RequestFrame, encode_response
+from uprmc.protocol.management import encode_vbucket_seqnos
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS
 
 
 def access(*places: str, **more: float) -> Access:
@@ -268,12 +268,12 @@ def test_a_vbucket_whose_node_restarts_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("value", [b"123", b""])
-def test_a_torn_lease_is_nonsense(value: bytes) -> None:
+def test_a_torn_lease_is_protocol_error(value: bytes) -> None:
     with FakeNode({0: 1}) as node:
         node.answers[Opcode.LEASE_ACQUIRE] = lambda frame: encode_response(
             frame.opcode, extras=LEASE_GRANT_EXTRAS.pack(7, 60), value=value, opaque=frame.opaque
         )
-        with pytest.raises(Nonsense, match=r"a lease of other|a torn lease"):
+        with pytest.raises(ProtocolError, match=r"a lease of other|a torn lease"):
             acquire(access(node.place), [0], 60)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from uprmc.spark.errors import BadFile
-from uprmc.spark.load_state import Journal
-from uprmc.spark.report import TaskReport
+from uprmc.columnar.errors import BadFile
+from uprmc.columnar.report import TaskReport
+from uprmc.load.load_state import Journal
 
 FACTS = {"files": "abc", "key": "id", "servers": ["a:1"]}
 

@@ -13,13 +13,13 @@ import pytest
 
 from interop.server_process import ServerProcess
 from tests.spark.here import changes, contents, put
-from uprmc.spark.access import Access
-from uprmc.spark.engines import LocalEngine
-from uprmc.spark.errors import BadFile, BadOption, BadRow, TooManyErrors, Unreachable
-from uprmc.spark.loading import LoadReport, load
-from uprmc.spark.progress import Step
-from uprmc.spark.row_rules import RowRules
-from uprmc.spark.write_options import WriteOptions
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import BadFile, BadOption, BadRow, TooManyErrors, Unreachable
+from uprmc.columnar.write_options import WriteOptions
+from uprmc.jobs.engines import LocalEngine
+from uprmc.jobs.progress import Step
+from uprmc.load.loading import LoadReport, load
+from uprmc.load.row_rules import RowRules
 
 ENGINE = LocalEngine(1)
 

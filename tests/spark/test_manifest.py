@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.spark.digest import Digest
-from uprmc.spark.errors import BackupDamaged, BackupForeign
-from uprmc.spark.manifest import (
+from uprmc.backup.digest import Digest
+from uprmc.backup.manifest import (
     FORMAT,
     FilePart,
     Manifest,
     VBucketPart,
     read_manifest,
 )
+from uprmc.columnar.errors import BackupDamaged, BackupForeign
 
 PART = VBucketPart(
     0xA1, 3, 9, 2, 1, 40, 1, ((0xA1, 5), (0xFFFF_FFFF_FFFF_FFFF, 0)), Digest(2, 2**64 - 1), 3

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.spark.read_peer import FakeNode, refused
 from uprmc.client.kv import KvClient
 from uprmc.client.kv_map import KvMap
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import BadOption, NoVBucket, ProtocolError, Unreachable, VBucketsChanged
+from uprmc.columnar.nodes import Nodes, vbucket_of
+from uprmc.columnar.retry_policy import Busy
 from uprmc.model import FailoverEntry
 from uprmc.protocol.header import RequestFrame, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import encode_failover_log
-from uprmc.spark.access import Access
-from uprmc.spark.errors import BadOption, Nonsense, NoVBucket, Unreachable, VBucketsChanged
-from uprmc.spark.nodes import Nodes, vbucket_of
-from uprmc.spark.patience import Busy
 
 
 def access(*places: str) -> Access:
@@ -246,10 +246,10 @@ def test_a_lost_connection_is_made_again() -> None:
         (Opcode.GET_FAILOVER_LOG, b"", "a failover log of 0 bytes"),
     ],
 )
-def test_a_torn_answer_is_nonsense(opcode: int, value: bytes, words: str) -> None:
+def test_a_torn_answer_is_protocol_error(opcode: int, value: bytes, words: str) -> None:
     with FakeNode({0: 1}) as node:
         node.answers[opcode] = lambda frame: encode_response(
             frame.opcode, value=value, opaque=frame.opaque
         )
-        with pytest.raises(Nonsense, match=words), Nodes(access(node.place)) as nodes:
+        with pytest.raises(ProtocolError, match=words), Nodes(access(node.place)) as nodes:
             nodes.standings()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.spark.errors import BackupDamaged, BadFile, BadOption
+from uprmc.columnar.errors import BackupDamaged, BadFile, BadOption
 from uprmc.spark.offsets import (
     BEGINNING,
     BOUNDARIES_MAX,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.spark import option_values as values
-from uprmc.spark.access import Access, Tls
-from uprmc.spark.errors import BadOption
+from uprmc.columnar import option_values as values
+from uprmc.columnar.access import Access, Tls
+from uprmc.columnar.errors import BadOption
 from uprmc.spark.option_tables import READ, WRITE, Option, plain
 from uprmc.spark.options import access_of, as_texts, read_options, write_options
 

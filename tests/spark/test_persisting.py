@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.spark.test_writing import KEYS, cluster, numbered, writer, written
 from tests.spark.write_peer import DO, LOSE_AFTER, Cluster, troubled
 from tests.spark.write_rows import HandClock, documents, versions
+from uprmc.columnar import persisting
+from uprmc.columnar.errors import Refused
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.spark import persisting
-from uprmc.spark.errors import Refused
 
 
 def crashing(seed: int, crashes: int) -> Any:
@@ -210,8 +210,8 @@ def test_what_is_held_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster(on_observe=observe) as peers, writer(peers, durability="persist") as target:
         for number in range(40):
             target.write(documents({b"key-%d" % number: b"v" * 500}))
-            assert target._ledger is not None
-            assert target._ledger.held_bytes <= 5_000 + 1_000
+            assert target._unpersisted is not None
+            assert target._unpersisted.held_bytes <= 5_000 + 1_000
         target.finish()
         assert len(peers.documents) == 40
 

@@ -23,10 +23,10 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from uprmc.columnar.lease import Held
+from uprmc.columnar.reading import Range
 from uprmc.spark.batch import skipping
-from uprmc.spark.lease import Held
 from uprmc.spark.pushdown import Wanted, meeting, push
-from uprmc.spark.reading import Range
 
 
 def pushed(*filters: Any, text_keys: bool = True) -> Wanted:

@@ -15,12 +15,12 @@ from interop.server_process import ServerProcess, start_uprmc
 from tests.spark.backup_world import compact
 from uprmc.client.kv import KvClient
 from uprmc.client.lease import Lease as ReferenceLease
-from uprmc.spark.access import Access
-from uprmc.spark.columns import DEFAULT, OPTIONAL, Columns
-from uprmc.spark.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, Unreachable
-from uprmc.spark.lease import Grant, KeptLease, Lease, acquire
-from uprmc.spark.nodes import Nodes
-from uprmc.spark.reading import Done, Range, read
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, Unreachable
+from uprmc.columnar.lease import Grant, KeptLease, Lease, acquire
+from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.reading import Done, Range, read
+from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
 
 VBUCKETS = 8
 DOCUMENTS = 6_000

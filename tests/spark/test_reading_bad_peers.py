@@ -19,24 +19,24 @@ from tests.spark.read_peer import (
     refused,
     stream_end,
 )
-from uprmc.protocol.header import RequestFrame, encode_request, encode_response
-from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
-from uprmc.protocol.upr import ROLLBACK_VALUE, STREAM_REQUEST_EXTRAS
-from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS
-from uprmc.spark.access import Access
-from uprmc.spark.columns import Columns
-from uprmc.spark.errors import (
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import (
     LeaseEnded,
     LeaseRefused,
-    Nonsense,
+    ProtocolError,
     Refused,
     RolledBack,
     SparkError,
     Unreachable,
 )
-from uprmc.spark.lease import acquire
-from uprmc.spark.patience import Silent
-from uprmc.spark.reading import LEASES_MAX, Done, Range, read
+from uprmc.columnar.lease import acquire
+from uprmc.columnar.reading import LEASES_MAX, Done, Range, read
+from uprmc.columnar.retry_policy import Silent
+from uprmc.columnar.schema import Columns
+from uprmc.protocol.header import RequestFrame, encode_request, encode_response
+from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
+from uprmc.protocol.upr import ROLLBACK_VALUE, STREAM_REQUEST_EXTRAS
+from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS
 
 COLUMNS = Columns(("key", "_vb", "_seq", "_vbuuid"))
 
@@ -237,7 +237,7 @@ def test_what_no_node_may_send_ends_the_read(sent: Callable[[int], bytes], words
     with FakeNode({0: 5}) as node:
         node.stream = lambda frame: begun(frame, sent(frame.opaque))
         batches = read(access(node), [Range(0)], COLUMNS)
-        with pytest.raises(Nonsense, match=words) as caught:
+        with pytest.raises(ProtocolError, match=words) as caught:
             next(batches)  # no row comes before it
         assert "\n" not in str(caught.value)
         assert node.count(Opcode.UPR_OPEN) == 1
@@ -252,15 +252,15 @@ def test_a_lease_of_more_than_the_stream_has_is_a_gap() -> None:
             return short(node, frame)
 
         node.stream = stream
-        with pytest.raises(Nonsense, match="that goes to 5"):
+        with pytest.raises(ProtocolError, match="that goes to 5"):
             seqnos(node)
 
 
 @pytest.mark.parametrize("opcode", [Opcode.LEASE_ACQUIRE, Opcode.UPR_OPEN, Opcode.UPR_CONTROL])
-def test_garbage_instead_of_an_answer_is_nonsense(opcode: int) -> None:
+def test_garbage_instead_of_an_answer_is_protocol_error(opcode: int) -> None:
     with FakeNode({0: 5}) as node:
         node.answers[opcode] = lambda frame: b"what?" * 10
-        with pytest.raises(Nonsense, match="no frame"):
+        with pytest.raises(ProtocolError, match="no frame"):
             seqnos(node)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.spark.errors import BadFile
-from uprmc.spark.report import FIRST_ERRORS_MAX, OUTCOMES, Counts, Report, TaskReport, merge
+from uprmc.columnar.errors import BadFile
+from uprmc.columnar.report import FIRST_ERRORS_MAX, OUTCOMES, Counts, Report, TaskReport, merge
 
 COUNTERS = [each.name for each in fields(Counts) if each.type == "int"]
 REPORTS = st.lists(

@@ -11,16 +11,16 @@ import pytest
 from interop.server_process import ServerProcess
 from tests.spark.backup_world import HERE, access_to, start, store
 from tests.spark.here import contents, numbered
-from uprmc.spark.backups import backup
-from uprmc.spark.errors import (
+from uprmc.backup.backups import backup
+from uprmc.backup.repository import RUN_FILE, Repository
+from uprmc.backup.restoring import restore
+from uprmc.columnar.errors import (
     BackupBusy,
     BackupDamaged,
     BackupForeign,
     BackupIncomplete,
     SparkError,
 )
-from uprmc.spark.repository import RUN_FILE, Repository
-from uprmc.spark.restoring import restore
 
 FULL, FIRST, SECOND = "chain-0001/0000-full", "chain-0001/0001-incr", "chain-0001/0002-incr"
 

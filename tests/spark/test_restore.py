@@ -20,16 +20,16 @@ from tests.spark.backup_world import (
     store,
 )
 from tests.spark.here import contents, numbered, remove
+from uprmc.backup import restoring
+from uprmc.backup.backups import backup
+from uprmc.backup.restoring import RestoreReport, restore
 from uprmc.client.kv import KvClient, Meta
-from uprmc.spark import restoring
-from uprmc.spark.access import Access
-from uprmc.spark.backups import backup
-from uprmc.spark.engines import LocalEngine
-from uprmc.spark.errors import BackupDamaged, BackupForeign, BadOption, SparkError
-from uprmc.spark.progress import Step
-from uprmc.spark.report import TaskReport
-from uprmc.spark.restoring import RestoreReport, restore
-from uprmc.spark.write_options import WriteOptions
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import BackupDamaged, BackupForeign, BadOption, SparkError
+from uprmc.columnar.report import TaskReport
+from uprmc.columnar.write_options import WriteOptions
+from uprmc.jobs.engines import LocalEngine
+from uprmc.jobs.progress import Step
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uprmc.columnar.rollback import history_of, newest_boundary, rollback_point, shared_until
 from uprmc.engine import rollback as engine
 from uprmc.model import FailoverEntry, SnapshotRange
-from uprmc.spark.rollback import history_of, newest_boundary, rollback_point, shared_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "streams.md"
 UUIDS = {name: number for number, name in enumerate("0ABCD")}

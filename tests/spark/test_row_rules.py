@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.spark.errors import BadOption
-from uprmc.spark.inputs import Dialect, plan
-from uprmc.spark.row_rules import RowRules, Template, as_bytes, inferred, stretches, to_json
+from uprmc.columnar.errors import BadOption
+from uprmc.load.inputs import Dialect, plan
+from uprmc.load.row_rules import RowRules, Template, as_bytes, inferred, runs, to_json
 
 
 def made(path: Path, rules: RowRules, **how: Any) -> tuple[list[dict[str, Any]], list[str]]:
@@ -24,10 +24,10 @@ def made(path: Path, rules: RowRules, **how: Any) -> tuple[list[dict[str, Any]],
     rows: list[dict[str, Any]] = []
     reasons = []
     for task in plan([str(path)], **how):
-        for stretch in stretches(task, rules):
-            assert len(stretch.numbers) == stretch.batch.num_rows
-            rows += stretch.batch.to_pylist()
-            reasons += [bad.reason for bad in stretch.bad]
+        for run in runs(task, rules):
+            assert len(run.numbers) == run.batch.num_rows
+            rows += run.batch.to_pylist()
+            reasons += [bad.reason for bad in run.bad]
     return rows, reasons
 
 
@@ -235,7 +235,7 @@ def test_rules_that_no_row_can_follow_are_refused(rules: RowRules) -> None:
 def test_batches_have_limits_in_rows_and_bytes(tmp_path: Path) -> None:
     path = lines(tmp_path, *({"key": f"k{n}", "value": "x" * 10} for n in range(10)))
     (task,) = plan([str(path)])
-    by_rows = [len(s.numbers) for s in stretches(task, RowRules(), batch_rows=4)]
-    by_bytes = [len(s.numbers) for s in stretches(task, RowRules(), batch_bytes=24)]
+    by_rows = [len(s.numbers) for s in runs(task, RowRules(), batch_rows=4)]
+    by_bytes = [len(s.numbers) for s in runs(task, RowRules(), batch_bytes=24)]
     assert by_rows == [4, 4, 2]
     assert by_bytes == [2] * 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from uprmc.spark.errors import JavaMissing, MissingPackage
 
 from uprmc.spark import session
-from uprmc.spark.errors import JavaMissing, MissingPackage
 
 
 def java_saying(directory: Path, text: str, code: int = 0) -> dict[str, str]:

@@ -13,15 +13,15 @@ pytest.importorskip("pyspark", reason="a sink is a class of Spark's")
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from uprmc.spark.api import refuse_speculation
-from uprmc.spark.errors import (
+from uprmc.columnar.errors import (
     BadOption,
     BadSchema,
     NotRepeatable,
     OverwriteRefused,
     TooManyErrors,
 )
-from uprmc.spark.report import TaskReport
+from uprmc.columnar.report import TaskReport
+from uprmc.spark.api import refuse_speculation
 from uprmc.spark.sink import BatchSink, StreamSink, Written, sink_options
 
 SERVERS = {"servers": "127.0.0.1:1"}

@@ -16,14 +16,14 @@ from interop.server_process import ServerProcess, start_uprmc
 from tests.spark import here
 from tests.spark.backup_world import ask
 from tests.spark.conftest import VBUCKETS
+from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, VBucketsChanged
+from uprmc.columnar.lease import of_token
+from uprmc.columnar.nodes import Nodes
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.spark import batch
 from uprmc.spark.api import current_offsets, hold
 from uprmc.spark.batch import Task, plan, run
-from uprmc.spark.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, VBucketsChanged
-from uprmc.spark.lease import of_token
-from uprmc.spark.nodes import Nodes
 from uprmc.spark.options import read_options
 from uprmc.spark.pushdown import EVERYTHING, Wanted
 

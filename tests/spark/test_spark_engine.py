@@ -12,11 +12,11 @@ from interop.server_process import ServerProcess
 from tests.spark import backup_tasks as work
 from tests.spark.backup_world import access_to, flush, states, store
 from tests.spark.here import numbered, remove
-from uprmc.spark.backups import backup
-from uprmc.spark.errors import BadRow, TaskFailed, Unreachable
-from uprmc.spark.restoring import restore
+from uprmc.backup.backups import backup
+from uprmc.backup.restoring import restore
+from uprmc.backup.verifying import verify
+from uprmc.columnar.errors import BadRow, TaskFailed, Unreachable
 from uprmc.spark.spark_engine import SparkEngine, run_order
-from uprmc.spark.verifying import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

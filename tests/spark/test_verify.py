@@ -15,14 +15,14 @@ import pytest
 from interop.server_process import ServerProcess
 from tests.spark.backup_world import HERE, VBUCKETS, access_to, flush, start, store
 from tests.spark.here import numbered, remove
+from uprmc.backup import comparing, verifying
+from uprmc.backup.backups import backup
+from uprmc.backup.restoring import restore
+from uprmc.backup.verifying import BackupSide, VerifyReport, verify
 from uprmc.client.kv import KvClient, Meta
-from uprmc.spark import comparing, verifying
-from uprmc.spark.backups import backup
-from uprmc.spark.engines import LocalEngine
-from uprmc.spark.errors import BackupForeign, BadOption
-from uprmc.spark.progress import Step
-from uprmc.spark.restoring import restore
-from uprmc.spark.verifying import BackupSide, VerifyReport, verify
+from uprmc.columnar.errors import BackupForeign, BadOption
+from uprmc.jobs.engines import LocalEngine
+from uprmc.jobs.progress import Step
 
 
 @pytest.fixture(scope="module")

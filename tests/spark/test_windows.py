@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.spark.write_peer import Line
+from uprmc.columnar.errors import ProtocolError, Unreachable
+from uprmc.columnar.windows import WINDOWS_UNDER_WAY, Share, run
 from uprmc.protocol.binary import STORE_EXTRAS
 from uprmc.protocol.header import (
     HEADER_BYTES,
@@ -22,8 +24,6 @@ from uprmc.protocol.header import (
     unpack_request,
 )
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.spark.errors import Nonsense, Unreachable
-from uprmc.spark.windows import WINDOWS_UNDER_WAY, Share, run
 
 Answering = Callable[[RequestFrame], bytes]
 
@@ -182,17 +182,17 @@ def test_nonsense_ends_the_connection(answer: Answering) -> None:
     with peer(answer) as (line, _):
         asked = share(line, stores(3))
         run([asked], 10)
-        assert isinstance(asked.lost, Nonsense)
+        assert isinstance(asked.lost, ProtocolError)
 
 
-def test_an_answer_to_a_request_of_a_settled_window_is_nonsense() -> None:
+def test_an_answer_to_a_request_of_a_settled_window_is_protocol_error() -> None:
     def answer(frame: RequestFrame) -> bytes:
         return status(frame, Status.TOO_LARGE, opaque=0) if frame.opaque == 5 else quiet(frame)
 
     with peer(answer) as (line, _):
         asked = share(line, stores(9), window=2)
         run([asked], 10)
-        assert isinstance(asked.lost, Nonsense)
+        assert isinstance(asked.lost, ProtocolError)
 
 
 def test_a_keep_alive_is_answered() -> None:

@@ -19,22 +19,22 @@ from hypothesis import strategies as st
 
 from tests.spark.write_peer import ACCESS, DO, LOSE_AFTER, LOSE_BEFORE, Cluster, troubled
 from tests.spark.write_rows import HandClock, documents, versions
-from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.spark.error_rows import ErrorRow
-from uprmc.spark.errors import (
+from uprmc.columnar.error_rows import ErrorRow
+from uprmc.columnar.errors import (
     BadOption,
     BadRow,
     BadSchema,
-    Nonsense,
     NoVBucket,
+    ProtocolError,
     Refused,
     TooManyErrors,
     Unreachable,
 )
-from uprmc.spark.report import TaskReport
-from uprmc.spark.write_options import WriteOptions
-from uprmc.spark.writing import Writer
+from uprmc.columnar.report import TaskReport
+from uprmc.columnar.write_options import WriteOptions
+from uprmc.columnar.writing import Writer
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import Opcode, Status
 
 TROUBLE = (Status.TEMPORARY_FAILURE, Status.BUSY, Status.LOCKED, LOSE_BEFORE, LOSE_AFTER)
 
@@ -134,22 +134,22 @@ def _instead(monkeypatch: pytest.MonkeyPatch, opcode: Opcode, answer: bool) -> N
     monkeypatch.setattr(Cluster, "_carry_out", torn)
 
 
-def test_a_torn_document_is_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_document_is_protocol_error(monkeypatch: pytest.MonkeyPatch) -> None:
     _instead(monkeypatch, Opcode.GET, answer=True)
     with (
         cluster(documents={b"a": (b"1", 7)}) as peers,
-        pytest.raises(Nonsense, match="answer to GET with 0 bytes of extras"),
+        pytest.raises(ProtocolError, match="answer to GET with 0 bytes of extras"),
     ):
         written(peers, documents({b"a": b"1"}), mode="insert")
 
 
-def test_a_node_that_does_not_tell_what_is_on_disk_is_nonsense(
+def test_a_node_that_does_not_tell_what_is_on_disk_is_protocol_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _instead(monkeypatch, Opcode.OBSERVE_SEQNO, answer=False)
     with (
         cluster() as peers,
-        pytest.raises(Nonsense, match="no answer to OBSERVE_SEQNO of vb="),
+        pytest.raises(ProtocolError, match="no answer to OBSERVE_SEQNO of vb="),
     ):
         written(peers, documents({b"a": b"1"}), durability="persist")
 

@@ -17,13 +17,13 @@ from tests.spark.here import changes, contents, numbered, put
 from tests.spark.write_rows import documents, versions
 from uprmc.client.handler import DELETE, EXPIRE
 from uprmc.client.kv import KvClient
+from uprmc.columnar.access import Access, Tls
+from uprmc.columnar.errors import BadRow
+from uprmc.columnar.report import TaskReport
+from uprmc.columnar.write_options import WriteOptions
+from uprmc.columnar.writing import Writer
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
-from uprmc.spark.access import Access, Tls
-from uprmc.spark.errors import BadRow
-from uprmc.spark.report import TaskReport
-from uprmc.spark.write_options import WriteOptions
-from uprmc.spark.writing import Writer
 
 
 def written(place: object, *batches: pa.RecordBatch, **options: Any) -> TaskReport:

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from uprmc.columnar.access import Access
+from uprmc.columnar.errors import ProtocolError
+from uprmc.columnar.nodes import Standing, vbucket_of
 from uprmc.protocol.binary import (
     OBSERVE_SEQNO_FAILOVER_REPLY,
     OBSERVE_SEQNO_REPLY,
@@ -29,9 +32,6 @@ from uprmc.protocol.header import (
 )
 from uprmc.protocol.management import decode_with_meta
 from uprmc.protocol.opcodes import QUIET, Opcode, Status
-from uprmc.spark.access import Access
-from uprmc.spark.errors import Nonsense
-from uprmc.spark.nodes import Standing, vbucket_of
 
 #: What a script may say: carry it out; a status; hang up before or after.
 DO, LOSE_BEFORE, LOSE_AFTER = "do", "lose before", "lose after"
@@ -261,8 +261,8 @@ class Line:
     def stats(self, _group: str) -> dict[str, str]:
         return {}
 
-    def nonsense(self, what: str) -> Nonsense:
-        return Nonsense(f"{self.place} sent {what}")
+    def nonsense(self, what: str) -> ProtocolError:
+        return ProtocolError(f"{self.place} sent {what}")
 
 
 def troubled(seed: int, share: float = 0.2, *, verdicts: tuple[Verdict, ...]) -> Script:

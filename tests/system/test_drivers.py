@@ -31,9 +31,9 @@ def test_a_commit_that_breaks_is_tried_again(tmp_path: Path, error: Exception) -
 
         node.bucket.flusher.commit = break_thrice
         put(node, b"k", b"v")
-        loop.until(lambda: node.bucket.ledger.disk_reason)
-        assert str(error) in node.bucket.ledger.disk_reason
-        loop.until(lambda: not node.bucket.ledger.disk_reason)
+        loop.until(lambda: node.bucket.account.disk_reason)
+        assert str(error) in node.bucket.account.disk_reason
+        loop.until(lambda: not node.bucket.account.disk_reason)
         loop.until(lambda: node.bucket.flusher.queued == 0)
         assert node.bucket.stats.commit_failures == 3
         put(node, b"k", b"w")
@@ -57,7 +57,7 @@ def test_a_commit_that_cannot_be_gathered_is_tried_again(tmp_path: Path) -> None
         loop.until(lambda: node.bucket.flusher.queued == 0)
         assert told == [False]
         assert node.bucket.stats.commit_failures == 3
-        assert not node.bucket.ledger.disk_reason
+        assert not node.bucket.account.disk_reason
 
 
 def test_a_tick_that_breaks_is_not_the_last(tmp_path: Path) -> None:

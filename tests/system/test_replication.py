@@ -21,10 +21,10 @@ from uprmc.protocol.replication import Outcome
 from uprmc.server import collector
 from uprmc.server.dialer import Call, DialledProtocol
 from uprmc.server.node import Node
-from uprmc.upr.handover import Handover
-from uprmc.upr.line import Line
-from uprmc.upr.link import Link
-from uprmc.upr.replica_stream import ReplicaStream
+from uprmc.upr.follow.handover import Handover
+from uprmc.upr.follow.line import Line
+from uprmc.upr.receive.link import Link
+from uprmc.upr.receive.replica_stream import ReplicaStream
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 VBUCKETS = 4

@@ -126,7 +126,7 @@ def test_a_full_disk_is_tried_again_at_once_without_those_who_read(tmp_path: Pat
         node.bucket.vbuckets[0].store(b"k", b"v", 0, 0)
         loop.until(lambda: persisted(node))
         assert (len(commits), holder.asked) == (2, 1)
-        assert not node.bucket.ledger.disk_reason
+        assert not node.bucket.account.disk_reason
 
 
 def test_a_disk_that_stays_full_sends_readers_away_once(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_dump_brings_every_document_and_ends_by_a_plain_close(
         assert client.items == expected()
         orders = {each.item[0] for each in client.received if each.opcode == t.MUTATION}
         assert orders == {0xDEADBEEF if flags & t.FIX_FLAGS else 0xEFBEADDE}
-        loop.until(lambda: not node.tap.door.names.find(b"dumper"))
+        loop.until(lambda: not node.tap.registry.names.find(b"dumper"))
         assert node.upr.producers == {}
 
 
@@ -330,7 +330,7 @@ def test_a_deregistered_client_is_hung_up_on_and_forgotten(tmp_path: Path) -> No
         manager.send(frame(t.DEREGISTER, b"backup"))
         assert manager.reply().number == 0
         client.until_closed()
-        assert node.tap.door.names.find(b"backup") is None
+        assert node.tap.registry.names.find(b"backup") is None
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_an_impossible_connect_is_refused_and_others_are_undisturbed(tmp_path: P
         refused.until_closed()
         assert [(each.opcode, each.number) for each in refused.replies] == [(t.CONNECT, 0x83)]
         other.until(lambda c: c.items == expected())
-        assert node.tap.door.refusals == 1
+        assert node.tap.registry.refusals == 1
 
 
 def test_a_node_that_speaks_no_tap_says_so_and_keeps_the_connection(tmp_path: Path) -> None:

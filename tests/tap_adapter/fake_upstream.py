@@ -24,7 +24,7 @@ from uprmc.protocol.upr import (
     snapshot_marker,
 )
 from uprmc.tap_adapter.upstream import Standing
-from uprmc.upr.frames import Form, ItemWriter
+from uprmc.upr.produce.frames import Form, ItemWriter
 
 #: As much as a snapshot holds before the next one begins, where a test does not say.
 _SNAPSHOT_ITEMS = 1_000_000

@@ -6,8 +6,8 @@ from tests.tap_adapter.fake_keeper import FakeKeeper
 from uprmc.config import TapSettings
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import Connect, ConnectFlag
-from uprmc.tap_adapter.course import (
-    Course,
+from uprmc.tap_adapter.cursor import (
+    Cursor,
 )
 from uprmc.tap_adapter.names import Names, TapName
 from uprmc.tap_adapter.position_document import decode
@@ -59,15 +59,15 @@ class Place:
         self.names = Names(self.settings, self.keeper)
         self.now = 5.0 + self.now
 
-    def on_disk(self, name: bytes) -> dict[int, Course]:
-        return decode(self.keeper.documents[name]).courses
+    def on_disk(self, name: bytes) -> dict[int, Cursor]:
+        return decode(self.keeper.documents[name]).cursors
 
 
-def moved(known: TapName, acked: int = 10) -> Course:
+def moved(known: TapName, acked: int = 10) -> Cursor:
     """Have a client acknowledge something."""
-    course = Course(uuid=7, acked=acked, snapshot=SnapshotRange(0, 20), sent=15, backfilled=True)
-    known.courses[3] = course
-    return course
+    cursor = Cursor(uuid=7, acked=acked, snapshot=SnapshotRange(0, 20), sent=15, backfilled=True)
+    known.cursors[3] = cursor
+    return cursor
 
 
 def why(known: TapName) -> str:

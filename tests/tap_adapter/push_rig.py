@@ -1,4 +1,4 @@
-"""A legacy master at our door, without a network: messages as bytes, answers taken apart.
+"""A legacy master at our registry, without a network: messages as bytes, answers taken apart.
 
 The frames are those of `interop.tap_wire`, which shares no code with `uprmc`.
 """
@@ -174,4 +174,4 @@ class PushRig:
     def check(self) -> None:
         self.rig.check()
         counted = sum(each.memory_bytes() for each in self.bucket.vbuckets.values())
-        assert self.bucket.ledger.used == counted
+        assert self.bucket.account.used == counted

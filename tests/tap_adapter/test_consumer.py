@@ -99,7 +99,7 @@ def test_without_network_byte_order_the_flags_are_swapped_back(rig: PushRig) -> 
 
 
 def test_what_pump_tap_pushes_is_stored_with_a_cas_of_ours(rig: PushRig) -> None:
-    last = rig.bucket.ledger.last_cas
+    last = rig.bucket.account.last_cas
     assert take(rig, BY_PUMP_TAP) is None
     item = rig.item(b"legacy1")
     assert item is not None
@@ -137,7 +137,7 @@ def test_an_older_version_overwrites_a_newer_one(rig: PushRig) -> None:
 
 def test_masters_of_the_1_8_kind_set_and_delete_like_clients(rig: PushRig) -> None:
     rig.push(mutation(b"a", rev=7, cas=5))
-    last = rig.bucket.ledger.last_cas
+    last = rig.bucket.account.last_cas
     rig.push(mutation(b"a", b"x", rev=None, cas=66), mutation(b"b", rev=None, cas=66))
     first, second = rig.item(b"a"), rig.item(b"b")
     assert first is not None
@@ -171,7 +171,7 @@ def test_an_empty_value_is_a_value(rig: PushRig) -> None:
 
 
 def test_cas_values_given_out_here_stay_above_those_that_came(rig: PushRig) -> None:
-    ahead = rig.bucket.ledger.last_cas + 1_000_000
+    ahead = rig.bucket.account.last_cas + 1_000_000
     rig.push(mutation(b"a", cas=ahead), mutation(b"b", cas=0))
     assert rig.item(b"b").cas > ahead  # type: ignore[union-attr]
 
@@ -314,9 +314,9 @@ def test_numbers_after_which_ours_would_end_are_refused(rig: PushRig) -> None:
 
 
 def test_no_room_is_a_temporary_failure(rig: PushRig) -> None:
-    rig.bucket.ledger.write_limit = rig.bucket.ledger.used - 1
+    rig.bucket.account.write_limit = rig.bucket.account.used - 1
     assert rig.refused(mutation(b"a")) == LATER
-    rig.bucket.ledger.exhausted = True
+    rig.bucket.account.exhausted = True
     assert rig.refused(mutation(b"a")) == LATER
 
 

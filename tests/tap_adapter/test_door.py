@@ -1,4 +1,4 @@
-"""The door with everything behind it, in a node without sockets: names, upstreams, commands."""
+"""The registry with everything behind it, in a node without sockets: names, upstreams, commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACK, DUMP = ConnectFlag.SUPPORT_ACK, ConnectFlag.DUMP
 
 
 class World:
-    """A node's TAP, its clock, and what its door told."""
+    """A node's TAP, its clock, and what its registry told."""
 
     def __init__(self, *, warm: bool = True, **changes: object) -> None:
         self.rig = Rig(warm=warm, **changes)
@@ -25,11 +25,11 @@ class World:
         settings = self.rig.settings.tap
         self.tap = NodeTap(self.rig.services.upr, settings, lambda: self.now, lambda: self.map)
         self.rig.services.tap = self.tap
-        self.door = self.tap.door
+        self.registry = self.tap.registry
         self.refused: list[tuple[bytes, str]] = []
         self.closed: list[tuple[bytes, str, bool]] = []
-        self.door.on_refused = lambda *told: self.refused.append(told)
-        self.door.on_closed = lambda *told: self.closed.append(told)
+        self.registry.on_refused = lambda *told: self.refused.append(told)
+        self.registry.on_closed = lambda *told: self.closed.append(told)
 
     def session(self, name: bytes, flags: int = ACK, **asked: object) -> Session:
         session = self.tap.connect(lambda: None, self.rig.misuse.append)
@@ -64,7 +64,7 @@ def test_a_stream_that_is_over_leaves_nothing_behind() -> None:
     assert world.producers == {b"eq_tapq:one"}
     session.connection_lost()
     assert world.producers == set()
-    assert len(world.door.names) == 0
+    assert len(world.registry.names) == 0
     assert world.closed == [(b"one", "the client has hung up", False)]
 
 
@@ -84,7 +84,7 @@ def test_a_second_connection_closes_the_first_which_then_moves_nothing() -> None
     assert first.closing
     first.connection_lost()
     assert world.producers == {b"eq_tapq:one"}
-    assert world.door.names.find(b"one") is not None
+    assert world.registry.names.find(b"one") is not None
     assert served(second)[0].is_opaque(t.AUTO_NACK)
 
 
@@ -93,7 +93,7 @@ def test_during_warm_up_connects_are_refused_and_no_name_is_touched() -> None:
     session = world.session(b"one")
     assert t.TapFrame.of(drained(session)).number == 0x86
     assert session.closing
-    assert (len(world.door.names), world.door.refusals) == (0, 1)
+    assert (len(world.registry.names), world.registry.refusals) == (0, 1)
     assert world.refused == [(b"one", "warming up")]
 
 
@@ -112,13 +112,13 @@ def test_an_upstream_that_cannot_be_had_leaves_the_name_as_it_was() -> None:
     def fail(name: bytes, values: bool, wake: object) -> LocalUpstream:
         raise TemporaryFailure("gone")
 
-    world.door._make_upstream = fail
+    world.registry._make_upstream = fail
     with pytest.raises(TemporaryFailure):
-        world.door.open(Connect(b"one", ACK | ConnectFlag.REGISTERED_CLIENT), lambda: None)
-    known = world.door.names.find(b"one")
+        world.registry.open(Connect(b"one", ACK | ConnectFlag.REGISTERED_CLIENT), lambda: None)
+    known = world.registry.names.find(b"one")
     assert known is not None
     assert known.producer is None
-    assert world.door.connects == 0
+    assert world.registry.connects == 0
 
 
 def test_a_filter_is_changed_for_a_connected_client_only() -> None:
@@ -165,8 +165,8 @@ def test_a_name_that_is_gone_for_too_long_is_forgotten_by_the_tick() -> None:
     world.session(b"one").connection_lost()
     for step, known in ((59.0, 1), (2.0, 0)):
         world.now += step
-        world.door.tick()
-        assert len(world.door.names) == known
+        world.registry.tick()
+        assert len(world.registry.names) == known
 
 
 def test_keys_only_brings_no_values() -> None:
@@ -196,7 +196,7 @@ def test_what_was_damaged_on_disk_is_told_at_the_start() -> None:
     keeper_world = NodeTap(
         world.rig.services.upr, world.rig.settings.tap, lambda: 0.0, lambda: None
     )
-    assert (keeper_world.trouble, len(keeper_world.door.names)) == ([], 1)
+    assert (keeper_world.trouble, len(keeper_world.registry.names)) == ([], 1)
     world.rig.bucket.flusher.write_local(b"uprmc/tap/0", b"\0\6backup{", lambda _: None)
     world.rig.flush()
     damaged = NodeTap(world.rig.services.upr, world.rig.settings.tap, lambda: 0.0, lambda: None)

@@ -9,11 +9,11 @@ from uprmc.config import TapSettings
 from uprmc.errors import InvalidArguments, TemporaryFailure
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import ConnectFlag
-from uprmc.tap_adapter.course import (
+from uprmc.tap_adapter.cursor import (
     CHECKPOINTS_KEPT,
     CHECKPOINTS_LEAST,
     CHECKPOINTS_OF_A_CLIENT,
-    Course,
+    Cursor,
 )
 from uprmc.tap_adapter.names import NAME_BYTES_MAX
 
@@ -22,7 +22,7 @@ from uprmc.tap_adapter.names import NAME_BYTES_MAX
 
 def test_a_new_name_has_no_position() -> None:
     known = Place().connect(b"node1", vbuckets=(3, 5), last_closed={3: 9})
-    assert (known.name, known.flags, known.courses) == (b"node1", LIVE, {})
+    assert (known.name, known.flags, known.cursors) == (b"node1", LIVE, {})
     assert known.connect.vbuckets == (3, 5)
     assert known.connect.last_closed == {3: 9}
     assert known.gone_at is None
@@ -51,7 +51,7 @@ def test_a_client_without_a_name_is_never_resumed(flags: int) -> None:
     moved(known)
     place.leave(known)
     assert len(place.names) == 0
-    assert place.connect(b"anon_1").courses == {}
+    assert place.connect(b"anon_1").cursors == {}
     assert place.keeper.documents == {}
 
 
@@ -101,11 +101,11 @@ def test_the_same_name_takes_the_stream_over_and_the_old_connection_is_closed() 
     place = Place(keepalive_s=30.0)
     old = place.connect(b"node1")
     served_by = old.producer
-    course = moved(old)
+    cursor = moved(old)
     new = place.connect(b"node1")
     assert isinstance(served_by, FakeProducer)
     assert "taken" in served_by.why
-    assert new.courses == {3: course}
+    assert new.cursors == {3: cursor}
     assert place.names.find(b"node1") is new
     assert len(place.names) == 1
 
@@ -113,16 +113,16 @@ def test_the_same_name_takes_the_stream_over_and_the_old_connection_is_closed() 
 def test_what_an_old_connection_still_hears_moves_nothing() -> None:
     place = Place(keepalive_s=30.0)
     old = place.connect(b"node1")
-    course = moved(old)
+    cursor = moved(old)
     old.ring.add(3, 0, 5, [b"a"])
     new = place.connect(b"node1")
-    course.acked, course.closed[1] = 20, 20
+    cursor.acked, cursor.closed[1] = 20, 20
     old.ring.forget(3)
     told: list[bool] = []
     old.save(told.append)
     place.leave(old, finished=True)
     assert told == [False]
-    assert (new.courses[3].acked, new.courses[3].closed) == (10, {})
+    assert (new.cursors[3].acked, new.cursors[3].closed) == (10, {})
     assert new.ring.above(3, 0) == [b"a"]
     assert place.names.find(b"node1") is new
 
@@ -130,15 +130,15 @@ def test_what_an_old_connection_still_hears_moves_nothing() -> None:
 def test_a_name_that_went_a_moment_ago_is_resumed_and_one_that_is_gone_too_long_is_not() -> None:
     place = Place(keepalive_s=30.0)
     known = place.connect(b"node1")
-    course = moved(known)
+    cursor = moved(known)
     place.leave(known)
     assert known.gone_at == place.now
     place.now += 29.9
     known = place.connect(b"node1")
-    assert known.courses == {3: course}
+    assert known.cursors == {3: cursor}
     place.leave(known)
     place.now += 30.0
-    assert place.connect(b"node1").courses == {}
+    assert place.connect(b"node1").cursors == {}
 
 
 def test_a_gone_name_is_forgotten_in_time() -> None:
@@ -159,7 +159,7 @@ def test_without_keepalive_the_old_stream_is_dropped_and_a_new_one_is_made() -> 
     new = place.connect(b"node1", LIVE | ConnectFlag.REQUEST_KEYS_ONLY)
     assert isinstance(served_by, FakeProducer)
     assert served_by.why
-    assert new.courses == {}
+    assert new.cursors == {}
     assert new.connect.has(ConnectFlag.REQUEST_KEYS_ONLY)
 
 
@@ -168,7 +168,7 @@ def test_a_stream_that_has_finished_is_not_resumed() -> None:
     known = place.connect(b"node1")
     moved(known)
     place.leave(known, finished=True)
-    assert place.connect(b"node1").courses == {}
+    assert place.connect(b"node1").cursors == {}
 
 
 def test_a_stream_that_has_finished_and_still_hangs_on_is_not_taken_over() -> None:
@@ -177,7 +177,7 @@ def test_a_stream_that_has_finished_and_still_hangs_on_is_not_taken_over() -> No
     moved(known)
     assert isinstance(known.producer, FakeProducer)
     known.producer.done = True
-    assert place.connect(b"node1").courses == {}
+    assert place.connect(b"node1").cursors == {}
 
 
 def test_flags_of_the_first_connect_stay_in_force_but_for_five() -> None:
@@ -217,51 +217,51 @@ def test_flags_of_the_first_connect_stay_in_force_but_for_five() -> None:
 
 def test_the_newest_closed_checkpoints_are_remembered() -> None:
     known = Place().connect(b"node1")
-    known.courses[3] = course = Course()
+    known.cursors[3] = cursor = Cursor()
     for number in range(1, CHECKPOINTS_KEPT + 1):
         known.closed(3, number, number * 10)
-    assert len(course.closed) == CHECKPOINTS_KEPT
-    assert course.closed[1] == 10
+    assert len(cursor.closed) == CHECKPOINTS_KEPT
+    assert cursor.closed[1] == 10
     known.closed(3, CHECKPOINTS_KEPT + 1, 5)
-    assert len(course.closed) == CHECKPOINTS_KEPT
-    assert 1 not in course.closed
-    assert course.closed[CHECKPOINTS_KEPT + 1] == 5
+    assert len(cursor.closed) == CHECKPOINTS_KEPT
+    assert 1 not in cursor.closed
+    assert cursor.closed[CHECKPOINTS_KEPT + 1] == 5
 
 
 def test_a_client_with_many_vbuckets_keeps_fewer_of_each() -> None:
     known = Place().connect(b"node1")
     for vbucket in range(1_024):
-        known.courses[vbucket] = Course()
+        known.cursors[vbucket] = Cursor()
         for number in range(1, 10):
             known.closed(vbucket, number, number)
-    total = sum(len(course.closed) for course in known.courses.values())
+    total = sum(len(cursor.closed) for cursor in known.cursors.values())
     assert total < CHECKPOINTS_OF_A_CLIENT * 3
-    assert list(known.courses[1_023].closed) == [6, 7, 8, 9]
+    assert list(known.cursors[1_023].closed) == [6, 7, 8, 9]
 
 
 def test_the_last_two_are_remembered_in_any_case() -> None:
     known = Place().connect(b"node1")
-    known.courses = {vbucket: Course() for vbucket in range(CHECKPOINTS_OF_A_CLIENT)}
+    known.cursors = {vbucket: Cursor() for vbucket in range(CHECKPOINTS_OF_A_CLIENT)}
     for number in range(1, 10):
         known.closed(3, number, number)
-    assert list(known.courses[3].closed) == [8, 9]
+    assert list(known.cursors[3].closed) == [8, 9]
     assert CHECKPOINTS_LEAST == 2
 
 
 def test_a_checkpoint_that_is_closed_twice_is_the_newest_again() -> None:
-    course = Course(closed={1: 10, 2: 20})
-    course.close_checkpoint(1, 11, kept=2)
-    assert list(course.closed.items()) == [(2, 20), (1, 11)]
+    cursor = Cursor(closed={1: 10, 2: 20})
+    cursor.close_checkpoint(1, 11, kept=2)
+    assert list(cursor.closed.items()) == [(2, 20), (1, 11)]
 
 
 def test_the_checkpoint_of_a_vbucket_that_is_not_wanted_any_more_is_not_noted() -> None:
     known = Place().connect(b"node1")
     known.closed(3, 1, 10)
-    assert known.courses == {}
+    assert known.cursors == {}
 
 
 def test_above_a_branch_of_history_no_place_is_left_to_resume_from() -> None:
-    course = Course(
+    cursor = Cursor(
         acked=30,
         snapshot=SnapshotRange(20, 40),
         sent=35,
@@ -269,12 +269,12 @@ def test_above_a_branch_of_history_no_place_is_left_to_resume_from() -> None:
         closed={1: 10, 2: 15, 3: 20},
         checkpoint_after=20,
     )
-    course.branched(15)
-    assert (course.acked, course.snapshot, course.sent) == (15, SnapshotRange(15, 15), 35)
-    assert (course.closed, course.checkpoint_id, course.checkpoint_after) == ({1: 10, 2: 15}, 4, 15)
+    cursor.branched(15)
+    assert (cursor.acked, cursor.snapshot, cursor.sent) == (15, SnapshotRange(15, 15), 35)
+    assert (cursor.closed, cursor.checkpoint_id, cursor.checkpoint_after) == ({1: 10, 2: 15}, 4, 15)
 
 
 def test_a_branch_above_what_is_acknowledged_moves_no_position() -> None:
-    course = Course(acked=10, snapshot=SnapshotRange(5, 20), sent=18)
-    course.branched(15)
-    assert (course.acked, course.snapshot) == (10, SnapshotRange(5, 20))
+    cursor = Cursor(acked=10, snapshot=SnapshotRange(5, 20), sent=18)
+    cursor.branched(15)
+    assert (cursor.acked, cursor.snapshot) == (10, SnapshotRange(5, 20))

@@ -17,7 +17,7 @@ from uprmc.config import TapSettings
 from uprmc.errors import TemporaryFailure
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import Connect, ConnectFlag
-from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.cursor import Cursor
 from uprmc.tap_adapter.names import Names, TapName
 from uprmc.tap_adapter.position_document import decode
 
@@ -178,7 +178,7 @@ class Machine(RuleBasedStateMachine):
         self.streams[name] = client
         assert known.flags == client.flags
         assert known.registered == client.registered
-        assert (known.courses[0].acked if known.courses else 0) == client.place
+        assert (known.cursors[0].acked if known.cursors else 0) == client.place
 
     @precondition(lambda self: self.connected())
     @rule(data=st.data())
@@ -188,7 +188,7 @@ class Machine(RuleBasedStateMachine):
         client.place = len(self.owners) + 1
         self.owners[client.place] = name
         place = SnapshotRange(client.place, client.place)
-        client.known.courses[0] = Course(1, client.place, place, client.place)
+        client.known.cursors[0] = Cursor(1, client.place, place, client.place)
 
     @precondition(lambda self: self.connected())
     @rule(data=st.data())
@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
     def an_old_connection_stirs(self, data: st.DataObject, finished: bool) -> None:
         known = data.draw(st.sampled_from(self.replaced))
         told: list[bool] = []
-        known.courses[0] = Course(9, 9, SnapshotRange(9, 9), 9) if finished else Course()
+        known.cursors[0] = Cursor(9, 9, SnapshotRange(9, 9), 9) if finished else Cursor()
         known.save(told.append)
         assert told == [False]
         self.names.left(known, self.now, self.unix_now, finished=finished)
@@ -284,13 +284,13 @@ class Machine(RuleBasedStateMachine):
         self.disk_failed = False
         found = {name: decode(text) for name, text in self.keeper.documents.items()}
         for name, place in self.confirmed.items():
-            assert found[name].courses[0].acked >= place if place else name in found
+            assert found[name].cursors[0].acked >= place if place else name in found
         self.streams.clear()
         self.parked.clear()
         self.replaced.clear()
         self.confirmed.clear()
-        for name, (courses, seen_s) in found.items():
-            place = courses[0].acked if courses else 0
+        for name, (cursors, seen_s) in found.items():
+            place = cursors[0].acked if cursors else 0
             assert not place or self.owners[place] == name
             flags = int(ConnectFlag.REGISTERED_CLIENT)
             self.parked[name] = Client(flags, place=place, seen=int(seen_s))
@@ -310,7 +310,7 @@ class Machine(RuleBasedStateMachine):
         for name, client in self.connected():
             assert self.names.find(name) is client.known
             assert client.known is not None
-            assert (client.known.courses[0].acked if client.known.courses else 0) == client.place
+            assert (client.known.cursors[0].acked if client.known.cursors else 0) == client.place
             assert client.served.why == ""
 
     @invariant()

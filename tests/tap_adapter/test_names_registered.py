@@ -11,7 +11,7 @@ from uprmc.config import TapSettings
 from uprmc.errors import TemporaryFailure
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import ConnectFlag
-from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.cursor import Cursor
 from uprmc.tap_adapter.position_document import decode, encode
 
 
@@ -20,15 +20,15 @@ from uprmc.tap_adapter.position_document import decode, encode
 def test_a_registered_clients_position_outlives_connection_and_process(keepalive_s: float) -> None:
     place = Place(keepalive_s=keepalive_s)
     known = place.connect(b"backup", REGISTERED)
-    course = moved(known)
+    cursor = moved(known)
     place.leave(known)
     place.tick(86_400.0)
     known = place.connect(b"backup", REGISTERED)
-    assert known.courses == {3: course}
+    assert known.cursors == {3: cursor}
     place.leave(known)
     place.restart()
     assert len(place.names) == 1
-    assert place.connect(b"backup", REGISTERED).courses == {3: course}
+    assert place.connect(b"backup", REGISTERED).cursors == {3: cursor}
 
 
 def test_a_registered_client_that_was_gone_for_long_chooses_its_flags_anew() -> None:
@@ -42,13 +42,13 @@ def test_a_registered_client_that_was_gone_for_long_chooses_its_flags_anew() -> 
 def test_what_was_saved_before_a_crash_is_found_after_it() -> None:
     place = Place()
     known = place.connect(b"backup", REGISTERED)
-    course = moved(known)
+    cursor = moved(known)
     told: list[bool] = []
     known.save(told.append)
     assert told == [True]
-    course.sent = 99  # never saved
+    cursor.sent = 99  # never saved
     place.restart()
-    assert place.connect(b"backup", REGISTERED).courses == {3: replace(course, sent=15)}
+    assert place.connect(b"backup", REGISTERED).cursors == {3: replace(cursor, sent=15)}
 
 
 def test_after_a_restart_the_ring_knows_that_it_knows_nothing_of_what_was_sent() -> None:
@@ -90,10 +90,10 @@ def test_a_registered_position_expires() -> None:
     place.leave(known)
     place.now += 999.0
     known = place.connect(b"backup", REGISTERED)
-    assert known.courses
+    assert known.cursors
     place.leave(known)
     place.now += 1_000.0
-    assert place.connect(b"backup", REGISTERED).courses == {}
+    assert place.connect(b"backup", REGISTERED).cursors == {}
 
 
 def test_a_slow_disk_prolongs_no_position() -> None:
@@ -135,19 +135,19 @@ def test_a_position_expires_over_a_restart() -> None:
 def test_who_stays_connected_for_long_does_not_expire_by_a_crash() -> None:
     place = Place(TapSettings(registered_expiry_s=1_000.0))
     known = place.connect(b"backup", REGISTERED)
-    course = moved(known)
+    cursor = moved(known)
     for _ in range(200):
         place.tick(10.0)
     place.restart()
     place.now += 800.0
     place.tick()
-    assert place.connect(b"backup", REGISTERED).courses == {3: course}
+    assert place.connect(b"backup", REGISTERED).cursors == {3: cursor}
     assert place.keeper.writes < 30
 
 
 def test_a_clock_that_was_wrong_keeps_nobody_for_ever() -> None:
     place = Place(TapSettings(registered_expiry_s=1_000.0))
-    document = encode({3: Course()}, UNIX * 2)
+    document = encode({3: Cursor()}, UNIX * 2)
     place.keeper.documents[b"backup"] = document
     place.restart()
     place.tick()
@@ -166,7 +166,7 @@ def test_deregister_drops_the_position_and_hangs_up() -> None:
     place.leave(known)
     assert place.keeper.documents == {}
     assert len(place.names) == 0
-    assert place.connect(b"backup", REGISTERED).courses == {}
+    assert place.connect(b"backup", REGISTERED).cursors == {}
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 60.0])
@@ -189,12 +189,12 @@ def test_who_comes_back_while_its_document_is_being_dropped_keeps_the_new_one() 
     place.keeper.patient = True
     place.names.deregister(b"backup")
     known = place.connect(b"backup", REGISTERED)
-    course = moved(known)
+    cursor = moved(known)
     told: list[bool] = []
     known.save(told.append)
     place.keeper.finish_all()
     assert told == [True]
-    assert place.on_disk(b"backup") == {3: course}
+    assert place.on_disk(b"backup") == {3: cursor}
 
 
 def test_a_document_that_could_not_be_dropped_is_dropped_later() -> None:
@@ -211,11 +211,11 @@ def test_a_document_that_could_not_be_dropped_is_dropped_later() -> None:
 def test_who_is_registered_no_longer_goes_on_and_its_document_goes_before_data_does() -> None:
     place = Place()
     known = place.connect(b"backup", REGISTERED)
-    course = moved(known)
+    cursor = moved(known)
     place.leave(known)
     place.keeper.patient = True
     known = place.connect(b"backup", LIVE)
-    assert known.courses == {3: course}
+    assert known.cursors == {3: cursor}
     told: list[bool] = []
     known.save(told.append)
     assert told == []
@@ -244,17 +244,17 @@ def test_a_registered_client_that_was_refused_keeps_nothing() -> None:
 def test_a_dump_neither_takes_nor_touches_the_position_of_its_name() -> None:
     place = Place()
     known = place.connect(b"backup", REGISTERED)
-    course = moved(known)
+    cursor = moved(known)
     place.leave(known)
     dump = place.connect(b"backup", REGISTERED | ConnectFlag.DUMP)
-    assert dump.courses == {}
+    assert dump.cursors == {}
     assert not dump.registered
     told: list[bool] = []
     dump.save(told.append)
     assert told == [True]
     place.leave(dump, finished=True)
-    assert place.on_disk(b"backup") == {3: course}
-    assert place.connect(b"backup", REGISTERED).courses == {3: course}
+    assert place.on_disk(b"backup") == {3: cursor}
+    assert place.connect(b"backup", REGISTERED).cursors == {3: cursor}
 
 
 def test_a_dump_of_a_parked_name_counts_as_one_more() -> None:
@@ -279,11 +279,11 @@ def test_a_dump_of_a_connected_name_counts_as_one_more_if_that_stays_known() -> 
 def test_a_registered_client_of_closed_checkpoints_restarts_its_current_one() -> None:
     place = Place()
     known = place.connect(b"backup", REGISTERED, closed_only=True)
-    course = moved(known, acked=14)
-    course.open_checkpoint(4, 12)
-    course.closed[3] = 12
+    cursor = moved(known, acked=14)
+    cursor.open_checkpoint(4, 12)
+    cursor.closed[3] = 12
     place.leave(known)
-    again = place.connect(b"backup", REGISTERED, closed_only=True).courses[3]
+    again = place.connect(b"backup", REGISTERED, closed_only=True).cursors[3]
     assert (again.acked, again.snapshot, again.checkpoint_id) == (12, SnapshotRange(12, 12), 4)
     assert again.sent == 15
 
@@ -291,11 +291,11 @@ def test_a_registered_client_of_closed_checkpoints_restarts_its_current_one() ->
 def test_a_checkpoint_that_is_closed_is_not_restarted() -> None:
     place = Place()
     known = place.connect(b"backup", REGISTERED, closed_only=True)
-    course = moved(known, acked=14)
-    course.open_checkpoint(4, 12)
-    course.closed[4] = 14
+    cursor = moved(known, acked=14)
+    cursor.open_checkpoint(4, 12)
+    cursor.closed[4] = 14
     place.leave(known)
-    assert place.connect(b"backup", REGISTERED, closed_only=True).courses[3].acked == 14
+    assert place.connect(b"backup", REGISTERED, closed_only=True).cursors[3].acked == 14
 
 
 @pytest.mark.parametrize("flags", [REGISTERED, LIVE])
@@ -304,25 +304,25 @@ def test_who_takes_open_checkpoints_goes_on_in_the_middle(flags: int) -> None:
     known = place.connect(b"backup", flags)
     moved(known, acked=14).open_checkpoint(4, 12)
     place.leave(known)
-    assert place.connect(b"backup", flags).courses[3].acked == 14
+    assert place.connect(b"backup", flags).cursors[3].acked == 14
 
 
 def test_a_backfill_is_no_checkpoint_to_restart() -> None:
-    course = Course(acked=14)
-    course.restart_checkpoint()
-    assert course.acked == 14
+    cursor = Cursor(acked=14)
+    cursor.restart_checkpoint()
+    assert cursor.acked == 14
 
 
 def test_a_document_that_cannot_be_read_makes_the_name_unknown() -> None:
     place = Place()
-    whole = encode({3: Course()}, UNIX)
+    whole = encode({3: Cursor()}, UNIX)
     place.keeper.documents = {b"torn": whole[:-1], b"\xff": b"", b"good": whole}
     place.restart()
     assert [known.name for known in place.names] == [b"good"]
     assert len(place.names.refused_documents) == 2
     assert all("\n" not in line for line in place.names.refused_documents)
     assert "'torn'" in place.names.refused_documents[0]
-    assert place.connect(b"torn", REGISTERED).courses == {}
+    assert place.connect(b"torn", REGISTERED).cursors == {}
 
 
 def test_a_document_that_cannot_be_read_stays_until_its_client_comes() -> None:
@@ -366,4 +366,4 @@ def test_starting_over_takes_the_position_from_who_is_not_connected() -> None:
             place.leave(known)
     place.names.start_over()
     assert place.on_disk(b"parked") == {}
-    assert [bool(known.courses) for known in place.names] == [True, False, False]
+    assert [bool(known.cursors) for known in place.names] == [True, False, False]

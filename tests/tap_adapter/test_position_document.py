@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc.model import SnapshotRange
-from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.cursor import Cursor
 from uprmc.tap_adapter.position_document import decode, encode
 
 _NUMBER = st.integers(0, 2**64 - 1)
 
 
 @st.composite
-def _courses(draw: st.DrawFn) -> Course:
+def _courses(draw: st.DrawFn) -> Cursor:
     start, acked, end = sorted(draw(st.tuples(_NUMBER, _NUMBER, _NUMBER)))
-    return Course(
+    return Cursor(
         uuid=draw(_NUMBER),
         acked=acked,
         snapshot=SnapshotRange(start, end),
@@ -49,20 +49,20 @@ def changed(column: int, value: object) -> list[object]:
 
 
 @given(_POSITIONS, st.floats(0, 1e11))
-def test_a_position_is_read_as_it_was_written(courses: dict[int, Course], seen_s: float) -> None:
-    found = decode(encode(courses, seen_s))
-    assert found.courses == courses
+def test_a_position_is_read_as_it_was_written(cursors: dict[int, Cursor], seen_s: float) -> None:
+    found = decode(encode(cursors, seen_s))
+    assert found.cursors == cursors
     assert found.seen_s == seen_s
-    assert [list(course.closed) for course in found.courses.values()] == [
-        list(course.closed) for course in courses.values()
+    assert [list(cursor.closed) for cursor in found.cursors.values()] == [
+        list(cursor.closed) for cursor in cursors.values()
     ]
 
 
 @given(_POSITIONS, st.data())
 def test_a_document_with_a_bit_turned_is_refused(
-    courses: dict[int, Course], data: st.DataObject
+    cursors: dict[int, Cursor], data: st.DataObject
 ) -> None:
-    torn = bytearray(encode(courses, 1.5))
+    torn = bytearray(encode(cursors, 1.5))
     place = data.draw(st.integers(0, len(torn) * 8 - 1))
     torn[place // 8] ^= 1 << place % 8
     with pytest.raises(ValueError, match=r"^it|^its"):
@@ -71,9 +71,9 @@ def test_a_document_with_a_bit_turned_is_refused(
 
 @given(_POSITIONS, st.data())
 def test_the_beginning_of_a_document_is_refused(
-    courses: dict[int, Course], data: st.DataObject
+    cursors: dict[int, Cursor], data: st.DataObject
 ) -> None:
-    whole = encode(courses, 1.5)
+    whole = encode(cursors, 1.5)
     with pytest.raises(ValueError, match=r"^it"):
         decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
@@ -97,7 +97,7 @@ _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["seen_s", "courses", "x"]), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["seen_s", "cursors", "x"]), inner, max_size=3)
     ),
 )
 
@@ -111,35 +111,35 @@ def test_other_json_under_a_right_checksum_is_refused_or_read(body: object) -> N
 
 
 def test_a_right_row_is_read() -> None:
-    found = decode(document({"seen_s": 1, "courses": [ROW]}))
-    assert found.courses == {3: Course(7, 10, SnapshotRange(5, 12), 12, 1, {0: 5}, True, 0, 5)}
+    found = decode(document({"seen_s": 1, "cursors": [ROW]}))
+    assert found.cursors == {3: Cursor(7, 10, SnapshotRange(5, 12), 12, 1, {0: 5}, True, 0, 5)}
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"courses": []},
+        {"cursors": []},
         {"seen_s": 1},
-        {"seen_s": -1, "courses": []},
-        {"seen_s": True, "courses": []},
-        {"seen_s": float("nan"), "courses": []},
-        {"seen_s": float("inf"), "courses": []},
-        {"seen_s": 10**400, "courses": []},
-        {"seen_s": 1, "courses": [ROW, ROW]},
-        {"seen_s": 1, "courses": [ROW[:-1]]},
-        {"seen_s": 1, "courses": [[*ROW, 1]]},
-        {"seen_s": 1, "courses": [changed(0, 65_536)]},
-        {"seen_s": 1, "courses": [changed(0, -1)]},
-        {"seen_s": 1, "courses": [changed(0, True)]},
-        {"seen_s": 1, "courses": [changed(1, 2**64)]},
-        {"seen_s": 1, "courses": [changed(2, 10.0)]},
-        {"seen_s": 1, "courses": [changed(2, 4)]},  # before its snapshot
-        {"seen_s": 1, "courses": [changed(2, 13)]},  # after its snapshot
-        {"seen_s": 1, "courses": [changed(5, 9)]},  # less sent than acknowledged
-        {"seen_s": 1, "courses": [changed(8, 2)]},
-        {"seen_s": 1, "courses": [changed(8, "1")]},
-        {"seen_s": 1, "courses": [changed(10, [[1, -1]])]},
-        {"seen_s": 1, "courses": [changed(10, [1, 2, 3])]},
+        {"seen_s": -1, "cursors": []},
+        {"seen_s": True, "cursors": []},
+        {"seen_s": float("nan"), "cursors": []},
+        {"seen_s": float("inf"), "cursors": []},
+        {"seen_s": 10**400, "cursors": []},
+        {"seen_s": 1, "cursors": [ROW, ROW]},
+        {"seen_s": 1, "cursors": [ROW[:-1]]},
+        {"seen_s": 1, "cursors": [[*ROW, 1]]},
+        {"seen_s": 1, "cursors": [changed(0, 65_536)]},
+        {"seen_s": 1, "cursors": [changed(0, -1)]},
+        {"seen_s": 1, "cursors": [changed(0, True)]},
+        {"seen_s": 1, "cursors": [changed(1, 2**64)]},
+        {"seen_s": 1, "cursors": [changed(2, 10.0)]},
+        {"seen_s": 1, "cursors": [changed(2, 4)]},  # before its snapshot
+        {"seen_s": 1, "cursors": [changed(2, 13)]},  # after its snapshot
+        {"seen_s": 1, "cursors": [changed(5, 9)]},  # less sent than acknowledged
+        {"seen_s": 1, "cursors": [changed(8, 2)]},
+        {"seen_s": 1, "cursors": [changed(8, "1")]},
+        {"seen_s": 1, "cursors": [changed(10, [[1, -1]])]},
+        {"seen_s": 1, "cursors": [changed(10, [1, 2, 3])]},
         [],
         1,
     ],

@@ -99,7 +99,7 @@ def test_a_stream_of_nothing_stays_open(node: FakeNode) -> None:
 def test_a_dump_keeps_no_position(node: FakeNode) -> None:
     line = Rig(node).connect(DUMP | ACK | CHECKPOINT)
     assert "start 1!" not in line.run()
-    assert not line.known.courses
+    assert not line.known.cursors
     assert len(line.known.ring) == 0
 
 

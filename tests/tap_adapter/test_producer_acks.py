@@ -200,9 +200,9 @@ def test_an_ack_in_the_middle_counts_up_to_the_stretch_before() -> None:
     line = begun(Rig(filled(10), ack_interval=4).connect(ACK))
     messages = line.drain()
     line.answer(messages[4])  # number 7: 4 is asked, 8 is
-    assert line.known.courses[0].acked == 2
+    assert line.known.cursors[0].acked == 2
     line.answer(next(message for message in messages if message.opaque == 8))
-    assert line.known.courses[0].acked == 6
+    assert line.known.cursors[0].acked == 6
 
 
 @pytest.mark.parametrize("sequence", [0, 6, 4_000_000_000])
@@ -212,10 +212,10 @@ def test_an_answer_to_nothing_is_counted_and_ignored(sequence: int, status: int)
     line.drain()
     line.producer.answered(Opcode.TAP_MUTATION, sequence, status)
     assert line.producer.statistics().counts.strange_answers == 1
-    assert line.known.courses[0].acked == 0
+    assert line.known.cursors[0].acked == 0
     assert not line.producer.closed
     line.ack_all()
-    assert line.known.courses[0].acked == 3
+    assert line.known.cursors[0].acked == 3
 
 
 def test_an_ack_that_comes_twice_is_of_nothing() -> None:
@@ -259,7 +259,7 @@ def test_any_other_status_closes_at_once_and_forgets_the_name(status: int) -> No
 def test_sequence_numbers_begin_at_1_again_after_the_highest() -> None:
     node = filled(10)
     line = Rig(node, ack_interval=4).connect(ACK)
-    window = line.producer._conversation.outlet.window
+    window = line.producer._conversation.send_queue.window
     window.sent = window.acked = SEQUENCE_MAX - 4
     messages = line.run_messages()
     numbers = [message.opaque for message in messages]
@@ -272,7 +272,7 @@ def test_sequence_numbers_begin_at_1_again_after_the_highest() -> None:
         2,
         3,
     ]
-    assert line.known.courses[0].acked == 10
+    assert line.known.cursors[0].acked == 10
     assert [m.opaque for m in messages if m.opaque % 4 == 0 and not m.wants_ack] == []
 
 

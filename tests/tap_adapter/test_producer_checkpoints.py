@@ -117,7 +117,7 @@ def test_the_last_seqno_of_a_closed_checkpoint_is_known(node: FakeNode) -> None:
     for key in (b"b", b"c", b"d"):
         node[0].set(key)
         line.run()
-    assert line.known.courses[0].closed == {1: 2, 2: 3}
+    assert line.known.cursors[0].closed == {1: 2, 2: 3}
 
 
 # --- back by name --------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_a_cut_in_the_middle_of_a_snapshot_resumes_within_it(node: FakeNode) -> 
     messages = line.drain()
     line.answer(messages[0])  # number 2
     line.leave()
-    assert (line.known.courses[0].acked, line.known.courses[0].snapshot) == (2, SnapshotRange(1, 4))
+    assert (line.known.cursors[0].acked, line.known.cursors[0].snapshot) == (2, SnapshotRange(1, 4))
     second = rig.connect(ACK)
     assert [text.rstrip("!") for text in second.run()] == ["opaque 0", "c=v", "d=v"]
     assert second.upstream.opened[0][1][1:] == (2, 2**64 - 1, 0xA000, 1, 4)
@@ -189,7 +189,7 @@ def test_a_cut_in_the_middle_of_the_backfill_begins_it_again(node: FakeNode) -> 
     line.ack_all()
     line.answer(line.drain()[0])
     line.leave()
-    assert line.known.courses[0].acked == 1
+    assert line.known.cursors[0].acked == 1
     assert rig.connect(ACK, age=FOR_EVER).run()[1] == "opaque 1 vb0!"
 
 

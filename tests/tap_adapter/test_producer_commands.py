@@ -43,7 +43,7 @@ def test_vbuckets_that_are_not_in_the_new_filter_stop(node: FakeNode) -> None:
     node[1].set(b"d")
     assert line.run() == ["opaque 4!", "d=v!"]
     assert line.upstream.closes == [0]
-    assert list(line.known.courses) == [1]
+    assert list(line.known.cursors) == [1]
 
 
 def test_a_vbucket_that_is_dropped_and_wanted_again_begins_anew(node: FakeNode) -> None:

@@ -120,7 +120,7 @@ def test_what_was_sent_and_not_acknowledged_before_a_flush_moves_nothing(pair: F
     line.drain()
     line.upstream.flush()
     assert line.run() == ["flush!"]
-    assert [rig.names.find(b"client").courses[n].acked for n in (0, 1)] == [0, 0]
+    assert [rig.names.find(b"client").cursors[n].acked for n in (0, 1)] == [0, 0]
 
 
 def test_a_client_that_has_not_acknowledged_a_flush_begins_from_scratch(pair: FakeNode) -> None:

@@ -30,14 +30,14 @@ def test_what_is_refused_is_sent_again_after_a_pause_with_the_newest_value(statu
     line.tick(0.2)
     assert line.said() == ["k1=new!"]
     line.ack_all()
-    assert line.known.courses[0].acked == 5
+    assert line.known.cursors[0].acked == 5
 
 
 def test_what_came_before_the_refused_message_is_acknowledged() -> None:
     line = begun(Rig(filled(8), ack_interval=4, backoff_s=1).connect(ACK))
     messages = line.drain()
     line.refuse(next(message for message in messages if message.opaque == 8))
-    assert line.known.courses[0].acked == 5
+    assert line.known.cursors[0].acked == 5
     line.tick(1)
     assert line.said() == [f"k{i}=v" + "!" * (i in (6, 7)) for i in range(5, 8)]
 
@@ -46,7 +46,7 @@ def test_a_refusal_between_two_asked_for_counts_what_came_before_it() -> None:
     line = begun(Rig(filled(8), ack_interval=8, backoff_s=1).connect(ACK))
     refused = next(message for message in line.drain() if brief(message).startswith("k3"))
     line.answer(refused, TEMPORARY_FAILURE)
-    assert line.known.courses[0].acked == 3
+    assert line.known.cursors[0].acked == 3
     line.tick(1)
     assert next(brief(message).rstrip("!") for message in line.drain()) == "k3=v"
 
@@ -58,11 +58,11 @@ def test_answers_to_what_is_sent_again_anyway_change_nothing() -> None:
     line.refuse(messages[1])
     line.answer(messages[2], TEMPORARY_FAILURE)
     line.answer(messages[3])
-    assert line.known.courses[0].acked == 3
+    assert line.known.cursors[0].acked == 3
     line.tick(1)
     assert [brief(message).rstrip("!") for message in line.drain()][-1] == "k7=v"
     line.ack_all()
-    assert line.known.courses[0].acked == 8
+    assert line.known.cursors[0].acked == 8
 
 
 def test_a_backfill_that_is_refused_at_its_beginning_begins_again_with_opaque_1() -> None:

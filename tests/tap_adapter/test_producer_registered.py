@@ -85,7 +85,7 @@ def test_what_was_acknowledged_is_saved_soon(node: FakeNode) -> None:
     line.run()
     line.tick(2)
     rig.restart()  # as after a crash: nobody has left
-    assert rig.names.find(b"client").courses[0].backfilled  # type: ignore[union-attr]
+    assert rig.names.find(b"client").cursors[0].backfilled  # type: ignore[union-attr]
 
 
 def test_a_registered_client_that_is_idle_is_not_written_again_and_again(node: FakeNode) -> None:

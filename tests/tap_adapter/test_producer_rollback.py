@@ -43,8 +43,8 @@ def test_lost_changes_are_corrected_one_by_one(node: FakeNode) -> None:
     node[0].set(b"d", b"d1")
     line = rig.connect(ACK)
     assert line.run() == ["opaque 0!", "a=a1", "-c", "b=b1", "d=d1!"]
-    assert line.known.courses[0].uuid == 0xB0
-    assert line.known.courses[0].acked == 3
+    assert line.known.cursors[0].uuid == 0xB0
+    assert line.known.cursors[0].acked == 3
 
 
 def test_corrections_come_without_acks_too(node: FakeNode) -> None:
@@ -52,7 +52,7 @@ def test_corrections_come_without_acks_too(node: FakeNode) -> None:
     with_lost_changes(rig, 0)
     line = rig.connect()
     assert line.run() == ["a=a1", "-c", "b=b1"]
-    assert line.known.courses[0].uuid == 0xB0
+    assert line.known.cursors[0].uuid == 0xB0
 
 
 def test_by_the_setting_everything_is_sent_anew_instead(node: FakeNode) -> None:
@@ -100,7 +100,7 @@ def test_changes_that_were_sent_and_not_acknowledged_are_corrected(node: FakeNod
     node[0].fail_over(2, uuid=0xB0)
     again = rig.connect(ACK)
     assert again.run() == ["opaque 0!", "-x!"]
-    assert again.known.courses[0].uuid == 0xB0
+    assert again.known.cursors[0].uuid == 0xB0
 
 
 def test_a_branch_above_what_was_sent_costs_nothing(node: FakeNode) -> None:
@@ -113,7 +113,7 @@ def test_a_branch_above_what_was_sent_costs_nothing(node: FakeNode) -> None:
     again = rig.connect(ACK)
     assert again.run() == ["opaque 0!", "c=v!"]
     assert again.upstream.fetched == []
-    assert again.known.courses[0].uuid == 0xB0
+    assert again.known.cursors[0].uuid == 0xB0
 
 
 def test_a_client_that_vanishes_amid_corrections_gets_them_again(node: FakeNode) -> None:
@@ -125,10 +125,10 @@ def test_a_client_that_vanishes_amid_corrections_gets_them_again(node: FakeNode)
     assert line.said() == ["a=a1!", "-c", "b=b1!"]
     line.answer(line.unanswered[0])
     line.leave()
-    assert line.known.courses[0].uuid == 0xA000
+    assert line.known.cursors[0].uuid == 0xA000
     again = rig.connect(ACK)
     assert sorted(text.rstrip("!") for text in again.run()[1:]) == ["-c", "a=a1", "b=b1"]
-    assert again.known.courses[0].uuid == 0xB0
+    assert again.known.cursors[0].uuid == 0xB0
 
 
 def test_a_second_branch_below_the_corrections_corrects_them_again(node: FakeNode) -> None:
@@ -159,7 +159,7 @@ def test_refused_corrections_are_fetched_and_sent_again(node: FakeNode) -> None:
     assert said[-1] == "a=newer"
     assert {"-c", "b=b1"} <= set(said)
     assert "a=a1" not in said
-    assert line.known.courses[0].uuid == 0xB0
+    assert line.known.cursors[0].uuid == 0xB0
 
 
 @pytest.mark.parametrize("keys", [FETCHED_AT_ONCE, FETCHED_AT_ONCE + 1, 3 * FETCHED_AT_ONCE])
@@ -204,7 +204,7 @@ def test_a_branch_between_corrections_and_stream_is_noticed(node: FakeNode) -> N
     assert [text.rstrip("!") for text in line.run()] == ["a=a1", "-c", "b=b1"]
     line.upstream.deliver()
     assert line.run() == []
-    assert line.known.courses[0].uuid == 0xC0
+    assert line.known.cursors[0].uuid == 0xC0
 
 
 def test_a_branch_below_corrections_whose_stream_never_came_corrects_them_again(
@@ -223,8 +223,8 @@ def test_a_branch_below_corrections_whose_stream_never_came_corrects_them_again(
     assert "a=a8" in line.said()
     line.ack_all()
     line.upstream.deliver()
-    assert line.known.courses[0].uuid == 0xB0
-    assert line.known.courses[0].acked == 2
+    assert line.known.cursors[0].uuid == 0xB0
+    assert line.known.cursors[0].acked == 2
     line.leave()
     node[0].fail_over(7, uuid=0xC0)
     assert "a=a1" in rig.connect(ACK).run()

@@ -1,6 +1,6 @@
 """The conversation around a stream: frames found, connects checked, answers handed on.
 
-The door and the producer are played; `test_door` has the real ones.
+The registry and the producer are played; `test_registry` has the real ones.
 """
 
 from __future__ import annotations
@@ -98,19 +98,19 @@ class Door(SideCommands):
 
 
 class Client:
-    """One conversation with a door."""
+    """One conversation with a registry."""
 
-    def __init__(self, door: Door | None = None) -> None:
-        self.door = door or Door()
+    def __init__(self, registry: Door | None = None) -> None:
+        self.registry = registry or Door()
         self.misuse: list[str] = []
-        self.session = TapSession(cast(Any, self.door), lambda: None, self.misuse.append)
+        self.session = TapSession(cast(Any, self.registry), lambda: None, self.misuse.append)
 
     def say(self, *frames: bytes) -> bytes:
         return talk(self.session, b"".join(frames))
 
     @property
     def producer(self) -> Producer:
-        return self.door.opened[-1].producer
+        return self.registry.opened[-1].producer
 
 
 def connected() -> Client:
@@ -126,7 +126,7 @@ def connected() -> Client:
 def test_a_connect_that_succeeds_is_answered_by_the_stream_alone() -> None:
     client = Client()
     assert client.say(connect(ACK | LIST, struct.pack(">HHH", 2, 3, 5))) == b""
-    assert client.door.connects == [Connect(b"replica1", ACK | LIST, vbuckets=(3, 5))]
+    assert client.registry.connects == [Connect(b"replica1", ACK | LIST, vbuckets=(3, 5))]
     client.producer.stream = [b"fra", b"me"]
     assert drained(client.session) == b"frame"
 
@@ -134,7 +134,7 @@ def test_a_connect_that_succeeds_is_answered_by_the_stream_alone() -> None:
 def test_a_connect_without_extras_has_no_flags() -> None:
     client = Client()
     client.say(frame(CONNECT))
-    assert client.door.connects == [Connect()]
+    assert client.registry.connects == [Connect()]
 
 
 REFUSED = [
@@ -164,14 +164,14 @@ def test_an_impossible_connect_is_answered_not_supported_and_closed(
     )
     assert client.say(connect(flags, data)) == expected
     assert client.session.closing
-    assert (client.door.opened, client.door.refused_names) == ([], [b"replica1"])
+    assert (client.registry.opened, client.registry.refused_names) == ([], [b"replica1"])
 
 
 @pytest.mark.parametrize("length", range(8))
 def test_backfill_without_its_time_is_closed_without_a_word(length: int) -> None:
     client = Client()
     assert client.say(connect(BACKFILL, bytes(length))) == b""
-    assert (client.session.closing, client.door.opened) == (True, [])
+    assert (client.session.closing, client.registry.opened) == (True, [])
     assert len(client.misuse) == 1
 
 
@@ -203,7 +203,7 @@ def test_a_second_connect_ends_the_connection() -> None:
     client = connected()
     assert client.say(connect()) == b""
     assert client.session.closing
-    assert len(client.door.closed) == 1
+    assert len(client.registry.closed) == 1
 
 
 def test_what_was_not_sent_before_the_handover_goes_out_first() -> None:
@@ -290,7 +290,7 @@ def test_a_producer_that_is_done_is_hung_up_on_after_its_last_bytes() -> None:
     client.producer.closed = "the dump is complete"
     assert client.session.data_to_send(100) == [b"last"]
     assert client.session.closing
-    assert client.door.closed == client.door.opened
+    assert client.registry.closed == client.registry.opened
 
 
 def test_a_stream_is_let_go_once_however_it_ends() -> None:
@@ -299,8 +299,8 @@ def test_a_stream_is_let_go_once_however_it_ends() -> None:
     client.session.connection_lost()
     client.session.tick(5.0)
     client.say(SPY_ACK)
-    assert len(client.door.closed) == 1
-    assert client.door.opened[0].producer.ticks == []
+    assert len(client.registry.closed) == 1
+    assert client.registry.opened[0].producer.ticks == []
 
 
 def test_after_the_producer_was_disconnected_nothing_is_handed_to_it() -> None:
@@ -321,7 +321,7 @@ def test_the_time_is_handed_on_while_there_is_a_stream() -> None:
 def test_a_connection_that_never_connected_may_be_lost() -> None:
     client = Client()
     client.session.connection_lost()
-    assert client.door.closed == []
+    assert client.registry.closed == []
 
 
 # --- other commands -----------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_who_pushes_to_an_adapter_is_told_that_it_takes_nothing() -> None:
     pushed = [frame(opcode, b"k", bytes(8), bytes(16)) for opcode in range(MUTATION, 0x48)]
     replies, _ = split_replies(client.say(*pushed))
     assert {reply.status for reply in replies} == {0x83}
-    assert (len(replies), client.door.pushes_refused) == (7, 7)
+    assert (len(replies), client.registry.pushes_refused) == (7, 7)
     assert not client.session.closing
 
 
@@ -369,10 +369,10 @@ def test_quit_hangs_up(opcode: int, reply: bytes) -> None:
         )
         == reply
     )
-    assert (client.session.closing, len(client.door.closed)) == (True, 1)
+    assert (client.session.closing, len(client.registry.closed)) == (True, 1)
 
 
-def test_statistics_are_those_of_the_door() -> None:
+def test_statistics_are_those_of_the_registry() -> None:
     client = Client(Door(groups={"tap": [("ep_tap_count", "1")]}))
     assert client.say(frame(0x10, b"tap")) == (
         answer(0x10, key=b"ep_tap_count", value=b"1") + answer(0x10)
@@ -390,7 +390,7 @@ def test_clients_are_managed_by_name_on_any_connection() -> None:
         assert client.say(frame(0xB0, name, value)) == answer(
             0xB0, 0x04, value=b"Invalid arguments"
         )
-    assert client.door.said == [b"old", "reset", (b"known", {3: 0})]
+    assert client.registry.said == [b"old", "reset", (b"known", {3: 0})]
 
 
 def test_who_does_not_read_his_answers_is_not_read() -> None:
@@ -429,4 +429,4 @@ def test_nothing_that_a_client_sends_raises(pieces: list[bytes]) -> None:
     for piece in pieces:
         client.say(piece)
     client.session.connection_lost()
-    assert len(client.door.closed) == len(client.door.opened)
+    assert len(client.registry.closed) == len(client.registry.opened)

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.kv.harness import Rig
 from uprmc.model import VBucketState
-from uprmc.upr import line
-from uprmc.upr.replication import Replication
+from uprmc.upr.follow import line
+from uprmc.upr.follow.replication import Replication
 
 A, B = "10.0.0.1:11210", "10.0.0.2:11210"
 

@@ -589,14 +589,14 @@ def test_what_is_refused_counts_as_processed(small: Rig) -> None:
 
 def test_while_memory_is_short_nothing_is_acknowledged(small: Rig) -> None:
     peer, opaque = reading(small)
-    ledger = small.bucket.ledger
-    ledger.used += ledger.write_limit + 1
+    account = small.bucket.account
+    account.used += account.write_limit + 1
     data = mutation(0, opaque, 1, b"k", b"x" * 20_000)
     peer.say(marker(0, opaque, 1, 9), data)
     assert only(peer.received, BUFFER_ACK) == []
     assert peer.side.backoffs == 1
     assert b"k" in table(small), "what was sent is taken"
-    ledger.used -= ledger.write_limit + 1
+    account.used -= account.write_limit + 1
     peer.session.tick(1_000.0)
     (acked,) = only(peer.drain(), BUFFER_ACK)
     assert acked.extras == struct.pack(">I", 44 + len(data))
@@ -616,7 +616,7 @@ def test_a_lost_consumer_leaves_nothing_behind(rig: Rig) -> None:
 def test_a_peer_that_never_reads_what_it_causes_is_given_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uprmc.upr.receiver._WAITING_FRAMES", 10)
+    monkeypatch.setattr("uprmc.upr.receive.receiver._WAITING_FRAMES", 10)
     undisturbed = bystander(rig)
     peer, opaque = reading(rig)
     for n in range(1, 20):
@@ -641,7 +641,7 @@ def test_streams_that_come_and_go_unanswered_leave_nothing_behind(rig: Rig) -> N
 def test_a_peer_that_never_answers_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     peer, _, _ = sent_back(rig, 1)
     unanswered = len(peer.side._asked)
-    monkeypatch.setattr("uprmc.upr.receiver._WAITING_FRAMES", unanswered + 1)
+    monkeypatch.setattr("uprmc.upr.receive.receiver._WAITING_FRAMES", unanswered + 1)
     peer.say(add_stream(1))
     assert not peer.closed
     rig.bucket.set_state(2, REPLICA)

@@ -22,7 +22,7 @@ from uprmc.protocol.upr import (
     TimedDeletionExtras,
 )
 from uprmc.storage.layout import pack_heads, pack_record
-from uprmc.upr.frames import Form, ItemWriter, Written
+from uprmc.upr.produce.frames import Form, ItemWriter, Written
 
 VBUCKET, OPAQUE = 0x0203, 0xFEEDBEEF
 PLAIN = Form()

@@ -537,26 +537,26 @@ def test_a_fifth_of_the_buffer_is_acknowledged_to_the_byte(small: Script) -> Non
 def test_while_memory_is_short_nothing_is_acknowledged_and_soon_after_it_is(
     small: Script,
 ) -> None:
-    ledger = small.target.bucket.ledger
+    account = small.target.bucket.account
     pressed: list[int] = []
-    ledger.on_pressure = lambda: pressed.append(1)
+    account.on_pressure = lambda: pressed.append(1)
     opaque = small.follow()
     small.link.tick(1.0)
     small.sent()
-    ledger.used += ledger.write_limit + 1
+    account.used += account.write_limit + 1
     assert small.say(marker(0, opaque, 1, 9), mutation(0, opaque, 1, b"k", bytes(20_000))) == []
     assert pressed, "the pager is told"
     small.link.tick(1.5)
     assert only(small.sent(), BUFFER_ACK) == []
     assert small.link.backoffs == 1
-    ledger.used -= ledger.write_limit + 1
+    account.used -= account.write_limit + 1
     small.link.tick(1.6)
     assert len(only(small.sent(), BUFFER_ACK)) == 1
 
 
 def test_a_source_that_sends_on_unacknowledged_is_not_read(small: Script) -> None:
     rig = small.target
-    rig.bucket.ledger.write_limit = -1
+    rig.bucket.account.write_limit = -1
     opaque = small.follow()
     small.say(marker(0, opaque, 1, 10**6))
     limit = rig.settings.upr.consumer_buffer + rig.settings.kv.max_frame_bytes
@@ -574,7 +574,7 @@ def test_a_source_that_sends_on_unacknowledged_is_not_read(small: Script) -> Non
     small.link.tick(1.0)
     small.link.tick(1_000.0)
     assert not small.link.closing, "it is we who do not listen"
-    rig.bucket.ledger.write_limit = 2**40
+    rig.bucket.account.write_limit = 2**40
     small.link.tick(1_001.0)
     assert not small.link.input_full
 

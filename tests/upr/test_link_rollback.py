@@ -389,7 +389,7 @@ def test_a_disk_that_cannot_be_read_is_not_the_end(
     def broken(*_: object) -> None:
         raise StoreError("unreadable")
 
-    monkeypatch.setattr("uprmc.upr.undo.lost_keys", broken)
+    monkeypatch.setattr("uprmc.upr.receive.undo.lost_keys", broken)
     script.answer(asked, value=failover_log(B, A))
     assert [event[::3] for event in script.owner.take()] == [("ended", True)]
     assert not script.link.closing
@@ -426,7 +426,7 @@ def test_values_above_what_memory_allows_make_it_start_over() -> None:
     script, frames = sent_back(target)
     (log,) = only(frames, FAILOVER_LOG)
     versions = only(script.answer(log, value=failover_log(B, A)), GET_VERSION)
-    target.bucket.ledger.used += 64 << 20
+    target.bucket.account.used += 64 << 20
     script.answer(versions[0], extras=version(1), value=bytes(7 << 20))
     assert script.link.undos.held_bytes == 0
     assert script.link.rollbacks == 1

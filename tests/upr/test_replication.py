@@ -15,7 +15,7 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.model import SnapshotRange, VBucketState
-from uprmc.upr import followed_document
+from uprmc.upr.follow import followed_document
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kv.harness import CountingEntropy
 from tests.upr.replication_rig import A, B, FakeLink, World
-from uprmc.upr.source import FIRST_PAUSE_S, Pause, Source
+from uprmc.upr.follow.source import FIRST_PAUSE_S, Pause, Source
 
 MOST_S = 15.0
 

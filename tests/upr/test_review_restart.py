@@ -8,7 +8,7 @@ from tests.upr.link_rig import Pair, Script, failover_log, replica_rig, restore
 from tests.upr.peer import fill, marker, mutation, upr_rig, write
 from tests.upr.replication_rig import A, B, World
 from uprmc.model import VBucketState
-from uprmc.upr import followed_document
+from uprmc.upr.follow import followed_document
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 

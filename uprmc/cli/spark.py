@@ -15,7 +15,7 @@ from uprmc.cli.spark_feed import feed
 from uprmc.cli.spark_load import load
 from uprmc.cli.spark_restore import restore
 from uprmc.cli.spark_verify import verify
-from uprmc.spark.errors import BadOption
+from uprmc.columnar.errors import BadOption
 
 
 class _SparkVerbs(click.Group):

@@ -1,4 +1,4 @@
-"""``uprmc spark backup``: everything at one moment, then what changed. Work: `spark.backups`."""
+"""``uprmc spark backup``: everything at one moment, then what changed. Work: `backup.backups`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from uprmc.cli.spark_options import (
     common,
 )
 from uprmc.cli.spark_run import running
-from uprmc.spark.errors import BadOption
-from uprmc.spark.progress import Step
+from uprmc.columnar.errors import BadOption
+from uprmc.jobs.progress import Step
 
 if TYPE_CHECKING:
-    from uprmc.spark.backups import Kind
+    from uprmc.backup.backups import Kind
 
 _EPILOG = """\b
 Examples:
@@ -60,7 +60,7 @@ def backup(shared: Common, directory: Path, **given: Any) -> None:
         raise BadOption("--full and --incremental contradict each other")
     kind: Kind = "full" if given["full"] else "incremental" if given["incremental"] else "auto"
     with running(**shared.showing, afterwards=_afterwards) as run:
-        from uprmc.spark.backups import backup as work
+        from uprmc.backup.backups import backup as work
 
         access = shared.access()
         with shared.running_engine() as engine:

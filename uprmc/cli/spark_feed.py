@@ -11,7 +11,7 @@ import click
 
 from uprmc.cli.spark_options import Common, Read, SparkVerb, common
 from uprmc.cli.spark_run import running
-from uprmc.spark.progress import Step
+from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:

@@ -1,4 +1,4 @@
-"""``uprmc spark load``: rows of files become documents. The work: `uprmc.spark.loading`."""
+"""``uprmc spark load``: rows of files become documents. The work: `uprmc.load.loading`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from uprmc.cli.spark_options import (
     on_error_of,
 )
 from uprmc.cli.spark_run import running
-from uprmc.spark.errors import BadRow
-from uprmc.spark.progress import Step
+from uprmc.columnar.errors import BadRow
+from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:
@@ -107,11 +107,11 @@ def load(shared: Common, paths: tuple[str, ...], **given: Any) -> None:
     """Write rows of files to nodes: CSV, JSON lines or Parquet; files, directories, patterns."""
     resume: Path | None = given["resume"]
     with running(**shared.showing, afterwards=lambda step: _afterwards(step, resume)) as run:
-        from uprmc.spark.inputs import plan
-        from uprmc.spark.loading import check_columns
-        from uprmc.spark.loading import load as work
+        from uprmc.load.inputs import plan
+        from uprmc.load.loading import check_columns
+        from uprmc.load.loading import load as work
+        from uprmc.load.row_rules import RowRules
         from uprmc.spark.options import write_options
-        from uprmc.spark.row_rules import RowRules
 
         write = write_options(_write_options(shared, given)).write
         rules = RowRules(
@@ -170,7 +170,7 @@ def _write_options(shared: Common, given: dict[str, Any]) -> dict[str, str]:
 
 
 def _dialect(given: dict[str, Any]) -> Any:
-    from uprmc.spark.inputs import Dialect
+    from uprmc.load.inputs import Dialect
 
     return Dialect(
         delimiter=given["delimiter"],

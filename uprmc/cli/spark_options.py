@@ -18,12 +18,12 @@ import click
 
 from uprmc import units
 from uprmc.cli.node_access import DEFAULT_NODE, TLS_OPTIONS
-from uprmc.spark.errors import BadOption, SparkError
+from uprmc.columnar.errors import BadOption, SparkError
 
 if TYPE_CHECKING:
-    from uprmc.spark.access import Access
-    from uprmc.spark.engines import Engine
-    from uprmc.spark.write_options import OnError
+    from uprmc.columnar.access import Access
+    from uprmc.columnar.write_options import OnError
+    from uprmc.jobs.engines import Engine
 
     _ParamType = click.ParamType[Any]
 else:
@@ -45,7 +45,7 @@ class SparkVerb(click.Command):
 
 
 class Read(_ParamType):
-    """Text that a reader of `uprmc.units` or `uprmc.spark.option_values` understands.
+    """Text that a reader of `uprmc.units` or `uprmc.columnar.option_values` understands.
 
     Args:
         reader: its name; Spark's modules are imported when there is something to read.
@@ -72,7 +72,7 @@ class Read(_ParamType):
 
 
 def _reader(name: str) -> Callable[[str], Any]:
-    from uprmc.spark import option_values
+    from uprmc.columnar import option_values
 
     found: Callable[[str], Any] = getattr(units, name, None) or getattr(option_values, name)
     return found
@@ -247,7 +247,7 @@ def engine_of(
         BadOption: options contradict each other.
         JavaMissing: Spark cannot run here.
     """
-    from uprmc.spark.engines import LocalEngine
+    from uprmc.jobs.engines import LocalEngine
 
     settings = _settings(engine, master, remote, conf)
     if engine == "local":

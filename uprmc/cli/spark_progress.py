@@ -15,7 +15,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from uprmc.spark.progress import Step
+from uprmc.jobs.progress import Step
 
 LINE_EVERY_S = 10.0
 

@@ -1,4 +1,4 @@
-"""``uprmc spark restore``: a backup back into nodes. The work: `uprmc.spark.restoring`."""
+"""``uprmc spark restore``: a backup back into nodes. The work: `uprmc.backup.restoring`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from uprmc.cli.spark_options import (
     on_error_of,
 )
 from uprmc.cli.spark_run import running
-from uprmc.spark.errors import BadRow, SparkError
-from uprmc.spark.progress import Step
+from uprmc.columnar.errors import BadRow, SparkError
+from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:
@@ -59,8 +59,8 @@ def restore(shared: Common, directory: Path, **given: Any) -> None:
     """Write the newest state of a backup in DIR to nodes, and compare them with it."""
     resume: Path | None = given["resume"]
     with running(**shared.showing, afterwards=lambda step: _afterwards(step, resume)) as run:
-        from uprmc.spark.restoring import restore as work
-        from uprmc.spark.write_options import WriteOptions
+        from uprmc.backup.restoring import restore as work
+        from uprmc.columnar.write_options import WriteOptions
 
         access = shared.access()
         options = WriteOptions(

@@ -17,9 +17,9 @@ from typing import Protocol
 import click
 
 from uprmc.cli.spark_progress import Shown
+from uprmc.columnar.errors import BadOption, MissingPackage
 from uprmc.errors import UprmcError
-from uprmc.spark.errors import BadOption, MissingPackage
-from uprmc.spark.progress import Step
+from uprmc.jobs.progress import Step
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "pandas", "py4j", "grpc", "google")
 

@@ -1,4 +1,4 @@
-"""``uprmc spark verify``: do two sides hold the same? The work: `uprmc.spark.verifying`."""
+"""``uprmc spark verify``: do two sides hold the same? The work: `uprmc.backup.verifying`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 
 from uprmc.cli.spark_options import SECONDS, VBUCKET_SET, Common, Read, SparkVerb, common
 from uprmc.cli.spark_run import running
-from uprmc.spark.errors import BadOption, Differences
-from uprmc.spark.progress import Step
+from uprmc.columnar.errors import BadOption, Differences
+from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:
@@ -49,7 +49,7 @@ Examples:
 def verify(shared: Common, a: str, b: str, **given: Any) -> None:
     """Compare two nodes or clusters, or one with a backup; exit code 0: they are the same."""
     with running(**shared.showing, afterwards=_afterwards) as run:
-        from uprmc.spark.verifying import verify as work
+        from uprmc.backup.verifying import verify as work
 
         sides = [_side(each, shared, given) for each in (a, b)]
         with shared.running_engine() as engine:
@@ -70,7 +70,7 @@ def verify(shared: Common, a: str, b: str, **given: Any) -> None:
 
 def _side(text: str, shared: Common, given: dict[str, Any]) -> Any:
     """Return a directory that exists as a backup, everything else as nodes."""
-    from uprmc.spark.verifying import BackupSide
+    from uprmc.backup.verifying import BackupSide
 
     path = Path(text)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""The stand-alone TAP adapter: a listener, the adapter's door, and a connection for each client.
+"""The stand-alone TAP adapter: a listener, its registry, and a connection for each client.
 
 Every TAP client has a UPR connection of its own to the upstream, named after it. One that cannot be
 made closes the client's connection, which comes back by its name; the process goes on. Whether the
@@ -40,8 +40,8 @@ from uprmc.server.tls import tls_options
 from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock
 from uprmc.tap_adapter.client_rows import all_clients
-from uprmc.tap_adapter.door import TapDoor
 from uprmc.tap_adapter.names import Names
+from uprmc.tap_adapter.tap_registry import TapRegistry
 from uprmc.tap_adapter.upstream import Standing, Upstream
 
 #: Whoever has not taken his last bytes by then is cut off.
@@ -57,16 +57,16 @@ _log = Log("tap_adapter")
 
 
 class StandAlone:
-    """What `TapDriver` drives: the door before a producer somewhere else.
+    """What `TapDriver` drives: the registry before a producer somewhere else.
 
     Attributes:
-        door: where clients come in.
+        registry: where clients come in.
         trouble: what was found damaged at the start, one line each.
     """
 
-    def __init__(self, door: TapDoor) -> None:
-        self.door = door
-        self.trouble = door.names.refused_documents
+    def __init__(self, registry: TapRegistry) -> None:
+        self.registry = registry
+        self.trouble = registry.names.refused_documents
 
 
 class TapProcess:
@@ -128,16 +128,16 @@ class TapProcess:
             return MemoryKeeper()
         return FileKeeper(self._state, self._in_worker, self._state_failed)
 
-    def _new_door(self) -> TapDoor:
+    def _new_door(self) -> TapRegistry:
         try:
             names = Names(self._settings.tap, self._keeper)
         except StateRefused as error:
             raise ConfigError(str(error)) from None
-        door = TapDoor(
+        registry = TapRegistry(
             self._settings.tap, names, self._upstream, self._clock, self._clock.monotonic
         )
-        door.statistics = self._statistics
-        return door
+        registry.statistics = self._statistics
+        return registry
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -248,18 +248,18 @@ class TapProcess:
         return self._rows() if words in ("", "tap") else None
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        door = self._door
+        registry = self._door
         yield "pid", str(os.getpid())
         yield "version", __version__
         yield "uprmc_tap_upstream", self._upstream_place
-        yield "ep_tap_count", str(sum(known.gone_at is None for known in door.names))
-        yield "uprmc_tap_clients", str(len(door.names))
-        yield "uprmc_tap_connects", str(door.connects)
-        yield "uprmc_tap_refusals", str(door.refusals)
-        yield "uprmc_tap_pushes_refused", str(door.pushes_refused)
+        yield "ep_tap_count", str(sum(known.gone_at is None for known in registry.names))
+        yield "uprmc_tap_clients", str(len(registry.names))
+        yield "uprmc_tap_connects", str(registry.connects)
+        yield "uprmc_tap_refusals", str(registry.refusals)
+        yield "uprmc_tap_pushes_refused", str(registry.pushes_refused)
         failures = self._keeper.failures if isinstance(self._keeper, FileKeeper) else 0
         yield "uprmc_tap_state_failures", str(failures)
-        yield from all_clients(door.names, door.unix_minus_monotonic_s)
+        yield from all_clients(registry.names, registry.unix_minus_monotonic_s)
 
     # --- the state ------------------------------------------------------------------------------
 

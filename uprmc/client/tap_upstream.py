@@ -27,7 +27,7 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, ROLLBACK_VALUE, StreamRequest
 from uprmc.tap_adapter.upstream import Standing
-from uprmc.upr.line import Dial, Dialled
+from uprmc.upr.follow.line import Dial, Dialled
 
 #: So much is received ahead of a client; small, for there may be many of them.
 BUFFER_BYTES = 1024 * 1024

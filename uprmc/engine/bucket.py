@@ -1,7 +1,7 @@
 """The bucket: all vBuckets of a node, and the front door for key operations.
 
 Job: know which vBucket a key belongs to and whether it may be used now; own what the vBuckets share
-(ledger, counters) and the helpers that move data between memory and store.
+(account, counters) and the helpers that move data between memory and store.
 
 Neighbours: sessions look vBuckets up here; `server` drives `flusher`, `fetcher`, `pager` and
 `tick`; `warmup` fills it before traffic is let in.
@@ -21,13 +21,13 @@ from uprmc.config import Settings
 from uprmc.engine import terms
 from uprmc.engine.cas_clock import beyond, step
 from uprmc.engine.compaction import Compactor, PurgeRule
+from uprmc.engine.evictor import Evictor
 from uprmc.engine.expiry import Expirer
 from uprmc.engine.failover_log import branched, last_complete_seqno
 from uprmc.engine.fetcher import Fetcher
 from uprmc.engine.flusher import Flusher, Waiter
-from uprmc.engine.ledger import Ledger
-from uprmc.engine.marks import Marks
-from uprmc.engine.pager import Pager
+from uprmc.engine.memory_account import MemoryAccount
+from uprmc.engine.meta_marks import MetaMarks
 from uprmc.engine.purging import Purger
 from uprmc.engine.stats import Stats
 from uprmc.engine.timings import Timings
@@ -53,7 +53,7 @@ class Bucket:
     Attributes:
         vbuckets: number -> vBucket, whatever its state.
         active: number -> vBucket, those that serve clients now.
-        lookups: the ledger's.
+        lookups: the account's.
         traffic: whether clients are let in.
         warm: whether warm-up is over.
         marks: what meta commands have marked as stale or being fetched.
@@ -82,16 +82,16 @@ class Bucket:
         self.stats = Stats()
         self.timings = Timings()
         now = clock.now()
-        self.ledger = Ledger(settings.memory, now)
-        self.lookups = self.ledger.lookups
-        self.expirer = Expirer(self.vbuckets, self.ledger, self.stats)
-        self.flusher = Flusher(store, self.vbuckets, self.ledger, self.stats, settings.flush)
+        self.account = MemoryAccount(settings.memory, now)
+        self.lookups = self.account.lookups
+        self.expirer = Expirer(self.vbuckets, self.account, self.stats)
+        self.flusher = Flusher(store, self.vbuckets, self.account, self.stats, settings.flush)
         self.gate = ViewGate()
         self.fetcher = Fetcher(
             store, self.vbuckets, self.stats, settings.flush.fetch_batch, self.gate
         )
-        self.pager = Pager(
-            self.vbuckets.values, self.ledger, self.stats, settings.memory.pager_slice
+        self.evictor = Evictor(
+            self.vbuckets.values, self.account, self.stats, settings.memory.pager_slice
         )
         self.purge_limit: Callable[[VBucket], int] = self._purge_limit_of
         self.compactor = Compactor(
@@ -103,7 +103,7 @@ class Bucket:
             self.gate,
         )
         self.purger = Purger(self.vbuckets, self.compactor, clock, settings.purge)
-        self.marks = Marks()
+        self.marks = MetaMarks()
         self.view_holders: list[ViewHolder] = []
         self.flushes = 0
         self.numbered: dict[int, int] = {}
@@ -212,8 +212,8 @@ class Bucket:
     def leave_lost_cas_behind(self, vbucket: VBucket) -> None:
         """See to it that no CAS which was given out for this vBucket and lost comes again."""
         name = vbucket.failover_log[0].uuid
-        cas = max(self.ledger.last_cas, beyond(vbucket.max_cas, self.clock.now(), name))
-        vbucket.max_cas = self.ledger.last_cas = cas
+        cas = max(self.account.last_cas, beyond(vbucket.max_cas, self.clock.now(), name))
+        vbucket.max_cas = self.account.last_cas = cas
 
     def learn_term(self, vbucket: VBucket, term: int) -> None:
         """Learn that somebody has this term; an active vBucket with a lower one was deposed.
@@ -335,7 +335,7 @@ class Bucket:
 
     def tick(self) -> None:
         """Do what has become due; call it a few times a second."""
-        self.ledger.tell_time(self.clock.now())
+        self.account.tell_time(self.clock.now())
         if self._flush_at is not None and self._flush_at <= self.clock.now():
             self._flush_at = None
             self._reset_all()
@@ -354,8 +354,8 @@ class Bucket:
     def _new(self, number: int, state: VBucketState) -> VBucket:
         uuid = self.entropy.uuid48()
         if not self.vbuckets:
-            self.ledger.cas_step = step(uuid)
-        vbucket = VBucket(number, state, uuid, self.ledger, self.stats, self.clock)
+            self.account.cas_step = step(uuid)
+        vbucket = VBucket(number, state, uuid, self.account, self.stats, self.clock)
         self.vbuckets[number] = vbucket
         return vbucket
 
@@ -366,4 +366,4 @@ class Bucket:
         self.flushes += 1
         for vbucket in self.vbuckets.values():
             vbucket.reset(self.entropy.uuid48(), size=0)
-        self.ledger.used = 0
+        self.account.used = 0

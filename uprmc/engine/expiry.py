@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from uprmc.engine.ledger import Ledger
+from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
@@ -41,7 +41,7 @@ def absolute_expiry(exptime: int, now: float) -> int:
 class Expirer:
     """Turns documents whose time has come into deletions, in active vBuckets.
 
-    It goes by the ledger's timetable. A vBucket that becomes active with documents in it is
+    It goes by the account's timetable. A vBucket that becomes active with documents in it is
     surveyed: all of them are looked at once, and entered. A replica's are entered nowhere, for
     their active expires them.
 
@@ -49,12 +49,14 @@ class Expirer:
         timetable: when which documents expire.
     """
 
-    def __init__(self, vbuckets: Mapping[int, VBucket], ledger: Ledger, stats: Stats) -> None:
+    def __init__(
+        self, vbuckets: Mapping[int, VBucket], account: MemoryAccount, stats: Stats
+    ) -> None:
         self._vbuckets = vbuckets
-        self._leftovers = ledger.leftovers
+        self._leftovers = account.leftovers
         self._stats = stats
         self._unseen: dict[int, None] = {}
-        self.timetable = ledger.timetable
+        self.timetable = account.timetable
 
     def survey(self, number: int) -> None:
         """Have a vBucket's documents entered that came there while it was not active."""

@@ -27,7 +27,7 @@ from uprmc.config import FlushSettings
 from uprmc.engine.commit_room import CommitRoom
 from uprmc.engine.disposal import Disposals, Record
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.ledger import Ledger
+from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import QueueView, WriteQueue
@@ -118,13 +118,13 @@ class Flusher:
         self,
         store: Store,
         vbuckets: Mapping[int, VBucket],
-        ledger: Ledger,
+        account: MemoryAccount,
         stats: Stats,
         settings: FlushSettings,
     ) -> None:
         self._store = store
         self._vbuckets = vbuckets
-        self._ledger = ledger
+        self._account = account
         self._stats = stats
         self._settings = settings
         self._cursors: dict[int, _Cursor] = {}
@@ -152,9 +152,9 @@ class Flusher:
             age_s: how long something has been dirty.
             last_flush_s: how long the last flush took.
         """
-        ledger, settings = self._ledger, self._settings
+        account, settings = self._account, self._settings
         batch_items = self._batch_items * (_FILLING_BATCHES if self.filling else 1)
-        full = self.queued >= batch_items or ledger.used > ledger.high_mark
+        full = self.queued >= batch_items or account.used > account.high_mark
         if self._waiters or self._impatient or full:
             return 0.0
         rest = 0.0 if self._hurried else settings.rest_factor * last_flush_s
@@ -182,13 +182,13 @@ class Flusher:
         """Go on; what has gathered is announced as if it had just come."""
         self.paused = False
         if self.pending:
-            self._ledger.on_dirty()
+            self._account.on_dirty()
 
     @property
     def pending(self) -> bool:
         """Whether a flush begun now would have something to do."""
         waiters = self._waiters or self._impatient
-        return bool(self._ledger.dirty or waiters or self._local or self._disposals.pending)
+        return bool(self._account.dirty or waiters or self._local or self._disposals.pending)
 
     @property
     def queued(self) -> int:
@@ -225,7 +225,7 @@ class Flusher:
             return
         else:
             self._impatient.append(waiter)
-        self._ledger.on_dirty()
+        self._account.on_dirty()
 
     def write_local(
         self, name: bytes, document: bytes | None, done: Waiter, *, patient: bool = True
@@ -247,8 +247,8 @@ class Flusher:
         cursor = self._cursors.pop(vbucket.id, None)
         if cursor is not None:
             cursor.view.close()
-        if vbucket in self._ledger.dirty:
-            self._ledger.dirty.remove(vbucket)
+        if vbucket in self._account.dirty:
+            self._account.dirty.remove(vbucket)
         vbucket.dirty = True  # so that nothing puts it on the list again
         self._disposals.remove([vbucket.id])
         self.when_durable(done, patient=False)
@@ -293,7 +293,7 @@ class Flusher:
         everything for the next flush, and tells waiters as `failed` does.
         """
         self._hurried = False
-        dirty, self._ledger.dirty = self._ledger.dirty, []
+        dirty, self._account.dirty = self._account.dirty, []
         waiters, self._waiters, self._impatient = [*self._waiters, *self._impatient], [], []
         removed = self._disposals.take_removed()
         local, self._local = self._local, {}
@@ -324,7 +324,7 @@ class Flusher:
             if self._is_gone(vbucket):
                 continue
             if vbucket.reset_pending or not room.left:
-                self._ledger.dirty.append(vbucket)
+                self._account.dirty.append(vbucket)
                 continue
             self._take(flush, vbucket, room)
             if not place % _SLICE_VBUCKETS:
@@ -333,8 +333,8 @@ class Flusher:
 
     def _put_back(self, flush: Flush, dirty: list[VBucket], error: Exception) -> None:
         """Have everything tried again that a flush took which could not be begun."""
-        left = set(self._ledger.dirty)
-        self._ledger.dirty += [each for each in dirty if each.dirty and each not in left]
+        left = set(self._account.dirty)
+        self._account.dirty += [each for each in dirty if each.dirty and each not in left]
         self.failed(flush, StoreError(f"{type(error).__name__}: {error}"))
 
     def commit(self, flush: Flush) -> None:
@@ -356,9 +356,9 @@ class Flusher:
             self._settle(part)
             if not place % _SLICE_VBUCKETS:
                 yield
-        self._ledger.disk_works()
+        self._account.disk_works()
         if flush.item_count:
-            self._ledger.exhausted = False  # what is clean now may be ejected
+            self._account.exhausted = False  # what is clean now may be ejected
         self._stats.commits += 1
         self.last_commit_items = flush.item_count
         self._stats.items_flushed += flush.item_count
@@ -370,7 +370,7 @@ class Flusher:
         if (
             flush.parts or flush.removed or flush.local
         ):  # will be tried again; nothing else ends the refusal
-            self._ledger.disk_failed(str(error))
+            self._account.disk_failed(str(error))
         self._disposals.remove(flush.removed)
         self._local = {**flush.local, **self._local}
         for part in flush.parts:
@@ -448,7 +448,7 @@ class Flusher:
     def _mark_dirty(self, vbucket: VBucket) -> None:
         if not vbucket.dirty:
             vbucket.dirty = True
-            self._ledger.mark_dirty(vbucket)
+            self._account.mark_dirty(vbucket)
 
 
 def _portion(cursor: _Cursor, room: CommitRoom) -> list[Item]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from uprmc.engine.contents import Contents, Forgetting
 from uprmc.engine.failover_log import FailoverLog, new_log
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.hash_table import Forgetting, HashTable
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.terms import promoted
 from uprmc.engine.watching import Interruption, Watcher
 from uprmc.engine.write_queue import WriteQueue
@@ -22,7 +22,7 @@ from uprmc.model import Item, SnapshotRange, VBucketHeader, VBucketState
 _seqno_of = attrgetter("seqno")
 
 
-class History(Contents):
+class History(HashTable):
     """See the module docstring."""
 
     __slots__ = ()
@@ -36,19 +36,19 @@ class History(Contents):
         are given out from now on are above it. The document's lock is opened, as by any change.
         """
         assert item.seqno > self.high_seqno
-        key, ledger = item.key, self._ledger
+        key, account = item.key, self._account
         old = self.table.get(key)
         self.high_seqno = item.seqno
         self.know_cas(item.cas)
-        ledger.used += len(item.value or b"")
+        account.used += len(item.value or b"")
         if old is None:
-            ledger.used += len(key) + ITEM_OVERHEAD_BYTES
+            account.used += len(key) + ITEM_OVERHEAD_BYTES
         elif old.life:
             self.tombstones -= 1
         elif old.value is None:
             self.non_resident -= 1
         else:
-            ledger.used -= len(old.value)
+            account.used -= len(old.value)
         if item.life:
             self.tombstones += 1
             self.deletions += old is not None and not old.life
@@ -65,7 +65,7 @@ class History(Contents):
 
     def adopt_all(self, items: list[Item]) -> None:
         """Do what `adopt` does for each, by rising seqno; who waits is told once, at the end."""
-        ledger, table = self._ledger, self.table
+        account, table = self._account, self.table
         max_cas, size, added = 0, 0, 0
         replaced: list[int] = []
         for item in items:
@@ -91,7 +91,7 @@ class History(Contents):
         assert items[0].seqno > self.high_seqno
         self.high_seqno = items[-1].seqno
         self.know_cas(max_cas)
-        ledger.used += size + ITEM_OVERHEAD_BYTES * added
+        account.used += size + ITEM_OVERHEAD_BYTES * added
         self.queue.put_all(items, replaced)
         self._become_dirty()
         if self.locks:
@@ -103,7 +103,7 @@ class History(Contents):
     def _enter_expiry(self, item: Item, old: Item | None) -> None:
         """See `timetable`: who expires not sooner than before has an entry that is due in time."""
         if old is None or old.life or not old.expiry or item.expiry < old.expiry:
-            self._ledger.timetable.add(self.id, item.key, item.expiry)
+            self._account.timetable.add(self.id, item.key, item.expiry)
 
     def outrank(self, rev: int) -> None:
         """Have new documents outrank deletions of up to this revision, which were made elsewhere.
@@ -166,12 +166,12 @@ class History(Contents):
             uuid: of the history that begins.
             size: what to take off the memory account, if the caller knows; else it is counted.
         """
-        ledger = self._ledger
-        ledger.used -= self.memory_bytes() if size is None else size
-        ledger.leftovers.add(self.table)
+        account = self._account
+        account.used -= self.memory_bytes() if size is None else size
+        account.leftovers.add(self.table)
         self._start_history(new_log(uuid))
-        if self.id in ledger.lookups:
-            ledger.lookups[self.id] = self.table.get
+        if self.id in account.lookups:
+            account.lookups[self.id] = self.table.get
         self.purge_seqno = 0
         self.reset_pending = True
         self.change_header()

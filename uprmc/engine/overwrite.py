@@ -60,7 +60,7 @@ def overwrite(
     present = vbucket.metadata(version.key)
     if plain and version.life and (present is None or present.life):
         return None
-    check_room(bucket.ledger, version, present)
+    check_room(bucket.account, version, present)
     active = vbucket.state == VBucketState.ACTIVE
     if active and vbucket.locks:
         vbucket.check_change(version.key, 0, StoreMode.SET)
@@ -72,7 +72,7 @@ def overwrite(
         version.value,
         version.flags,
         int(now) if version.life else version.expiry,
-        bucket.ledger.next_cas() if plain or not version.cas else version.cas,
+        bucket.account.next_cas() if plain or not version.cas else version.cas,
         vbucket.high_seqno + 1,
         _next_rev(vbucket, present) if plain else version.rev,
         version.datatype,

@@ -18,7 +18,7 @@ from enum import IntEnum
 
 from uprmc.engine import numbers
 from uprmc.engine.history import History
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.watching import Interruption, Watcher
 from uprmc.errors import (
     DeltaBadValue,
@@ -43,7 +43,7 @@ class StoreMode(IntEnum):
 
 
 class VBucket(History):
-    """See the module docstring, and `Contents` for the attributes."""
+    """See the module docstring, and `HashTable` for the attributes."""
 
     __slots__ = ()
 
@@ -98,11 +98,11 @@ class VBucket(History):
             KeyExists: the CAS differs, or add found a document.
             KeyNotFound: replace or a CAS found none.
             Locked: somebody else's lock.
-            TemporaryFailure, OutOfMemory: see `Ledger.refuse_write`.
+            TemporaryFailure, OutOfMemory: see `MemoryAccount.refuse_write`.
         """
-        ledger = self._ledger
-        if ledger.used > ledger.write_limit:
-            ledger.refuse_write(len(key) + len(value))
+        account = self._account
+        if account.used > account.write_limit:
+            account.refuse_write(len(key) + len(value))
         old = self.table.get(key)
         if cas or mode or self.locks:
             self._check_store(key, old, cas, mode)
@@ -114,7 +114,7 @@ class VBucket(History):
         Raises:
             KeyNotFound, KeyExists, Locked; TemporaryFailure while the disk refuses commits.
         """
-        self._ledger.check_disk()
+        self._account.check_disk()
         old = self.find(key)
         if old is None:
             raise KeyNotFound(key)
@@ -133,7 +133,7 @@ class VBucket(History):
         self._check_lock(key, 0)
         if old.expiry == expiry:
             return old
-        self._ledger.check_disk()
+        self._account.check_disk()
         assert old.value is not None
         item = self._accept(key, old.value, old.flags, expiry, old, old.datatype, cas=old.cas)
         item.nru = 0
@@ -162,9 +162,9 @@ class VBucket(History):
         value = piece + old.value if front else old.value + piece
         if len(value) > limit_bytes:
             raise NotStored(key)
-        ledger = self._ledger
-        if ledger.used > ledger.write_limit:
-            ledger.refuse_write(len(key) + len(value))
+        account = self._account
+        if account.used > account.write_limit:
+            account.refuse_write(len(key) + len(value))
         return self._accept(key, value, old.flags, old.expiry, old, old.datatype)
 
     def add_delta(
@@ -205,9 +205,9 @@ class VBucket(History):
         if number is None:
             raise DeltaBadValue(key)
         number = numbers.shifted(number, delta)
-        ledger = self._ledger
-        if ledger.used > ledger.write_limit:
-            ledger.refuse_write(len(key) + len(old.value))
+        account = self._account
+        if account.used > account.write_limit:
+            account.refuse_write(len(key) + len(old.value))
         text = numbers.counter_text(number, len(old.value) if padded else 0)
         return number, self._accept(key, text, old.flags, old.expiry, old, old.datatype)
 
@@ -230,7 +230,7 @@ class VBucket(History):
         self.change_header()  # no version has this CAS, and it must not come again
         until = now + seconds
         self.locks[key] = (cas, until)
-        self._ledger.locked_until = max(self._ledger.locked_until, until)
+        self._account.locked_until = max(self._account.locked_until, until)
         return item, cas
 
     def unlock(self, key: bytes, cas: int) -> None:
@@ -273,36 +273,36 @@ class VBucket(History):
 
         It opens the document's lock: only the lock's holder gets here, or a lock that has lapsed.
         """
-        ledger = self._ledger
+        account = self._account
         seqno = self.high_seqno = self.high_seqno + 1
         if not cas:
-            cas = ledger.last_cas = self.max_cas = ledger.last_cas + 1
+            cas = account.last_cas = self.max_cas = account.last_cas + 1
         if old is None:
             item = Item(key, value, flags, expiry, cas, seqno, self.max_deleted_rev + 1, datatype)
-            ledger.used += len(key) + len(value) + ITEM_OVERHEAD_BYTES
+            account.used += len(key) + len(value) + ITEM_OVERHEAD_BYTES
             self.queue.put(item, 0)
             if expiry:
-                ledger.timetable.add(self.id, key, expiry)
+                account.timetable.add(self.id, key, expiry)
         else:
             item = Item(key, value, flags, expiry, cas, seqno, old.rev + 1, datatype)
             replaced = old.value
             if replaced is not None:
-                ledger.used += len(value) - len(replaced)
+                account.used += len(value) - len(replaced)
             else:
-                ledger.used += len(value)
+                account.used += len(value)
                 if old.life:
                     self.tombstones -= 1
                 else:
                     self.non_resident -= 1
             self.queue.put(item, old.seqno)
             if expiry and (expiry < old.expiry or not old.expiry or old.life):
-                ledger.timetable.add(self.id, key, expiry)
+                account.timetable.add(self.id, key, expiry)
         self.table[key] = item
         if self.locks:
             self.locks.pop(key, None)
         if not self.dirty:
             self.dirty = True
-            ledger.mark_dirty(self)
+            account.mark_dirty(self)
         if self.waiting:
             self._tell_waiting()
         return item
@@ -310,7 +310,7 @@ class VBucket(History):
     def _become_dirty(self) -> None:
         if not self.dirty:
             self.dirty = True
-            self._ledger.mark_dirty(self)
+            self._account.mark_dirty(self)
 
     def _bury(self, old: Item, life: Life) -> Item:
         tombstone = Item(
@@ -370,5 +370,5 @@ class VBucket(History):
         return item.cas if self._live_lock(item.key) is None else CAS_LOCKED
 
     def _next_cas(self) -> int:
-        self.max_cas = self._ledger.next_cas()
+        self.max_cas = self._account.next_cas()
         return self.max_cas

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from uprmc.engine import terms
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
 from uprmc.storage.interface import Batch, StoreView
@@ -172,7 +172,7 @@ class Warmup:
         """
         usage = self._bucket.store.usage()
         stored = usage.used_bytes
-        return stored + self.records * ITEM_OVERHEAD_BYTES <= self._bucket.ledger.low_mark
+        return stored + self.records * ITEM_OVERHEAD_BYTES <= self._bucket.account.low_mark
 
     def _load_all(self, view: StoreView) -> Iterator[None]:
         """Bring in keys and values together: one reading instead of two."""
@@ -202,12 +202,12 @@ class Warmup:
         return len(live)
 
     def _load_values(self, view: StoreView) -> Iterator[None]:
-        ledger = self._bucket.ledger
+        account = self._bucket.account
         for number, vbucket in self._bucket.vbuckets.items():
             changes = view.changes_after(number, 0)
             while items := list(islice(changes, _STEP_ITEMS)):
                 for item in items:
-                    if ledger.used > ledger.low_mark:
+                    if account.used > account.low_mark:
                         return
                     if not item.life and vbucket.bring_in(item):
                         self.values += 1

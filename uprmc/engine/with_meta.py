@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.conflict import incoming_wins, outranks_tombstones
-from uprmc.engine.ledger import Ledger
+from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import InvalidArguments, KeyExists
@@ -72,7 +72,7 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: Item, demand: Dema
     now = bucket.clock.now()
     _check_numbers(version, now)
     present = vbucket.metadata(version.key)
-    check_room(bucket.ledger, version, present)
+    check_room(bucket.account, version, present)
     if present is None and _tombstone_matters(version, demand, vbucket.max_deleted_rev):
         present = bucket.fetcher.tombstone(vbucket, version.key)
     if not (demand.cas and present is not None and present.life and present.cas == demand.cas):
@@ -86,7 +86,7 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: Item, demand: Dema
         version.value,
         version.flags,
         int(now) if version.life else version.expiry,
-        bucket.ledger.next_cas() if demand.regenerate_cas else version.cas,
+        bucket.account.next_cas() if demand.regenerate_cas else version.cas,
         vbucket.high_seqno + 1,
         version.rev,
         version.datatype,
@@ -106,16 +106,16 @@ def _check_numbers(version: Item, now: float) -> None:
         raise InvalidArguments(f"the revision {version.rev} is too high")
 
 
-def check_room(ledger: Ledger, version: Item, present: Item | None) -> None:
+def check_room(account: MemoryAccount, version: Item, present: Item | None) -> None:
     """Refuse what cannot be kept; a deletion takes memory only if its key is not in the table.
 
     Raises:
-        TemporaryFailure, OutOfMemory: see `Ledger.refuse_write`.
+        TemporaryFailure, OutOfMemory: see `MemoryAccount.refuse_write`.
     """
     if version.life and present is not None:
-        ledger.check_disk()
-    elif ledger.used > ledger.write_limit:
-        ledger.refuse_write(len(version.key) + len(version.value or b""))
+        account.check_disk()
+    elif account.used > account.write_limit:
+        account.refuse_write(len(version.key) + len(version.value or b""))
 
 
 def _tombstone_matters(version: Item, demand: Demand, max_deleted_rev: int) -> bool:

@@ -243,7 +243,7 @@ class BinarySession(Conversation):
             The longest body of a set, -1 for none at all; and whether gets may, because no lock
             can be there whose CAS would have to be hidden.
         """
-        locked_until = self.bucket.ledger.locked_until
+        locked_until = self.bucket.account.locked_until
         return (
             -1 if self.with_seqnos else self._max_store_body_bytes,
             not locked_until or locked_until <= self.bucket.clock.monotonic(),

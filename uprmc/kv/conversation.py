@@ -85,7 +85,7 @@ class Conversation:
     def receive_data(self, data: bytes) -> None:
         """Take the next bytes from the peer; see `ports.Session`."""
         bucket = self._services.bucket
-        bucket.ledger.tell_time(bucket.clock.now())  # once for all changes that are in `data`
+        bucket.account.tell_time(bucket.clock.now())  # once for all changes that are in `data`
         if self._held or self._discard or self.closing or self.input_full:
             self._receive_slowly(data)
         else:

@@ -12,7 +12,7 @@ exceptions, all of them about what we do not store:
 * An ``ms`` that is too large removes the old document only in the mode that replaces it.
 * ``T`` and ``N`` take effect before the other flags are looked at, wherever they stand; of both the
   later one is the expiry time of what is made.
-* The marks (stale, won) are gone when the document changes in any way; see `engine.marks`.
+* The marks (stale, won) are gone when the document changes in any way; see `engine.meta_marks`.
 
 Refusals of the engine that have no meta reply of their own are raised.
 
@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.expiry import absolute_expiry
-from uprmc.engine.marks import STALE, WON
+from uprmc.engine.meta_marks import STALE, WON
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import CommandError, KeyExists, KeyNotFound, Locked, NotResident, NotStored
 from uprmc.kv.services import ITEM_HEADER_BYTES, Services

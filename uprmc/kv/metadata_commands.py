@@ -36,7 +36,7 @@ from uprmc.protocol.replication import (
     GET_VERSION_MISS_EXTRAS,
     GET_VERSION_REPLY_EXTRAS,
 )
-from uprmc.upr.admission import locate
+from uprmc.upr.produce.admission import locate
 
 if TYPE_CHECKING:
     from uprmc.kv.binary_session import BinarySession

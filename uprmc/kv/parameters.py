@@ -83,8 +83,8 @@ def set_parameter(bucket: Bucket, control: Control, group: int, name: str, text:
 
 def _apply(bucket: Bucket, control: Control, before: Settings, after: Settings) -> None:
     if after.memory != before.memory:
-        bucket.ledger.set_quota(after.memory.quota, after.memory)
-        bucket.ledger.exhausted = False  # it was said of the old quota
+        bucket.account.set_quota(after.memory.quota, after.memory)
+        bucket.account.exhausted = False  # it was said of the old quota
     if after.flush != before.flush:
         bucket.flusher.configure(after.flush)
     if after.engine.expiry_interval_s != before.engine.expiry_interval_s:

@@ -4,7 +4,7 @@ VBUCKET_FACTS as a request stands here too: what a restore says of an active vBu
 active tells its replicas.
 
 An answer comes when what was asked for is done and on disk. Refusals carry a text that says what to
-do; see `upr.replication`.
+do; see `upr.follow.replication`.
 
 Source: issue "Replicas, failover"; the bytes are our own, see ``docs/extensions.md``.
 """
@@ -30,7 +30,7 @@ from uprmc.protocol.replication import (
     encode_outcomes,
 )
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
-from uprmc.upr.replication import Replication
+from uprmc.upr.follow.replication import Replication
 
 if TYPE_CHECKING:
     from uprmc.kv.binary_session import BinarySession

@@ -271,7 +271,7 @@ def verbosity(services: Services, line: NumberLine) -> bytes:
 def cache_memlimit(services: Services, line: NumberLine) -> bytes:
     """Change the memory quota until the next start; its marks keep their shares of it."""
     bucket = services.bucket
-    bucket.ledger.set_quota(line.number * MIB, bucket.settings.memory)
+    bucket.account.set_quota(line.number * MIB, bucket.settings.memory)
     return OK
 
 

@@ -23,10 +23,10 @@ from uprmc.kv.refusals import REFUSALS
 from uprmc.protocol.header import encode_request, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
-from uprmc.upr.consumer import Consumer
 from uprmc.upr.keepalive import Due
 from uprmc.upr.peer import Peer, Reply, UprRequest
-from uprmc.upr.producer import Producer
+from uprmc.upr.produce.producer import Producer
+from uprmc.upr.receive.consumer import Consumer
 
 GENTLE_BYTES = 128 * 1024
 GENTLE_PULL_BYTES = 2 * 1024

@@ -1,7 +1,7 @@
 """Connections that this node opens: names looked up, TLS if asked for, failures in plain words.
 
-`Dialer` is the `upr.line.Dial` of a running node. A call tries the addresses of a name one after
-the other. Its connection is a `SessionProtocol` like those that are accepted, in the same registry.
+`Dialer` is a running node's `Dial`. A call tries the addresses of a name one after the other. Its
+connection is a `SessionProtocol` like those that are accepted, in the same registry.
 
 What surprises: neither Twisted's endpoints are used nor its way to look at certificates. They, and
 Twisted's connectors, are in cycles with their connections; with the collector off (`collector`)
@@ -51,7 +51,7 @@ from uprmc.errors import ConfigError
 from uprmc.server.adapter import SessionProtocol
 from uprmc.server.connections import Connections
 from uprmc.server.wake_list import WakeList
-from uprmc.upr.line import MakeSession
+from uprmc.upr.follow.line import MakeSession
 
 _LISTENER = "replication"
 
@@ -119,7 +119,7 @@ class Dialer:
     def __call__(
         self, place: str, make_session: MakeSession, failed: Callable[[str], None]
     ) -> Call:
-        """Open a connection; see `upr.line.Dial`. `failed` is called in a later turn only."""
+        """Open a connection (see `Dial`). `failed` is called in a later turn only."""
         return Call(self, place, make_session, failed)
 
     def wrapped(self, host: str, factory: Any) -> Any:
@@ -171,7 +171,7 @@ def _is_name(host: str) -> bool:
 
 @implementer(IResolutionReceiver)
 class Call(ClientFactory):
-    """One attempt to reach a place. Implements `upr.line.Dialled`; a factory of one connection.
+    """One attempt to reach a place. Implements `Dialled`; a factory of one connection.
 
     Attributes:
         host: the name or address that is dialled.

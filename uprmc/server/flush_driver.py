@@ -50,7 +50,7 @@ class FlushDriver:
         self._room_made = False
         self._last_flush_s = 0.0
         self.last_error = ""
-        bucket.ledger.on_dirty = self._became_dirty
+        bucket.account.on_dirty = self._became_dirty
 
     def _became_dirty(self) -> None:
         if self._dirty_since is None:

@@ -33,7 +33,7 @@ class Housekeeping:
         self._hub = hub
         self._paging = InSlices(reactor, self._page)
         self._expiring = InSlices(reactor, self._expire)
-        self._freeing = InSlices(reactor, bucket.ledger.leftovers.steps)
+        self._freeing = InSlices(reactor, bucket.account.leftovers.steps)
         self._ticker = LoopingCall(self._tick)
         self._expirer = LoopingCall(self._expiring.start)
         self._purger = LoopingCall(bucket.purger.begin)
@@ -41,7 +41,7 @@ class Housekeeping:
         self._calls = (self._ticker, self._expirer, self._purger, self._collector)
         for call in self._calls:
             call.clock = reactor
-        bucket.ledger.on_pressure = self._paging.start
+        bucket.account.on_pressure = self._paging.start
 
     def start(self) -> None:
         """Begin; what is done at intervals is done an interval from now for the first time."""
@@ -70,15 +70,15 @@ class Housekeeping:
         try:
             self._bucket.tick()
             self._hub.tick()
-            if self._bucket.pager.needed:
+            if self._bucket.evictor.needed:
                 self._paging.start()
-            if self._bucket.ledger.leftovers:
+            if self._bucket.account.leftovers:
                 self._freeing.start()
         except Exception:  # a bug of ours must not end housekeeping for good
             _log.failure("tick_failed")
 
     def _page(self) -> Iterator[None]:
-        while self._bucket.pager.run_slice():
+        while self._bucket.evictor.run_slice():
             yield
 
     def _expire(self) -> Iterator[None]:

@@ -44,8 +44,8 @@ from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
 from uprmc.tap_adapter.node_tap import NodeTap
+from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
-from uprmc.upr.replication import Replication
 
 #: A slice of warm-up; then sockets are served.
 _WARMUP_SLICE_S = 0.002
@@ -239,7 +239,7 @@ class Node:
             self._clock.monotonic,
             lambda: self._control.cluster_map.text(self.bucket),
         )
-        tap.door.statistics = self.statistics.group
+        tap.registry.statistics = self.statistics.group
         return tap
 
     def _driver_of(self, tap: NodeTap | None) -> TapDriver | None:

@@ -24,7 +24,7 @@ from uprmc.model import SEQNO_MAX
 from uprmc.server.log import Log
 from uprmc.storage.interface import StoreView
 from uprmc.storage.layout import SEQNO, SEQNO_AT
-from uprmc.upr.stream import Stream
+from uprmc.upr.produce.stream import Stream
 
 #: What a worker reads for a stream at a time.
 STRETCH_BYTES = 512 * 1024

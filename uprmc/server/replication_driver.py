@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.task import LoopingCall
 
 from uprmc.server.log import Log, Throttle
-from uprmc.upr.replication import Replication
+from uprmc.upr.follow.replication import Replication
 
 #: How often it is looked what is due: a lost source is dialled again after that long at best.
 TICK_S = 0.1

@@ -85,15 +85,15 @@ def workload(node: Node) -> StatGroup:
 
 def config(node: Node) -> StatGroup:
     """Return those settings in force that the engine has, too."""
-    settings, ledger = node.bucket.settings, node.bucket.ledger
+    settings, account = node.bucket.settings, node.bucket.account
     engine, tap = settings.engine, settings.tap
     return [
         ("ep_backend", _BACKEND),
         ("ep_dbname", settings.storage.data),
         ("ep_max_vbuckets", str(engine.vbuckets)),
-        ("ep_max_size", str(ledger.quota)),
-        ("ep_mem_low_wat", str(ledger.low_mark)),
-        ("ep_mem_high_wat", str(ledger.high_mark)),
+        ("ep_max_size", str(account.quota)),
+        ("ep_mem_low_wat", str(account.low_mark)),
+        ("ep_mem_high_wat", str(account.high_mark)),
         ("ep_max_item_size", str(settings.kv.max_item_bytes)),
         ("ep_max_failover_entries", str(engine.max_failover_entries)),
         ("ep_exp_pager_stime", f"{engine.expiry_interval_s:g}"),

@@ -32,8 +32,8 @@ def general(node: Node) -> StatGroup:
     bucket = node.bucket
     group = _process(node) + _connections(node)
     group += [
-        ("bytes", str(bucket.ledger.used)),
-        ("limit_maxbytes", str(bucket.ledger.quota)),
+        ("bytes", str(bucket.account.used)),
+        ("limit_maxbytes", str(bucket.account.quota)),
         ("curr_items", str(bucket.item_count)),
         ("curr_items_tot", str(bucket.total_item_count)),
     ]
@@ -78,15 +78,15 @@ def _connections(node: Node) -> StatGroup:
 
 def _engine(node: Node) -> StatGroup:
     bucket, stats = node.bucket, node.bucket.stats
-    ledger, flusher = bucket.ledger, bucket.flusher
+    account, flusher = bucket.account, bucket.flusher
     usage = bucket.store.usage()
     queued = str(flusher.queued)
     return [
-        ("mem_used", str(ledger.used)),
-        ("ep_kv_size", str(ledger.used)),
-        ("ep_max_size", str(ledger.quota)),
-        ("ep_mem_low_wat", str(ledger.low_mark)),
-        ("ep_mem_high_wat", str(ledger.high_mark)),
+        ("mem_used", str(account.used)),
+        ("ep_kv_size", str(account.used)),
+        ("ep_max_size", str(account.quota)),
+        ("ep_mem_low_wat", str(account.low_mark)),
+        ("ep_mem_high_wat", str(account.high_mark)),
         ("ep_queue_size", queued),
         ("ep_flusher_todo", queued),
         ("ep_diskqueue_items", queued),
@@ -98,7 +98,7 @@ def _engine(node: Node) -> StatGroup:
         ("ep_num_non_resident", str(stat_node.non_resident(bucket))),
         ("ep_num_pager_runs", str(stats.pager_runs)),
         ("ep_bg_fetched", str(stats.bg_fetched)),
-        ("ep_tmp_oom_errors", str(ledger.refused_memory)),
+        ("ep_tmp_oom_errors", str(account.refused_memory)),
         ("ep_expired_access", str(stats.expired_access)),
         ("ep_expired_pager", str(stats.expired_pager)),
         ("ep_degraded_mode", "0" if bucket.traffic else "1"),

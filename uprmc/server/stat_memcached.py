@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uprmc.config import values_of
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.walk import slices
 from uprmc.kv.services import StatGroup, StatRows
 
@@ -25,7 +25,7 @@ _SLAB_CLASS = 1
 def settings(node: Node) -> StatGroup:
     """Return what is in force, by memcached's names and by our own."""
     group: StatGroup = [
-        ("maxbytes", str(node.bucket.ledger.quota)),
+        ("maxbytes", str(node.bucket.account.quota)),
         ("maxconns", str(node.connections.limit)),
         ("evictions", "off"),
         ("cas_enabled", "yes"),
@@ -49,8 +49,8 @@ def items(node: Node) -> StatGroup:
         (f"items:{_SLAB_CLASS}:age", str(int(node.uptime_s()))),
         (f"items:{_SLAB_CLASS}:evicted", "0"),
         (f"items:{_SLAB_CLASS}:evicted_time", "0"),
-        (f"items:{_SLAB_CLASS}:outofmemory", str(bucket.ledger.refused_memory)),
-        (f"items:{_SLAB_CLASS}:mem_requested", str(bucket.ledger.used)),
+        (f"items:{_SLAB_CLASS}:outofmemory", str(bucket.account.refused_memory)),
+        (f"items:{_SLAB_CLASS}:mem_requested", str(bucket.account.used)),
     ]
 
 
@@ -61,7 +61,7 @@ def slabs(node: Node) -> StatGroup:
     used = bucket.item_count
     if used:
         page_bytes = node.settings.kv.max_item_bytes
-        pages = -(-bucket.ledger.used // page_bytes)
+        pages = -(-bucket.account.used // page_bytes)
         chunks_per_page = -(-used // pages)
         chunks = pages * chunks_per_page
         group = [
@@ -76,7 +76,7 @@ def slabs(node: Node) -> StatGroup:
             (f"{_SLAB_CLASS}:cmd_set", str(bucket.stats.cmd_set)),
         ]
     active = str(len(group) and 1)
-    return [*group, ("active_slabs", active), ("total_malloced", str(bucket.ledger.used))]
+    return [*group, ("active_slabs", active), ("total_malloced", str(bucket.account.used))]
 
 
 def sizes(node: Node) -> StatRows:

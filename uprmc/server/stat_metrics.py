@@ -25,12 +25,12 @@ def counters(node: Node) -> Iterator[Metric]:
         ("session_errors", connections.session_errors),
         ("read_bytes", connections.bytes_read),
         ("written_bytes", connections.bytes_written),
-        ("writes_refused_memory", node.bucket.ledger.refused_memory),
-        ("writes_refused_disk", node.bucket.ledger.refused_disk),
+        ("writes_refused_memory", node.bucket.account.refused_memory),
+        ("writes_refused_disk", node.bucket.account.refused_disk),
         ("upr_items_sent", stat_upr.items_sent(node.upr)),
         ("upr_sent_bytes", stat_upr.bytes_sent(node.upr)),
         ("tap_items_sent", stat_tap.items_sent(node.tap)),
-        ("tap_connects_refused", node.tap.door.refusals if node.tap is not None else 0),
+        ("tap_connects_refused", node.tap.registry.refusals if node.tap is not None else 0),
         ("tap_messages_pushed", pushed),
         ("tap_messages_refused", refused),
         ("replication_items", node.replication.items),
@@ -42,15 +42,15 @@ def counters(node: Node) -> Iterator[Metric]:
 def gauges(node: Node) -> Iterator[Metric]:
     """Yield what goes up and down."""
     bucket = node.bucket
-    ledger = bucket.ledger
+    account = bucket.account
     replicated = stat_replication.totals(node.replication)
     for name, text, value in (
         ("ready", "1 when warm-up is done.", float(bucket.traffic)),
         ("uptime_seconds", "Time since the start.", node.uptime_s()),
         ("items", "Documents in active vBuckets.", bucket.item_count),
         ("items_non_resident", "Documents whose value is on disk.", stat_node.non_resident(bucket)),
-        ("memory_used_bytes", "Accounted memory.", ledger.used),
-        ("memory_quota_bytes", "The memory quota.", ledger.quota),
+        ("memory_used_bytes", "Accounted memory.", account.used),
+        ("memory_quota_bytes", "The memory quota.", account.quota),
         ("flush_queue_items", "Changes not yet persisted.", bucket.flusher.queued),
         ("fetch_waiting", "Reads that wait for the disk.", bucket.fetcher.waiting),
         ("connections_open", "Connections now.", node.connections.current),
@@ -84,7 +84,7 @@ def gauges(node: Node) -> Iterator[Metric]:
         ("replication_streaming", "Those with a stream.", replicated.streaming),
         ("replication_lag_items", "Seqnos that sources are ahead.", replicated.lag_items),
         ("replication_lag_seconds", "Time since the worst was level.", replicated.lag_s),
-        ("disk_failing", "1 while the disk refuses commits.", float(bool(ledger.disk_reason))),
+        ("disk_failing", "1 while the disk refuses commits.", float(bool(account.disk_reason))),
     ):
         yield single(name, "gauge", text, value)
     for name, size in stat_node.disk(bucket).items():

@@ -6,7 +6,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.ledger import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.kv.services import StatGroup
 
 if TYPE_CHECKING:
@@ -30,30 +30,30 @@ def warmup(node: Node) -> StatGroup:
 
 def memory(node: Node) -> StatGroup:
     """Return what is used, against which marks."""
-    ledger = node.bucket.ledger
+    account = node.bucket.account
     rss = _resident_bytes()
     return [
-        ("mem_used", str(ledger.used)),
-        ("ep_max_size", str(ledger.quota)),
-        ("ep_mem_low_wat", str(ledger.low_mark)),
-        ("ep_mem_high_wat", str(ledger.high_mark)),
-        ("ep_mutation_mem_limit", str(ledger.mutation_limit)),
+        ("mem_used", str(account.used)),
+        ("ep_max_size", str(account.quota)),
+        ("ep_mem_low_wat", str(account.low_mark)),
+        ("ep_mem_high_wat", str(account.high_mark)),
+        ("ep_mutation_mem_limit", str(account.mutation_limit)),
         ("ep_item_overhead", str(ITEM_OVERHEAD_BYTES)),
         ("ep_num_non_resident", str(non_resident(node.bucket))),
         ("total_rss_bytes", str(rss)),
-        ("rss_per_mem_used", f"{rss / ledger.used:.3f}" if ledger.used else "0"),
+        ("rss_per_mem_used", f"{rss / account.used:.3f}" if account.used else "0"),
     ]
 
 
 def own(node: Node) -> StatGroup:
     """Return what no other server has a name for."""
-    ledger = node.bucket.ledger
+    account = node.bucket.account
     return [
         ("session_errors", str(node.connections.session_errors)),
         ("protocol_errors", str(node.bucket.stats.protocol_errors)),
-        ("writes_refused_memory", str(ledger.refused_memory)),
-        ("writes_refused_disk", str(ledger.refused_disk)),
-        ("disk_error", ledger.disk_reason),
+        ("writes_refused_memory", str(account.refused_memory)),
+        ("writes_refused_disk", str(account.refused_disk)),
+        ("disk_error", account.disk_reason),
         ("flush_queue", str(node.bucket.flusher.queued)),
         ("fetch_waiting", str(node.bucket.fetcher.waiting)),
         *((name, str(value)) for name, value in disk(node.bucket).items()),

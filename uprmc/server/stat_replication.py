@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from uprmc.kv.services import StatGroup, StatRows
-from uprmc.upr.replication import Replication
-from uprmc.upr.source import Followed, LineState, Source
+from uprmc.upr.follow.replication import Replication
+from uprmc.upr.follow.source import Followed, LineState, Source
 
 if TYPE_CHECKING:
     from uprmc.server.node import Node

@@ -74,8 +74,8 @@ def tap(node: Node) -> StatRows:
     yield from _settings(node)
     if node.tap is None:
         return
-    offset_s = node.tap.door.unix_minus_monotonic_s
-    for known in node.tap.door.names:
+    offset_s = node.tap.registry.unix_minus_monotonic_s
+    for known in node.tap.registry.names:
         yield from _client(node, known, offset_s)
     for pusher in list(node.tap.pushes.pushers):
         if isinstance(pusher, TapConsumer):
@@ -108,7 +108,7 @@ def takeover(node: Node, words: str) -> StatGroup:
 
 def clients(tap: NodeTap | None) -> int:
     """Return how many clients are connected."""
-    names = tap.door.names if tap is not None else ()
+    names = tap.registry.names if tap is not None else ()
     return sum(known.producer is not None for known in names)
 
 
@@ -116,8 +116,8 @@ def items_sent(tap: NodeTap | None) -> int:
     """Return how many items clients were sent since the start."""
     if tap is None:
         return 0
-    door = tap.door
-    return door.past.items + sum(found.items for found in _statistics(door.names))
+    registry = tap.registry
+    return registry.past.items + sum(found.items for found in _statistics(registry.names))
 
 
 def messages_pushed(tap: NodeTap | None) -> tuple[int, int]:
@@ -136,7 +136,7 @@ def _statistics(names: Iterable[TapName]) -> Iterator[TapStatistics]:
 
 
 def _connected(node: Node) -> list[TapName]:
-    names = node.tap.door.names if node.tap is not None else ()
+    names = node.tap.registry.names if node.tap is not None else ()
     return [known for known in names if isinstance(known.producer, TapProducer)]
 
 
@@ -159,7 +159,7 @@ def _load(node: Node, known: TapName) -> Load:
 def _totals(node: Node) -> StatGroup:
     load = Load()
     if node.tap is not None:
-        past = node.tap.door.past
+        past = node.tap.registry.past
         load = Load(0, past.messages, past.items, past.nacks)
     for known in _connected(node):
         load = load.plus(_load(node, known))

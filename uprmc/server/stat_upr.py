@@ -12,10 +12,10 @@ from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.model import Life
 from uprmc.protocol.opcodes import MarkerFlag
-from uprmc.upr.consumer import Consumer
 from uprmc.upr.hub import Hub
-from uprmc.upr.producer import Producer
-from uprmc.upr.stream import Stream
+from uprmc.upr.produce.producer import Producer
+from uprmc.upr.produce.stream import Stream
+from uprmc.upr.receive.consumer import Consumer
 
 if TYPE_CHECKING:
     from uprmc.server.node import Node

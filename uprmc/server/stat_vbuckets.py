@@ -144,7 +144,7 @@ def failovers(node: Node, numbers: list[int]) -> StatGroup:
 def bytes_per_document(bucket: Bucket) -> float:
     """Return what a document takes on average: the memory of a vBucket's is estimated by it."""
     documents = sum(len(vbucket.table) for vbucket in bucket.vbuckets.values())
-    return bucket.ledger.used / documents if documents else 0.0
+    return bucket.account.used / documents if documents else 0.0
 
 
 def _doings(vbucket: VBucket, origin: Origin | None) -> _Doings:

@@ -127,7 +127,7 @@ class Statistics:
             "memory": dict(stat_node.memory(node)),
             "items": node.bucket.item_count,
             "connections": node.connections.current,
-            "disk": {"error": node.bucket.ledger.disk_reason, **stat_node.disk(node.bucket)},
+            "disk": {"error": node.bucket.account.disk_reason, **stat_node.disk(node.bucket)},
             "vbuckets": stat_vbuckets.state_counts(node.bucket),
         }
 

@@ -9,7 +9,7 @@ from twisted.internet.task import LoopingCall
 
 from uprmc.server.log import Log, Throttle
 from uprmc.tap_adapter.client_rows import text_of
-from uprmc.tap_adapter.door import TapDoor
+from uprmc.tap_adapter.tap_registry import TapRegistry
 
 #: How often it is looked which clients' time is over.
 TICK_S = 1.0
@@ -22,7 +22,7 @@ _log = Log("tap")
 class Driven(Protocol):
     """An adapter: that of a node, or the stand-alone one; see `NodeTap` for the attributes."""
 
-    door: TapDoor
+    registry: TapRegistry
     trouble: list[str]
 
 
@@ -35,8 +35,8 @@ class TapDriver:
         self._closed_log = Throttle(_LOG_S, monotonic)
         self._ticker = LoopingCall(self._tick)
         self._ticker.clock = reactor
-        tap.door.on_refused = self._refused
-        tap.door.on_closed = self._closed
+        tap.registry.on_refused = self._refused
+        tap.registry.on_closed = self._closed
         for reason in tap.trouble:
             _log.warn("damaged", reason=reason)
 
@@ -51,7 +51,7 @@ class TapDriver:
 
     def _tick(self) -> None:
         try:
-            self._tap.door.tick()
+            self._tap.registry.tick()
         except Exception:  # a bug of ours must not end this for good
             _log.failure("tick_failed")
 

@@ -5,22 +5,23 @@
     documents = uprmc.spark.read(spark, "127.0.0.1:11210")
 
 Functions are imported when they are first asked for: workers import a module or two, and what needs
-no JVM needs no pyspark either. Nothing in this package imports Twisted, construct or any other part
-of uprmc but its errors; so a zip of it (`shipping`) is all that a worker has to be sent.
+no JVM needs no pyspark either. Neither this package nor what it stands on (`columnar`, `backup`,
+`load`, `jobs`, `consume`) imports Twisted or construct: a zip of them (`shipping`) is all that a
+worker needs.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from uprmc.backup.backups import backup
+    from uprmc.backup.restoring import restore
+    from uprmc.backup.verifying import verify
+    from uprmc.load.loading import load
     from uprmc.spark.api import changes, current_offsets, hold, read, write
-    from uprmc.spark.backups import backup
     from uprmc.spark.feeding import feed
     from uprmc.spark.inference import infer_schema, read_json
-    from uprmc.spark.loading import load
-    from uprmc.spark.restoring import restore
     from uprmc.spark.session import register
-    from uprmc.spark.verifying import verify
 
 __all__ = [
     "backup",
@@ -39,26 +40,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "backup": "backups",
-    "changes": "api",
-    "current_offsets": "api",
-    "feed": "feeding",
-    "hold": "api",
-    "infer_schema": "inference",
-    "load": "loading",
-    "read": "api",
-    "read_json": "inference",
-    "register": "session",
-    "restore": "restoring",
-    "verify": "verifying",
-    "write": "api",
+    "backup": "uprmc.backup.backups",
+    "changes": "uprmc.spark.api",
+    "current_offsets": "uprmc.spark.api",
+    "feed": "uprmc.spark.feeding",
+    "hold": "uprmc.spark.api",
+    "infer_schema": "uprmc.spark.inference",
+    "load": "uprmc.load.loading",
+    "read": "uprmc.spark.api",
+    "read_json": "uprmc.spark.inference",
+    "register": "uprmc.spark.session",
+    "restore": "uprmc.backup.restoring",
+    "verify": "uprmc.backup.verifying",
+    "write": "uprmc.spark.api",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    found: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from uprmc.spark.errors import NotRepeatable, OverwriteRefused
-from uprmc.spark.lease import KeptLease
-from uprmc.spark.nodes import Nodes
+from uprmc.columnar.errors import NotRepeatable, OverwriteRefused
+from uprmc.columnar.lease import KeptLease
+from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.spark.options import (
     SinkOptions,
     access_of,
@@ -22,7 +23,6 @@ from uprmc.spark.options import (
     read_options,
     write_options,
 )
-from uprmc.spark.report import Report, TaskReport, merge
 from uprmc.spark.session import register
 
 Servers = str | Iterable[str]
@@ -113,7 +113,7 @@ def _run(rows: Any, sink: SinkOptions) -> Report:
     if sink.report_path is not None:
         from pathlib import Path
 
-        from uprmc.spark.files import write_whole
+        from uprmc.jobs.files import write_whole
 
         write_whole(Path(sink.report_path), report.to_json() + "\n")
     check(report, sink.write.max_errors)

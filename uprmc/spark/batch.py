@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from uprmc.spark.errors import BadOption, NoVBucket
-from uprmc.spark.lease import Held, KeptLease, acquire, of_token
-from uprmc.spark.nodes import Nodes
+from uprmc.columnar.errors import BadOption, NoVBucket
+from uprmc.columnar.lease import Held, KeptLease, acquire, of_token
+from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.reading import Range
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, parts_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting
-from uprmc.spark.reading import Range
 from uprmc.spark.source_rows import rows
 from uprmc.spark.starting import ends_of, starts_of
 

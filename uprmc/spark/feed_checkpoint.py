@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from uprmc.spark.errors import BadFile
-from uprmc.spark.files import write_whole
+from uprmc.columnar.errors import BadFile
+from uprmc.jobs.files import write_whole
 from uprmc.spark.offsets import Offset, parsed
 
 #: Goes up when an older program would misread what a newer one wrote.

@@ -21,8 +21,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from uprmc.spark.errors import BadFile
-from uprmc.spark.files import UNFINISHED, sync
+from uprmc.columnar.errors import BadFile
+from uprmc.jobs.files import UNFINISHED, sync
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.stream_task import BatchTask, run
 

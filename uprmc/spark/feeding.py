@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from uprmc.spark import errors
-from uprmc.spark.engines import Engine, LocalEngine
-from uprmc.spark.errors import BadOption, SparkError, TaskFailed, Unreachable
+from uprmc.columnar import errors
+from uprmc.columnar.errors import BadOption, SparkError, TaskFailed, Unreachable
+from uprmc.jobs.engines import Engine, LocalEngine
+from uprmc.jobs.progress import Progress, Step, unseen
 from uprmc.spark.feed_checkpoint import Checkpoint, Shape
 from uprmc.spark.feed_files import FORMATS, FileTask, publish, sweep, write
 from uprmc.spark.following import Follower
 from uprmc.spark.options import ReadOptions, as_texts, read_options
-from uprmc.spark.progress import Progress, Step, unseen
 from uprmc.units import seconds
 
 AVAILABLE_NOW = "available-now"

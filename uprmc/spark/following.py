@@ -1,4 +1,4 @@
-"""The driver of a stream: asks the nodes, decides by `course`, plans tasks.
+"""The driver of a stream: asks the nodes, decides by `batch_planner`, plans tasks.
 
 Spark's stream reader and the local feed both drive one of these, in the same order: `initial` once,
 then again and again `latest` for the end of the next batch, `plan` for its tasks (again, when a
@@ -13,16 +13,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from uprmc.spark import course
+from uprmc.columnar.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
+from uprmc.columnar.lease import KeptLease, acquire, of_token
+from uprmc.columnar.nodes import Nodes, Standing
+from uprmc.columnar.rollback import history_of
+from uprmc.spark import batch_planner
 from uprmc.spark.batch import TASKS_PER_PROCESSOR
-from uprmc.spark.course import Seen, Settled, Slice
-from uprmc.spark.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
-from uprmc.spark.lease import KeptLease, acquire, of_token
-from uprmc.spark.nodes import Nodes, Standing
+from uprmc.spark.batch_planner import Seen, Settled, Slice
 from uprmc.spark.offsets import Offset, Position, starting_at
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, parts_for
-from uprmc.spark.rollback import history_of
 from uprmc.spark.stream_task import BatchTask, rules_of, seen_of
 
 #: A lease is taken so often when history branches at the same moment.
@@ -61,7 +61,7 @@ class Follower:
         named = starting_at(self._options.starting_offsets, nodes.vbuckets)
         if named is None:
             return self._latest_of(nodes)
-        course.checked(named, nodes.vbuckets)
+        batch_planner.checked(named, nodes.vbuckets)
         wanted = self._options.vbuckets
         positions = {
             number: each
@@ -103,19 +103,19 @@ class Follower:
 
     def _end(self, start: Offset, rows: int | None) -> Offset:
         nodes = self._asked()
-        course.checked(start, nodes.vbuckets)
+        batch_planner.checked(start, nodes.vbuckets)
         standings = self._standings(nodes)
         places = self._places(start)
         live = self._lives_on(start, places, standings)
         if live and start.under_way:
-            return course.carried_on(start, rows)
-        here = course.settled(start, live, places, self._rules)
+            return batch_planner.carried_on(start, rows)
+        here = batch_planner.settled(start, live, places, self._rules)
         seen = {
             number: Seen(each.log, each.high_seqno, 0, each.place)
             for number, each in standings.items()
         }
-        if course.unchanged(here, seen, self._rules):
-            return course.at_rest(here)
+        if batch_planner.unchanged(here, seen, self._rules):
+            return batch_planner.at_rest(here)
         if self._has_seen_now and not start.under_way:
             return here.offset if live or start.lease is None else start
         return self._advanced(here, standings, rows)
@@ -125,7 +125,7 @@ class Follower:
     ) -> Offset:
         kept, seen = self._held(standings)
         try:
-            end = course.advanced(here, seen, kept.token, self._rules, rows)
+            end = batch_planner.advanced(here, seen, kept.token, self._rules, rows)
         except BaseException:
             kept.close()
             kept.lease.release()
@@ -142,7 +142,7 @@ class Follower:
         Raises:
             RolledBack, DataLost: the batch is repeated, and its history is gone.
         """
-        parts = course.slices(start, end)
+        parts = batch_planner.slices(start, end)
         if not parts:
             return []
         nodes = self._asked()

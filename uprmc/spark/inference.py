@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from uprmc.columnar.errors import BadOption, BadSchema
 from uprmc.spark.api import Servers, read
-from uprmc.spark.errors import BadOption, BadSchema
 
 #: Documents that a schema is found by, unless somebody says how many.
 SAMPLE_SIZE = 1000
@@ -102,7 +102,7 @@ def _sample(spark: Any, servers: Servers, size: int, options: dict[str, Any]) ->
 
 def _few_vbuckets(servers: Servers, size: int, options: dict[str, Any]) -> list[int] | None:
     """Return vBuckets that have `size` documents together, ``None`` = all of them are needed."""
-    from uprmc.spark.nodes import Nodes
+    from uprmc.columnar.nodes import Nodes
     from uprmc.spark.options import as_texts, read_options
 
     access = read_options(as_texts({**options, "servers": servers})).access

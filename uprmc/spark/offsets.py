@@ -16,7 +16,7 @@ vBucket that is made later begins at 0.
 | `o` | the reader began here and holds nothing at or below it |
 | `m` | the batch that ends here read something of this vBucket, from the lease `lease` |
 
-Without `lease` every position is known to be exactly what was read: see `course`.
+Without `lease` every position is known to be exactly what was read: see `batch_planner`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from uprmc.spark.errors import BadFile, BadOption
+from uprmc.columnar.errors import BadFile, BadOption
 
 #: Goes up when an older program would misread what a newer one wrote.
 VERSION = 1
@@ -186,7 +186,7 @@ def _of_user(text: str, vbuckets: int) -> Offset:
 
 
 def _of_manifest(path: Path) -> Offset:
-    from uprmc.spark.manifest import FILE_NAME, read_manifest
+    from uprmc.backup.manifest import FILE_NAME, read_manifest
 
     file = path / FILE_NAME if path.is_dir() else path
     if not file.exists():

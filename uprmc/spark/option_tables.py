@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from uprmc import units
-from uprmc.spark import option_values as values
-from uprmc.spark.write_options import WINDOW_BYTES_MAX, WINDOW_MAX
+from uprmc.columnar import option_values as values
+from uprmc.columnar.write_options import WINDOW_BYTES_MAX, WINDOW_MAX
 
 #: Where an option has a meaning.
 BATCH, STREAM = "batch", "stream"

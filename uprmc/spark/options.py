@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uprmc.spark.access import Access, Tls
-from uprmc.spark.columns import DEFAULT, OPTIONAL, Columns
-from uprmc.spark.errors import BadOption
+from uprmc.columnar.access import Access, Tls
+from uprmc.columnar.errors import BadOption
+from uprmc.columnar.option_values import nearest
+from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
+from uprmc.columnar.write_options import WriteOptions
 from uprmc.spark.option_tables import ACCESS, BATCH, OF_SPARK, READ, STREAM, WRITE, Option, plain
-from uprmc.spark.option_values import nearest
-from uprmc.spark.write_options import WriteOptions
 
 __all__ = ["ReadOptions", "SinkOptions", "access_of", "as_texts", "read_options", "write_options"]
 

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from uprmc.spark.errors import JavaMissing, MissingPackage
+from uprmc.columnar.errors import JavaMissing, MissingPackage
 
 #: The oldest Java that Spark 4 runs on.
 JAVA_MIN = 17

@@ -16,15 +16,15 @@ import zipfile
 from importlib import resources
 from pathlib import Path
 
-from uprmc.spark.errors import MissingPackage
-from uprmc.spark.files import whole_file
+from uprmc.columnar.errors import MissingPackage
+from uprmc.jobs.files import whole_file
 
 #: The zip's name, wherever it is put.
 NAME = "uprmc_spark.zip"
 
-#: Of the package above, what `uprmc.spark` imports.
+#: Modules and packages of `uprmc` that tasks import.
 _ABOVE = ("__init__.py", "errors.py", "places.py", "py.typed", "units.py")
-_PACKAGES = ("spark", "consume")
+_PACKAGES = ("backup", "columnar", "consume", "jobs", "load", "spark")
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
 

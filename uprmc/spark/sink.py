@@ -20,10 +20,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from uprmc.spark.errors import BadSchema, OverwriteRefused, TooManyErrors
+from uprmc.columnar.errors import BadSchema, OverwriteRefused, TooManyErrors
+from uprmc.columnar.report import Report, TaskReport, merge
+from uprmc.columnar.writing import Writer
 from uprmc.spark.options import SinkOptions, write_options
-from uprmc.spark.report import Report, TaskReport, merge
-from uprmc.spark.writing import Writer
 
 _OVERWRITE = (
     "there is no transaction that empties a bucket and fills it again: for a batch say "

@@ -120,7 +120,7 @@ def fitted(options: ReadOptions, schema: Any) -> ReadOptions:
     Raises:
         BadSchema: there is no such column, or not with this type.
     """
-    from uprmc.spark.errors import BadOption, BadSchema
+    from uprmc.columnar.errors import BadOption, BadSchema
 
     types = {each.name: each.dataType.simpleString() for each in schema.fields}
     decimal = any(types.get(name, "").startswith("decimal") for name in ("_rev", "_cas"))

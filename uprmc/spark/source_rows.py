@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from uprmc.columnar.reading import Done, Range, read
 from uprmc.spark.options import ReadOptions
-from uprmc.spark.reading import Done, Range, read
 
 
 def rows(

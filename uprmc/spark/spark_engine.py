@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from uprmc.spark.engines import OnResult, attempted, given_up, is_final
-from uprmc.spark.errors import SparkError, TaskFailed
+from uprmc.columnar.errors import SparkError, TaskFailed
+from uprmc.jobs.engines import OnResult, attempted, given_up, is_final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

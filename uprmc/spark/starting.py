@@ -1,6 +1,6 @@
 """Where a batch read begins and ends in every vBucket: words, JSON or a manifest made into ranges.
 
-A stream has more to do with its positions; see `course`.
+A stream has more to do with its positions; see `batch_planner`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from uprmc.spark.errors import RolledBack, VBucketsChanged
-from uprmc.spark.nodes import Nodes, Standing
+from uprmc.columnar.errors import RolledBack, VBucketsChanged
+from uprmc.columnar.nodes import Nodes, Standing
+from uprmc.columnar.reading import Range
+from uprmc.columnar.rollback import history_of, shared_until
 from uprmc.spark.offsets import Offset, Position, starting_at
-from uprmc.spark.reading import Range
-from uprmc.spark.rollback import history_of, shared_until
 
 
 def starts_of(

@@ -6,7 +6,7 @@ and each time gives the rows of the same changes. Control rows come first.
 
 Without the lease the task takes one of its own, reads everything above its beginning and waits
 until the node has all of that on its disk: a node that is killed afterwards still has what was
-handed over, though the batch's end lies below it. `course` says why that is right.
+handed over, though the batch's end lies below it. `batch_planner` says why that is right.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from uprmc.spark.columns import Columns
-from uprmc.spark.course import Rules, Seen, Slice
-from uprmc.spark.errors import LeaseEnded, Unreachable
-from uprmc.spark.lease import Held, KeptLease
-from uprmc.spark.nodes import Nodes
+from uprmc.columnar.errors import LeaseEnded, Unreachable
+from uprmc.columnar.lease import Held, KeptLease
+from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.reading import Done, Range
+from uprmc.columnar.schema import Columns
+from uprmc.spark.batch_planner import Rules, Seen, Slice
 from uprmc.spark.options import ReadOptions
-from uprmc.spark.reading import Done, Range
 from uprmc.spark.source_rows import rows
 
 #: What a control row has as `_op`.

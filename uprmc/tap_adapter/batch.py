@@ -48,14 +48,14 @@ class SavedBatch:
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append one that is saved, or make one and have it saved; returns the bytes appended."""
         if not self._pieces:
-            outlet = self._conversation.outlet
-            binding = outlet.binding
+            send_queue = self._conversation.send_queue
+            binding = send_queue.binding
             self._feed.fill(self._pieces, min(budget, PULL_BYTES))
             if not self._pieces:
                 if self._conversation.urgent:
                     self._save_place()
                 return 0
-            if outlet.binding == binding and self._is_known:
+            if send_queue.binding == binding and self._is_known:
                 self._is_safe = True  # a client that forgets these is no worse off
             else:
                 self._save()

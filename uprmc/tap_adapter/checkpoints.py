@@ -34,16 +34,16 @@ class Checkpoints:
         """Tell of a snapshot; `is_new`: it is not more of the one before."""
         if not self._conversation.checkpoints or stream.backfilling:
             return
-        course = stream.course
+        cursor = stream.cursor
         if stream.checkpoint_open:
             if not is_new:
                 return
             self._follow(stream)
             return
-        if not course.checkpoint_id or course.checkpoint_id in course.closed:
-            course.open_checkpoint(course.checkpoint_id + 1, stream.position)
+        if not cursor.checkpoint_id or cursor.checkpoint_id in cursor.closed:
+            cursor.open_checkpoint(cursor.checkpoint_id + 1, stream.position)
         stream.checkpoint_open = True
-        self._conversation.outlet.post(_start_of(stream))
+        self._conversation.send_queue.post(_start_of(stream))
 
     def _follow(self, stream: TapStream) -> None:
         """End the open one and begin the next.
@@ -51,31 +51,31 @@ class Checkpoints:
         The ends of many vBuckets leave together, and so do the beginnings. Of one vBucket the
         beginning waits for the end, which may be refused and sent again.
         """
-        course = stream.course
-        checkpoint_id = course.checkpoint_id + 1
-        if self._conversation.outlet.acks:
+        cursor = stream.cursor
+        checkpoint_id = cursor.checkpoint_id + 1
+        if self._conversation.send_queue.acks:
             self._end(stream, acked=partial(self._start, stream, stream.beginnings, checkpoint_id))
-            course.open_checkpoint(checkpoint_id, stream.position)
+            cursor.open_checkpoint(checkpoint_id, stream.position)
         else:
             self._end(stream)
-            course.open_checkpoint(checkpoint_id, stream.position)
-            self._conversation.outlet.post(_start_of(stream))
+            cursor.open_checkpoint(checkpoint_id, stream.position)
+            self._conversation.send_queue.post(_start_of(stream))
         stream.checkpoint_open = True
 
     def _start(self, stream: TapStream, beginning: int, checkpoint_id: int) -> None:
         """Post the beginning that waited; not if the vBucket begins anew, or is not wanted."""
         same = stream.beginnings == beginning and not stream.dropped
-        if same and stream.course.checkpoint_id == checkpoint_id:
-            self._conversation.outlet.post(_start_of(stream))
+        if same and stream.cursor.checkpoint_id == checkpoint_id:
+            self._conversation.send_queue.post(_start_of(stream))
 
     def _end(self, stream: TapStream, acked: Callable[[], None] | None = None) -> None:
         """Post the end of the open one; all of it is acknowledged when that leaves."""
-        number, course = stream.number, stream.course
-        left = partial(self._ended, stream, course.checkpoint_id, stream.position)
+        number, cursor = stream.number, stream.cursor
+        left = partial(self._ended, stream, cursor.checkpoint_id, stream.position)
         stream.checkpoint_open = False
-        stream.ending = course.checkpoint_id, course.checkpoint_after
-        self._conversation.outlet.post(
-            Control(Opcode.TAP_CHECKPOINT_END, number, course.checkpoint_id, left=left, acked=acked)
+        stream.ending = cursor.checkpoint_id, cursor.checkpoint_after
+        self._conversation.send_queue.post(
+            Control(Opcode.TAP_CHECKPOINT_END, number, cursor.checkpoint_id, left=left, acked=acked)
         )
 
     def _ended(self, stream: TapStream, checkpoint_id: int, seqno: int) -> None:
@@ -101,19 +101,19 @@ class Checkpoints:
             stream.told_open = told = True
             if stream.checkpoint_open:
                 self._end(stream)
-            self._conversation.outlet.post(
+            self._conversation.send_queue.post(
                 Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
             )
         return told
 
 
 def _start_of(stream: TapStream) -> Control:
-    course = stream.course
+    cursor = stream.cursor
     return Control(
         Opcode.TAP_CHECKPOINT_START,
         stream.number,
-        course.checkpoint_id,
-        deleted_rev=course.deleted_rev,
+        cursor.checkpoint_id,
+        deleted_rev=cursor.deleted_rev,
     )
 
 
@@ -125,8 +125,8 @@ def _has_everything(stream: TapStream) -> bool:
 def take_back_end(conversation: Conversation, stream: TapStream) -> None:
     """Let a checkpoint go on whose end has not left: some of it was refused, and is sent again."""
     if stream.ending is not None:
-        conversation.outlet.withdraw(stream.number)
-        stream.course.open_checkpoint(*stream.ending)
+        conversation.send_queue.withdraw(stream.number)
+        stream.cursor.open_checkpoint(*stream.ending)
         stream.ending = None
         stream.checkpoint_open = True
         stream.told_open = False

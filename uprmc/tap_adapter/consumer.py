@@ -59,7 +59,7 @@ from uprmc.tap_adapter.change import Action, Change, change_of
 from uprmc.tap_adapter.push_boundaries import Boundaries
 from uprmc.tap_adapter.pushes import PushCounters, Pushes
 from uprmc.upr.hub import Hub
-from uprmc.upr.replica_stream import ReplicaState
+from uprmc.upr.receive.replica_stream import ReplicaState
 
 _ACTIVE = VBucketState.ACTIVE
 

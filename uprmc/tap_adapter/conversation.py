@@ -1,4 +1,4 @@
-"""What the parts of one TAP producer share: the client's wishes, its streams, both doors.
+"""What the parts of one TAP producer share: the client's wishes, its streams, both registries.
 
 `openings` begins streams, `feed` moves them on, `corrections` mends what a branch of history has
 spoilt; `producer` is what the session sees of them.
@@ -13,7 +13,7 @@ from uprmc.config import TapSettings
 from uprmc.protocol.tap import Connect, ConnectFlag
 from uprmc.tap_adapter.item_messages import TapForm
 from uprmc.tap_adapter.names import TapName
-from uprmc.tap_adapter.outlet import Outlet
+from uprmc.tap_adapter.send_queue import SendQueue
 from uprmc.tap_adapter.stream import TapStream
 from uprmc.tap_adapter.upstream import Upstream
 from uprmc.tap_adapter.window import Window
@@ -30,7 +30,7 @@ class Conversation:
         upstream: where the streams come from.
         settings: limits and intervals.
         wake: to be called when there may be something to send by itself.
-        outlet: where messages go.
+        send_queue: where messages go.
         form: how items are wanted.
         dump: the client gets what is there now and no more.
         takeover: the client is to become the active one.
@@ -65,7 +65,7 @@ class Conversation:
         self.wake = wake
         window = Window(settings.ack_interval * settings.ack_window)
         acks = bool(flags & ConnectFlag.SUPPORT_ACK)
-        self.outlet = Outlet(window, settings.ack_interval, acks=acks)
+        self.send_queue = SendQueue(window, settings.ack_interval, acks=acks)
         self.form = TapForm(
             keys_only=bool(flags & ConnectFlag.REQUEST_KEYS_ONLY),
             network_byte_order=connect.has(ConnectFlag.FIX_FLAG_BYTEORDER),

@@ -87,7 +87,7 @@ class Correction:
         stream = self._stream
         highest = max((version.seqno for version in versions), default=0)
         stream.corrected_seqno = max(stream.corrected_seqno, highest, self._point)
-        stream.course.sent = max(stream.course.sent, stream.corrected_seqno)
+        stream.cursor.sent = max(stream.cursor.sent, stream.corrected_seqno)
         self._conversation.known.ring.add(
             stream.number,
             self._point,
@@ -98,14 +98,14 @@ class Correction:
     def put_one(self, out: list[bytes]) -> int:
         """Append one message, return its bytes; `is_ready` holds, and an item may leave."""
         conversation, stream = self._conversation, self._stream
-        outlet = conversation.outlet
-        size = outlet.release(out, ask=False)
+        send_queue = conversation.send_queue
+        size = send_queue.release(out, ask=False)
         version = self._versions.popleft()
-        sequence = outlet.window.sequence
+        sequence = send_queue.window.sequence
         message = version_message(version, stream.number, sequence, conversation.form)
         last_head = len(out)
         out.append(message)
-        held = outlet.placed(out, stream.number, 1, last_head, stream.mark, ask=False)
+        held = send_queue.placed(out, stream.number, 1, last_head, stream.mark, ask=False)
         if not self._versions:
             self._go_on()
         return size + len(message) - held

@@ -26,7 +26,7 @@ from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, STREAM_END_EXTRAS, decode_marker
 from uprmc.tap_adapter.checkpoints import Checkpoints
 from uprmc.tap_adapter.conversation import Conversation
-from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.cursor import Cursor
 from uprmc.tap_adapter.openings import Openings
 from uprmc.tap_adapter.stream import Phase, TapStream
 from uprmc.tap_adapter.translate import take_frame, translate_run
@@ -57,7 +57,7 @@ class Feed:
         self._kept_bytes = 0
         self._checkpoints = Checkpoints(conversation)
         # What has left to a registered client, the producer knows, who keeps batches.
-        self._settles_at_once = not (conversation.outlet.acks or conversation.known.registered)
+        self._settles_at_once = not (conversation.send_queue.acks or conversation.known.registered)
 
     @property
     def openings(self) -> Openings:
@@ -76,15 +76,15 @@ class Feed:
 
         0 = nothing may leave, or there is nothing: the last message asks to be acknowledged then.
         """
-        conversation, outlet = self._conversation, self._conversation.outlet
+        conversation, send_queue = self._conversation, self._conversation.send_queue
         sent = 0
         while not conversation.closed:
-            sent += outlet.put_controls(out)
+            sent += send_queue.put_controls(out)
             if self._settles_at_once:
                 self.settle_unasked()
-                if outlet.queued:
+                if send_queue.queued:
                     continue
-            if not outlet.accepts_items:
+            if not send_queue.accepts_items:
                 # A gate is for items: snapshots of other vBuckets may begin with those that wait.
                 if self._place < self._beginnings_end and self._taken(out) is not None:
                     continue
@@ -95,7 +95,7 @@ class Feed:
             if step is None:
                 break
             sent += step
-        return sent + outlet.release(out, ask=True)
+        return sent + send_queue.release(out, ask=True)
 
     def _step(self, out: list[bytes], budget: int) -> int | None:
         """Move on a little; ``None`` = nothing can be done now."""
@@ -124,7 +124,7 @@ class Feed:
         self._pulled_bytes = conversation.upstream.pull(self._pieces, min(budget, PULL_BYTES))
         if not self._pieces and conversation.upstream.closed:
             conversation.fail(conversation.upstream.closed)
-        if conversation.checkpoints and conversation.outlet.acks and not conversation.takeover:
+        if conversation.checkpoints and conversation.send_queue.acks and not conversation.takeover:
             self._pieces, self._beginnings_end = beginnings_first(self._pieces)
         return bool(self._pieces)
 
@@ -150,30 +150,30 @@ class Feed:
         size, self._pulled_bytes = self._pulled_bytes, 0
         self._pieces.clear()
         self._place = self._beginnings_end = 0
-        done = self._conversation.outlet.window.owe(size)
+        done = self._conversation.send_queue.window.owe(size)
         if done:
             self._conversation.upstream.acknowledged(done)
 
     def _run(self, stream: TapStream, out: list[bytes]) -> int:
-        conversation, outlet = self._conversation, self._conversation.outlet
-        sent = outlet.release(out, ask=False)
+        conversation, send_queue = self._conversation, self._conversation.send_queue
+        sent = send_queue.release(out, ask=False)
         keys: list[bytes] | None = [] if conversation.keeps_keys else None
         pieces, place, before = self._pieces, self._place, stream.position
-        sequence, most = outlet.window.sequence, outlet.most()
+        sequence, most = send_queue.window.sequence, send_queue.most()
         run = translate_run(pieces, place, out, sequence, most, conversation.form, keys)
         if not run.items or run.last_seqno <= before:
             raise RemoteProtocolError(f"seqno {run.last_seqno} follows {before}")
         self._place = run.place
         stream.advance(run.last_seqno)
-        stream.course.deleted_rev = max(stream.course.deleted_rev, run.deleted_rev)
+        stream.cursor.deleted_rev = max(stream.cursor.deleted_rev, run.deleted_rev)
         if keys is not None:
             conversation.known.ring.add(stream.number, before, run.last_seqno, keys)
-        if stream.handing_over and outlet.acks:
+        if stream.handing_over and send_queue.acks:
             stream.kept += pieces[place : run.place]
             self._kept_bytes += run.taken
         self._checkpoints.moved(stream)
         told = conversation.checkpoints or stream.backfilling or stream.answer_due
-        held = outlet.placed(
+        held = send_queue.placed(
             out,
             stream.number,
             run.items,
@@ -214,7 +214,7 @@ class Feed:
     def _flush(self, stream: TapStream, request: UprRequest) -> bool:
         """TAP's own FLUSH would empty the whole bucket."""
         for command in (TapOpaque.INITIAL_VBUCKET_STREAM, TapOpaque.CLOSE_BACKFILL):
-            self._conversation.outlet.post(Control(Opcode.TAP_OPAQUE, stream.number, command))
+            self._conversation.send_queue.post(Control(Opcode.TAP_OPAQUE, stream.number, command))
         return True
 
     def _set_state(self, stream: TapStream, request: UprRequest) -> bool:
@@ -223,11 +223,11 @@ class Feed:
         (state,) = SET_VBUCKET_STATE_EXTRAS.unpack(request.extras)
         if not conversation.takeover:
             return True
-        if conversation.outlet.acks and not conversation.outlet.window.empty:
+        if conversation.send_queue.acks and not conversation.send_queue.window.empty:
             return False
         if state == VBucketState.ACTIVE:
             taken = partial(self._state_taken, stream)
-            conversation.outlet.post(
+            conversation.send_queue.post(
                 Control(Opcode.TAP_VBUCKET_SET, stream.number, state, after_all=True, acked=taken)
             )
         else:
@@ -235,8 +235,8 @@ class Feed:
             self._state_taken(stream)
         return True
 
-    def _backfill_ended(self, course: Course) -> None:
-        course.backfilled = True
+    def _backfill_ended(self, cursor: Cursor) -> None:
+        cursor.backfilled = True
         self._conversation.urgent = True
 
     def _state_taken(self, stream: TapStream) -> None:
@@ -250,7 +250,7 @@ class Feed:
         """Do what waits until the client has a whole snapshot, if it has."""
         conversation = self._conversation
         self._checkpoints.moved(stream)
-        if conversation.outlet.window.holds(stream.number):
+        if conversation.send_queue.window.holds(stream.number):
             return
         if stream.kept:
             self._kept_bytes -= sum(map(len, stream.kept))
@@ -261,8 +261,8 @@ class Feed:
             stream.backfilling = False
             # Not before it is acknowledged: a client that has left without it would never hear of
             # the end.
-            told = partial(self._backfill_ended, stream.course)
-            conversation.outlet.post(
+            told = partial(self._backfill_ended, stream.cursor)
+            conversation.send_queue.post(
                 Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL, acked=told)
             )
         if stream.answer_due:
@@ -278,8 +278,8 @@ class Feed:
         for number, (seqno, start, end) in settled.marks.items():
             stream = conversation.streams.get(number)
             if stream is not None:
-                stream.course.acked = seqno
-                stream.course.snapshot = SnapshotRange(start, end)
+                stream.cursor.acked = seqno
+                stream.cursor.snapshot = SnapshotRange(start, end)
                 if number not in sent_again:
                     self.settle(stream)
         for control in settled.controls:
@@ -289,7 +289,7 @@ class Feed:
 
     def settle_unasked(self) -> None:
         """Take what has left as taken by a client that does not acknowledge."""
-        settled = self._conversation.outlet.settle_unasked()
+        settled = self._conversation.send_queue.settle_unasked()
         if settled is not None:
             self.settled(settled)
 
@@ -308,7 +308,7 @@ class Feed:
         self._place = 0
         self._kept_bytes -= sum(map(len, stream.kept))
         stream.kept = []
-        stream.position = stream.course.acked
+        stream.position = stream.cursor.acked
         stream.whole = False
         return True
 

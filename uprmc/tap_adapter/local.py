@@ -29,7 +29,7 @@ from uprmc.tap_adapter.document_fetch import DocumentFetch
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Reply, UprRequest
-from uprmc.upr.producer import Producer
+from uprmc.upr.produce.producer import Producer
 
 #: Before the client's name in statistics, as ep-engine has it.
 PREFIX = b"eq_tapq:"

@@ -2,7 +2,7 @@
 
 A name is connected, gone (its keep-alive runs: `TapSettings.keepalive_s`, monotonic time) or parked
 (registered, its position is a document; Unix time). A connection gets a `TapName` of its own: one
-that follows an earlier connection takes a copy of its courses, so what the earlier one still hears
+that follows an earlier connection takes a copy of its cursors, so what the earlier one still hears
 moves nothing.
 
 A dump has no position: it neither takes nor touches what is parked under its name.
@@ -19,17 +19,17 @@ from uprmc.config import TapSettings
 from uprmc.errors import InvalidArguments, TemporaryFailure
 from uprmc.protocol.tap import Connect, ConnectFlag
 from uprmc.tap_adapter import position_document
-from uprmc.tap_adapter.course import (
+from uprmc.tap_adapter.cursor import (
     CHECKPOINTS_KEPT,
     CHECKPOINTS_LEAST,
     CHECKPOINTS_OF_A_CLIENT,
-    Course,
+    Cursor,
 )
 from uprmc.tap_adapter.ring import Ring
 from uprmc.tap_adapter.saving import Saves
 from uprmc.tap_adapter.upstream import Keeper
 
-__all__ = ["Course", "Names", "TapName"]
+__all__ = ["Cursor", "Names", "TapName"]
 
 #: The longest name, as of any key.
 NAME_BYTES_MAX = 250
@@ -67,7 +67,7 @@ class TapName:
         anonymous: it gave no name, so it cannot come back.
         registered: its position outlives everything but DEREGISTER and the expiry.
         closed_only: it wants closed checkpoints only.
-        courses: where it stands, by vBucket; a producer moves them.
+        cursors: where it stands, by vBucket; a producer moves them.
         ring: what it was sent.
         producer: who serves it; set by whoever made the producer.
         created_at: monotonic time of its TAP_CONNECT.
@@ -86,7 +86,7 @@ class TapName:
             connect.has(ConnectFlag.REGISTERED_CLIENT) and not self.anonymous and not self.is_dump
         )
         self.closed_only = self.registered and connect.closed_only
-        self.courses: dict[int, Course] = {}
+        self.cursors: dict[int, Cursor] = {}
         self.ring = names.new_ring()
         self.producer: Connection | None = None
         self.created_at = created_at
@@ -105,7 +105,7 @@ class TapName:
         return self.connect.has(ConnectFlag.DUMP)
 
     def save(self, done: Callable[[bool], None]) -> None:
-        """Make sure that no restart forgets what the courses say now.
+        """Make sure that no restart forgets what the cursors say now.
 
         To be waited for before a batch leaves; at once and free of cost for a client that is not
         registered. `done` hears ``False`` if the disk refused, or another connection has the name.
@@ -114,21 +114,21 @@ class TapName:
 
     def closed(self, vbucket: int, checkpoint_id: int, last_seqno: int) -> None:
         """Note that the end of a checkpoint was acknowledged."""
-        course = self.courses.get(vbucket)
-        if course is None:  # the client does not want the vBucket any more
+        cursor = self.cursors.get(vbucket)
+        if cursor is None:  # the client does not want the vBucket any more
             return
-        share = CHECKPOINTS_OF_A_CLIENT // len(self.courses)
+        share = CHECKPOINTS_OF_A_CLIENT // len(self.cursors)
         kept = min(CHECKPOINTS_KEPT, max(CHECKPOINTS_LEAST, share))
-        course.close_checkpoint(checkpoint_id, last_seqno, kept)
+        cursor.close_checkpoint(checkpoint_id, last_seqno, kept)
 
     def follow(self, earlier: TapName) -> None:
         """Stand where an earlier connection of the name stood."""
         self.reconnects = earlier.reconnects + 1
-        self.courses = {number: course.copied() for number, course in earlier.courses.items()}
+        self.cursors = {number: cursor.copied() for number, cursor in earlier.cursors.items()}
         self.ring, earlier.ring = earlier.ring, self.ring
         if self.closed_only:
-            for course in self.courses.values():
-                course.restart_checkpoint()
+            for cursor in self.cursors.values():
+                cursor.restart_checkpoint()
 
 
 class Names:
@@ -218,7 +218,7 @@ class Names:
     def start_over(self) -> None:
         """Take the position from everybody who is not connected (RESET_REPLICATION_CHAIN)."""
         for known in [*self._gone.values(), *self._parked.values()]:
-            known.courses, known.ring = {}, self.new_ring()
+            known.cursors, known.ring = {}, self.new_ring()
             if known.registered:
                 self._keep(known)
 
@@ -343,15 +343,15 @@ class Names:
         known = TapName(self, name, Connect(name, ConnectFlag.REGISTERED_CLIENT), 0.0)
         known.gone_at = 0.0
         known.seen_s = position.seen_s
-        known.courses = position.courses
-        for vbucket, course in position.courses.items():
-            known.ring.lost(vbucket, course.sent)
+        known.cursors = position.cursors
+        for vbucket, cursor in position.cursors.items():
+            known.ring.lost(vbucket, cursor.sent)
         self._parked[name] = known
 
     def _document(self, known: TapName) -> bytes:
         if known.gone_at is None:
             known.seen_s = self._unix_now
-        return position_document.encode(known.courses, known.seen_s)
+        return position_document.encode(known.cursors, known.seen_s)
 
     def _keep(self, known: TapName) -> None:
         self._saves.save(known.name, lambda: self._document(known), _ignore)

@@ -1,4 +1,4 @@
-"""TAP in a node: the door before the node itself, and the connections that push into it.
+"""TAP in a node: the registry before the node itself, and the connections that push into it.
 
 It is what `kv` sessions know of TAP; see `kv.services.TapGuest`.
 """
@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from uprmc.config import TapSettings
 from uprmc.tap_adapter.consumer import TapConsumer
-from uprmc.tap_adapter.door import Report, TapDoor
 from uprmc.tap_adapter.local import LocalUpstream
 from uprmc.tap_adapter.local_keeper import LocalKeeper
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.pushes import Pushes
 from uprmc.tap_adapter.session import TapSession
+from uprmc.tap_adapter.tap_registry import Report, TapRegistry
 from uprmc.tap_adapter.upstream import Upstream
 from uprmc.upr.hub import Hub
 
@@ -23,7 +23,7 @@ class NodeTap:
     """See the module docstring.
 
     Attributes:
-        door: where clients come in.
+        registry: where clients come in.
         pushes: connections that push.
         trouble: what was found damaged at the start, one line each.
     """
@@ -48,8 +48,8 @@ class NodeTap:
         keeper = LocalKeeper(hub.bucket)
         names = Names(settings, keeper)
         self.pushes = Pushes()
-        self.door = TapDoor(settings, names, self._upstream, hub.bucket.clock, monotonic)
-        self.door.obstacle = self._obstacle
+        self.registry = TapRegistry(settings, names, self._upstream, hub.bucket.clock, monotonic)
+        self.registry.obstacle = self._obstacle
         self.trouble = [*keeper.trouble, *names.refused_documents]
 
     def _obstacle(self) -> str:
@@ -62,7 +62,7 @@ class NodeTap:
 
     def connect(self, wake: Callable[[], None], report: Report) -> TapSession:
         """See `kv.services.TapGuest`."""
-        return self.door.connect(wake, report)
+        return self.registry.connect(wake, report)
 
     def consumer(self) -> TapConsumer:
         """See `kv.services.TapGuest`."""
@@ -70,15 +70,15 @@ class NodeTap:
 
     def deregister(self, name: bytes) -> None:
         """See `kv.services.TapGuest`."""
-        self.door.deregister(name)
+        self.registry.deregister(name)
 
     def change_filter(self, name: bytes, wanted: dict[int, int]) -> None:
         """See `kv.services.TapGuest`."""
-        self.door.change_filter(name, wanted)
+        self.registry.change_filter(name, wanted)
 
     def reset_chain(self) -> None:
         """See `kv.services.TapGuest`."""
-        self.door.reset_chain()
+        self.registry.reset_chain()
 
     def last_closed(self, number: int) -> int:
         """See `kv.services.TapGuest`."""

@@ -1,6 +1,6 @@
 """How streams begin, and begin again: from where, by whose history, and what a rollback costs.
 
-A vBucket starts where its `Course` says that the client stands, or from scratch: the client empties
+A vBucket starts where its `Cursor` says that the client stands, or from scratch: the client empties
 its copy (OPAQUE 1) and gets everything. When history has branched below what the client may hold,
 its items above the branch are corrected (`corrections`) where the ring of sent keys reaches, or the
 vBucket starts from scratch.
@@ -27,7 +27,7 @@ from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest, decode_failover_lo
 from uprmc.tap_adapter.checkpoints import take_back_end
 from uprmc.tap_adapter.conversation import Conversation
 from uprmc.tap_adapter.corrections import Correction
-from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.cursor import Cursor
 from uprmc.tap_adapter.stream import Phase, TapStream
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.tap_adapter.window import Control, Mark
@@ -54,35 +54,37 @@ class Openings:
             return
         if conversation.dump and not standing.high_seqno:
             return
-        course = self._course_of(number, standing)
-        stream = conversation.streams[number] = TapStream(number, course, standing.high_seqno)
-        if not course.backfilled:
+        cursor = self._course_of(number, standing)
+        stream = conversation.streams[number] = TapStream(number, cursor, standing.high_seqno)
+        if not cursor.backfilled:
             self._empty(stream)
         if conversation.takeover:
-            conversation.outlet.post(Control(Opcode.TAP_VBUCKET_SET, number, VBucketState.PENDING))
+            conversation.send_queue.post(
+                Control(Opcode.TAP_VBUCKET_SET, number, VBucketState.PENDING)
+            )
         self.open(stream)
 
-    def _course_of(self, number: int, standing: Standing) -> Course:
+    def _course_of(self, number: int, standing: Standing) -> Cursor:
         """Return where the client stands; new, and not backfilled, if it is to start over."""
         conversation = self._conversation
         if conversation.dump:
-            return Course()
-        courses = conversation.known.courses
-        course = courses.get(number)
+            return Cursor()
+        cursors = conversation.known.cursors
+        cursor = cursors.get(number)
         wanted = conversation.last_closed.get(number, 0)
-        if course is None and not wanted and conversation.from_now:
+        if cursor is None and not wanted and conversation.from_now:
             high = standing.high_seqno
             whole = SnapshotRange(high, high)
-            course = Course(standing.uuid, high, whole, high, backfilled=True)
+            cursor = Cursor(standing.uuid, high, whole, high, backfilled=True)
             conversation.known.ring.forget(number)
-        elif course is None or (wanted and not _return_to_checkpoint(course, wanted)):
-            course = Course()
-        elif course.sent and not course.acked:
+        elif cursor is None or (wanted and not _return_to_checkpoint(cursor, wanted)):
+            cursor = Cursor()
+        elif cursor.sent and not cursor.acked:
             # What the client holds may be deleted, and the deletion forgotten, so it cannot follow
             # from the first seqno.
-            course = Course()
-        courses[number] = course
-        return course
+            cursor = Cursor()
+        cursors[number] = cursor
+        return cursor
 
     # --- opening --------------------------------------------------------------------------------
 
@@ -101,7 +103,7 @@ class Openings:
             int(StreamFlag.TAKEOVER) if conversation.takeover else 0,
             position,
             stream.standing_seqno if conversation.dump else SEQNO_MAX,
-            stream.course.uuid if position else 0,
+            stream.cursor.uuid if position else 0,
             start,
             end,
         )
@@ -123,7 +125,7 @@ class Openings:
         stream.dropped = True
         self._withdraw(stream)
         del conversation.streams[stream.number]
-        conversation.known.courses.pop(stream.number, None)
+        conversation.known.cursors.pop(stream.number, None)
         conversation.known.ring.forget(stream.number)
 
     def rewind(self, stream: TapStream) -> None:
@@ -131,7 +133,7 @@ class Openings:
         self.close(stream)
         self._wait(stream)
         take_back_end(self._conversation, stream)
-        stream.return_to(Mark(stream.course.acked, *stream.course.snapshot))
+        stream.return_to(Mark(stream.cursor.acked, *stream.cursor.snapshot))
 
     def _wait(self, stream: TapStream) -> None:
         stream.phase = Phase.WAITING
@@ -148,7 +150,7 @@ class Openings:
         for stream in waiting:
             if stream.phase is not Phase.WAITING or stream.dropped:
                 continue
-            if not stream.position and stream.course.sent:
+            if not stream.position and stream.cursor.sent:
                 self.start_over(stream)
             else:
                 self.open(stream)
@@ -176,9 +178,9 @@ class Openings:
             self.open(stream)
 
     def _withdraw(self, stream: TapStream) -> None:
-        outlet = self._conversation.outlet
-        outlet.window.forget(stream.number)
-        outlet.withdraw(stream.number)
+        send_queue = self._conversation.send_queue
+        send_queue.window.forget(stream.number)
+        send_queue.withdraw(stream.number)
 
     def _empty(self, stream: TapStream) -> None:
         self._forget(stream)
@@ -187,9 +189,9 @@ class Openings:
     def _forget(self, stream: TapStream) -> None:
         conversation = self._conversation
         conversation.known.ring.forget(stream.number)
-        stream.course = Course()
+        stream.cursor = Cursor()
         if not conversation.dump:
-            conversation.known.courses[stream.number] = stream.course
+            conversation.known.cursors[stream.number] = stream.cursor
 
     # --- all is emptied at once -----------------------------------------------------------------
 
@@ -211,16 +213,16 @@ class Openings:
             self._withdraw(stream)
             self._forget(stream)
             stream.start_empty()
-        emptied = partial(self._all_emptied, [stream.course for stream in streams.values()])
-        conversation.outlet.post(Control(Opcode.TAP_FLUSH, 0, 0, acked=emptied))
+        emptied = partial(self._all_emptied, [stream.cursor for stream in streams.values()])
+        conversation.send_queue.post(Control(Opcode.TAP_FLUSH, 0, 0, acked=emptied))
         for stream in list(streams.values()):
             self.open(stream)
         return True
 
-    def _all_emptied(self, courses: list[Course]) -> None:
+    def _all_emptied(self, cursors: list[Cursor]) -> None:
         """The client has nothing any more, which is what a backfill would have brought it."""
-        for course in courses:
-            course.backfilled = True
+        for cursor in cursors:
+            cursor.backfilled = True
         self._conversation.urgent = True
 
     # --- answers --------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ class Openings:
             self._sent_back(stream, ROLLBACK_VALUE.unpack(value)[0])
         elif status == Status.NOT_MY_VBUCKET and not stream.granted:
             del conversation.streams[stream.number]
-            conversation.outlet.withdraw(stream.number)
+            conversation.send_queue.withdraw(stream.number)
         elif status == Status.TEMPORARY_FAILURE:
             self._wait(stream)  # it is rolling back, or being filled
         else:
@@ -274,7 +276,7 @@ class Openings:
             stream.from_scratch = False
             emptied = partial(self._emptied, stream, stream.beginnings)
             command = TapOpaque.INITIAL_VBUCKET_STREAM
-            conversation.outlet.post(
+            conversation.send_queue.post(
                 Control(Opcode.TAP_OPAQUE, stream.number, command, acked=emptied)
             )
         if not stream.surveyed:
@@ -302,7 +304,7 @@ class Openings:
     def _follow(self, stream: TapStream, uuid: int) -> None:
         """Take up the newest history, at the latest when the client has all corrections."""
         if stream.corrected_serial is None:
-            stream.course.uuid = uuid
+            stream.cursor.uuid = uuid
         else:
             self._conversation.moving[stream.number] = uuid
             self.settle_moves()
@@ -315,11 +317,11 @@ class Openings:
             serial = stream.corrected_serial
             if number in sent_again or serial is None:
                 continue
-            if serial <= conversation.outlet.window.acked:
+            if serial <= conversation.send_queue.window.acked:
                 del conversation.moving[number]
                 stream.corrected_serial = None
-                stream.course.uuid = uuid
-                stream.course.sent = max(stream.position, stream.corrected_seqno)
+                stream.cursor.uuid = uuid
+                stream.cursor.sent = max(stream.position, stream.corrected_seqno)
 
     # --- history has branched -------------------------------------------------------------------
 
@@ -332,8 +334,8 @@ class Openings:
         if self._keys_above(stream, seqno) is None:
             self.start_over(stream)
             return
-        self._conversation.outlet.window.forget(stream.number)
-        stream.course.branched(seqno)
+        self._conversation.send_queue.window.forget(stream.number)
+        stream.cursor.branched(seqno)
         stream.return_to(Mark(seqno, seqno, seqno))
         stream.rolled_back = seqno
         self.open(stream)
@@ -365,7 +367,7 @@ class Openings:
         """Learn that all corrections have left, or that they cannot be had."""
         if complete:
             self._conversation.corrections.pop(stream.number, None)
-            stream.corrected_serial = self._conversation.outlet.window.sent
+            stream.corrected_serial = self._conversation.send_queue.window.sent
             stream.rolled_back = None
             self.open(stream)
         else:
@@ -373,16 +375,16 @@ class Openings:
         self._conversation.wake()
 
 
-def _return_to_checkpoint(course: Course, checkpoint_id: int) -> bool:
+def _return_to_checkpoint(cursor: Cursor, checkpoint_id: int) -> bool:
     """Go back to the end of a closed checkpoint; says whether it is known."""
-    seqno = course.closed.get(checkpoint_id)
-    if seqno is None or not course.backfilled:
+    seqno = cursor.closed.get(checkpoint_id)
+    if seqno is None or not cursor.backfilled:
         return False
-    course.acked = seqno
-    course.snapshot = SnapshotRange(seqno, seqno)
-    course.open_checkpoint(checkpoint_id, seqno)
-    course.closed = {
-        number: end for number, end in course.closed.items() if number <= checkpoint_id
+    cursor.acked = seqno
+    cursor.snapshot = SnapshotRange(seqno, seqno)
+    cursor.open_checkpoint(checkpoint_id, seqno)
+    cursor.closed = {
+        number: end for number, end in cursor.closed.items() if number <= checkpoint_id
     }
     return True
 
@@ -392,13 +394,13 @@ def _branch_point(stream: TapStream, log: tuple[FailoverEntry, ...]) -> int | No
 
     It was granted the stream from its position, so what it holds up to there is shared.
     """
-    course = stream.course
+    cursor = stream.cursor
     points = [] if stream.rolled_back is None else [stream.rolled_back]
-    if course.sent > stream.position:
+    if cursor.sent > stream.position:
         branches = [entry.uuid for entry in log]
-        if course.uuid not in branches:
+        if cursor.uuid not in branches:
             return 0
-        place = branches.index(course.uuid)
-        if place and log[place - 1].seqno < course.sent:
+        place = branches.index(cursor.uuid)
+        if place and log[place - 1].seqno < cursor.sent:
             points.append(log[place - 1].seqno)
     return min(points, default=None)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from uprmc.model import SnapshotRange
-from uprmc.tap_adapter.course import Course
+from uprmc.tap_adapter.cursor import Cursor
 
 _TITLE = b"uprmc-tap-position"
 _VERSION = b"1"
@@ -24,31 +24,31 @@ _NUMBER_MAX = 2**64 - 1
 
 
 class Position(NamedTuple):
-    """What a document says: courses by vBucket, and the Unix time when the client was last here."""
+    """What a document says: cursors by vBucket, and the Unix time when the client was last here."""
 
-    courses: dict[int, Course]
+    cursors: dict[int, Cursor]
     seen_s: float
 
 
-def encode(courses: Mapping[int, Course], seen_s: float) -> bytes:
+def encode(cursors: Mapping[int, Cursor], seen_s: float) -> bytes:
     """Return the document; `seen_s` is Unix time in seconds."""
     rows = [
         [
             vbucket,
-            course.uuid,
-            course.acked,
-            course.snapshot[0],
-            course.snapshot[1],
-            course.sent,
-            course.checkpoint_id,
-            course.checkpoint_after,
-            int(course.backfilled),
-            course.deleted_rev,
-            list(course.closed.items()),
+            cursor.uuid,
+            cursor.acked,
+            cursor.snapshot[0],
+            cursor.snapshot[1],
+            cursor.sent,
+            cursor.checkpoint_id,
+            cursor.checkpoint_after,
+            int(cursor.backfilled),
+            cursor.deleted_rev,
+            list(cursor.closed.items()),
         ]
-        for vbucket, course in courses.items()
+        for vbucket, cursor in cursors.items()
     ]
-    body = json.dumps({"seen_s": seen_s, "courses": rows}, separators=(",", ":")).encode()
+    body = json.dumps({"seen_s": seen_s, "cursors": rows}, separators=(",", ":")).encode()
     return b"%b %b %08x\n%b" % (_TITLE, _VERSION, crc32(body), body)
 
 
@@ -64,12 +64,12 @@ def decode(document: bytes) -> Position:
         seen_s = found["seen_s"]
         if type(seen_s) not in (int, float) or not 0 <= seen_s <= _NUMBER_MAX:
             raise TypeError(seen_s)
-        courses = dict(_course(row) for row in found["courses"])
-        if len(courses) != len(found["courses"]):
+        cursors = dict(_course(row) for row in found["cursors"])
+        if len(cursors) != len(found["cursors"]):
             raise TypeError("a vBucket twice")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise ValueError("it does not have the form that this uprmc writes") from None
-    return Position(courses, float(seen_s))
+    return Position(cursors, float(seen_s))
 
 
 def _checked_body(document: bytes) -> bytes:
@@ -85,7 +85,7 @@ def _checked_body(document: bytes) -> bytes:
     return body
 
 
-def _course(row: Any) -> tuple[int, Course]:
+def _course(row: Any) -> tuple[int, Cursor]:
     vbucket, uuid, acked, start, end, sent, open_id, after, backfilled, deleted_rev, closed = row
     pairs = [(first, second) for first, second in closed]
     numbers = [uuid, acked, start, end, sent, open_id, after, deleted_rev]
@@ -98,7 +98,7 @@ def _course(row: Any) -> tuple[int, Course]:
     if not (start <= acked <= end and acked <= sent):
         raise TypeError(row)
     snapshot = SnapshotRange(start, end)
-    return vbucket, Course(
+    return vbucket, Cursor(
         uuid,
         acked,
         snapshot,

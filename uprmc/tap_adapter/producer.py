@@ -1,7 +1,7 @@
 """One TAP connection fed by UPR streams: what a session sees of it.
 
 Job: begin the streams at TAP_CONNECT, pass answers and the time on. Streams begin in `openings`,
-messages come from `feed`, `outlet` decides when they leave, `window` remembers what is
+messages come from `feed`, `send_queue` decides when they leave, `window` remembers what is
 unacknowledged, and `batch` holds what may not leave to a registered client before it is saved.
 
 What surprises: the end of a dump or a takeover is no message. The connection is closed when all of
@@ -92,10 +92,10 @@ class TapProducer:
 
     def _greet(self) -> None:
         conversation = self._conversation
-        if conversation.outlet.acks:
-            conversation.outlet.post(Control(Opcode.TAP_OPAQUE, 0, TapOpaque.ENABLE_AUTO_NACK))
+        if conversation.send_queue.acks:
+            conversation.send_queue.post(Control(Opcode.TAP_OPAQUE, 0, TapOpaque.ENABLE_AUTO_NACK))
         if conversation.asks_checkpoints:
-            conversation.outlet.post(
+            conversation.send_queue.post(
                 Control(Opcode.TAP_OPAQUE, 0, TapOpaque.ENABLE_CHECKPOINT_SYNC)
             )
 
@@ -132,7 +132,7 @@ class TapProducer:
     @property
     def ends_unasked(self) -> bool:
         """Whether it comes to its end without a word of the client."""
-        return self._conversation.dump and not self._conversation.outlet.acks
+        return self._conversation.dump and not self._conversation.send_queue.acks
 
     def statistics(self) -> TapStatistics:
         """Return what statistics show of it."""
@@ -169,7 +169,7 @@ class TapProducer:
         """Hang up when a dump or a takeover is complete; end of file is what tells the client."""
         conversation = self._conversation
         streams = conversation.streams.values()
-        if not self._surveyed or not conversation.outlet.idle:
+        if not self._surveyed or not conversation.send_queue.idle:
             return
         if self._batch is not None and self._batch.waits:
             return
@@ -193,7 +193,7 @@ class TapProducer:
         """
         if opcode == Opcode.NOOP or self.closed:
             return
-        if not self._conversation.outlet.acks:
+        if not self._conversation.send_queue.acks:
             self._strange_answers += 1
             return
         if not status:
@@ -208,7 +208,7 @@ class TapProducer:
         self._stirred()
 
     def _acknowledged(self, sequence: int) -> None:
-        settled = self._conversation.outlet.window.acknowledge(sequence)
+        settled = self._conversation.send_queue.window.acknowledge(sequence)
         if settled is None:
             self._strange_answers += 1
             return
@@ -216,7 +216,7 @@ class TapProducer:
         self._feed.settled(settled)
 
     def _nacked(self, sequence: int) -> None:
-        refused = self._conversation.outlet.window.refuse(sequence)
+        refused = self._conversation.send_queue.window.refuse(sequence)
         if refused is None:
             self._strange_answers += 1
             return
@@ -230,7 +230,7 @@ class TapProducer:
         """Have what was refused sent anew; says whether there is to be a pause before."""
         conversation = self._conversation
         if refused.control is not None:
-            conversation.outlet.post_again(refused.control)
+            conversation.send_queue.post_again(refused.control)
             stream = conversation.streams.get(refused.control.vbucket)
             return stream is None or not stream.handing_over
         pause = False
@@ -272,7 +272,7 @@ class TapProducer:
         self._stirred()
 
     def _look_at_patience(self, now: float) -> None:
-        if not self._conversation.outlet.is_full:
+        if not self._conversation.send_queue.is_full:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
@@ -289,7 +289,9 @@ class TapProducer:
         conversation = self._conversation
         for number in [number for number in conversation.streams if number not in wanted]:
             self._feed.openings.drop(conversation.streams[number])
-        conversation.outlet.post(Control(Opcode.TAP_OPAQUE, 0, TapOpaque.COMPLETE_VB_FILTER_CHANGE))
+        conversation.send_queue.post(
+            Control(Opcode.TAP_OPAQUE, 0, TapOpaque.COMPLETE_VB_FILTER_CHANGE)
+        )
         new = [number for number in wanted if number not in conversation.streams]
         conversation.last_closed = wanted
         if new:

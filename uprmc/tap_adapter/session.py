@@ -44,7 +44,7 @@ from uprmc.protocol.tap import (
 )
 
 if TYPE_CHECKING:
-    from uprmc.tap_adapter.door import Opened, TapDoor
+    from uprmc.tap_adapter.tap_registry import Opened, TapRegistry
 
 #: A longer frame nobody sends here: hang up.
 FRAME_MAX_BYTES = 64 * 1024
@@ -61,19 +61,19 @@ class TapSession:
     """See the module docstring. Implements `ports.Session`."""
 
     def __init__(
-        self, door: TapDoor, wake: Callable[[], None], report: Callable[[str], None]
+        self, registry: TapRegistry, wake: Callable[[], None], report: Callable[[str], None]
     ) -> None:
         """Begin; the first bytes may be a TAP_CONNECT, or any command that it knows.
 
         Args:
-            door: the adapter's.
+            registry: the adapter's.
             wake: called when there is something to send by itself.
             report: called with a short reason when the peer breaks the protocol.
         """
         self.closing = False
         self.input_full = False
         self.successor: Session | None = None
-        self._door = door
+        self._registry = registry
         self._wake = wake
         self._report = report
         self._input = b""
@@ -86,7 +86,7 @@ class TapSession:
         self._out = replies
         self._unsent = unsent
 
-    # --- the doors ------------------------------------------------------------------------------
+    # --- the session ---------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> None:
         """See `ports.Session`."""
@@ -133,7 +133,7 @@ class TapSession:
         self._input = b""
         opened, self._opened = self._opened, None
         if opened is not None:
-            self._door.close(opened)
+            self._registry.close(opened)
 
     def _misuse(self, reason: str) -> None:
         self._report(reason)
@@ -213,7 +213,7 @@ class TapSession:
             self._connect(opaque, extras, key, value)
             return
         if opcode in PUSHED:  # what is in front of a node takes nothing for it
-            self._door.pushes_refused += 1
+            self._registry.pushes_refused += 1
             self._reply(opcode, opaque, Status.NOT_SUPPORTED)
             return
         command = _COMMANDS.get(opcode)
@@ -247,10 +247,10 @@ class TapSession:
         try:
             connect = decode_connect(name, extras, value)
             _check_flags(connect)
-            self._opened = self._door.open(connect, self._wake)
+            self._opened = self._registry.open(connect, self._wake)
         except (RemoteProtocolError, CommandError) as error:
             self._reply(Opcode.TAP_CONNECT, opaque, _refusal_of(error))
-            self._door.refused(name, str(error))
+            self._registry.refused(name, str(error))
             self._end()
 
     # --- other commands -------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class TapSession:
         self._end()
 
     def _stat(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
-        rows = self._door.statistics(" ".join(key.decode("latin-1").split()))
+        rows = self._registry.statistics(" ".join(key.decode("latin-1").split()))
         if rows is None:
             self._reply(opcode, opaque, Status.KEY_NOT_FOUND)
             return
@@ -278,15 +278,15 @@ class TapSession:
         self._reply(opcode, opaque)
 
     def _deregister(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
-        self._door.deregister(key)
+        self._registry.deregister(key)
         self._reply(opcode, opaque)
 
     def _change_filter(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
-        self._door.change_filter(key, decode_filter(value))
+        self._registry.change_filter(key, decode_filter(value))
         self._reply(opcode, opaque)
 
     def _reset_chain(self, opcode: int, opaque: int, key: bytes, value: bytes) -> None:
-        self._door.reset_chain()
+        self._registry.reset_chain()
         self._reply(opcode, opaque)
 
 

@@ -1,6 +1,6 @@
 """One vBucket on its way to a TAP client: where its stream stands on this connection.
 
-What outlives the connection is the vBucket's `Course` (`names`); this is the rest. Nothing happens
+What outlives the connection is the vBucket's `Cursor` (`names`); this is the rest. Nothing happens
 here by itself: `openings` begins streams, `feed` moves them on, `producer` tells what was
 acknowledged.
 """
@@ -11,7 +11,7 @@ from enum import Enum
 
 from uprmc.model import SnapshotRange
 from uprmc.protocol.upr import Marker
-from uprmc.tap_adapter.names import Course
+from uprmc.tap_adapter.names import Cursor
 from uprmc.tap_adapter.window import Mark
 
 
@@ -30,7 +30,7 @@ class TapStream:
 
     Attributes:
         number: the vBucket's.
-        course: what is kept of it.
+        cursor: what is kept of it.
         standing_seqno: the vBucket's high seqno when the client connected, or was told last to
             empty it.
         surveyed: whether `standing_seqno` is of the contents that are streamed.
@@ -74,7 +74,7 @@ class TapStream:
         "corrected_log",
         "corrected_seqno",
         "corrected_serial",
-        "course",
+        "cursor",
         "dropped",
         "emptying",
         "ending",
@@ -98,10 +98,10 @@ class TapStream:
         "whole",
     )
 
-    def __init__(self, number: int, course: Course, standing_seqno: int) -> None:
+    def __init__(self, number: int, cursor: Cursor, standing_seqno: int) -> None:
         """See the class."""
         self.number = number
-        self.course = course
+        self.cursor = cursor
         self.standing_seqno = standing_seqno
         self.phase = Phase.OPENING
         self.opaque = self.history = 0
@@ -113,13 +113,13 @@ class TapStream:
         self.ending: tuple[int, int] | None = None
         self.handing_over = False
         self.kept: list[bytes] = []
-        self.return_to(Mark(course.acked, *course.snapshot))
+        self.return_to(Mark(cursor.acked, *cursor.snapshot))
 
     def return_to(self, mark: Mark) -> None:
         """Stand at an earlier place, or at the first one."""
         self.position = mark.seqno
         self.snapshot = SnapshotRange(mark.start, mark.end)
-        self.rejoins = self.course.sent > mark.seqno or mark.seqno < mark.end
+        self.rejoins = self.cursor.sent > mark.seqno or mark.seqno < mark.end
         self.whole = not self.rejoins
         self.announced = self.reopened = False
         self.rolled_back: int | None = None
@@ -169,6 +169,6 @@ class TapStream:
     def advance(self, seqno: int) -> None:
         """Note the newest item that was translated."""
         self.position = seqno
-        self.course.sent = max(self.course.sent, seqno)
+        self.cursor.sent = max(self.cursor.sent, seqno)
         self.whole = seqno >= self.snapshot.end
         self.reopened = self.told_open = False

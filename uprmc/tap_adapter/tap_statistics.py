@@ -102,8 +102,8 @@ def _yes(value: bool) -> str:
 
 def statistics_of(conversation: Conversation, counts: TapCounts, *, paused: bool) -> TapStatistics:
     """Return the numbers of a producer."""
-    outlet = conversation.outlet
-    window = outlet.window
+    send_queue = conversation.send_queue
+    window = send_queue.window
     streams = conversation.streams
     backfills = [stream for stream in streams.values() if stream.backfilling]
     remaining = sum(
@@ -115,13 +115,13 @@ def statistics_of(conversation: Conversation, counts: TapCounts, *, paused: bool
         conversation.known.flags,
         conversation.known.registered,
         tuple(sorted(streams)),
-        outlet.messages,
-        outlet.items,
+        send_queue.messages,
+        send_queue.items,
         window.sent - window.acked,
         window.sent,
         window.acked,
-        outlet.acks_asked,
-        outlet.is_full,
+        send_queue.acks_asked,
+        send_queue.is_full,
         paused,
         len(backfills),
         remaining,

@@ -14,11 +14,11 @@ from uprmc.engine.leases import Leases
 from uprmc.engine.view_gate import ViewGate
 
 if TYPE_CHECKING:
-    from uprmc.upr.consumer import Consumer
+    from uprmc.upr.follow.replication import Replication
     from uprmc.upr.peer import Peer
-    from uprmc.upr.producer import Producer
-    from uprmc.upr.replication import Replication
-    from uprmc.upr.stream import Stream
+    from uprmc.upr.produce.producer import Producer
+    from uprmc.upr.produce.stream import Stream
+    from uprmc.upr.receive.consumer import Consumer
 
 
 class Slots:

@@ -1,0 +1,1 @@
+"""Backups as Parquet files: taken, extended, verified and restored."""

@@ -1,0 +1,108 @@
+"""What can be compared: nodes, and a backup at one of its increments.
+
+A side says how its keys are spread over vBuckets, holds a moment, and gives the sources that tasks
+read. A backup is a moment already; nodes need a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from uprmc.backup.comparing import FileSource, NodeSource, Source
+from uprmc.backup.latest import Selection, layers_of
+from uprmc.backup.repository import Increment, Repository
+from uprmc.columnar.access import Access
+from uprmc.columnar.lease import KeptLease
+from uprmc.columnar.nodes import Nodes
+
+
+@dataclass(frozen=True)
+class BackupSide:
+    """A backup as one side.
+
+    Attributes:
+        directory: of the backup.
+        at: number of the increment; ``None`` = the newest.
+        chain: name of its directory; ``None`` = the newest.
+    """
+
+    directory: Path
+    at: int | None = None
+    chain: str | None = None
+
+
+Side = Access | BackupSide
+
+
+class NodeSide:
+    """Nodes."""
+
+    has_values = True
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self.words = f"node {', '.join(access.servers)}"
+        with Nodes(access) as nodes:
+            self.vbuckets = nodes.vbuckets
+        self.there = frozenset(range(self.vbuckets))
+
+    @contextmanager
+    def held(self, vbuckets: Iterable[int], lease_s: float) -> Iterator[Held]:
+        """Hold a moment of vBuckets."""
+        with KeptLease(self._access, sorted(vbuckets), lease_s) as kept:
+            yield Held(self._access, kept.token)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A moment of nodes, which sources read from."""
+
+    access: Access
+    token: str
+
+    def sources(self, vbuckets: Iterable[int], parts: int) -> list[Source]:
+        """Return what to read of vBuckets, in about so many parts."""
+        return [NodeSource(self.access, self.token, each) for each in parts_of(vbuckets, parts)]
+
+
+class FileSide:
+    """A backup, whose moment holds itself."""
+
+    def __init__(self, side: BackupSide) -> None:
+        chain = Repository(side.directory).chain(side.chain)
+        self._increments: list[Increment] = chain.until(side.at)
+        newest = self._increments[-1].manifest
+        self.words = f"backup {self._increments[-1].path}"
+        self.vbuckets = newest.vbuckets
+        self.there = frozenset(newest.vb)
+        self.has_values = all(each.manifest.has_values for each in self._increments)
+
+    @contextmanager
+    def held(self, vbuckets: Iterable[int], lease_s: float) -> Iterator[FileSide]:
+        """Hold a moment: nothing to do."""
+        yield self
+
+    def sources(self, vbuckets: Iterable[int], parts: int) -> list[Source]:
+        """Return what to read of vBuckets."""
+        selection = Selection(frozenset(vbuckets))
+        groups = layers_of(self._increments, selection)
+        return [FileSource(tuple(layers)) for layers in groups.values()]
+
+
+OpenSide = NodeSide | FileSide
+
+
+def open_side(side: Side | Path | str) -> OpenSide:
+    if isinstance(side, Access):
+        return NodeSide(side)
+    return FileSide(side if isinstance(side, BackupSide) else BackupSide(Path(side)))
+
+
+def parts_of(vbuckets: Iterable[int], parts: int) -> list[tuple[int, ...]]:
+    """Return vBuckets in at most so many parts of neighbours."""
+    numbers = sorted(vbuckets)
+    size = max(1, -(-len(numbers) // parts))
+    return [tuple(numbers[at : at + size]) for at in range(0, len(numbers), size)]

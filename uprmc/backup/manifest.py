@@ -1,0 +1,312 @@
+"""What one increment of a backup says of itself: the last file that is written of it.
+
+An increment without a manifest does not exist. The manifest names every file with its size and
+SHA-256, and of every vBucket the exact moment: history, first and last seqno, failover log, how
+many rows, and a digest of them. It names its parent by id and digest, so an increment that is
+missing, exchanged or of another chain is found before anything is restored; and it has a digest of
+itself.
+
+Of a vBucket whose history branched, the increment says what becomes of the ones before it: with a
+`cut` only their rows up to that seqno count, with `reset` none do. Files never change.
+
+Source: Spark reference 8; systems reference e.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from uprmc.backup.digest import Digest
+from uprmc.columnar.errors import BackupDamaged, BackupForeign
+
+#: Goes up when an older program would misread what a newer one wrote.
+FORMAT = 1
+FILE_NAME = "manifest.json"
+#: Larger ones are not read: 64 times what 65,536 vBuckets of one branch take.
+MANIFEST_MAX_BYTES = 1 << 30
+
+FULL, INCREMENTAL = "full", "incr"
+_KINDS = (FULL, INCREMENTAL)
+
+NO_ROWS = Digest()
+
+
+@dataclass(frozen=True)
+class VBucketPart:
+    """One vBucket in one increment.
+
+    Attributes:
+        uuid: the history that `end` lies in.
+        start: rows have seqnos above this; 0 = everything.
+        end: high seqno at the increment's moment: with the rows before, this is the whole state.
+        rows: how many rows the increment has, deletions included.
+        deletes: how many of them are deletions.
+        bytes: of keys and values.
+        purge_seqno: newest deletion that the node had dropped for good.
+        log: failover log, newest first: pairs of vb_uuid and seqno.
+        digest: of the rows.
+        cut: rows of older increments above this seqno are of a history that is no more.
+        reset: rows of older increments do not count at all.
+        term: counts the vBucket's promotions; 0 = the node knew none.
+        rev_floor: no deletion of the vBucket had a higher revision, dropped ones included.
+    """
+
+    uuid: int
+    start: int
+    end: int
+    rows: int = 0
+    deletes: int = 0
+    bytes: int = 0
+    purge_seqno: int = 0
+    log: tuple[tuple[int, int], ...] = ()
+    digest: Digest = NO_ROWS
+    cut: int | None = None
+    reset: bool = False
+    term: int = 0
+    rev_floor: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the manifest has of it."""
+        return {
+            "uuid": f"{self.uuid:016x}",
+            "start": self.start,
+            "end": self.end,
+            "rows": self.rows,
+            "deletes": self.deletes,
+            "bytes": self.bytes,
+            "purge_seqno": self.purge_seqno,
+            "log": [[f"{uuid:016x}", seqno] for uuid, seqno in self.log],
+            "digest": str(self.digest),
+            "cut": self.cut,
+            "reset": self.reset,
+            "term": self.term,
+            "rev_floor": self.rev_floor,
+        }
+
+    @classmethod
+    def of_dict(cls, found: Mapping[str, Any]) -> VBucketPart:
+        """Read what `to_dict` wrote; raises whatever does not fit."""
+        cut, reset = found["cut"], found["reset"]
+        part = cls(
+            int(found["uuid"], 16),
+            _count(found["start"]),
+            _count(found["end"]),
+            _count(found["rows"]),
+            _count(found["deletes"]),
+            _count(found["bytes"]),
+            _count(found["purge_seqno"]),
+            tuple((int(uuid, 16), _count(seqno)) for uuid, seqno in found["log"]),
+            Digest.parse(found["digest"]),
+            None if cut is None else _count(cut),
+            bool(reset),
+            _count(found.get("term", 0)),
+            _count(found.get("rev_floor", 0)),
+        )
+        if not part.start <= part.end or part.deletes > part.rows or part.digest.rows != part.rows:
+            raise ValueError("a vBucket's numbers contradict one another")
+        if part.rev_floor >> 63:
+            raise ValueError(f"no version has the revision {part.rev_floor}")
+        return part
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """One Parquet file.
+
+    Attributes:
+        path: from the increment's directory, with slashes.
+        group: number of the group of vBuckets.
+        rows: how many.
+        bytes: the file's.
+        sha256: the file's.
+    """
+
+    path: str
+    group: int
+    rows: int
+    bytes: int
+    sha256: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the manifest has of it."""
+        return dict(vars(self))
+
+    @classmethod
+    def of_dict(cls, found: Mapping[str, Any]) -> FilePart:
+        """Read what `to_dict` wrote; raises whatever does not fit."""
+        path = PurePosixPath(found["path"])
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"path {path} leads elsewhere")
+        return cls(
+            str(path),
+            _count(found["group"]),
+            _count(found["rows"]),
+            _count(found["bytes"]),
+            str(found["sha256"]),
+        )
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """See the module docstring.
+
+    Attributes:
+        repository: id of the directory that the increment belongs to.
+        chain: id of the full backup and its increments.
+        number: place in the chain; 0 = the full backup.
+        id: the increment's own.
+        parent: id of the increment before, `parent_digest` the digest of its manifest.
+        kind: full or incr.
+        tool: the program's name and version.
+        began, ended: UTC. The moment of the data lies shortly after `began`.
+        vbuckets: how many vBuckets the keys are spread over.
+        hash: how.
+        bucket: its name, if one was selected.
+        snapshot: how the moment was held.
+        options: what was asked for, without secrets: ``values``, ``deletes``, ``compression``,
+            ``groups``, ``servers``.
+        columns: names and Arrow types of the files.
+        vb: by vBucket.
+        files: all of them.
+        digest: of all of the above, as in the file.
+    """
+
+    repository: str
+    chain: str
+    number: int
+    id: str
+    parent: str | None
+    parent_digest: str | None
+    kind: str
+    tool: str
+    began: str
+    ended: str
+    vbuckets: int
+    hash: str = "crc32"
+    bucket: str = ""
+    snapshot: str = "lease"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    vb: Mapping[int, VBucketPart] = field(default_factory=dict)
+    files: Sequence[FilePart] = ()
+    digest: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return sum(part.rows for part in self.vb.values())
+
+    @property
+    def deletes(self) -> int:
+        """How many of the rows are deletions."""
+        return sum(part.deletes for part in self.vb.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(part.bytes for part in self.vb.values())
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it can be restored."""
+        return bool(self.options.get("values", True))
+
+    def sealed(self) -> Manifest:
+        """Return the same with the digest of what it says."""
+        return replace(self, digest=_digest_of(self.to_dict()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the file has."""
+        plain = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in ("vb", "files", "options", "columns")
+        }
+        totals = {name: getattr(self, name) for name in ("rows", "deletes", "bytes", "file_bytes")}
+        return plain | {
+            "format": FORMAT,
+            "options": dict(self.options),
+            "columns": dict(self.columns),
+            "totals": totals,
+            "vb": {str(number): part.to_dict() for number, part in sorted(self.vb.items())},
+            "files": [file.to_dict() for file in self.files],
+        }
+
+    @classmethod
+    def of_dict(cls, found: Mapping[str, Any]) -> Manifest:
+        """Read what `to_dict` wrote; raises whatever does not fit."""
+        names = set(cls.__dataclass_fields__) - {"vb", "files"}
+        manifest = cls(
+            **{name: found[name] for name in names},
+            vb={int(number): VBucketPart.of_dict(part) for number, part in found["vb"].items()},
+            files=tuple(FilePart.of_dict(file) for file in found["files"]),
+        )
+        if manifest.kind not in _KINDS or (manifest.kind == FULL) != (manifest.number == 0):
+            raise ValueError(f"kind {manifest.kind!r} at place {manifest.number!r}")
+        return manifest
+
+    def to_json(self) -> str:
+        """Return the file's text."""
+        return json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n"
+
+    def summary(self) -> str:
+        """Return a few lines for people."""
+        cut = sum(part.cut is not None for part in self.vb.values())
+        reset = sum(part.reset for part in self.vb.values())
+        what = "full backup" if self.kind == FULL else "increment"
+        rows = f"{self.rows:,} rows ({self.deletes:,} deletions) of {len(self.vb)} vBuckets"
+        size = f"{self.bytes:,} bytes in {len(self.files)} files of {self.file_bytes:,} bytes"
+        lines = [f"{what} {self.number} of chain {self.chain}: {rows}, {size}"]
+        if cut or reset:
+            lines.append(f"history branched: {cut} vBuckets were cut, {reset} are complete again")
+        return "\n".join(lines)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest's file.
+
+    Raises:
+        BackupDamaged: it is torn or was changed.
+        BackupForeign: a newer program wrote it.
+    """
+    try:
+        if path.stat().st_size > MANIFEST_MAX_BYTES:
+            raise ValueError(f"larger than {MANIFEST_MAX_BYTES} bytes")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known = found["format"]
+        if known == FORMAT:
+            return _parsed(found)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise BackupDamaged(f"{path}: {type(error).__name__}: {error}") from None
+    raise BackupForeign(f"{path}: format {known!r}; this program knows {FORMAT}")
+
+
+def _parsed(found: dict[str, Any]) -> Manifest:
+    if _digest_of(found) != found["digest"]:
+        raise ValueError("its digest differs from what it says: it was changed")
+    manifest = Manifest.of_dict(found)
+    if sum(file.rows for file in manifest.files) != manifest.rows:
+        raise ValueError("its files and its vBuckets have different numbers of rows")
+    return manifest
+
+
+def _digest_of(found: Mapping[str, Any]) -> str:
+    said = {name: value for name, value in found.items() if name != "digest"}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no number of something")
+    return value

@@ -1,0 +1,97 @@
+"""What a backup keeps of deletions that were dropped for good: their highest revision.
+
+A node gives a key that begins anew a revision above those of all deletions that it ever had, the
+dropped ones included, or the document would lose against the same deletion in another cluster. Each
+increment has this floor of every vBucket; a restore tells it to the nodes after the documents.
+
+Source: ``docs/extensions.md``, VBUCKET_FACTS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from uprmc.backup.manifest import Manifest
+from uprmc.columnar.access import Access
+from uprmc.columnar.connection import Connection
+from uprmc.columnar.frames import Request
+from uprmc.columnar.layouts import VBUCKET_FACTS_EXTRAS, Opcode, Status
+from uprmc.columnar.lease import Lease
+from uprmc.columnar.nodes import Nodes, details
+
+_NOT_KNOWN = frozenset((Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
+
+
+def told_floors(access: Access, lease: Lease) -> dict[int, int]:
+    """Return the floors of a lease's vBuckets, as the nodes tell that hold it.
+
+    Raises:
+        Unreachable, ...: as `Nodes`.
+    """
+    found: dict[int, int] = {}
+    with Nodes(access) as nodes:
+        for grant in lease.grants:
+            told = nodes.at(grant.place, lambda connection: details(connection, "max_deleted_rev"))
+            found |= {number: told.get(number, 0) for number in grant.vbuckets}
+    return found
+
+
+def floors_in(chain: Iterable[Manifest], vbuckets: Collection[int] | None) -> dict[int, int]:
+    """Return the highest floors in the increments of a chain, without those that are 0.
+
+    Args:
+        chain: the increments.
+        vbuckets: only of these; ``None`` = all.
+    """
+    found: dict[int, int] = {}
+    for manifest in chain:
+        for number, part in manifest.vb.items():
+            if part.rev_floor and (vbuckets is None or number in vbuckets):
+                found[number] = max(found.get(number, 0), part.rev_floor)
+    return found
+
+
+def raise_floors(access: Access, floors: Mapping[int, int], vbuckets: int) -> list[str]:
+    """Tell floors to the nodes that have the vBuckets now.
+
+    Args:
+        access: the target.
+        floors: by vBucket.
+        vbuckets: how many there are where the floors come from. A target with another number gets
+            the highest floor everywhere: a key may be in any vBucket there.
+
+    Returns:
+        The nodes that do not know the command.
+
+    Raises:
+        Refused, Unreachable, NoVBucket, ...: a floor was not raised for another reason.
+    """
+    if not floors:
+        return []
+    ignorant = []
+    with Nodes(access) as nodes:
+        if nodes.vbuckets != vbuckets:
+            floors = dict.fromkeys(range(nodes.vbuckets), max(floors.values()))
+        for place, numbers in nodes.by_place(floors).items():
+            if not nodes.at(place, _Raising({number: floors[number] for number in numbers})):
+                ignorant.append(place)
+    return ignorant
+
+
+class _Raising:
+    """Raises the floors of one node's vBuckets; says whether it knows the command."""
+
+    def __init__(self, floors: Mapping[int, int]) -> None:
+        self._requests = [
+            Request(
+                Opcode.VBUCKET_FACTS, extras=VBUCKET_FACTS_EXTRAS.pack(0, floor), vbucket=number
+            )
+            for number, floor in floors.items()
+        ]
+
+    def __call__(self, connection: Connection) -> bool:
+        answers = connection.ask(self._requests)
+        refused = [answer for answer in answers if answer.status]
+        if refused and refused[0].status not in _NOT_KNOWN:
+            raise connection.refusal(refused[0], "VBUCKET_FACTS")
+        return not refused

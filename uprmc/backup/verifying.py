@@ -1,0 +1,373 @@
+"""Comparing two nodes, a node and a backup, or two backups, document by document.
+
+Digests of vBuckets come first, and rows are read only of those that differ. Both sides are held by
+leases, so rows and digests are of the same moment. But the moments of two sides differ, and what is
+written meanwhile, or is still on its way from one to the other, would look like a difference:
+before anything is reported, those vBuckets are looked at once more, `lag_s` later. Keys that were
+different both times, of which at least one side stood still, are differences.
+
+Documents that have expired are left out on both sides, whether the node has noticed or not.
+Deletions count only if that is asked for: nodes may forget them at different times.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from uprmc.backup.comparing import (
+    DIFFER,
+    ONLY_A,
+    ONLY_B,
+    Compared,
+    CompareTask,
+    Difference,
+    DigestTask,
+    Rules,
+    compare,
+    take_digests,
+)
+from uprmc.backup.differences import write_differences
+from uprmc.backup.digest import FIELDS, Digest, add_up, check_fields
+from uprmc.backup.endpoints import BackupSide, NodeSide, OpenSide, Side, open_side, parts_of
+from uprmc.columnar.errors import BadOption
+from uprmc.jobs.engines import Engine, LocalEngine
+from uprmc.jobs.progress import Progress, Step, unseen
+
+__all__ = ["BackupSide", "Side", "VerifyReport", "verify"]
+
+#: Tasks of a look: so many for each that runs at the same time.
+_TASKS_EACH = 4
+#: Keys that a report names itself.
+EXAMPLES_MAX = 10
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What the comparison found.
+
+    Attributes:
+        a, b: the sides, in words.
+        by: what counted, beside the key.
+        vbuckets: compared; `differing`: of them had different digests at first.
+        documents_a, documents_b: how many each side has, at the first look.
+        only_a, only_b, differ: keys that only one side has, or both in different versions.
+        newer_b: of them are newer on side b; `behind`: of them are newer on side a, or undecided.
+        looks: 1, or 2 if differences were looked at again.
+        settled: keys that differed at the first look and not at the second.
+        out: the file that lists the differences.
+        examples: some of the keys.
+    """
+
+    a: str
+    b: str
+    by: tuple[str, ...]
+    vbuckets: int
+    differing: int = 0
+    documents_a: int = 0
+    documents_b: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    differ: int = 0
+    newer_b: int = 0
+    behind: int = 0
+    looks: int = 1
+    settled: int = 0
+    out: str | None = None
+    examples: tuple[str, ...] = field(default=())
+
+    @property
+    def same(self) -> bool:
+        """Whether no difference is left."""
+        return not self.differences
+
+    @property
+    def differences(self) -> int:
+        """How many there are."""
+        return self.only_a + self.only_b + self.differ
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON knows it."""
+        return asdict(self) | {"same": self.same}
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    def summary(self) -> str:
+        """Return a few lines for people."""
+        compared = (
+            f"{self.documents_a:,} documents of {self.a} and {self.documents_b:,} of {self.b}, "
+            f"{self.vbuckets} vBuckets"
+        )
+        if self.same:
+            return f"no difference: {compared}"
+        parts = [
+            f"{number:,} {words}"
+            for number, words in (
+                (self.only_a, f"only in {self.a}"),
+                (self.only_b, f"only in {self.b}"),
+                (self.differ, "differ"),
+            )
+            if number
+        ]
+        shown = ", ".join(self.examples)
+        return f"{'; '.join(parts)} ({compared}); such as {shown}"
+
+
+def verify(
+    a: Side | Path | str,
+    b: Side | Path | str,
+    *,
+    engine: Engine | None = None,
+    by: Iterable[str] | None = None,
+    vbuckets: Iterable[int] | None = None,
+    key_prefix: bytes | str = b"",
+    deletes: bool = False,
+    lag_s: float | None = 2.0,
+    lease_s: float = 600,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    now: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> VerifyReport:
+    """Compare two sides.
+
+    Args:
+        a, b: access to nodes, or a backup (a path is one).
+        engine: where tasks run; this machine if none is given.
+        by: what counts beside the key, of value, rev, cas, flags, exp; all that both sides have if
+            nothing is given.
+        vbuckets: only those, as side a numbers them.
+        key_prefix: only keys that begin so.
+        deletes: whether deletions count.
+        lag_s: seconds until the second look; ``None`` = what the first look finds is reported.
+        lease_s: how long nodes hold a moment when nobody renews it any more.
+        out: file for the differences: Parquet if its name ends so, else JSON lines.
+        progress: is told of every task.
+        now, sleep: the clock (Unix time in seconds), and waiting.
+
+    Raises:
+        BadOption: the sides cannot be compared so.
+        BackupDamaged, BackupForeign, BackupIncomplete, NoVBucket, Unreachable, ...
+    """
+    prefix = key_prefix.encode() if isinstance(key_prefix, str) else key_prefix
+    sides = open_side(a), open_side(b)
+    fields = _fields(by, sides)
+    rules = Rules(fields, 0.0, deletes, prefix)
+    work = _Verify(sides, rules, vbuckets, engine or LocalEngine(), progress or unseen)
+    work.lease_s, work.now = lease_s, now
+    differing, report, first = work.first_look()
+    if not first.is_empty and lag_s is not None and any(isinstance(s, NodeSide) for s in sides):
+        sleep(lag_s)
+        second = work.look_again(differing)
+        found = second.unsettled_since(first)
+        settled = max(0, first.total - found.total)
+        report = replace(report, looks=2, settled=settled)
+    else:
+        found = first
+    report = found.counted(report)
+    if out is not None:
+        write_differences(Path(out), found.listed)
+        report = replace(report, out=str(out))
+    return report
+
+
+def _fields(by: Iterable[str] | None, sides: Sequence[OpenSide]) -> tuple[str, ...]:
+    values = all(side.has_values for side in sides)
+    if by is None:
+        return FIELDS if values else FIELDS[1:]
+    fields = check_fields(by)
+    if "value" in fields and not values:
+        raise BadOption("by=value: a side is a backup that was made without values")
+    return fields
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+class _Verify:
+    """One comparison: which vBuckets have which number, and the looks."""
+
+    def __init__(
+        self,
+        sides: tuple[OpenSide, OpenSide],
+        rules: Rules,
+        vbuckets: Iterable[int] | None,
+        engine: Engine,
+        progress: Progress,
+    ) -> None:
+        self.lease_s = 600.0
+        self.now = time.time
+        self._sides, self._rules = sides, rules
+        self._engine, self._progress = engine, progress
+        self._count = self._common_count()
+        self._wanted = self._common_vbuckets(vbuckets)
+
+    def _common_count(self) -> int:
+        """Return the number of vBuckets that both sides' keys are spread over for comparing."""
+        a, b = self._sides
+        if a.vbuckets == b.vbuckets or not self._is_part(b):
+            return a.vbuckets
+        if self._is_part(a):
+            raise BadOption("two backups of some vBuckets, and of different numbers of them")
+        return b.vbuckets
+
+    def _common_vbuckets(self, vbuckets: Iterable[int] | None) -> frozenset[int]:
+        there = frozenset(range(self._count))
+        for side in self._sides:
+            if side.vbuckets == self._count:
+                there &= side.there
+        if vbuckets is None:
+            return there
+        wanted = frozenset(vbuckets)
+        absent = wanted - there
+        if absent:
+            raise BadOption(f"vbuckets: {min(absent)} is not on both sides")
+        return wanted
+
+    @staticmethod
+    def _is_part(side: OpenSide) -> bool:
+        return len(side.there) < side.vbuckets
+
+    def first_look(self) -> tuple[frozenset[int], VerifyReport, _Findings]:
+        """Return the vBuckets whose digests differ, and in which rows they do."""
+        a, b = self._sides
+        with self._looking(self._wanted) as (held, rules):
+            totals = [self._digests(at, held[at], rules) for at in (0, 1)]
+            differing = frozenset(
+                vbucket
+                for vbucket in self._wanted
+                if totals[0].get(vbucket, Digest()) != totals[1].get(vbucket, Digest())
+            )
+            report = VerifyReport(
+                a.words,
+                b.words,
+                rules.fields,
+                len(self._wanted),
+                len(differing),
+                sum(digest.rows for digest in totals[0].values()),
+                sum(digest.rows for digest in totals[1].values()),
+            )
+            return differing, report, self._compared(held, differing, rules)
+
+    def look_again(self, differing: frozenset[int]) -> _Findings:
+        """Return the rows in which vBuckets differ now."""
+        with self._looking(differing) as (held, rules):
+            return self._compared(held, differing, rules)
+
+    @contextmanager
+    def _looking(self, vbuckets: frozenset[int]) -> Iterator[tuple[list[Any], Rules]]:
+        """Hold both sides. What has expired by then is left out on both."""
+        with ExitStack() as stack:
+            held = [
+                stack.enter_context(side.held(self._of(side, vbuckets), self.lease_s))
+                for side in self._sides
+            ]
+            # a second more: a node that has just deleted what expired may be ahead of this clock
+            yield held, replace(self._rules, now=self.now() + 1, wanted=self._wanted)
+
+    def _of(self, side: OpenSide, vbuckets: frozenset[int]) -> frozenset[int]:
+        """Return what to read of a side: all of it, where keys are spread in another way."""
+        return vbuckets if side.vbuckets == self._count else side.there
+
+    def _spread(self, at: int) -> int:
+        return 0 if self._sides[at].vbuckets == self._count else self._count
+
+    def _digests(self, at: int, held: Any, rules: Rules) -> dict[int, Digest]:
+        parts = self._engine.parallelism * _TASKS_EACH
+        sources = held.sources(self._of(self._sides[at], self._wanted), parts)
+        tasks = [DigestTask(source, rules, self._spread(at)) for source in sources]
+        told = self._telling(f"reading {'ab'[at]}", len(tasks))
+        found: dict[int, Digest] = {}
+        for each in self._engine.run(take_digests, tasks, told):
+            add_up(found, each)
+        return found
+
+    def _compared(self, held: list[Any], vbuckets: frozenset[int], rules: Rules) -> _Findings:
+        tasks = []
+        for part in parts_of(vbuckets, self._engine.parallelism * _TASKS_EACH):
+            numbers = frozenset(part)
+            a, b = (tuple(held[at].sources(self._of(self._sides[at], numbers), 1)) for at in (0, 1))
+            here = replace(rules, wanted=numbers)
+            tasks.append(CompareTask(a, b, here, self._spread(0), self._spread(1)))
+        told = self._telling("comparing", len(tasks))
+        return _Findings.of(self._engine.run(compare, tasks, told))
+
+    def _telling(self, what: str, total: int) -> Callable[[int, object], None]:
+        done = 0
+
+        def tell(_: int, result: object) -> None:
+            nonlocal done
+            done += 1
+            self._progress(Step(what, done, total))
+
+        return tell
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """All differences of a look."""
+
+    counts: Mapping[str, int]
+    behind: int
+    newer_b: int
+    listed: tuple[Difference, ...]
+
+    @classmethod
+    def of(cls, found: Sequence[Compared]) -> _Findings:
+        counts = {
+            what: sum(each.counts[what] for each in found) for what in (ONLY_A, ONLY_B, DIFFER)
+        }
+        return cls(
+            counts,
+            sum(each.behind for each in found),
+            sum(each.newer_b for each in found),
+            tuple(difference for each in found for difference in each.listed),
+        )
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.total
+
+    def unsettled_since(self, first: _Findings) -> _Findings:
+        """Return those that were there at the first look, too, with a side that stood still.
+
+        With so many that not all are listed, nothing is left out.
+        """
+        if first.total > len(first.listed) or self.total > len(self.listed):
+            return self
+        before = {each.key: each for each in first.listed}
+        left = [
+            each
+            for each in self.listed
+            if (old := before.get(each.key)) and (old.a == each.a or old.b == each.b)
+        ]
+        counts = {what: sum(each.what == what for each in left) for what in self.counts}
+        behind = sum(each.a is not None and not each.b_is_newer for each in left)
+        return _Findings(counts, behind, sum(each.b_is_newer for each in left), tuple(left))
+
+    def counted(self, report: VerifyReport) -> VerifyReport:
+        """Return the report with these differences."""
+        return replace(
+            report,
+            only_a=self.counts[ONLY_A],
+            only_b=self.counts[ONLY_B],
+            differ=self.counts[DIFFER],
+            behind=self.behind,
+            newer_b=self.newer_b,
+            examples=tuple(_text(each.key) for each in self.listed[:EXAMPLES_MAX]),
+        )
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")

@@ -1,0 +1,1 @@
+"""Nodes to Arrow and back: leases, streams and writes as columns; no pyspark."""

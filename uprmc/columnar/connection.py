@@ -1,0 +1,303 @@
+"""A blocking connection to one node: TLS, login, questions in a pipeline, bytes.
+
+Every wait is limited: `connect_timeout_s` until the node is ready to be asked, `read_timeout_s`
+for each piece of data after that. What goes wrong with the connection is `Unreachable`, and may be
+tried again; what the node says that no node may say is `ProtocolError`, and may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from uprmc.columnar.access import Access, parsed_place
+from uprmc.columnar.errors import LoginRefused, ProtocolError, Refused, TlsFailed, Unreachable
+from uprmc.columnar.frames import (
+    Answer,
+    Request,
+    decoded_answer,
+    opcode_name,
+    status_answer,
+)
+from uprmc.columnar.layouts import (
+    FRAME_MAX_BYTES,
+    HEADER_BYTES,
+    HELLO_FEATURE,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+    RESPONSE_HEADER,
+    Feature,
+    Opcode,
+    Status,
+)
+from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
+from uprmc.columnar.tls import context_of
+from uprmc.places import connected, stranger
+
+#: So many questions are on their way at a time: more could fill both sockets' buffers and hang.
+PIPELINE_MAX = 256
+
+#: More statistics than this are not a node's.
+STATS_MAX = 1_000_000
+
+_READ_BYTES = 256 * 1024
+_FEATURES = (
+    Feature.JSON,
+    Feature.XERROR,
+    Feature.MUTATION_SEQNO,
+    Feature.SELECT_BUCKET,
+    Feature.TERMS,
+)
+_BUSY = frozenset((Status.TEMPORARY_FAILURE, Status.BUSY))
+_LOGIN = frozenset((Status.AUTH_ERROR, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
+
+
+class Connection:
+    """See the module docstring.
+
+    Attributes:
+        place: HOST:PORT.
+        socket: for whoever has to wait for several things at once.
+        knows_terms: the node tells the terms of vBuckets.
+
+    Raises:
+        Unreachable: nobody answers there.
+        TlsFailed, LoginRefused, Refused: the node does not want us.
+    """
+
+    def __init__(self, place: str, access: Access) -> None:
+        self.place = place
+        self._access = access
+        self.knows_terms = False
+        self._opaque = 0
+        self._heard = False
+        self._received = bytearray()
+        self.socket = self._connected()
+        try:
+            self._introduce()
+            self.socket.settimeout(access.read_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def ask(self, requests: Sequence[Request]) -> list[Answer]:
+        """Return the answers to requests that have one each, in their order, whatever the status.
+
+        Raises:
+            Unreachable, ProtocolError.
+        """
+        answers: list[Answer] = []
+        for begin in range(0, len(requests), PIPELINE_MAX):
+            chunk = requests[begin : begin + PIPELINE_MAX]
+            opaques = [self.next_opaque() for _ in chunk]
+            pairs = list(zip(chunk, opaques, strict=True))
+            self.send(b"".join([request.encode(opaque) for request, opaque in pairs]))
+            answers += [self._answer(request.opcode, opaque) for request, opaque in pairs]
+        return answers
+
+    def require(self, requests: Sequence[Request]) -> list[Answer]:
+        """Return the answers as `ask` does, all of them successes.
+
+        Raises:
+            Busy: the node asks to come again later.
+            Refused: it does not want to.
+            Unreachable, ProtocolError.
+        """
+        answers = self.ask(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            if answer.status:
+                raise self.refusal(answer, opcode_name(request.opcode))
+        return answers
+
+    def stats(self, group: str) -> dict[str, str]:
+        """Return a group of statistics by name; raises as `require`."""
+        opaque = self.next_opaque()
+        self.send(Request(Opcode.STAT, group.encode()).encode(opaque))
+        found: dict[str, str] = {}
+        while len(found) <= STATS_MAX:
+            answer = self._answer(Opcode.STAT, opaque)
+            if answer.status:
+                raise self.refusal(answer, f"STAT {group}")
+            if not answer.key:
+                return found
+            found[answer.key.decode("utf-8", "replace")] = answer.value.decode("utf-8", "replace")
+        raise self.protocol_error(f"more than {STATS_MAX} statistics")
+
+    def refusal(self, answer: Answer, what: str) -> Refused:
+        """Return what to raise of an answer that is no success."""
+        kind = Busy if answer.status in _BUSY else Refused
+        return kind(f"{self.place} answers {what} with: {answer.reason}")
+
+    def protocol_error(self, what: str) -> ProtocolError:
+        """Return what to raise of bytes that make no sense."""
+        return ProtocolError(
+            f"{self.place} sent {what}; is it the upr listener of a node of uprmc?"
+        )
+
+    def next_opaque(self) -> int:
+        """Return a number that no earlier request of this connection has."""
+        self._opaque = self._opaque % 0xFFFFFFF0 + 1
+        return self._opaque
+
+    # --- bytes ----------------------------------------------------------------------------------
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of it; raises `Unreachable`."""
+        try:
+            self.socket.sendall(data)
+        except (OSError, ssl.SSLError) as error:
+            raise self._lost(error) from None
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Wait for bytes and return how many came, at least one; raises `Unreachable`."""
+        if self._received:  # came behind the answer that was waited for last
+            size = min(len(buffer), len(self._received))
+            buffer[:size] = self._received[:size]
+            del self._received[:size]
+            return size
+        try:
+            count = self.socket.recv_into(buffer)
+        except (OSError, ssl.SSLError) as error:
+            raise self._lost(error) from None
+        if not count:
+            raise Unreachable(f"{self.place} closed the connection{self._hint()}")
+        return count
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- how it comes about ---------------------------------------------------------------------
+
+    def _connected(self) -> socket.socket:
+        where = parsed_place(self.place)
+        context = context_of(self._access.tls) if self._access.tls else None
+        try:
+            plain = connected(where, self._access.connect_timeout_s)
+        except (OSError, UnicodeError) as error:
+            raise Unreachable(f"no node answers at {self.place}: {_why(error)}") from None
+        if context is None:
+            return plain
+        try:
+            return context.wrap_socket(plain, server_hostname=where.tls_name)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            plain.close()
+            said = isinstance(error, (ssl.SSLError, ValueError))
+            kind = TlsFailed if said and not isinstance(error, ssl.SSLEOFError) else TlsCut
+            raise kind(f"{self.place} does not agree on TLS: {_why(error)}") from None
+
+    def _introduce(self) -> None:
+        access = self._access
+        name = (access.client_id or "spark").encode()[:200]
+        hello = b"".join(HELLO_FEATURE.pack(each) for each in _FEATURES)
+        (answer,) = self.ask([Request(Opcode.HELLO, name, value=hello)])
+        self.knows_terms = not answer.status and HELLO_FEATURE.pack(Feature.TERMS) in _pieces(
+            answer.value, HELLO_FEATURE.size
+        )  # a node that does not know it goes on without
+        if access.username is not None:
+            self._log_in(access.username)
+        if access.bucket:
+            (answer,) = self.ask([Request(Opcode.SELECT_BUCKET, access.bucket.encode())])
+            if answer.status:
+                raise self.refusal(answer, f"the choice of bucket {access.bucket!r}")
+
+    def _log_in(self, username: str) -> None:
+        words = b"\0".join((b"", username.encode(), self._access.secret().encode()))
+        (answer,) = self.ask([Request(Opcode.SASL_AUTH, b"PLAIN", value=words)])
+        if not answer.status:
+            return
+        if answer.status not in _LOGIN:
+            raise self.refusal(answer, "the login")
+        why = answer.reason
+        if answer.status != Status.AUTH_ERROR:
+            why += "; the node knows no logins: leave username out"
+        raise LoginRefused(f"{self.place} does not let {username!r} in: {why}")
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _answer(self, opcode: int, opaque: int) -> Answer:
+        """Wait for an answer; keep-alives of the node are answered on the way."""
+        while True:
+            frame = self._frame()
+            if frame[0] == MAGIC_RESPONSE:
+                answer = decoded_answer(frame)
+                if answer.opcode != opcode or answer.opaque != opaque:
+                    raise self.protocol_error(
+                        f"an answer to {opcode_name(answer.opcode)} instead of "
+                        f"{opcode_name(opcode)}"
+                    )
+                return answer
+            if frame[1] not in (Opcode.UPR_NOOP, Opcode.NOOP):
+                raise self.protocol_error(f"{opcode_name(frame[1])} that nobody asked for")
+            _, sent, _, _, _, _, _, its_opaque, _ = RESPONSE_HEADER.unpack_from(frame)
+            self.send(status_answer(sent, its_opaque))
+
+    def _frame(self) -> bytes:
+        received = self._received
+        self._fill(HEADER_BYTES)
+        magic, opcode, key_length, extras_length, _, _, length, _, _ = RESPONSE_HEADER.unpack_from(
+            received
+        )
+        if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
+            if words := stranger(self.place, bytes(received)):
+                raise ProtocolError(words)
+            raise self.protocol_error(f"what is no frame (magic {magic:#04x})")
+        if length > FRAME_MAX_BYTES or key_length + extras_length > length:
+            raise self.protocol_error(
+                f"{opcode_name(opcode)} with a body of {length} bytes, a key of {key_length} and "
+                f"extras of {extras_length}"
+            )
+        self._fill(HEADER_BYTES + length)
+        self._heard = True
+        frame = bytes(received[: HEADER_BYTES + length])
+        del received[: HEADER_BYTES + length]
+        return frame
+
+    def _fill(self, size: int) -> None:
+        received = self._received
+        while len(received) < size:
+            try:
+                piece = self.socket.recv(max(_READ_BYTES, size - len(received)))
+            except (OSError, ssl.SSLError) as error:
+                raise self._lost(error) from None
+            if not piece:
+                raise Unreachable(f"{self.place} closed the connection{self._hint()}")
+            received += piece
+
+    def _lost(self, error: OSError) -> Unreachable:
+        if isinstance(error, TimeoutError):
+            limit = self.socket.gettimeout() or 0.0
+            return Silent(f"{self.place} said nothing for {limit:g} s{self._hint()}")
+        return Unreachable(f"the connection to {self.place} was lost: {_why(error)}{self._hint()}")
+
+    def _hint(self) -> str:
+        if self._heard or self._access.tls:
+            return ""
+        return "; is it the upr listener, and does that speak TLS?"
+
+
+def _pieces(value: bytes, size: int) -> list[bytes]:
+    return [value[at : at + size] for at in range(0, len(value), size)]
+
+
+def _why(error: Exception) -> str:
+    found = getattr(error, "verify_message", None) or getattr(error, "strerror", None)
+    return str(found or error or type(error).__name__)

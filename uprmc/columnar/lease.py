@@ -1,0 +1,400 @@
+"""Snapshot leases over all nodes: some vBuckets held as they are at one moment of each node.
+
+A lease is one grant per node. Its token is text that says all that a reader needs: it goes through
+options, offsets and pickle. Who holds a token may read, renew and release.
+
+Source: ``docs/extensions.md``, leases.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import string
+import struct
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from uprmc.columnar.access import Access, parsed_place
+from uprmc.columnar.connection import Connection
+from uprmc.columnar.errors import (
+    BadOption,
+    LeaseEnded,
+    LeaseRefused,
+    NoVBucket,
+    Refused,
+    SparkError,
+)
+from uprmc.columnar.frames import Answer, Request
+from uprmc.columnar.layouts import (
+    LEASE_ACQUIRE_EXTRAS,
+    LEASE_GRANT_EXTRAS,
+    LEASE_RELEASE_EXTRAS,
+    LEASE_RENEW_EXTRAS,
+    LEASE_VBUCKET,
+    LEASED_VBUCKET,
+    Opcode,
+    Status,
+)
+from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Busy, RetryPolicy, patiently
+
+#: What a token begins with.
+_FORM = "lease1"
+
+#: A lease is renewed so often in its life, so that two renewals may fail.
+_RENEWALS = 3
+
+_SECONDS_MAX = 0xFFFFFFFF
+
+#: Of a grant's id in a token.
+_ID_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a lease holds of one vBucket: everything of the history `uuid` up to `high_seqno`."""
+
+    vbucket: int
+    uuid: int
+    high_seqno: int
+    purge_seqno: int
+    place: str
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The lease of one node: its id there, and the vBuckets."""
+
+    place: str
+    id: int
+    vbuckets: tuple[int, ...]
+
+
+class Lease:
+    """See the module docstring.
+
+    Attributes:
+        token: the lease as text, without blanks.
+        grants: one per node.
+        held: by vBucket; empty in a lease that was made of a token.
+        seconds: its lifetime, and what a renewal asks for: the least that a node has granted.
+    """
+
+    def __init__(
+        self, access: Access, grants: Iterable[Grant], held: dict[int, Held], seconds: int
+    ) -> None:
+        self._access = access
+        self.grants = tuple(grants)
+        self.held = held
+        self.seconds = seconds
+        self.token = _token(self.grants, seconds)
+
+    def place_of(self, vbucket: int) -> Grant:
+        """Return the grant that holds a vBucket; raises `LeaseEnded` if none does."""
+        for grant in self.grants:
+            if vbucket in grant.vbuckets:
+                return grant
+        raise LeaseEnded(f"vb={vbucket} is not in the lease {self.token}")
+
+    def renew(self, seconds: float | None = None) -> int:
+        """Let it live for so long from now; returns what was granted, in seconds.
+
+        A node that is away keeps nobody from renewing at the others.
+
+        Raises:
+            LeaseEnded: a node does not know it any more.
+            Unreachable, Refused.
+        """
+        wanted = granted_s = self.seconds if seconds is None else _checked(seconds)
+        failed: list[SparkError] = []
+        for grant in self.grants:
+            try:
+                granted_s = min(granted_s, _renewed(self._access, grant, wanted))
+            except SparkError as error:
+                failed.append(error)
+        if failed:
+            raise min(failed, key=lambda each: not isinstance(each, LeaseEnded))
+        return granted_s
+
+    def only(self, vbuckets: Iterable[int]) -> Lease:
+        """Return the part of it whose nodes hold some vBuckets."""
+        wanted = set(vbuckets)
+        grants = [each for each in self.grants if wanted.intersection(each.vbuckets)]
+        return Lease(self._access, grants, self.held, self.seconds)
+
+    def release(self) -> None:
+        """End it. One that has ended, or a node that does not answer, is no error."""
+        for grant in self.grants:
+            try:
+                with Connection(grant.place, self._access) as connection:
+                    extras = LEASE_RELEASE_EXTRAS.pack(grant.id)
+                    connection.ask([Request(Opcode.LEASE_RELEASE, extras=extras)])
+            except SparkError:
+                continue  # it lapses by itself
+
+
+def acquire(access: Access, vbuckets: Iterable[int] | None, lifetime_s: float) -> Lease:
+    """Hold vBuckets as they are now; while a node holds too many leases, its turn is waited for.
+
+    Args:
+        access: the nodes.
+        vbuckets: by number; ``None`` = all that are active.
+        lifetime_s: nodes may grant less (``upr.lease_max_s``).
+
+    Raises:
+        LeaseRefused: a node has no leases, or none free in time.
+        NoVBucket, Unreachable, Refused, ...
+    """
+    seconds = _checked(lifetime_s)
+    wanted = None if vbuckets is None else list(vbuckets)
+    with Nodes(access) as nodes:
+        moved = RetryPolicy(access)
+        while True:
+            try:
+                return _acquired(access, nodes, wanted, seconds)
+            except NoVBucket as error:
+                if not nodes.silent:
+                    raise
+                moved.wait(error)  # its node restarts, or another one is about to take over
+            except _Moved as error:
+                moved.wait(error)
+            nodes.refresh()
+
+
+def _acquired(access: Access, nodes: Nodes, vbuckets: list[int] | None, seconds: int) -> Lease:
+    grants: list[Grant] = []
+    held: dict[int, Held] = {}
+    granted_s = seconds
+    places = nodes.by_place(nodes.owners if vbuckets is None else vbuckets)
+    try:
+        for place, numbers in places.items():
+            asking = _Acquiring(access, place, numbers, seconds)
+            grant, details = nodes.at(place, asking)
+            grants.append(grant)
+            held |= details
+            granted_s = min(granted_s, asking.granted_s)
+    except BaseException:
+        Lease(access, grants, {}, seconds).release()
+        raise
+    return Lease(access, grants, held, granted_s)
+
+
+class _Moved(Refused):
+    """A vBucket is not on the node any more that had it a moment ago: look again who has it."""
+
+
+def of_token(access: Access, token: str) -> Lease:
+    """Return the lease that a token names; it may have ended.
+
+    Raises:
+        BadOption: it is no token.
+    """
+    form, *parts = token.split(";")
+    try:
+        if form != _FORM:
+            raise ValueError
+        seconds = _checked(float(parts[0]))
+        grants = [_parsed_grant(part) for part in parts[1:]]
+    except (ValueError, IndexError):
+        raise BadOption(f"lease={token!r} is no token of a lease") from None
+    return Lease(access, grants, {}, seconds)
+
+
+class KeptLease:
+    """A lease that is renewed, by a thread, for as long as its ``with`` statement lasts.
+
+    One that somebody else acquired is renewed at once: most of its life may be over.
+
+    Attributes:
+        lease: the lease itself.
+        ended: it was lost: a node has dropped it, or could not be reached for its whole life.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        vbuckets: Iterable[int] | None = None,
+        lifetime_s: float = 600.0,
+        *,
+        lease: Lease | None = None,
+        release: bool = True,
+    ) -> None:
+        self._access = access
+        self._release = release
+        self._old = lease is not None
+        self.ended = False
+        self.lease = acquire(access, vbuckets, lifetime_s) if lease is None else lease
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    @property
+    def token(self) -> str:
+        """The lease as text."""
+        return self.lease.token
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it is lost, so long at most."""
+        self._thread.join(timeout_s)
+
+    def close(self) -> None:
+        """Stop renewing, and release it unless it is somebody else's."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(self._access.connect_timeout_s)  # it may wait for a node that hangs
+        if self._release and not self.ended:
+            self.lease.release()
+
+    def _keep(self) -> None:
+        granted_s: float = self.lease.seconds
+        pause_s = 0.0 if self._old else granted_s / _RENEWALS
+        while not self._stop.wait(pause_s):
+            try:
+                granted_s = max(1.0, self.lease.renew())
+            except LeaseEnded:
+                self.ended = True
+                return
+            except SparkError:
+                granted_s = max(1.0, granted_s / 2)
+            pause_s = granted_s / _RENEWALS
+
+
+class _Acquiring:
+    """One node's part of `acquire`."""
+
+    def __init__(self, access: Access, place: str, numbers: list[int], seconds: int) -> None:
+        self._access, self._place = access, place
+        self._numbers, self._seconds = numbers, seconds
+        self.granted_s = seconds
+
+    def __call__(self, connection: Connection) -> tuple[Grant, dict[int, Held]]:
+        answer = self._turn(connection)
+        try:
+            number, self.granted_s = LEASE_GRANT_EXTRAS.unpack(answer.extras)
+            rows = list(LEASED_VBUCKET.iter_unpack(answer.value))
+        except struct.error:
+            raise connection.protocol_error("a torn lease") from None
+        if [row[0] for row in rows] != self._numbers:
+            raise connection.protocol_error("a lease of other vBuckets than were asked for")
+        held = {
+            vbucket: Held(vbucket, uuid, high_seqno, purge_seqno, self._place)
+            for vbucket, uuid, high_seqno, purge_seqno in rows
+        }
+        return Grant(self._place, number, tuple(self._numbers)), held
+
+    def _turn(self, connection: Connection) -> Answer:
+        """Ask until it is our turn: other tasks of the same job hold leases, too."""
+        value = b"".join(LEASE_VBUCKET.pack(number) for number in self._numbers)
+        request = Request(
+            Opcode.LEASE_ACQUIRE, extras=LEASE_ACQUIRE_EXTRAS.pack(self._seconds), value=value
+        )
+        patience_s = self._access.read_timeout_s
+        deadline, wait_s = time.monotonic() + patience_s, self._access.retry_backoff_s
+        while True:
+            (answer,) = connection.ask([request])
+            if not answer.status:
+                return answer
+            if answer.status in (Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED):
+                raise LeaseRefused(f"{self._place} has no leases: {answer.reason}")
+            refusal = connection.refusal(answer, "LEASE_ACQUIRE")
+            if answer.status == Status.NOT_MY_VBUCKET:
+                raise _Moved(refusal.text)
+            if not isinstance(refusal, Busy):
+                raise refusal
+            if time.monotonic() > deadline:
+                raise LeaseRefused(
+                    f"{refusal.text} for {patience_s:g} s; see `stats leases` and upr.leases there"
+                )
+            time.sleep(wait_s * random.uniform(0.75, 1.0))
+            wait_s = min(wait_s * 2, BACKOFF_MAX_S)
+
+
+def _renewed(access: Access, grant: Grant, seconds: int) -> int:
+    extras = LEASE_RENEW_EXTRAS.pack(grant.id, seconds)
+
+    def attempt() -> int:
+        with Connection(grant.place, access) as connection:
+            (answer,) = connection.ask([Request(Opcode.LEASE_RENEW, extras=extras)])
+            if answer.status == Status.KEY_NOT_FOUND:
+                raise LeaseEnded(f"{grant.place} has no lease {grant.id:016x} any more")
+            if answer.status:
+                raise connection.refusal(answer, "LEASE_RENEW")
+            try:
+                return int(LEASE_GRANT_EXTRAS.unpack(answer.extras)[1])
+            except struct.error:
+                raise connection.protocol_error("a torn lease") from None
+
+    return patiently(access, attempt)
+
+
+def _checked(seconds: float) -> int:
+    if not 0 < seconds <= _SECONDS_MAX:
+        raise BadOption(f"leaseSeconds={seconds}: say 1 to {_SECONDS_MAX}")
+    return math.ceil(seconds)
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def _token(grants: Iterable[Grant], seconds: int) -> str:
+    parts = [f"{each.place}/{each.id:016x}/{ranges_text(each.vbuckets)}" for each in grants]
+    return ";".join([_FORM, str(seconds), *parts])
+
+
+def _parsed_grant(part: str) -> Grant:
+    place, number, vbuckets = part.rsplit("/", 2)
+    parsed_place(place)
+    if len(number) != _ID_DIGITS or not set(number) <= set(string.hexdigits):
+        raise ValueError(part)
+    return Grant(place, int(number, 16), tuple(parsed_ranges(vbuckets)))
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Return numbers as ranges, like ``0-511,600``."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def parsed_ranges(text: str) -> list[int]:
+    """Return the numbers that ``0-511,600`` names, in order; raises `ValueError`."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        begin, end = int(first), int(last) if dash else int(first)
+        if not 0 <= begin <= end <= 0xFFFF:
+            raise ValueError(text)
+        numbers.update(range(begin, end + 1))
+    return sorted(numbers)
+
+
+__all__ = [
+    "Grant",
+    "Held",
+    "KeptLease",
+    "Lease",
+    "acquire",
+    "of_token",
+    "parsed_ranges",
+    "ranges_text",
+]

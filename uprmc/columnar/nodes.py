@@ -1,0 +1,390 @@
+"""Which node has which vBucket, and how far each vBucket is: asked of the nodes themselves.
+
+Every node tells the vBuckets that it has active; its cluster map tells how many there are in all,
+and of other nodes. After a failover the old active may come back and believe in itself:
+`consume.placement` says which of two is followed. Nobody is followed before all were asked, and a
+connection that was kept open and fails is no silent node: it is dialled once more.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self, TypeVar
+from zlib import crc32
+
+from uprmc.columnar.access import Access
+from uprmc.columnar.connection import Connection
+from uprmc.columnar.errors import (
+    BadOption,
+    NoVBucket,
+    Refused,
+    SparkError,
+    Unreachable,
+    VBucketsChanged,
+)
+from uprmc.columnar.frames import Answer, Request
+from uprmc.columnar.layouts import (
+    OBSERVE_SEQNO_FAILOVER_REPLY,
+    OBSERVE_SEQNO_REPLY,
+    OBSERVE_SEQNO_REPLY_FORMAT,
+    OBSERVE_SEQNO_REQUEST,
+    VBUCKET_SEQNO,
+    VBUCKET_SEQNO_TERM,
+    VBUCKET_SEQNOS_EXTRAS,
+    Opcode,
+    VBucketState,
+)
+from uprmc.columnar.logs import Log, parsed_log
+from uprmc.columnar.retry_policy import Busy, patiently
+from uprmc.consume.cluster_map import parsed_map
+from uprmc.consume.placement import Choice, Claim, chosen
+from uprmc.consume.ranges import in_ranges
+from uprmc.places import of_cluster_map
+
+#: More nodes are not believed in.
+NODES_MAX = 64
+
+#: An error says of so many vBuckets why they are refused.
+_REASONS_MAX = 5
+
+T = TypeVar("T")
+
+#: By vBucket, (high seqno, term) of each that a node has active.
+_Active = dict[int, tuple[int, int]]
+
+
+def vbucket_of(key: bytes, vbuckets: int) -> int:
+    """Return where a key belongs."""
+    return (crc32(key) >> 16 & 0x7FFF) % vbuckets
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far one vBucket is.
+
+    Attributes:
+        place: HOST:PORT of the node that has it active.
+        high_seqno: of its newest change.
+        log: newest first.
+        items: documents; 0 unless they were asked for.
+        term: counts promotions; 0 = the node knows none.
+    """
+
+    vbucket: int
+    place: str
+    high_seqno: int
+    log: Log
+    items: int = 0
+    term: int = 0
+
+
+class Nodes:
+    """See the module docstring. Connections are kept open; used by one thread at a time.
+
+    Attributes:
+        vbuckets: how many there are in all, active somewhere or not.
+        owners: the node of each that is active, by number.
+        terms: the highest that was ever heard of, by number.
+        silent: why nodes did not answer when they were asked last.
+
+    Raises:
+        Unreachable: no node answers.
+        VBucketsChanged: the nodes do not make one bucket.
+        Refused, ProtocolError, LoginRefused, TlsFailed.
+    """
+
+    def __init__(self, access: Access) -> None:
+        if not access.servers:
+            raise BadOption("servers: name at least one node, as HOST:PORT")
+        self._access = access
+        self._places = list(dict.fromkeys(access.servers))
+        self._connections: dict[str, Connection] = {}
+        self._seqnos: dict[int, int] = {}
+        self._refused: dict[int, str] = {}
+        self.silent: list[SparkError] = []
+        self.vbuckets = 0
+        self.owners: dict[int, str] = {}
+        self.terms: dict[int, int] = dict(access.terms)
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def connection(self, place: str) -> Connection:
+        """Return the connection to a node, dialled if need be."""
+        found = self._connections.get(place)
+        if found is None:
+            found = self._connections[place] = Connection(place, self._access)
+        return found
+
+    def drop(self, place: str) -> None:
+        """Hang up on a node: an answer may still be on its way."""
+        found = self._connections.pop(place, None)
+        if found is not None:
+            found.close()
+
+    def at(self, place: str, ask: Callable[[Connection], T]) -> T:
+        """Return what `ask` gets from a node; lost connections and busy nodes are tried again."""
+
+        def attempt() -> T:
+            try:
+                return ask(self.connection(place))
+            except Busy:
+                raise
+            except BaseException:
+                self.drop(place)
+                raise
+
+        return patiently(self._access, attempt)
+
+    def refresh(self) -> None:
+        """Ask every node anew what it has; one that does not answer has nothing.
+
+        Raises:
+            As the class.
+        """
+        patiently(self._access, self._refresh)
+
+    def seqnos(self) -> dict[int, int]:
+        """Return the high seqnos of all that are active, as of now; raises as the class."""
+        self.refresh()
+        return dict(sorted(self._seqnos.items()))
+
+    def standings(
+        self, vbuckets: Iterable[int] | None = None, items: bool = False
+    ) -> dict[int, Standing]:
+        """Return how far vBuckets are, all that are active unless some are named.
+
+        Args:
+            vbuckets: by number.
+            items: whether to count their documents, too.
+
+        Raises:
+            NoVBucket: one of them is active nowhere.
+            As the class.
+        """
+        seqnos = self.seqnos()
+        wanted = sorted(seqnos) if vbuckets is None else sorted(set(vbuckets))
+        found: dict[int, Standing] = {}
+        for place, numbers in self.by_place(wanted).items():
+            found |= self.at(place, _Survey(place, numbers, seqnos, items))
+        return {number: replace(found[number], term=self.terms.get(number, 0)) for number in wanted}
+
+    def by_place(self, vbuckets: Iterable[int]) -> dict[str, list[int]]:
+        """Return vBuckets grouped by the node that has them; raises `NoVBucket`."""
+        places: dict[str, list[int]] = {}
+        numbers = sorted(set(vbuckets))
+        missing = [number for number in numbers if number not in self.owners]
+        if missing:
+            raise NoVBucket(self.absent(missing))
+        for number in numbers:
+            places.setdefault(self.owners[number], []).append(number)
+        return places
+
+    def persisted(self, vbucket: int, uuid: int) -> int:
+        """Return up to where a vBucket's present history is on its node's disk.
+
+        Args:
+            vbucket: by number.
+            uuid: the history that is believed in; 0 is returned if it is not the present one.
+
+        Raises:
+            NoVBucket, Refused: it is not there, or knows nothing of that history.
+        """
+        (place,) = self.by_place([vbucket])
+        value = OBSERVE_SEQNO_REQUEST.pack(uuid)
+        request = Request(Opcode.OBSERVE_SEQNO, value=value, vbucket=vbucket)
+
+        def ask(connection: Connection) -> int:
+            (answer,) = connection.require([request])
+            if len(answer.value) == OBSERVE_SEQNO_REPLY.size:
+                form, _, _, seqno, _ = OBSERVE_SEQNO_REPLY.unpack(answer.value)
+                return int(seqno) if form == OBSERVE_SEQNO_REPLY_FORMAT else 0
+            if len(answer.value) == OBSERVE_SEQNO_FAILOVER_REPLY.size:
+                return 0
+            raise connection.protocol_error("a torn answer to OBSERVE_SEQNO")
+
+        return self.at(place, ask)
+
+    def close(self) -> None:
+        """Hang up on all."""
+        for place in list(self._connections):
+            self.drop(place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- who has what ---------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        active: dict[str, _Active] = {}
+        silent: list[SparkError] = []
+        for place in self._places:  # grows with what the first ones tell
+            try:
+                active[place] = self._told_by(place)
+            except (Unreachable, Busy) as error:
+                silent.append(error)
+        if not active:
+            raise _summed_up(silent)
+        if not self.vbuckets:
+            raise Refused(f"{', '.join(active)}: no node tells how many vBuckets it has")
+        self.silent = silent
+        self._choose(active)
+        self._seqnos = {number: active[place][number][0] for number, place in self.owners.items()}
+
+    def _told_by(self, place: str) -> _Active:
+        """Ask a node; one whose connection was kept open gets another if that one fails."""
+        kept = place in self._connections
+        try:
+            connection = self.connection(place)
+            self._learn(connection)
+            return _active(connection)
+        except BaseException as error:
+            self.drop(place)
+            if not (kept and isinstance(error, Unreachable)):
+                raise
+        return self._told_by(place)
+
+    def _learn(self, connection: Connection) -> None:
+        """Take from the node's map how many vBuckets there are, and which other nodes."""
+        (answer,) = connection.ask([Request(Opcode.GET_CLUSTER_CONFIG)])
+        if answer.status:
+            return
+        try:
+            count, others, terms = parsed_map(answer.value)
+        except ValueError:
+            return  # an operator may set any JSON object as map
+        if self.vbuckets and count != self.vbuckets:
+            raise VBucketsChanged(
+                f"{connection.place} has {count} vBuckets, not {self.vbuckets} like the others "
+                "before: it belongs to another bucket"
+            )
+        self.vbuckets = count
+        self._heard_of(dict(enumerate(terms)))
+        for other in of_cluster_map(others, connection.place):
+            if other not in self._places and len(self._places) < NODES_MAX:
+                self._places.append(other)
+
+    def _heard_of(self, terms: Mapping[int, int]) -> None:
+        for vbucket, term in terms.items():
+            if term > self.terms.get(vbucket, 0):
+                self.terms[vbucket] = term
+
+    def _choose(self, active: Mapping[str, _Active]) -> None:
+        claims: dict[int, list[Claim]] = {}
+        for place, told in active.items():
+            self._heard_of({vbucket: term for vbucket, (_, term) in told.items()})
+            for vbucket, (_, term) in told.items():
+                claims.setdefault(vbucket, []).append(Claim(place, term))
+        choices = self._settled(claims)
+        self.owners = {n: each.place for n, each in sorted(choices.items()) if each.place}
+        self._refused = {n: each.why for n, each in choices.items() if each.why}
+
+    def _settled(self, claims: Mapping[int, list[Claim]]) -> dict[int, Choice]:
+        """Choose by terms, and where these are equal by failover logs."""
+        choices = {n: chosen(n, each, self.terms.get(n, 0)) for n, each in claims.items()}
+        wanted: dict[str, list[int]] = {}
+        for vbucket, choice in choices.items():
+            for place in choice.undecided:
+                wanted.setdefault(place, []).append(vbucket)
+        logs = {place: self._logs_at(place, numbers) for place, numbers in wanted.items()}
+        for vbucket in {number for numbers in wanted.values() for number in numbers}:
+            told = [
+                each._replace(log=logs.get(each.place, {}).get(vbucket, ()))
+                for each in claims[vbucket]
+            ]
+            choices[vbucket] = chosen(vbucket, told, self.terms.get(vbucket, 0))
+        return choices
+
+    def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, Log]:
+        """Return failover logs, none if the node does not tell."""
+        try:
+            logs = _logs(self.connection(place), vbuckets)
+        except SparkError:
+            self.drop(place)
+            return {}
+        return dict(zip(vbuckets, logs, strict=True))
+
+    def absent(self, vbuckets: Sequence[int]) -> str:
+        """Return what to say of vBuckets that are active on no node."""
+        foreign = [each for each in vbuckets if each >= self.vbuckets]
+        if foreign:
+            return f"vb={in_ranges(foreign)}: there are only {self.vbuckets}"
+        nowhere = [each for each in vbuckets if each not in self._refused]
+        refused = list(dict.fromkeys(self._refused[n] for n in vbuckets if n in self._refused))
+        words = [*refused[:_REASONS_MAX], *(each.text for each in self.silent)]
+        if nowhere:
+            are = "is" if len(nowhere) == 1 else "are"
+            places = ", ".join(self._places)
+            words.insert(0, f"vb={in_ranges(nowhere)} {are} active on none of {places}")
+        if len(refused) > _REASONS_MAX:
+            words.append(f"and {len(refused) - _REASONS_MAX} vBuckets more like these")
+        return "; ".join(words)
+
+
+class _Survey:
+    """Asks one node of its vBuckets, all of them in one pipeline."""
+
+    def __init__(
+        self, place: str, numbers: list[int], seqnos: Mapping[int, int], items: bool
+    ) -> None:
+        self._place, self._numbers, self._seqnos, self._items = place, numbers, seqnos, items
+
+    def __call__(self, connection: Connection) -> dict[int, Standing]:
+        logs = _logs(connection, self._numbers)
+        counts = details(connection, "num_items") if self._items else {}
+        return {
+            number: Standing(number, self._place, self._seqnos[number], log, counts.get(number, 0))
+            for number, log in zip(self._numbers, logs, strict=True)
+        }
+
+
+def _active(connection: Connection) -> _Active:
+    extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+    (answer,) = connection.require([Request(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
+    try:
+        if connection.knows_terms:
+            rows = VBUCKET_SEQNO_TERM.iter_unpack(answer.value)
+            return {number: (seqno, term) for number, seqno, term in rows}
+        return {number: (seqno, 0) for number, seqno in VBUCKET_SEQNO.iter_unpack(answer.value)}
+    except struct.error:
+        raise connection.protocol_error("a torn list of seqnos") from None
+
+
+def _logs(connection: Connection, numbers: Iterable[int]) -> list[Log]:
+    wanted = list(numbers)
+    requests = [Request(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in wanted]
+    answers: list[Answer] = connection.require(requests)
+    try:
+        return [parsed_log(answer.value) for answer in answers]
+    except ValueError as error:
+        raise connection.protocol_error(str(error)) from None
+
+
+def details(connection: Connection, wanted: str) -> dict[int, int]:
+    """Return a number that a node tells of each vBucket that it has; raises as `stats`."""
+    found: dict[int, int] = {}
+    for name, value in connection.stats("vbucket-details").items():
+        vbucket, _, field = name.partition(":")
+        if field == wanted and value.isdigit() and vbucket[3:].isdigit():
+            found[int(vbucket[3:])] = int(value)
+    return found
+
+
+def _summed_up(errors: list[SparkError]) -> SparkError:
+    text = "; ".join(dict.fromkeys(each.text for each in errors))
+    return type(errors[0])(text)

@@ -1,0 +1,302 @@
+"""Read vBuckets to Arrow batches: each key once, as it was at one moment, whatever happens.
+
+Every read goes through a snapshot lease, its own or one that is given. A lost connection is made
+again and the rest of the same snapshot asked for. When a lease of its own ends, what was read of a
+vBucket is thrown away and read again from a new one, unless rows of it have been yielded; so rows
+are kept back for a while. A given lease that has ended cannot be replaced: whoever gave it compares
+its rows with others.
+
+Source: design of this part, section 2; Spark reference, section 3.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from uprmc.columnar.access import Access
+from uprmc.columnar.connection import Connection
+from uprmc.columnar.decoder import Block
+from uprmc.columnar.errors import BadOption, LeaseEnded, Unreachable
+from uprmc.columnar.lease import Grant, KeptLease, Lease, of_token
+from uprmc.columnar.logs import Log
+from uprmc.columnar.retry_policy import Busy, RetryPolicy
+from uprmc.columnar.schema import Columns
+from uprmc.columnar.stream_states import StreamState
+from uprmc.columnar.streams import LeaseGone, Streams
+
+#: Rows of vBuckets that are not complete are kept back up to here; then the oldest are yielded.
+HOLD_BACK_BYTES = 64 * 1024 * 1024
+
+#: So many leases of its own a read takes, one after the other, before it gives up.
+LEASES_MAX = 5
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is wanted of one vBucket: everything after `start`, which lies in a snapshot of `uuid`.
+
+    Attributes:
+        vbucket: by number.
+        start: the last seqno that the reader has; 0 = none.
+        uuid: the history that it belongs to; 0 for a start of 0.
+        snap_start, snap_end: the snapshot that `start` lies in; not given = it is complete.
+        end: rows above it are left out; ``None`` = all that the lease holds.
+        resumed: what came before `start` was read from the same lease.
+    """
+
+    vbucket: int
+    start: int = 0
+    uuid: int = 0
+    snap_start: int = 0
+    snap_end: int = 0
+    end: int | None = None
+    resumed: bool = False
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was read of one vBucket.
+
+    Attributes:
+        uuid, log: the history that it follows, and the whole failover log.
+        start: where the range began.
+        end: the high seqno of the lease, also if the range ended before.
+        purge_seqno: deletions up to it may be missing.
+        rows, deletes, bytes: what was yielded: rows, how many of them are no documents, and the
+            bytes of keys and values.
+        place: HOST:PORT of the node.
+    """
+
+    vbucket: int
+    uuid: int
+    start: int
+    end: int
+    log: Log
+    purge_seqno: int
+    rows: int
+    deletes: int
+    bytes: int
+    place: str
+
+
+def read(
+    access: Access,
+    ranges: Iterable[Range],
+    columns: Columns,
+    *,
+    lease: str | None = None,
+    batch_rows: int = 10_000,
+    batch_bytes: int = 8 * 1024 * 1024,
+    no_value: bool = False,
+    on_done: Callable[[Done], None] | None = None,
+    lease_s: float = 600.0,
+    hold_back_bytes: int = HOLD_BACK_BYTES,
+) -> Iterator[Any]:
+    """Yield record batches of one schema, in seqno order within each vBucket.
+
+    Args:
+        access: the nodes.
+        ranges: one for each vBucket that is wanted.
+        columns: of the batches.
+        lease: token of a lease to read from, which is renewed meanwhile; ``None`` = one of its own.
+        batch_rows, batch_bytes: about so much in a batch, a single long row excepted.
+        no_value: documents are sent without their values, which are NULL.
+        on_done: told of each vBucket once all its rows are yielded, or in the batch to come.
+        lease_s: lifetime of a lease of its own.
+        hold_back_bytes: see `HOLD_BACK_BYTES`.
+
+    Raises:
+        LeaseEnded: the lease given ended, or its own after rows were yielded.
+        RolledBack: a start is not in the history of its vBucket.
+        NoVBucket, Unreachable, ProtocolError, KeyNotText, ...
+    """
+    wanted = sorted(ranges, key=lambda each: each.vbucket)
+    states = [
+        StreamState(
+            each.vbucket,
+            each.start,
+            each.uuid,
+            each.snap_start,
+            each.snap_end,
+            each.end,
+            each.resumed,
+        )
+        for each in wanted
+    ]
+    if len({each.vbucket for each in states}) < len(states):
+        raise BadOption("a vBucket is named in two ranges")
+    if batch_rows < 1 or batch_bytes < 1:
+        raise BadOption(f"batchRows={batch_rows} batchBytes={batch_bytes}: both are at least 1")
+    work = _Reading(access, columns, states, on_done or _ignore)
+    work.batch_rows, work.batch_bytes, work.no_value = batch_rows, batch_bytes, no_value
+    if not states:
+        return
+    if lease is not None:
+        yield from work.given(of_token(access, lease))
+    else:
+        work.hold_back_bytes = hold_back_bytes
+        yield from work.own(lease_s)
+
+
+def _ignore(done: Done) -> None:
+    pass
+
+
+class _Reading:
+    """One call of `read`: which rows may be yielded, and what is to be read again."""
+
+    def __init__(
+        self,
+        access: Access,
+        columns: Columns,
+        states: list[StreamState],
+        on_done: Callable[[Done], None],
+    ) -> None:
+        self.batch_rows = self.batch_bytes = 1
+        self.no_value = False
+        self.hold_back_bytes = 0
+        self._access, self._columns = access, columns
+        self._states, self._on_done = states, on_done
+        self._held: deque[Block] = deque()
+        self._held_bytes = self._blocks = 0
+        self._places: dict[int, str] = {}
+        self._untold: list[StreamState] = []
+        self._name = f"{access.client_id or 'spark'}-{os.getpid()}-{os.urandom(4).hex()}"
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    def given(self, lease: Lease) -> Iterator[Any]:
+        """Read from a lease that somebody else acquired."""
+        ours = lease.only(each.vbucket for each in self._states)
+        with KeptLease(self._access, lease=ours, release=False) as kept:
+            yield from self._from_lease(kept.lease)
+
+    def own(self, lifetime_s: float) -> Iterator[Any]:
+        """Read from leases of its own, a new one when one has ended."""
+        for attempt in range(1, LEASES_MAX + 1):
+            left = [each.vbucket for each in self._states if not each.ended]
+            kept = KeptLease(self._access, left, lifetime_s)
+            try:
+                with kept:
+                    yield from self._from_lease(kept.lease)
+                return
+            except (LeaseGone, Unreachable) as error:
+                begun = [each.vbucket for each in self._states if each.begun and not each.ended]
+                if begun and isinstance(error, LeaseGone):
+                    raise LeaseEnded(f"{error.text}; rows of vb={begun[0]} are out") from None
+                if begun or attempt == LEASES_MAX:
+                    raise
+                self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Forget all of the vBuckets that are not complete."""
+        lost = {each.vbucket for each in self._states if not each.ended}
+        for each in self._states:
+            if each.vbucket in lost:
+                each.restart()
+        self._held = deque(block.without(lost) for block in self._held)
+        self._held_bytes = sum(block.batch.nbytes for block in self._held)
+
+    # --- one lease ------------------------------------------------------------------------------
+
+    def _from_lease(self, lease: Lease) -> Iterator[Any]:
+        left = [each for each in self._states if not each.ended]
+        groups: dict[Grant, list[StreamState]] = {}
+        for state in left:
+            grant = lease.place_of(state.vbucket)
+            groups.setdefault(grant, []).append(state)
+            self._places[state.vbucket] = grant.place
+            held = lease.held.get(state.vbucket)
+            if held is not None:
+                state.hold(held.high_seqno, held.purge_seqno)
+        for grant, states in groups.items():
+            yield from self._from_node(grant, states)
+        yield from self._release(0)
+
+    def _from_node(self, grant: Grant, states: list[StreamState]) -> Iterator[Any]:
+        """Read some vBuckets of one node, however often the connection is lost."""
+        policy = RetryPolicy(self._access)
+        while left := [each for each in states if not each.ended]:
+            before = sum(each.seqno for each in left)
+            try:
+                with Connection(grant.place, self._access) as connection:
+                    for block in self._streams(connection, grant.id, left):
+                        yield from self._take(block)
+            except (Unreachable, Busy) as error:
+                if sum(each.seqno for each in left) > before or any(e.ended for e in left):
+                    policy.worked()
+                policy.wait(error)
+
+    def _streams(
+        self, connection: Connection, lease: int, states: list[StreamState]
+    ) -> Iterator[Block]:
+        streams = Streams(
+            connection,
+            self._access,
+            self._columns,
+            f"{self._name}:{states[0].vbucket}",
+            lease=lease,
+            rows=self.batch_rows,
+            size_bytes=self.batch_bytes,
+            no_value=self.no_value,
+        )
+        return streams.read(states)
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def _take(self, block: Block) -> Iterator[Any]:
+        self._held.append(block)
+        self._held_bytes += block.batch.nbytes
+        for state in block.states:
+            state.block = self._blocks
+        self._blocks += 1
+        self._untold += block.ended
+        yield from self._release(self.hold_back_bytes)
+
+    def _release(self, limit_bytes: int) -> Iterator[Any]:
+        """Yield blocks, oldest first, whose vBuckets are complete, and all above the limit."""
+        while self._held:
+            block = self._held[0]
+            complete = all(each.ended for each in block.states)
+            if not complete and self._held_bytes <= limit_bytes:
+                return
+            self._held.popleft()
+            self._held_bytes -= block.batch.nbytes
+            for state in block.states:
+                state.begun = True
+            yield from self._cut(block)
+        self._tell()
+
+    def _cut(self, block: Block) -> Iterator[Any]:
+        """Yield batches of a block that is out; told is with the last of them."""
+        last = len(block.batch) - self.batch_rows
+        for start in range(0, len(block.batch), self.batch_rows):
+            if start >= last:
+                self._tell()
+            yield block.batch.slice(start, self.batch_rows)
+
+    def _tell(self) -> None:
+        """Tell of vBuckets whose last block is out."""
+        out = self._blocks - len(self._held)
+        told = [each for each in self._untold if each.block < out]
+        self._untold = [each for each in self._untold if each.block >= out]
+        for each in told:
+            self._on_done(self._done(each))
+
+    def _done(self, state: StreamState) -> Done:
+        return Done(
+            state.vbucket,
+            state.uuid,
+            state.start,
+            state.end,
+            state.log,
+            state.purge_seqno,
+            state.rows,
+            state.deletes,
+            state.size_bytes,
+            self._places[state.vbucket],
+        )

@@ -1,0 +1,149 @@
+"""What came of a write: counts of one task, and of all tasks together.
+
+A task's report is its commit message (`sink`), is kept by resumable loads (`load`) and compared by
+`restore`: plain values only, and the same through JSON.
+
+Every row is in exactly one of `OUTCOMES`. What surprises: after a task was tried again its earlier
+attempt has written already; those rows are `applied` once more (upsert), `conflicts` (append-meta),
+`existed` (insert) or `missing` (delete) in the report of the later one.
+
+Source: reference spark, section 7.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from uprmc.columnar.errors import BadFile
+
+#: So many texts of errors are kept; the error files have all.
+FIRST_ERRORS_MAX = 5
+
+#: The counters that each row is in one of.
+OUTCOMES = ("applied", "conflicts", "existed", "missing", "skipped", "errors")
+
+
+@dataclass
+class Counts:
+    """What tasks and whole writes count.
+
+    Attributes:
+        rows: rows seen.
+        applied: the node took them; in a dry run: it would be asked to.
+        conflicts: append-meta: the version that the node has wins, or is the same one.
+        existed: insert: the same document is there already.
+        missing: a document to be deleted is not there.
+        skipped: no value, and told to pass such rows over.
+        errors: could not be written.
+        retried: requests sent once more: temporary failures, moved vBuckets, lost connections.
+        resent: requests sent once more because a node lost what it had answered for.
+        bytes: of keys and values, of all rows that were not errors in themselves.
+        seconds: from the first row to the end; summed up over tasks.
+        dry_run: nothing was sent.
+        first_errors: what was wrong with the first ones.
+    """
+
+    rows: int = 0
+    applied: int = 0
+    conflicts: int = 0
+    existed: int = 0
+    missing: int = 0
+    skipped: int = 0
+    errors: int = 0
+    retried: int = 0
+    resent: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    dry_run: bool = False
+    first_errors: list[str] = field(default_factory=list)
+
+    @property
+    def balanced(self) -> bool:
+        """Tell whether each row has come to something."""
+        return self.rows == sum(int(getattr(self, name)) for name in OUTCOMES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON knows it."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave; raises `BadFile` when it is something else."""
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise BadFile(f"that is no {cls.__name__}: {error}") from None
+
+    def summary(self) -> str:
+        """Return one line for people; what is nought is left out."""
+        verb = "would be written" if self.dry_run else "written"
+        words = [f"{self.rows:,} rows, {self.applied:,} {verb}"]
+        for name, text in _SUMMARY.items():
+            number = getattr(self, name)
+            if number:
+                words.append(f"{number:,} {text}")
+        return ", ".join(words)
+
+
+_SUMMARY = {
+    "conflicts": "lost to the version that is there",
+    "existed": "there already",
+    "missing": "not there to delete",
+    "skipped": "without value passed over",
+    "errors": "with errors",
+    "retried": "requests tried again",
+    "resent": "requests sent again after a node lost them",
+}
+
+
+@dataclass
+class TaskReport(Counts):
+    """One task's counts.
+
+    Attributes:
+        partition: which task.
+        attempt: which attempt at it, from 0.
+        error_file: where its error rows are; ``None`` if it has no such file.
+    """
+
+    partition: int = 0
+    attempt: int = 0
+    error_file: str | None = None
+
+
+@dataclass
+class Report(Counts):
+    """The counts of all tasks.
+
+    Attributes:
+        tasks: how many there were.
+        error_files: where error rows are.
+    """
+
+    tasks: int = 0
+    error_files: list[str] = field(default_factory=list)
+
+
+_ADDED = tuple(each.name for each in fields(Counts) if each.name not in ("dry_run", "first_errors"))
+
+
+def merge(reports: Iterable[TaskReport]) -> Report:
+    """Return what all tasks did together."""
+    whole = Report()
+    for each in sorted(reports, key=lambda report: report.partition):
+        whole.tasks += 1
+        for name in _ADDED:
+            setattr(whole, name, getattr(whole, name) + getattr(each, name))
+        whole.dry_run = whole.dry_run or each.dry_run
+        room = FIRST_ERRORS_MAX - len(whole.first_errors)
+        whole.first_errors += each.first_errors[:room]
+        if each.error_file:
+            whole.error_files.append(each.error_file)
+    return whole

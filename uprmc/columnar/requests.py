@@ -1,0 +1,394 @@
+"""From an Arrow batch to request frames, and which rows cannot become any.
+
+All heads of a batch are packed at once by numpy from the generated layouts; then each row costs
+three slices, one checksum and one concatenation. A frame's opaque is its place in its piece: that
+is how an answer finds its row, however the rows are spread over nodes and windows.
+
+What surprises: an expiry of at most 30 days counts from the moment the node gets it, as memcached
+has it. So a time to live is sent as it is up to there and as Unix time above, and an absolute time
+that small is an error.
+
+Source: reference memcached, sections 2.1, 2.3 and 4.1; reference UPR, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
+from uprmc.columnar.layouts import (
+    BARE_FIELDS,
+    HEADER_BYTES,
+    KEY_MAX_BYTES,
+    MAGIC_REQUEST,
+    STORE_FIELDS,
+    WITH_META_FIELDS,
+    WITH_META_OPTIONS_FIELDS,
+    DataType,
+    Opcode,
+    WithMetaOption,
+)
+from uprmc.columnar.write_columns import (
+    Array,
+    Bytes,
+    Numbers,
+    bytes_of,
+    column_of,
+    no_bytes,
+    numbers_of,
+    required,
+    texts_of,
+)
+from uprmc.columnar.write_options import WriteOptions
+
+#: A piece of a batch is packed and held until it is answered: so many rows and bytes at most, but
+#: at least one row.
+PIECE_ROWS = 10_000
+PIECE_BYTES = 16 * 1024 * 1024
+
+#: Expiries up to this count from now.
+RELATIVE_EXPIRY_MAX_S = 30 * 24 * 3600
+
+_SET, _DELETE, _EXPIRE, _SKIP = range(4)
+_OPERATIONS = {None: _SET, "set": _SET, "delete": _DELETE, "expire": _EXPIRE}
+
+_BARE = np.dtype(list(BARE_FIELDS))
+_STORE = np.dtype(list(STORE_FIELDS))
+_WITH_META = np.dtype(list(WITH_META_FIELDS))
+_WITH_META_OPTIONS = np.dtype(list(WITH_META_OPTIONS_FIELDS))
+
+_CAS_LOCKED = 2**64 - 1
+
+
+@dataclass
+class Piece:
+    """Some rows as requests.
+
+    Attributes:
+        frames: a request for each row that can be written, in the order of the rows.
+        keys: their keys.
+        vbuckets: where they belong.
+        rows: the number of each one's row in the task.
+        errors: rows that cannot be written.
+        skipped: rows without value, if those are passed over.
+        bytes: of keys and values in `frames`.
+        outcomes: by place, what came of requests that were carried out but not applied; names of
+            counters of the report.
+    """
+
+    frames: list[bytes]
+    keys: list[bytes]
+    vbuckets: Array
+    rows: Array
+    errors: list[ErrorRow] = field(default_factory=list)
+    skipped: int = 0
+    bytes: int = 0
+    outcomes: dict[int, str] = field(default_factory=dict)
+
+
+def pieces(batch: pa.RecordBatch, rows_max: int = PIECE_ROWS) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into what is packed at a time."""
+    if not batch.num_rows:
+        return
+    row_bytes = batch.nbytes // batch.num_rows + 1
+    rows = max(1, min(rows_max, PIECE_BYTES // row_bytes))
+    for begin in range(0, batch.num_rows, rows):
+        yield batch.slice(begin, rows)
+
+
+def value_in(frame: bytes) -> bytes:
+    """Return the value that a request carries."""
+    key_bytes = frame[2] << 8 | frame[3]
+    return frame[HEADER_BYTES + frame[4] + key_bytes :]
+
+
+class Packer:
+    """Packs batches by options.
+
+    Args:
+        options: how to write.
+        now: returns Unix time in seconds.
+
+    Attributes:
+        item_limit_bytes: key and value together may have no more, as a node says; ``None`` if it
+            has not been asked. It would refuse the row all the same, but the document that was
+            there would be gone: that is what memcached does with a set that is too large.
+    """
+
+    def __init__(self, options: WriteOptions, now: Callable[[], float]) -> None:
+        self.item_limit_bytes: int | None = None
+        self._options = options
+        self._now = now
+
+    def pack(self, batch: pa.RecordBatch, first_row: int, vbuckets: int) -> Piece:
+        """Return the requests for a batch.
+
+        Args:
+            batch: the rows.
+            first_row: the first one's number in the task.
+            vbuckets: how many there are; 0 = nobody asks where the keys belong (dry run).
+
+        Raises:
+            BadSchema: a column is missing or has the wrong type.
+        """
+        now, limit = self._now(), self.item_limit_bytes
+        return _Packing(self._options, batch, first_row, now, limit).packed(vbuckets)
+
+
+class _Packing:
+    """One batch on its way."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        batch: pa.RecordBatch,
+        first_row: int,
+        now: float,
+        item_limit_bytes: int | None,
+    ) -> None:
+        self._options = options
+        self._item_limit_bytes = item_limit_bytes
+        self._batch = batch
+        self._first_row = first_row
+        self._now = now
+        self._count = batch.num_rows
+        self._faults: dict[int, tuple[str, str]] = {}
+        self._keys = bytes_of(required(batch, options.key_column, "the keys"), options.key_column)
+        self._kinds = self._operations()
+        self._values = self._read_values()
+        self._check_keys()
+        self._check_values()
+
+    def packed(self, vbuckets: int) -> Piece:
+        fields = self._fields()  # finds the last faults
+        good = self._kinds != _SKIP
+        if self._faults:
+            good[list(self._faults)] = False
+        rows = np.flatnonzero(good)
+        keys = _slices(self._keys, rows)
+        numbers = _vbuckets_of(keys, vbuckets)
+        whole = Piece([b""] * len(rows), keys, numbers, rows + self._first_row)
+        for kind in (_SET, _DELETE, _EXPIRE):
+            self._pack_kind(kind, rows, fields, whole)
+        whole.errors = self._errors()
+        whole.skipped = self._count - len(rows) - len(whole.errors)
+        return whole
+
+    # --- what is in the rows --------------------------------------------------------------------
+
+    def _operations(self) -> Array:
+        mode = self._options.mode
+        if mode == "delete":
+            return np.full(self._count, _DELETE, np.uint8)
+        column = column_of(self._batch, "_op")
+        if column is None:
+            return np.full(self._count, _SET, np.uint8)
+        words, places = texts_of(column, "_op")
+        kinds = np.array([_OPERATIONS.get(word, _SKIP) for word in words], np.uint8)[places]
+        for place, word in enumerate(words):
+            if word not in _OPERATIONS:
+                why = f"_op is {word!r}, not set, delete or expire"
+                self._fault(places == place, "BAD_OPERATION", why)
+        if mode == "insert":
+            deleting = (kinds == _DELETE) | (kinds == _EXPIRE)
+            self._fault(deleting, "BAD_OPERATION", "mode insert deletes nothing")
+        return kinds
+
+    def _read_values(self) -> Bytes:
+        name = self._options.value_column
+        if self._options.mode == "delete":
+            return no_bytes(self._count)
+        if not (self._kinds == _SET).any():
+            return no_bytes(self._count)
+        return bytes_of(required(self._batch, name, "the values"), name)
+
+    def _check_keys(self) -> None:
+        sizes = self._keys.sizes
+        self._fault(self._keys.null, "NO_KEY", "the key is NULL")
+        self._fault(sizes == 0, "EMPTY_KEY", "the key is empty")
+        long = sizes > KEY_MAX_BYTES
+        self._fault(long, "KEY_TOO_LONG", f"a key has {KEY_MAX_BYTES} bytes at most")
+
+    def _check_values(self) -> None:
+        options = self._options
+        sets = self._kinds == _SET
+        without = sets & self._values.null
+        if options.ignore_null == "fail":
+            self._fault(without, "NO_VALUE", "the value is NULL")
+        else:
+            self._kinds[without] = _DELETE if options.ignore_null == "delete" else _SKIP
+        large = sets & (self._values.sizes > options.value_limit_bytes)
+        limit = f"a value has {options.value_limit_bytes} bytes at most"
+        self._fault(large, "VALUE_TOO_LARGE", limit)
+        most = self._item_limit_bytes
+        if most is not None:
+            large = sets & (self._values.sizes + self._keys.sizes > most)
+            self._fault(large, "VALUE_TOO_LARGE", f"the nodes' kv.max_item_bytes is {most}")
+
+    def _fields(self) -> dict[str, Array]:
+        """Return what goes into the extras, by the layouts' names."""
+        options = self._options
+        if options.mode == "delete":
+            return {}
+        datatype = self._numbers("_datatype", 8, default=0)
+        alien = datatype > DataType.JSON
+        self._fault(alien, "BAD_NUMBER", "_datatype: a node takes none but 0 and 1")
+        if options.mode == "append-meta":
+            return {"datatype": datatype, **self._meta()}
+        flags = self._numbers(options.flags_column or "_flags", 32, default=0)
+        return {"datatype": datatype, "flags": flags, "expiration": self._expiry()}
+
+    def _meta(self) -> dict[str, Array]:
+        cas = self._numbers("_cas", 64)
+        none = (cas == 0) | (cas == _CAS_LOCKED)
+        self._fault(none & self._sent, "BAD_NUMBER", "_cas: no version has this CAS")
+        return {
+            "flags": self._numbers("_flags", 32, default=0),
+            "exptime": self._numbers("_exp", 32, default=0),
+            "rev": self._numbers("_rev", 64),
+            "document_cas": cas,
+        }
+
+    def _expiry(self) -> Array:
+        ttl, exp = self._options.ttl_column, self._options.exp_column
+        if ttl is None and exp is None:
+            ttl = "_ttl" if self._has("_ttl") else None
+        if ttl is not None:
+            return self._from_ttl(ttl)
+        name = exp or "_exp"
+        times = self._numbers(name, 32, default=0)
+        early = (times > 0) & (times <= RELATIVE_EXPIRY_MAX_S)
+        why = f"{name}: no Unix time but seconds from now: use a ttl column"
+        self._fault(early & self._sent, "BAD_NUMBER", why)
+        return times
+
+    def _from_ttl(self, name: str) -> Array:
+        times = self._numbers(name, 32, default=0)
+        absolute = np.where(times > RELATIVE_EXPIRY_MAX_S, times + np.uint64(self._now), times)
+        late = absolute >= 2**32
+        why = f"{name}: more seconds than an expiry can have"
+        self._fault(late & self._sent, "BAD_NUMBER", why)
+        return np.where(late, 0, absolute)
+
+    def _numbers(self, name: str, bits: int, default: int | None = None) -> Array:
+        """Return a column's numbers; without a default none may be NULL.
+
+        A column that the user named must be there; one of ours, with an underscore, only if there
+        is no default.
+        """
+        if default is not None and name.startswith("_") and not self._has(name):
+            return np.full(self._count, default, np.uint64)
+        found: Numbers = numbers_of(required(self._batch, name, "the metadata"), name, bits)
+        why = f"{name}: not between 0 and {2**bits - 1}"
+        self._fault(found.wrong & self._sent, "BAD_NUMBER", why)
+        if default is None:
+            self._fault(found.null & self._sent, "BAD_NUMBER", f"{name} is NULL")
+        return found.values
+
+    def _has(self, name: str) -> bool:
+        return name in self._batch.schema.names
+
+    @property
+    def _sent(self) -> Array:
+        return self._kinds != _SKIP
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _fault(self, where: Array, code: str, reason: str) -> None:
+        """Note rows that cannot be written; the first fault of a row is the one that is told."""
+        if where.any():
+            for row in np.flatnonzero(where).tolist():
+                self._faults.setdefault(row, (code, reason))
+
+    def _errors(self) -> list[ErrorRow]:
+        first, keys, values = self._first_row, self._keys, self._values
+        return [
+            ErrorRow(first + row, code, reason, keys.at(row), values.at(row, VALUE_SHOWN_BYTES))
+            for row, (code, reason) in sorted(self._faults.items())
+        ]
+
+    # --- packing --------------------------------------------------------------------------------
+
+    def _pack_kind(self, kind: int, rows: Array, fields: dict[str, Array], whole: Piece) -> None:
+        """Put the frames of one operation to their places."""
+        every = bool((self._kinds[rows] == kind).all())
+        places = np.arange(len(rows)) if every else np.flatnonzero(self._kinds[rows] == kind)
+        if not len(places):
+            return
+        chosen = rows[places]
+        key_sizes = self._keys.sizes[chosen]
+        value_sizes = self._values.sizes[chosen] if kind == _SET else 0
+        heads = self._heads(kind, chosen, fields)
+        extras_bytes = heads.dtype.itemsize - HEADER_BYTES
+        heads["magic"] = MAGIC_REQUEST
+        heads["key_length"] = key_sizes
+        heads["extras_length"] = extras_bytes
+        heads["body_length"] = key_sizes + value_sizes + extras_bytes
+        heads["vbucket"] = whole.vbuckets[places]
+        heads["opaque"] = places
+        whole.bytes += int((key_sizes + value_sizes).sum())
+        keys = whole.keys if every else [whole.keys[place] for place in places.tolist()]
+        frames = self._joined(kind, chosen, heads, keys)
+        if every:
+            whole.frames = frames
+            return
+        for place, frame in zip(places.tolist(), frames, strict=True):
+            whole.frames[place] = frame
+
+    def _heads(self, kind: int, rows: Array, fields: dict[str, Array]) -> Array:
+        """Return heads with opcode and extras."""
+        mode = self._options.mode
+        options = WithMetaOption.SKIP_CONFLICT_RESOLUTION if self._options.force else 0
+        if mode == "append-meta":
+            options |= WithMetaOption.IS_EXPIRATION if kind == _EXPIRE else 0
+            layout = _WITH_META_OPTIONS if options else _WITH_META
+            opcode = Opcode.SETQ_WITH_META if kind == _SET else Opcode.DELQ_WITH_META
+        elif kind == _SET:
+            layout = _STORE
+            opcode = Opcode.ADDQ if mode == "insert" else Opcode.SETQ
+        else:
+            layout, opcode = _BARE, Opcode.DELETEQ
+        heads: Array = np.zeros(len(rows), layout)
+        heads["opcode"] = opcode
+        for name, values in fields.items():
+            if name in heads.dtype.fields and (kind == _SET or name != "datatype"):
+                heads[name] = values[rows]
+        if options:
+            heads["options"] = options
+        return heads
+
+    def _joined(self, kind: int, rows: Array, heads: Array, keys: list[bytes]) -> list[bytes]:
+        begins = _cut(heads)
+        if kind != _SET:
+            return [begin + key for begin, key in zip(begins, keys, strict=True)]
+        data = self._values.data
+        starts = self._values.starts[rows].tolist()
+        ends = self._values.starts[rows + 1].tolist()
+        return [
+            b"".join((head, key, data[start:end]))
+            for head, key, start, end in zip(begins, keys, starts, ends, strict=True)
+        ]
+
+
+def _cut(heads: Array) -> list[bytes]:
+    data, size = heads.tobytes(), heads.dtype.itemsize
+    return [data[begin : begin + size] for begin in range(0, len(data), size)]
+
+
+def _slices(column: Bytes, rows: Array) -> list[bytes]:
+    data = column.data
+    starts, ends = column.starts[rows].tolist(), column.starts[rows + 1].tolist()
+    return [data[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _vbuckets_of(keys: list[bytes], vbuckets: int) -> Array:
+    """Return where keys belong; the same as `nodes.vbucket_of` for all of them at once."""
+    if not vbuckets:
+        return np.zeros(len(keys), np.uint16)
+    sums = np.fromiter(map(crc32, keys), np.uint32, len(keys))
+    return ((sums >> 16 & 0x7FFF) % vbuckets).astype(np.uint16)

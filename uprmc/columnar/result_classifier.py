@@ -1,0 +1,161 @@
+"""What an answer means for a row: an error, or something that is as good as done.
+
+| mode | answer | outcome |
+|---|---|---|
+| append-meta | data exists | conflict: the version that is there wins |
+| insert | data exists | existed, if the same document is there; otherwise an error |
+| delete, or a row that deletes | not found | missing |
+| any | anything else but success | an error |
+
+What surprises: between the refusal of an insert and the look at what took its place, that document
+may have gone. Then the insert is tried again.
+
+Source: reference spark, section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
+from uprmc.columnar.errors import ProtocolError
+from uprmc.columnar.frames import Request
+from uprmc.columnar.layouts import GET_REPLY_EXTRAS, HEADER_BYTES, STORE_EXTRAS, Opcode, Status
+from uprmc.columnar.requests import Piece, value_in
+from uprmc.columnar.rounds import Requests, Rounds, status_name, status_text
+from uprmc.columnar.write_options import WriteOptions
+
+#: So often an insert is tried whose key is taken one moment and free the next.
+INSERT_TRIES = 5
+
+#: Documents that are compared at a time: their values are all on their way to us.
+COMPARED_MAX = 64
+
+_DELETING = frozenset((Opcode.DELETEQ, Opcode.DELQ_WITH_META))
+
+# What comparing tells; no statuses of the wire.
+_SAME, _OTHER = 0x10000, 0x10001
+
+
+class ResultClassifier:
+    """Carries out pieces and tells what came of each row.
+
+    Args:
+        options: how to write.
+        rounds: carries out.
+        fail: is told of every row that cannot be written.
+    """
+
+    def __init__(
+        self, options: WriteOptions, rounds: Rounds, fail: Callable[[ErrorRow], None]
+    ) -> None:
+        self._options = options
+        self._rounds = rounds
+        self._fail = fail
+
+    def carry_out(self, piece: Piece, places: Sequence[int]) -> dict[int, str]:
+        """Send requests of a piece, in their order; return what came of those not applied.
+
+        The outcomes are names of counters of the report. Raises as `Rounds.answers`, and whatever
+        `fail` raises.
+        """
+        outcomes: dict[int, str] = {}
+        for part in self._parts(piece, places):
+            statuses = self._rounds.answers(_requests(piece), part)
+            if self._options.mode == "insert":
+                statuses = self._looked_at(piece, statuses)
+            for place, status in sorted(statuses.items()):
+                outcomes[place] = self._outcome(piece, place, status)
+        return outcomes
+
+    def _parts(self, piece: Piece, places: Sequence[int]) -> list[Sequence[int]]:
+        """Cut so that a repeated insert does not meet a later one of the same key."""
+        keys = piece.keys
+        if self._options.mode != "insert" or len(set(keys)) == len(keys):
+            return [places]
+        parts: list[Sequence[int]] = []
+        seen: set[bytes] = set()
+        begin = 0
+        for number, place in enumerate(places):
+            if keys[place] in seen:
+                parts.append(places[begin:number])
+                begin, seen = number, set()
+            seen.add(keys[place])
+        return [*parts, places[begin:]]
+
+    def _outcome(self, piece: Piece, place: int, status: int) -> str:
+        mode = self._options.mode
+        if status == _SAME:
+            return "existed"
+        if status == Status.KEY_EXISTS and mode == "append-meta" and not self._options.force:
+            return "conflicts"
+        if status == Status.KEY_NOT_FOUND and piece.frames[place][1] in _DELETING:
+            return "missing"
+        self._fail(_error_row(piece, place, status))
+        return "errors"
+
+    # --- inserts that find their key taken ------------------------------------------------------
+
+    def _looked_at(self, piece: Piece, statuses: dict[int, int]) -> dict[int, int]:
+        """Replace `KEY_EXISTS` by what the comparison tells."""
+        found = dict(statuses)
+        for _ in range(INSERT_TRIES):
+            taken = sorted(place for place, status in found.items() if status == Status.KEY_EXISTS)
+            if not taken:
+                break
+            gone: list[int] = []
+            for begin in range(0, len(taken), COMPARED_MAX):
+                for place, result in self._compared(piece, taken[begin : begin + COMPARED_MAX]):
+                    if result == Status.KEY_NOT_FOUND:
+                        gone.append(place)
+                    else:
+                        found[place] = result
+            if gone:
+                for place in gone:
+                    del found[place]
+                found.update(self._rounds.answers(_requests(piece), gone))
+        return found
+
+    def _compared(self, piece: Piece, places: list[int]) -> list[tuple[int, int]]:
+        """Return of each whether the document that is there is the one to be inserted."""
+
+        def read(number: int, status: int, extras: bytes, value: bytes) -> int:
+            if status:
+                return status
+            frame = piece.frames[places[number]]
+            if len(extras) != GET_REPLY_EXTRAS.size:
+                raise ProtocolError(f"an answer to GET with {len(extras)} bytes of extras")
+            (flags,) = GET_REPLY_EXTRAS.unpack(extras)
+            own_flags, _ = STORE_EXTRAS.unpack_from(frame, HEADER_BYTES)
+            return _SAME if flags == own_flags and value == value_in(frame) else _OTHER
+
+        frames = [
+            Request(Opcode.GET, piece.keys[place], vbucket=int(piece.vbuckets[place])).encode(
+                number
+            )
+            for number, place in enumerate(places)
+        ]
+        asked = Requests(frames, (), piece.vbuckets[places])
+        answers = self._rounds.answers(asked, read=read)
+        return [(places[number], result) for number, result in sorted(answers.items())]
+
+
+def _requests(piece: Piece) -> Requests:
+    return Requests(piece.frames, piece.keys, piece.vbuckets)
+
+
+def _error_row(piece: Piece, place: int, status: int) -> ErrorRow:
+    if status in (_OTHER, Status.KEY_EXISTS):
+        code, status = "EXISTS", Status.KEY_EXISTS
+        reason = "another document has this key"
+    else:
+        code, reason = "REFUSED", f"the node answers: {status_text(status)}"
+    return ErrorRow(
+        int(piece.rows[place]),
+        code,
+        reason,
+        piece.keys[place],
+        value_in(piece.frames[place])[:VALUE_SHOWN_BYTES],
+        int(piece.vbuckets[place]),
+        status_name(status),
+    )

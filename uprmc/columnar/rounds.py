@@ -1,0 +1,215 @@
+"""Requests until each is carried out or refused for good: round after round, to whoever owns them.
+
+After a round, what time or another node makes good goes into the next: temporary failures, a
+vBucket that has moved (the nodes are asked anew what they have), and all that a lost connection
+left open.
+
+**The last request for a key wins, as if there had been no trouble.** When one is repeated, all
+later ones for the same key are repeated behind it, those that went well too. They are in the same
+piece, because a piece ends before the next begins.
+
+What surprises: limits count from the last progress, not from the beginning. A node that takes a few
+rows at a time is slow, not dead.
+
+Source: reference spark, section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from uprmc.columnar.errors import NoVBucket, Refused, SparkError, Unreachable
+from uprmc.columnar.layouts import STATUS_TEXT, Status
+from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.retry_policy import Busy
+from uprmc.columnar.windows import TEMPORARY, Reader, Share, run, status_only
+from uprmc.columnar.write_options import WriteOptions
+
+
+class Requests(NamedTuple):
+    """What is asked.
+
+    Attributes:
+        frames: whole requests; the opaque of each is its place.
+        keys: what orders them: equal keys keep their order. Empty = nothing is ordered.
+        vbuckets: where each belongs.
+    """
+
+    frames: Sequence[bytes]
+    keys: Sequence[bytes]
+    vbuckets: np.ndarray
+
+
+class Rounds:
+    """See the module docstring.
+
+    Args:
+        options: how patient to be.
+        nodes: whom to ask; their connections are used by nobody else meanwhile.
+        clock: seconds that only grow.
+        sleep: waits.
+
+    Attributes:
+        repeated: requests that were sent once more.
+    """
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        nodes: Nodes,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.repeated = 0
+        self._options = options
+        self._nodes = nodes
+        self._clock = clock
+        self._sleep = sleep
+
+    def answers(
+        self,
+        requests: Requests,
+        places: Sequence[int] | None = None,
+        read: Reader = status_only,
+    ) -> dict[int, int]:
+        """Return what was answered, by place; what is quiet about success is not in it.
+
+        Args:
+            requests: what is asked.
+            places: which of them, ascending; ``None`` = all.
+            read: makes a number of an answer; temporary statuses must be returned as they are.
+
+        Raises:
+            Unreachable, NoVBucket, Refused: there was no progress for too long.
+            ProtocolError, LoginRefused, TlsFailed, VBucketsChanged: this will not get better.
+        """
+        todo: Sequence[int] = range(len(requests.frames)) if places is None else places
+        answers: dict[int, int] = {}
+        tries, least, since = 0, len(todo), self._clock()
+        while todo:
+            again, why, look = self._round(requests, todo, answers, read)
+            if not again:
+                break
+            todo = _with_later_ones(requests.keys, todo, again)
+            for place in todo:
+                answers.pop(place, None)
+            if len(again) < least:
+                tries, least, since = 0, len(again), self._clock()
+            if (
+                tries >= self._options.retries
+                or self._clock() - since >= self._options.retry_deadline_s
+            ):
+                raise why
+            self._pause(tries)
+            tries += 1
+            self.repeated += len(todo)
+            if look:
+                self._look_around()
+        return answers
+
+    def _round(
+        self, requests: Requests, todo: Sequence[int], answers: dict[int, int], read: Reader
+    ) -> tuple[set[int], SparkError, bool]:
+        """Ask once. Return what is to be repeated, why, and whether to ask for owners anew."""
+        shares, again, why = self._shares(requests, todo, read)
+        look = bool(again)
+        try:
+            run(shares, self._options.access.read_timeout_s)
+        except BaseException:
+            self._nodes.close()  # answers are still on their way
+            raise
+        for share in shares:
+            for place, answer in share.answers.items():
+                if answer in TEMPORARY:
+                    again.add(place)
+                    look = look or answer == Status.NOT_MY_VBUCKET
+                    why = why or _refused(share.connection.place, answer)
+                else:
+                    answers[place] = answer
+            again.update(share.unsettled())
+            if share.lost is not None:
+                self._nodes.drop(share.connection.place)
+                if not isinstance(share.lost, Unreachable):
+                    raise share.lost
+                why, look = share.lost, True
+        return again, why or Unreachable("nothing was sent"), look
+
+    def _shares(
+        self, requests: Requests, todo: Sequence[int], read: Reader
+    ) -> tuple[list[Share], set[int], SparkError | None]:
+        """Spread requests over the nodes; return those that nobody can be sent, too, and why."""
+        options = self._options
+        shares: list[Share] = []
+        homeless: set[int] = set()
+        why: SparkError | None = None
+        for place, order in self._by_owner(requests.vbuckets, todo).items():
+            try:
+                if not place:
+                    raise _nobody(requests.vbuckets, order)
+                connection = self._nodes.connection(place)
+            except (Unreachable, Busy, NoVBucket) as error:
+                homeless.update(order)
+                why = error
+                continue
+            limits = options.window, options.window_bytes
+            shares.append(Share(connection, requests.frames, order, *limits, read))
+        return shares, homeless, why
+
+    def _by_owner(self, vbuckets: np.ndarray, todo: Sequence[int]) -> dict[str, Sequence[int]]:
+        owners = self._nodes.owners
+        distinct = np.unique(vbuckets if len(todo) == len(vbuckets) else vbuckets[list(todo)])
+        places = {owners.get(int(vbucket), "") for vbucket in distinct}
+        if len(places) == 1:
+            return {places.pop(): todo}
+        found: dict[str, list[int]] = {}
+        numbers = vbuckets.tolist()
+        for place in todo:
+            found.setdefault(owners.get(numbers[place], ""), []).append(place)
+        return dict(found)
+
+    def _pause(self, tries: int) -> None:
+        options = self._options
+        pause_s = options.retry_backoff_s * 2.0 ** min(tries, 30)
+        self._sleep(min(pause_s, options.retry_backoff_max_s))
+
+    def _look_around(self) -> None:
+        with suppress(Unreachable, Busy):  # the next round tells, if it is still so
+            self._nodes.refresh()
+
+
+def _with_later_ones(keys: Sequence[bytes], todo: Sequence[int], again: set[int]) -> Sequence[int]:
+    """Return what is to be repeated together with all later requests for the same keys."""
+    if not keys or len(again) == len(todo):
+        return sorted(again)
+    repeated: set[bytes] = set()
+    found: list[int] = []
+    for place in todo:
+        if place in again or keys[place] in repeated:
+            repeated.add(keys[place])
+            found.append(place)
+    return found
+
+
+def _refused(place: str, status: int) -> Refused:
+    return Refused(f"{place} keeps answering: {status_text(status)}")
+
+
+def _nobody(vbuckets: np.ndarray, order: Sequence[int]) -> NoVBucket:
+    return NoVBucket(f"vb={int(vbuckets[order[0]])} is active on no node that answers")
+
+
+def status_text(status: int) -> str:
+    """Return a status in words and as number."""
+    return f"{STATUS_TEXT.get(status, 'a status that nobody knows')} ({status:04x})"
+
+
+def status_name(status: int) -> str:
+    """Return what the field calls a status."""
+    try:
+        return Status(status).name
+    except ValueError:
+        return f"{status:#06x}"

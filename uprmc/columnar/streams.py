@@ -1,0 +1,212 @@
+"""Streams of one lease over one connection: asks for a few vBuckets at a time, yields blocks.
+
+Only a few, because rows of a vBucket that is not complete may have to be kept back, and because the
+node reads its disk best in one place. The next one is asked for when one ends, so nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from uprmc.columnar.access import Access
+from uprmc.columnar.connection import Connection
+from uprmc.columnar.decoder import Block, Decoder, Noop, Notice
+from uprmc.columnar.errors import LeaseEnded, LeaseRefused, RolledBack, SparkError, Unreachable
+from uprmc.columnar.frames import Answer, Request, opcode_name, status_answer
+from uprmc.columnar.layouts import (
+    BUFFER_ACK_EXTRAS,
+    OPEN_EXTRAS,
+    ROLLBACK_VALUE,
+    EndReason,
+    Opcode,
+    OpenFlag,
+    Status,
+)
+from uprmc.columnar.retry_policy import Busy
+from uprmc.columnar.schema import Columns
+from uprmc.columnar.stream_states import StreamEnd, StreamState
+
+#: So many streams are open at a time.
+STREAMS_OPEN = 8
+
+#: Where rows above a limit are left out, the node may be so far ahead, and no more.
+_LIMITED_BYTES = 1024 * 1024
+
+#: Half of the buffer is acknowledged at a time; the node goes on with the other half meanwhile.
+_ACK_PARTS = 2
+
+#: A node that is idle is heard of so often within `read_timeout_s`.
+_NOOPS = 3
+
+
+class LeaseGone(LeaseEnded):
+    """The node does not know the lease any more: another one may do."""
+
+
+class Streams:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        access: Access,
+        columns: Columns,
+        name: str,
+        *,
+        lease: int,
+        rows: int,
+        size_bytes: int,
+        no_value: bool,
+    ) -> None:
+        self._connection, self._access, self._columns = connection, access, columns
+        self._name = name
+        self._value = b'{"lease":"%016x"}' % lease
+        self._lease = lease
+        self._no_value = no_value or not columns.wants_value
+        self._decoder = Decoder(
+            connection.place, columns, rows=rows, size_bytes=size_bytes, no_value=self._no_value
+        )
+        self._error: SparkError | None = None
+        self._waiting: deque[StreamState] = deque()
+        self._open: set[StreamState] = set()
+        self._flow_bytes = access.flow_control_bytes
+
+    def read(self, states: Sequence[StreamState]) -> Iterator[Block]:
+        """Yield blocks until everything wanted of the states has come.
+
+        Raises:
+            LeaseGone: the lease has ended.
+            RolledBack: a start is not in the history.
+            Busy, Unreachable: the rest may be asked for on another connection.
+            ProtocolError, LeaseRefused, Refused, KeyNotText.
+        """
+        limited = any(each.limit is not None for each in states)
+        if limited:
+            self._flow_bytes = min(self._flow_bytes, _LIMITED_BYTES)
+            self._decoder.size_bytes = min(self._decoder.size_bytes, _LIMITED_BYTES // 4)
+        self._handshake()
+        self._waiting.extend(states)
+        for each in states:
+            each.open()
+        self._ask()
+        while self._open:
+            try:
+                count = self._connection.recv_into(self._decoder.room())
+            except Unreachable:
+                yield self._decoder.take()
+                raise
+            for notice in self._decoder.received(count):
+                self._hear(notice)
+            self._acknowledge()
+            if self._error is None:
+                self._ask()
+            if self._decoder.full or self._error or not self._open:
+                yield self._decoder.take()
+                self._close_enough()
+            if self._error is not None:
+                raise self._error
+
+    # --- what is sent ---------------------------------------------------------------------------
+
+    def _handshake(self) -> None:
+        flags = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
+        if self._no_value:
+            keeps = "_datatype" in self._columns.names
+            flags |= OpenFlag.NO_VALUE_KEEP_DATATYPE if keeps else OpenFlag.NO_VALUE
+        controls = {
+            b"uprmc_leases": b"true",
+            b"connection_buffer_size": b"%d" % self._flow_bytes,
+            b"enable_noop": b"true",
+            b"set_noop_interval": f"{max(0.1, self._access.read_timeout_s / _NOOPS):g}".encode(),
+            b"enable_expiry_opcode": b"true",
+            b"max_marker_version": b"2.2",
+            b"backfill_order": b"sequential",
+        }
+        name = self._name.encode()[-200:]
+        opened, leases, flow, *_ = self._connection.ask(
+            [
+                Request(Opcode.UPR_OPEN, name, OPEN_EXTRAS.pack(0, flags)),
+                *(Request(Opcode.UPR_CONTROL, key, value=value) for key, value in controls.items()),
+            ]
+        )
+        if opened.status:
+            raise self._connection.refusal(opened, "UPR_OPEN")
+        if leases.status:
+            raise LeaseRefused(f"{self._connection.place} has no leases: {leases.reason}")
+        if flow.status:
+            self._flow_bytes = 0
+
+    def _ask(self) -> None:
+        """Ask for streams up to as many as may be open."""
+        frames = []
+        while self._waiting and len(self._open) < STREAMS_OPEN:
+            state = self._waiting.popleft()
+            opaque = self._connection.next_opaque()
+            self._decoder.states[opaque] = state
+            self._open.add(state)
+            request = Request(
+                Opcode.UPR_STREAM_REQUEST,
+                extras=state.request(),
+                value=self._value,
+                vbucket=state.vbucket,
+            )
+            frames.append(request.encode(opaque))
+        if frames:
+            self._connection.send(b"".join(frames))
+
+    def _acknowledge(self) -> None:
+        counted = self._decoder.counted_bytes
+        if self._flow_bytes and counted >= self._flow_bytes // _ACK_PARTS:
+            extras = BUFFER_ACK_EXTRAS.pack(counted)
+            self._connection.send(Request(Opcode.UPR_BUFFER_ACK, extras=extras).encode(0))
+            self._decoder.counted_bytes = 0
+
+    def _close_enough(self) -> None:
+        """End streams of which only rows above the limit would come."""
+        for state in [each for each in self._open if each.enough and not each.closed]:
+            state.closed = True
+            request = Request(Opcode.UPR_CLOSE_STREAM, vbucket=state.vbucket)
+            opaque = self._connection.next_opaque()
+            self._decoder.states[opaque] = state
+            self._connection.send(request.encode(opaque))
+
+    # --- what comes -----------------------------------------------------------------------------
+
+    def _hear(self, notice: Notice) -> None:
+        if isinstance(notice, Noop):
+            self._connection.send(status_answer(notice.opcode, notice.opaque))
+        elif isinstance(notice, StreamEnd):
+            self._stream_end(*notice)
+        elif notice.opcode == Opcode.UPR_STREAM_REQUEST:
+            self._answered(notice)
+        elif notice.opcode == Opcode.UPR_CLOSE_STREAM:
+            self._open.discard(self._decoder.states[notice.opaque])
+        else:
+            raise self._decoder.protocol_error(f"an answer to {opcode_name(notice.opcode)}")
+
+    def _stream_end(self, state: StreamState, reason: int) -> None:
+        if state.closed:
+            return  # the answer to CLOSE_STREAM is yet to come
+        if reason == EndReason.OK:
+            self._open.discard(state)
+        else:
+            self._error = Busy(
+                f"{self._connection.place} ended the stream of vb={state.vbucket} ({reason})"
+            )
+
+    def _answered(self, answer: Answer) -> None:
+        state = self._decoder.states.get(answer.opaque)
+        if state is None or answer.status == Status.SUCCESS:
+            return  # `judging` has its say
+        if answer.status == Status.ROLLBACK:
+            if len(answer.value) != ROLLBACK_VALUE.size:
+                raise self._decoder.protocol_error(f"a torn rollback of vb={state.vbucket}")
+            (seqno,) = ROLLBACK_VALUE.unpack(answer.value)
+            self._error = RolledBack(state.vbucket, state.seqno, seqno)
+        elif answer.status == Status.KEY_NOT_FOUND:
+            self._error = LeaseGone(
+                f"{self._connection.place} has no lease {self._lease:016x} any more"
+            )
+        else:
+            self._error = self._connection.refusal(answer, f"the stream of vb={state.vbucket}")

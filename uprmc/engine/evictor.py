@@ -1,0 +1,96 @@
+"""The memory pager: when memory runs short, values that are safe on disk leave it, coldest first.
+
+Only clean values go, never keys or metadata, never anything unpersisted: no data is lost. Each item
+carries a 2-bit age (`Item.nru`): a read sets it to 0, each sweep of the pager raises it, and a
+sweep ejects what it finds at 3. After four sweeps everything clean has had its turn.
+
+Source: `reference/systems.md` (f).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from uprmc.engine.memory_account import MemoryAccount
+from uprmc.engine.stats import Stats
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.walk import slices
+from uprmc.model import Item, VBucketState
+
+_COLDEST = 3
+_SWEEPS = 4
+
+
+class Evictor:
+    """Ejects values while `MemoryAccount.used` is high, a slice at a time."""
+
+    def __init__(
+        self,
+        vbuckets: Callable[[], Iterable[VBucket]],
+        account: MemoryAccount,
+        stats: Stats,
+        slice_items: int,
+    ) -> None:
+        self._vbuckets = vbuckets
+        self._account = account
+        self._stats = stats
+        self._slice_items = slice_items
+        self._run: Iterator[None] | None = None
+        self._fruitless_at = -1
+
+    @property
+    def needed(self) -> bool:
+        """Whether a run should start, or is under way.
+
+        After a run that found nothing to eject none starts until something has become clean or has
+        been fetched since.
+        """
+        if self._run is not None:
+            return True
+        return (
+            self._account.used > self._account.high_mark and self._ejectable != self._fruitless_at
+        )
+
+    @property
+    def _ejectable(self) -> int:
+        """A number that grows with every value that becomes ejectable."""
+        return self._stats.items_flushed + self._stats.bg_fetched
+
+    def run_slice(self) -> bool:
+        """Do a slice of work; ``False`` when the run is over (or none was needed)."""
+        if self._run is None:
+            if not self.needed:
+                return False
+            self._stats.pager_runs += 1
+            self._run = self._sweep_all()
+        if next(self._run, self) is self:
+            self._run = None
+        return self._run is not None
+
+    def _sweep_all(self) -> Iterator[None]:
+        ejects, ejectable = self._stats.value_ejects, self._ejectable
+        self._account.exhausted = False
+        for _ in range(_SWEEPS):
+            ordered = sorted(self._vbuckets(), key=lambda v: v.state == VBucketState.ACTIVE)
+            for group in slices(ordered, self._slice_items):
+                for vbucket, items in group:
+                    self._sweep(vbucket, items)
+                    if self._account.used <= self._account.low_mark:
+                        return
+                yield
+        if self._stats.value_ejects == ejects:
+            self._fruitless_at = ejectable
+            self._account.exhausted = not any(vbucket.queue.live for vbucket in self._vbuckets())
+
+    def _sweep(self, vbucket: VBucket, items: list[Item]) -> None:
+        table, persisted = vbucket.table, vbucket.persisted_seqno
+        for item in items:
+            if not item.value or item.seqno > persisted:
+                continue
+            if item.nru < _COLDEST:
+                item.nru += 1
+            elif table.get(item.key) is item:
+                vbucket.eject(item)
+                self._stats.value_ejects += 1
+                if self._account.used <= self._account.low_mark:
+                    return

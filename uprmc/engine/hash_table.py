@@ -1,0 +1,276 @@
+"""What a vBucket holds: its table of current items, what is not yet on disk of them, its history.
+
+Job: keep the table, the counts and the memory account together. Whatever puts an item into the
+table or takes one out of it has its account here.
+
+Neighbours: `history` takes finished versions and starts histories, `vbucket` has the rules for
+clients' commands; both are this class with more on top of it, because they share every field and
+the hot path visits it once.
+
+What surprises: a deleted document stays in the table as a tombstone until its deletion is on disk
+(D19), so `table` holds live items and fresh tombstones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uprmc.engine.failover_log import FailoverLog, new_log
+from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES, MemoryAccount
+from uprmc.engine.stats import Stats
+from uprmc.engine.watching import Watcher
+from uprmc.engine.write_queue import WriteQueue
+from uprmc.model import Item, SnapshotRange, VBucketState
+from uprmc.ports import Clock
+
+
+class Forgetting(NamedTuple):
+    """What the store must forget of a vBucket that was rolled back, with the next commit.
+
+    Attributes:
+        above: every record above this seqno.
+        keys: what is stored of these keys, whatever its seqno.
+    """
+
+    above: int
+    keys: frozenset[bytes]
+
+
+class HashTable:
+    """See the module docstring. Attributes are public for the hot path and read-only for others.
+
+    Attributes:
+        id: its number.
+        state: what the node may do with it.
+        table: key -> current item or fresh tombstone; another dict in each history.
+        queue: changes not yet persisted.
+        high_seqno: highest seqno assigned.
+        persisted_seqno: everything up to here is in a finished commit.
+        persisted_snapshot: the range stored by that commit.
+        max_cas: highest CAS that any version or lock had here, whatever became of it.
+        locks: key -> (lock CAS, monotonic time when the lock lapses).
+        receiving: the snapshot that a replica holds a part of, ``None`` = nothing is half received.
+        waiting: watchers to be told, once, of the next change, while a snapshot is received of its
+            end; they put themselves there.
+        watchers: everybody who is to be told when the vBucket changes its state or begins anew.
+        tombstones: number of tombstones in `table`.
+        non_resident: number of items in `table` whose value is only on disk.
+        term: how many promotions led to the history that is held; nothing lowers it, see `terms`.
+        known_term: the highest term that anybody is known to have for this vBucket.
+        forgetting: what the store has not yet forgotten of a history that was rolled back.
+        expired: documents that have expired here, of whatever history, since the node began.
+        deletions: documents that were deleted or expired since this history or the node began.
+    """
+
+    __slots__ = (
+        "_account",
+        "_monotonic",
+        "_now",
+        "_stats",
+        "deletions",
+        "dirty",
+        "expired",
+        "failover_log",
+        "forgetting",
+        "header_dirty",
+        "high_seqno",
+        "id",
+        "known_term",
+        "locks",
+        "max_cas",
+        "max_deleted_rev",
+        "non_resident",
+        "persisted_seqno",
+        "persisted_snapshot",
+        "purge_seqno",
+        "queue",
+        "receiving",
+        "reset_pending",
+        "state",
+        "table",
+        "term",
+        "tombstones",
+        "waiting",
+        "watchers",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        state: VBucketState,
+        uuid: int,
+        account: MemoryAccount,
+        stats: Stats,
+        clock: Clock,
+    ) -> None:
+        self.id = number
+        self.state = state
+        self.term = self.known_term = 0
+        self.max_cas = 0
+        self._account = account
+        self._stats = stats
+        self._now = clock.now
+        self._monotonic = clock.monotonic
+        self.dirty = False
+        self.header_dirty = False
+        self.reset_pending = False
+        self.purge_seqno = 0
+        self.expired = 0
+        self.queue = WriteQueue()
+        self.waiting: list[Watcher] = []
+        self.watchers: list[Watcher] = []
+        self._start_history(new_log(uuid))
+
+    def _start_history(self, log: FailoverLog) -> None:
+        self.table: dict[bytes, Item] = {}
+        self.locks: dict[bytes, tuple[int, float]] = {}
+        self.queue = self.queue.restarted()
+        self.failover_log = log
+        self.high_seqno = 0
+        self.persisted_seqno = 0
+        self.persisted_snapshot = SnapshotRange(0, 0)
+        self.max_deleted_rev = 0
+        self.receiving: SnapshotRange | None = None
+        self.forgetting: Forgetting | None = None
+        self.tombstones = 0
+        self.non_resident = 0
+        self.deletions = 0
+
+    def know_cas(self, cas: int) -> None:
+        """Take note of a CAS that somebody else has given out, here or elsewhere."""
+        self.max_cas = max(self.max_cas, cas)
+        account = self._account
+        if cas > account.last_cas:
+            account.last_cas = cas + account.cas_step
+
+    def metadata(self, key: bytes) -> Item | None:
+        """Return what the table knows of `key`, tombstones included."""
+        return self.table.get(key)
+
+    @property
+    def snapshot(self) -> SnapshotRange:
+        """The range that the newest items belong to; empty while nothing is half received."""
+        return self.receiving or SnapshotRange(self.high_seqno, self.high_seqno)
+
+    @property
+    def whole_seqno(self) -> int:
+        """Up to where this is a state that the active had: below the high seqno in mid-snapshot."""
+        return self.high_seqno if self.receiving is None else self.receiving.start
+
+    @property
+    def rewinding(self) -> bool:
+        """Whether a rollback is not on disk yet: the store is of another history than this.
+
+        Until then nothing of it counts as persisted, and nobody may open a reading.
+        """
+        return self.forgetting is not None
+
+    @property
+    def item_count(self) -> int:
+        """Number of documents, those that expired unnoticed included."""
+        return len(self.table) - self.tombstones
+
+    # --- values that come and go ----------------------------------------------------------------
+
+    def install(self, items: list[Item]) -> None:
+        """Put items that the store holds into the empty table, at warm-up.
+
+        Those without a value are documents whose value stays on disk for now.
+        """
+        table = self.table
+        size = absent = 0
+        for item in items:
+            key, value = item.key, item.value
+            table[key] = item
+            size += len(key)
+            if value is None:
+                absent += 1
+            else:
+                size += len(value)
+        self.non_resident += absent
+        self._account.used += size + ITEM_OVERHEAD_BYTES * len(items)
+
+    def bring_in(self, item: Item) -> bool:
+        """Give a fetched value to the table's entry if that is still the same version.
+
+        The CAS tells versions apart that a flush in between gave the same seqno; touch keeps it.
+        """
+        current = self.table.get(item.key)
+        if current is None or current.seqno != item.seqno or current.cas != item.cas:
+            return False
+        if current.value is not None:
+            return False
+        assert item.value is not None
+        self.table[item.key] = item
+        self.non_resident -= 1
+        self._account.used += len(item.value)
+        return True
+
+    def eject(self, item: Item) -> None:
+        """Leave the value of a clean item to the disk; key and metadata stay."""
+        assert item.seqno <= self.persisted_seqno
+        assert item.value is not None
+        self.table[item.key] = item.with_value(None)
+        self.non_resident += 1
+        self._account.used -= len(item.value)
+
+    def memory_bytes(self) -> int:
+        """Return what the table is accounted for; O(items)."""
+        return sum(
+            len(item.key) + ITEM_OVERHEAD_BYTES + (len(item.value) if item.value else 0)
+            for item in self.table.values()
+        )
+
+    def check(self) -> None:
+        """Verify every invariant; for tests and the simulator. O(items)."""
+        self.queue.check()
+        assert self.persisted_seqno <= self.high_seqno
+        assert self.queue.high_seqno <= self.high_seqno
+        tombstones = non_resident = 0
+        for key, item in self.table.items():
+            assert item.key == key
+            assert 0 < item.seqno <= self.high_seqno
+            tombstones += bool(item.life)
+            non_resident += item.value is None and not item.life
+            dirty = item.seqno > self.persisted_seqno
+            assert dirty or not item.life, "a persisted tombstone stayed"
+            resident = item.life or item.value is not None
+            assert resident or not dirty or self.rewinding, "a dirty value was ejected"
+        assert tombstones == self.tombstones
+        assert non_resident == self.non_resident
+
+    # --- the table's account --------------------------------------------------------------------
+
+    def _take_out(self, old: Item) -> None:
+        """Account for a version that another one takes the place of in the table."""
+        if old.life:
+            self.tombstones -= 1
+        elif old.value is None:
+            self.non_resident -= 1
+        else:
+            self._account.used -= len(old.value)
+
+    def _remove(self, item: Item) -> None:
+        """Take an entry out of the table."""
+        self._take_out(item)
+        self._account.used -= len(item.key) + ITEM_OVERHEAD_BYTES
+        del self.table[item.key]
+
+    def _put_back(self, item: Item) -> None:
+        """Put a version into the table whatever its seqno."""
+        old = self.table.get(item.key)
+        if old is not None:
+            self._remove(old)
+        self._account.used += len(item.key) + len(item.value or b"") + ITEM_OVERHEAD_BYTES
+        self.tombstones += bool(item.life)
+        self.know_cas(item.cas)
+        self.table[item.key] = item
+
+    def _forget_tombstones(self, items: list[Item]) -> None:
+        """Drop persisted deletions whose key was not written again meanwhile (D23)."""
+        table = self.table
+        for item in items:
+            if item.life and table.get(item.key) is item:
+                del table[item.key]
+                self.tombstones -= 1
+                self._account.used -= len(item.key) + ITEM_OVERHEAD_BYTES

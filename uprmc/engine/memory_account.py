@@ -1,0 +1,152 @@
+"""What all vBuckets of a bucket share: the CAS clock, the memory account, the list of dirty ones.
+
+It exists so that a vBucket can work without knowing the bucket. `write_limit` folds every reason
+to refuse writes into one comparison on the hot path: it is the mutation threshold in normal times
+and below zero while the disk refuses commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from uprmc.config import MemorySettings
+from uprmc.engine import cas_clock
+from uprmc.engine.leftovers import Leftovers
+from uprmc.engine.timetable import Timetable
+from uprmc.errors import OutOfMemory, TemporaryFailure
+from uprmc.model import Item, item_overhead_bytes
+
+if TYPE_CHECKING:
+    from uprmc.engine.vbucket import VBucket
+
+#: Bytes an item costs beyond its key and value (measured at import).
+ITEM_OVERHEAD_BYTES = item_overhead_bytes()
+
+
+def _nothing() -> None:
+    """Stand in until the node says what is to happen."""
+
+
+class MemoryAccount:
+    """Shared accounts. Plain attributes, because the hot path reads and writes them.
+
+    Attributes:
+        timetable: when which documents expire.
+        leftovers: what was thrown away and is still to be freed.
+        lookups: number -> how to find a key in an active vBucket's table, for the hot path: going
+            by way of the vBucket costs a visit to memory more.
+        exhausted: nothing is left that could be ejected: keys and metadata fill the quota.
+        last_cas: the next CAS is one more: newest given out, taken, or below the clock's.
+        cas_step: how far the next CAS stays above one that was taken from elsewhere.
+        used: bytes of keys, values and bookkeeping in memory.
+        dirty: vBuckets with something for the flusher.
+        locked_until: monotonic time when the last lock ever granted lapses, 0 before the first.
+            After it nothing is locked.
+        write_limit: writes that need memory are refused while `used` is above it.
+        on_dirty: called when something becomes dirty while nothing was.
+        on_pressure: called when a write was refused for lack of memory.
+    """
+
+    __slots__ = (
+        "_disk_reason",
+        "cas_step",
+        "dirty",
+        "exhausted",
+        "high_mark",
+        "last_cas",
+        "leftovers",
+        "locked_until",
+        "lookups",
+        "low_mark",
+        "mutation_limit",
+        "on_dirty",
+        "on_pressure",
+        "quota",
+        "refused_disk",
+        "refused_memory",
+        "timetable",
+        "used",
+        "write_limit",
+    )
+
+    def __init__(self, settings: MemorySettings, now: float = 0.0) -> None:
+        self.timetable = Timetable(now)
+        self.leftovers = Leftovers()
+        self.lookups: dict[int, Callable[[bytes], Item | None]] = {}
+        self.last_cas = 0
+        self.cas_step = 1
+        self.tell_time(now)
+        self.used = 0
+        self.exhausted = False
+        self.locked_until = 0.0
+        self.dirty: list[VBucket] = []
+        self.refused_memory = 0
+        self.refused_disk = 0
+        self.on_dirty: Callable[[], None] = _nothing
+        self.on_pressure: Callable[[], None] = _nothing
+        self._disk_reason = ""
+        self.set_quota(settings.quota, settings)
+
+    def set_quota(self, quota: int, shares: MemorySettings) -> None:
+        """Set the quota in bytes, and the marks by their shares of it."""
+        self.quota = quota
+        self.low_mark = int(quota * shares.low_mark)
+        self.high_mark = int(quota * shares.high_mark)
+        self.mutation_limit = int(quota * shares.mutation_limit)
+        if not self._disk_reason:
+            self.write_limit = self.mutation_limit
+
+    def tell_time(self, now_s: float) -> None:
+        """Learn Unix time: the next CAS is not below it. Once for each turn is often enough."""
+        below = cas_clock.reading(now_s) - 1
+        if below > self.last_cas:
+            self.last_cas = below
+
+    def next_cas(self) -> int:
+        """Give out a CAS."""
+        self.last_cas += 1
+        return self.last_cas
+
+    def disk_failed(self, reason: str) -> None:
+        """Refuse every write from now on: what is accepted could not be kept."""
+        self._disk_reason = reason or "the store refuses commits"
+        self.write_limit = -1
+
+    def disk_works(self) -> None:
+        """Accept writes again."""
+        self._disk_reason = ""
+        self.write_limit = self.mutation_limit
+
+    @property
+    def disk_reason(self) -> str:
+        """Why writes are refused, ``""`` while the disk works."""
+        return self._disk_reason
+
+    def check_disk(self) -> None:
+        """Raise `TemporaryFailure` while the disk refuses commits; for writes that free memory."""
+        if self._disk_reason:
+            self.refused_disk += 1
+            raise TemporaryFailure(self._disk_reason)
+
+    def refuse_write(self, size: int) -> None:
+        """Raise the refusal that fits; call it when ``used > write_limit``.
+
+        Raises:
+            TemporaryFailure: the disk is full, or ejection may yet make room.
+            OutOfMemory: an item of `size` bytes could never fit, or nothing can be ejected for it.
+        """
+        self.check_disk()
+        self.refused_memory += 1
+        if size + ITEM_OVERHEAD_BYTES > self.mutation_limit:
+            raise OutOfMemory("the item is larger than the memory quota")
+        if self.exhausted:
+            raise OutOfMemory("keys and metadata alone fill the memory quota")
+        self.on_pressure()
+        raise TemporaryFailure("memory is short")
+
+    def mark_dirty(self, vbucket: VBucket) -> None:
+        """Put a vBucket on the flusher's list; the caller has checked that it is not there."""
+        self.dirty.append(vbucket)
+        if len(self.dirty) == 1:
+            self.on_dirty()

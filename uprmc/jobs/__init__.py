@@ -1,0 +1,1 @@
+"""Tasks that run in this process, in processes of this machine, or in Spark."""

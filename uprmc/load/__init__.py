@@ -1,0 +1,1 @@
+"""Files of rows into nodes: cut into tasks, judged row by row, written."""

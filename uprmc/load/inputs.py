@@ -1,0 +1,365 @@
+"""Which files a load reads, and how they are cut into tasks. Reading them: `input_rows`.
+
+A task is a run of one file: lines that begin in a range of bytes (JSON lines, and CSV whose
+fields hold no line ends), row groups (Parquet), or a whole file (compressed ones, CSV with line
+ends in fields). The cut depends on the files and `task_bytes` alone, not on how many processes
+work: so an interrupted load that begins again has the same tasks, and can skip those that are done.
+
+What surprises: a CSV file that is larger than a task is read once on the driver, to learn whether a
+field holds a line end. A line with an odd number of quotes is where one begins or ends; without
+such a line, every line is a row.
+
+Source: RFC 4180; hive's names of directories, ``column=value``, as Spark writes and reads them.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from uprmc.columnar.errors import BadFile, BadOption
+
+FORMATS = ("csv", "jsonl", "parquet")
+
+#: A task is about so large; a load that is interrupted repeats at most one per process.
+TASK_BYTES = 8 * 1024 * 1024
+
+#: With more data tasks grow, so that there are never many more than so many.
+TASKS_MAX = 10_000
+
+FILES_MAX = 100_000
+
+#: A longer line is a bad one: a document in JSON can be longer than its value.
+LINE_BYTES_MAX = 64 * 1024 * 1024
+
+_FORMAT_OF_SUFFIX = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+_SCAN_BYTES = 1024 * 1024
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written.
+
+    Attributes:
+        delimiter: between fields; ``None`` = a tab for ``.tsv``, a comma otherwise.
+        quote: around fields; doubled inside of them.
+        escape: before a quote inside of a field, in files that do so instead of doubling it.
+        header: the first line names the columns.
+        columns: the columns of a file without header.
+        null: a field with this text is NULL; ``None`` = no field is, an empty one is empty text.
+        infer: a field that reads as a JSON number, true, false or null is one in JSON documents.
+    """
+
+    delimiter: str | None = None
+    quote: str = '"'
+    escape: str | None = None
+    header: bool = True
+    columns: tuple[str, ...] = ()
+    null: str | None = None
+    infer: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run of a file; all plain values, so it travels to any worker.
+
+    Attributes:
+        number: its place in the plan, from 0.
+        first, last: bytes of the file from `first` below `last`, or row groups of Parquet.
+        size_bytes: how much of the input it is, for progress.
+        file_bytes, modified_ns: what the file was when the plan was made.
+        columns: of CSV, from its header or the dialect; of Parquet, from its schema.
+        constants: columns that are the same in all rows, from names of directories.
+    """
+
+    number: int
+    path: str
+    format: str
+    first: int
+    last: int
+    size_bytes: int
+    file_bytes: int
+    modified_ns: int
+    dialect: Dialect
+    columns: tuple[str, ...] = ()
+    constants: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def compressed(self) -> bool:
+        return self.format != "parquet" and self.path.endswith(_COMPRESSED)
+
+    def check_unchanged(self) -> None:
+        """Raise `BadFile` when the file is not the one that the plan was made for."""
+        try:
+            facts = os.stat(self.path)
+        except OSError as error:
+            raise BadFile(f"cannot read {self.path}: {error.strerror}") from None
+        if (facts.st_size, facts.st_mtime_ns) != (self.file_bytes, self.modified_ns):
+            raise BadFile(f"{self.path} has changed since the load began: start it again")
+
+
+def plan(
+    paths: Sequence[str],
+    *,
+    format: str | None = None,
+    dialect: Dialect | None = None,
+    task_bytes: int = TASK_BYTES,
+) -> list[Task]:
+    """Return the tasks that read all files, in the order of the paths.
+
+    Args:
+        paths: files, directories (all files below, but those whose names begin with ``.`` or
+            ``_``), or patterns with ``*``, ``?``, ``[...]``, ``**``.
+        format: one of `FORMATS`; ``None`` = by the end of each name.
+        dialect: of CSV files.
+        task_bytes: about how much of a file a task reads.
+
+    Raises:
+        BadOption: nothing is there, or a file's format is not known.
+        BadFile: a file cannot be read.
+    """
+    dialect = dialect or Dialect()
+    _check_dialect(dialect)
+    found = list(_files(paths, format))
+    total = sum(os.path.getsize(path) for path, _, _ in found)
+    task_bytes = max(task_bytes, total // TASKS_MAX)
+    tasks: list[Task] = []
+    for path, kind, constants in found:
+        for task in _tasks_of(path, kind, dialect, task_bytes):
+            tasks.append(replace(task, number=len(tasks), constants=constants))
+    return tasks
+
+
+def fingerprint(tasks: Iterable[Task]) -> str:
+    """Return a text that differs when the files or the way they are cut differ."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(json.dumps(asdict(task), sort_keys=True).encode())
+    return digest.hexdigest()[:32]
+
+
+# --- which files ----------------------------------------------------------------------------------
+
+_Found = tuple[str, str, tuple[tuple[str, str | None], ...]]
+
+
+def _files(paths: Sequence[str], format: str | None) -> Iterator[_Found]:
+    count = 0
+    for path in paths:
+        for file, kind, constants in _files_of(path, format):
+            count += 1
+            if count > FILES_MAX:
+                raise BadOption(f"more than {FILES_MAX:,} files: load them in several runs")
+            yield file, kind, constants
+
+
+def _files_of(path: str, format: str | None) -> Iterator[_Found]:
+    if "://" in path:
+        raise BadOption(
+            f"{path} is no file of this machine: mount it, or read it with Spark and write with"
+            ' df.write.format("uprmc")'
+        )
+    if os.path.isdir(path):
+        yield from _files_below(Path(path), format)
+    elif os.path.exists(path):
+        yield path, format or _format_of(path), ()
+    else:
+        matching = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+        if not matching:
+            raise BadOption(f"no file at {path}")
+        for one in matching:
+            if os.path.isdir(one):
+                yield from _files_below(Path(one), format)
+            else:
+                yield one, format or _format_of(one), ()
+
+
+def _files_below(directory: Path, format: str | None) -> Iterator[_Found]:
+    found = False
+    for folder, folders, names in os.walk(directory):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
+        constants = tuple(_constants(Path(folder).relative_to(directory)))
+        for name in sorted(names):
+            if not name.startswith((".", "_")):
+                file = os.path.join(folder, name)
+                found = True
+                yield file, format or _format_of(file), constants
+    if not found:
+        raise BadOption(f"no file in {directory}")
+
+
+def _constants(below: Path) -> Iterator[tuple[str, str | None]]:
+    for part in below.parts:
+        name, equals, text = part.partition("=")
+        if equals and name:
+            yield unquote(name), None if text == _HIVE_NULL else unquote(text)
+
+
+def _format_of(path: str) -> str:
+    name = path.lower()
+    for end in _COMPRESSED:
+        name = name.removesuffix(end)
+    format = _FORMAT_OF_SUFFIX.get(os.path.splitext(name)[1])
+    if format is None:
+        raise BadOption(f"the name of {path} does not say its format: say one of {_words(FORMATS)}")
+    return format
+
+
+def _words(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + " or " + names[-1]
+
+
+# --- tasks of a file ------------------------------------------------------------------------------
+
+
+def _tasks_of(path: str, format: str, dialect: Dialect, task_bytes: int) -> Iterator[Task]:
+    try:
+        facts = os.stat(path)
+        if format == "csv" and dialect.delimiter is None:
+            tabs = ".tsv" in os.path.basename(path).lower()
+            dialect = replace(dialect, delimiter="\t" if tabs else ",")
+        whole = Task(
+            number=0,
+            path=os.path.abspath(path),
+            format=format,
+            first=0,
+            last=facts.st_size,
+            size_bytes=facts.st_size,
+            file_bytes=facts.st_size,
+            modified_ns=facts.st_mtime_ns,
+            dialect=dialect,
+        )
+        if format == "parquet":
+            yield from _row_groups(whole, task_bytes)
+        elif format == "csv":
+            yield from _csv_ranges(whole, task_bytes)
+        elif whole.last:
+            yield from _ranges(whole, 0, task_bytes if not whole.compressed else whole.last)
+    except (OSError, pa.ArrowException) as error:
+        raise BadFile(f"cannot read {path}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())
+
+
+def _ranges(whole: Task, first: int, task_bytes: int) -> Iterator[Task]:
+    for start in range(first, whole.last, task_bytes):
+        end = min(start + task_bytes, whole.last)
+        yield replace(whole, first=start, last=end, size_bytes=end - start)
+
+
+def _row_groups(whole: Task, task_bytes: int) -> Iterator[Task]:
+    with pq.ParquetFile(whole.path) as file:
+        sizes = [file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups)]
+        whole = replace(whole, columns=tuple(file.schema_arrow.names))
+    first = gathered = 0
+    for number, size in enumerate(sizes):
+        gathered += size
+        if gathered >= task_bytes or number == len(sizes) - 1:
+            yield replace(whole, first=first, last=number + 1, size_bytes=gathered)
+            first, gathered = number + 1, 0
+
+
+# --- CSV ------------------------------------------------------------------------------------------
+
+
+def _check_dialect(dialect: Dialect) -> None:
+    for name in ("delimiter", "quote", "escape"):
+        text = getattr(dialect, name)
+        if text is not None and (len(text) != 1 or text in "\r\n" or not text.isascii()):
+            raise BadOption(f"{name}: one ASCII character, not {text!r}")
+    if not dialect.header and not dialect.columns:
+        raise BadOption("a CSV file without header needs the names of its columns")
+    if len(set(dialect.columns)) < len(dialect.columns):
+        raise BadOption("two columns have the same name")
+
+
+def _csv_ranges(whole: Task, task_bytes: int) -> Iterator[Task]:
+    columns, rows_from = _header(whole)
+    whole = replace(whole, first=rows_from, columns=columns)
+    if rows_from >= whole.last and not whole.compressed:
+        return
+    if whole.compressed or whole.last - rows_from <= task_bytes or _line_ends_in_fields(whole):
+        yield whole
+    else:
+        yield from _ranges(whole, rows_from, task_bytes)
+
+
+def _header(whole: Task) -> tuple[tuple[str, ...], int]:
+    """Return the columns, and where the first row begins (0 in a compressed file)."""
+    dialect = whole.dialect
+    if not dialect.header:
+        return dialect.columns, 0
+    with open_bytes(whole) as file:
+        line = file.readline(LINE_BYTES_MAX)
+    try:
+        text = line.decode("utf-8-sig")
+        names = next(csv.reader([text], **csv_options(dialect)), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadFile(f"the header of {whole.path} cannot be read: {error}") from None
+    if not names:
+        raise BadFile(f"{whole.path} begins without a header: name its columns")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadFile(f"{whole.path} has two columns named {twice[0]!r}")
+    return dialect.columns or tuple(names), 0 if whole.compressed else len(line)
+
+
+def _line_ends_in_fields(task: Task) -> bool:
+    """Tell whether a line has an odd number of quotes (see the module docstring)."""
+    quote = task.dialect.quote.encode()
+    odd = False
+    with open(task.path, "rb") as file:
+        file.seek(task.first)
+        while chunk := file.read(_SCAN_BYTES):
+            first, *others = (
+                chunk.split(b"\n") if quote in chunk else [b"", *[b""] * (b"\n" in chunk)]
+            )
+            odd ^= first.count(quote) % 2 == 1
+            for line in others:
+                if odd:
+                    return True
+                odd = line.count(quote) % 2 == 1
+    return odd
+
+
+def csv_options(dialect: Dialect) -> dict[str, Any]:
+    """Return the arguments of `csv.reader` for a dialect; anything torn is an error."""
+    return {
+        "delimiter": dialect.delimiter or ",",
+        "quotechar": dialect.quote,
+        "escapechar": dialect.escape,
+        "doublequote": True,
+        "strict": True,
+    }
+
+
+def open_bytes(task: Task) -> IO[bytes]:
+    """Open the file of a task for reading bytes, unpacked."""
+    if not task.compressed:
+        return open(task.path, "rb")
+    packed: IO[bytes] = io.BufferedReader(pa.input_stream(task.path, compression="detect"))
+    return packed

@@ -1,0 +1,371 @@
+"""What the next batch of a stream reads: pure rules, no wire, no clock.
+
+A batch reads from a **lease**, all vBuckets as they are at one moment: exact, and the same however
+often Spark repeats it. Its end is then a *complete state*: what the sink holds is what the node
+held. With a limit several batches read from one lease, and only the last ends in a complete state;
+the ones before lie inside of a snapshot, and going on after a branch of history is judged so.
+
+A lease may be gone when a task reads: the node was restarted, or Spark repeats a batch the next
+day. The task then reads what there is *now*, everything above the batch's beginning, also beyond
+its end: a key that was written again since has left the place where it was. Nothing is missing, and
+what came too early comes again. But the end of such a batch is not a complete state (rows above it
+were handed over, rows below it perhaps not), and the driver does not see what its tasks did. So
+**the end of a batch counts as complete only once the lease is seen to have outlived it**. Until
+then it is a place inside of a snapshot of unknown end:
+
+- it is no boundary to go back to;
+- if history branches meanwhile, what was read beyond the end may be gone, although the end itself
+  is not: the stream goes back. Excepted is a node that was killed once and is still the owner: it
+  kept what was on its disk, and a task ends only after all that it read is (`following`).
+
+`settled` judges the last batch, `carried_on` takes the next part of a lease, `advanced` begins a
+new one, `slices` says what tasks are to read.
+
+Source: ``docs/streams.md``, rollback; ``docs/extensions.md``, leases; Spark reference 3 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from uprmc.columnar.errors import DataLost, NoVBucket, RolledBack, VBucketsChanged
+from uprmc.columnar.rollback import history_of, newest_boundary, rollback_point
+from uprmc.spark.offsets import Offset, Position, thinned
+
+FAIL, REWIND, RESTART = "fail", "rewind", "restart"
+
+_ADVICE = (
+    "history branched below; set onRollback=rewind (a control row tells what to undo) or "
+    "onRollback=restart (this vBucket again from the beginning)"
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is to happen when history branched, and when something cannot be had any more."""
+
+    on_rollback: str = FAIL
+    fail_on_data_loss: bool = True
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a node has of a vBucket, now or at the moment of a lease.
+
+    Attributes:
+        log: failover log, newest first.
+        high_seqno: of its newest change.
+        purge_seqno: of the newest deletion that was dropped for good.
+        place: the node.
+    """
+
+    log: tuple[tuple[int, int], ...]
+    high_seqno: int
+    purge_seqno: int = 0
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A stream's place between two batches.
+
+    Attributes:
+        offset: without what only the last batch needed; its lease too, unless it is to go on.
+        unsure: vBuckets whose end is not known to be complete, and the node of their lease.
+    """
+
+    offset: Offset
+    unsure: Mapping[int, str]
+
+
+def settled(start: Offset, confirmed: bool, places: Mapping[int, str], rules: Rules) -> Settled:
+    """Return what is known of a place once the batch that ended there is over.
+
+    Args:
+        start: the place.
+        confirmed: its lease still holds everything, at nodes that still own the vBuckets.
+        places: the nodes of its lease, by vBucket.
+        rules: with losses allowed, a task may have begun a vBucket again.
+    """
+    positions = {number: each.quiet() for number, each in start.positions.items()}
+    if confirmed or start.lease is None:
+        return Settled(replace(start, positions=positions, lease=None), {})
+    unsure = {
+        number: places.get(number, "") for number, each in start.positions.items() if each.moved
+    }
+    for number in unsure:
+        if positions[number].snapshot is None:
+            positions[number] = _reopened(positions[number])
+        if not rules.fail_on_data_loss:
+            positions[number] = _bare(positions[number])
+    return Settled(replace(start, positions=positions, lease=None), unsure)
+
+
+def _reopened(position: Position) -> Position:
+    """Return a place that may or may not be a complete state as one inside of a snapshot."""
+    older = position.boundaries
+    snapshot = (older[0] if older else 0, position.seqno)
+    return replace(position, snapshot=snapshot, boundaries=older[1:])
+
+
+def _bare(position: Position) -> Position:
+    """Return a place from which there is no way back but to the beginning."""
+    assert position.snapshot is not None
+    return replace(position, snapshot=(0, position.snapshot[1]), boundaries=())
+
+
+def unchanged(here: Settled, seen: Mapping[int, Seen], rules: Rules) -> bool:
+    """Return whether a batch from here would have nothing to read, to undo or to complain of."""
+    if rules.fail_on_data_loss and not set(here.offset.positions) <= set(seen):
+        return False
+    return all(_still(here, number, each) for number, each in seen.items())
+
+
+def _still(here: Settled, number: int, seen: Seen) -> bool:
+    position = here.offset.at(number)
+    if position.snapshot is not None and number not in here.unsure:
+        return False
+    return seen.high_seqno == position.seqno and _shared(here, number, seen) is None
+
+
+def at_rest(here: Settled) -> Offset:
+    """Return a place at which nothing changed: it has turned out to be complete.
+
+    No node had anything above it, so no task can have read beyond it.
+    """
+    positions = {
+        number: each if each.snapshot is None else _closed(each)
+        for number, each in here.offset.positions.items()
+    }
+    return replace(here.offset, positions=positions)
+
+
+def _closed(position: Position) -> Position:
+    return _ending(position, position.boundary, position.boundaries, position.seqno, None)
+
+
+# --- a new lease ----------------------------------------------------------------------------------
+
+
+def checked(start: Offset, vbuckets: int) -> None:
+    """Raise `VBucketsChanged` if a place belongs to another number of vBuckets."""
+    if start.vbuckets != vbuckets:
+        raise VBucketsChanged(
+            f"the nodes have {vbuckets} vBuckets, this stream began with {start.vbuckets}: keys "
+            "belong to other vBuckets now; begin again with a new checkpoint"
+        )
+
+
+def advanced(
+    here: Settled, seen: Mapping[int, Seen], lease: str, rules: Rules, rows: int | None = None
+) -> Offset:
+    """Return the end of a batch that begins to read a new lease.
+
+    Args:
+        here: where the stream stands.
+        seen: what the lease holds.
+        lease: its token.
+        rules: what to do about branches and losses.
+        rows: which the batch may have, about; ``None`` = as many as there are.
+
+    Raises:
+        RolledBack, DataLost, NoVBucket: as the rules want it.
+    """
+    gone = sorted(set(here.offset.positions) - set(seen))
+    if gone and rules.fail_on_data_loss:
+        raise NoVBucket(
+            f"vb={gone[0]} is active on no node (failOnDataLoss=false would wait for it)"
+        )
+    opened = {number: here.offset.at(number) for number in gone}
+    for number, each in seen.items():
+        opened[number] = _opened(here, number, each, rules)
+    return _taken(replace(here.offset, positions=opened, lease=lease), rows)
+
+
+def _opened(here: Settled, number: int, seen: Seen, rules: Rules) -> Position:
+    """Return a position as it enters a new lease: nothing of it was read, perhaps it went back."""
+    position = here.offset.at(number)
+    point = _shared(here, number, seen)
+    if point is not None:
+        return _gone_back(position, number, seen, point, rules)
+    if position.seqno == seen.high_seqno:
+        return position if position.snapshot is None else _closed(position)
+    snapshot = (position.boundary, seen.high_seqno)
+    return replace(position, uuid=history_of(seen.log, seen.high_seqno), snapshot=snapshot)
+
+
+def _shared(here: Settled, number: int, seen: Seen) -> int | None:
+    """Return up to where history is shared at most, ``None`` if the stream may go on."""
+    position = here.offset.at(number)
+    begin, end = position.snapshot or (position.seqno, position.seqno)
+    if begin == position.seqno:
+        end = begin
+    point = rollback_point(
+        seen.log, seen.high_seqno, seen.purge_seqno, position.seqno, begin, end, position.uuid
+    )
+    if point is None and position.seqno and number in here.unsure:
+        newer = [uuid for uuid, _ in seen.log].index(position.uuid)
+        if newer and not (newer == 1 and here.unsure[number] == seen.place):
+            return position.seqno
+    return point
+
+
+def _gone_back(position: Position, number: int, seen: Seen, point: int, rules: Rules) -> Position:
+    purged = 0 < position.seqno < seen.purge_seqno
+    if purged and rules.fail_on_data_loss:
+        raise _lost(number, position.seqno, seen.purge_seqno)
+    if rules.on_rollback == FAIL and not purged:
+        raise RolledBack(number, position.seqno, point, _ADVICE)
+    target = _target(point, position.whole, position.origin, rules)
+    if target < seen.purge_seqno:
+        target = 0  # deletions above the boundary are not to be had any more
+    return Position(
+        uuid=seen.log[0][0],
+        seqno=target,
+        snapshot=(target, seen.high_seqno),
+        boundaries=tuple(each for each in position.boundaries if each < target),
+        rewound_to=target,
+        origin=min(position.origin, target),
+    )
+
+
+def _lost(vbucket: int, seqno: int, purge_seqno: int) -> DataLost:
+    return DataLost(
+        f"vb={vbucket} checkpoint={seqno}: deletions up to {purge_seqno} were dropped for good "
+        "before this stream saw them; failOnDataLoss=false begins this vBucket again"
+    )
+
+
+def _target(point: int, boundaries: Iterable[int], origin: int, rules: Rules) -> int:
+    """Return where to go back to: at or below an origin nothing was ever handed over."""
+    whole = 0 if rules.on_rollback == RESTART else newest_boundary(point, boundaries)
+    return max(whole, min(origin, point))
+
+
+# --- parts of a lease -----------------------------------------------------------------------------
+
+
+def carried_on(start: Offset, rows: int | None = None) -> Offset:
+    """Return the end of a batch that goes on reading the lease of the one before."""
+    positions = {number: each.quiet() for number, each in start.positions.items()}
+    return _taken(replace(start, positions=positions), rows)
+
+
+def _taken(opened: Offset, rows: int | None) -> Offset:
+    lags = {
+        number: each.snapshot[1] - each.seqno
+        for number, each in opened.positions.items()
+        if each.snapshot is not None
+    }
+    parts = shares(lags, rows)
+    positions = {
+        number: each if number not in parts else _read(each, parts[number])
+        for number, each in opened.positions.items()
+    }
+    return replace(opened, positions=positions)
+
+
+def _read(position: Position, count: int) -> Position:
+    """Return the end of reading so many more seqnos."""
+    assert position.snapshot is not None
+    boundary, target = position.snapshot
+    seqno = position.seqno + count
+    ended = _ending(position, boundary, position.boundaries, seqno, target)
+    return replace(ended, moved=count > 0)
+
+
+def _ending(
+    position: Position, boundary: int, older: tuple[int, ...], seqno: int, target: int | None
+) -> Position:
+    if target is None or seqno == target:
+        kept = () if boundary == seqno else (boundary,)
+        return replace(position, seqno=seqno, snapshot=None, boundaries=thinned((*kept, *older)))
+    return replace(position, seqno=seqno, snapshot=(boundary, target), boundaries=older)
+
+
+def shares(lags: Mapping[int, int], rows: int | None) -> dict[int, int]:
+    """Return how many seqnos of each vBucket a batch reads: in proportion to how far it is behind.
+
+    The sum is `rows`, or all there is; at least one in any case, so that every batch gets on.
+    """
+    total = sum(lags.values())
+    if rows is None or total <= rows:
+        return dict(lags)
+    rows = max(1, rows)
+    parts = {number: rows * lag // total for number, lag in lags.items()}
+    left = rows - sum(parts.values())
+    for number in sorted(lags, key=lambda each: (parts[each] - lags[each], each))[:left]:
+        parts[number] += 1
+    return parts
+
+
+# --- what tasks read ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a task reads of one vBucket.
+
+    Attributes:
+        start: rows above this; `snapshot` is what it lies in.
+        uuid: the history of `start`.
+        end: rows up to this, when they are read from the lease.
+        control: a control row comes first and says that everything above this is undone.
+        resumed: the batch before read from the same lease: deletions that the lease does not have
+            were not missed.
+    """
+
+    vbucket: int
+    start: int
+    snapshot: tuple[int, int]
+    uuid: int
+    end: int
+    control: int | None = None
+    resumed: bool = False
+
+    @property
+    def only_control(self) -> bool:
+        """Whether there is nothing to read: its end would not be judged if a task read beyond."""
+        return self.end <= self.start
+
+    def found_again(self, seen: Seen, rules: Rules) -> Slice | None:
+        """Return what is to be read in place of this where its lease is gone.
+
+        A history that is gone takes the end along: there is nothing to be read, and the driver will
+        go back before it plans the next batch. What a control row undoes is undone in any case.
+
+        Args:
+            seen: what there is now.
+            rules: what to do about branches and losses.
+
+        Raises:
+            RolledBack, DataLost: to fail.
+        """
+        shared = rollback_point(seen.log, seen.high_seqno, 0, self.start, *self.snapshot, self.uuid)
+        if shared is not None:
+            if rules.on_rollback == FAIL:
+                raise RolledBack(self.vbucket, self.start, shared, _ADVICE)
+            return None
+        if 0 < self.start < seen.purge_seqno:
+            if rules.fail_on_data_loss:
+                raise _lost(self.vbucket, self.start, seen.purge_seqno)
+            return replace(self, start=0, snapshot=(0, 0), control=0)
+        return self
+
+
+def slices(start: Offset, end: Offset) -> list[Slice]:
+    """Return what the batch from `start` to `end` reads, by vBucket; nothing to read, no slice."""
+    found = []
+    resumed = start.lease is not None and start.lease == end.lease
+    for number, after in sorted(end.positions.items()):
+        before = start.at(number)
+        if after.rewound_to is not None:
+            target = after.rewound_to
+            found.append(Slice(number, target, (target, target), after.uuid, after.seqno, target))
+        elif after.seqno > before.seqno:
+            snapshot = before.snapshot or (before.seqno, before.seqno)
+            found.append(
+                Slice(number, before.seqno, snapshot, before.uuid, after.seqno, resumed=resumed)
+            )
+    return found

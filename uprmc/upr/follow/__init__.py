@@ -1,0 +1,1 @@
+"""Which nodes this node follows: lines that are dialled, hand-overs, failovers."""

@@ -1,0 +1,145 @@
+"""Taking vBuckets over from another node: a line of its own, one verdict for each vBucket.
+
+It is over when each is decided. A source that falls silent is given up by the link, and one that
+speaks while nothing gets on is given up here, so it does not last for ever: it may have stopped
+persistence, or this node may have, and neither side promises anything before the disk has it.
+
+Source: UPR reference 4.4; row D52.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.model import VBucketState
+from uprmc.protocol.replication import Outcome
+from uprmc.upr.follow.line import Dial, Line
+from uprmc.upr.hub import Hub
+
+#: What is not decided is given up when nothing has got on for so long.
+_STILL_S = 60.0
+
+#: Told what became of each vBucket, and the last reason for one that was not taken.
+HandoverDone = Callable[[dict[int, Outcome], str], None]
+
+
+class Handover:
+    """See the module docstring. Implements `LinkOwner`.
+
+    Attributes:
+        place: the source, HOST:PORT.
+        numbers: what was asked for.
+        outcomes: what has been decided.
+        error: why the last one that was not taken was not, ``""`` while none was refused.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        dial: Dial,
+        place: str,
+        name: bytes,
+        numbers: list[int],
+        now: float,
+        on_end: Callable[[Handover], None],
+    ) -> None:
+        """Prepare it; `on_end` is called once, when all is decided."""
+        self.place = place
+        self.numbers = numbers
+        self.outcomes: dict[int, Outcome] = {}
+        self.error = ""
+        self._hub = hub
+        self._granted: set[int] = set()
+        self._opened = False
+        self._began_at = self._moved_at = now
+        self._steps = 0
+        self._on_end: Callable[[Handover], None] | None = on_end
+        self._line: Line | None = Line(hub, dial, place, name, self)
+
+    def start(self) -> None:
+        """Dial; all may be decided before this returns."""
+        if self._line is not None:
+            self._line.start()
+
+    def tick(self, now: float) -> None:
+        """Give up a source that does not answer."""
+        line = self._line
+        if line is None:
+            return
+        link = line.link
+        if link is not None:
+            link.tick(now)
+        if not self._opened:
+            if now - self._began_at >= self._hub.settings.dial_timeout_s:
+                line.give_up()
+        elif link is not None and link.steps != self._steps:
+            self._steps, self._moved_at = link.steps, now
+        elif now - self._moved_at >= _STILL_S:
+            self.close(f"nothing has got on for {_STILL_S:g} s: {self._likely_cause()}")
+
+    def _likely_cause(self) -> str:
+        bucket = self._hub.bucket
+        if bucket.flusher.paused:
+            return "persistence is stopped here, start it"
+        if bucket.account.disk_reason:
+            return f"the disk refuses here: {bucket.account.disk_reason}"
+        return "does the source persist, and is there memory left here?"
+
+    def give_up(self, numbers: list[int], why: str) -> None:
+        """Take these over no more; what is taken already stays so."""
+        link = self._line.link if self._line is not None else None
+        undecided = [number for number in numbers if number not in self.outcomes]
+        if link is not None:  # one that has failed, too, may be waiting for the disk
+            link.leave([number for number in undecided if number in link.streams])
+        for number in undecided:
+            self.ended(number, why, False)
+
+    def close(self, why: str) -> None:
+        """Give up everything that is not decided."""
+        self.give_up(self.numbers, why)
+
+    # --- what the link tells --------------------------------------------------------------------
+
+    def opened(self) -> None:
+        """See `LinkOwner`."""
+        self._opened = True
+        link = self._line.link if self._line is not None else None
+        if link is not None:
+            link.take_over([number for number in self.numbers if number not in self.outcomes])
+
+    def began(self, number: int) -> None:
+        """See `LinkOwner`."""
+        self._granted.add(number)
+
+    def ended(self, number: int, why: str, _retry: bool) -> None:
+        """See `LinkOwner`; what was refused is not asked for again by itself."""
+        vbucket = self._hub.bucket.vbuckets.get(number)
+        if vbucket is not None and vbucket.state == VBucketState.ACTIVE:
+            self._decide(number, Outcome.TAKEN)
+            return
+        self.error = f"vBucket {number}: {why}"
+        self._decide(number, Outcome.INTERRUPTED if number in self._granted else Outcome.REFUSED)
+
+    def taken(self, number: int) -> None:
+        """See `LinkOwner`."""
+        self._decide(number, Outcome.TAKEN)
+
+    def closed(self, why: str) -> None:
+        """See `LinkOwner`."""
+        for number in self.numbers:
+            if number not in self.outcomes:
+                self.ended(number, why, False)
+        self._line = None
+
+    def _decide(self, number: int, outcome: Outcome) -> None:
+        if number not in self.numbers or number in self.outcomes:
+            return
+        self.outcomes[number] = outcome
+        if len(self.outcomes) < len(self.numbers):
+            return
+        line, self._line = self._line, None
+        on_end, self._on_end = self._on_end, None
+        if line is not None:
+            line.hang_up()
+        if on_end is not None:
+            on_end(self)

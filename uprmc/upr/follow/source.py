@@ -1,0 +1,373 @@
+"""One node that vBuckets are followed from: a line to it that is kept open, and its streams.
+
+A lost line is dialled again, a stream that ended is asked for again, each after a pause that
+doubles up to ``upr.redial_max_s``; what held for a while begins with the shortest pause again. A
+stream that only an operator can help is asked for again on the next line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.model import VBucketState
+from uprmc.ports import Entropy
+from uprmc.upr.follow.line import Dial, Line
+from uprmc.upr.hub import Hub
+from uprmc.upr.receive.link import Link
+
+#: The first pause, in seconds; each is up to half shorter, by chance, so that nodes spread out.
+FIRST_PAUSE_S = 0.1
+
+#: What has held for so long may be tried again soon.
+_PROVEN_S = 1.0
+
+#: How often it is looked whether we have fallen behind.
+_LOOK_S = 1.0
+
+#: States in which a vBucket may be filled by another node.
+FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
+
+
+class Pause:
+    """How long to wait before trying again."""
+
+    __slots__ = ("_entropy", "_length", "_most")
+
+    def __init__(self, entropy: Entropy, most_s: float) -> None:
+        self._entropy = entropy
+        self._most = most_s
+        self._length = 0.0
+
+    def next(self, held_s: float) -> float:
+        """Return seconds to wait, after something that held for `held_s`, 0 for what never did."""
+        if held_s >= max(_PROVEN_S, self._length):
+            self._length = 0.0
+        self._length = min(self._length * 2 or FIRST_PAUSE_S, self._most)
+        chance = (self._entropy.uuid48() & 0xFFFF) / 0x10000
+        return self._length * (1 - chance / 2)
+
+
+class LineState(Enum):
+    """Where a source stands; the texts are those of statistics."""
+
+    CONNECTING = "connecting"
+    OPEN = "open"
+    WAITING = "waiting"
+
+
+class StreamStanding(Enum):
+    """Where one followed vBucket stands; the texts are those of statistics."""
+
+    WAITING = "waiting"
+    ASKED = "asked"
+    STREAMING = "streaming"
+    REFUSED = "refused"
+    HANDOVER = "handover"
+
+
+class Followed:
+    """One vBucket that is followed. Watches it: who makes it active or dead ends the following.
+
+    Attributes:
+        vbucket: what is filled.
+        standing: see `StreamStanding`.
+        error: why the last stream was refused or ended, ``""`` while all is well.
+        source_seqno: the source's highest seqno as it said last, ``None`` before it has.
+        ask_at: when to ask for a stream again.
+        began_at: when the stream began.
+    """
+
+    __slots__ = (
+        "_lost",
+        "ask_at",
+        "began_at",
+        "error",
+        "pause",
+        "source_seqno",
+        "standing",
+        "vbucket",
+    )
+
+    def __init__(self, vbucket: VBucket, pause: Pause, lost: Callable[[int], None]) -> None:
+        """See the class; `lost` is called with the number when it is followed no more."""
+        self.vbucket = vbucket
+        self.pause = pause
+        self.standing = StreamStanding.WAITING
+        self.error = ""
+        self.source_seqno: int | None = None
+        self.ask_at = 0.0
+        self.began_at = 0.0
+        self._lost: Callable[[int], None] | None = lost
+        self.watch()
+
+    @property
+    def lag_items(self) -> int:
+        """How many seqnos the source is ahead, as far as known."""
+        return max(0, (self.source_seqno or 0) - self.vbucket.high_seqno)
+
+    def watch(self) -> None:
+        """Learn what others make of the vBucket."""
+        self.vbucket.watchers.append(self)
+
+    def close(self) -> None:
+        """Let go of the vBucket."""
+        self._lost = None
+        self.vbucket.unwatch(self)
+
+    def changed(self) -> None:
+        """Nothing: it is us who change it."""
+
+    def interrupted(self, why: Interruption) -> None:
+        """Go on with what is still to be filled."""
+        if self.vbucket.state in FILLED:
+            self.watch()
+            return
+        lost = self._lost
+        self.close()
+        if lost is not None:
+            lost(self.vbucket.id)
+
+
+class Source:
+    """See the module docstring. Implements `LinkOwner`.
+
+    Attributes:
+        place: HOST:PORT, as it is dialled.
+        followed: number -> what is followed from here.
+        attempts: how often it was dialled.
+        last_error: why there is no line, or why the last one ended; ``""`` if it never did.
+    """
+
+    def __init__(self, hub: Hub, dial: Dial, place: str, name: bytes, now: float) -> None:
+        self.place = place
+        self.followed: dict[int, Followed] = {}
+        self.attempts = 0
+        self.last_error = ""
+        self.on_open: Callable[[], None] = _nothing
+        self.on_trouble: Callable[[str], None] = _say_nothing
+        self._hub = hub
+        self._dial = dial
+        self._name = name
+        self._now = now
+        self._line: Line | None = None
+        self._opened = False
+        self._began_at = now
+        self._pause = self._new_pause()
+        self._dial_at = now
+        self._level_at = self._looked_at = now
+        self._past_items = self._past_rollbacks = 0
+
+    def _new_pause(self) -> Pause:
+        return Pause(self._hub.bucket.entropy, self._hub.settings.redial_max_s)
+
+    # --- what is so -----------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LineState:
+        """Where it stands."""
+        if self._line is None:
+            return LineState.WAITING
+        return LineState.OPEN if self._open_link() is not None else LineState.CONNECTING
+
+    @property
+    def streaming(self) -> int:
+        """How many vBuckets have a stream."""
+        return sum(one.standing is StreamStanding.STREAMING for one in self.followed.values())
+
+    @property
+    def lag_items(self) -> int:
+        """How many seqnos the source is ahead in all, as far as known."""
+        self._learn_seqnos()
+        return sum(one.lag_items for one in self.followed.values())
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds since we last held all that the source was known to have."""
+        self._look()
+        return self._now - self._level_at
+
+    @property
+    def items(self) -> int:
+        """Versions received over this line and those before."""
+        link = self._link()
+        return self._past_items + (link.items if link is not None else 0)
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the source has sent a vBucket back."""
+        link = self._link()
+        return self._past_rollbacks + (link.rollbacks if link is not None else 0)
+
+    def _link(self) -> Link | None:
+        return self._line.link if self._line is not None else None
+
+    def _open_link(self) -> Link | None:
+        link = self._link()
+        return link if link is not None and link.open else None
+
+    # --- what is followed -----------------------------------------------------------------------
+
+    def follow(self, vbucket: VBucket, lost: Callable[[int], None]) -> None:
+        """Fill a vBucket from here; one that is already gets a stream at once, if it has none."""
+        followed = self.followed.get(vbucket.id)
+        if followed is None or followed.vbucket is not vbucket:
+            self.leave([vbucket.id])
+            followed = Followed(vbucket, self._new_pause(), lost)
+            self.followed[vbucket.id] = followed
+        elif followed.standing is StreamStanding.REFUSED:
+            followed.standing = StreamStanding.WAITING
+        followed.ask_at = self._now
+
+    def leave(self, numbers: list[int]) -> None:
+        """Follow these no more."""
+        self._end_streams(numbers)
+        for number in numbers:
+            followed = self.followed.pop(number, None)
+            if followed is not None:
+                followed.close()
+
+    def yield_to_handover(self, number: int) -> None:
+        """End the stream of a vBucket that is about to be handed over, until `resume`."""
+        self._end_streams([number])
+        followed = self.followed[number]
+        followed.standing = StreamStanding.HANDOVER
+        followed.vbucket.unwatch(followed)
+
+    def resume(self, vbucket: VBucket, lost: Callable[[int], None]) -> None:
+        """Follow a vBucket again that was not handed over; it may have been made anew meanwhile."""
+        followed = self.followed[vbucket.id]
+        followed.standing = StreamStanding.WAITING
+        if followed.vbucket is vbucket:
+            followed.watch()
+        self.follow(vbucket, lost)
+
+    def _end_streams(self, numbers: list[int]) -> None:
+        link = self._open_link()
+        ended = [n for n in numbers if n in self.followed and n in link.streams] if link else []
+        if link is not None and ended:
+            link.leave(ended)
+
+    def close(self) -> None:
+        """Follow nothing more and hang up."""
+        for followed in self.followed.values():
+            followed.close()
+        self.followed.clear()
+        line = self._line
+        self._forget_line()
+        if line is not None:
+            line.hang_up()
+
+    def _forget_line(self) -> None:
+        self._past_items, self._past_rollbacks = self.items, self.rollbacks
+        self._line, self._opened = None, False
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Dial, give up a call that is not answered, and ask for streams, as they are due."""
+        self._now = now
+        link = self._link()
+        if link is not None:
+            link.tick(now)
+            link = self._link()
+        if self._line is None:
+            if now >= self._dial_at:
+                self._call()
+        elif self._open_link() is not None:
+            self._ask()
+        elif link is not None and link.closing:
+            pass  # it has failed; its end comes with the reason
+        elif now - self._began_at >= self._hub.settings.dial_timeout_s:
+            self._line.give_up()
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            self._look()
+
+    def _look(self) -> None:
+        """See whether we hold all that the source is known to have."""
+        if not self.lag_items and self.streaming == len(self.followed):
+            self._level_at = self._now
+
+    def _call(self) -> None:
+        self.attempts += 1
+        self._began_at = self._now
+        self._line = line = Line(self._hub, self._dial, self.place, self._name, self)
+        line.start()
+
+    def _ask(self) -> None:
+        due = [
+            number
+            for number, one in self.followed.items()
+            if one.standing is StreamStanding.WAITING and one.ask_at <= self._now
+        ]
+        link = self._open_link()
+        if not due or link is None:
+            return
+        for number in due:
+            self.followed[number].standing = StreamStanding.ASKED
+        link.follow(due)
+
+    def _learn_seqnos(self) -> None:
+        link = self._open_link()
+        if link is None:
+            return
+        for number, seqno in link.source_seqnos.items():
+            followed = self.followed.get(number)
+            if followed is not None:
+                followed.source_seqno = seqno
+
+    # --- what the link tells --------------------------------------------------------------------
+
+    def opened(self) -> None:
+        """See `LinkOwner`."""
+        self._opened, self._began_at = True, self._now
+        for followed in self.followed.values():
+            if followed.standing is not StreamStanding.HANDOVER:
+                followed.standing = StreamStanding.WAITING
+                followed.ask_at = self._now
+        self.on_open()
+        self._ask()
+
+    def began(self, number: int) -> None:
+        """See `LinkOwner`."""
+        followed = self.followed.get(number)
+        if followed is not None:
+            followed.standing = StreamStanding.STREAMING
+            followed.error = ""
+            followed.began_at = self._now
+
+    def ended(self, number: int, why: str, retry: bool) -> None:
+        """See `LinkOwner`."""
+        followed = self.followed.get(number)
+        if followed is None or followed.standing is StreamStanding.HANDOVER:
+            return
+        streamed = followed.standing is StreamStanding.STREAMING
+        held_s = self._now - followed.began_at if streamed else 0.0
+        followed.error = why
+        followed.standing = StreamStanding.WAITING if retry else StreamStanding.REFUSED
+        followed.ask_at = self._now + followed.pause.next(held_s)
+        self.on_trouble(f"vBucket {number}: {why}")
+
+    def taken(self, number: int) -> None:
+        """See `LinkOwner`; nobody hands over on this line."""
+
+    def closed(self, why: str) -> None:
+        """See `LinkOwner`."""
+        held_s = self._now - self._began_at if self._opened else 0.0
+        self._forget_line()
+        for followed in self.followed.values():
+            if followed.standing is not StreamStanding.HANDOVER:
+                followed.standing = StreamStanding.WAITING
+        self.last_error = why
+        self._dial_at = self._now + self._pause.next(held_s)
+        self.on_trouble(why)
+
+
+def _nothing() -> None:
+    """Stand in where nobody wants to know."""
+
+
+def _say_nothing(_why: str) -> None:
+    """Stand in where nobody wants to know."""

@@ -1,0 +1,1 @@
+"""The producer's side of UPR: streams of this node's changes."""

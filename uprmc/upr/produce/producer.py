@@ -1,0 +1,311 @@
+"""The producer's side of a connection: the commands of its peer.
+
+The session hands every UPR frame to `handle` or `answered`, passes the time on by `tick`, and pulls
+what is to be sent by `fill`. Replies are the session's affair.
+
+Source: UPR reference 2 and 4; seed 000; rows D24 to D40.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.engine.failover_log import FailoverLog
+from uprmc.engine.flusher import Waiter
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import (
+    InvalidArguments,
+    NotMyVBucket,
+    OutOfPlace,
+    StreamNotFound,
+    TemporaryFailure,
+    UnknownCommand,
+)
+from uprmc.model import VBucketState
+from uprmc.protocol.opcodes import Opcode, OpenFlag, Status, StreamFlag
+from uprmc.protocol.upr import (
+    BUFFER_ACK_EXTRAS,
+    FIRST_STREAM_REQUEST_EXTRAS,
+    SEQNO_ACKNOWLEDGED_EXTRAS,
+    TERM_EXTRAS,
+    decode_stream_request,
+    encode_failover_log,
+)
+from uprmc.protocol.upr_extensions import (
+    BARRIER_ADD_REPLY_EXTRAS,
+    StreamOptions,
+    decode_stream_options,
+)
+from uprmc.upr.hub import Hub
+from uprmc.upr.keepalive import Due, KeepAlive
+from uprmc.upr.peer import Answer, Reply, UprRequest
+from uprmc.upr.produce.admission import (
+    Asked,
+    admit,
+    admit_notifier,
+    admit_to_lease,
+    check_term,
+    locate,
+)
+from uprmc.upr.produce.feed import Feed
+from uprmc.upr.produce.lease_stream import LeaseStream
+from uprmc.upr.produce.notifier import NotifierStream
+from uprmc.upr.produce.options import Options, form_of, set_option
+from uprmc.upr.produce.stream import Stream
+from uprmc.upr.produce.takeover import TakeoverStream
+
+_TAKEOVER = int(StreamFlag.TAKEOVER)
+_PRODUCER = int(OpenFlag.PRODUCER)
+
+
+class Producer:
+    """See the module docstring.
+
+    Attributes:
+        name: the connection's.
+        flags: of its OPEN.
+        options: what CONTROL has set.
+        feed: what is sent.
+        acked_bytes: acknowledged in all.
+        keepalive: see there.
+        closed: why the connection is to be closed, ``""`` while it is not.
+        created_at: Unix time.
+        modern: whether the peer has said HELLO, as those of today do.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        opening: UprRequest,
+        flags: int,
+        wake: Callable[[], None],
+        *,
+        datatypes: int = 0,
+        modern: bool = False,
+        terms: bool = False,
+    ) -> None:
+        """Open a producer; an older one of the same name is disconnected.
+
+        Args:
+            hub: the node's.
+            opening: the OPEN.
+            flags: its flags.
+            wake: called when something is to be sent by itself.
+            datatypes: datatype bits that the peer understands.
+            modern: see the class.
+            terms: whether HELLO has granted the peer terms.
+        """
+        self.name = opening.key
+        self.flags = flags
+        self.options = Options(terms=terms)
+        self._greeted_with_terms = terms
+        self.feed = Feed(hub, self.options, wake)
+        self.feed.modern = self.modern = modern
+        self.feed.open_opaque = opening.opaque
+        self.acked_bytes = 0
+        self.keepalive = KeepAlive(hub.settings.noop_interval_s)
+        self.closed = ""
+        self.created_at = hub.bucket.clock.now()
+        self._hub = hub
+        self._wake = wake
+        self._datatypes = datatypes
+        hub.join_producer(self)
+
+    @property
+    def is_notifier(self) -> bool:
+        """Whether its streams only tell that there is news."""
+        return not self.flags & _PRODUCER
+
+    def disconnect(self, why: str) -> None:
+        """Ask the session to hang up."""
+        self.closed = why
+        self._wake()
+
+    def close(self) -> None:
+        """The connection is gone: let go of everything."""
+        self.feed.close()
+        self._hub.leave_producer(self)
+
+    def tick(self, now: float, sent_bytes: int) -> Due:
+        """Pass the time on; returns whether a keep-alive is due."""
+        self.feed.tick(now)
+        return self.keepalive.tick(now, sent_bytes)
+
+    def fill(self, out: list[bytes], budget: int) -> int:
+        """Append what streams send; return how many bytes."""
+        return self.feed.fill(out, budget)
+
+    # --- commands -------------------------------------------------------------------------------
+
+    def handle(self, request: UprRequest) -> Answer | None:
+        """Carry out a command; returns the answer, ``None`` if it has none.
+
+        Raises:
+            OutOfPlace: no producer gets such a frame; hang up.
+            CommandError, RemoteProtocolError: refused; the connection goes on.
+        """
+        handler = _HANDLERS.get(request.opcode)
+        if handler is None:
+            raise OutOfPlace(f"opcode {request.opcode:#04x} on a producer's connection")
+        return handler(self, request)
+
+    def answered(self, reply: Reply) -> None:
+        """Take a response of the peer to a frame of ours; strange ones are ignored."""
+        opcode, opaque, status = reply.opcode, reply.opaque, reply.status
+        if opcode == Opcode.UPR_NOOP:
+            self.keepalive.answered()
+            return
+        for stream in self.feed.streams.values():
+            if stream.opaque == opaque and isinstance(stream, TakeoverStream):
+                if opcode == Opcode.UPR_SNAPSHOT_MARKER:
+                    stream.marker_answered()
+                elif opcode == Opcode.UPR_SET_VBUCKET_STATE:
+                    stream.state_answered(status == Status.SUCCESS)
+                return
+
+    def _stream_request(self, request: UprRequest) -> Answer:
+        options = self._options_of(request)
+        asked = Asked(
+            decode_stream_request(request.extras),
+            tuple(options.known_versions),
+            request.vbucket in self.feed.streams,
+        )
+        stream: Stream
+        if options.lease:
+            stream, log = self._leased_stream(request, asked, options.lease)
+        else:
+            bucket = self._hub.bucket
+            check_term(bucket, request.vbucket, asked, options.term)
+            vbucket = locate(bucket, request.vbucket, asked.request.flags)
+            stream, log = self._new_stream(vbucket, request, asked), vbucket.failover_log
+        self.feed.add(stream)
+        told = log if options.whole_log else log[:1]
+        return _log_answer(stream.vbucket, told, with_term=self.options.terms)
+
+    def _options_of(self, request: UprRequest) -> StreamOptions:
+        """Read what the request's value says."""
+        if not request.value:
+            return StreamOptions()
+        if not (self.options.versions or self.options.leases or self.options.terms):
+            if self.modern:
+                raise InvalidArguments("a stream request has a value that was not negotiated")
+            return StreamOptions()
+        options = decode_stream_options(request.value)
+        if options.lease and not self.options.leases:
+            raise InvalidArguments("leases were not negotiated")
+        if options.known_versions and not self.options.versions:
+            raise InvalidArguments("known versions were not negotiated")
+        if options.term and not self.options.terms:
+            raise InvalidArguments("terms were not negotiated")
+        return options
+
+    def _leased_stream(
+        self, request: UprRequest, asked: Asked, number: int
+    ) -> tuple[LeaseStream, FailoverLog]:
+        """Read from a lease: it holds the data, so what the vBucket is now does not matter."""
+        lease = self._hub.leases.find(number)
+        admitted = admit_to_lease(lease, request.vbucket, asked, self._hub.settings)
+        form = form_of(self.flags, self._datatypes, self.options)
+        stream = LeaseStream(self.feed, request.vbucket, request.opaque, admitted, form, lease)
+        return stream, lease.held[request.vbucket].failover_log
+
+    def _new_stream(self, vbucket: VBucket, request: UprRequest, asked: Asked) -> Stream:
+        hub, opaque = self._hub, request.opaque
+        form = form_of(self.flags, self._datatypes, self.options)
+        if self.is_notifier:
+            noted = admit_notifier(vbucket, asked, hub.settings)
+            return NotifierStream(self.feed, vbucket, opaque, noted, form)
+        admitted = admit(
+            vbucket,
+            asked,
+            persisted_seqno=hub.bucket.flusher.durable_seqno(vbucket),
+            settings=hub.settings,
+        )
+        if admitted.flags & _TAKEOVER:
+            if hub.bucket.flusher.paused:
+                raise TemporaryFailure("persistence is stopped: nothing is given away")
+            return TakeoverStream(self.feed, vbucket, opaque, admitted, form, self._die)
+        first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
+        return Stream(self.feed, vbucket, opaque, admitted, form, first_generation=first)
+
+    def _die(self, vbucket: VBucket, on_disk: Waiter) -> None:
+        bucket = self._hub.bucket
+        bucket.set_state(vbucket.id, VBucketState.DEAD)
+        bucket.flusher.when_durable(on_disk)
+
+    def _close_stream(self, request: UprRequest) -> Answer:
+        stream = self.feed.streams.get(request.vbucket)
+        if stream is None:
+            raise StreamNotFound(request.vbucket)
+        self.feed.remove(stream)
+        if self.options.end_on_close:
+            self.feed.tell_closed(stream)
+        return Answer()
+
+    def _failover_log(self, request: UprRequest) -> Answer:
+        vbucket = self._hub.bucket.vbuckets.get(request.vbucket)
+        if vbucket is None:
+            raise NotMyVBucket(request.vbucket)
+        # Where a consumer that was spliced in asked for terms, a manager asks for logs, too.
+        return _log_answer(vbucket, vbucket.failover_log, with_term=self._greeted_with_terms)
+
+    def _buffer_ack(self, request: UprRequest) -> None:
+        (size,) = BUFFER_ACK_EXTRAS.unpack(request.extras)
+        self.acked_bytes += size
+        self.feed.acknowledged(size)
+
+    def _seqno_acknowledged(self, request: UprRequest) -> None:
+        if not self.options.persisted:
+            raise UnknownCommand("telling what is persisted was not negotiated")
+        stream = self.feed.streams.get(request.vbucket)
+        if stream is None or stream.opaque != request.opaque:
+            raise StreamNotFound(request.vbucket)
+        (seqno,) = SEQNO_ACKNOWLEDGED_EXTRAS.unpack(request.extras)
+        stream.persisted(seqno)
+
+    def _control(self, request: UprRequest) -> Answer:
+        options = self.options
+        had_rounds = options.rounds
+        if request.key == b"uprmc_rounds" and self.feed.streams:
+            raise InvalidArguments("rounds are chosen before the first stream")
+        set_option(options, request.key, request.value)
+        if options.rounds is not had_rounds:
+            self.feed.use_rounds(options.rounds)
+        self.keepalive.enable(options.noop)
+        if options.noop_interval_s is not None:
+            self.keepalive.interval_s = options.noop_interval_s
+        return Answer()
+
+    def _noop(self, request: UprRequest) -> Answer:
+        return Answer()
+
+    def _only_sent(self, request: UprRequest) -> Answer:
+        raise UnknownCommand("a producer sends this, it does not get it")
+
+    def _barrier_add(self, request: UprRequest) -> Answer:
+        if not self.options.barriers:
+            raise UnknownCommand("barriers were not negotiated")
+        feed = self.feed
+        feed.add_barrier(request.key, request.opaque)
+        return Answer(extras=BARRIER_ADD_REPLY_EXTRAS.pack(feed.cycle, feed.position, 0))
+
+
+def _log_answer(vbucket: VBucket, log: FailoverLog, *, with_term: bool) -> Answer:
+    extras = TERM_EXTRAS.pack(vbucket.term) if with_term else b""
+    return Answer(extras, encode_failover_log(log))
+
+
+_HANDLERS: dict[int, Callable[[Producer, UprRequest], Answer | None]] = {
+    Opcode.UPR_STREAM_REQUEST: Producer._stream_request,
+    Opcode.UPR_CLOSE_STREAM: Producer._close_stream,
+    Opcode.UPR_GET_FAILOVER_LOG: Producer._failover_log,
+    Opcode.UPR_BUFFER_ACK: Producer._buffer_ack,
+    Opcode.UPR_SEQNO_ACKNOWLEDGED: Producer._seqno_acknowledged,
+    Opcode.UPR_CONTROL: Producer._control,
+    Opcode.UPR_NOOP: Producer._noop,
+    Opcode.BARRIER_ADD: Producer._barrier_add,
+    Opcode.BARRIER_REACHED: Producer._only_sent,
+    Opcode.PARTITION_START: Producer._only_sent,
+    Opcode.ROUND_COMPLETE: Producer._only_sent,
+    Opcode.SNAPSHOT_END: Producer._only_sent,
+}

@@ -1,0 +1,151 @@
+"""The consumer's side of a connection: a manager adds streams, a producer's frames come in.
+
+The manager that opened the connection (flags 0) adds streams; from then on the same connection
+carries a producer's end, spliced in by the manager. So this side *sends* CONTROL, stream requests
+and acknowledgements, and gets snapshots.
+
+What surprises: ADD_STREAM is answered only when the producer has answered the stream request. A
+producer that sends us back is asked for what it takes to roll back, and then for the stream again.
+
+Source: UPR reference 2.2, 5; ruling "Replication never resolves".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.errors import KeyExists, NotMyVBucket, OutOfPlace, StreamNotFound, TemporaryFailure
+from uprmc.model import VBucketState
+from uprmc.protocol.header import encode_request, encode_response
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr import ADD_STREAM_EXTRAS, ADD_STREAM_REPLY_EXTRAS
+from uprmc.upr.handshake import wishes
+from uprmc.upr.hub import Hub
+from uprmc.upr.keepalive import Due
+from uprmc.upr.peer import Answer, Reply, UprRequest
+from uprmc.upr.receive.receiver import Receiver
+from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
+
+#: A producer that says nothing for so many keep-alive intervals is given up.
+_SILENT_INTERVALS = 2
+
+
+class Consumer(Receiver):
+    """See the module docstring. Ended streams stay in `streams` until they are added again."""
+
+    answers_while_paused = True
+
+    def __init__(self, hub: Hub, opening: UprRequest, wake: Callable[[], None]) -> None:
+        """Open a consumer; an older connection of the same name is disconnected."""
+        super().__init__(hub, opening.key, wake)
+        self._heard_at = 0.0
+        self._greeted = False
+        hub.join_consumer(self)
+
+    def close(self) -> None:
+        """The connection is gone."""
+        super().close()
+        self.hub.leave_consumer(self)
+
+    def tick(self, now: float, sent_bytes: int) -> Due:
+        """Acknowledge what is due; give up a producer that has fallen silent."""
+        if self.heard or not self._greeted:
+            self.heard, self._heard_at = False, now
+        elif now - self._heard_at > _SILENT_INTERVALS * self.hub.settings.noop_interval_s:
+            return Due.HANG_UP
+        self._acknowledge(self.window.tick(now))
+        return Due.NOTHING
+
+    def _greet(self) -> None:
+        """Tell the producer how we want to be served, before the first stream.
+
+        What younger servers added has no opaque of its own, so that the first stream's is 3, which
+        tools of 2014 expect.
+        """
+        self._greeted = True
+        for wish in wishes(self.hub.settings):
+            if wish.spliced:
+                opaque = self._new_opaque() if wish.needed else 0
+                self.put(
+                    encode_request(
+                        Opcode.UPR_CONTROL, key=wish.key, value=wish.value, opaque=opaque
+                    )
+                )
+
+    # --- from the manager -----------------------------------------------------------------------
+
+    def handle(self, request: UprRequest) -> Answer | None:
+        """Carry out a frame; returns the answer, ``None`` if it has none (now).
+
+        Raises:
+            OutOfPlace: no consumer gets such a frame; hang up.
+            CommandError, RemoteProtocolError: refused; the connection goes on.
+        """
+        handler = _HANDLERS.get(request.opcode)
+        if handler is None:
+            raise OutOfPlace(f"opcode {request.opcode:#04x} on a consumer's connection")
+        self.heard = True
+        return handler(self, request)
+
+    def answered(self, reply: Reply) -> None:
+        """See `Receiver.answered`."""
+        self.heard = True
+        super().answered(reply)
+
+    def _add_stream(self, request: UprRequest) -> None:
+        (flags,) = ADD_STREAM_EXTRAS.unpack(request.extras)
+        bucket = self.hub.bucket
+        if not bucket.traffic:
+            raise TemporaryFailure("warming up")
+        vbucket = bucket.vbuckets.get(request.vbucket)
+        active = vbucket is not None and vbucket.state == VBucketState.ACTIVE
+        if vbucket is None or (active and not self.hub.settings.add_stream_on_active):
+            raise NotMyVBucket(request.vbucket)
+        older = self.streams.get(request.vbucket)
+        if older is not None and older.state is not ReplicaState.DEAD:
+            raise KeyExists(request.vbucket)
+        if not self._greeted:
+            self._greet()
+        opaque = self._new_opaque()
+        stream = ReplicaStream(vbucket, flags, opaque, request.opaque, self._changed_by_others)
+        self.streams[request.vbucket] = stream
+        self.request(stream)
+
+    def _close_stream(self, request: UprRequest) -> Answer:
+        stream = self.streams.get(request.vbucket)
+        if stream is None or stream.state is ReplicaState.DEAD:
+            raise StreamNotFound(request.vbucket)
+        self.end(stream)
+        return Answer()
+
+    # --- what became of it ----------------------------------------------------------------------
+
+    def began(self, stream: ReplicaStream) -> None:
+        """Answer the manager."""
+        self._answer_manager(stream, Status.SUCCESS)
+
+    def refused(self, stream: ReplicaStream, status: int, why: str) -> None:
+        """Pass the producer's refusal on."""
+        self.end(stream)
+        self._answer_manager(stream, status)
+
+    def _answer_manager(self, stream: ReplicaStream, status: int) -> None:
+        extras = b"" if status else ADD_STREAM_REPLY_EXTRAS.pack(stream.opaque)
+        self.put(
+            encode_response(Opcode.UPR_ADD_STREAM, status, extras=extras, opaque=stream.asked_by)
+        )
+
+
+_HANDLERS: dict[int, Callable[[Consumer, UprRequest], Answer | None]] = {
+    Opcode.UPR_ADD_STREAM: Consumer._add_stream,
+    Opcode.UPR_CLOSE_STREAM: Consumer._close_stream,
+    Opcode.UPR_STREAM_END: Consumer._stream_end,
+    Opcode.UPR_SNAPSHOT_MARKER: Consumer._marker,
+    Opcode.UPR_MUTATION: Consumer._mutation,
+    Opcode.UPR_DELETION: Consumer._deletion,
+    Opcode.UPR_EXPIRATION: Consumer._deletion,
+    Opcode.UPR_FLUSH: Consumer._flush,
+    Opcode.VBUCKET_FACTS: Consumer._facts,
+    Opcode.UPR_SET_VBUCKET_STATE: Consumer._set_state,
+    Opcode.UPR_NOOP: Consumer._noop,
+}

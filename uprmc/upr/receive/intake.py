@@ -1,0 +1,107 @@
+"""From frames to versions: what a stream that fills a vBucket consists of.
+
+A stream is nearly nothing but mutations, one behind the other. `read_run` reads them with one
+struct call and two slices each, as long as there is nothing to think about; the first frame that is
+anything else ends the run and is looked at alone (`mutation_of`, `deletion_of`).
+
+Source: UPR reference 2.8, 2.9; performance reference, section 3.
+"""
+
+from __future__ import annotations
+
+from uprmc.engine.replica import NUMBER_MAX
+from uprmc.errors import InvalidArguments
+from uprmc.model import Item, Life
+from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, DataType, Opcode
+from uprmc.protocol.upr import (
+    DELETION_EXTRAS,
+    EXPIRATION_EXTRAS,
+    MUTATION_EXTRAS,
+    MUTATION_FRAME,
+    TIMED_DELETION_EXTRAS,
+    frame_head,
+    frame_place,
+)
+from uprmc.upr.peer import UprRequest
+from uprmc.upr.receive.replica_stream import ReplicaStream
+
+_MUTATION = frame_head(Opcode.UPR_MUTATION)
+_PLACE = frame_place(MUTATION_EXTRAS.size, 0)
+_JSON = int(DataType.JSON)
+_AS_JSON = frame_place(0, 0, _JSON)
+_FRAME_BYTES = MUTATION_FRAME.size
+_KEY_MAX_BYTES, _NUMBER_MAX = KEY_MAX_BYTES, NUMBER_MAX
+_unpack = MUTATION_FRAME.unpack_from
+
+
+def read_run(
+    data: bytes, position: int, stream: ReplicaStream, max_value_bytes: int
+) -> tuple[list[Item], int]:
+    """Read the mutations of a stream from `position` on that can be taken as they are.
+
+    It ends at the end of `data`, and before the first frame that is not whole, of another kind or
+    stream, out of order, outside of the snapshot, or strange in any other way.
+
+    Returns:
+        The versions, by rising seqno, and the position behind the last.
+    """
+    items: list[Item] = []
+    append = items.append
+    snapshot = stream.snapshot
+    end_seqno = min(snapshot.end, NUMBER_MAX)
+    last = max(stream.vbucket.high_seqno, snapshot.start - 1)
+    place = _PLACE | stream.vbucket.id
+    wanted = stream.opaque
+    size = len(data)
+    last_start = size - _FRAME_BYTES
+    while position <= last_start:
+        head, key_length, kinds, length, opaque, cas, seqno, rev, flags, expiry, _, nmeta, _ = (
+            _unpack(data, position)
+        )
+        if head != _MUTATION or opaque != wanted or not last < seqno <= end_seqno:
+            break
+        key_at = position + _FRAME_BYTES
+        value_at = key_at + key_length
+        end = position + HEADER_BYTES + length
+        if end > size or not 0 < key_length <= _KEY_MAX_BYTES or nmeta:
+            break
+        if not 0 <= end - value_at <= max_value_bytes or cas > _NUMBER_MAX or rev > _NUMBER_MAX:
+            break
+        datatype = 0
+        if kinds != place:
+            if kinds != place | _AS_JSON:
+                break
+            datatype = _JSON
+        key, value = data[key_at:value_at], data[value_at:end]
+        append(Item(key, value, flags, expiry, cas, seqno, rev, datatype))
+        last = seqno
+        position = end
+    return items, position
+
+
+def mutation_of(request: UprRequest) -> Item:
+    """Return the version that a MUTATION brings, without its extended metadata.
+
+    Raises:
+        InvalidArguments: the metadata is longer than the value.
+    """
+    seqno, rev, flags, expiry, _, nmeta, _ = MUTATION_EXTRAS.unpack(request.extras)
+    if nmeta > len(request.value):
+        raise InvalidArguments("the extended metadata is longer than the value")
+    value = request.value[: len(request.value) - nmeta] if nmeta else request.value
+    datatype = request.datatype & DataType.JSON
+    return Item(request.key, value, flags, expiry, request.cas, seqno, rev, datatype)
+
+
+def deletion_of(request: UprRequest, now: int) -> Item:
+    """Return the tombstone that a DELETION or EXPIRATION brings; one without a time is of `now`."""
+    deleted_at = now
+    if len(request.extras) == DELETION_EXTRAS.size:
+        seqno, rev, _ = DELETION_EXTRAS.unpack(request.extras)
+    elif len(request.extras) == TIMED_DELETION_EXTRAS.size:
+        seqno, rev, deleted_at, _ = TIMED_DELETION_EXTRAS.unpack(request.extras)
+    else:
+        seqno, rev, deleted_at = EXPIRATION_EXTRAS.unpack(request.extras)
+    expired = request.opcode == Opcode.UPR_EXPIRATION
+    life = Life.EXPIRED if expired else Life.DELETED
+    return Item(request.key, None, 0, deleted_at, request.cas, seqno, rev, 0, life)

@@ -1,0 +1,338 @@
+"""A connection that this node has dialled: it asks another node for streams and fills vBuckets.
+
+A `Link` is a session like those of clients, only that it speaks first: HELLO, OPEN, and how it
+wants to be served, all in one piece. Once all of it is answered its owner is told so, and asks it
+to `follow` vBuckets, to `leave` them, or to `take_over` what the other node serves now.
+
+What surprises: it is stricter than a spliced `Consumer`. Whatever breaks the protocol (seqnos that
+fall, a snapshot that is cut short, a vBucket that nobody asked for) ends the connection with an
+`error` that says what; what was received before stays, and the next link resumes there.
+
+Source: UPR reference 2 and 5; rows D51, D52, P17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from uprmc.engine.terms import shares_history
+from uprmc.engine.vbucket import Interruption
+from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
+from uprmc.model import FailoverEntry, VBucketState
+from uprmc.protocol.header import encode_response
+from uprmc.protocol.opcodes import EndReason, Opcode, Status, StreamFlag
+from uprmc.protocol.upr import Marker
+from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
+from uprmc.upr.hub import Hub
+from uprmc.upr.peer import Answer, Reply, UprRequest
+from uprmc.upr.receive.link_session import LinkSession
+from uprmc.upr.receive.progress import Progress
+from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
+
+_TAKEOVER = int(StreamFlag.TAKEOVER)
+
+#: Names of histories that one stream request carries at most.
+_KNOWN_VERSIONS = 64
+
+#: Streams that were left and may still send something, at least.
+_LEFT_STREAMS = 1_024
+
+#: Refusals that come again however often one asks: somebody has to look.
+_LASTING = frozenset(
+    {
+        Status.INVALID_ARGUMENTS,
+        Status.NOT_SUPPORTED,
+        Status.UNKNOWN_COMMAND,
+        Status.ACCESS_DENIED,
+        Status.AUTH_ERROR,
+    }
+)
+
+
+class LinkOwner(Protocol):
+    """Who has dialled, and wants to know what becomes of it. It may end the link in any call."""
+
+    def opened(self) -> None:
+        """Learn that the other node is ready to be asked."""
+
+    def began(self, number: int) -> None:
+        """Learn that a stream was granted."""
+
+    def ended(self, number: int, why: str, retry: bool) -> None:
+        """Learn that a stream was refused or has ended, and whether asking again may help."""
+
+    def taken(self, number: int) -> None:
+        """Learn that a vBucket was taken over: it is active here."""
+
+    def closed(self, why: str) -> None:
+        """Learn that the connection is gone, and all streams with it; comes once and last."""
+
+
+class Link(LinkSession):
+    """See the module docstring.
+
+    Attributes:
+        streams: by vBucket, those that are asked for or granted.
+        progress: how far behind the other node we are.
+    """
+
+    def __init__(self, hub: Hub, name: bytes, wake: Callable[[], None], owner: LinkOwner) -> None:
+        """Begin a conversation on a connection that is made; `wake` as for other sessions."""
+        super().__init__(hub, name, wake)
+        self.progress = Progress(self)
+        self._owner: LinkOwner | None = owner
+        self._left: dict[int, int] = {}
+        self._active: set[int] = set()
+
+    # --- what the owner asks for ----------------------------------------------------------------
+
+    def follow(self, numbers: Iterable[int]) -> None:
+        """Ask for streams of vBuckets that are here and not active."""
+        for number in list(numbers):
+            self._add(number, 0)
+
+    def take_over(self, numbers: Iterable[int]) -> None:
+        """Ask for vBuckets to be handed over; what is here of them is kept if it can be."""
+        for number in list(numbers):
+            self._add(number, _TAKEOVER)
+
+    def leave(self, numbers: Iterable[int]) -> None:
+        """End streams; nothing is told about them any more."""
+        for number in list(numbers):
+            stream = self.streams.pop(number, None)
+            self._active.discard(number)
+            if stream is not None:
+                self._close_stream(stream)
+
+    @property
+    def source_seqnos(self) -> dict[int, int]:
+        """High seqnos at the other node, as it said a second ago."""
+        return self.progress.source_seqnos
+
+    @property
+    def lag_items(self) -> int:
+        """How many seqnos the other node is ahead, as far as known."""
+        return self.progress.lag_items
+
+    @property
+    def lag_s(self) -> float:
+        """For how many seconds something has been lacking."""
+        return self.progress.lag_s
+
+    def _add(self, number: int, flags: int) -> None:
+        if number in self.streams:
+            return
+        vbucket = self.hub.bucket.vbuckets.get(number)
+        if not self.open:
+            self._tell_ended(number, "the connection is not open", retry=True)
+        elif vbucket is None:
+            self._tell_ended(number, "there is no such vBucket here", retry=False)
+        elif vbucket.state == VBucketState.ACTIVE:
+            self._tell_ended(number, "it is active here", retry=False)
+        else:
+            opaque = self._new_opaque()
+            stream = ReplicaStream(vbucket, flags, opaque, 0, self._changed_by_others)
+            self.streams[number] = stream
+            self.request(stream)
+
+    def _close_stream(self, stream: ReplicaStream) -> None:
+        """Have the other node stop; frames that are under way are dropped."""
+        self.end(stream)
+        number = stream.vbucket.id
+        limit = max(_LEFT_STREAMS, 2 * len(self.hub.bucket.vbuckets))
+        if len(self._left) >= limit:
+            del self._left[next(iter(self._left))]
+        self._left[stream.opaque] = number
+        self.ask(Opcode.UPR_CLOSE_STREAM, _ignore, vbucket=number)
+
+    # --- the connection -------------------------------------------------------------------------
+
+    def _opened(self) -> None:
+        self.progress.begin(self._now)
+        if self._owner is not None:
+            self._owner.opened()
+
+    def _due(self, now: float) -> None:
+        self.progress.tick(now)
+
+    def connection_lost(self) -> None:
+        """See `ports.Session`."""
+        owner, self._owner = self._owner, None
+        super().connection_lost()
+        self.progress.close()
+        self._left.clear()
+        if owner is not None:
+            for number in self._active:
+                owner.taken(number)
+            owner.closed(self.error or self.closed or "the connection was lost")
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _take(self, request: UprRequest) -> None:
+        handler = _HANDLERS.get(request.opcode)
+        if handler is None:
+            raise RemoteProtocolError(f"a frame {request.opcode:#04x}, which nobody asked for")
+        try:
+            answer = handler(self, request)
+        except KeyNotFound:
+            self._take_stray(request)
+        except (CommandError, OutOfPlace) as error:
+            raise RemoteProtocolError(f"vBucket {request.vbucket}: {error}") from None
+        else:
+            if answer is not None:
+                self.put(encode_response(request.opcode, opaque=request.opaque))
+
+    def _take_stray(self, request: UprRequest) -> None:
+        """Drop a frame of a stream that was left."""
+        if self._left.get(request.opaque) != request.vbucket:
+            raise RemoteProtocolError(
+                f"a frame {request.opcode:#04x} of vBucket {request.vbucket}, which has no stream"
+            )
+        if request.opcode == Opcode.UPR_STREAM_END:
+            del self._left[request.opaque]
+
+    def _check_value(self, request: UprRequest) -> None:
+        if len(request.value) > self._max_value_bytes:
+            raise RangeExceeded(f"{request.key!r} is larger than kv.max_item_bytes allows here")
+
+    def _check_marker(self, stream: ReplicaStream, marker: Marker) -> None:
+        start, end = marker.start_seqno, marker.end_seqno
+        high, before = stream.vbucket.high_seqno, stream.snapshot
+        if end < high:
+            raise RangeExceeded(f"a snapshot that ends at {end}, after {high} was received")
+        if not stream.whole and not start <= before.end <= end:
+            raise RangeExceeded(
+                f"a snapshot from {start} to {end}, while that to {before.end} is not whole"
+            )
+
+    def _hand_over(self, request: UprRequest) -> None:
+        """Carry out SET_VBUCKET_STATE."""
+        stream = self.stream_of(request.vbucket, request.opaque)
+        if stream is not None:
+            if not stream.flags & _TAKEOVER:
+                raise RangeExceeded("it is handed over, and nobody has asked for that")
+            if not stream.whole or stream.vbucket.receiving is not None:
+                raise RangeExceeded("it is handed over in the middle of a snapshot")
+        self._set_state(request)
+
+    # --- what becomes of streams ----------------------------------------------------------------
+
+    def _stream_options(self, stream: ReplicaStream) -> bytes:
+        vbucket = stream.vbucket
+        versions = b"uprmc_versions" in self.granted and not stream.bare
+        known = vbucket.failover_log[:_KNOWN_VERSIONS] if versions else ()
+        # What was never filled has no history, so its term is of none that the other node can know.
+        term = vbucket.term if self.terms and vbucket.high_seqno and not stream.stranger else 0
+        return encode_stream_options(StreamOptions(known, term=term))
+
+    def _stream_answered(self, stream: ReplicaStream, reply: Reply) -> None:
+        versions = b"uprmc_versions" in self.granted and not stream.bare
+        refused = reply.status == Status.INVALID_ARGUMENTS and versions
+        if refused and stream.state is not ReplicaState.DEAD:
+            stream.bare = True  # its upr.known_versions may be lower than what we name
+            self.request(stream)
+        elif reply.status == Status.NOT_MY_VBUCKET and self._may_be_stranger(stream):
+            self._ask_for_history(stream, reply)
+        else:
+            super()._stream_answered(stream, reply)
+
+    def _may_be_stranger(self, stream: ReplicaStream) -> bool:
+        """Tell whether our term may be of a history that the source does not have."""
+        alive = stream.state is not ReplicaState.DEAD
+        return alive and self.terms and stream.vbucket.high_seqno > 0 and not stream.stranger
+
+    def _ask_for_history(self, stream: ReplicaStream, refusal: Reply) -> None:
+        def answered(reply: Reply) -> None:
+            if stream.state is ReplicaState.DEAD:
+                return
+            theirs = () if reply.status else self.read_log(reply.value)
+            ours = stream.vbucket.failover_log
+            if theirs and not shares_history(ours, [entry.uuid for entry in theirs]):
+                stream.stranger = True
+                self.request(stream)
+            else:
+                super(Link, self)._stream_answered(stream, refusal)
+
+        self.ask(Opcode.UPR_GET_FAILOVER_LOG, answered, vbucket=stream.vbucket.id)
+
+    def _may_ask_for_versions(self) -> bool:
+        # Who has none of our extensions may hang up on a command that he does not know, every time.
+        return any(key.startswith(b"uprmc_") for key in self.granted)
+
+    def read_log(self, value: bytes) -> tuple[FailoverEntry, ...]:
+        """Read a failover log strictly: we shall have to show it to others.
+
+        Raises:
+            RemoteProtocolError: torn, empty, or no log that a server made.
+        """
+        log = super().read_log(value)
+        uuids, seqnos = {entry.uuid for entry in log}, [entry.seqno for entry in log]
+        if 0 in uuids or len(uuids) < len(log) or seqnos != sorted(seqnos, reverse=True):
+            raise RemoteProtocolError(f"a failover log that makes no sense, at {seqnos[:5]}")
+        return log
+
+    def began(self, stream: ReplicaStream) -> None:
+        """Tell the owner."""
+        if self._owner is not None:
+            self._owner.began(stream.vbucket.id)
+
+    def refused(self, stream: ReplicaStream, status: int, why: str) -> None:
+        """Tell the owner."""
+        self.end(stream)
+        self._forget(stream)
+        self._tell_ended(stream.vbucket.id, why, retry=status not in _LASTING)
+
+    def _changed_by_others(self, stream: ReplicaStream, why: Interruption) -> None:
+        number = stream.vbucket.id
+        self._forget(stream)
+        self._close_stream(stream)
+        vbucket = self.hub.bucket.vbuckets.get(number)
+        there = vbucket is stream.vbucket and vbucket.state != VBucketState.ACTIVE
+        self._tell_ended(number, f"it was changed here by somebody else: {why.value}", retry=there)
+
+    def _ended(self, stream: ReplicaStream, reason: int) -> None:
+        number = stream.vbucket.id
+        self._forget(stream)
+        if number not in self._active:
+            why = f"the source has ended the stream: {_reason_text(reason)}"
+            self._tell_ended(number, why, retry=True)
+            return
+        self._active.discard(number)
+        if self._owner is not None:
+            self._owner.taken(number)
+
+    def _turned(self, stream: ReplicaStream) -> None:
+        if stream.vbucket.state == VBucketState.ACTIVE:
+            self._active.add(stream.vbucket.id)
+
+    def _forget(self, stream: ReplicaStream) -> None:
+        if self.streams.get(stream.vbucket.id) is stream:
+            del self.streams[stream.vbucket.id]
+
+    def _tell_ended(self, number: int, why: str, *, retry: bool) -> None:
+        if self._owner is not None:
+            self._owner.ended(number, why, retry)
+
+
+def _ignore(reply: Reply) -> None:
+    """Take an answer that changes nothing."""
+
+
+def _reason_text(number: int) -> str:
+    try:
+        return EndReason(number).name.lower().replace("_", " ")
+    except ValueError:
+        return f"reason {number}"
+
+
+_HANDLERS: dict[int, Callable[[Link, UprRequest], Answer | None]] = {
+    Opcode.UPR_STREAM_END: Link._stream_end,
+    Opcode.UPR_SNAPSHOT_MARKER: Link._marker,
+    Opcode.UPR_MUTATION: Link._mutation,
+    Opcode.UPR_DELETION: Link._deletion,
+    Opcode.UPR_EXPIRATION: Link._deletion,
+    Opcode.VBUCKET_FACTS: Link._facts,
+    Opcode.UPR_SET_VBUCKET_STATE: Link._hand_over,
+    Opcode.UPR_NOOP: Link._noop,
+}

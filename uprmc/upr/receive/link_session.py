@@ -1,0 +1,246 @@
+"""The wire of a dialled connection: frames out of bytes cut anywhere, handshake, signs of life.
+
+`Link` is this with vBuckets. Here nothing is known of them but how their frames look: a frame that
+breaks the protocol raises in whoever takes it, and ends the connection with `error`; nothing raises
+out of a session's doors.
+
+Source: UPR reference 2.1, 2.11, 2.13, 4.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uprmc.errors import CommandError, ProtocolError, RemoteProtocolError
+from uprmc.ports import Session
+from uprmc.protocol.binary import decode_hello, encode_hello
+from uprmc.protocol.header import unpack_request
+from uprmc.protocol.opcodes import (
+    HEADER_BYTES,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+    Feature,
+    Opcode,
+    OpenFlag,
+)
+from uprmc.protocol.shapes import shape_error
+from uprmc.protocol.upr import OPEN_EXTRAS
+from uprmc.upr.handshake import wishes
+from uprmc.upr.hub import Hub
+from uprmc.upr.peer import Reply, UprRequest
+from uprmc.upr.receive.receiver import Receiver
+from uprmc.upr.receive.undo import status_text
+
+_AGENT = b"uprmc"
+_OPEN_FLAGS = int(OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES)
+
+#: A source has a second to be asked in, so silence means nothing before this.
+_LEAST_PATIENCE_S = 4.0
+
+_SHOWN_BYTES = 16
+
+
+class LinkSession(Receiver):
+    """See the module docstring. Implements `ports.Session`.
+
+    Attributes:
+        error: what the other node has done wrong, ``""`` while nothing.
+        open: whether it may be asked for streams.
+        granted: keys of CONTROL that it has accepted.
+        terms: whether it knows terms.
+    """
+
+    successor: Session | None = None
+
+    def __init__(self, hub: Hub, name: bytes, wake: Callable[[], None]) -> None:
+        """Begin a conversation on a connection that is made; `wake` as for other sessions."""
+        super().__init__(hub, name, wake)
+        self.error = ""
+        self.open = self.closing = self.input_full = False
+        self.granted: set[bytes] = set()
+        self.terms = False
+        self._unanswered = 0
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self._wanted = HEADER_BYTES
+        self._max_body_bytes = hub.bucket.settings.kv.max_frame_bytes - HEADER_BYTES
+        self._now = self._heard_at = 0.0
+        self._greet()
+
+    # --- the handshake --------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        hello = encode_hello([Feature.JSON, Feature.XERROR, Feature.TERMS])
+        self._begin_with(Opcode.HELLO, _AGENT, value=hello)
+        extras = OPEN_EXTRAS.pack(0, _OPEN_FLAGS)
+        self._begin_with(Opcode.UPR_OPEN, self.name, extras=extras, fatal=True)
+        for wish in wishes(self.hub.settings):
+            if wish.dialled:
+                self._begin_with(Opcode.UPR_CONTROL, wish.key, value=wish.value, fatal=wish.needed)
+
+    def _begin_with(
+        self,
+        opcode: Opcode,
+        key: bytes,
+        *,
+        extras: bytes = b"",
+        value: bytes = b"",
+        fatal: bool = False,
+    ) -> None:
+        self._unanswered += 1
+
+        def answered(reply: Reply) -> None:
+            self._unanswered -= 1
+            if not reply.status:
+                self.granted.add(key)
+                if opcode == Opcode.HELLO:
+                    self.terms = Feature.TERMS in decode_hello(reply.value)
+            elif fatal:
+                what = f"{opcode.name.lower()} {key.decode('latin-1')}"
+                raise RemoteProtocolError(f"it refuses {what}: {status_text(reply.status)}")
+            if not self._unanswered:
+                self.open = True
+                self._opened()
+
+        self.ask(opcode, answered, extras=extras, key=key, value=value)
+
+    # --- the session's doors --------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """See `ports.Session`."""
+        if self.closing:
+            return
+        self.heard = True
+        if self._held:
+            self._chunks.append(data)
+            self._held += len(data)
+            if self._held < self._wanted:
+                return
+            data = b"".join(self._chunks)
+            self._chunks, self._held = [], 0
+        try:
+            self._run(data)
+        except (CommandError, ProtocolError) as error:
+            self._fail(str(error))
+        self._settle_input()
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """See `ports.Session`."""
+        pieces: list[bytes] = []
+        self.fill(pieces, budget)
+        return pieces
+
+    def tick(self, now: float) -> None:
+        """See `ports.Session`; the more often it is called, the fresher is what both sides know."""
+        if self.closing or now < self._now:
+            return
+        if self.heard or self.input_full:
+            self.heard, self._heard_at = False, now
+        self._now = now
+        patience_s = max(self.hub.settings.dial_timeout_s, _LEAST_PATIENCE_S)
+        if now - self._heard_at > patience_s:
+            self._fail(f"it has said nothing for {patience_s:g} s")
+            return
+        self._acknowledge(self.window.tick(now))
+        self._settle_input()
+        if self.open:
+            self._due(now)
+
+    def buffered(self) -> tuple[int, int]:
+        """See `ports.Session`; what waits to be sent is a few requests."""
+        return self._held, 0
+
+    def connection_lost(self) -> None:
+        """See `ports.Session`."""
+        self.closing, self.open = True, False
+        self._chunks, self._held = [], 0
+        self.close()
+
+    def disconnect(self, why: str) -> None:
+        """Hang up."""
+        super().disconnect(why)
+        self.closing, self.open = True, False
+
+    def _fail(self, error: str) -> None:
+        """Hang up because of what the other node does."""
+        self.error = self.error or error
+        self._frames.clear()
+        self.disconnect(error)
+
+    def _settle_input(self) -> None:
+        """Stop reading from a node that sends on although nothing is acknowledged."""
+        window = self.window
+        limit = self.hub.settings.consumer_buffer + self._max_body_bytes
+        full = window.held_back and window.unacked_bytes > limit
+        if full is not self.input_full:
+            self.input_full = full
+            self._wake()
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _run(self, data: bytes) -> None:
+        position, size, wanted = 0, len(data), HEADER_BYTES
+        while size - position >= HEADER_BYTES:
+            used = self._one(data, position, size)
+            if self.closing:
+                return
+            if used < 0:
+                wanted = -used
+                break
+            position += used
+        if position < size:
+            self._chunks.append(data[position:] if position else data)
+            self._held, self._wanted = size - position, wanted
+
+    def _one(self, data: bytes, position: int, size: int) -> int:
+        """Take the frame at `position`, and those behind it that are like it; return their bytes.
+
+        A number below 0 says that so many are needed first.
+        """
+        magic, opcode, key_length, extras_length, datatype, number, body_length, opaque, cas = (
+            unpack_request(data, position)
+        )
+        if opcode == Opcode.UPR_MUTATION and magic == MAGIC_REQUEST:
+            stream = self.stream_of(number, opaque)
+            if stream is not None:
+                taken = self.take_run(data, position, stream) - position
+                if taken:
+                    return taken
+        if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
+            shown = data[position : position + _SHOWN_BYTES]
+            raise RemoteProtocolError(
+                f"it says {shown!r}: is that the port for UPR, and is TLS on at both ends or none?"
+            )
+        if extras_length + key_length > body_length or body_length > self._max_body_bytes:
+            raise RemoteProtocolError(f"a frame {opcode:#04x} with a body of {body_length} bytes")
+        start = position + HEADER_BYTES
+        end: int = start + body_length
+        if end > size:
+            return position - end
+        middle = start + extras_length
+        key_end = middle + key_length
+        extras, key, value = data[start:middle], data[middle:key_end], data[key_end:end]
+        if magic == MAGIC_RESPONSE:
+            self.answered(Reply(opcode, opaque, number, extras, value, cas, datatype))
+        else:
+            refusal = shape_error(opcode, extras_length, key_length, body_length)
+            if refusal is not None:
+                raise RemoteProtocolError(
+                    f"a frame {opcode:#04x}: {status_text(refusal.status)} ({body_length} bytes)"
+                )
+            self._take(UprRequest(opcode, number, opaque, extras, key, value, cas, datatype))
+        return end - position
+
+    # --- for `Link` -----------------------------------------------------------------------------
+
+    def _opened(self) -> None:
+        """Learn that the handshake is over."""
+        raise NotImplementedError  # abstract
+
+    def _due(self, now: float) -> None:
+        """Do what has become due while the connection is open."""
+        raise NotImplementedError  # abstract
+
+    def _take(self, request: UprRequest) -> None:
+        """Take a frame; raises `CommandError` or `ProtocolError` for one that is wrong."""
+        raise NotImplementedError  # abstract
