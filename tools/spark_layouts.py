@@ -20,7 +20,7 @@ from uprmc.model import VBucketState
 from uprmc.protocol import binary, header, management, opcodes, upr, upr_extensions
 from uprmc.protocol.derive import derive, derive_merged
 
-TARGET = Path(__file__).parent.parent / "uprmc" / "spark" / "layouts.py"
+TARGET = Path(__file__).parent.parent / "uprmc" / "columnar" / "layouts.py"
 
 #: Header fields that are written and read as one number each where all fields of a frame are.
 _HEADER_GROUPS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kv.harness import Rig, talk
-from uprmc.engine.meta_marks import STALE, WON, Marks
+from uprmc.engine.meta_marks import STALE, WON, MetaMarks
 from uprmc.model import Item
 
 
@@ -30,7 +30,7 @@ def item(key: bytes, cas: int) -> Item:
 
 
 def test_a_mark_belongs_to_one_version() -> None:
-    marks = Marks()
+    marks = MetaMarks()
     marks.put(item(b"a", 5), STALE)
     assert marks.of(item(b"a", 5)) == STALE
     assert marks.of(item(b"b", 5)) == 0
@@ -39,7 +39,7 @@ def test_a_mark_belongs_to_one_version() -> None:
 
 
 def test_a_mark_can_be_taken_away() -> None:
-    marks = Marks()
+    marks = MetaMarks()
     marks.put(item(b"a", 5), STALE | WON)
     marks.put(item(b"a", 5), 0)
     assert marks.of(item(b"a", 5)) == 0
@@ -47,7 +47,7 @@ def test_a_mark_can_be_taken_away() -> None:
 
 
 def test_the_oldest_mark_makes_room() -> None:
-    marks = Marks(limit=2)
+    marks = MetaMarks(limit=2)
     for key in (b"a", b"b", b"a", b"c"):
         marks.put(item(key, 1), WON)
     assert len(marks) == 2
@@ -55,7 +55,7 @@ def test_the_oldest_mark_makes_room() -> None:
 
 
 def test_marks_can_be_cleared() -> None:
-    marks = Marks()
+    marks = MetaMarks()
     marks.put(item(b"a", 1), WON)
     marks.clear()
     assert marks.of(item(b"a", 1)) == 0

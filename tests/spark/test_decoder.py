@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.spark.read_peer import UUID, accepted, deletion, marker, mutation, stream_end
 from uprmc.client.decoder import Decoder as Reference
+from uprmc.client.events import Inlet as ReferenceInlet
 from uprmc.client.events import Run
-from uprmc.client.events import StreamState as ReferenceInlet
 from uprmc.columnar.decoder import READ_BYTES, Block, Decoder, Noop
 from uprmc.columnar.errors import KeyNotText, ProtocolError
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
@@ -390,7 +390,7 @@ def _expected(data: bytes) -> list[tuple[Any, ...]]:
     for vbucket in (1, 2, 3):
         reference.next_opaque()
         state = ReferenceInlet(vbucket, vbucket, 0, SnapshotRange(0, 0))
-        reference.states[vbucket] = state
+        reference.inlets[vbucket] = state
     changes = [c for event in reference.feed(data) if type(event) is Run for c in event.changes]
     return [
         (c.vbucket, c.seqno, c.key, c.value, c.rev, c.cas, c.flags or 0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from uprmc.spark.errors import JavaMissing, MissingPackage
 
+from uprmc.columnar.errors import JavaMissing, MissingPackage
 from uprmc.spark import session
 
 

@@ -20,9 +20,12 @@ sys.path.insert(0, sys.argv[1])
 import importlib, pkgutil
 import uprmc.spark
 assert uprmc.__file__.startswith(sys.argv[1]), uprmc.__file__
-for module in pkgutil.iter_modules(uprmc.spark.__path__):
-    if module.name != "worker" and (sys.argv[2] == "spark" or module.name not in sys.argv[3]):
-        importlib.import_module(f"uprmc.spark.{module.name}")
+for package in ("backup", "columnar", "jobs", "load", "spark"):
+    package = importlib.import_module(f"uprmc.{package}")
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        name = module.name.rpartition(".")[2]
+        if name != "worker" and (sys.argv[2] == "spark" or name not in sys.argv[3]):
+            importlib.import_module(module.name)
 print(sorted(each for each in sys.argv[4].split(",") if each in sys.modules))
 """
 
@@ -39,7 +42,8 @@ def test_it_holds_the_package_and_nothing_else_of_uprmc() -> None:
     with zipfile.ZipFile(io.BytesIO(zipped())) as archive:
         names = archive.namelist()
     assert {"uprmc/spark/source.py", "uprmc/consume/placement.py"} <= set(names)
-    packages = ("uprmc/spark/", "uprmc/consume/")
+    held = ("backup", "columnar", "consume", "jobs", "load", "spark")
+    packages = tuple(f"uprmc/{name}/" for name in held)
     outside = [name for name in names if not name.startswith(packages)]
     ours = ["__init__.py", "errors.py", "places.py", "py.typed", "units.py"]
     assert outside == [f"uprmc/{name}" for name in ours]

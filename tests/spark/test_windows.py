@@ -185,7 +185,7 @@ def test_nonsense_ends_the_connection(answer: Answering) -> None:
         assert isinstance(asked.lost, ProtocolError)
 
 
-def test_an_answer_to_a_request_of_a_settled_window_is_protocol_error() -> None:
+def test_an_answer_to_a_request_of_a_settled_window_is_a_protocol_error() -> None:
     def answer(frame: RequestFrame) -> bytes:
         return status(frame, Status.TOO_LARGE, opaque=0) if frame.opaque == 5 else quiet(frame)
 

@@ -261,7 +261,7 @@ class Line:
     def stats(self, _group: str) -> dict[str, str]:
         return {}
 
-    def nonsense(self, what: str) -> ProtocolError:
+    def protocol_error(self, what: str) -> ProtocolError:
         return ProtocolError(f"{self.place} sent {what}")
 
 
