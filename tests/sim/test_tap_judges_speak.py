@@ -34,7 +34,7 @@ from uprmc.tap_adapter.local import LocalUpstream
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.openings import Openings
 from uprmc.tap_adapter.push_boundaries import Boundaries
-from uprmc.tap_adapter.send_queue import Outlet
+from uprmc.tap_adapter.send_queue import SendQueue
 from uprmc.tap_adapter.stream import TapStream
 from uprmc.tap_adapter.window import Control, Refused, Window
 
@@ -61,23 +61,23 @@ def _ignore_the_gates(patch: pytest.MonkeyPatch) -> None:
 
 def _end_checkpoints_early(patch: pytest.MonkeyPatch) -> None:
     """Send a checkpoint's end before its items are acknowledged."""
-    patch.setattr(Outlet, "_may_leave", lambda outlet, control: True)
+    patch.setattr(SendQueue, "_may_leave", lambda queue, control: True)
 
 
 def _ask_too_seldom(patch: pytest.MonkeyPatch) -> None:
     """Do not ask for an answer at every interval."""
-    made = Outlet.__init__
+    made = SendQueue.__init__
 
-    def careless(outlet: Outlet, window: Window, interval: int, *, acks: bool) -> None:
-        made(outlet, window, interval * 2, acks=acks)
+    def careless(queue: SendQueue, window: Window, interval: int, *, acks: bool) -> None:
+        made(queue, window, interval * 2, acks=acks)
 
-    patch.setattr(Outlet, "__init__", careless)
+    patch.setattr(SendQueue, "__init__", careless)
 
 
 def _leave_the_last_unasked(patch: pytest.MonkeyPatch) -> None:
     """Do not ask for an answer when nothing follows."""
-    release = Outlet.release
-    patch.setattr(Outlet, "release", lambda outlet, out, *, ask: release(outlet, out, ask=False))
+    release = SendQueue.release
+    patch.setattr(SendQueue, "release", lambda queue, out, *, ask: release(queue, out, ask=False))
 
 
 def _close_a_backfill_early(patch: pytest.MonkeyPatch) -> None:
@@ -114,13 +114,13 @@ def _skip_what_is_unacknowledged(patch: pytest.MonkeyPatch) -> None:
 
 def _forget_the_end_of_a_backfill(patch: pytest.MonkeyPatch) -> None:
     """Never tell it."""
-    post = Outlet.post
+    post = SendQueue.post
 
-    def careless(outlet: Outlet, control: Control) -> None:
+    def careless(queue: SendQueue, control: Control) -> None:
         if (control.opcode, control.word) != (Opcode.TAP_OPAQUE, tap.CLOSE_BACKFILL):
-            post(outlet, control)
+            post(queue, control)
 
-    patch.setattr(Outlet, "post", careless)
+    patch.setattr(SendQueue, "post", careless)
 
 
 # --- history --------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _hand_over_too_early(patch: pytest.MonkeyPatch) -> None:
     def careless(feed: Feed, stream: TapStream, request: Any) -> bool:
         if feed._conversation.takeover and not stream.announced:
             control = Control(Opcode.TAP_VBUCKET_SET, stream.number, tap.ACTIVE)
-            feed._conversation.outlet.post(control)
+            feed._conversation.queue.post(control)
         return marker(feed, stream, request)
 
     patch.setitem(feed_module._HANDLERS, Opcode.UPR_SNAPSHOT_MARKER, careless)
@@ -223,15 +223,15 @@ def _flush_the_client_whenever_a_stream_ends(patch: pytest.MonkeyPatch) -> None:
 
 def _flush_in_silence(patch: pytest.MonkeyPatch) -> None:
     """Begin again after everything was emptied, and tell the client nothing."""
-    post = Outlet.post
+    post = SendQueue.post
 
-    def silent(outlet: Outlet, control: Control) -> None:
+    def silent(queue: SendQueue, control: Control) -> None:
         if control.opcode != Opcode.TAP_FLUSH:
-            post(outlet, control)
+            post(queue, control)
         elif control.acked is not None:
             control.acked()
 
-    patch.setattr(Outlet, "post", silent)
+    patch.setattr(SendQueue, "post", silent)
 
 
 def _never_see_that_nothing_comes(patch: pytest.MonkeyPatch) -> None:
