@@ -206,7 +206,7 @@ def _hand_over_too_early(patch: pytest.MonkeyPatch) -> None:
     def careless(feed: Feed, stream: TapStream, request: Any) -> bool:
         if feed._conversation.takeover and not stream.announced:
             control = Control(Opcode.TAP_VBUCKET_SET, stream.number, tap.ACTIVE)
-            feed._conversation.queue.post(control)
+            feed._conversation.send_queue.post(control)
         return marker(feed, stream, request)
 
     patch.setitem(feed_module._HANDLERS, Opcode.UPR_SNAPSHOT_MARKER, careless)
