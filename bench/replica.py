@@ -13,6 +13,9 @@ takeover
 client
     CPU for each item of a program that streams 200,000 items through `uprmc.client.UprClient` with
     a state file, divided by that of the bare decoder in `bench.upr_consumer`.
+live
+    CPU for each change of the same program while it follows 1,024 vBuckets into each of which one
+    set goes every 100 ms: every change is a snapshot of its own. Beside it the bare decoder.
 
     python -m bench.replica --rounds 3 --only catch-up,lag
 """
@@ -34,14 +37,18 @@ from typing import Any
 from bench import common
 from bench.common import Load, Report, Spread, column, ratio
 from bench.filling import fill, items_of, wait_until_flushed
-from bench.rig import Bench, Figures
+from bench.rig import Bench, Figures, figures_of, started
 from interop.server_process import ServerProcess
-from interop.wire import SET, Wire, frame, store
+from interop.wire import SET, SETQ, Wire, frame, store
 
-PARTS = "catch-up,lag,takeover,client"
+PARTS = "catch-up,lag,takeover,client,live"
 REPLICATE, TAKEOVER, OBSERVE_SEQNO, FAILOVER_LOG, HELLO = 0xD7, 0xD8, 0x91, 0x96, 0x1F
 NOT_MY_VBUCKET = 0x07
 _LIMIT_S = 300.0
+
+#: A round of the part "live" is one set for each of the vBuckets; rounds come this often.
+_LIVE_VBUCKETS = 1_024
+_LIVE_PERIOD_S = 0.1
 
 
 class _Bench(Bench):
@@ -374,7 +381,28 @@ def _client(bench: _Bench) -> None:
 
 def _stream_from(place: str) -> None:
     """In a process of its own: everything that there is, through the library with a state file."""
-    from uprmc.client import Handler, SqliteState, UprClient
+    handler = _counting_handler()
+    with _following(place, handler) as client:
+        began, wall = time.process_time(), time.perf_counter()
+        client.run(until="now")
+        cpu, wall = time.process_time() - began, time.perf_counter() - wall
+    print(json.dumps({"cpu_us": cpu * 1e6 / handler.count, "items_s": handler.count / wall}))
+
+
+@contextmanager
+def _following(place: str, handler: Any) -> Iterator[Any]:
+    """A client of the library with a state file."""
+    from uprmc.client import SqliteState, UprClient
+
+    with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as directory:
+        state = SqliteState(Path(directory) / "state.db", name="bench", vbuckets=1_024)
+        with UprClient([place], handler, state=state, name="bench") as client:
+            yield client
+        state.close()
+
+
+def _counting_handler() -> Any:
+    from uprmc.client import Handler
 
     class Counting(Handler):
         count = 0
@@ -382,15 +410,72 @@ def _stream_from(place: str) -> None:
         def mutation(self, change: object) -> None:
             self.count += 1
 
-    handler = Counting()
-    with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as directory:
-        state = SqliteState(Path(directory) / "state.db", name="bench", vbuckets=1_024)
-        began, wall = time.process_time(), time.perf_counter()
-        client = UprClient([place], handler, state=state, name="bench")
-        client.run(until="now")
-        cpu, wall = time.process_time() - began, time.perf_counter() - wall
-        client.close()
-    print(json.dumps({"cpu_us": cpu * 1e6 / handler.count, "items_s": handler.count / wall}))
+    return Counting()
+
+
+# --- live ---------------------------------------------------------------------------------------
+
+
+def _live(bench: _Bench) -> None:
+    with bench.node() as active:
+        _set_in_each(active, 0)
+        figures = bench.rounds(
+            "live",
+            {
+                "decoder": lambda number: _run_live(
+                    bench, active, [sys.executable, "-m", "bench.upr_consumer", "live"]
+                ),
+                "library": lambda number: _run_live(
+                    bench, active, [sys.executable, "-m", "bench.replica", "--follow-live"]
+                ),
+            },
+        )
+    costs = {name: column(figures[name], "cpu_us") for name in figures}
+    each = [Spread.of(costs[name]).text() for name in ("library", "decoder")]
+    bench.keep(
+        "live",
+        figures,
+        ["client library, live: CPU us a change", each[0], "<= 4"],
+        ["  bare decoder", each[1], ""],
+        ["  library / decoder", f"{ratio(costs['library'], costs['decoder']).text()} x", ""],
+    )
+
+
+def _run_live(bench: _Bench, active: ServerProcess, follower: list[str]) -> Figures:
+    """Write round after round, at the same pace for whoever follows."""
+    rounds = max(1, int(bench.words.seconds / _LIVE_PERIOD_S))
+    changes = rounds * _LIVE_VBUCKETS
+    with started([*follower, str(active.upr), f"--items={changes}"]) as child:
+        due = time.monotonic()
+        for number in range(rounds):
+            due += _LIVE_PERIOD_S
+            time.sleep(max(0.0, due - time.monotonic()))
+            _set_in_each(active, number + 1)
+        return figures_of(child)
+
+
+def _set_in_each(active: ServerProcess, number: int) -> None:
+    with _wire(active) as wire:
+        frames = [
+            store(SETQ, b"key-%05d-%d" % (vbucket, number), bytes(100), vbucket=vbucket)
+            for vbucket in range(_LIVE_VBUCKETS)
+        ]
+        if found := wire.replies_until_noop(*frames):
+            raise common.BenchError(f"a set was refused: {found[0]}")
+
+
+def _follow(place: str, items: int) -> None:
+    """In a process of its own: say when all that there is has come; measure what comes then."""
+    handler = _counting_handler()
+    with _following(place, handler) as client:
+        client.start()
+        client.barrier(timeout_s=_LIMIT_S)
+        print("ready", flush=True)
+        began, wanted = time.process_time(), handler.count + items
+        while handler.count < wanted:
+            time.sleep(0.05)
+        cpu = time.process_time() - began
+    print(json.dumps({"cpu_us": cpu * 1e6 / items, "items": items}))
 
 
 # --- the program --------------------------------------------------------------------------------
@@ -400,6 +485,7 @@ _RUN: dict[str, Callable[[_Bench], None]] = {
     "lag": _lag,
     "takeover": _takeover,
     "client": _client,
+    "live": _live,
 }
 
 
@@ -412,7 +498,11 @@ def main() -> None:
     options.add_argument("--rate", type=int, default=5_000, help="lag: sets a second")
     options.add_argument("--seconds", type=float, default=5.0, help="of lag and requests")
     options.add_argument("--stream-from", metavar="HOST:PORT", help="(for the part 'client')")
+    options.add_argument("--follow-live", metavar="HOST:PORT", help="(for the part 'live')")
     words = options.parse_args()
+    if words.follow_live:
+        _follow(words.follow_live, words.items)
+        return
     if words.stream_from:
         _stream_from(words.stream_from)
         return

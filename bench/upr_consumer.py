@@ -10,6 +10,7 @@ for everything, and its figures as one line of JSON at the end:
     python -m bench.upr_consumer backfill HOST:PORT --pid PID      until all streams have ended
     python -m bench.upr_consumer latency HOST:PORT --items N       time from write to here
     python -m bench.upr_consumer follow HOST:PORT                  until standard input ends
+    python -m bench.upr_consumer live HOST:PORT --items N          CPU for each of N new changes
 """
 
 from __future__ import annotations
@@ -383,9 +384,18 @@ def follow(consumer: Consumer) -> None:
     say({"items": count, "last_at": last_at, "cpu_s": time.process_time()})
 
 
+def live(consumer: Consumer, items: int) -> None:
+    """Follow everything; tell what the next changes cost."""
+    _follow_all(consumer)
+    began, count = time.process_time(), 0
+    while count < items:
+        count += len(consumer.receive())
+    say({"items": count, "cpu_us": (time.process_time() - began) * 1e6 / count})
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description="see the module")
-    options.add_argument("what", choices=["backfill", "latency", "follow"])
+    options.add_argument("what", choices=["backfill", "latency", "follow", "live"])
     options.add_argument("address")
     options.add_argument("--pid", type=int, default=0, help="of the server, for its CPU")
     options.add_argument("--items", type=int, default=1_000)
@@ -398,6 +408,8 @@ def main() -> None:
             backfill(consumer, words.pid, check=words.check)
         elif words.what == "latency":
             latency(consumer, words.items)
+        elif words.what == "live":
+            live(consumer, words.items)
         else:
             follow(consumer)
 
