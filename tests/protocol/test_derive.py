@@ -151,3 +151,17 @@ def test_merged_groups_must_be_all_fields_in_order() -> None:
 def test_merged_groups_must_be_as_wide_as_a_number() -> None:
     with pytest.raises(LocalProtocolError, match="no numbers"):
         derive_merged(binary.ArithmeticExtras, ("delta", "initial"), ("expiration",))
+
+
+def test_groups_that_are_not_read_are_passed_over_and_may_be_of_any_width() -> None:
+    scan = derive_merged(
+        header.RequestHeader,
+        ("magic", "opcode"),
+        ("key_length", "extras_length", "datatype", "vbucket"),
+        ("body_length",),
+        ("opaque", "cas"),
+        unread=(1, 3),
+    )
+    frame = header.encode_request(0x57, key=b"key", value=b"value")
+    assert scan.unpack_from(frame) == (0x8057, 8)
+    assert scan.size == 24

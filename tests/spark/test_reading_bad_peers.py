@@ -199,7 +199,7 @@ def test_a_rollback_names_both_seqnos() -> None:
     [
         (Opcode.UPR_STREAM_REQUEST, Status.NOT_MY_VBUCKET, Refused, "the stream of vb=0"),
         (Opcode.UPR_STREAM_REQUEST, Status.RANGE_ERROR, Refused, "Outside range"),
-        (Opcode.UPR_STREAM_REQUEST, 0x77, Refused, "a status that nobody knows .0077"),
+        (Opcode.UPR_STREAM_REQUEST, 0x77, Refused, "unknown status .0077"),
         (Opcode.UPR_OPEN, Status.ACCESS_DENIED, Refused, "UPR_OPEN with: Not authorized"),
     ],
 )

@@ -12,14 +12,16 @@ import uprmc.spark
 from uprmc.spark.shipping import write_zip, zipped
 
 #: What must not be needed on a worker, nor what only the driver has.
-FORBIDDEN = ("twisted", "construct", "lmdb", "click", "rich", "pandas", "uprmc.protocol")
+FORBIDDEN = ("twisted", "sortedcontainers", "lmdb", "click", "rich", "pandas", "uprmc.engine")
 
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import importlib, pkgutil
 import uprmc.spark
-assert uprmc.__file__.startswith(sys.argv[1]), uprmc.__file__
+import construct
+for each in uprmc, construct:
+    assert each.__file__.startswith(sys.argv[1]), each.__file__
 for package in ("backup", "columnar", "jobs", "load", "spark"):
     package = importlib.import_module(f"uprmc.{package}")
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
@@ -38,15 +40,15 @@ def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_it_holds_the_package_and_nothing_else_of_uprmc() -> None:
+def test_it_holds_what_tasks_import_and_construct() -> None:
     with zipfile.ZipFile(io.BytesIO(zipped())) as archive:
         names = archive.namelist()
     assert {"uprmc/spark/source.py", "uprmc/consume/placement.py"} <= set(names)
-    held = ("backup", "columnar", "consume", "jobs", "load", "spark")
-    packages = tuple(f"uprmc/{name}/" for name in held)
+    held = ("backup", "columnar", "consume", "jobs", "load", "protocol", "spark")
+    packages = ("construct/", *(f"uprmc/{name}/" for name in held))
     outside = [name for name in names if not name.startswith(packages)]
-    ours = ["__init__.py", "errors.py", "places.py", "py.typed", "units.py"]
-    assert outside == [f"uprmc/{name}" for name in ours]
+    ours = ["__init__", "config", "errors", "model", "places", "units"]
+    assert outside == sorted(["uprmc/py.typed", *(f"uprmc/{name}.py" for name in ours)])
 
 
 def test_everything_in_it_can_be_imported_from_it_without_the_rest_of_uprmc(tmp_path: Path) -> None:

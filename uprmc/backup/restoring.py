@@ -26,7 +26,6 @@ from uprmc.backup.revision_floors import floors_in, raise_floors
 from uprmc.backup.verifying import BackupSide, VerifyReport, verify
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BackupDamaged, BackupForeign, BadOption, SparkError
-from uprmc.columnar.layouts import FRAME_MAX_BYTES
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.columnar.write_options import WriteOptions
@@ -34,6 +33,7 @@ from uprmc.columnar.writing import Writer
 from uprmc.jobs.engines import Engine, LocalEngine, current_attempt
 from uprmc.jobs.files import write_whole
 from uprmc.jobs.progress import Progress, Step, unseen
+from uprmc.protocol.opcodes import FRAME_MAX_BYTES
 
 Mode = Literal["append-meta", "upsert"]
 MODES: tuple[Mode, ...] = ("append-meta", "upsert")

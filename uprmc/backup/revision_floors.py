@@ -15,9 +15,10 @@ from uprmc.backup.manifest import Manifest
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.frames import Request
-from uprmc.columnar.layouts import VBUCKET_FACTS_EXTRAS, Opcode, Status
 from uprmc.columnar.lease import Lease
 from uprmc.columnar.nodes import Nodes, details
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 
 _NOT_KNOWN = frozenset((Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
 

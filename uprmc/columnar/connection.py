@@ -16,27 +16,22 @@ from typing import Self
 
 from uprmc.columnar.access import Access, parsed_place
 from uprmc.columnar.errors import LoginRefused, ProtocolError, Refused, TlsFailed, Unreachable
-from uprmc.columnar.frames import (
-    Answer,
-    Request,
-    decoded_answer,
-    opcode_name,
-    status_answer,
-)
-from uprmc.columnar.layouts import (
-    FRAME_MAX_BYTES,
-    HEADER_BYTES,
-    HELLO_FEATURE,
-    MAGIC_REQUEST,
-    MAGIC_RESPONSE,
-    RESPONSE_HEADER,
-    Feature,
-    Opcode,
-    Status,
-)
+from uprmc.columnar.frames import Answer, Request, decoded_answer, status_answer
 from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
 from uprmc.columnar.tls import context_of
 from uprmc.places import connected, stranger
+from uprmc.protocol.binary import HELLO_FEATURE
+from uprmc.protocol.header import RESPONSE_HEADER
+from uprmc.protocol.opcodes import (
+    FRAME_MAX_BYTES,
+    HEADER_BYTES,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+    Feature,
+    Opcode,
+    Status,
+    opcode_name,
+)
 
 #: So many questions are on their way at a time: more could fill both sockets' buffers and hang.
 PIPELINE_MAX = 256

@@ -20,27 +20,28 @@ import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.errors import ProtocolError
-from uprmc.columnar.frames import Answer, decoded_answer, opcode_name
-from uprmc.columnar.layouts import (
-    DELETION_EXTRAS,
-    EXPIRATION_EXTRAS,
-    FRAME_MAX_BYTES,
-    FRAME_SCAN,
-    HEADER_BYTES,
-    MAGIC_REQUEST,
-    MAGIC_RESPONSE,
-    MUTATION_EXTRAS,
-    MUTATION_FIELDS,
-    MUTATION_FRAME,
-    REQUEST_HEADER,
-    STREAM_END_EXTRAS,
-    TIMED_DELETION_EXTRAS,
-    Opcode,
-)
+from uprmc.columnar.frames import Answer, decoded_answer
+from uprmc.columnar.records import FRAME_SCAN, MUTATION
 from uprmc.columnar.rows import Rows, build
 from uprmc.columnar.runs import Judged, Other
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamEnd, StreamState
+from uprmc.protocol.header import REQUEST_HEADER
+from uprmc.protocol.opcodes import (
+    FRAME_MAX_BYTES,
+    HEADER_BYTES,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+    Opcode,
+    opcode_name,
+)
+from uprmc.protocol.upr import (
+    DELETION_EXTRAS,
+    EXPIRATION_EXTRAS,
+    MUTATION_EXTRAS,
+    STREAM_END_EXTRAS,
+    TIMED_DELETION_EXTRAS,
+)
 
 #: So much is asked of the socket at a time.
 READ_BYTES = 1024 * 1024
@@ -50,11 +51,10 @@ READ_BYTES_MIN = 64 * 1024
 
 #: Behind the received bytes, so that the fixed fields of a short frame at the end can be gathered
 #: like those of a mutation.
-_MARGIN_BYTES = MUTATION_FRAME.size
+_MARGIN_BYTES = MUTATION.itemsize
 
 _ITEMS = (Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION)
 _ITEM_HEADS = frozenset(MAGIC_REQUEST << 8 | opcode for opcode in _ITEMS)
-_RECORD = np.dtype(list(MUTATION_FIELDS))
 _EXTRAS_BYTES: dict[int, tuple[int, ...]] = {
     Opcode.UPR_MUTATION: (MUTATION_EXTRAS.size,),
     Opcode.UPR_DELETION: (DELETION_EXTRAS.size, TIMED_DELETION_EXTRAS.size),
@@ -259,7 +259,7 @@ class Decoder:
         """Gather the fixed fields of all items; raises `ValueError` for one that is torn."""
         positions = np.array(self._positions, np.int64)
         shape = (len(self._buffer) - _MARGIN_BYTES + 1,)
-        records = np.ndarray(shape, _RECORD, self._buffer, strides=(1,))
+        records = np.ndarray(shape, MUTATION, self._buffer, strides=(1,))
         rows = Rows.of(records[positions], positions)
         torn = rows.torn(_EXTRAS_BYTES)
         if torn is not None:

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from uprmc.columnar.layouts import (
-    HEADER_BYTES,
-    MAGIC_REQUEST,
-    MAGIC_RESPONSE,
-    REQUEST_HEADER,
-    RESPONSE_HEADER,
-    STATUS_TEXT,
-    Opcode,
-)
+from uprmc.protocol.header import REQUEST_HEADER, RESPONSE_HEADER
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, status_text
 
 #: What a node says in words is shown up to here.
 _WORDS_MAX = 200
@@ -55,9 +48,9 @@ class Answer(NamedTuple):
     def reason(self) -> str:
         """Why the request was refused, in words and with the status."""
         text = self.value.decode("utf-8", "replace") if len(self.value) <= _WORDS_MAX else ""
-        if not text.isprintable() or not text:
-            text = STATUS_TEXT.get(self.status, "a status that nobody knows")
-        return f"{text} ({self.status:04x})"
+        if text and text.isprintable():
+            return f"{text} ({self.status:04x})"
+        return status_text(self.status)
 
 
 def status_answer(opcode: int, opaque: int) -> bytes:
@@ -82,11 +75,3 @@ def decoded_answer(frame: bytes) -> Answer:
         cas,
         datatype,
     )
-
-
-def opcode_name(opcode: int) -> str:
-    """Return what the field calls an opcode."""
-    try:
-        return Opcode(opcode).name
-    except ValueError:
-        return f"opcode {opcode:#04x}"

@@ -30,18 +30,17 @@ from uprmc.columnar.errors import (
     SparkError,
 )
 from uprmc.columnar.frames import Answer, Request
-from uprmc.columnar.layouts import (
+from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Busy, RetryPolicy, patiently
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr_extensions import (
     LEASE_ACQUIRE_EXTRAS,
     LEASE_GRANT_EXTRAS,
     LEASE_RELEASE_EXTRAS,
     LEASE_RENEW_EXTRAS,
     LEASE_VBUCKET,
     LEASED_VBUCKET,
-    Opcode,
-    Status,
 )
-from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Busy, RetryPolicy, patiently
 
 #: What a token begins with.
 _FORM = "lease1"

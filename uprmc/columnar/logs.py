@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from uprmc.columnar.layouts import FAILOVER_ENTRY
+from uprmc.protocol.upr import FAILOVER_ENTRY
 
 #: (vb_uuid, seqno after which it begins), newest first.
 Log = tuple[tuple[int, int], ...]

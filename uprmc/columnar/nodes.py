@@ -26,23 +26,20 @@ from uprmc.columnar.errors import (
     VBucketsChanged,
 )
 from uprmc.columnar.frames import Answer, Request
-from uprmc.columnar.layouts import (
-    OBSERVE_SEQNO_FAILOVER_REPLY,
-    OBSERVE_SEQNO_REPLY,
-    OBSERVE_SEQNO_REPLY_FORMAT,
-    OBSERVE_SEQNO_REQUEST,
-    VBUCKET_SEQNO,
-    VBUCKET_SEQNO_TERM,
-    VBUCKET_SEQNOS_EXTRAS,
-    Opcode,
-    VBucketState,
-)
 from uprmc.columnar.logs import Log, parsed_log
 from uprmc.columnar.retry_policy import Busy, patiently
 from uprmc.consume.cluster_map import parsed_map
 from uprmc.consume.placement import Choice, Claim, chosen
 from uprmc.consume.ranges import in_ranges
+from uprmc.model import VBucketState
 from uprmc.places import of_cluster_map
+from uprmc.protocol.binary import (
+    OBSERVE_SEQNO_FAILOVER_REPLY,
+    OBSERVE_SEQNO_REPLY,
+    OBSERVE_SEQNO_REQUEST,
+)
+from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNO_TERM, VBUCKET_SEQNOS_EXTRAS
+from uprmc.protocol.opcodes import Opcode
 
 #: More nodes are not believed in.
 NODES_MAX = 64
@@ -204,8 +201,8 @@ class Nodes:
         def ask(connection: Connection) -> int:
             (answer,) = connection.require([request])
             if len(answer.value) == OBSERVE_SEQNO_REPLY.size:
-                form, _, _, seqno, _ = OBSERVE_SEQNO_REPLY.unpack(answer.value)
-                return int(seqno) if form == OBSERVE_SEQNO_REPLY_FORMAT else 0
+                _, _, _, seqno, _ = OBSERVE_SEQNO_REPLY.unpack(answer.value)
+                return int(seqno)
             if len(answer.value) == OBSERVE_SEQNO_FAILOVER_REPLY.size:
                 return 0
             raise connection.protocol_error("a torn answer to OBSERVE_SEQNO")

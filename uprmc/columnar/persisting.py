@@ -21,17 +21,16 @@ import numpy as np
 
 from uprmc.columnar.errors import ProtocolError, Refused
 from uprmc.columnar.frames import Request
-from uprmc.columnar.layouts import (
+from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.requests import Piece
+from uprmc.columnar.rounds import Requests, Rounds
+from uprmc.columnar.write_options import WriteOptions
+from uprmc.protocol.binary import (
     OBSERVE_SEQNO_FAILOVER_REPLY,
     OBSERVE_SEQNO_REPLY,
     OBSERVE_SEQNO_REQUEST,
-    Opcode,
-    Status,
 )
-from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.requests import Piece
-from uprmc.columnar.rounds import Requests, Rounds, status_text
-from uprmc.columnar.write_options import WriteOptions
+from uprmc.protocol.opcodes import Opcode, Status, status_text
 
 #: So much is sent before it is asked what of it is on disk.
 GENERATION_BYTES = 8 * 1024 * 1024

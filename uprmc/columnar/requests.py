@@ -1,6 +1,6 @@
 """From an Arrow batch to request frames, and which rows cannot become any.
 
-All heads of a batch are packed at once by numpy from the generated layouts; then each row costs
+All heads of a batch are packed at once by numpy, as the records say; then each row costs
 three slices, one checksum and one concatenation. A frame's opaque is its place in its piece: that
 is how an answer finds its row, however the rows are spread over nodes and windows.
 
@@ -21,18 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
-from uprmc.columnar.layouts import (
-    BARE_FIELDS,
-    HEADER_BYTES,
-    KEY_MAX_BYTES,
-    MAGIC_REQUEST,
-    STORE_FIELDS,
-    WITH_META_FIELDS,
-    WITH_META_OPTIONS_FIELDS,
-    DataType,
-    Opcode,
-    WithMetaOption,
-)
+from uprmc.columnar.records import BARE, STORE, WITH_META, WITH_META_OPTIONS
 from uprmc.columnar.write_columns import (
     Array,
     Bytes,
@@ -45,6 +34,8 @@ from uprmc.columnar.write_columns import (
     texts_of,
 )
 from uprmc.columnar.write_options import WriteOptions
+from uprmc.protocol.management import WithMetaOption
+from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, MAGIC_REQUEST, DataType, Opcode
 
 #: A piece of a batch is packed and held until it is answered: so many rows and bytes at most, but
 #: at least one row.
@@ -56,11 +47,6 @@ RELATIVE_EXPIRY_MAX_S = 30 * 24 * 3600
 
 _SET, _DELETE, _EXPIRE, _SKIP = range(4)
 _OPERATIONS = {None: _SET, "set": _SET, "delete": _DELETE, "expire": _EXPIRE}
-
-_BARE = np.dtype(list(BARE_FIELDS))
-_STORE = np.dtype(list(STORE_FIELDS))
-_WITH_META = np.dtype(list(WITH_META_FIELDS))
-_WITH_META_OPTIONS = np.dtype(list(WITH_META_OPTIONS_FIELDS))
 
 _CAS_LOCKED = 2**64 - 1
 
@@ -346,13 +332,13 @@ class _Packing:
         options = WithMetaOption.SKIP_CONFLICT_RESOLUTION if self._options.force else 0
         if mode == "append-meta":
             options |= WithMetaOption.IS_EXPIRATION if kind == _EXPIRE else 0
-            layout = _WITH_META_OPTIONS if options else _WITH_META
+            layout = WITH_META_OPTIONS if options else WITH_META
             opcode = Opcode.SETQ_WITH_META if kind == _SET else Opcode.DELQ_WITH_META
         elif kind == _SET:
-            layout = _STORE
+            layout = STORE
             opcode = Opcode.ADDQ if mode == "insert" else Opcode.SETQ
         else:
-            layout, opcode = _BARE, Opcode.DELETEQ
+            layout, opcode = BARE, Opcode.DELETEQ
         heads: Array = np.zeros(len(rows), layout)
         heads["opcode"] = opcode
         for name, values in fields.items():

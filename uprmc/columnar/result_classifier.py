@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
 from uprmc.columnar.errors import ProtocolError
 from uprmc.columnar.frames import Request
-from uprmc.columnar.layouts import GET_REPLY_EXTRAS, HEADER_BYTES, STORE_EXTRAS, Opcode, Status
 from uprmc.columnar.requests import Piece, value_in
-from uprmc.columnar.rounds import Requests, Rounds, status_name, status_text
+from uprmc.columnar.rounds import Requests, Rounds
 from uprmc.columnar.write_options import WriteOptions
+from uprmc.protocol.binary import GET_REPLY_EXTRAS, STORE_EXTRAS
+from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, status_name, status_text
 
 #: So often an insert is tried whose key is taken one moment and free the next.
 INSERT_TRIES = 5

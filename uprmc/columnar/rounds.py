@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 
 from uprmc.columnar.errors import NoVBucket, Refused, SparkError, Unreachable
-from uprmc.columnar.layouts import STATUS_TEXT, Status
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.windows import TEMPORARY, Reader, Share, run, status_only
 from uprmc.columnar.write_options import WriteOptions
+from uprmc.protocol.opcodes import Status, status_text
 
 
 class Requests(NamedTuple):
@@ -200,16 +200,3 @@ def _refused(place: str, status: int) -> Refused:
 
 def _nobody(vbuckets: np.ndarray, order: Sequence[int]) -> NoVBucket:
     return NoVBucket(f"vb={int(vbuckets[order[0]])} is active on no node that answers")
-
-
-def status_text(status: int) -> str:
-    """Return a status in words and as number."""
-    return f"{STATUS_TEXT.get(status, 'a status that nobody knows')} ({status:04x})"
-
-
-def status_name(status: int) -> str:
-    """Return what the field calls a status."""
-    try:
-        return Status(status).name
-    except ValueError:
-        return f"{status:#06x}"

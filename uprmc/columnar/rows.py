@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.errors import KeyNotText
-from uprmc.columnar.layouts import HEADER_BYTES, Opcode
 from uprmc.columnar.schema import DROP, PERMISSIVE, Columns
 from uprmc.columnar.stream_states import StreamState
+from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
 
 SET, DELETE, EXPIRE = "set", "delete", "expire"
 

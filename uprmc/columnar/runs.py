@@ -12,25 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uprmc.columnar.frames import opcode_name
-from uprmc.columnar.layouts import (
-    HEADER_BYTES,
-    MAGIC_RESPONSE,
-    REQUEST_HEADER,
-    SNAPSHOT_MARKER_EXTRAS,
-    STREAM_END_EXTRAS,
-    VERSIONED_MARKER_EXTRAS,
-    VERSIONED_MARKER_VALUE,
-    VERSIONED_MARKER_VERSION,
-    EndReason,
-    Opcode,
-    Status,
-)
 from uprmc.columnar.logs import parsed_log
 from uprmc.columnar.rows import Rows
 from uprmc.columnar.stream_states import StreamState
-
-_VERSION_2_2 = VERSIONED_MARKER_EXTRAS.pack(VERSIONED_MARKER_VERSION)
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.header import REQUEST_HEADER
+from uprmc.protocol.opcodes import (
+    HEADER_BYTES,
+    MAGIC_RESPONSE,
+    EndReason,
+    Opcode,
+    Status,
+    opcode_name,
+)
+from uprmc.protocol.upr import STREAM_END_EXTRAS, decode_marker
 
 
 class Other(NamedTuple):
@@ -120,7 +115,7 @@ class Judged:
             return
         state = self._find(opaque, vbucket)
         if opcode == Opcode.UPR_SNAPSHOT_MARKER:
-            _judge(state, lambda: state.marker(*_marker(extras, value)))
+            _judge(state, lambda: state.marker(*decode_marker(extras, value)))
         elif opcode == Opcode.UPR_STREAM_END:
             self._end(state, STREAM_END_EXTRAS.unpack(extras)[0])
         else:
@@ -196,19 +191,8 @@ class _Run:
         self.snap_start, self.snap_end, self.disk = state.snap_start, state.snap_end, state.disk
 
 
-def _marker(extras: bytes, value: bytes) -> tuple[int, int, int, int]:
-    """Return start, end, kind and purge seqno of a snapshot marker, in either form."""
-    if len(extras) == SNAPSHOT_MARKER_EXTRAS.size and not value:
-        start, end, kind = SNAPSHOT_MARKER_EXTRAS.unpack(extras)
-        return start, end, kind, 0
-    if extras == _VERSION_2_2 and len(value) == VERSIONED_MARKER_VALUE.size:
-        start, end, kind, _, _, purge_seqno, _ = VERSIONED_MARKER_VALUE.unpack(value)
-        return start, end, kind, purge_seqno
-    raise ValueError(f"a marker of {len(extras)} + {len(value)} bytes")
-
-
 def _judge(state: StreamState, told: Callable[[], None]) -> None:
     try:
         told()
-    except (ValueError, struct.error) as error:
+    except (ValueError, struct.error, RemoteProtocolError) as error:
         raise ValueError(f"vb={state.vbucket}: {error}") from None

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from uprmc.columnar.layouts import STREAM_REQUEST_EXTRAS, MarkerFlag, StreamFlag
 from uprmc.columnar.logs import Log
+from uprmc.protocol.opcodes import MarkerFlag, StreamFlag
+from uprmc.protocol.upr import STREAM_REQUEST_EXTRAS
 
 #: A stream of a lease ends by itself.
 _NO_END = 0xFFFFFFFFFFFFFFFF

@@ -13,19 +13,12 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block, Decoder, Noop, Notice
 from uprmc.columnar.errors import LeaseEnded, LeaseRefused, RolledBack, SparkError, Unreachable
-from uprmc.columnar.frames import Answer, Request, opcode_name, status_answer
-from uprmc.columnar.layouts import (
-    BUFFER_ACK_EXTRAS,
-    OPEN_EXTRAS,
-    ROLLBACK_VALUE,
-    EndReason,
-    Opcode,
-    OpenFlag,
-    Status,
-)
+from uprmc.columnar.frames import Answer, Request, status_answer
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamEnd, StreamState
+from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, opcode_name
+from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, OPEN_EXTRAS, ROLLBACK_VALUE
 
 #: So many streams are open at a time.
 STREAMS_OPEN = 8

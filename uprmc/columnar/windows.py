@@ -27,12 +27,12 @@ from itertools import count
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import SparkError, Unreachable
 from uprmc.columnar.frames import Request
-from uprmc.columnar.layouts import (
+from uprmc.protocol.header import RESPONSE_HEADER
+from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
     HEADER_BYTES,
     MAGIC_REQUEST,
     MAGIC_RESPONSE,
-    RESPONSE_HEADER,
     Opcode,
     Status,
 )

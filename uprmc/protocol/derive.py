@@ -9,6 +9,7 @@ Source: performance reference, section 3.
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import construct
@@ -43,24 +44,35 @@ def derive(layout: construct.Struct) -> struct.Struct:
     return derived
 
 
-def derive_merged(layout: construct.Struct, *groups: tuple[str, ...]) -> struct.Struct:
+def derive_merged(
+    layout: construct.Struct, *groups: tuple[str, ...], unread: Collection[int] = ()
+) -> struct.Struct:
     """Return a struct over the same bytes that reads each group of adjacent fields as one number.
 
     The number is unsigned, its most significant bytes are the group's first field. Fewer numbers
     cost less: the hot path compares magic and opcode in one go.
 
+    Args:
+        layout: the declaration.
+        groups: names of fields.
+        unread: indices of groups that the struct passes over: there is no number for them.
+
     Raises:
-        LocalProtocolError: as `derive`; or the groups are not all fields in order, or one of them
-            is not 1, 2, 4 or 8 bytes wide.
+        LocalProtocolError: as `derive`; or the groups are not all fields in order, or one that is
+            read is not 1, 2, 4 or 8 bytes wide.
     """
     fields = [_field(subcon) for subcon in layout.subcons]
     if [name for group in groups for name in group] != [field.name for field in fields]:
         raise LocalProtocolError(f"the groups {groups!r} are not the fields of {layout!r} in order")
     widths = {field.name: struct.calcsize(">" + field.code) for field in fields}
     sizes = [sum(widths[name] for name in group) for group in groups]
-    if not set(sizes) <= _UNSIGNED.keys():
+    codes = [
+        f"{size}x" if index in unread else _UNSIGNED.get(size, "")
+        for index, size in enumerate(sizes)
+    ]
+    if not all(codes):
         raise LocalProtocolError(f"groups of {sizes} bytes are no numbers")
-    merged = struct.Struct(">" + "".join(_UNSIGNED[size] for size in sizes))
+    merged = struct.Struct(">" + "".join(codes))
     if merged.size != derive(layout).size:
         raise LocalProtocolError(f"{merged.format!r} is {merged.size} B, not {layout.sizeof()}")
     return merged

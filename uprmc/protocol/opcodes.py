@@ -230,6 +230,27 @@ STATUS_TEXT: dict[int, bytes] = {
 }
 
 
+def opcode_name(opcode: int) -> str:
+    """Return what the field calls an opcode."""
+    try:
+        return Opcode(opcode).name
+    except ValueError:
+        return f"opcode {opcode:#04x}"
+
+
+def status_name(status: int) -> str:
+    """Return what the field calls a status."""
+    try:
+        return Status(status).name
+    except ValueError:
+        return f"{status:#06x}"
+
+
+def status_text(status: int) -> str:
+    """Return a status in words and as number."""
+    return f"{STATUS_TEXT.get(status, b'unknown status').decode()} ({status:04x})"
+
+
 class OpenFlag(IntFlag):
     """Bits of a UPR open. Others are for extensions that are not served."""
 

@@ -6,8 +6,8 @@
 
 Functions are imported when they are first asked for: workers import a module or two, and what needs
 no JVM needs no pyspark either. Neither this package nor what it stands on (`columnar`, `backup`,
-`load`, `jobs`, `consume`) imports Twisted or construct: a zip of them (`shipping`) is all that a
-worker needs.
+`load`, `jobs`, `consume`, `protocol`) imports Twisted: a zip of them and construct (`shipping`) is
+all that a worker needs.
 """
 
 from importlib import import_module

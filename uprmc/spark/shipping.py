@@ -1,5 +1,7 @@
 """The zip for ``--py-files``: what a worker needs that has pyarrow and numpy, but not this package.
 
+It holds our modules and construct, which they declare the wire's layouts with.
+
     python -m uprmc.spark.shipping dist/uprmc_spark.zip
 
 Spark looks for formats by itself only in installed packages: with the zip a program says
@@ -23,8 +25,26 @@ from uprmc.jobs.files import whole_file
 NAME = "uprmc_spark.zip"
 
 #: Modules and packages of `uprmc` that tasks import.
-_ABOVE = ("__init__.py", "errors.py", "places.py", "py.typed", "units.py")
-_PACKAGES = ("backup", "columnar", "consume", "jobs", "load", "spark")
+_ABOVE = (
+    "__init__.py",
+    "config.py",
+    "errors.py",
+    "model.py",
+    "places.py",
+    "py.typed",
+    "units.py",
+)
+_PACKAGES = (
+    "uprmc.backup",
+    "uprmc.columnar",
+    "uprmc.consume",
+    "uprmc.jobs",
+    "uprmc.load",
+    "uprmc.protocol",
+    "uprmc.spark",
+    "construct",
+    "construct.lib",
+)
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
 
@@ -37,9 +57,9 @@ def zipped() -> bytes:
     package = resources.files("uprmc")
     found = {f"uprmc/{name}": (package / name).read_bytes() for name in _ABOVE}
     for name in _PACKAGES:
-        for each in (package / name).iterdir():
+        for each in resources.files(name).iterdir():
             if each.name.endswith(".py"):
-                found[f"uprmc/{name}/{each.name}"] = each.read_bytes()
+                found[f"{name.replace('.', '/')}/{each.name}"] = each.read_bytes()
     if "uprmc/spark/shipping.py" not in found:
         raise MissingPackage("uprmc was installed without its sources: nothing to make a zip of")
     made = io.BytesIO()
