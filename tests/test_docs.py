@@ -17,7 +17,6 @@ from tests.documents import (
     MANAGEMENT,
     OPERATIONS,
     PROTOCOL,
-    ROOT,
     STREAMS,
     Example,
     HandDrivenNode,
@@ -31,12 +30,13 @@ from tests.documents import (
     shown_opcodes,
 )
 from tests.server.support import PEER
-from uprmc.config import GIB, KIB, MIB, SettingInfo, Settings, describe, load
+from uprmc.config import Settings, describe, load
 from uprmc.errors import StoreRefused
 from uprmc.protocol import text_replies
 from uprmc.protocol.opcodes import QUIET, STATUS_TEXT, Opcode
 from uprmc.protocol.shapes import SHAPES, Part
 from uprmc.server.http import Pages
+from uprmc.server.log_events import EVENTS
 from uprmc.server.metrics import Exposition
 from uprmc.storage.directory import open_directory
 from uprmc.storage.layout import FORMAT_VERSION
@@ -189,45 +189,13 @@ def test_every_line_that_text_commands_answer_is_told() -> None:
 def test_settings_that_the_documents_mention_exist() -> None:
     known = {info.name for info in describe()}
     sections = "|".join(sorted({name.partition(".")[0] for name in known}))
-    events = {event for event, _ in _events_in_the_code()}
+    events = set(EVENTS)
     for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS, OPERATIONS):
         mentioned = set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", document))
         assert mentioned - events <= known
 
 
 # --- settings -----------------------------------------------------------------------------------
-
-
-def _size(value: float) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if value and value % unit == 0:
-            return f"{int(value) // unit} {name}"
-    return f"{value:g}"
-
-
-def _shown(info: SettingInfo, value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return value or "(empty)"
-    assert isinstance(value, int | float)
-    if info.unit == "bytes":
-        return _size(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def test_the_table_of_settings_is_what_describe_says() -> None:
-    expected = [
-        [
-            f"`{info.name}`",
-            _shown(info, info.default),
-            info.unit,
-            "-" if info.low is None else f"{_shown(info, info.low)} to {_shown(info, info.high)}",
-            info.doc,
-        ]
-        for info in describe()
-    ]
-    assert rows(section(OPERATIONS, "## Settings")) == expected
 
 
 def test_the_examples_of_settings_can_be_used(tmp_path: Path) -> None:
@@ -274,38 +242,6 @@ def test_a_refused_data_directory_is_refused_in_the_words_of_the_document(tmp_pa
 
 
 # --- events, pages, metrics ---------------------------------------------------------------------
-
-_LEVEL_OF = {"failure": "error"}
-
-
-def _events_in_the_code() -> set[tuple[str, str]]:
-    """Return (event, level) of everything our own code can log."""
-    found = set()
-    for path in (ROOT / "uprmc").rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        log = re.search(r'^_log = Log\("(\w+)"\)', text, re.M)
-        if log is None:
-            continue
-        calls = re.findall(r'\b_log\.(debug|info|warn|error|failure)\(\s*"(\w+)"', text)
-        assert len(calls) == len(re.findall(r"\b_log\.", text)), (
-            f"{path} logs in a form this test does not read"
-        )
-        found |= {(f"{log[1]}.{event}", _LEVEL_OF.get(level, level)) for level, event in calls}
-    return found
-
-
-def test_the_table_of_events_has_every_event_with_its_level() -> None:
-    told = {
-        (event, level)
-        for row in rows(section(OPERATIONS, "## Log"))
-        for event, level in zip(re.findall(r"`([\w.]+)`", row[0]), _levels(row), strict=True)
-        if not event.startswith("twisted.")
-    }
-    assert told == _events_in_the_code()
-
-
-def _levels(row: list[str]) -> list[str]:
-    return row[1].split(", ")
 
 
 def test_the_table_of_pages_has_every_page(used_node: HandDrivenNode) -> None:

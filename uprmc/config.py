@@ -47,28 +47,45 @@ class ServerSettings:
     """Listeners and connections."""
 
     memcached: str = _setting(
-        "127.0.0.1:11211", "address", "Listener for memcached clients: HOST:PORT or an endpoint."
+        "127.0.0.1:11211",
+        "address",
+        "Listener for memcached clients: HOST:PORT, or a Twisted endpoint.",
     )
     upr: str = _setting(
-        "127.0.0.1:11210", "address", "Listener where the vBucket field is authoritative."
+        "127.0.0.1:11210",
+        "address",
+        "Listener for UPR, TAP and vBucket-aware clients: the request's vBucket is used as sent.",
     )
     http: str = _setting(
-        "127.0.0.1:8091", "address", "Listener for health, status and metrics; 'off' for none."
+        "127.0.0.1:8091",
+        "address",
+        "Listener for health checks, status and metrics; 'off' for none.",
     )
-    tls_cert: str = _setting("", "path", "PEM certificate chain; serves TLS on both listeners.")
+    tls_cert: str = _setting(
+        "", "path", "PEM certificate chain; with tls_key it turns on TLS for both listeners."
+    )
     tls_key: str = _setting("", "path", "PEM private key that belongs to tls_cert.")
     max_connections: int = _setting(
-        10_000, "connections", "One more is told so and closed.", 1, 1_000_000
+        10_000,
+        "connections",
+        "Connections above this limit get an error and are closed.",
+        1,
+        1_000_000,
     )
     buffer_bytes: int = _setting(
         BUFFER_BYTES,
         "bytes",
-        "Input and replies that all connections together may hold; then the oldest are closed.",
+        "Limit for incomplete requests and unread replies of all connections; above it "
+        "the oldest are closed.",
         4 * MIB,
         1_024 * GIB,
     )
     idle_timeout_s: float = _setting(
-        0.0, "seconds", "Close a connection that moves no bytes for so long; 0 = never.", 0, 86_400
+        0.0,
+        "seconds",
+        "Close a connection that transfers no bytes for this long; 0 = never.",
+        0,
+        86_400,
     )
     listen_backlog: int = _setting(1_024, "connections", "Length of the accept queue.", 1, 65_535)
 
@@ -80,39 +97,39 @@ class KvSettings:
     max_item_bytes: int = _setting(
         1 * MIB,
         "bytes",
-        "Largest item: key, value and about 50 bytes.",
+        "Largest document: key, value and about 50 bytes of metadata.",
         1 * KIB,
         ITEM_LIMIT_MAX_BYTES,
     )
     max_frame_bytes: int = _setting(
         FRAME_MAX_BYTES,
         "bytes",
-        "A frame that announces more closes the connection instead of being read and dropped.",
+        "Close a connection that announces a larger frame; smaller ones are read and refused.",
         2 * MIB,
         2 * GIB,
     )
     max_line_bytes: int = _setting(
-        2_048, "bytes", "A text line that grows longer without its end closes.", 512, 64 * KIB
+        2_048, "bytes", "Close a connection that sends a longer text line.", 512, 64 * KIB
     )
     max_retrieval_line_bytes: int = _setting(
-        1 * MIB, "bytes", "The same for lines that start with get or gets.", 2 * KIB, 64 * MIB
+        1 * MIB, "bytes", "The same limit for lines that begin with get or gets.", 2 * KIB, 64 * MIB
     )
     max_unsent_bytes: int = _setting(
         1 * MIB,
         "bytes",
-        "Replies held for a peer that does not read; then its requests wait.",
+        "Stop reading requests from a client that has this much unread output.",
         64 * KIB,
         1 * GIB,
     )
     max_listed_keys: int = _setting(
         10_000,
         "keys",
-        "Most keys that one GET_KEYS is answered, or one OBSERVE may name.",
+        "Most keys that GET_KEYS returns, or that one OBSERVE may name.",
         1,
         100_000,
     )
     persistence_timeout_s: float = _setting(
-        30.0, "seconds", "SEQNO_PERSISTENCE waits at most so long.", 0.1, 3_600
+        30.0, "seconds", "Longest time that SEQNO_PERSISTENCE waits before it fails.", 0.1, 3_600
     )
 
 
@@ -123,23 +140,30 @@ class EngineSettings:
     vbuckets: int = _setting(
         0,
         "count",
-        "Number of vBuckets, a power of two, fixed when data is made; 0 = as stored, 1024 if new.",
+        "Number of vBuckets, a power of two; fixed once data exists. 0 = as stored, 1024 if new.",
         0,
         1_024,
     )
     expiry_interval_s: float = _setting(
-        1.0, "seconds", "How often expired items are deleted that nobody asks for.", 1, 604_800
+        1.0, "seconds", "How often expired documents are deleted.", 1, 604_800
     )
-    lock_default_s: int = _setting(15, "seconds", "Length of a lock that names none.", 1, 30)
-    lock_max_s: int = _setting(30, "seconds", "Longest lock; a longer one gets the default.", 1, 30)
-    max_failover_entries: int = _setting(25, "entries", "Failover log length.", 2, 1_000)
+    lock_default_s: int = _setting(
+        15, "seconds", "Duration of a lock when the request names none.", 1, 30
+    )
+    lock_max_s: int = _setting(
+        30, "seconds", "Longest lock; a request for a longer one gets the default duration.", 1, 30
+    )
+    max_failover_entries: int = _setting(
+        25, "entries", "Number of entries that a failover log keeps.", 2, 1_000
+    )
     after_unclean_start: str = _setting(
         "active",
         "active|pending",
-        "State of active vBuckets after a crash; pending ones wait until somebody says active.",
+        "State of formerly active vBuckets after a crash; a pending one serves no clients "
+        "until it is made active.",
     )
     compaction_slice: int = _setting(
-        10_000, "tombstones", "Dropped for good in one commit, at most.", 1, 1_000_000
+        10_000, "tombstones", "Most tombstones that one commit drops for good.", 1, 1_000_000
     )
 
 
@@ -148,15 +172,31 @@ class MemorySettings:
     """The quota and its marks, as shares of it."""
 
     quota: int = _setting(
-        1 * GIB, "bytes", "What keys, values and their bookkeeping may take.", 8 * MIB, 4_096 * GIB
+        1 * GIB,
+        "bytes",
+        "Memory limit for keys, values and their bookkeeping.",
+        8 * MIB,
+        4_096 * GIB,
     )
-    low_mark: float = _setting(0.75, "share", "Ejection stops, warm-up stops loading.", 0.1, 0.98)
-    high_mark: float = _setting(0.85, "share", "Ejection of clean values starts.", 0.1, 0.98)
+    low_mark: float = _setting(
+        0.75,
+        "share",
+        "Share of the quota at which eviction stops, and warm-up stops loading values.",
+        0.1,
+        0.98,
+    )
+    high_mark: float = _setting(
+        0.85, "share", "Share of the quota at which eviction of persisted values starts.", 0.1, 0.98
+    )
     mutation_limit: float = _setting(
-        0.93, "share", "Writes get temporary failure above this.", 0.1, 1.0
+        0.93, "share", "Share of the quota above which writes get a temporary failure.", 0.1, 1.0
     )
     pager_slice: int = _setting(
-        100, "items", "Items the pager looks at before it looks at the clock.", 10, 1_000_000
+        100,
+        "items",
+        "Documents that the evictor examines before it checks the clock.",
+        10,
+        1_000_000,
     )
 
 
@@ -167,36 +207,42 @@ class FlushSettings:
     batch_items: int = _setting(
         30_000,
         "items",
-        "A commit takes about so many at most; so many queued start one.",
+        "A commit starts when this many changes are queued, and holds about this many at most.",
         1,
         1_000_000,
     )
     commit_memory: int = _setting(
         128 * MIB,
         "bytes",
-        "What the store may need for writing one commit; fewer items go into it accordingly.",
+        "Memory that the store may need to write one commit; limits the changes in it.",
         1 * MIB,
         64 * GIB,
     )
     min_delay_s: float = _setting(
-        0.02, "seconds", "A change waits at least so long for company in its commit.", 0, 60
+        0.02,
+        "seconds",
+        "Shortest time that a change waits, so that others can join its commit.",
+        0,
+        60,
     )
     max_delay_s: float = _setting(
-        2.0, "seconds", "It waits at most so long before its commit begins.", 0, 60
+        2.0, "seconds", "Longest time that a change waits before its commit starts.", 0, 60
     )
     rest_factor: float = _setting(
         19.0,
         "times",
-        "In between, commits rest so many times as long as the last one took.",
+        "Between both delays, wait this multiple of the last commit's duration.",
         0,
         1_000,
     )
     retry_delay_s: float = _setting(
-        1.0, "seconds", "Wait after a commit failed before it is tried again.", 0.01, 600
+        1.0, "seconds", "Wait this long after a failed commit before the next attempt.", 0.01, 600
     )
-    sync: bool = _setting(True, "yes/no", "Force every commit to the device.")
+    sync: bool = _setting(
+        True, "yes/no", "Make each commit wait until the device has written it (fsync)."
+    )
     fetch_batch: int = _setting(
-        1_000, "keys", "Ejected values read from disk in one go.", 1, 100_000
+        1_000, "keys", "Most evicted values that are read from disk in one round.", 1, 100_000
     )
 
 
@@ -214,7 +260,7 @@ class PurgeSettings:
     min_age_s: int = _setting(
         259_200,
         "seconds",
-        "Younger deletions stay. A consumer that was away for longer begins anew.",
+        "Keep deletions for this long. A consumer that was away for longer is resynced from zero.",
         0,
         315_360_000,
     )
@@ -224,12 +270,16 @@ class PurgeSettings:
 class StorageSettings:
     """The files."""
 
-    data: str = _setting("./uprmc-data", "path", "Data directory; made when it is absent.")
+    data: str = _setting("./uprmc-data", "path", "Data directory; created when it does not exist.")
     map_initial: int = _setting(
-        16 * GIB, "bytes", "Address space reserved for the store; grows.", 1 * MIB, 64 * 1024 * GIB
+        16 * GIB,
+        "bytes",
+        "Address space reserved for the store at first; doubled as the store grows.",
+        1 * MIB,
+        64 * 1024 * GIB,
     )
     map_max: int = _setting(
-        16 * 1024 * GIB, "bytes", "The store never grows beyond this.", 1 * MIB, 64 * 1024 * GIB
+        16 * 1024 * GIB, "bytes", "Largest size of the store.", 1 * MIB, 64 * 1024 * GIB
     )
 
 
@@ -238,15 +288,19 @@ class UprSettings:
     """Streams and what they may hold."""
 
     rollback_rule: str = _setting(
-        "current", "current|3.0.0", "How a consumer's position is judged: as today, or as in 2014."
+        "current",
+        "current|3.0.0",
+        "How the position of a consumer is judged: current, or by the rule of UPR 3.0.0 (2014).",
     )
     add_stream_on_active: bool = _setting(
-        False, "yes/no", "Let a consumer add streams for active vBuckets, as until August 2014."
+        False,
+        "yes/no",
+        "Let a consumer add streams for active vBuckets, as was allowed until August 2014.",
     )
     noop_interval_s: float = _setting(
         180.0,
         "seconds",
-        "Keep-alives of connections that enabled them and named no interval.",
+        "Keep-alive interval of connections that enable keep-alives and name no interval.",
         1,
         10_800,
     )
@@ -254,43 +308,51 @@ class UprSettings:
         64, "streams", "Streams that may read the disk at the same time.", 1, 1_024
     )
     backfills_per_connection: int = _setting(
-        8, "streams", "The same for each connection; others wait their turn.", 1, 1_024
+        8, "streams", "The same limit for each connection; its other streams wait.", 1, 1_024
     )
     reading_max_s: float = _setting(
         30.0,
         "seconds",
-        "A stream gives up what it holds for a snapshot after so long, and reads on anew.",
+        "Longest time that a stream keeps one view of the data; then it continues from a new one.",
         0.1,
         3_600,
     )
     reading_items: int = _setting(
         10_000,
         "items",
-        "Replaced queue entries of a vBucket kept for streams; beyond it they read on anew.",
+        "Replaced queue entries of a vBucket kept for streams; above this they continue "
+        "from new views.",
         1,
         10_000_000,
     )
     consumer_buffer: int = _setting(
         10 * MIB,
         "bytes",
-        "As a consumer: what a producer may send ahead of our acknowledgements.",
+        "As a consumer: bytes that a producer may send ahead of our acknowledgements.",
         64 * KIB,
         1 * GIB,
     )
     barriers: int = _setting(
-        256, "cookies", "Barriers that a connection may have pending.", 1, 100_000
+        256, "cookies", "Barriers that one connection may have pending.", 1, 100_000
     )
     known_versions: int = _setting(
-        64, "entries", "Histories that a stream request may name.", 1, 10_000
+        64, "entries", "Histories that one stream request may name.", 1, 10_000
     )
-    leases: int = _setting(16, "leases", "Snapshot leases held at the same time.", 1, 1_000)
+    leases: int = _setting(
+        16, "leases", "Snapshot leases that may be open at the same time.", 1, 1_000
+    )
     lease_max_s: int = _setting(
-        3_600, "seconds", "Longest lifetime of a lease; a longer one is cut to it.", 1, 86_400
+        3_600,
+        "seconds",
+        "Longest lifetime of a lease; a longer one is shortened to this.",
+        1,
+        86_400,
     )
     rollback_keys: int = _setting(
         100_000,
         "documents",
-        "A replica that has more than its source does not share starts over instead of undoing it.",
+        "Most documents that a replica undoes after a rollback; with more it is resynced "
+        "from zero.",
         0,
         10_000_000,
     )
@@ -298,7 +360,7 @@ class UprSettings:
     dial_timeout_s: float = _setting(
         10.0,
         "seconds",
-        "A source that does not answer for so long is given up, and tried again.",
+        "Close a connection to a source that does not answer for this long, and retry.",
         0.1,
         600,
     )
@@ -308,7 +370,8 @@ class UprSettings:
     dial_ca: str = _setting(
         "",
         "path",
-        "PEM of the authority that certifies sources; without one connections are plain.",
+        "PEM certificate of the authority that signs sources' certificates; empty = "
+        "connect without TLS.",
     )
 
 
@@ -318,34 +381,60 @@ class TapSettings:
 
     enabled: bool = _setting(True, "yes/no", "Serve TAP on the listeners.")
     ack_interval: int = _setting(
-        1_000, "messages", "Every so many a client is asked to acknowledge.", 1, 1_000_000
+        1_000,
+        "messages",
+        "Ask a client for an acknowledgement after this many messages.",
+        1,
+        1_000_000,
     )
     ack_window: int = _setting(
-        10, "intervals", "So many may be unacknowledged before sending stops.", 1, 1_000
+        10, "intervals", "Stop sending when this many intervals are unacknowledged.", 1, 1_000
     )
     ack_grace_s: float = _setting(
-        300.0, "seconds", "Who acknowledges nothing for so long is disconnected.", 1, 86_400
+        300.0,
+        "seconds",
+        "Disconnect a client that sends no acknowledgement for this long.",
+        1,
+        86_400,
     )
     backoff_s: float = _setting(
-        5.0, "seconds", "Pause after a client's temporary failure.", 0, 3_600
+        5.0, "seconds", "Pause after a client reports a temporary failure.", 0, 3_600
     )
     noop_interval_s: float = _setting(
-        200.0, "seconds", "A stream that is silent for so long gets a keep-alive.", 1, 10_800
+        200.0, "seconds", "Send a keep-alive on a stream that was silent for this long.", 1, 10_800
     )
     keepalive_s: float = _setting(
-        0.0, "seconds", "A name's position is kept so long after its connection.", 0, 86_400
+        0.0,
+        "seconds",
+        "How long the position of a named client is kept after it disconnects.",
+        0,
+        86_400,
     )
     registered_expiry_s: float = _setting(
-        604_800.0, "seconds", "The same for registered clients, over restarts.", 60, 31_536_000
+        604_800.0,
+        "seconds",
+        "The same for registered clients, whose positions survive restarts.",
+        60,
+        31_536_000,
     )
     names: int = _setting(
-        1_000, "names", "Clients that are connected or known; one more is refused.", 1, 100_000
+        1_000,
+        "names",
+        "Most clients, connected or remembered; further ones are refused.",
+        1,
+        100_000,
     )
     undo_keys: int = _setting(
-        10_000, "keys", "So many a client's corrections can reach back.", 0, 10_000_000
+        10_000,
+        "keys",
+        "Most keys that are remembered per client to correct it after a rollback.",
+        0,
+        10_000_000,
     )
     rollback: str = _setting(
-        "correct", "correct|reset", "What a client gets when history has branched."
+        "correct",
+        "correct|reset",
+        "What a client gets after a rollback: corrections, or everything from the beginning.",
     )
 
 
@@ -354,7 +443,9 @@ class LogSettings:
     """What standard error says."""
 
     level: str = _setting("info", "debug|info|warn|error", "Least important level that is shown.")
-    format: str = _setting("text", "text|json", "One line per event, for people or for machines.")
+    format: str = _setting(
+        "text", "text|json", "One line per event: text for people, json for programs."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def test_some_vbuckets_follow_and_stop_following(
     a, b = nodes
     follow(here, b, a, "--vbuckets", "0-2,5")
     ended = here("replicate", "--node", b.upr, "--stop", "--vbuckets", "1-2")
-    assert (ended.code, ended.out) == (0, "vBuckets 1-2: following nobody\n")
+    assert (ended.code, ended.out) == (0, "vBuckets 1-2: no longer following a source\n")
     assert [number for number, state in states(here, b).items() if state == "replica"] == [
         *(0, 1, 2, 5)
     ]
@@ -115,7 +115,7 @@ def test_some_vbuckets_follow_and_stop_following(
     (row,) = json.loads(ended.out)["following"]
     assert (row["vbucket"], row["source"], row["error"]) == (0, str(a.upr), "")
     ended = here("replicate", "--node", b.upr, "--stop")
-    assert ended.out == "all vBuckets: following nobody\n"
+    assert ended.out == "all vBuckets: no longer following a source\n"
     assert stats(here, b)["sources"] == "0"
 
 

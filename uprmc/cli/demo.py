@@ -107,9 +107,11 @@ def _facts(code: int, character: str, name: str) -> dict[str, object]:
 
 
 @click.command()
-@click.option("--keep", type=click.Path(path_type=Path), help="Use and keep this data directory.")
-@click.option("--limit", type=click.IntRange(1), hidden=True, help="Load only so many documents.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), help="Use this data directory, and keep it."
+)
+@click.option("--limit", type=click.IntRange(1), hidden=True, help="Load only this many documents.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def demo(keep: Path | None, limit: int | None, debug: bool) -> None:
     """Load a node, kill it with SIGKILL, start it again, and verify every document."""
     console = Console()

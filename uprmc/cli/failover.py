@@ -23,14 +23,14 @@ _FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
     "--vbuckets",
     type=vbucket_numbers,
     metavar=VBUCKETS,
-    help="Which; all replicas of the node by default.",
+    help="vBuckets to promote; all replicas of the node by default.",
 )
 @talks_to_a_node("Print one JSON list of the new branches.")
 def failover(vbuckets: list[int] | None, node: NodeAccess, as_json: bool) -> None:
-    """Make vBuckets of a node active, whatever has become of the node that filled them.
+    """Promote replicas of a node after the node that they followed was lost.
 
-    Each begins a new branch of history after its last complete snapshot; they follow nobody any
-    more. Use 'uprmc takeover' while the other node is well: it loses nothing.
+    Each vBucket begins a new branch of history after its last complete snapshot, and stops
+    following its source. While the other node is well, use 'uprmc takeover': it loses nothing.
     """
     with node.connected() as connection:
         if vbuckets is None:

@@ -49,9 +49,9 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="uprmc", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def uprmc(debug: bool) -> None:
-    """Keep memcached data on disk and stream every change of it."""
+    """A memcached-compatible server that keeps its data on disk and streams every change."""
 
 
 _VERBS = (

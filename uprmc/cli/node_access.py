@@ -102,8 +102,8 @@ def talks_to_a_node(
             multiple=True,
             envvar="UPRMC_NODE",
             metavar="HOST:PORT",
-            help="The node's upr listener, also unix:/path"
-            + ("; several, or one of a cluster." if several else ".")
+            help="The node's upr listener; unix:/path works, too"
+            + ("; repeat it for several nodes." if several else ".")
             + f"  [default: {DEFAULT_NODE}]",
         ),
         *TLS_OPTIONS,
@@ -116,13 +116,13 @@ def talks_to_a_node(
                 type=Seconds(0.001),
                 default=f"{ANSWER_S:g}s",
                 show_default=True,
-                help="How long a node may say nothing.",
+                help="Give up when a node is silent for this long.",
             )
         )
     options += [
         click.option("--json", "as_json", is_flag=True, help=json_help),
         click.option(
-            "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."
+            "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
         ),
     ]
 
@@ -151,7 +151,7 @@ def talks_to_a_node(
 
 #: `debug` of a verb is the affair of `main.run`.
 TLS_OPTIONS = (
-    click.option("--tls", is_flag=True, envvar="UPRMC_TLS", help="Speak TLS."),
+    click.option("--tls", is_flag=True, envvar="UPRMC_TLS", help="Use TLS."),
     click.option(
         "--tls-ca",
         "--tls-ca-file",
@@ -159,13 +159,13 @@ TLS_OPTIONS = (
         type=click.Path(exists=True, dir_okay=False),
         envvar="UPRMC_TLS_CA",
         metavar="FILE",
-        help="Speak TLS, and trust these certificates (PEM) in place of the system's.",
+        help="Use TLS, and trust the certificates in this PEM file instead of the system's.",
     ),
     click.option(
         "--no-tls-verify",
         is_flag=True,
         envvar="UPRMC_NO_TLS_VERIFY",
-        help="Take any certificate.",
+        help="Accept any certificate.",
     ),
 )
 

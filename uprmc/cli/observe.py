@@ -37,7 +37,11 @@ _UNSETTLED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
 
 @click.command()
 @click.argument("key")
-@click.option("--vbucket", type=click.IntRange(0, 0xFFFF), help="Where it is; else by the key.")
+@click.option(
+    "--vbucket",
+    type=click.IntRange(0, 0xFFFF),
+    help="vBucket of the document; computed from the key by default.",
+)
 @click.option("--wait", is_flag=True, help="Wait until its newest version is on disk.")
 @click.option(
     "--timeout",
@@ -45,7 +49,7 @@ _UNSETTLED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
     type=Seconds(),
     default=30.0,
     show_default=True,
-    help="How long --wait waits.",
+    help="Longest time that --wait waits.",
 )
 @talks_to_a_node("Print one JSON object.", timeout=False)
 def observe(

@@ -21,20 +21,30 @@ _GLANCE_S = 3.0
 
 
 @click.command(name="replicate")
-@click.option("--from", "source", metavar="HOST:PORT", help="The source, as the node dials it.")
 @click.option(
-    "--vbuckets", type=vbucket_numbers, metavar=VBUCKETS, help="Which; all of the node by default."
+    "--from",
+    "source",
+    metavar="HOST:PORT",
+    help="upr listener of the source, as the node is to dial it.",
 )
-@click.option("--stop", is_flag=True, help="Follow nobody any more. What is there stays.")
-@click.option("--demote", is_flag=True, help="Give up even what is active and holds changes.")
-@click.option("--wait", is_flag=True, help="Wait until nothing is lacking.")
+@click.option(
+    "--vbuckets",
+    type=vbucket_numbers,
+    metavar=VBUCKETS,
+    help="vBuckets to fill; all of the node by default.",
+)
+@click.option("--stop", is_flag=True, help="Stop following. The data stays.")
+@click.option(
+    "--demote", is_flag=True, help="Also replace active vBuckets that hold changes of their own."
+)
+@click.option("--wait", is_flag=True, help="Wait until the replica has caught up.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=Seconds(),
     default=600.0,
     show_default=True,
-    help="How long --wait waits.",
+    help="Longest time that --wait waits.",
 )
 @talks_to_a_node("Print one JSON object.", timeout=False)
 def replicate_verb(
@@ -47,10 +57,10 @@ def replicate_verb(
     node: NodeAccess,
     as_json: bool,
 ) -> None:
-    """Fill vBuckets of a node from another node from now on, also after restarts.
+    """Make a node a replica of another node; restarts do not end it.
 
-    They become replicas at once. With --demote those that are active and hold changes do, too:
-    what the source has not of them is undone.
+    Its vBuckets become replicas at once. Active ones that hold changes do so only with --demote:
+    changes that the source lacks are undone.
     """
     if stop == bool(source):
         raise ConfigError("say either --from HOST:PORT or --stop")
@@ -119,7 +129,7 @@ def _tell(standing: Standing, vbuckets: list[int] | None, as_json: bool) -> None
         return
     nobody = sorted(set(vbuckets or ()) - chosen.keys())
     if nobody or not chosen:
-        click.echo(f"{named(nobody) if nobody else 'all vBuckets'}: following nobody")
+        click.echo(f"{named(nobody) if nobody else 'all vBuckets'}: no longer following a source")
     for source in sorted({one.source for one in chosen.values()}):
         numbers = [number for number, one in chosen.items() if one.source == source]
         streaming = sum(chosen[number].state == "streaming" for number in numbers)

@@ -31,18 +31,31 @@ _SHORTHANDS = {
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--data", metavar="DIR", help="Data directory (./uprmc-data).")
 @click.option("--memcached", metavar="HOST:PORT", help="Listener for memcached clients.")
-@click.option("--upr", metavar="HOST:PORT", help="Listener for UPR and vBucket-aware clients.")
+@click.option("--upr", metavar="HOST:PORT", help="Listener for UPR, TAP and vBucket-aware clients.")
 @click.option("--http", metavar="HOST:PORT", help="Listener for health and metrics, or 'off'.")
-@click.option("--vbuckets", type=int, metavar="N", help="Number of vBuckets of a new directory.")
+@click.option(
+    "--vbuckets", type=int, metavar="N", help="Number of vBuckets of a new data directory."
+)
 @click.option("--memory", metavar="SIZE", help="Memory quota, such as 512M or 2G.")
-@click.option("--sync/--no-sync", default=None, help="Force every commit to the device.")
+@click.option(
+    "--sync/--no-sync", default=None, help="Make each commit wait for the device (fsync)."
+)
 @click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate chain.")
 @click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert.")
 @click.option(
-    "--from", "source", metavar="HOST:PORT", help="Let a new directory follow this node, wholly."
+    "--from",
+    "source",
+    metavar="HOST:PORT",
+    help="Start a new data directory as a replica of this node.",
 )
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Any other setting.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change any setting; see 'uprmc settings'.",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def serve(
     config: Path | None,
     changes: tuple[str, ...],

@@ -11,8 +11,8 @@ from uprmc.config import SettingInfo, describe
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def settings(as_json: bool, debug: bool) -> None:
     """List every setting with its default, unit and range."""
     rows = [_row(info) for info in describe()]

@@ -34,7 +34,9 @@ Examples:
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--full", is_flag=True, help="Begin a new chain.")
 @click.option("--incremental", is_flag=True, help="Add to the newest chain, or fail.")
-@click.option("--vbuckets", type=VBUCKET_SET, help="Only these; default all, or the chain's.")
+@click.option(
+    "--vbuckets", type=VBUCKET_SET, help="Only these vBuckets; default all, or the chain's."
+)
 @click.option("--groups", type=Read("whole", "N", 1), help="Directories of a full backup.")
 @click.option(
     "--compression",
@@ -49,13 +51,13 @@ Examples:
     type=SECONDS,
     default="600",
     show_default=True,
-    help="How long nodes hold the moment when nobody renews it.",
+    help="How long nodes keep the snapshot if this process dies.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be read, write nothing.")
 @click.option("--rate", type=ROWS_PER_S, help="Rows a second, all tasks together.")
 @common()
 def backup(shared: Common, directory: Path, **given: Any) -> None:
-    """Save what nodes hold at one moment to DIR: in full, or since the last time."""
+    """Save a snapshot of nodes in DIR: in full, or what changed since the last one."""
     if given["full"] and given["incremental"]:
         raise BadOption("--full and --incremental contradict each other")
     kind: Kind = "full" if given["full"] else "incremental" if given["incremental"] else "auto"

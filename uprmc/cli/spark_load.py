@@ -67,7 +67,9 @@ Examples:
 )
 @click.option("--errors", type=click.Path(file_okay=False), help="Directory for bad rows: go on.")
 @click.option(
-    "--max-errors", type=Read("whole", "N", 0), help="Go on over so many bad rows; default 0."
+    "--max-errors",
+    type=Read("whole", "N", 0),
+    help="Continue after up to this many bad rows; default 0.",
 )
 @click.option("--delimiter", metavar="CHAR", help="Of CSV; default comma, tab for .tsv.")
 @click.option("--quote", default='"', show_default=True, metavar="CHAR", help="Of CSV.")

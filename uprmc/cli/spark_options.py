@@ -146,7 +146,9 @@ _SHOWING = (
         metavar="FILE",
         help="Write the report there, as JSON.",
     ),
-    click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."),
+    click.option(
+        "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+    ),
 )
 
 #: What `split` gives to `access_of`, `engine_of` and `spark_run.running`.

@@ -45,7 +45,9 @@ Examples:
 @click.option("--prefix", default="", metavar="TEXT", help="Only keys that begin so.")
 @click.option("--no-check", is_flag=True, help="Do not compare at the end.")
 @click.option("--errors", type=click.Path(file_okay=False), help="Directory for bad rows: go on.")
-@click.option("--max-errors", type=Read("whole", "N", 0), help="Go on over so many bad rows.")
+@click.option(
+    "--max-errors", type=Read("whole", "N", 0), help="Continue after up to this many bad rows."
+)
 @click.option(
     "--resume",
     type=click.Path(dir_okay=False, path_type=Path),

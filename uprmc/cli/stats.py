@@ -13,7 +13,7 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 @click.argument("group", nargs=-1)
 @talks_to_a_node("Print one JSON object.")
 def stats(group: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
-    """Print a statistics GROUP of a running node; the general one when none is named.
+    """Print statistics of a running node: those of a GROUP, or the general ones.
 
     Groups: settings, items, slabs, sizes, conns, warmup, memory, uprmc, timings, tap, tapagg,
     dcp, upr, dcpagg, upragg, leases, replication, uuid, kvstore, kvtimings, scheduler, runtimes,

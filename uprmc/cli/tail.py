@@ -70,7 +70,7 @@ def _uuid(text: str) -> int:
     type=vbucket_numbers,
     metavar=VBUCKETS,
     multiple=True,
-    help="Which vBuckets; any number of times.  [default: all that are active]",
+    help="Only these vBuckets; may be repeated.  [default: all that are active]",
 )
 @click.option(
     "--from",
@@ -79,7 +79,7 @@ def _uuid(text: str) -> int:
     metavar="now|0|SEQNO",
     default=_NOW,
     show_default=True,
-    help="Begin with what comes now, with everything there is (0), or after a seqno.",
+    help="Print changes from now on, everything (0), or what follows a seqno.",
 )
 @click.option(
     "--uuid", type=_uuid, metavar="VB_UUID", help="History that the seqno of --from belongs to."
@@ -87,13 +87,17 @@ def _uuid(text: str) -> int:
 @click.option(
     "--on-rollback",
     type=click.Choice(["stop", "obey"]),
-    help="If a node's history does not hold what was printed, or the seqno: stop, or go on from "
-    "where it still agrees.  [default: stop with --from SEQNO, else obey]",
+    help="When a node's history lacks printed changes, or the seqno: stop, or continue from the "
+    "last common point.  [default: stop with --from SEQNO, else obey]",
 )
-@click.option("--until-now", is_flag=True, help="End when everything that is there has come.")
-@click.option("--once", is_flag=True, help="End when a node or a stream is lost; for scripts.")
-@click.option("--keys-only", is_flag=True, help="Leave values out; the node does not send them.")
-@click.option("--snapshots", is_flag=True, help="Show where snapshots begin and end, too.")
+@click.option(
+    "--until-now", is_flag=True, help="End after printing everything that exists at the start."
+)
+@click.option(
+    "--once", is_flag=True, help="End when a node or a stream is lost, for use in scripts."
+)
+@click.option("--keys-only", is_flag=True, help="Omit values; the node does not send them.")
+@click.option("--snapshots", is_flag=True, help="Also print where snapshots begin and end.")
 @talks_to_a_node("Print one JSON object for each change.", several=True)
 def tail(
     vbuckets: tuple[list[int], ...],
@@ -110,8 +114,8 @@ def tail(
     """Print the changes of nodes as they happen, one line for each.
 
     \b
-    A line has: vBucket:seqno, what happened, the key, the value, more about it.
-    A node that is lost is dialled again, and its vBuckets go on wherever they are active then.
+    A line shows vBucket:seqno, the operation, key, value and metadata.
+    After a lost connection it reconnects and resumes, at whichever node is active then.
     Ctrl-C ends it.
     """
     wanted = each_once(vbuckets)

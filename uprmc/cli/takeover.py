@@ -38,21 +38,27 @@ class _Ended(NamedTuple):
 
 
 @click.command(name="takeover")
-@click.option("--to", "target", required=True, metavar="HOST:PORT", help="Who takes them.")
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="HOST:PORT",
+    help="upr listener of the node that takes them over.",
+)
 @click.option(
     "--vbuckets",
     type=vbucket_numbers,
     metavar=VBUCKETS,
-    help="Which; all active ones of the node by default.",
+    help="vBuckets to move; all active ones of the node by default.",
 )
-@click.option("--swap", is_flag=True, help="Then the node follows the one that has taken them.")
+@click.option("--swap", is_flag=True, help="Afterwards make the old node a replica of the new one.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=Seconds(1.0),
     default=600.0,
     show_default=True,
-    help="How long the target may take.",
+    help="Longest time that the takeover may take.",
 )
 @talks_to_a_node("Print one JSON object.", timeout=False)
 def takeover(
@@ -63,10 +69,11 @@ def takeover(
     node: NodeAccess,
     as_json: bool,
 ) -> None:
-    """Hand active vBuckets of a node over to another one, which dials --node as it is written.
+    """Move active vBuckets from one node to another without losing a write.
 
-    No acknowledged write is lost and no consumer rolled back. Afterwards they are dead at the node,
-    or with --swap replicas. If it is interrupted the node serves them again.
+    The target dials the address given with --node. No consumer is rolled back. Afterwards the
+    vBuckets are dead at the old node, or replicas with --swap. If the takeover is interrupted, the
+    old node serves them again.
     """
     with node.connected() as source:
         numbers = _numbers(source, vbuckets)

@@ -41,29 +41,31 @@ def _buffer(text: str) -> int:
 @click.option(
     "--upstream", required=True, metavar="HOST:PORT", help="The producer: a node's upr listener."
 )
-@click.option("--listen", required=True, metavar="HOST:PORT", help="Where TAP clients connect.")
+@click.option(
+    "--listen", required=True, metavar="HOST:PORT", help="Address on which TAP clients connect."
+)
 @click.option(
     "--state",
     type=click.Path(path_type=Path),
-    help="File with the positions of registered clients.  [default: none, they end with us]",
+    help="File that keeps the positions of registered clients.  [default: none]",
 )
 @click.option(
     "--rollback",
     type=click.Choice(["correct", "reset"]),
-    help="What a client gets when history has branched.  [default: correct]",
+    help="Correct clients after a rollback, or start over.  [default: correct]",
 )
 @click.option("--buffer", default="1M", show_default=True, metavar="SIZE",
-              help="What is received ahead of each client.")  # fmt: skip
+              help="Bytes received ahead of each client.")  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate chain.")
 @click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert.")
 @click.option(
-    "--upstream-ca", metavar="FILE", help="Speak TLS to the upstream, certified by this authority."
+    "--upstream-ca", metavar="FILE", help="Use TLS to the upstream; PEM file of its authority."
 )
 @click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting, such as tap.names=50."
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def tap_adapter(
     upstream: str,
     listen: str,
@@ -74,9 +76,9 @@ def tap_adapter(
     debug: bool,
     **options: Any,
 ) -> int:
-    """Serve TAP clients from a UPR or DCP producer somewhere else.
+    """Serve TAP clients with the data of a UPR or DCP server that does not speak TAP.
 
-    In front of a node of uprmc it is not needed: its listeners speak TAP. SIGTERM, SIGINT or
+    A node of uprmc needs no adapter: its listeners speak TAP. SIGTERM, SIGINT or
     SIGUSR1 stops it in order; SIGHUP makes it read the level of the log and the TLS files again.
     Prints one line to standard output when it serves; logs go to standard error.
     """

@@ -36,7 +36,7 @@ class _Row(NamedTuple):
 
 
 @click.group()
-@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors.")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def vbucket() -> None:
     """List the vBuckets of a node, change their states, remove them."""
 
@@ -45,7 +45,7 @@ def vbucket() -> None:
 
 
 @vbucket.command(name="list")
-@click.option("--state", "states", type=_STATES, multiple=True, help="Only those in this state.")
+@click.option("--state", "states", type=_STATES, multiple=True, help="Only vBuckets in this state.")
 @talks_to_a_node("Print one JSON list.")
 def list_(states: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     """Print state, term, newest vb_uuid, seqnos and number of documents of each vBucket."""
@@ -83,9 +83,9 @@ def _line(*cells: object) -> str:
 @click.argument("state", type=_STATES, metavar="STATE")
 @talks_to_a_node("Print one JSON object.")
 def set_(numbers: list[int], state: str, node: NodeAccess, as_json: bool) -> None:
-    """Put vBuckets into a STATE: active, replica, pending or dead.
+    """Change the STATE of vBuckets: active, replica, pending or dead.
 
-    One that is not there is made.
+    A missing vBucket is created.
     One that becomes active begins a new branch of history: its failover log gets an entry.
     """
     done: list[int] = []
@@ -102,14 +102,14 @@ def set_(numbers: list[int], state: str, node: NodeAccess, as_json: bool) -> Non
     "--wait/--no-wait",
     default=True,
     show_default=True,
-    help="Be told when they are gone from disk. (A node of ours says nothing earlier anyway.)",
+    help="Wait until they are removed from disk. (uprmc always waits; other servers may not.)",
 )
-@click.option("--force", is_flag=True, help="Make them dead first, whatever their state.")
+@click.option("--force", is_flag=True, help="Make them dead first.")
 @talks_to_a_node("Print one JSON object.")
 def rm(numbers: list[int], wait: bool, force: bool, node: NodeAccess, as_json: bool) -> None:
-    """Remove dead vBuckets with everything in them.
+    """Remove dead vBuckets and all their documents.
 
-    None is removed unless all of them are there and, without --force, dead.
+    Nothing is removed unless all of them exist and are dead, or --force is given.
     """
     wanted = each_once([numbers])
     done: list[int] = []

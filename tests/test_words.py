@@ -1,0 +1,72 @@
+"""What users read is plain English: words of our private dialect stay out of it.
+
+A word is banned where a reader who does not know the project stumbles over it. A sentence in which
+one is right for once is better reworded than excepted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from uprmc.cli.main import uprmc
+from uprmc.config import describe
+from uprmc.server.log_events import EVENTS
+
+ROOT = Path(__file__).parent.parent
+
+BANNED = re.compile(
+    r"\b(whoever|anew|told|so many|so long|dear|let go|lets go|letting go|whole(?! number)|wholly"
+    r"|held|a moment|what surprises|nobody|somebody)\b",
+    re.IGNORECASE,
+)
+
+#: Code in pages keeps its names.
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.M | re.S)
+
+PAGES = ["README.md", "docs/reference.md"]
+
+
+def banned(text: str) -> list[str]:
+    """Return each banned word with the words around it."""
+    flat = " ".join(text.split())
+    return [flat[max(0, m.start() - 40) : m.end() + 30] for m in BANNED.finditer(flat)]
+
+
+def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, verb in command.commands.items():
+            yield from commands(verb, f"{path} {name}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_are_in_plain_words(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert banned(_CODE.sub("`code`", text)) == []
+
+
+def test_settings_are_described_in_plain_words() -> None:
+    assert [(info.name, banned(info.doc)) for info in describe() if banned(info.doc)] == []
+
+
+def test_log_events_are_described_in_plain_words() -> None:
+    assert [
+        (name, banned(info.meaning)) for name, info in EVENTS.items() if banned(info.meaning)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [*commands(uprmc, "uprmc")], ids=lambda given: str(given)
+)
+def test_help_is_in_plain_words(path: str, command: click.Command) -> None:
+    assert banned(command.get_help(click.Context(command, info_name=path))) == []
+
+
+def test_a_banned_word_is_found_in_any_case_and_over_a_line_break() -> None:
+    assert len(banned("Whoever waits so\nlong begins anew.")) == 3
+    assert banned("A whole number.") == []

@@ -1,0 +1,129 @@
+"""What each event of the log means: the table behind the reference page about the log.
+
+An event's name is the section of its `server.log.Log` and the word after it. A test compares the
+table with the calls in the code.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class EventInfo(NamedTuple):
+    """An event's level, and what it means to an operator."""
+
+    level: str
+    meaning: str
+
+
+def _debug(meaning: str) -> EventInfo:
+    return EventInfo("debug", meaning)
+
+
+def _info(meaning: str) -> EventInfo:
+    return EventInfo("info", meaning)
+
+
+def _warn(meaning: str) -> EventInfo:
+    return EventInfo("warn", meaning)
+
+
+def _error(meaning: str) -> EventInfo:
+    return EventInfo("error", meaning)
+
+
+_BUG = _error("A defect of uprmc, logged with a traceback. Please report it.")
+_RATE = " At most one a second is logged; `unlogged` counts the others."
+
+EVENTS = {
+    "warmup.progress": _info("Warm-up is running: its state, and the keys loaded so far."),
+    "node.warmed_up": _info(
+        "The node serves clients: keys and values loaded, seconds it took, and whether the last "
+        "stop was clean."
+    ),
+    "node.misuse": _warn("A peer broke the protocol and was disconnected: the reason." + _RATE),
+    "node.vbucket_deposed": _warn(
+        "An active vBucket was made dead because another node was promoted: the vBucket, its term, "
+        "and the highest known term."
+    ),
+    "node.reloaded": _info("After SIGHUP, the log level and the TLS files were read again."),
+    "node.reload_failed": _warn(
+        "After SIGHUP, the new settings could not be used: the reason. The node keeps the old ones."
+    ),
+    "buffers.shed": _warn(
+        "All connections together used more than `server.buffer_bytes`, and the oldest were "
+        "closed. At most one in ten seconds is logged."
+    ),
+    "connection.shed": _debug("Which connection was closed because of `server.buffer_bytes`."),
+    "connection.idle": _debug("A connection was closed after `server.idle_timeout_s`."),
+    "connection.session_failed": _BUG,
+    "connections.rejected": _warn(
+        "A connection above `server.max_connections` was refused. At most one in ten seconds is "
+        "logged."
+    ),
+    "connections.file_limit_low": _warn(
+        "The limit of open files allows fewer connections than `server.max_connections`."
+    ),
+    "flush.failed": _error(
+        "A commit failed: the reason. Changes are refused until a commit succeeds."
+    ),
+    "flush.works_again": _info("A commit succeeded after earlier ones had failed."),
+    "flush.commit_broke": _BUG,
+    "flush.waiter_broke": _BUG,
+    "flush.map_grown": _info("The address space reserved for the store was doubled."),
+    "fetch.unread": _error(
+        "The value of one document could not be read, for example because its record is damaged: "
+        "vBucket, key, reason. Its readers got a temporary failure." + _RATE
+    ),
+    "fetch.failed": _error(
+        "Evicted values could not be read from disk; their readers got a temporary failure."
+    ),
+    "fetch.waiter_broke": _BUG,
+    "compaction.failed": _error(
+        "Deletions could not be read from disk; the compaction was answered temporary failure."
+    ),
+    "compaction.waiter_broke": _BUG,
+    "housekeeping.tick_failed": _BUG,
+    "preread.failed": _error(
+        "The next pages of a stream could not be read ahead in a worker thread; the stream reads "
+        "them itself."
+    ),
+    "slices.failed": _error(
+        "A defect of uprmc in expiry, eviction or the check of connections, logged with a "
+        "traceback; the task starts over. Please report it."
+    ),
+    "replication.connected": _info("A connection to a source is open."),
+    "replication.changed": _info(
+        "Replication changed: which vBuckets follow which source, takeovers, failovers."
+    ),
+    "replication.trouble": _warn(
+        "A source cannot be reached, or refuses what it is asked for: the reason." + _RATE
+    ),
+    "replication.tick_failed": _BUG,
+    "tap.refused": _warn("A TAP CONNECT was refused: name and reason." + _RATE),
+    "tap.closed": _info(
+        "The stream of a TAP client ended: name, reason, and whether it was complete (a dump, a "
+        "takeover)." + _RATE
+    ),
+    "tap.damaged": _warn(
+        "At the start, the stored position of a registered TAP client, or the list of these "
+        "clients, could not be read. What was lost starts from the beginning."
+    ),
+    "tap.tick_failed": _BUG,
+    "tap_adapter.upstream_reached": _info("`uprmc tap-adapter` has reached its upstream."),
+    "tap_adapter.upstream_unreachable": _warn(
+        "`uprmc tap-adapter` could not reach its upstream at the start: the reason. It tries again "
+        "for each client."
+    ),
+    "tap_adapter.misuse": _warn(
+        "A TAP peer of `uprmc tap-adapter` broke the protocol and was disconnected." + _RATE
+    ),
+    "tap_adapter.state_failed": _error(
+        "The file of `--state` cannot be written: the reason. Registered clients get no data until "
+        "it can."
+    ),
+    "tap_adapter.keeper_failed": _BUG,
+    "http.page_failed": _BUG,
+    "twisted.message": _warn("A warning or an error of a library."),
+    "twisted.failure": _error("An exception in a library, logged with a traceback."),
+}
