@@ -314,7 +314,7 @@ def test_only_an_active_vbucket_is_asked_for() -> None:
 
 def test_a_silent_node_is_given_up() -> None:
     joined, _ = _begun(Mirror())
-    joined.session.granted.add("set_noop_interval")
+    joined.session.granted.add(b"set_noop_interval")
     begun = joined.now
     for tenth in range(42):
         drive_turn(joined, begun + tenth / 10)

@@ -244,7 +244,7 @@ def test_after_two_missed_branches_the_common_point_is_found(granted: bool) -> N
     write(three, 0, e="3")
     if not granted:
         for session in world._ends:
-            session.granted.discard("uprmc_versions")
+            session.granted.discard(b"uprmc_versions")
     mirror.diary.clear()
     world.settle(3)
     assert mirror.told("rollback") == [(0, 2)]

@@ -6,8 +6,8 @@ import struct
 
 from tests.upr.link_rig import GET_VERSION, Pair, Script, failover_log, replica_rig, restore
 from tests.upr.peer import FAILOVER_LOG, STREAM_REQUEST, fill, kinds, marker, mutation, upr_rig
+from uprmc.consume import features
 from uprmc.model import VBucketState
-from uprmc.upr.handshake import wishes
 
 
 def test_many_small_documents_that_were_fetched_count_with_their_bookkeeping() -> None:
@@ -52,8 +52,7 @@ def sent_back(script: Script) -> list[int]:
 def test_a_source_of_other_make_is_not_asked_what_it_may_hang_up_for() -> None:
     target = replica_rig()
     script = Script(target, grant=False)
-    keys = [wish.key for wish in wishes(target.services.upr.settings)]
-    script.greet({key: 4 for key in keys if key.startswith(b"uprmc_")})
+    script.greet({key: 4 for key in features.REPLICA.asks if key.startswith(b"uprmc_")})
     assert sent_back(script) == [STREAM_REQUEST]
     assert target.bucket.vbuckets[0].high_seqno == 0
     assert GET_VERSION not in kinds(script.sent())

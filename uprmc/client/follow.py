@@ -29,6 +29,7 @@ from uprmc.client.handler import Handler
 from uprmc.client.ledger import Ledger
 from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task, reason
 from uprmc.client.position import Place
+from uprmc.consume import features
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
@@ -145,7 +146,7 @@ class Follower:
         if seqno >= held:
             raise self._nonsense(session, place, f"a rollback to {seqno}, we are at {held}")
         words = f"the node at {session.place} shares our history only up to seqno {seqno}"
-        if not seqno and len(place.log) > 1 and "uprmc_versions" not in session.granted:
+        if not seqno and len(place.log) > 1 and features.VERSIONS not in session.granted:
             # It knows nothing of the one history we named, perhaps something of an older one.
             seqno = place.agreed((yield from self._log(session, place))) or 0
         yield from self._return_to(session, place, seqno, words)

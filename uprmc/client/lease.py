@@ -27,6 +27,7 @@ from uprmc.client.node_session import Ask, NodeSession, Task, reason
 from uprmc.client.nodes import check_place
 from uprmc.client.position import Asked
 from uprmc.client.wire import Wire
+from uprmc.consume import features
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SnapshotRange
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -128,7 +129,7 @@ class Lease:
         self.release()
 
     def _begin(self, session: NodeSession, vbuckets: Sequence[int]) -> Task:
-        if "uprmc_leases" not in session.granted:
+        if features.LEASES not in session.granted:
             raise LeaseRefused(f"the node at {self._place} has no leases")
         frames = [
             session.stream_request(number, _BEGINNING, 0, lease=self.id)[1] for number in vbuckets

@@ -22,19 +22,18 @@ from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.events import Event, Inlet
 from uprmc.client.position import Asked, FailoverLog
+from uprmc.consume import features
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
-from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.places import of_cluster_map
-from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import (
     VBUCKET_SEQNO,
     VBUCKET_SEQNO_TERM,
     VBUCKET_SEQNOS_EXTRAS,
 )
-from uprmc.protocol.opcodes import STATUS_TEXT, Feature, Opcode, OpenFlag
-from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, OPEN_EXTRAS, StreamRequest
+from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, OpenFlag
+from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
 
 #: So many questions of one `Ask` are on their way at a time.
@@ -113,7 +112,7 @@ class NodeSession:
         self.place = place
         self.open = False
         self.error: ClientError | None = None
-        self.granted: set[str] = set()
+        self.granted: set[bytes] = set()
         self.knows_terms = False
         self.active: dict[int, int] = {}
         self.replicas: dict[int, int] = {}
@@ -197,7 +196,7 @@ class NodeSession:
 
     @property
     def _flows(self) -> bool:
-        return "connection_buffer_size" in self.granted
+        return features.FLOW_CONTROL in self.granted
 
     def data_to_send(self) -> bytes:
         """Return what is to be written now."""
@@ -210,7 +209,9 @@ class NodeSession:
         if self._heard_at is None:
             self._heard_at = now
         limit_s = self._noop_interval_s * _SILENCE_INTERVALS + _SILENCE_SLACK_S
-        known = not self.open or {"enable_noop", "set_noop_interval"} <= self.granted
+        known = (
+            not self.open or {features.KEEP_ALIVES, features.KEEP_ALIVE_INTERVAL} <= self.granted
+        )
         if known and now - self._heard_at > limit_s and self.error is None:
             self.error = ConnectionLost(f"the node at {self.place} is silent for {limit_s:g} s")
 
@@ -268,20 +269,15 @@ class NodeSession:
         Raises:
             OpenRefused: the node does not want us.
         """
-        flags = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
-        if not self._wants_values:
-            flags |= OpenFlag.NO_VALUE
-        hello = encode_hello([Feature.JSON, Feature.XERROR, Feature.TERMS])
-        extras = OPEN_EXTRAS.pack(0, flags)
-        controls = self._controls()
+        name = self._name.encode()
+        controls = features.PROGRAM.controls(
+            buffer_bytes=self._buffer_bytes, interval_s=self._noop_interval_s
+        )
         answers = yield Ask(
             [
-                RequestFrame(Opcode.HELLO, key=self._name.encode(), value=hello),
-                RequestFrame(Opcode.UPR_OPEN, key=self._name.encode(), extras=extras),
-                *(
-                    RequestFrame(Opcode.UPR_CONTROL, key=key.encode(), value=value.encode())
-                    for key, value in controls.items()
-                ),
+                features.PROGRAM.hello(name),
+                features.PROGRAM.open(name, 0 if self._wants_values else OpenFlag.NO_VALUE),
+                *controls,
                 RequestFrame(Opcode.GET_CLUSTER_CONFIG),
             ]
         )
@@ -291,27 +287,12 @@ class NodeSession:
                 f"the node at {self.place} refuses to open a stream connection: {reason(opened)}; "
                 "see its log and the consumer's name"
             )
-        pairs = zip(controls, granted, strict=True)
-        self.granted = {key for key, answer in pairs if not answer.status}
-        self.knows_terms = _grants_terms(greeted)
+        self.granted = features.granted(controls, granted)
+        self.knows_terms = features.tells_terms(greeted.status, greeted.value)
         with suppress(ValueError):  # an operator may set any JSON object as map
             self.map = parsed_map(cluster_map.value)
         self.open = True
         yield from self.poll(())
-
-    def _controls(self) -> dict[str, str]:
-        return {
-            "connection_buffer_size": str(self._buffer_bytes),
-            "enable_noop": "true",
-            "set_noop_interval": f"{self._noop_interval_s:g}",
-            "enable_expiry_opcode": "true",
-            "send_stream_end_on_client_close_stream": "true",
-            "max_marker_version": "2.2",
-            "uprmc_versions": "true",
-            "uprmc_barrier": "true",
-            "uprmc_snapshot_end": "true",
-            "uprmc_leases": "true",
-        }
 
     @property
     def servers(self) -> Sequence[str]:
@@ -387,7 +368,7 @@ class NodeSession:
         self.decoder.inlets[inlet.opaque] = inlet
         options = StreamOptions(lease=lease, term=asked.term if self.knows_terms else 0)
         uuid = asked.uuid
-        if versions and "uprmc_versions" in self.granted and asked.known_versions:
+        if versions and features.VERSIONS in self.granted and asked.known_versions:
             options = options._replace(known_versions=asked.known_versions)
             uuid = asked.known_versions[0].uuid
         request = StreamRequest(flags, asked.seqno, SEQNO_MAX, uuid, *asked.snapshot)
@@ -412,11 +393,3 @@ def reason(answer: ResponseFrame) -> str:
     text = answer.value.decode("utf-8", "replace") if len(answer.value) < 1000 else ""
     text = text or STATUS_TEXT.get(answer.status, b"").decode()
     return text or f"status {answer.status:#06x}"
-
-
-def _grants_terms(answer: ResponseFrame) -> bool:
-    """Return whether a node speaks of terms; old ones refuse HELLO."""
-    try:
-        return not answer.status and Feature.TERMS in decode_hello(answer.value)
-    except RemoteProtocolError:
-        return False

@@ -17,21 +17,17 @@ from typing import NamedTuple
 from uprmc import __version__
 from uprmc.client.errors import OpenRefused, ProducerError
 from uprmc.client.node_session import Ask, NodeSession, Task, reason
+from uprmc.consume import features
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, Item, Life, VBucketState
-from uprmc.protocol.binary import encode_hello
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
-from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
+from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.replication import GET_VERSION_EXTRAS, GET_VERSION_REPLY_EXTRAS
-from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.tap_adapter.upstream import Standing
 
 #: Interval of keep-alives; the shortest that 2014's documents allow.
 NOOP_INTERVAL_S = 20.0
-
-#: A control that grants nothing we use, and that only a node of ours accepts.
-_OURS = "uprmc_versions"
 
 _LIVING = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
 _STATES = {state.name.lower(): state for state in _LIVING}
@@ -54,37 +50,18 @@ def handshake(session: NodeSession, name: bytes, buffer_bytes: int, *, values: b
     Raises:
         OpenRefused: the producer does not want us.
     """
-    hello = RequestFrame(
-        Opcode.HELLO,
-        key=b"uprmc tap-adapter/" + __version__.encode(),
-        value=encode_hello([Feature.XERROR]),
-    )
-    flags = OpenFlag.PRODUCER if values else OpenFlag.PRODUCER | OpenFlag.NO_VALUE
-    _, opened = yield Ask([hello, _opening(name, flags)])
+    asked = features.TAP_UPSTREAM
+    hello = asked.hello(b"uprmc tap-adapter/" + __version__.encode())
+    _, opened = yield Ask([hello, asked.open(name, 0 if values else OpenFlag.NO_VALUE)])
     if opened.status == Status.INVALID_ARGUMENTS and not values:
-        (opened,) = yield Ask([_opening(name, OpenFlag.PRODUCER)])
+        (opened,) = yield Ask([asked.open(name)])
     if opened.status:
         raise OpenRefused(f"{session.place} refuses a UPR connection: {reason(opened)}")
-    controls = {
-        "connection_buffer_size": str(buffer_bytes),
-        "enable_noop": "true",
-        "set_noop_interval": f"{NOOP_INTERVAL_S:g}",
-        _OURS: "true",
-    }
-    answers = yield Ask(
-        [
-            RequestFrame(Opcode.UPR_CONTROL, key=key.encode(), value=value.encode())
-            for key, value in controls.items()
-        ]
-    )
-    pairs = zip(controls, answers, strict=True)
-    session.granted = {key for key, answer in pairs if not answer.status}
-    session.has_versions = _OURS in session.granted
+    controls = asked.controls(buffer_bytes=buffer_bytes, interval_s=NOOP_INTERVAL_S)
+    answers = yield Ask(controls)
+    session.granted = features.granted(controls, answers)
+    session.has_versions = features.is_ours(session.granted)
     session.open = True
-
-
-def _opening(name: bytes, flags: int) -> RequestFrame:
-    return RequestFrame(Opcode.UPR_OPEN, key=name, extras=OPEN_EXTRAS.pack(0, flags))
 
 
 # --- where vBuckets stand -------------------------------------------------------------------------

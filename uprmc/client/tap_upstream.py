@@ -21,6 +21,7 @@ from uprmc.client.events import Accepted, Event, Inlet
 from uprmc.client.node_session import Ask, Task
 from uprmc.client.tap_connection import ProducerSession
 from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
+from uprmc.consume import features
 from uprmc.model import Item, SnapshotRange
 from uprmc.ports import Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -184,7 +185,7 @@ class RemoteUpstream:
         passer = self._session.passer
         self._acked_bytes += passer.dropped_bytes
         passer.dropped_bytes = 0
-        flows = "connection_buffer_size" in self._session.granted
+        flows = features.FLOW_CONTROL in self._session.granted
         if flows and self._acked_bytes >= self._buffer_bytes // _ACK_PARTS:
             extras = BUFFER_ACK_EXTRAS.pack(min(self._acked_bytes, 0xFFFFFFFF))
             self._session.send(RequestFrame(Opcode.UPR_BUFFER_ACK, extras=extras))

@@ -19,15 +19,14 @@ from uprmc.columnar.errors import LoginRefused, ProtocolError, Refused, TlsFaile
 from uprmc.columnar.frames import Answer, Request, decoded_answer, status_answer
 from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
 from uprmc.columnar.tls import context_of
+from uprmc.consume import features
 from uprmc.places import connected, stranger
-from uprmc.protocol.binary import HELLO_FEATURE
 from uprmc.protocol.header import RESPONSE_HEADER
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
     HEADER_BYTES,
     MAGIC_REQUEST,
     MAGIC_RESPONSE,
-    Feature,
     Opcode,
     Status,
     opcode_name,
@@ -40,13 +39,6 @@ PIPELINE_MAX = 256
 STATS_MAX = 1_000_000
 
 _READ_BYTES = 256 * 1024
-_FEATURES = (
-    Feature.JSON,
-    Feature.XERROR,
-    Feature.MUTATION_SEQNO,
-    Feature.SELECT_BUCKET,
-    Feature.TERMS,
-)
 _BUSY = frozenset((Status.TEMPORARY_FAILURE, Status.BUSY))
 _LOGIN = frozenset((Status.AUTH_ERROR, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
 
@@ -202,11 +194,8 @@ class Connection:
     def _introduce(self) -> None:
         access = self._access
         name = (access.client_id or "spark").encode()[:200]
-        hello = b"".join(HELLO_FEATURE.pack(each) for each in _FEATURES)
-        (answer,) = self.ask([Request(Opcode.HELLO, name, value=hello)])
-        self.knows_terms = not answer.status and HELLO_FEATURE.pack(Feature.TERMS) in _pieces(
-            answer.value, HELLO_FEATURE.size
-        )  # a node that does not know it goes on without
+        (answer,) = self.ask([Request.of(features.LEASE_READER.hello(name))])
+        self.knows_terms = features.tells_terms(answer.status, answer.value)
         if access.username is not None:
             self._log_in(access.username)
         if access.bucket:
@@ -287,10 +276,6 @@ class Connection:
         if self._heard or self._access.tls:
             return ""
         return "; is it the upr listener, and does that speak TLS?"
-
-
-def _pieces(value: bytes, size: int) -> list[bytes]:
-    return [value[at : at + size] for at in range(0, len(value), size)]
 
 
 def _why(error: Exception) -> str:

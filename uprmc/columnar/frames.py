@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from uprmc.protocol.header import REQUEST_HEADER, RESPONSE_HEADER
+from uprmc.protocol.header import REQUEST_HEADER, RESPONSE_HEADER, RequestFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, status_text
 
 #: What a node says in words is shown up to here.
@@ -21,6 +21,11 @@ class Request(NamedTuple):
     vbucket: int = 0
     cas: int = 0
     datatype: int = 0
+
+    @classmethod
+    def of(cls, frame: RequestFrame) -> Self:
+        """Return a request that somebody else has put together, without its opaque."""
+        return cls(frame.opcode, frame.key, frame.extras, frame.value, frame.vbucket)
 
     def encode(self, opaque: int) -> bytes:
         """Return the frame."""

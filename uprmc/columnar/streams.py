@@ -17,8 +17,9 @@ from uprmc.columnar.frames import Answer, Request, status_answer
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamEnd, StreamState
+from uprmc.consume import features
 from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, opcode_name
-from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, OPEN_EXTRAS, ROLLBACK_VALUE
+from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, ROLLBACK_VALUE
 
 #: So many streams are open at a time.
 STREAMS_OPEN = 8
@@ -103,31 +104,23 @@ class Streams:
     # --- what is sent ---------------------------------------------------------------------------
 
     def _handshake(self) -> None:
-        flags = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
+        flags = 0
         if self._no_value:
             keeps = "_datatype" in self._columns.names
-            flags |= OpenFlag.NO_VALUE_KEEP_DATATYPE if keeps else OpenFlag.NO_VALUE
-        controls = {
-            b"uprmc_leases": b"true",
-            b"connection_buffer_size": b"%d" % self._flow_bytes,
-            b"enable_noop": b"true",
-            b"set_noop_interval": f"{max(0.1, self._access.read_timeout_s / _NOOPS):g}".encode(),
-            b"enable_expiry_opcode": b"true",
-            b"max_marker_version": b"2.2",
-            b"backfill_order": b"sequential",
-        }
-        name = self._name.encode()[-200:]
-        opened, leases, flow, *_ = self._connection.ask(
-            [
-                Request(Opcode.UPR_OPEN, name, OPEN_EXTRAS.pack(0, flags)),
-                *(Request(Opcode.UPR_CONTROL, key, value=value) for key, value in controls.items()),
-            ]
+            flags = OpenFlag.NO_VALUE_KEEP_DATATYPE if keeps else OpenFlag.NO_VALUE
+        opening = features.LEASE_READER.open(self._name.encode()[-200:], flags)
+        controls = features.LEASE_READER.controls(
+            buffer_bytes=self._flow_bytes,
+            interval_s=max(0.1, self._access.read_timeout_s / _NOOPS),
         )
-        if opened.status:
-            raise self._connection.refusal(opened, "UPR_OPEN")
-        if leases.status:
-            raise LeaseRefused(f"{self._connection.place} has no leases: {leases.reason}")
-        if flow.status:
+        asked = [opening, *controls]
+        answers = self._connection.ask([Request.of(each) for each in asked])
+        for frame, answer in zip(asked, answers, strict=True):
+            if features.LEASE_READER.is_fatal(frame, answer.status):
+                if frame is opening:
+                    raise self._connection.refusal(answer, opcode_name(frame.opcode))
+                raise LeaseRefused(f"{self._connection.place} has no leases: {answer.reason}")
+        if features.FLOW_CONTROL not in features.granted(asked, answers):
             self._flow_bytes = 0
 
     def _ask(self) -> None:

@@ -13,13 +13,14 @@ Source: UPR reference 2.2, 5; ruling "Replication never resolves".
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from uprmc.consume import features
 from uprmc.errors import KeyExists, NotMyVBucket, OutOfPlace, StreamNotFound, TemporaryFailure
 from uprmc.model import VBucketState
-from uprmc.protocol.header import encode_request, encode_response
+from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ADD_STREAM_EXTRAS, ADD_STREAM_REPLY_EXTRAS
-from uprmc.upr.handshake import wishes
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due
 from uprmc.upr.peer import Answer, Reply, UprRequest
@@ -57,20 +58,12 @@ class Consumer(Receiver):
         return Due.NOTHING
 
     def _greet(self) -> None:
-        """Tell the producer how we want to be served, before the first stream.
-
-        What younger servers added has no opaque of its own, so that the first stream's is 3, which
-        tools of 2014 expect.
-        """
+        """Tell the producer how we want to be served, before the first stream."""
         self._greeted = True
-        for wish in wishes(self.hub.settings):
-            if wish.spliced:
-                opaque = self._new_opaque() if wish.needed else 0
-                self.put(
-                    encode_request(
-                        Opcode.UPR_CONTROL, key=wish.key, value=wish.value, opaque=opaque
-                    )
-                )
+        asked = features.SPLICED_REPLICA
+        for each in asked.controls(buffer_bytes=self.hub.settings.consumer_buffer):
+            opaque = 0 if each.key in asked.unnumbered else self._new_opaque()
+            self.put(replace(each, opaque=opaque).encode())
 
     # --- from the manager -----------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from uprmc.consume import features
 from uprmc.engine.terms import shares_history
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
@@ -220,14 +221,14 @@ class Link(LinkSession):
 
     def _stream_options(self, stream: ReplicaStream) -> bytes:
         vbucket = stream.vbucket
-        versions = b"uprmc_versions" in self.granted and not stream.bare
+        versions = features.VERSIONS in self.granted and not stream.bare
         known = vbucket.failover_log[:_KNOWN_VERSIONS] if versions else ()
         # What was never filled has no history, so its term is of none that the other node can know.
         term = vbucket.term if self.terms and vbucket.high_seqno and not stream.stranger else 0
         return encode_stream_options(StreamOptions(known, term=term))
 
     def _stream_answered(self, stream: ReplicaStream, reply: Reply) -> None:
-        versions = b"uprmc_versions" in self.granted and not stream.bare
+        versions = features.VERSIONS in self.granted and not stream.bare
         refused = reply.status == Status.INVALID_ARGUMENTS and versions
         if refused and stream.state is not ReplicaState.DEAD:
             stream.bare = True  # its upr.known_versions may be lower than what we name
@@ -258,7 +259,7 @@ class Link(LinkSession):
 
     def _may_ask_for_versions(self) -> bool:
         # Who has none of our extensions may hang up on a command that he does not know, every time.
-        return any(key.startswith(b"uprmc_") for key in self.granted)
+        return features.is_ours(self.granted)
 
     def read_log(self, value: bytes) -> tuple[FailoverEntry, ...]:
         """Read a failover log strictly: we shall have to show it to others.

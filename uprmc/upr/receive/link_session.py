@@ -10,29 +10,25 @@ Source: UPR reference 2.1, 2.11, 2.13, 4.7.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from uprmc.consume import features
 from uprmc.errors import CommandError, ProtocolError, RemoteProtocolError
 from uprmc.ports import Session
-from uprmc.protocol.binary import decode_hello, encode_hello
-from uprmc.protocol.header import unpack_request
-from uprmc.protocol.opcodes import (
-    HEADER_BYTES,
-    MAGIC_REQUEST,
-    MAGIC_RESPONSE,
-    Feature,
-    Opcode,
-    OpenFlag,
-)
+from uprmc.protocol.header import RequestFrame, unpack_request
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, Opcode
 from uprmc.protocol.shapes import shape_error
-from uprmc.protocol.upr import OPEN_EXTRAS
-from uprmc.upr.handshake import wishes
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Reply, UprRequest
 from uprmc.upr.receive.receiver import Receiver
 from uprmc.upr.receive.undo import status_text
 
 _AGENT = b"uprmc"
-_OPEN_FLAGS = int(OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES)
+
+#: A source is to be heard this often within the time after which it is given up, and not more often
+#: than old ones can be asked for.
+_SIGNS_OF_LIFE = 2
+_KEEP_ALIVE_MIN_S = 1.0
 
 #: A source has a second to be asked in, so silence means nothing before this.
 _LEAST_PATIENCE_S = 4.0
@@ -59,7 +55,6 @@ class LinkSession(Receiver):
         self.open = self.closing = self.input_full = False
         self.granted: set[bytes] = set()
         self.terms = False
-        self._unanswered = 0
         self._chunks: list[bytes] = []
         self._held = 0
         self._wanted = HEADER_BYTES
@@ -70,39 +65,32 @@ class LinkSession(Receiver):
     # --- the handshake --------------------------------------------------------------------------
 
     def _greet(self) -> None:
-        hello = encode_hello([Feature.JSON, Feature.XERROR, Feature.TERMS])
-        self._begin_with(Opcode.HELLO, _AGENT, value=hello)
-        extras = OPEN_EXTRAS.pack(0, _OPEN_FLAGS)
-        self._begin_with(Opcode.UPR_OPEN, self.name, extras=extras, fatal=True)
-        for wish in wishes(self.hub.settings):
-            if wish.dialled:
-                self._begin_with(Opcode.UPR_CONTROL, wish.key, value=wish.value, fatal=wish.needed)
+        settings = self.hub.settings
+        interval_s = max(_KEEP_ALIVE_MIN_S, settings.dial_timeout_s / _SIGNS_OF_LIFE)
+        frames = [
+            features.REPLICA.hello(_AGENT),
+            features.REPLICA.open(self.name),
+            *features.REPLICA.controls(
+                buffer_bytes=settings.consumer_buffer, interval_s=interval_s
+            ),
+        ]
+        self._unanswered = len(frames)
+        for each in frames:
+            answered = partial(self._greeted, each)
+            self.ask(each.opcode, answered, extras=each.extras, key=each.key, value=each.value)
 
-    def _begin_with(
-        self,
-        opcode: Opcode,
-        key: bytes,
-        *,
-        extras: bytes = b"",
-        value: bytes = b"",
-        fatal: bool = False,
-    ) -> None:
-        self._unanswered += 1
-
-        def answered(reply: Reply) -> None:
-            self._unanswered -= 1
-            if not reply.status:
-                self.granted.add(key)
-                if opcode == Opcode.HELLO:
-                    self.terms = Feature.TERMS in decode_hello(reply.value)
-            elif fatal:
-                what = f"{opcode.name.lower()} {key.decode('latin-1')}"
-                raise RemoteProtocolError(f"it refuses {what}: {status_text(reply.status)}")
-            if not self._unanswered:
-                self.open = True
-                self._opened()
-
-        self.ask(opcode, answered, extras=extras, key=key, value=value)
+    def _greeted(self, asked: RequestFrame, reply: Reply) -> None:
+        self._unanswered -= 1
+        if features.REPLICA.is_fatal(asked, reply.status):
+            what = f"{Opcode(asked.opcode).name.lower()} {asked.key.decode('latin-1')}"
+            raise RemoteProtocolError(f"it refuses {what}: {status_text(reply.status)}")
+        if asked.opcode == Opcode.HELLO:
+            self.terms = features.tells_terms(reply.status, reply.value)
+        elif asked.opcode == Opcode.UPR_CONTROL and not reply.status:
+            self.granted.add(asked.key)
+        if not self._unanswered:
+            self.open = True
+            self._opened()
 
     # --- the session's doors --------------------------------------------------------------------
 

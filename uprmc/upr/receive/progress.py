@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from uprmc.consume import features
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.management import decode_vbucket_seqno_terms, decode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode
@@ -81,7 +82,7 @@ class Progress:
         if not self._waiting and now - self._asked_at >= _ASK_EVERY_S:
             self._waiting, self._asked_at = True, now
             link.ask(Opcode.GET_ALL_VB_SEQNOS, self._seqnos_came)
-        if b"uprmc_persisted" in link.granted and now - self._told_at >= _TELL_EVERY_S:
+        if features.PERSISTED in link.granted and now - self._told_at >= _TELL_EVERY_S:
             self._told_at = now
             self._tell_persisted(link)
 

@@ -1,0 +1,216 @@
+"""The handshake of a stream connection as a table: what each kind of consumer asks a producer for.
+
+A handshake is HELLO, OPEN and some CONTROLs. `CONTROLS` has every CONTROL with its value; each
+`Handshake` is a column: what it says with HELLO and OPEN, which CONTROLs it sends in which order,
+and which of them it cannot do without. A refused HELLO never matters, a refused OPEN always does.
+
+Strict consumers talk to nodes like this one, tolerant ones to any producer since UPR 3.0: these
+do without everything that may be refused.
+
+Source: UPR reference 2.1, 2.11, 7; docs/extensions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.binary import decode_hello, encode_hello
+from uprmc.protocol.header import RequestFrame
+from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
+from uprmc.protocol.upr import OPEN_EXTRAS
+from uprmc.protocol.upr_extensions import FACTS_KEY
+
+FLOW_CONTROL = b"connection_buffer_size"
+KEEP_ALIVES = b"enable_noop"
+KEEP_ALIVE_INTERVAL = b"set_noop_interval"
+EXPIRATIONS = b"enable_expiry_opcode"
+MARKERS = b"max_marker_version"
+END_ON_CLOSE = b"send_stream_end_on_client_close_stream"
+BACKFILL_ORDER = b"backfill_order"
+VERSIONS = b"uprmc_versions"
+PERSISTED = b"uprmc_persisted"
+TERMS = b"uprmc_terms"
+FACTS = FACTS_KEY
+BARRIERS = b"uprmc_barrier"
+SNAPSHOT_ENDS = b"uprmc_snapshot_end"
+LEASES = b"uprmc_leases"
+
+#: Keys of CONTROLs that only a node like this one knows begin so.
+OURS = b"uprmc_"
+
+#: Each CONTROL's value; `Handshake.controls` fills in what is in braces.
+CONTROLS: Mapping[bytes, str] = {
+    FLOW_CONTROL: "{buffer_bytes}",
+    KEEP_ALIVES: "true",
+    KEEP_ALIVE_INTERVAL: "{interval_s:g}",
+    EXPIRATIONS: "true",
+    MARKERS: "2.2",
+    END_ON_CLOSE: "true",
+    BACKFILL_ORDER: "sequential",
+    VERSIONS: "true",
+    PERSISTED: "true",
+    TERMS: "true",
+    FACTS: "true",
+    BARRIERS: "true",
+    SNAPSHOT_ENDS: "true",
+    LEASES: "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """One column of the table.
+
+    Attributes:
+        asks: keys of the CONTROLs that are sent, in this order.
+        needs: of these, those whose refusal ends the connection.
+        unnumbered: of these, those that are sent with opaque 0.
+        features: what HELLO asks for.
+        flags: of OPEN.
+    """
+
+    asks: tuple[bytes, ...]
+    needs: frozenset[bytes] = frozenset()
+    unnumbered: frozenset[bytes] = frozenset()
+    features: tuple[Feature, ...] = (Feature.JSON, Feature.XERROR, Feature.TERMS)
+    flags: int = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
+
+    def hello(self, agent: bytes) -> RequestFrame:
+        """Return the HELLO; `agent` is what the producer's log calls us."""
+        return RequestFrame(Opcode.HELLO, key=agent, value=encode_hello(self.features))
+
+    def open(self, name: bytes, more_flags: int = 0) -> RequestFrame:
+        """Return the OPEN of a connection with this name."""
+        extras = OPEN_EXTRAS.pack(0, self.flags | more_flags)
+        return RequestFrame(Opcode.UPR_OPEN, key=name, extras=extras)
+
+    def controls(self, *, buffer_bytes: int = 0, interval_s: float = 0.0) -> list[RequestFrame]:
+        """Return the CONTROLs.
+
+        Args:
+            buffer_bytes: how far a producer may be ahead of what was acknowledged.
+            interval_s: between keep-alives.
+        """
+        wanted = {"buffer_bytes": buffer_bytes, "interval_s": interval_s}
+        return [
+            RequestFrame(Opcode.UPR_CONTROL, key=key, value=CONTROLS[key].format(**wanted).encode())
+            for key in self.asks
+        ]
+
+    def is_fatal(self, asked: RequestFrame, status: int) -> bool:
+        """Return whether this answer to a frame of the handshake ends the connection."""
+        needed = asked.opcode == Opcode.UPR_OPEN or asked.key in self.needs
+        return needed and status != Status.SUCCESS
+
+
+#: A replica over a connection that this node has dialled. Strict.
+REPLICA = Handshake(
+    asks=(
+        FLOW_CONTROL,
+        KEEP_ALIVES,
+        KEEP_ALIVE_INTERVAL,
+        EXPIRATIONS,
+        MARKERS,
+        VERSIONS,
+        PERSISTED,
+        FACTS,
+        END_ON_CLOSE,
+    ),
+    needs=frozenset({FLOW_CONTROL, KEEP_ALIVES}),
+)
+
+#: A replica over a connection that a manager has opened and splices: it sends neither HELLO nor
+#: OPEN, and asks for nothing that would be the manager's business. Tools of 2014 expect the first
+#: stream's opaque to be 3, so what younger servers added has none. Tolerant.
+SPLICED_REPLICA = Handshake(
+    asks=(FLOW_CONTROL, KEEP_ALIVES, MARKERS, TERMS, FACTS),
+    unnumbered=frozenset({MARKERS, TERMS, FACTS}),
+)
+
+#: A program over the client library. Tolerant.
+PROGRAM = Handshake(
+    asks=(
+        FLOW_CONTROL,
+        KEEP_ALIVES,
+        KEEP_ALIVE_INTERVAL,
+        EXPIRATIONS,
+        END_ON_CLOSE,
+        MARKERS,
+        VERSIONS,
+        BARRIERS,
+        SNAPSHOT_ENDS,
+        LEASES,
+    ),
+)
+
+#: The TAP adapter's upstream. It passes frames on and uses none of our extensions: `VERSIONS` only
+#: tells whether the producer is a node like this one. Tolerant.
+TAP_UPSTREAM = Handshake(
+    asks=(FLOW_CONTROL, KEEP_ALIVES, KEEP_ALIVE_INTERVAL, VERSIONS),
+    features=(Feature.XERROR,),
+    flags=OpenFlag.PRODUCER,
+)
+
+#: Who reads snapshots that a lease keeps: Spark, backups. Its HELLO is that of its other questions,
+#: sent as soon as it is connected. Strict.
+LEASE_READER = Handshake(
+    asks=(
+        LEASES,
+        FLOW_CONTROL,
+        KEEP_ALIVES,
+        KEEP_ALIVE_INTERVAL,
+        EXPIRATIONS,
+        MARKERS,
+        BACKFILL_ORDER,
+    ),
+    needs=frozenset({LEASES}),
+    features=(
+        Feature.JSON,
+        Feature.XERROR,
+        Feature.MUTATION_SEQNO,
+        Feature.SELECT_BUCKET,
+        Feature.TERMS,
+    ),
+)
+
+
+# --- what is answered -----------------------------------------------------------------------------
+
+
+class HasStatus(Protocol):
+    """An answer."""
+
+    @property
+    def status(self) -> int:
+        """A `Status` number, or one without a name."""
+
+
+def granted(asked: Iterable[RequestFrame], answers: Iterable[HasStatus]) -> set[bytes]:
+    """Return the keys of the CONTROLs that were accepted."""
+    return {
+        frame.key
+        for frame, answer in zip(asked, answers, strict=True)
+        if frame.opcode == Opcode.UPR_CONTROL and answer.status == Status.SUCCESS
+    }
+
+
+def tells_terms(status: int, value: bytes) -> bool:
+    """Return whether the answer to HELLO says that the node tells terms of vBuckets.
+
+    Old nodes refuse HELLO; what makes no sense grants nothing.
+    """
+    try:
+        return status == Status.SUCCESS and Feature.TERMS in decode_hello(value)
+    except RemoteProtocolError:
+        return False
+
+
+def is_ours(keys: Iterable[bytes]) -> bool:
+    """Return whether who has granted these is a node like this one.
+
+    Others may hang up on a command that they do not know, every time.
+    """
+    return any(key.startswith(OURS) for key in keys)
