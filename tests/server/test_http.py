@@ -12,7 +12,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from tests.server.support import PEER, Loop
 from uprmc.errors import ConfigError
 from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, NodeSite, listen_http
-from uprmc.server.metrics import Metric, single
+from uprmc.server.metrics import Metric
 
 
 class FakeNode:
@@ -28,7 +28,7 @@ class FakeNode:
         return {"version": "1", "warmup": {"loaded": 5, "of": 10}}
 
     def metrics(self) -> list[Metric]:
-        return [single("items", "gauge", "Documents.", 5)]
+        return [Metric("items", "gauge", "Documents.", [({}, 5)])]
 
 
 class Web:

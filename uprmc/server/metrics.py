@@ -1,8 +1,8 @@
 """What a monitoring system may scrape: plain numbers in, Prometheus exposition out.
 
-Whoever knows a number describes it as a `Metric`; only this file knows the library that writes
-them down. Every name starts with ``uprmc_``; units are base units and end the name (seconds,
-bytes); counters end in ``_total``.
+Other modules describe a number as a `Metric`; only this file knows the library that writes the
+page. Names start with ``uprmc_``, but for those of the process itself, which every exporter calls
+``process_...``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Metric:
     """One number, or one for each combination of label values.
 
     Attributes:
-        name: without the prefix, and without the ``_total`` that counters get.
+        name: without the prefix; a counter's ends in ``_total``.
         kind: a counter only grows, until a restart or ``stats reset``; a gauge goes both ways.
-        help: one line for whoever reads the page.
+        help: a sentence that says what is counted.
         samples: labels and value; all samples of a metric use the same label names.
     """
 
@@ -35,13 +35,8 @@ class Metric:
     samples: Sequence[tuple[Mapping[str, str], float]]
 
 
-def single(name: str, kind: Literal["counter", "gauge"], help: str, value: float) -> Metric:
-    """Make a metric without labels."""
-    return Metric(name, kind, help, (({}, value),))
-
-
 class _Collector:
-    """Asks for the metrics anew at every scrape; nothing is kept in between."""
+    """Reads the metrics at every scrape; nothing is kept in between."""
 
     def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
         self._metrics = metrics
@@ -52,11 +47,10 @@ class _Collector:
 
 
 def _family(metric: Metric) -> Family:
-    name = PREFIX + metric.name.removesuffix("_total")
-    family = Family(name, metric.help, metric.kind)
-    sample = f"{name}_total" if metric.kind == "counter" else name
+    name = PREFIX + metric.name
+    family = Family(name.removesuffix("_total"), metric.help, metric.kind)
     for labels, value in metric.samples:
-        family.add_sample(sample, dict(labels), value)
+        family.add_sample(name, dict(labels), value)
     return family
 
 
@@ -66,7 +60,7 @@ class Exposition:
     def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Collector(metrics))
-        ProcessCollector(namespace=PREFIX.rstrip("_"), registry=self._registry)
+        ProcessCollector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page and its content type, in the form that the Accept header prefers."""

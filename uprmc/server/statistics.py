@@ -133,8 +133,7 @@ class Statistics:
 
     def metrics(self) -> Iterable[Metric]:
         """Return every number of ``/metrics``."""
-        yield from stat_metrics.counters(self._node)
-        yield from stat_metrics.gauges(self._node)
+        return stat_metrics.metrics(self._node)
 
     def reset(self) -> None:
         """Set counters and timings to 0: ``stats reset``."""
