@@ -18,9 +18,11 @@ from random import Random
 import pytest
 
 from tests.client.state_contract import LOG, at, chunk, commit, ring_seqnos
+from uprmc.client.commit_record import pack_record
 from uprmc.client.ring_chunk import pack_entries
+from uprmc.client.ring_rows import SMALL_ENTRIES, SMALL_ROWS_MAX, RowChanges
 from uprmc.client.sqlite_file import APPLICATION_ID
-from uprmc.client.sqlite_state import SMALL_ENTRIES, SMALL_ROWS_MAX, SqliteState
+from uprmc.client.sqlite_state import DIRECT_ENTRIES, FOLD_RECORDS, SqliteState
 from uprmc.client.state import RingChunk, Saved, StateError, StateFull, StateRefused
 from uprmc.model import FailoverEntry, SnapshotRange
 
@@ -42,9 +44,9 @@ def made(path: Path) -> Path:
     """Make a state file with a position and a ring of several pages in it."""
     state = opened(path)
     ring = [
-        RingChunk(vbucket, [(seqno, b"k" * 90) for seqno in range(1, 51)]) for vbucket in (0, 1)
+        RingChunk(vbucket, [(seqno, b"k" * 90) for seqno in range(1, 65)]) for vbucket in (0, 1)
     ]
-    commit(state, {0: at(50), 1: at(50)}, ring)
+    commit(state, {0: at(64), 1: at(64)}, ring)
     state.close()
     return path
 
@@ -94,9 +96,9 @@ def test_a_state_of_another_number_of_vbuckets_is_refused(path: Path) -> None:
 
 def test_a_layout_of_another_version_is_refused(path: Path) -> None:
     with sqlite3.connect(made(path)) as connection:
-        connection.execute("UPDATE uprmc_state SET version = 3")
+        connection.execute("UPDATE uprmc_state SET version = 4")
     connection.close()
-    assert refusal(path).startswith("its layout has version 3, this program knows 2: use the prog")
+    assert refusal(path).startswith("its layout has version 4, this program knows 3: use the prog")
 
 
 def test_another_applications_database_is_refused(path: Path) -> None:
@@ -234,11 +236,14 @@ def test_a_page_that_was_lost_is_told(path: Path, page: int) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("UPDATE uprmc_position SET seqno = 51 WHERE vbucket = 1", "a position"),
+        ("UPDATE uprmc_position SET seqno = 65 WHERE vbucket = 1", "a position"),
         ("UPDATE uprmc_position SET log = x'00'", "a position"),
         ("UPDATE uprmc_position SET ring_from = 'x'", "a position"),
         ("UPDATE uprmc_ring SET keys = x'00'", "the ring of vBucket 0"),
         ("UPDATE uprmc_ring SET last = 'x'", "it"),
+        ("UPDATE uprmc_log SET data = x'00'", "it"),
+        ("UPDATE uprmc_log SET data = zeroblob(length(data))", "it"),
+        ("DELETE FROM uprmc_position", "it"),
         ("DELETE FROM uprmc_state", "it"),
     ],
 )
@@ -340,7 +345,7 @@ KEEPS_COMMITTING = """
     for seqno in range(last + 1, last + 10**6):
         saved = {vbucket: at(seqno) for vbucket in range(8)}
         ring = [chunk(vbucket, seqno) for vbucket in range(8)]
-        commit(state, saved, ring, trims={vbucket: seqno - 100 for vbucket in range(8)})
+        commit(state, saved, ring, trims={vbucket: max(0, seqno - 100) for vbucket in range(8)})
         print(seqno, flush=True)
     """
 
@@ -443,12 +448,37 @@ def test_the_file_tells_whose_it_is(path: Path) -> None:
 def test_small_rows_are_packed_into_one_and_large_ones_left_alone(path: Path) -> None:
     state = opened(path)
     commit(state, ring=[RingChunk(0, [(n, b"k") for n in range(1, SMALL_ENTRIES + 1)])])
-    for n in range(SMALL_ROWS_MAX):
-        commit(state, ring=[chunk(0, SMALL_ENTRIES + 1 + n)])
-    assert rows(state) == [SMALL_ENTRIES, *[1] * SMALL_ROWS_MAX], "as many as there may be"
-    commit(state, ring=[chunk(0, 5000)])
-    assert rows(state) == [SMALL_ENTRIES, SMALL_ROWS_MAX + 1]
+    first = SMALL_ENTRIES + 1
+    for _ in range(SMALL_ROWS_MAX):
+        commit(state, ring=[chunk(0, *range(first, first + DIRECT_ENTRIES))])
+        first += DIRECT_ENTRIES
+    assert rows(state) == [SMALL_ENTRIES, *[DIRECT_ENTRIES] * SMALL_ROWS_MAX], "as many as may be"
+    commit(state, ring=[chunk(0, *range(first, first + DIRECT_ENTRIES))])
+    assert rows(state) == [SMALL_ENTRIES, DIRECT_ENTRIES * (SMALL_ROWS_MAX + 1)]
     state.close()
+
+
+def test_a_commit_is_one_row_of_the_log_until_the_log_is_folded(path: Path) -> None:
+    state = opened(path)
+    vbuckets = range(8)
+    for seqno in range(1, FOLD_RECORDS + 1):
+        commit(state, dict.fromkeys(vbuckets, at(seqno)), [chunk(n, seqno) for n in vbuckets])
+    assert count(state, "uprmc_log") == FOLD_RECORDS
+    assert count(state, "uprmc_ring") == 0
+    commit(state, dict.fromkeys(vbuckets, at(999)), [chunk(n, 999) for n in vbuckets])
+    assert count(state, "uprmc_log") == 1
+    assert rows(state) == [FOLD_RECORDS] * len(vbuckets)
+    assert ring_seqnos(state, 3) == [*range(1, FOLD_RECORDS + 1), 999]
+    state.close()
+    state = opened(path)
+    assert state.load() == dict.fromkeys(vbuckets, at(999))
+    assert ring_seqnos(state, 3) == [*range(1, FOLD_RECORDS + 1), 999]
+    state.close()
+
+
+def count(state: SqliteState, table: str) -> int:
+    ((found,),) = state._connection.execute(f"SELECT count(*) FROM {table}")
+    return int(found)
 
 
 def rows(state: SqliteState) -> list[int]:
@@ -461,7 +491,7 @@ def test_a_ring_that_is_trimmed_does_not_make_the_file_grow(path: Path) -> None:
 
     def turn(first: int) -> None:
         entries = [(seqno, b"key-%d" % seqno) for seqno in range(first, first + 1000)]
-        commit(state, {0: at(first)}, [RingChunk(0, entries)], trims={0: first - 5000})
+        commit(state, {0: at(first)}, [RingChunk(0, entries)], trims={0: max(0, first - 5000)})
 
     for first in range(1, 20_000, 1000):
         turn(first)
@@ -539,7 +569,8 @@ def test_two_processes_with_one_state_in_a_database_notice_each_other(
     with pytest.raises(StateError, match="another process has used it meanwhile: stop that one"):
         commit(first, {0: at(2)})
     assert not shared.in_transaction
-    assert first.load() == {0: at(5)}
+    assert second.load() == {0: at(5)}
+    assert opened(other).load() == {0: at(5)}
     assert shared.execute("SELECT count(*) FROM documents").fetchone() == (0,)
     other.close()
 
@@ -602,8 +633,19 @@ def test_the_position_on_disk_is_what_was_promised(path: Path) -> None:
     (row,) = connection.execute("SELECT * FROM uprmc_position").fetchall()
     assert row[:6] == (3, 110, 100, 120, 50, 7)
     assert row[6] == b"".join(n.to_bytes(8, "little") for entry in LOG for n in entry)
+    ((data,),) = connection.execute("SELECT data FROM uprmc_log").fetchall()
+    assert data == pack_record({3: saved}, {}, [chunk(3, 110)])
+    connection.close()
+
+
+def test_many_entries_of_one_vbucket_are_a_row_of_the_ring(path: Path) -> None:
+    state = opened(path)
+    many = chunk(3, *range(1, DIRECT_ENTRIES + 1))
+    commit(state, ring=[many])
+    state.close()
+    connection = sqlite3.connect(path)
     (ring,) = connection.execute("SELECT * FROM uprmc_ring").fetchall()
-    assert ring == (1, 3, 110, 110, 1, pack_entries([(110, b"key-110")]))
+    assert ring == (1, 3, 1, DIRECT_ENTRIES, DIRECT_ENTRIES, pack_entries(many.entries))
     connection.close()
 
 
@@ -614,6 +656,7 @@ def test_a_layout_without_terms_is_read_and_gets_them(path: Path) -> None:
     state.close()
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE uprmc_position DROP COLUMN term")
+        connection.execute("DROP TABLE uprmc_log")
         connection.execute("UPDATE uprmc_state SET version = 1")
     connection.close()
     state = SqliteState(path, name="c", vbuckets=64)
@@ -622,4 +665,43 @@ def test_a_layout_without_terms_is_read_and_gets_them(path: Path) -> None:
     state.close()
     state = SqliteState(path, name="c", vbuckets=64)
     assert state.load()[3].term == 4
+    state.close()
+
+
+def make_version_2(path: Path) -> None:
+    """Make a file as version 2 of the layout left it: without the log."""
+    state = opened(path)
+    commit(state, {3: at(7)}, [chunk(3, *range(1, 101))])
+    state._fold(RowChanges({}, 1, state._entries), {})
+    state._connection.execute("DROP TABLE uprmc_log")
+    state._connection.execute("UPDATE uprmc_state SET version = 2")
+    state.close()
+
+
+@pytest.mark.parametrize("step", [0, *range(1, 60, 3)])
+def test_a_layout_without_a_log_gets_one_or_stays_as_it_was(path: Path, step: int) -> None:
+    """SQLite tells each of its steps; the upgrade is broken off at one of them."""
+    make_version_2(path)
+    connection = sqlite3.connect(path)
+    left = [step]
+
+    def stop() -> int:
+        left[0] -= 1
+        return not left[0]
+
+    connection.set_progress_handler(stop, 1)
+    with suppress(StateError):
+        opened(connection)
+    connection.close()
+    connection = sqlite3.connect(path)
+    ((version,),) = connection.execute("SELECT version FROM uprmc_state")
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    assert (version == 3) == ("uprmc_log" in tables)
+    connection.close()
+    state = opened(path)
+    commit(state, {3: at(101)}, [chunk(3, 101)])
+    state.close()
+    state = opened(path)
+    assert state.load() == {3: at(101)}
+    assert ring_seqnos(state, 3) == list(range(1, 102))
     state.close()

@@ -6,11 +6,12 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.state_contract import StateContract, at
-from uprmc.client import sqlite_state
+from uprmc.client import ring_rows, sqlite_state
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, RingChunk, StateStore
 from uprmc.model import SEQNO_MAX
@@ -70,8 +71,11 @@ STEPS = st.lists(COMMITS | st.sets(VBUCKETS, max_size=2) | st.just("reopen"), ma
 
 @given(STEPS)
 def test_sqlite_answers_as_the_model_does(steps: list[object]) -> None:
-    small_rows, sqlite_state.SMALL_ROWS_MAX = sqlite_state.SMALL_ROWS_MAX, 3
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as limits:
+        limits.setattr(ring_rows, "SMALL_ROWS_MAX", 3)
+        limits.setattr(sqlite_state, "DIRECT_ENTRIES", 3)
+        limits.setattr(sqlite_state, "FOLD_ENTRIES", 8)
+        limits.setattr(sqlite_state, "FOLD_RECORDS", 3)
         path = Path(directory) / "state.db"
         model, state = MemoryState(), sqlite(path)
         try:
@@ -88,7 +92,6 @@ def test_sqlite_answers_as_the_model_does(steps: list[object]) -> None:
                 _check_same(model, state)
         finally:
             state.close()
-            sqlite_state.SMALL_ROWS_MAX = small_rows
 
 
 def _check_same(model: StateStore, state: StateStore) -> None:

@@ -10,10 +10,12 @@ own database they stand beside the user's tables:
   count of commits, by which two processes that use one state notice each other;
 - ``uprmc_position``: a `state.Saved` for each vBucket; ``crc`` is over the others, a term of 0 left
   out, `log` 16 bytes for each entry, newest first (uuid, seqno: little-endian u64);
-- ``uprmc_ring``: chunks as `ring_chunk` packs them, with the range of their seqnos.
+- ``uprmc_ring``: chunks as `ring_chunk` packs them, with the range of their seqnos;
+- ``uprmc_log``: the last commits, one `commit_record` each. Its numbers of a position are newer
+  than those of the position's row.
 
 u64 numbers are kept as SQLite's signed ones: 2**63 and above are negative. Version 1 of the layout
-had no term; `UPGRADE` adds it.
+had no term, version 2 no log; `UPGRADES` adds them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from uprmc.client.state import StateError, StateFull, StateRefused
 #: "UPRm", so that ``file`` and SQLite's tools can tell whose it is.
 APPLICATION_ID = 0x5550526D
 
-VERSION = 2
+VERSION = 3
 
 TABLES = (
     """CREATE TABLE uprmc_state (
@@ -43,13 +45,17 @@ TABLES = (
     """CREATE TABLE uprmc_ring (
         id INTEGER PRIMARY KEY, vbucket INTEGER NOT NULL, first INTEGER NOT NULL,
         last INTEGER NOT NULL, entries INTEGER NOT NULL, keys BLOB NOT NULL)""",
+    _LOG := "CREATE TABLE uprmc_log (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
 )
 
-#: What makes a layout of version 1 one of version 2.
-UPGRADE = (
-    "ALTER TABLE uprmc_position ADD COLUMN term INTEGER NOT NULL DEFAULT 0",
-    "UPDATE uprmc_state SET version = 2",
-)
+#: By version of a layout, what makes the next one of it.
+UPGRADES = {
+    1: (
+        "ALTER TABLE uprmc_position ADD COLUMN term INTEGER NOT NULL DEFAULT 0",
+        "UPDATE uprmc_state SET version = 2",
+    ),
+    2: (_LOG, "UPDATE uprmc_state SET version = 3"),
+}
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100

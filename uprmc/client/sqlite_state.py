@@ -5,9 +5,10 @@ are handed over again (at least once). With the handler's connection, what the h
 it since the last commit goes into the same transaction as the position: each change takes effect
 exactly once.
 
-A commit writes one row for each vBucket that received something. Which rows hold which seqnos is
-kept in memory, so trimming reads nothing; only a row that a trim cuts through is read and packed
-anew. Many small rows of one vBucket are packed into one when the next comes.
+A commit writes one row, whatever the number of vBuckets: a `commit_record` in the log. Chunks of
+many entries are written as rows of the ring at once. Now and then the log is *folded*: its
+positions and entries become rows of each vBucket, and the log begins with nothing but the floors
+below which entries of the ring are forgotten. What is in the log is also in memory.
 
 Source: systems reference g.2; acceptance rows D13, D44, D45.
 """
@@ -19,19 +20,25 @@ import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from zlib import crc32
 
+from uprmc.client.commit_record import pack_record, unpack_record
 from uprmc.client.ring_chunk import pack_entries, unpack_entries
-from uprmc.client.sqlite_file import TABLES, UPGRADE, VERSION, check_shared, open_file, told
+from uprmc.client.ring_rows import Row, RowChanges
+from uprmc.client.sqlite_file import TABLES, UPGRADES, VERSION, check_shared, open_file, told
 from uprmc.client.state import RingChunk, Saved, StateError, StateRefused
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
 
-#: Rows with fewer entries are small; so many of one vBucket become one.
-SMALL_ENTRIES = 1024
-SMALL_ROWS_MAX = 64
+#: A chunk with this many entries is a row of the ring at once.
+DIRECT_ENTRIES = 64
+
+#: The log is folded when it has this many entries, or this many records.
+FOLD_ENTRIES = 65_536
+FOLD_RECORDS = 256
 
 _LOCK_TIMEOUT_S = 1.0
+_NO_FLOOR = -1
 _U64 = 2**64
 _NUMBERS = struct.Struct("<6Q")
 _SIGNED_NUMBERS = struct.Struct("<6q")
@@ -39,22 +46,33 @@ _ENTRY = struct.Struct("<QQ")
 _TERM = struct.Struct("<Q")
 
 
-class _Row(NamedTuple):
-    """One row of the ring, without its keys."""
+class _Log:
+    """What the log's rows say, in memory.
 
-    id: int
-    first: int
-    last: int
-    entries: int
-
-
-class _Changes:
-    """What a commit does to the ring: rows that go, rows that come, and who has which then."""
+    Attributes:
+        chunks: entries by vBucket, in the order in which they came.
+        entries: how many there are.
+        records: how many rows.
+        moved: vBuckets whose positions have moved.
+    """
 
     def __init__(self) -> None:
-        self.gone: list[tuple[int]] = []
-        self.added: list[tuple[int, int, int, int, int, bytes]] = []
-        self.rows: dict[int, list[_Row]] = {}
+        self.chunks: dict[int, list[Sequence[tuple[int, bytes]]]] = {}
+        self.entries = self.records = 0
+        self.moved: set[int] = set()
+
+    def add(self, moved: Iterable[int], chunks: Iterable[RingChunk]) -> None:
+        """Take in a record."""
+        self.records += 1
+        self.moved.update(moved)
+        for vbucket, entries in chunks:
+            self.chunks.setdefault(vbucket, []).append(entries)
+            self.entries += len(entries)
+
+    def after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
+        """Return a vBucket's entries above a seqno."""
+        chunks = self.chunks.get(vbucket, ())
+        return [entry for entries in chunks for entry in entries if entry[0] > seqno]
 
 
 class SqliteState:
@@ -92,7 +110,10 @@ class SqliteState:
         if sync not in ("full", "normal"):
             raise StateRefused(f"sync {sync!r}: say 'full' or 'normal'")
         self.shared = isinstance(where, sqlite3.Connection)
-        self._rows: dict[int, list[_Row]] = {}
+        self._saved: dict[int, Saved] = {}
+        self._rows: dict[int, list[Row]] = {}
+        self._floors: dict[int, int] = {}
+        self._log = _Log()
         self._next_id = 1
         self._commits = 0
         if isinstance(where, sqlite3.Connection):
@@ -114,9 +135,32 @@ class SqliteState:
             self._recognise(name, vbuckets)
             found = self._select("SELECT id, vbucket, first, last, entries FROM uprmc_ring")
             for number, vbucket, first, last, entries in found:
-                row = _Row(number, first % _U64, last % _U64, int(entries))
+                row = Row(number, first % _U64, last % _U64, int(entries))
                 self._rows.setdefault(vbucket, []).append(row)
             self._next_id = 1 + max((row[0] for row in found), default=0)
+            with self._reading("a position"):
+                self._read_positions()
+            self._read_log()
+
+    def _read_positions(self) -> None:
+        rows = self._select(
+            "SELECT vbucket, seqno, snapshot_start, snapshot_end, ring_from, purge_seqno, "
+            "log, crc, term FROM uprmc_position"
+        )
+        self._saved = {row[0]: _saved(row) for row in rows}
+
+    def _read_log(self) -> None:
+        for (data,) in self._select("SELECT data FROM uprmc_log ORDER BY id"):
+            record = unpack_record(data)
+            for vbucket, (seqno, start, end, ring_from, purge) in record.positions.items():
+                if vbucket not in self._saved:
+                    raise ValueError(f"vBucket {vbucket} has no row")
+                _, _, log, _, _, term = self._saved[vbucket]
+                snapshot = SnapshotRange(start, end)
+                self._saved[vbucket] = Saved(seqno, snapshot, log, ring_from, purge, term)
+            for vbucket, floor in record.trims.items():
+                self._floors[vbucket] = max(floor, self._floors.get(vbucket, 0))
+            self._log.add(record.positions, record.chunks)
 
     def _recognise(self, name: str, vbuckets: int) -> None:
         """Check that the state is this consumer's; make it if there is none."""
@@ -130,10 +174,10 @@ class SqliteState:
             ((version, owner, count, self._commits),) = self._select(
                 "SELECT version, name, vbuckets, commits FROM uprmc_state"
             )
-            if version == 1 and (owner, count) == (name, vbuckets):
-                for statement in UPGRADE:
+            while version in UPGRADES and (owner, count) == (name, vbuckets):
+                for statement in UPGRADES[version]:
                     self._connection.execute(statement)
-                version = VERSION
+                version += 1
         if version != VERSION:
             raise StateRefused(
                 f"state {self._place}: its layout has version {version}, this program knows "
@@ -154,25 +198,28 @@ class SqliteState:
 
     def load(self) -> dict[int, Saved]:
         """See `StateStore.load`."""
-        with told(self._place), self._reading("a position"):
-            rows = self._select(
-                "SELECT vbucket, seqno, snapshot_start, snapshot_end, ring_from, purge_seqno, "
-                "log, crc, term FROM uprmc_position"
-            )
-            return {row[0]: _saved(row) for row in rows}
+        return dict(self._saved)
 
     def ring_after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
         """See `StateStore.ring_after`."""
-        rows = [row for row in self._rows.get(vbucket, ()) if row.last > seqno]
-        with told(self._place):
-            entries = {entry for row in rows for entry in self._entries(row, vbucket)}
-        return sorted(entry for entry in entries if entry[0] > seqno)
+        return sorted(set(self._entries_after(vbucket, seqno)))
 
     def ring_size(self, vbucket: int) -> int:
         """See `StateStore.ring_size`."""
-        return sum(row.entries for row in self._rows.get(vbucket, ()))
+        floor = self._floors.get(vbucket, _NO_FLOOR)
+        rows = self._rows.get(vbucket, ())
+        if any(row.first <= floor for row in rows):
+            return len(self._entries_after(vbucket, floor))
+        return sum(row.entries for row in rows) + len(self._log.after(vbucket, floor))
 
-    def _entries(self, row: _Row, vbucket: int) -> list[tuple[int, bytes]]:
+    def _entries_after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
+        seqno = max(seqno, self._floors.get(vbucket, _NO_FLOOR))
+        rows = [row for row in self._rows.get(vbucket, ()) if row.last > seqno]
+        with told(self._place):
+            entries = [entry for row in rows for entry in self._entries(row, vbucket)]
+        return [e for e in entries if e[0] > seqno] + self._log.after(vbucket, seqno)
+
+    def _entries(self, row: Row, vbucket: int) -> list[tuple[int, bytes]]:
         with self._reading(f"the ring of vBucket {vbucket}"):
             ((data,),) = self._select("SELECT keys FROM uprmc_ring WHERE id = ?", row.id)
             return unpack_entries(data)
@@ -202,24 +249,56 @@ class SqliteState:
         cuts: Mapping[int, int],
     ) -> None:
         """See `StateStore.commit`."""
-        changes = _Changes()
+        floors = self._floors
+        if trims:
+            floors = floors | {n: max(at, floors.get(n, 0)) for n, at in trims.items()}
+        chunks = [chunk for chunk in ring if chunk.entries]
+        below = [n for n, found in chunks if found[0][0] <= floors.get(n, _NO_FLOOR)]
+        log = self._log
+        folds = cuts or below or log.entries >= FOLD_ENTRIES or log.records >= FOLD_RECORDS
+        changes = RowChanges(self._rows, self._next_id, self._entries)
         with self._changing():
-            for vbucket in trims.keys() | cuts.keys():
-                self._limit(changes, vbucket, trims.get(vbucket, -1), cuts.get(vbucket, SEQNO_MAX))
-            for vbucket, entries in ring:
-                if entries:
-                    self._append(changes, vbucket, entries)
+            for vbucket, seqno in trims.items():
+                changes.drop_below(vbucket, seqno)
+            if folds:
+                log, floors = _Log(), dict(floors)
+                self._fold(changes, floors)
+                for vbucket in {*below, *cuts}:
+                    limits = floors.pop(vbucket, _NO_FLOOR), cuts.get(vbucket, SEQNO_MAX)
+                    changes.limit(vbucket, *limits)
+            for vbucket, entries in chunks:
+                if len(entries) >= DIRECT_ENTRIES:
+                    changes.append(vbucket, entries)
+            few = [chunk for chunk in chunks if len(chunk.entries) < DIRECT_ENTRIES]
             self._write(changes, saved)
-        self._rows.update(changes.rows)
+            if folds:
+                trims = floors
+            if saved or trims or few:
+                self._insert_record(pack_record(saved, trims, few))
+        changes.applied()
+        log.add(saved, few)
+        self._log, self._floors, self._next_id = log, floors, changes.next_id
+        self._saved.update(saved)
 
     def forget(self, vbuckets: Iterable[int]) -> None:
         """See `StateStore.forget`."""
-        numbers = [(vbucket,) for vbucket in vbuckets]
+        numbers = list(vbuckets)
+        changes = RowChanges(self._rows, self._next_id, self._entries)
+        floors = {number: at for number, at in self._floors.items() if number not in numbers}
         with self._changing():
-            self._connection.executemany("DELETE FROM uprmc_position WHERE vbucket = ?", numbers)
-            self._connection.executemany("DELETE FROM uprmc_ring WHERE vbucket = ?", numbers)
-        for (vbucket,) in numbers:
-            self._rows.pop(vbucket, None)
+            self._fold(changes, floors)
+            for number in numbers:
+                changes.forget(number)
+            self._write(changes, {})
+            self._connection.executemany(
+                "DELETE FROM uprmc_position WHERE vbucket = ?", [(number,) for number in numbers]
+            )
+            if floors:
+                self._insert_record(pack_record({}, floors, ()))
+        changes.applied()
+        self._log, self._floors, self._next_id = _Log(), floors, changes.next_id
+        for number in numbers:
+            self._saved.pop(number, None)
 
     def close(self) -> None:
         """See `StateStore.close`. The handler's own connection stays open."""
@@ -231,61 +310,42 @@ class SqliteState:
         with told(self._place):
             self._connection.rollback()
 
-    def _limit(self, changes: _Changes, vbucket: int, above: int, up_to: int) -> None:
-        """Keep of a vBucket's ring what is above one seqno and not above the other."""
-        kept = []
-        for row in self._rows.get(vbucket, ()):
-            if above < row.first and row.last <= up_to:
-                kept.append(row)
-                continue
-            changes.gone.append((row.id,))
-            if row.last > above and row.first <= up_to:
-                rest = [e for e in self._entries(row, vbucket) if above < e[0] <= up_to]
-                if rest:
-                    kept.append(self._add(changes, vbucket, rest))
-        changes.rows[vbucket] = kept
+    def _fold(self, changes: RowChanges, floors: Mapping[int, int]) -> None:
+        """Make rows of what the log says, and empty it."""
+        for vbucket in self._log.chunks:
+            entries = self._log.after(vbucket, floors.get(vbucket, _NO_FLOOR))
+            if entries:
+                changes.append(vbucket, sorted(entries))
+        self._write_positions({vbucket: self._saved[vbucket] for vbucket in self._log.moved})
+        self._connection.execute("DELETE FROM uprmc_log")
 
-    def _append(
-        self, changes: _Changes, vbucket: int, entries: Sequence[tuple[int, bytes]]
-    ) -> None:
-        rows = changes.rows.get(vbucket)
-        if rows is None:
-            rows = changes.rows[vbucket] = list(self._rows.get(vbucket, ()))
-        if len(rows) >= SMALL_ROWS_MAX:
-            entries = sorted([*self._small_ones(changes, vbucket, rows), *entries])
-        rows.append(self._add(changes, vbucket, entries))
-
-    def _small_ones(
-        self, changes: _Changes, vbucket: int, rows: list[_Row]
-    ) -> list[tuple[int, bytes]]:
-        """Take small rows out of `rows` when there are too many, and return their entries."""
-        written = {row.id for row in self._rows.get(vbucket, ())}
-        small = [row for row in rows if row.entries < SMALL_ENTRIES and row.id in written]
-        if len(small) < SMALL_ROWS_MAX:
-            return []
-        changes.gone += [(row.id,) for row in small]
-        rows[:] = [row for row in rows if row not in small]
-        return [entry for row in small for entry in self._entries(row, vbucket)]
-
-    def _add(self, changes: _Changes, vbucket: int, entries: Sequence[tuple[int, bytes]]) -> _Row:
-        row = _Row(self._next_id, entries[0][0], entries[-1][0], len(entries))
-        self._next_id += 1
-        data = pack_entries(entries)
-        changes.added.append(
-            (row.id, vbucket, _signed(row.first), _signed(row.last), row.entries, data)
-        )
-        return row
-
-    def _write(self, changes: _Changes, saved: Mapping[int, Saved]) -> None:
-        many = self._connection.executemany
+    def _write(self, changes: RowChanges, saved: Mapping[int, Saved]) -> None:
+        """Write rows of the ring, and positions whose failover log or term is another one."""
         if changes.gone:
-            many("DELETE FROM uprmc_ring WHERE id = ?", changes.gone)
+            self._connection.executemany("DELETE FROM uprmc_ring WHERE id = ?", changes.gone)
         if changes.added:
-            many("INSERT INTO uprmc_ring VALUES (?, ?, ?, ?, ?, ?)", changes.added)
-        many(
-            "INSERT OR REPLACE INTO uprmc_position VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [_position_row(vbucket, position) for vbucket, position in saved.items()],
+            self._connection.executemany(
+                "INSERT INTO uprmc_ring VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (row.id, vbucket, _signed(row.first), _signed(row.last), row.entries, data)
+                    for row, vbucket, entries in changes.added.values()
+                    for data in [pack_entries(entries)]
+                ],
+            )
+        known = self._saved.get
+        self._write_positions(
+            {n: new for n, new in saved.items() if not _same_history(known(n), new)}
         )
+
+    def _write_positions(self, saved: Mapping[int, Saved]) -> None:
+        if saved:
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO uprmc_position VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_position_row(vbucket, position) for vbucket, position in saved.items()],
+            )
+
+    def _insert_record(self, data: bytes) -> None:
+        self._connection.execute("INSERT INTO uprmc_log (data) VALUES (?)", (data,))
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -318,6 +378,10 @@ class SqliteState:
             if connection.in_transaction:
                 connection.rollback()
             raise
+
+
+def _same_history(known: Saved | None, new: Saved) -> bool:
+    return known is not None and known.log == new.log and known.term == new.term
 
 
 def _saved(row: Sequence[Any]) -> Saved:
