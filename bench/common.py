@@ -33,7 +33,6 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from interop.server_process import ServerProcess, memcached_program
 from interop.wire import Wire
@@ -312,11 +311,6 @@ def in_child(module: str, *words: object, limit_s: float = 600.0) -> dict[str, f
 def key_of(number: int) -> bytes:
     """A key of 20 bytes."""
     return b"%020d" % number
-
-
-def vbucket_of(key: bytes) -> int:
-    """The vBucket of a key among 32,768; the low bits are its number among fewer."""
-    return (crc32(key) >> 16) & 0x7FFF
 
 
 def bucket_in(

@@ -34,6 +34,8 @@ from typing import Any, Protocol
 
 from bench import common
 from bench.common import BenchError, Report, Spread, column, ratio
+from uprmc import units
+from uprmc.model import vbucket_of
 
 #: What is done, number of vBuckets, documents in a batch, documents that are there before.
 SHAPES = (
@@ -130,7 +132,7 @@ class Sqlite:
     def accept(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         mask, seqnos = self._mask, self._seqnos
         for key, value in zip(keys, values, strict=True):
-            vbucket = common.vbucket_of(key) & mask
+            vbucket = vbucket_of(key, mask + 1)
             seqnos[vbucket] += 1
             row = (vbucket, key, seqnos[vbucket], 0, 0, next(self._cas), 1, 0, 0, value)
             self._rows.append(row)
@@ -290,7 +292,7 @@ def main() -> None:
     options = common.parser(__doc__, server=False)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--items", type=int, default=50_000, help="written per run, about")
-    options.add_argument("--value-bytes", type=int, default=256)
+    options.add_argument("--value-bytes", type=units.size, default=256)
     options.add_argument("--shapes", default=SHAPES, help="KIND:VBUCKETS:BATCH:DOCUMENTS, ...")
     arguments = options.parse_args()
     with common.reported_errors():

@@ -23,6 +23,7 @@ from typing import Any
 from bench import common
 from bench.common import Load, Report, column, ratio
 from interop.server_process import ServerProcess, start_memcached, start_uprmc
+from uprmc import units
 
 SHAPES = "1x1,50x1,50x16,50x64"
 _FIGURES = {
@@ -136,8 +137,10 @@ def _ours(arguments: Any, stack: ExitStack) -> ServerProcess:
 def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--seconds", type=float, default=3.0, help="measured, per run")
-    options.add_argument("--warm-up", type=float, default=0.5, help="seconds before measuring")
+    options.add_argument("--seconds", type=units.seconds, default=3.0, help="measured, per run")
+    options.add_argument(
+        "--warm-up", type=units.seconds, default=0.5, help="seconds before measuring"
+    )
     options.add_argument("--shapes", default=SHAPES, help="CONNECTIONSxDEPTH, comma separated")
     options.add_argument("--protocols", default="binary,text", help="binary, text or both")
     options.add_argument("--keys", type=int, default=100_000)

@@ -51,6 +51,8 @@ from typing import Any
 
 from bench import common
 from bench.common import BenchError, Report, Spread, column, ratio
+from uprmc import units
+from uprmc.places import parsed
 
 _PERIOD_S = 0.001
 _WARM_UP_S = 1.0
@@ -200,10 +202,10 @@ class _Node(_Role):
 
     def _generate(self, address: str) -> dict[str, float]:
         options = self.arguments
-        host, _, port = address.rpartition(":")
+        place = parsed(address)
         words = {
-            "-H": host,
-            "-p": port,
+            "-H": place.host,
+            "-p": place.port,
             "-c": options.connections,
             "-P": options.depth,
             "-t": options.seconds + 0.5,
@@ -399,10 +401,10 @@ def _print_events(figures: Sequence[dict[str, float]]) -> None:
 def main() -> None:
     options = common.parser(__doc__, server=False)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--seconds", type=float, default=5.0, help="sampled, per run")
+    options.add_argument("--seconds", type=units.seconds, default=5.0, help="sampled, per run")
     options.add_argument("--items", type=int, default=100_000, help="keys that are written")
     options.add_argument("--batch", type=int, default=50_000, help="of the runs without clients")
-    options.add_argument("--value-bytes", type=int, default=256)
+    options.add_argument("--value-bytes", type=units.size, default=256)
     options.add_argument("--connections", type=int, default=50)
     options.add_argument("--depth", type=int, default=1, help="sets in flight on each")
     options.add_argument(

@@ -17,6 +17,8 @@ from typing import Any
 
 from bench import common
 from bench.common import BenchError
+from uprmc.connecting import connected
+from uprmc.places import parsed
 
 #: Names of the events in the order in which they come; each leaves what the next one needs.
 EVENTS = (
@@ -214,8 +216,7 @@ class Events:
 
 
 def _dial(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+    return connected(parsed(address), 60)
 
 
 def _ask_all(address: str, groups: tuple[str, ...]) -> None:

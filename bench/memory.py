@@ -19,6 +19,7 @@ from typing import Any
 from bench import common
 from bench.common import Load, Report, Spread, column, ratio
 from interop.server_process import ServerProcess, start_memcached, start_uprmc
+from uprmc import units
 
 _MEMCACHED = ("-t", "1", "-m", "2048")
 
@@ -66,8 +67,8 @@ def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--rounds", type=int, default=1, help="memory hardly varies")
     options.add_argument("--items", type=int, default=1_000_000)
-    options.add_argument("--key-bytes", type=int, default=20)
-    options.add_argument("--value-bytes", type=int, default=100)
+    options.add_argument("--key-bytes", type=units.size, default=20)
+    options.add_argument("--value-bytes", type=units.size, default=100)
     options.add_argument("--memory", default="4G", help="--memory of ours")
     arguments = options.parse_args()
     with common.reported_errors():

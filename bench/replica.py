@@ -40,6 +40,7 @@ from bench.filling import fill, items_of, wait_until_flushed
 from bench.rig import Bench, Figures, figures_of, started
 from interop.server_process import ServerProcess
 from interop.wire import SET, SETQ, Wire, frame, store
+from uprmc import units
 
 PARTS = "catch-up,lag,takeover,client,live"
 REPLICATE, TAKEOVER, OBSERVE_SEQNO, FAILOVER_LOG, HELLO = 0xD7, 0xD8, 0x91, 0x96, 0x1F
@@ -494,9 +495,9 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--only", default=PARTS, help="parts, comma separated")
     options.add_argument("--items", type=int, default=1_000_000, help="of the catch-up")
-    options.add_argument("--value-bytes", type=int, default=256)
+    options.add_argument("--value-bytes", type=units.size, default=256)
     options.add_argument("--rate", type=int, default=5_000, help="lag: sets a second")
-    options.add_argument("--seconds", type=float, default=5.0, help="of lag and requests")
+    options.add_argument("--seconds", type=units.seconds, default=5.0, help="of lag and requests")
     options.add_argument("--stream-from", metavar="HOST:PORT", help="(for the part 'client')")
     options.add_argument("--follow-live", metavar="HOST:PORT", help="(for the part 'live')")
     words = options.parse_args()

@@ -41,6 +41,7 @@ from bench.common import Load, Report, Spread, column, ratio
 from bench.filling import statistic, wait_until_flushed
 from bench.rig import Bench, Figures, command_of, figures_of, run_child, started
 from interop.server_process import ServerProcess
+from uprmc import units
 
 PARTS = "read,write,backup"
 _LIMIT_S = 600.0
@@ -356,7 +357,7 @@ def main() -> None:
     options.add_argument("--only", default=PARTS, help="parts, comma separated")
     options.add_argument("--rows", type=int, default=1_000_000, help="of read and backup")
     options.add_argument("--writes", type=int, default=100_000, help="rows of write")
-    options.add_argument("--value-bytes", type=int, default=256)
+    options.add_argument("--value-bytes", type=units.size, default=256)
     options.add_argument("--vbuckets", type=int, default=1_024)
     options.add_argument("--master", default="local[2]", help="of Spark")
     options.add_argument("--partitions", type=int, default=2, help="of what is written")

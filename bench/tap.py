@@ -27,6 +27,7 @@ from bench.filling import fill, items_of, wait_until_flushed
 from bench.rig import Bench, address_of, command_of, compare_contents, run_child
 from bench.tap_consumer import SUPPORT_ACK, TapConsumer
 from interop.server_process import ServerProcess
+from uprmc import units
 
 PARTS = "dump,memory"
 
@@ -145,10 +146,10 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--only", default=PARTS, help="parts, comma separated")
     options.add_argument("--items", type=int, default=200_000, help="of the dump")
-    options.add_argument("--value-bytes", type=int, default=256)
+    options.add_argument("--value-bytes", type=units.size, default=256)
     options.add_argument("--clients", type=int, default=50, help="memory")
     options.add_argument("--keys", type=int, default=100_000, help="memory")
-    options.add_argument("--seconds", type=float, default=5.0, help="memory: of writes")
+    options.add_argument("--seconds", type=units.seconds, default=5.0, help="memory: of writes")
     words = options.parse_args()
     with common.reported_errors():
         common.mcload()

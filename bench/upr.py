@@ -48,6 +48,7 @@ from bench.rig import (
 from bench.upr_consumer import BARRIER_ADD, BARRIER_REACHED, Consumer, RefusedError, request
 from interop.server_process import ServerProcess
 from interop.wire import SET, Wire, store, vbucket_of
+from uprmc import units
 
 PARTS = "backfill,live,cost,idle,barrier,views"
 
@@ -322,15 +323,15 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--only", default=PARTS, help="parts, comma separated")
     options.add_argument("--items", type=int, default=200_000, help="of the backfill")
-    options.add_argument("--value-bytes", type=int, default=256)
-    options.add_argument("--buffer", type=int, default=10 << 20, help="flow control, bytes")
+    options.add_argument("--value-bytes", type=units.size, default=256)
+    options.add_argument("--buffer", type=units.size, default=10 << 20, help="flow control, bytes")
     options.add_argument("--vbuckets", type=int, default=1_024, help="of live and barrier")
     options.add_argument("--rate", type=float, default=500.0, help="live: writes a second")
-    options.add_argument("--live-seconds", type=float, default=4.0)
-    options.add_argument("--seconds", type=float, default=3.0, help="cost: of one run")
+    options.add_argument("--live-seconds", type=units.seconds, default=4.0)
+    options.add_argument("--seconds", type=units.seconds, default=3.0, help="cost: of one run")
     options.add_argument("--keys", type=int, default=100_000, help="cost: that are set")
     options.add_argument("--connections", type=int, default=50, help="idle")
-    options.add_argument("--idle-seconds", type=float, default=10.0)
+    options.add_argument("--idle-seconds", type=units.seconds, default=10.0)
     options.add_argument("--overwrites", type=int, default=1_000_000, help="views")
     words = options.parse_args()
     if unknown := set(words.only.split(",")) - set(_PARTS):

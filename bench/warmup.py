@@ -31,6 +31,7 @@ import lmdb
 from bench import common
 from bench.common import BenchError, Report, Spread, column, ratio
 from interop.server_process import start_uprmc
+from uprmc import units
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
 from uprmc.model import Item
@@ -223,11 +224,11 @@ def main() -> None:
     )
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--items", type=int, default=1_000_000)
-    options.add_argument("--value-bytes", type=int, default=256)
+    options.add_argument("--value-bytes", type=units.size, default=256)
     options.add_argument("--vbuckets", type=int, default=1_024)
     options.add_argument("--role", choices=("scan", "build", "ours"), help=argparse.SUPPRESS)
     options.add_argument("--data", type=Path, help=argparse.SUPPRESS)
-    options.add_argument("--quota", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--quota", type=units.size, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.role:
         print(json.dumps(_play_role(arguments)))

@@ -20,7 +20,6 @@ from uprmc.config import (
     from_environment,
     from_file,
     load,
-    parse_size,
     values_of,
 )
 from uprmc.errors import ConfigError
@@ -245,11 +244,6 @@ def test_sizes_times_and_switches_have_units_in_settings() -> None:
 )
 def test_what_has_no_unit_of_ours_is_refused(name: str, text: str, said: str) -> None:
     assert said in refusal({name: text})
-
-
-@given(size=st.integers(0, 2**50))
-def test_a_number_of_bytes_is_read_exactly(size: int) -> None:
-    assert parse_size(str(size)) == size
 
 
 @given(text=st.text(max_size=20))

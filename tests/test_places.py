@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uprmc.places import of_cluster_map, parsed, stranger
+from uprmc.places import of_cluster_map, parsed, several, stranger
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,24 @@ def test_a_place_is_taken_apart(text: str, found: tuple[str, int, str]) -> None:
         "host:65536",
         "host:-1",
         "host:\u0661",
+        "ho st:1",
+        "[host]:1]",
         "unix:",
     ],
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT, such as"):
         parsed(text)
+
+
+def test_a_listener_may_have_any_free_port() -> None:
+    assert parsed("host:0", least_port=0).port == 0
+
+
+def test_several_places_stand_between_commas_each_once() -> None:
+    assert several("a:1, [::1]:2,a:1") == ("a:1", "[::1]:2")
+    with pytest.raises(ValueError, match=r"'x' is none"):
+        several("a:1,x")
 
 
 def test_an_ipv6_address_needs_brackets() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc import units
+from uprmc.model import vbucket_of
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,21 @@ def test_a_switch_is_off(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "M", "12X", "1 2", "one", "nan", "inf", "1e9999", "--1", "1.2.3", "\u0663", "9" * 5_000],
+    [
+        "",
+        "M",
+        "12X",
+        "1 2",
+        "one",
+        "nan",
+        "inf",
+        "1e9999",
+        "-1e999x",
+        "--1",
+        "1.2.3",
+        "\u0663",
+        "9" * 5_000,
+    ],
 )
 def test_what_is_neither_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a size such as"):
@@ -68,3 +83,13 @@ def test_what_is_neither_is_refused(text: str) -> None:
 @given(number=st.integers(0, 10**20 - 1))
 def test_a_number_of_bytes_is_read_exactly(number: int) -> None:
     assert units.size(str(number)) == number
+
+
+def test_a_time_without_end_is_none() -> None:
+    with pytest.raises(ValueError, match="a time such as"):
+        units.seconds("1e999")
+
+
+def test_a_key_has_the_same_vbucket_as_in_the_existing_ecosystem() -> None:
+    found = [vbucket_of(key, 1_024) for key in (b"foo", b"hello", b"")]
+    assert found == [115, 528, 0]

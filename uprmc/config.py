@@ -525,14 +525,6 @@ def values_of(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield info.name, getattr(getattr(settings, section), name)
 
 
-def parse_size(text: str) -> int:
-    """Turn ``"512M"``, ``"2GiB"`` or ``"1048576"`` into bytes; raises `ConfigError`."""
-    try:
-        return units.size(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not {error}") from None
-
-
 def _converted(info: SettingInfo, value: Any) -> Any:
     if isinstance(value, str) and info.kind is not str:
         value = _from_text(info, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from enum import IntEnum
 from typing import NamedTuple
+from zlib import crc32
 
 #: Seqno of "before the first mutation" and the greatest one a stream can name.
 SEQNO_NONE = 0
@@ -19,6 +20,11 @@ TERM_MAX = 2**63 - 1
 
 #: CAS shown to readers of an item that somebody else has locked.
 CAS_LOCKED = 2**64 - 1
+
+
+def vbucket_of(key: bytes, vbuckets: int) -> int:
+    """Return the vBucket that a key belongs to; `uprmc.kv` writes it out where it is hot."""
+    return (crc32(key) >> 16 & 0x7FFF) % vbuckets
 
 
 class VBucketState(IntEnum):

@@ -1,15 +1,16 @@
 """Where a node listens, as people write it: ``HOST:PORT``, ``[::1]:PORT`` or ``unix:/path``.
 
-Every client reads such a place here, the library, the command line and Spark alike.
+Settings, the command line, the client library, Spark and the node itself read a place here. A
+reader raises `ValueError`, whose text names what was expected.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+_TCP = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([\w.-]+)):([0-9]{1,5})")
 _PORT_MAX = 0xFFFF
 _UNIX = "unix:"
 
@@ -36,34 +37,35 @@ class Place(NamedTuple):
         return self.host or "localhost"
 
 
-def parsed(text: str) -> Place:
-    """Take a place apart; raises `ValueError` with what was expected."""
+def parsed(text: str, *, least_port: int = 1) -> Place:
+    """Take a place apart.
+
+    Args:
+        least_port: 0 where a listener may pick a free port.
+
+    Raises:
+        ValueError: it is none.
+    """
     if text.startswith(_UNIX) and len(text) > len(_UNIX):
         return Place("", 0, text.removeprefix(_UNIX))
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
+    found = _TCP.fullmatch(text)
+    if found and least_port <= int(found[3]) <= _PORT_MAX:
+        return Place(found[1] or found[2], int(found[3]))
+    host, _, port = text.rpartition(":")
+    if ":" in host and "[" not in host:
         raise ValueError(f"an IPv6 address in brackets: [{host}]:{port}")
-    decimal = port.isascii() and port.isdecimal() and len(port) <= 5
-    if not colon or not host or not decimal or not 0 < int(port) <= _PORT_MAX:
-        raise ValueError("HOST:PORT, such as 127.0.0.1:11210 or [::1]:11210, or unix:/path")
-    return Place(host, int(port))
+    raise ValueError("HOST:PORT, such as 127.0.0.1:11210 or [::1]:11210, or unix:/path")
 
 
-def connected(place: Place, timeout_s: float) -> socket.socket:
-    """Connect, blocking; raises `OSError`, or `UnicodeError` for what is no host's name."""
-    if not place.path:
-        found = socket.create_connection((place.host, place.port), timeout_s)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return found
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with contextlib.ExitStack() as undo:
-        undo.callback(found.close)
-        found.settimeout(timeout_s)
-        found.connect(place.path)
-        undo.pop_all()
-    return found
+def several(text: str) -> tuple[str, ...]:
+    """Return places that are separated by commas, each once; raises `ValueError`."""
+    places = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
+    for place in places:
+        try:
+            parsed(place)
+        except ValueError as error:
+            raise ValueError(f"{error} ({place!r} is none)") from None
+    return places
 
 
 def of_cluster_map(servers: Iterable[str], place: str) -> list[str]:

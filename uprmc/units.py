@@ -1,7 +1,8 @@
-"""Sizes, times and switches as people write them: ``512MB``, ``1.5G``, ``500ms``, ``2h``, ``on``.
+"""Values as people write them: ``512MB``, ``1.5G``, ``500ms``, ``2h``, ``on``, ``1_000``, words.
 
 Settings, the command line and the options of Spark are read by the same functions. Each raises
 `ValueError`, whose text names what was expected: ``a size such as 512M, 1.5G or 65536``.
+`uprmc.places` reads addresses and `uprmc.consume.ranges` vBuckets in the same way.
 
 A size counts in powers of two whatever its suffix: ``M``, ``MB`` and ``MiB`` are the same. The
 caller checks whether a number is in range.
@@ -9,8 +10,11 @@ caller checks whether a number is in range.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from difflib import get_close_matches
 
 _NUMBER = r"([-+]?(?:0*\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:e[-+]?\d{1,3})?)"
 
@@ -47,9 +51,10 @@ def size(text: str) -> int:
 def seconds(text: str) -> float:
     """Return seconds; a number without a unit is one."""
     found = _TIME.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _SECONDS:
+    number = math.inf if found is None else float(found[1])
+    if found is None or found[2] not in _SECONDS or math.isinf(number):
         raise ValueError("a time such as 5, 0.5, 500ms, 5s, 5m or 2h")
-    return float(found[1]) * _SECONDS[found[2]]
+    return number * _SECONDS[found[2]]
 
 
 def switch(text: str) -> bool:
@@ -58,3 +63,53 @@ def switch(text: str) -> bool:
     if found is None:
         raise ValueError("on or off, yes or no, true or false")
     return found
+
+
+def whole(value: str) -> int:
+    """A whole number; underscores may group its digits."""
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def text(value: str) -> str:
+    """Any text but an empty one."""
+    if not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def names(value: str) -> tuple[str, ...]:
+    """Names with commas between them, none twice."""
+    found = tuple(each.strip() for each in value.split(","))
+    if not all(found):
+        raise ValueError("a list of names with commas between them")
+    twice = next((each for each in found if found.count(each) > 1), None)
+    if twice is not None:
+        raise ValueError(f"a list with each name once ({twice} is there twice)")
+    return found
+
+
+def one_of(*words: str, aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """Return a reader that takes these words, in any case."""
+    lowered = {each.lower(): each for each in words}
+
+    def reader(value: str) -> str:
+        word = value.lower()
+        if aliases and word in aliases:
+            return aliases[word]
+        if word in lowered:
+            return lowered[word]
+        meant = nearest(value, list(words))
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise ValueError(f"one of {', '.join(words)}{hint}")
+
+    return reader
+
+
+def nearest(word: str, words: list[str]) -> str:
+    """Return which of the words somebody may have meant; empty if none comes near."""
+    lowered = {each.lower(): each for each in words}
+    found = get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.5)
+    return lowered[found[0]] if found else ""

@@ -1,60 +1,47 @@
-"""vBuckets as people write them."""
+"""Values of options and arguments."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from uprmc.cli.arguments import each_once, in_ranges, named, vbucket_numbers
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
-        ("0", [0]),
-        ("65535", [65535]),
-        ("3-3", [3]),
-        ("0-3", [0, 1, 2, 3]),
-        ("7,0-1", [7, 0, 1]),
-        (" 1 , 2 ", [1, 2]),
-    ],
-)
-def test_numbers_ranges_and_lists_are_understood(text: str, numbers: list[int]) -> None:
-    assert vbucket_numbers(text) == numbers
+from uprmc import units
+from uprmc.cli.arguments import NAMES, PLACES, SIZE, VBUCKETS, Read, each_once, seconds, whole
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("kind", "text", "value"),
     [
-        ("", "is no vBucket"),
-        ("x", "'x' is no vBucket"),
-        ("1,", "is no vBucket"),
-        ("-1", "'-1' is no vBucket"),
-        ("1-", "'1-' is no vBucket"),
-        ("1-2-3", "'1-2-3' is no vBucket"),
-        ("1.5", "is no vBucket"),
-        ("٣", "is no vBucket"),
-        ("65536", "no vBucket has a number above 65535"),
-        ("9999999999", "is no vBucket"),
-        ("5-3", "'5-3' runs backwards: say 3-5"),
+        (SIZE, "1.5G", 3 * 2**29),
+        (seconds(), "500ms", 0.5),
+        (whole(), "1_000", 1_000),
+        (NAMES, "key, value", ("key", "value")),
+        (PLACES, "a:1,[::1]:2", ("a:1", "[::1]:2")),
+        (VBUCKETS, "7,0-1", (0, 1, 7)),
     ],
 )
-def test_anything_else_is_refused(text: str, said: str) -> None:
+def test_a_value_is_read_as_settings_are(kind: Read, text: str, value: Any) -> None:
+    assert kind.convert(text, None, None) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (SIZE, "much", "'much' is not a size such as"),
+        (SIZE, "0", "'0' is less than 1"),
+        (seconds(1.0), "500ms", "'500ms' is less than 1 s"),
+        (seconds(), "9999999", "'9999999' is more than 1000000 s"),
+        (whole(most=3), "4", "'4' is more than 3"),
+        (whole(), "1.5", "'1.5' is not a whole number"),
+        (VBUCKETS, "5-3", "'5-3' is not a list of vBuckets"),
+        (Read(units.one_of("fail", "rewind"), "WORD"), "rewnd", "did you mean rewind"),
+    ],
+)
+def test_what_a_value_should_be_is_said(kind: Read, text: str, said: str) -> None:
     with pytest.raises(click.BadParameter, match=said):
-        vbucket_numbers(text)
-
-
-@given(st.sets(st.integers(0, 0xFFFF), min_size=1))
-def test_ranges_that_are_printed_can_be_read_back(numbers: set[int]) -> None:
-    assert vbucket_numbers(in_ranges(numbers)) == sorted(numbers)
-
-
-def test_neighbours_are_printed_as_ranges() -> None:
-    assert in_ranges([5, 1, 2, 3, 8]) == "1-3,5,8"
-    assert named([4]) == "vBucket 4"
-    assert named([4, 5]) == "vBuckets 4-5"
+        kind.convert(text, None, None)
 
 
 def test_several_sets_are_one() -> None:

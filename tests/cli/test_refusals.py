@@ -182,7 +182,7 @@ def test_other_refusals_of_places_and_files(tmp_path: Path) -> None:
         (["--tls-cert", cert, "--tls-key", cert], "holds no PEM private key"),
         (["--memcached", "nowhere"], "server.memcached: 'nowhere' is no listener"),
         (["--upr", ":11210"], "server.upr: ':11210' names no address"),
-        (["--http", "127.0.0.1:99999"], "server.http: port 99999 is above the highest"),
+        (["--http", "127.0.0.1:99999"], "server.http: '127.0.0.1:99999' is no listener"),
         (["--data", file], str(file)),
     ):
         data = [] if "--data" in options else ["--data", tmp_path / "data"]

@@ -169,13 +169,13 @@ def test_a_source_that_accepts_and_says_nothing_is_told(
         (("replicate", "--stop", "--from", "a:1"), "say either --from HOST:PORT or --stop"),
         (("replicate", "--stop", "--wait"), "--stop goes with --vbuckets only"),
         (("replicate", "--stop", "--demote"), "--stop goes with --vbuckets only"),
-        (("replicate", "--from", "a:1", "--vbuckets", "3-1"), "'3-1' runs backwards: say 1-3"),
+        (("replicate", "--from", "a:1", "--vbuckets", "3-1"), "'3-1' is not a list of vBuckets"),
         (("replicate", "--form", "a:1"), "No such option '--form'"),
         (("replicate", "--from", "a:1", "--node", "a"), "'a' is no node: say HOST:PORT"),
         (("replicate", "--from", "a:1", "extra"), "unexpected extra argument"),
         (("takeover",), "Missing option '--to'"),
-        (("takeover", "--to", "a:1", "--vbuckets", ""), "'' is no vBucket"),
-        (("failover", "--vbuckets", "x"), "'x' is no vBucket"),
+        (("takeover", "--to", "a:1", "--vbuckets", ""), "'' is not a list of vBuckets"),
+        (("failover", "--vbuckets", "x"), "'x' is not a list of vBuckets"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kv.binary_peer import Peer, answer, error, frame, store, u32, u64
 from tests.kv.harness import Rig, talk
-from uprmc.config import parse_size
+from uprmc import units
 from uprmc.kv.cluster_map import ClusterMap
 from uprmc.model import VBucketState
 
@@ -259,7 +259,7 @@ def test_a_group_that_there_is_not(peer: Peer, group: int) -> None:
     ("name", "text"),
     [
         ("max_size", "1"),
-        ("max_size", str(parse_size("4096G") + 1)),
+        ("max_size", str(units.size("4096G") + 1)),
         ("max_size", "-100"),
         ("max_size", "lots"),
         ("max_size", "9" * 500),

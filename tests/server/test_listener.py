@@ -10,7 +10,8 @@ import pytest
 from tests.server.certificates import make_certificate
 from tests.server.support import EchoSession, FloodSession, Loop, Node, pattern
 from uprmc.errors import ConfigError, UprmcError
-from uprmc.server.listener import CannotListen, EndpointPlace, Listener, TcpPlace, parse_place
+from uprmc.places import Place
+from uprmc.server.listener import CannotListen, EndpointPlace, Listener, parse_place
 from uprmc.server.listener import listen as listen_for
 from uprmc.server.transport import DirectServer
 
@@ -18,12 +19,12 @@ from uprmc.server.transport import DirectServer
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("127.0.0.1:11211", TcpPlace("127.0.0.1", 11211)),
-        ("0.0.0.0:0", TcpPlace("0.0.0.0", 0)),
-        ("localhost:65535", TcpPlace("localhost", 65535)),
-        ("cache-1.example:80", TcpPlace("cache-1.example", 80)),
-        ("[::1]:11211", TcpPlace("::1", 11211)),
-        ("[fe80::1%eth0]:1", TcpPlace("fe80::1%eth0", 1)),
+        ("127.0.0.1:11211", Place("127.0.0.1", 11211)),
+        ("0.0.0.0:0", Place("0.0.0.0", 0)),
+        ("localhost:65535", Place("localhost", 65535)),
+        ("cache-1.example:80", Place("cache-1.example", 80)),
+        ("[::1]:11211", Place("::1", 11211)),
+        ("[fe80::1%eth0]:1", Place("fe80::1%eth0", 1)),
         ("unix:/run/uprmc.sock", EndpointPlace("unix:/run/uprmc.sock")),
         ("unix:relative:mode=660", EndpointPlace("unix:relative:mode=660")),
         ("tcp:0:interface=127.0.0.1", EndpointPlace("tcp:0:interface=127.0.0.1")),
@@ -44,7 +45,7 @@ def test_places_are_told_apart(text: str, place: object) -> None:
         ("[]:11211", "names no address"),
         ("tcp:11211", "names no address: add interface=ADDRESS"),
         ("ssl:11211:privateKey=k", "names no address: add interface=ADDRESS"),
-        ("127.0.0.1:65536", "above the highest, 65535"),
+        ("127.0.0.1:65536", "is no listener"),
         ("", "is no listener: say HOST:PORT"),
         ("11211", "is no listener"),
         ("127.0.0.1", "is no listener"),

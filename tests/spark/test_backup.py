@@ -49,9 +49,9 @@ from uprmc.columnar.errors import (
     VBucketsChanged,
 )
 from uprmc.columnar.lease import of_token
-from uprmc.columnar.nodes import vbucket_of
 from uprmc.jobs.engines import LocalEngine
 from uprmc.jobs.progress import Step
+from uprmc.model import vbucket_of
 
 
 @pytest.fixture(scope="module")

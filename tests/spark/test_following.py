@@ -16,7 +16,7 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import BadFile, DataLost, NoVBucket, RolledBack, VBucketsChanged
 from uprmc.columnar.lease import of_token
-from uprmc.columnar.nodes import vbucket_of
+from uprmc.model import vbucket_of
 from uprmc.protocol.opcodes import Opcode
 from uprmc.spark.offsets import parsed
 from uprmc.spark.stream_task import run

@@ -29,8 +29,6 @@ from uprmc.columnar.lease import (
     Lease,
     acquire,
     of_token,
-    parsed_ranges,
-    ranges_text,
 )
 from uprmc.columnar.nodes import Nodes
 from uprmc.protocol.header import RequestFrame, encode_response
@@ -326,13 +324,3 @@ def test_what_is_no_token_is_said(token: str) -> None:
 def test_a_lifetime_that_makes_no_sense_is_said(seconds: float) -> None:
     with pytest.raises(BadOption, match="leaseSeconds="):
         acquire(access("a:1"), None, seconds)
-
-
-@given(st.sets(st.integers(0, 0xFFFF)))
-def test_numbers_survive_as_ranges(numbers: set[int]) -> None:
-    if numbers:
-        assert parsed_ranges(ranges_text(numbers)) == sorted(numbers)
-
-
-def test_ranges_are_short() -> None:
-    assert ranges_text([*range(512), 600, 601]) == "0-511,600-601"

@@ -13,9 +13,9 @@ from uprmc.client.kv import KvClient
 from uprmc.client.kv_map import KvMap
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, NoVBucket, ProtocolError, Unreachable, VBucketsChanged
-from uprmc.columnar.nodes import Nodes, vbucket_of
+from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import Busy
-from uprmc.model import FailoverEntry
+from uprmc.model import FailoverEntry, vbucket_of
 from uprmc.protocol.header import RequestFrame, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import encode_failover_log

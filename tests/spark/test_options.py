@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.columnar import option_values as values
 from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadOption
+from uprmc.consume import ranges
 from uprmc.spark.option_tables import READ, WRITE, Option, plain
 from uprmc.spark.options import access_of, as_texts, read_options, write_options
 
@@ -187,9 +187,9 @@ def test_the_value_of_a_secret_is_never_told() -> None:
 @given(st.sets(st.integers(0, 65_535), min_size=1, max_size=40))
 def test_vbuckets_are_read_however_they_are_written(numbers: set[int]) -> None:
     text = ",".join(str(each) for each in numbers)
-    assert values.vbuckets(text) == tuple(sorted(numbers))
+    assert ranges.parsed(text) == tuple(sorted(numbers))
     low, high = min(numbers), max(numbers)
-    assert values.vbuckets(f"{low}-{high}") == tuple(range(low, high + 1))
+    assert ranges.parsed(f"{low}-{high}") == tuple(range(low, high + 1))
 
 
 @given(st.text())

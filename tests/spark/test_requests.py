@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.spark.write_rows import documents, versions
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadSchema
-from uprmc.columnar.nodes import vbucket_of
 from uprmc.columnar.requests import PIECE_BYTES, PIECE_ROWS, Packer, Piece, pieces, value_in
 from uprmc.columnar.write_options import WriteOptions
+from uprmc.model import vbucket_of
 from uprmc.protocol.binary import STORE_EXTRAS
 from uprmc.protocol.header import RequestFrame, decode_frame
 from uprmc.protocol.management import WithMetaOption, decode_with_meta

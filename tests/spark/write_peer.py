@@ -16,7 +16,8 @@ from typing import Any
 
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import ProtocolError
-from uprmc.columnar.nodes import Standing, vbucket_of
+from uprmc.columnar.nodes import Standing
+from uprmc.model import vbucket_of
 from uprmc.protocol.binary import (
     OBSERVE_SEQNO_FAILOVER_REPLY,
     OBSERVE_SEQNO_REPLY,

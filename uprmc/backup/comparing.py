@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ from uprmc.backup.digest import Digest, add_up, digests, is_deleted, row_hashes
 from uprmc.backup.latest import Layer, newest_rows
 from uprmc.columnar.access import Access
 from uprmc.columnar.reading import Range, read
+from uprmc.columnar.requests import vbuckets_of
 from uprmc.columnar.schema import Columns
 
 #: Differences that one task lists; the rest it counts.
@@ -111,17 +111,15 @@ def _rows(source: Source, rules: Rules, spread: int) -> Iterator[tuple[pa.Record
     for batch in source.batches(rules.columns, rules.prefix):
         expires = np.asarray(batch.column("_exp").fill_null(0))
         mask = is_deleted(batch) | (expires <= 0) | (expires > rules.now)
-        vbuckets = _spread(batch, spread) if spread else np.asarray(batch.column("_vb"))
+        keys = batch.column("key")
+        vbuckets = (
+            vbuckets_of(keys.to_pylist(), spread) if spread else np.asarray(batch.column("_vb"))
+        )
         if rules.wanted is not None:
             mask &= np.isin(vbuckets, list(rules.wanted))
         if not mask.all():
             batch, vbuckets = batch.filter(pa.array(mask)), vbuckets[mask]
         yield batch, vbuckets
-
-
-def _spread(batch: pa.RecordBatch, vbuckets: int) -> Any:
-    keys = batch.column("key").to_pylist()
-    return np.fromiter(((crc32(key) >> 16 & 0x7FFF) % vbuckets for key in keys), np.int32)
 
 
 # --- rows -----------------------------------------------------------------------------------------

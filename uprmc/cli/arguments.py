@@ -1,45 +1,75 @@
-"""vBuckets as people write them on a command line: ``5``, ``0-3``, ``0,8-11``."""
+"""Values of options and arguments, read as settings and the options of Spark are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from uprmc.consume.ranges import in_ranges, named
+from uprmc import places, units
+from uprmc.consume import ranges
 
-__all__ = [
-    "VBUCKETS",
-    "each_once",
-    "in_ranges",
-    "named",
-    "vbucket_numbers",
-]
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
 
-#: The vBucket field of a frame has 16 bits.
-_VBUCKET_MAX = 0xFFFF
+_SECONDS_MAX = 1_000_000.0
 
 
-#: How help shows `vbucket_numbers`.
-VBUCKETS = "N|A-B"
+class Read(_ParamType):
+    """Text that a reader such as those of `uprmc.units` understands.
+
+    Args:
+        reader: raises `ValueError` with what was expected.
+        shown: how help shows such a value.
+        least, most: of a number, both allowed.
+        unit: of both, for messages.
+    """
+
+    def __init__(
+        self,
+        reader: Callable[[str], Any],
+        shown: str,
+        least: float | None = None,
+        most: float | None = None,
+        unit: str = "",
+    ) -> None:
+        self._reader, self.name = reader, shown
+        self._least, self._most, self._unit = least, most, unit
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            found = self._reader(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is not {error}", param, ctx)
+        if self._least is not None and found < self._least:
+            self.fail(f"{value!r} is less than {self._least:.10g}{self._unit}", param, ctx)
+        if self._most is not None and found > self._most:
+            self.fail(f"{value!r} is more than {self._most:.10g}{self._unit}", param, ctx)
+        return found
 
 
-def vbucket_numbers(text: str) -> list[int]:
-    """Return the numbers that an argument names, in its order; raises `click.BadParameter`."""
-    return [number for part in text.split(",") for number in _range(part.strip())]
+def seconds(least: float = 0.0) -> Read:
+    """Return the type of a time."""
+    return Read(units.seconds, "TIME", least, _SECONDS_MAX, " s")
 
 
-def _range(text: str) -> range:
-    first, dash, last = text.partition("-")
-    ends = (first, last if dash else first)
-    if not all(end.isascii() and end.isdecimal() and len(end) <= 5 for end in ends):
-        raise click.BadParameter(f"{text!r} is no vBucket: say a number, 0-3 or 0,8-11")
-    low, high = map(int, ends)
-    if high > _VBUCKET_MAX:
-        raise click.BadParameter(f"no vBucket has a number above {_VBUCKET_MAX}")
-    if low > high:
-        raise click.BadParameter(f"{text!r} runs backwards: say {high}-{low}")
-    return range(low, high + 1)
+def whole(shown: str = "N", least: int = 0, most: int | None = None) -> Read:
+    """Return the type of a whole number."""
+    return Read(units.whole, shown, least, most)
+
+
+SIZE = Read(units.size, "SIZE", 1)
+NAMES = Read(units.names, "NAME,...")
+PLACES = Read(places.several, "HOST:PORT,...")
+VBUCKETS = Read(ranges.parsed, "N|A-B,...")
 
 
 def each_once(numbers: Iterable[Iterable[int]]) -> list[int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.replica_node import command, states
 from uprmc.client.connection import NodeError
+from uprmc.consume.ranges import named
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
@@ -21,12 +23,11 @@ _FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
 @click.command(name="failover")
 @click.option(
     "--vbuckets",
-    type=vbucket_numbers,
-    metavar=VBUCKETS,
+    type=VBUCKETS,
     help="vBuckets to promote; all replicas of the node by default.",
 )
 @talks_to_a_node("Print one JSON list of the new branches.")
-def failover(vbuckets: list[int] | None, node: NodeAccess, as_json: bool) -> None:
+def failover(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> None:
     """Promote replicas of a node after the node that they followed was lost.
 
     Each vBucket begins a new branch of history after its last complete snapshot, and stops
@@ -37,7 +38,7 @@ def failover(vbuckets: list[int] | None, node: NodeAccess, as_json: bool) -> Non
             vbuckets = [n for n, state in states(connection).items() if state in _FILLED]
             if not vbuckets:
                 raise NodeError(f"{node.place} has no replicas: there is nothing to promote")
-        request = RequestFrame(Opcode.FAILOVER, value=encode_vbuckets(each_once([vbuckets])))
+        request = RequestFrame(Opcode.FAILOVER, value=encode_vbuckets(vbuckets))
         branches = decode_branches(command(connection, request).value)
     if as_json:
         rows = [

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS, each_once
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.consume.ranges import named
 from uprmc.model import FailoverEntry
 
 
 @click.command(name="failover-log")
-@click.argument("vbuckets", nargs=-1, type=vbucket_numbers, metavar=f"[{VBUCKETS}]...")
+@click.argument("vbuckets", nargs=-1, type=VBUCKETS, metavar="[N|A-B,...]...")
 @talks_to_a_node("Print one JSON list of vBuckets.")
-def failover_log(vbuckets: tuple[list[int], ...], node: NodeAccess, as_json: bool) -> None:
+def failover_log(vbuckets: tuple[tuple[int, ...], ...], node: NodeAccess, as_json: bool) -> None:
     """Print the failover logs of some vBuckets, or of all.
 
     An entry names a branch of history by its vb_uuid and says after which seqno it begins. The
@@ -37,7 +39,7 @@ def failover_log(vbuckets: tuple[list[int], ...], node: NodeAccess, as_json: boo
 
 
 def _logs(
-    connection: NodeConnection, vbuckets: list[int]
+    connection: NodeConnection, vbuckets: Sequence[int]
 ) -> tuple[dict[int, list[FailoverEntry]], dict[int, int]]:
     """Return logs and terms by vBucket; of all if none is named. A term that is not told is 0."""
     found: dict[int, list[FailoverEntry]] = {}

@@ -9,19 +9,14 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from uprmc import units
+from uprmc.cli.arguments import seconds
 from uprmc.client.connection import NodeConnection
 from uprmc.errors import ConfigError
 from uprmc.places import parsed
-
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[float]
-else:
-    _ParamType = click.ParamType
 
 DEFAULT_NODE = "127.0.0.1:11210"
 
@@ -29,32 +24,6 @@ DEFAULT_NODE = "127.0.0.1:11210"
 ANSWER_S = 5.0
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class Seconds(_ParamType):
-    """A time such as ``5``, ``500ms`` or ``2m``."""
-
-    name = "TIME"
-
-    def __init__(self, least: float = 0.0) -> None:
-        self._least = least
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return self.name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            found = units.seconds(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is not {error}", param, ctx)
-        if not self._least <= found <= _SECONDS_MAX:
-            self.fail(f"{value!r} is not from {self._least:g} s to {_SECONDS_MAX:g} s", param, ctx)
-        return found
-
-
-_SECONDS_MAX = 1_000_000.0
 
 
 @dataclass(frozen=True)
@@ -113,7 +82,7 @@ def talks_to_a_node(
             click.option(
                 "--timeout",
                 "answer_s",
-                type=Seconds(0.001),
+                type=seconds(0.001),
                 default=f"{ANSWER_S:g}s",
                 show_default=True,
                 help="Give up when a node is silent for this long.",

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from zlib import crc32
 
 import click
 
-from uprmc.cli.node_access import NodeAccess, Seconds, talks_to_a_node
+from uprmc.cli.arguments import seconds
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable, text_or_base64
 from uprmc.client.connection import NodeConnection, NodeError, reason
 from uprmc.consume.cluster_map import parsed_map
 from uprmc.errors import ConfigError, RemoteProtocolError
+from uprmc.model import vbucket_of
 from uprmc.protocol.binary import (
     KeyObservation,
     ObservedKey,
@@ -46,7 +47,7 @@ _UNSETTLED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Seconds(),
+    type=seconds(),
     default=30.0,
     show_default=True,
     help="Longest time that --wait waits.",
@@ -82,8 +83,7 @@ def _vbucket_by_key(connection: NodeConnection, key: bytes) -> int:
     try:
         if answer.status:
             raise ValueError(reason(answer))
-        count = parsed_map(answer.value).vbuckets
-        return ((crc32(key) >> 16) & 0x7FFF) % count
+        return vbucket_of(key, parsed_map(answer.value).vbuckets)
     except ValueError as error:
         raise NodeError(
             f"the node does not tell how many vBuckets it has ({error}): say --vbucket"

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
-from uprmc.cli.arguments import named
 from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.consume.ranges import named
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import GET_VBUCKET_REPLY

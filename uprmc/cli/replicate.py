@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, named, vbucket_numbers
-from uprmc.cli.node_access import NodeAccess, Seconds, talks_to_a_node
+from uprmc.cli.arguments import VBUCKETS, seconds
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.replica_node import Standing, replicate
 from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.protocol.replication import ReplicateFlag
 
@@ -29,8 +31,7 @@ _GLANCE_S = 3.0
 )
 @click.option(
     "--vbuckets",
-    type=vbucket_numbers,
-    metavar=VBUCKETS,
+    type=VBUCKETS,
     help="vBuckets to fill; all of the node by default.",
 )
 @click.option("--stop", is_flag=True, help="Stop following. The data stays.")
@@ -41,7 +42,7 @@ _GLANCE_S = 3.0
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Seconds(),
+    type=seconds(),
     default=600.0,
     show_default=True,
     help="Longest time that --wait waits.",
@@ -49,7 +50,7 @@ _GLANCE_S = 3.0
 @talks_to_a_node("Print one JSON object.", timeout=False)
 def replicate_verb(
     source: str | None,
-    vbuckets: list[int] | None,
+    vbuckets: Sequence[int] | None,
     stop: bool,
     demote: bool,
     wait: bool,
@@ -81,14 +82,18 @@ def replicate_verb(
     _tell(standing, vbuckets, as_json)
 
 
-def _chosen(standing: Standing, source: str, vbuckets: list[int] | None) -> list[int]:
+def _chosen(standing: Standing, source: str, vbuckets: Sequence[int] | None) -> list[int]:
     """Return those of the vBuckets asked for that follow the source."""
     followers = [n for n, one in standing.following.items() if one.source == source]
     return followers if vbuckets is None else sorted(set(followers) & set(vbuckets))
 
 
 def _settled(
-    connection: NodeConnection, source: str, vbuckets: list[int] | None, for_s: float, wait: bool
+    connection: NodeConnection,
+    source: str,
+    vbuckets: Sequence[int] | None,
+    for_s: float,
+    wait: bool,
 ) -> Standing:
     """Look until all is well, or, without `wait`, until there is something to tell."""
     deadline = time.monotonic() + for_s
@@ -117,7 +122,7 @@ def _late(standing: Standing, source: str, chosen: list[int], for_s: float) -> s
     )
 
 
-def _tell(standing: Standing, vbuckets: list[int] | None, as_json: bool) -> None:
+def _tell(standing: Standing, vbuckets: Sequence[int] | None, as_json: bool) -> None:
     chosen = {
         number: one
         for number, one in standing.following.items()

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from uprmc.cli.spark_options import (
-    ROWS_PER_S,
-    SECONDS,
-    VBUCKET_SET,
-    Common,
-    Read,
-    SparkVerb,
-    common,
-)
+from uprmc.cli.arguments import VBUCKETS, seconds, whole
+from uprmc.cli.spark_options import Common, SparkVerb, common
 from uprmc.cli.spark_run import running
 from uprmc.columnar.errors import BadOption
 from uprmc.jobs.progress import Step
@@ -34,10 +27,8 @@ Examples:
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--full", is_flag=True, help="Begin a new chain.")
 @click.option("--incremental", is_flag=True, help="Add to the newest chain, or fail.")
-@click.option(
-    "--vbuckets", type=VBUCKET_SET, help="Only these vBuckets; default all, or the chain's."
-)
-@click.option("--groups", type=Read("whole", "N", 1), help="Directories of a full backup.")
+@click.option("--vbuckets", type=VBUCKETS, help="Only these vBuckets; default all, or the chain's.")
+@click.option("--groups", type=whole(least=1), help="Directories of a full backup.")
 @click.option(
     "--compression",
     type=click.Choice(["zstd", "snappy", "lz4", "gzip", "none"]),
@@ -48,13 +39,13 @@ Examples:
 @click.option("--no-deletes", is_flag=True, help="Leave deletions out of a full backup.")
 @click.option(
     "--lease-seconds",
-    type=SECONDS,
+    type=seconds(),
     default="600",
     show_default=True,
     help="How long nodes keep the snapshot if this process dies.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be read, write nothing.")
-@click.option("--rate", type=ROWS_PER_S, help="Rows a second, all tasks together.")
+@click.option("--rate", type=whole("ROWS", 1), help="Rows a second, all tasks together.")
 @common()
 def backup(shared: Common, directory: Path, **given: Any) -> None:
     """Save a snapshot of nodes in DIR: in full, or what changed since the last one."""

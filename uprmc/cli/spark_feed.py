@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from uprmc.cli.spark_options import Common, Read, SparkVerb, common
+from uprmc.cli.arguments import NAMES, whole
+from uprmc.cli.spark_options import Common, SparkVerb, common
 from uprmc.cli.spark_run import running
 from uprmc.jobs.progress import Step
 
@@ -53,8 +54,8 @@ Examples:
     default="fail",
     show_default=True,
 )
-@click.option("--max-rows", type=Read("whole", "N", 1), help="Of one batch.")
-@click.option("--columns", type=Read("names", "NAME,..."), help="Only these columns.")
+@click.option("--max-rows", type=whole(least=1), help="Of one batch.")
+@click.option("--columns", type=NAMES, help="Only these columns.")
 @common()
 def feed(shared: Common, to: Path, **given: Any) -> None:
     """Follow changes into files of DIR, every batch once.

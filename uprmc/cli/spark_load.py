@@ -7,16 +7,8 @@ from typing import Any
 
 import click
 
-from uprmc.cli.spark_options import (
-    ROWS_PER_S,
-    SECONDS,
-    SIZE,
-    Common,
-    Read,
-    SparkVerb,
-    common,
-    on_error_of,
-)
+from uprmc.cli.arguments import NAMES, SIZE, seconds, whole
+from uprmc.cli.spark_options import Common, SparkVerb, common, on_error_of
 from uprmc.cli.spark_run import running
 from uprmc.columnar.errors import BadRow
 from uprmc.jobs.progress import Step
@@ -68,13 +60,13 @@ Examples:
 @click.option("--errors", type=click.Path(file_okay=False), help="Directory for bad rows: go on.")
 @click.option(
     "--max-errors",
-    type=Read("whole", "N", 0),
+    type=whole(),
     help="Continue after up to this many bad rows; default 0.",
 )
 @click.option("--delimiter", metavar="CHAR", help="Of CSV; default comma, tab for .tsv.")
 @click.option("--quote", default='"', show_default=True, metavar="CHAR", help="Of CSV.")
 @click.option("--escape", metavar="CHAR", help="Of CSV, where quotes are not doubled.")
-@click.option("--columns", type=Read("names", "NAME,..."), help="Of CSV, in place of its header.")
+@click.option("--columns", type=NAMES, help="Of CSV, in place of its header.")
 @click.option("--no-header", is_flag=True, help="Of CSV: the first line is a row.")
 @click.option("--null", metavar="TEXT", help="Of CSV: a field with this text is NULL.")
 @click.option("--infer", is_flag=True, help="Of CSV: numbers, true and false in JSON documents.")
@@ -85,10 +77,10 @@ Examples:
     help="Note done tasks in FILE, and pass over those that it names.",
 )
 @click.option("--dry-run", is_flag=True, help="Read and check every row, send nothing.")
-@click.option("--rate", type=ROWS_PER_S, help="Rows a second, all tasks together.")
-@click.option("--window", type=Read("whole", "N", 1), help="Requests before answers are awaited.")
+@click.option("--rate", type=whole("ROWS", 1), help="Rows a second, all tasks together.")
+@click.option("--window", type=whole(least=1), help="Requests before answers are awaited.")
 @click.option("--window-bytes", type=SIZE, help="The same in bytes.")
-@click.option("--retry-deadline", type=SECONDS, help="Until a node that is away is given up.")
+@click.option("--retry-deadline", type=seconds(), help="Until a node that is away is given up.")
 @click.option("--value-limit", type=SIZE, help="Longer values are bad rows; default 20m.")
 @click.option(
     "--durability",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from uprmc import units
+from uprmc.cli.arguments import seconds, whole
 from uprmc.cli.node_access import DEFAULT_NODE, TLS_OPTIONS
 from uprmc.columnar.errors import BadOption, SparkError
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from uprmc.columnar.write_options import OnError
     from uprmc.jobs.engines import Engine
 
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -43,45 +40,6 @@ class SparkVerb(click.Command):
         except click.UsageError as error:
             raise BadOption(" ".join(error.format_message().split())) from None
 
-
-class Read(_ParamType):
-    """Text that a reader of `uprmc.units` or `uprmc.columnar.option_values` understands.
-
-    Args:
-        reader: its name; Spark's modules are imported when there is something to read.
-        shown: how help shows such a value.
-        least: the smallest number that is allowed.
-    """
-
-    def __init__(self, reader: str, shown: str, least: float | None = None) -> None:
-        self._reader, self.name, self._least = reader, shown, least
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return self.name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            found = _reader(self._reader)(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is not right: say {error}", param, ctx)
-        if self._least is not None and found < self._least:
-            self.fail(f"{value!r} is less than {self._least:g}", param, ctx)
-        return found
-
-
-def _reader(name: str) -> Callable[[str], Any]:
-    from uprmc.columnar import option_values
-
-    found: Callable[[str], Any] = getattr(units, name, None) or getattr(option_values, name)
-    return found
-
-
-SIZE = Read("size", "SIZE", 1)
-SECONDS = Read("seconds", "SECONDS", 0)
-VBUCKET_SET = Read("vbuckets", "N|A-B,...")
-ROWS_PER_S = Read("whole", "ROWS", 1)
 
 _CONNECTING = (
     click.option(
@@ -107,8 +65,8 @@ _CONNECTING = (
         "--tls-cert-file", type=click.Path(exists=True, dir_okay=False), help="Our certificate."
     ),
     click.option("--tls-key-file", type=click.Path(exists=True, dir_okay=False), help="Its key."),
-    click.option("--connect-timeout", type=SECONDS, default="5", show_default=True),
-    click.option("--read-timeout", type=SECONDS, default="60", show_default=True),
+    click.option("--connect-timeout", type=seconds(), default="5", show_default=True),
+    click.option("--read-timeout", type=seconds(), default="60", show_default=True),
 )
 
 _RUNNING = (
@@ -126,7 +84,7 @@ _RUNNING = (
     click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark; repeat."),
     click.option(
         "--parallelism",
-        type=Read("whole", "N", 1),
+        type=whole(least=1),
         help="Tasks at a time; one for each processor.",
     ),
 )

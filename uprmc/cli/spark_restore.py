@@ -7,15 +7,8 @@ from typing import Any
 
 import click
 
-from uprmc.cli.spark_options import (
-    ROWS_PER_S,
-    VBUCKET_SET,
-    Common,
-    Read,
-    SparkVerb,
-    common,
-    on_error_of,
-)
+from uprmc.cli.arguments import VBUCKETS, whole
+from uprmc.cli.spark_options import Common, SparkVerb, common, on_error_of
 from uprmc.cli.spark_run import running
 from uprmc.columnar.errors import BadRow, SparkError
 from uprmc.jobs.progress import Step
@@ -31,7 +24,7 @@ Examples:
 @click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR"
 )
-@click.option("--at", type=Read("whole", "N", 0), help="Number of the increment; default newest.")
+@click.option("--at", type=whole(), help="Number of the increment; default newest.")
 @click.option("--chain", metavar="NAME", help="Directory of the chain; default the newest.")
 @click.option(
     "--mode",
@@ -41,13 +34,11 @@ Examples:
     help="append-meta: newer versions of the node win; upsert: as new documents.",
 )
 @click.option("--force", is_flag=True, help="append-meta: the backup wins over newer versions.")
-@click.option("--vbuckets", type=VBUCKET_SET, help="Only these, as the backup numbers them.")
+@click.option("--vbuckets", type=VBUCKETS, help="Only these, as the backup numbers them.")
 @click.option("--prefix", default="", metavar="TEXT", help="Only keys that begin so.")
 @click.option("--no-check", is_flag=True, help="Do not compare at the end.")
 @click.option("--errors", type=click.Path(file_okay=False), help="Directory for bad rows: go on.")
-@click.option(
-    "--max-errors", type=Read("whole", "N", 0), help="Continue after up to this many bad rows."
-)
+@click.option("--max-errors", type=whole(), help="Continue after up to this many bad rows.")
 @click.option(
     "--resume",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -55,7 +46,7 @@ Examples:
     help="Note done groups in FILE, and pass over those that it names.",
 )
 @click.option("--dry-run", is_flag=True, help="Read and check every row, send nothing.")
-@click.option("--rate", type=ROWS_PER_S, help="Rows a second, all tasks together.")
+@click.option("--rate", type=whole("ROWS", 1), help="Rows a second, all tasks together.")
 @common()
 def restore(shared: Common, directory: Path, **given: Any) -> None:
     """Write the newest state of a backup in DIR to nodes, and compare them with it."""

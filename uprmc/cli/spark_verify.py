@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from uprmc.cli.spark_options import SECONDS, VBUCKET_SET, Common, Read, SparkVerb, common
+from uprmc.cli.arguments import NAMES, VBUCKETS, seconds, whole
+from uprmc.cli.spark_options import Common, SparkVerb, common
 from uprmc.cli.spark_run import running
 from uprmc.columnar.errors import BadOption, Differences
 from uprmc.jobs.progress import Step
@@ -24,20 +25,20 @@ Examples:
 @click.argument("b", metavar="HOST:PORT|DIR")
 @click.option(
     "--by",
-    type=Read("names", "NAME,..."),
+    type=NAMES,
     help="What must be the same, of value,rev,cas,flags,exp; default: all that both sides have.",
 )
-@click.option("--vbuckets", type=VBUCKET_SET, help="Only these, as the first one numbers them.")
+@click.option("--vbuckets", type=VBUCKETS, help="Only these, as the first one numbers them.")
 @click.option("--prefix", default="", metavar="TEXT", help="Only keys that begin so.")
 @click.option("--deletes", is_flag=True, help="Deletions count, too.")
 @click.option(
     "--lag",
-    type=SECONDS,
+    type=seconds(),
     default="2",
     show_default=True,
     help="What differs is looked at again after this; 0 = at once.",
 )
-@click.option("--at", type=Read("whole", "N", 0), help="Of a backup: number of the increment.")
+@click.option("--at", type=whole(), help="Of a backup: number of the increment.")
 @click.option("--chain", metavar="NAME", help="Of a backup: directory of the chain.")
 @click.option(
     "--out",

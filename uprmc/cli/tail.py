@@ -8,13 +8,13 @@ import math
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import TextIOWrapper
 from typing import Any
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS, each_once
 from uprmc.cli.change_lines import (
     Rollback,
     Shown,
@@ -30,6 +30,7 @@ from uprmc.client.errors import RollbackRefused
 from uprmc.client.handler import Change, Handler
 from uprmc.client.options import Start
 from uprmc.client.position import Position
+from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.model import SEQNO_MAX
 
@@ -67,8 +68,7 @@ def _uuid(text: str) -> int:
     "--vbucket",
     "--vbuckets",
     "vbuckets",
-    type=vbucket_numbers,
-    metavar=VBUCKETS,
+    type=VBUCKETS,
     multiple=True,
     help="Only these vBuckets; may be repeated.  [default: all that are active]",
 )
@@ -100,7 +100,7 @@ def _uuid(text: str) -> int:
 @click.option("--snapshots", is_flag=True, help="Also print where snapshots begin and end.")
 @talks_to_a_node("Print one JSON object for each change.", several=True)
 def tail(
-    vbuckets: tuple[list[int], ...],
+    vbuckets: tuple[tuple[int, ...], ...],
     origin: str | int,
     uuid: int | None,
     on_rollback: str | None,
@@ -153,7 +153,7 @@ def tail(
     return 0
 
 
-def _start(vbuckets: list[int], origin: str | int, uuid: int | None) -> Start:
+def _start(vbuckets: Sequence[int], origin: str | int, uuid: int | None) -> Start:
     """Return where the streams begin."""
     if uuid is None:
         return "now" if isinstance(origin, str) else origin or "beginning"

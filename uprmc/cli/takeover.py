@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
-from uprmc.cli.node_access import NodeAccess, Seconds, talks_to_a_node
+from uprmc.cli.arguments import VBUCKETS, seconds
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.replica_node import (
     NodeRefusal,
     Standing,
@@ -20,6 +20,7 @@ from uprmc.cli.replica_node import (
     states,
 )
 from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.consume.ranges import named
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.management import SET_VBUCKET_EXTRAS
@@ -47,15 +48,14 @@ class _Ended(NamedTuple):
 )
 @click.option(
     "--vbuckets",
-    type=vbucket_numbers,
-    metavar=VBUCKETS,
+    type=VBUCKETS,
     help="vBuckets to move; all active ones of the node by default.",
 )
 @click.option("--swap", is_flag=True, help="Afterwards make the old node a replica of the new one.")
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Seconds(1.0),
+    type=seconds(1.0),
     default=600.0,
     show_default=True,
     help="Longest time that the takeover may take.",
@@ -63,7 +63,7 @@ class _Ended(NamedTuple):
 @talks_to_a_node("Print one JSON object.", timeout=False)
 def takeover(
     target: str,
-    vbuckets: list[int] | None,
+    vbuckets: Sequence[int] | None,
     swap: bool,
     timeout_s: float,
     node: NodeAccess,
@@ -93,22 +93,21 @@ def takeover(
         raise NodeError(_what_is_left(ended, node.place))
 
 
-def _numbers(source: NodeConnection, vbuckets: list[int] | None) -> list[int]:
+def _numbers(source: NodeConnection, vbuckets: Sequence[int] | None) -> list[int]:
     found = states(source)
     active = [number for number, state in found.items() if state is VBucketState.ACTIVE]
     if vbuckets is None:
         if not active:
             raise NodeError(f"{source.place} has no active vBuckets: there is nothing to hand over")
         return active
-    numbers = each_once([vbuckets])
-    must_be_there(numbers, found, source.place)
-    others = set(numbers) - set(active)
+    must_be_there(vbuckets, found, source.place)
+    others = set(vbuckets) - set(active)
     if others:
         raise NodeError(f"{named(others)} not active at {source.place}: nothing to hand over")
-    return numbers
+    return list(vbuckets)
 
 
-def _take_over(source: NodeConnection, target: NodeConnection, numbers: list[int]) -> _Ended:
+def _take_over(source: NodeConnection, target: NodeConnection, numbers: Sequence[int]) -> _Ended:
     request = RequestFrame(
         Opcode.TAKEOVER, key=source.place.encode(), value=encode_vbuckets(numbers)
     )
@@ -139,7 +138,7 @@ def _reactivated(
     return done
 
 
-def _unknown(source: NodeConnection, target: str, numbers: list[int], error: NodeError) -> str:
+def _unknown(source: NodeConnection, target: str, numbers: Sequence[int], error: NodeError) -> str:
     """Say how things stand when the target did not tell."""
     try:
         found = states(source)

@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from uprmc import units
+from uprmc.cli.arguments import Read
 from uprmc.cli.serve import from_pairs
 from uprmc.client.errors import MisuseError
 from uprmc.client.nodes import check_place
-from uprmc.config import MIB, Settings, load, parse_size
+from uprmc.config import GIB, KIB, Settings, load
 from uprmc.errors import ConfigError
 
 #: Option -> the setting it stands for.
@@ -21,20 +23,6 @@ _SHORTHANDS = {
     "tls_key": "server.tls_key",
     "upstream_ca": "upr.dial_ca",
 }
-
-#: What may be received ahead of each client.
-_BUFFER_MIN_BYTES = 64 * 1024
-_BUFFER_MAX_BYTES = 1024 * MIB
-
-
-def _buffer(text: str) -> int:
-    try:
-        size = parse_size(text)
-    except ConfigError as error:
-        raise ConfigError(f"--buffer: {error}") from None
-    if not _BUFFER_MIN_BYTES <= size <= _BUFFER_MAX_BYTES:
-        raise ConfigError(f"--buffer {text}: say 64K to 1G")
-    return size
 
 
 @click.command(name="tap-adapter")
@@ -54,7 +42,11 @@ def _buffer(text: str) -> int:
     type=click.Choice(["correct", "reset"]),
     help="Correct clients after a rollback, or start over.  [default: correct]",
 )
-@click.option("--buffer", default="1M", show_default=True, metavar="SIZE",
+@click.option(
+    "--buffer",
+    "buffer_bytes",
+    type=Read(units.size, "SIZE", 64 * KIB, GIB, " bytes"),
+    default="1M", show_default=True,
               help="Bytes received ahead of each client.")  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate chain.")
@@ -70,7 +62,7 @@ def tap_adapter(
     upstream: str,
     listen: str,
     state: Path | None,
-    buffer: str,
+    buffer_bytes: int,
     config: Path | None,
     changes: tuple[str, ...],
     debug: bool,
@@ -86,7 +78,6 @@ def tap_adapter(
         check_place(upstream)
     except MisuseError as error:
         raise ConfigError(f"--upstream: {error}") from None
-    buffer_bytes = _buffer(buffer)
     shorthands = {_SHORTHANDS[name]: text for name, text in options.items() if text is not None}
     given = {**from_pairs(changes), **shorthands}
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once, named, vbucket_numbers
+from uprmc.cli.arguments import VBUCKETS
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -79,10 +80,10 @@ def _line(*cells: object) -> str:
 
 
 @vbucket.command(name="set")
-@click.argument("numbers", type=vbucket_numbers, metavar=VBUCKETS)
+@click.argument("numbers", type=VBUCKETS)
 @click.argument("state", type=_STATES, metavar="STATE")
 @talks_to_a_node("Print one JSON object.")
-def set_(numbers: list[int], state: str, node: NodeAccess, as_json: bool) -> None:
+def set_(numbers: Sequence[int], state: str, node: NodeAccess, as_json: bool) -> None:
     """Change the STATE of vBuckets: active, replica, pending or dead.
 
     A missing vBucket is created.
@@ -90,14 +91,14 @@ def set_(numbers: list[int], state: str, node: NodeAccess, as_json: bool) -> Non
     """
     done: list[int] = []
     with node.connected() as connection:
-        for number in each_once([numbers]):
+        for number in numbers:
             _set(connection, number, VBucketState[state.upper()], done)
             done.append(number)
     _tell(done, state, as_json)
 
 
 @vbucket.command(name="rm")
-@click.argument("numbers", type=vbucket_numbers, metavar=VBUCKETS)
+@click.argument("numbers", type=VBUCKETS)
 @click.option(
     "--wait/--no-wait",
     default=True,
@@ -106,19 +107,18 @@ def set_(numbers: list[int], state: str, node: NodeAccess, as_json: bool) -> Non
 )
 @click.option("--force", is_flag=True, help="Make them dead first.")
 @talks_to_a_node("Print one JSON object.")
-def rm(numbers: list[int], wait: bool, force: bool, node: NodeAccess, as_json: bool) -> None:
+def rm(numbers: Sequence[int], wait: bool, force: bool, node: NodeAccess, as_json: bool) -> None:
     """Remove dead vBuckets and all their documents.
 
     Nothing is removed unless all of them exist and are dead, or --force is given.
     """
-    wanted = each_once([numbers])
     done: list[int] = []
     with node.connected() as connection:
-        states = _states(connection, wanted)
-        lively = [number for number in wanted if states[number] != VBucketState.DEAD]
+        states = _states(connection, numbers)
+        lively = [number for number in numbers if states[number] != VBucketState.DEAD]
         if lively and not force:
             raise NodeError(_not_dead(lively, {states[number] for number in lively}))
-        for number in wanted:
+        for number in numbers:
             if number in lively:
                 _set(connection, number, VBucketState.DEAD, done)
             _remove(connection, number, done, wait=wait)
@@ -126,7 +126,7 @@ def rm(numbers: list[int], wait: bool, force: bool, node: NodeAccess, as_json: b
     _tell(done, "removed", as_json)
 
 
-def _states(connection: NodeConnection, numbers: list[int]) -> dict[int, VBucketState]:
+def _states(connection: NodeConnection, numbers: Sequence[int]) -> dict[int, VBucketState]:
     questions = (RequestFrame(Opcode.GET_VBUCKET, vbucket=number) for number in numbers)
     answers = dict(zip(numbers, connection.ask_all(questions), strict=True))
     absent = [n for n, answer in answers.items() if answer.status == Status.NOT_MY_VBUCKET]
@@ -137,7 +137,7 @@ def _states(connection: NodeConnection, numbers: list[int]) -> dict[int, VBucket
     return {n: VBucketState(*GET_VBUCKET_REPLY.unpack(each.value)) for n, each in answers.items()}
 
 
-def _not_dead(numbers: list[int], states: Iterable[VBucketState]) -> str:
+def _not_dead(numbers: Sequence[int], states: Iterable[VBucketState]) -> str:
     found = " or ".join(sorted(state.name.lower() for state in states))
     verb = "is" if len(numbers) == 1 else "are"
     return (
@@ -175,7 +175,7 @@ def _so_far(done: Iterable[int]) -> str:
     return f" ({named(numbers)} done before)" if numbers else ""
 
 
-def _tell(numbers: list[int], state: str, as_json: bool) -> None:
+def _tell(numbers: Sequence[int], state: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"vbuckets": numbers, "state": state}))
         return

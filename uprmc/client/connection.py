@@ -12,6 +12,7 @@ from typing import Self
 
 from uprmc import places
 from uprmc.client.errors import ClientError
+from uprmc.connecting import connected
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
@@ -157,7 +158,7 @@ def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket
     except ValueError as error:
         raise ConfigError(f"{place!r} is no node: say {error}") from None
     try:
-        plain = places.connected(where, timeout_s)
+        plain = connected(where, timeout_s)
     except (OSError, UnicodeError) as error:
         raise NodeError(f"no node answers at {place}: {error}; is it running?") from None
     if tls is None:

@@ -9,13 +9,12 @@ connection that was kept open and fails is no silent node: it is dialled once mo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from zlib import crc32
 
 from uprmc.client.connection import NodeConnection, NodeError, reason
 from uprmc.consume.cluster_map import parsed_map
 from uprmc.consume.placement import Choice, Claim, Log, chosen
 from uprmc.errors import NotMyVBucket, RemoteProtocolError, UprmcError
-from uprmc.model import VBucketState
+from uprmc.model import VBucketState, vbucket_of
 from uprmc.places import of_cluster_map
 from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -62,7 +61,7 @@ class KvMap:
 
     def vbucket_of(self, key: bytes) -> int:
         """Return where a key belongs."""
-        return (crc32(key) >> 16 & 0x7FFF) % self.vbuckets
+        return vbucket_of(key, self.vbuckets)
 
     def connection(self, vbucket: int) -> NodeConnection | None:
         """Return the connection to the node that has the vBucket, ``None`` if none has."""

@@ -19,8 +19,9 @@ from uprmc.columnar.errors import LoginRefused, ProtocolError, Refused, TlsFaile
 from uprmc.columnar.frames import Answer, Request, decoded_answer, status_answer
 from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
 from uprmc.columnar.tls import context_of
+from uprmc.connecting import connected
 from uprmc.consume import features
-from uprmc.places import connected, stranger
+from uprmc.places import stranger
 from uprmc.protocol.header import RESPONSE_HEADER
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,

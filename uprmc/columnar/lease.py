@@ -32,6 +32,8 @@ from uprmc.columnar.errors import (
 from uprmc.columnar.frames import Answer, Request
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Busy, RetryPolicy, patiently
+from uprmc.consume import ranges
+from uprmc.consume.ranges import in_ranges
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import (
     LEASE_ACQUIRE_EXTRAS,
@@ -352,7 +354,7 @@ def _checked(seconds: float) -> int:
 
 
 def _token(grants: Iterable[Grant], seconds: int) -> str:
-    parts = [f"{each.place}/{each.id:016x}/{ranges_text(each.vbuckets)}" for each in grants]
+    parts = [f"{each.place}/{each.id:016x}/{in_ranges(each.vbuckets)}" for each in grants]
     return ";".join([_FORM, str(seconds), *parts])
 
 
@@ -361,30 +363,7 @@ def _parsed_grant(part: str) -> Grant:
     parsed_place(place)
     if len(number) != _ID_DIGITS or not set(number) <= set(string.hexdigits):
         raise ValueError(part)
-    return Grant(place, int(number, 16), tuple(parsed_ranges(vbuckets)))
-
-
-def ranges_text(numbers: Iterable[int]) -> str:
-    """Return numbers as ranges, like ``0-511,600``."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-
-
-def parsed_ranges(text: str) -> list[int]:
-    """Return the numbers that ``0-511,600`` names, in order; raises `ValueError`."""
-    numbers: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        begin, end = int(first), int(last) if dash else int(first)
-        if not 0 <= begin <= end <= 0xFFFF:
-            raise ValueError(text)
-        numbers.update(range(begin, end + 1))
-    return sorted(numbers)
+    return Grant(place, int(number, 16), ranges.parsed(vbuckets))
 
 
 __all__ = [
@@ -394,6 +373,4 @@ __all__ = [
     "Lease",
     "acquire",
     "of_token",
-    "parsed_ranges",
-    "ranges_text",
 ]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
-from zlib import crc32
 
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
@@ -51,11 +50,6 @@ T = TypeVar("T")
 
 #: By vBucket, (high seqno, term) of each that a node has active.
 _Active = dict[int, tuple[int, int]]
-
-
-def vbucket_of(key: bytes, vbuckets: int) -> int:
-    """Return where a key belongs."""
-    return (crc32(key) >> 16 & 0x7FFF) % vbuckets
 
 
 @dataclass(frozen=True)

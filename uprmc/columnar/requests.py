@@ -157,7 +157,7 @@ class _Packing:
             good[list(self._faults)] = False
         rows = np.flatnonzero(good)
         keys = _slices(self._keys, rows)
-        numbers = _vbuckets_of(keys, vbuckets)
+        numbers = vbuckets_of(keys, vbuckets)
         whole = Piece([b""] * len(rows), keys, numbers, rows + self._first_row)
         for kind in (_SET, _DELETE, _EXPIRE):
             self._pack_kind(kind, rows, fields, whole)
@@ -372,8 +372,8 @@ def _slices(column: Bytes, rows: Array) -> list[bytes]:
     return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def _vbuckets_of(keys: list[bytes], vbuckets: int) -> Array:
-    """Return where keys belong; the same as `nodes.vbucket_of` for all of them at once."""
+def vbuckets_of(keys: list[bytes], vbuckets: int) -> Array:
+    """Return where keys belong: `model.vbucket_of` for all of them at once, 0 without vBuckets."""
     if not vbuckets:
         return np.zeros(len(keys), np.uint16)
     sums = np.fromiter(map(crc32, keys), np.uint32, len(keys))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from uprmc.consume.ranges import VBUCKETS_MAX
+
 #: A vBucket number has 16 bits.
-VBUCKETS_MAX = 0x10000
 
 
 class ClusterMap(NamedTuple):

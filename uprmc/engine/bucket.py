@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
-from zlib import crc32
 
 from uprmc.config import Settings
 from uprmc.engine import terms
@@ -35,7 +34,7 @@ from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
-from uprmc.model import SEQNO_MAX, VBucketHeader, VBucketState
+from uprmc.model import SEQNO_MAX, VBucketHeader, VBucketState, vbucket_of
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
 
@@ -114,7 +113,7 @@ class Bucket:
 
     def vbucket_of(self, key: bytes) -> int:
         """Return the number of the vBucket that `key` belongs to (design, decision 3)."""
-        return (crc32(key) >> 16) & 0x7FFF & self._mask
+        return vbucket_of(key, self._mask + 1)
 
     def locate(self, number: int) -> VBucket:
         """Return an active vBucket, or raise the reason why clients cannot use it.

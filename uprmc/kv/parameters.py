@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from uprmc.config import Settings, build, parse_size, values_of
+from uprmc import units
+from uprmc.config import Settings, build, values_of
 from uprmc.engine.bucket import Bucket
 from uprmc.errors import ConfigError, InvalidArguments, KeyNotFound
 from uprmc.kv.control import Control
@@ -36,7 +37,7 @@ def _share(text: str, settings: Settings) -> float:
     """Turn bytes, or a percentage, into a share of the quota that gives the same bytes again."""
     if text.endswith("%"):
         return _percent(text, settings)
-    return (parse_size(text) + 0.5) / settings.memory.quota
+    return (units.size(text) + 0.5) / settings.memory.quota
 
 
 class _Parameter(NamedTuple):

@@ -21,7 +21,6 @@ from typing import Any
 from uprmc.columnar.error_rows import ErrorRow
 from uprmc.columnar.errors import BadOption, TooManyErrors
 from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.option_values import nearest
 from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.columnar.write_options import WINDOW_MAX, WriteOptions
 from uprmc.columnar.writing import Writer
@@ -31,6 +30,7 @@ from uprmc.load.input_rows import BadLine, Numbering
 from uprmc.load.inputs import TASK_BYTES, Dialect, Task, fingerprint, plan
 from uprmc.load.load_state import Journal
 from uprmc.load.row_rules import FLAGS, KEY, TTL, VALUE, RowRules, Run, runs
+from uprmc.units import nearest
 
 
 @dataclass(frozen=True)

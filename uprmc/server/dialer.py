@@ -48,6 +48,7 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.config import UprSettings
 from uprmc.errors import ConfigError
+from uprmc.places import parsed
 from uprmc.server.adapter import SessionProtocol
 from uprmc.server.connections import Connections
 from uprmc.server.wake_list import WakeList
@@ -189,13 +190,11 @@ class Call(ClientFactory):
         make_session: MakeSession,
         failed: Callable[[str], None],
     ) -> None:
-        host, _, port = place.rpartition(":")
+        self.host, self._port, _ = parsed(place)
         self.connections = dialer.connections
         self.wake_list = dialer.wake_list
         self._dialer = dialer
         self._place = place
-        self.host = host.strip("[]")
-        self._port = int(port)
         self._addresses: list[str] = []
         self._make_session: MakeSession | None = make_session
         self._failed: Callable[[str], None] | None = failed

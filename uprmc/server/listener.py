@@ -20,11 +20,12 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
 from uprmc.errors import ConfigError
+from uprmc.places import Place, parsed
 from uprmc.server.adapter import peer_text
 from uprmc.server.tls import ServedTls
 from uprmc.server.transport import listen_direct, send_directly
 
-_HOST_PORT = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>\d+)")
+_NO_ADDRESS = re.compile(r"(?:\[\]|\*)?(:\d+)")
 
 #: Endpoint kinds that could be mistaken for a host's name, or that bind to every address silently.
 _ENDPOINT_KINDS = {"tcp", "tcp4", "tcp6", "ssl", "tls", "unix", "systemd", "fd", "haproxy", "stdio"}
@@ -36,24 +37,13 @@ class CannotListen(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class TcpPlace:
-    """``HOST:PORT``, taken apart."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
 class EndpointPlace:
     """A Twisted endpoint description."""
 
     description: str
 
 
-Place = TcpPlace | EndpointPlace
-
-
-def parse_place(text: str, setting: str) -> Place:
+def parse_place(text: str, setting: str) -> Place | EndpointPlace:
     """Read a listener setting; `setting` is its name, for the message.
 
     Raises:
@@ -66,25 +56,18 @@ def parse_place(text: str, setting: str) -> Place:
                 f"{setting}: {text!r} names no address: add interface=ADDRESS (0.0.0.0 for all)"
             )
         return EndpointPlace(text)
-    matched = _HOST_PORT.fullmatch(text)
-    if matched is None:
-        return _unusual_place(text, setting)
-    host = matched["six"] if matched["six"] is not None else matched["host"]
-    if host in ("", "*"):
+    matched = _NO_ADDRESS.fullmatch(text)
+    if matched:
         raise ConfigError(
-            f"{setting}: {text!r} names no address: say 127.0.0.1{text[text.rindex(':') :]}, "
+            f"{setting}: {text!r} names no address: say 127.0.0.1{matched[1]}, "
             "or 0.0.0.0 for all of them"
         )
-    port = int(matched["port"])
-    if port > 65_535:
-        raise ConfigError(f"{setting}: port {port} is above the highest, 65535")
-    return TcpPlace(host, port)
-
-
-def _unusual_place(text: str, setting: str) -> Place:
-    """Let a plugin's endpoint through, which always has a kind, a colon and something."""
-    if re.fullmatch(r"[A-Za-z][\w-]*:.*[^\d:].*", text):
-        return EndpointPlace(text)
+    try:
+        return parsed(text, least_port=0)
+    except ValueError:
+        # A plugin's endpoint always has a kind, a colon and something.
+        if re.fullmatch(r"[A-Za-z][\w-]*:.*[^\d:].*", text):
+            return EndpointPlace(text)
     raise ConfigError(
         f"{setting}: {text!r} is no listener: say HOST:PORT, such as 127.0.0.1:11211 or "
         "[::1]:11211, or an endpoint such as unix:/run/uprmc.sock"
@@ -138,7 +121,7 @@ def listen(
         place = parse_place(text, setting)
         if tls is not None:
             factory = _with_tls(reactor, place, factory, setting, tls)
-        if isinstance(place, TcpPlace):
+        if isinstance(place, Place):
             return succeed(Listener(_listen_tcp(reactor, place, factory, backlog)))
         opening = _listen_endpoint(reactor, place, factory, setting)
     except ConfigError:
@@ -150,7 +133,9 @@ def listen(
     )
 
 
-def _with_tls(reactor: Any, place: Place, factory: Any, setting: str, tls: ServedTls) -> Any:
+def _with_tls(
+    reactor: Any, place: Place | EndpointPlace, factory: Any, setting: str, tls: ServedTls
+) -> Any:
     if isinstance(place, EndpointPlace) and place.description.startswith(("ssl:", "tls:")):
         raise ConfigError(
             f"{setting}: {place.description!r} brings its own TLS; leave server.tls_cert out"
@@ -158,7 +143,7 @@ def _with_tls(reactor: Any, place: Place, factory: Any, setting: str, tls: Serve
     return TLSMemoryBIOFactory(cast(Any, tls), False, factory, reactor)
 
 
-def _listen_tcp(reactor: Any, place: TcpPlace, factory: Any, backlog: int) -> Any:
+def _listen_tcp(reactor: Any, place: Place, factory: Any, backlog: int) -> Any:
     return listen_direct(reactor, place.port, factory, backlog, place.host)
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from uprmc.columnar.errors import BadFile, BadOption
+from uprmc.consume.ranges import VBUCKETS_MAX
 
 #: Goes up when an older program would misread what a newer one wrote.
 VERSION = 1
@@ -36,7 +37,6 @@ VERSION = 1
 #: So many older complete states are remembered of each vBucket.
 BOUNDARIES_MAX = 6
 
-VBUCKETS_MAX = 65_536
 
 _SEQNO_MAX = 2**63 - 1
 _EARLIEST, _LATEST = "earliest", "latest"

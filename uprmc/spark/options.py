@@ -4,7 +4,7 @@ A wrong name is told together with the nearest right one; a wrong value together
 expected. What one side does not know is refused rather than ignored: a misspelt option would
 otherwise be a silent default.
 
-Neighbours: `option_tables` (which there are), `option_values` (what texts mean). The command line
+Neighbours: `option_tables` (which there are), `uprmc.units` (what texts mean). The command line
 and the functions of `uprmc.spark` come through here too.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 
 from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadOption
-from uprmc.columnar.option_values import nearest
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.spark.option_tables import ACCESS, BATCH, OF_SPARK, READ, STREAM, WRITE, Option, plain
+from uprmc.units import nearest
 
 __all__ = ["ReadOptions", "SinkOptions", "access_of", "as_texts", "read_options", "write_options"]
 

@@ -28,6 +28,7 @@ NAME = "uprmc_spark.zip"
 _ABOVE = (
     "__init__.py",
     "config.py",
+    "connecting.py",
     "errors.py",
     "model.py",
     "places.py",

@@ -16,7 +16,6 @@ Source: issue "Replicas, failover"; UPR reference 4.4, 5; ruling R11; rows D50 t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -24,6 +23,7 @@ from uprmc.consume.ranges import named
 from uprmc.engine.flusher import Waiter
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import VBucketState
+from uprmc.places import parsed
 from uprmc.protocol.replication import Branch, Outcome
 from uprmc.upr.follow import followed_document
 from uprmc.upr.follow.handover import Handover, HandoverDone
@@ -37,9 +37,7 @@ FailoverDone = Callable[[list[Branch], bool], None]
 #: Told a source and what has become of it; ``""`` for our own document.
 Report = Callable[[str, str], None]
 
-_HOST_PORT = re.compile(r"(?:\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z._-]+):([0-9]{1,5})")
 _PLACE_MAX = 300
-_PORT_MAX = 0xFFFF
 
 
 def _ignore(_place: str, _what: str) -> None:
@@ -48,6 +46,13 @@ def _ignore(_place: str, _what: str) -> None:
 
 def _never(_place: str) -> bool:
     return False
+
+
+def _can_be_dialled(place: str) -> bool:
+    try:
+        return place.isascii() and not parsed(place).path
+    except ValueError:
+        return False
 
 
 class Replication:
@@ -241,8 +246,7 @@ class Replication:
     # --- checks ---------------------------------------------------------------------------------
 
     def _check_place(self, place: str) -> None:
-        matched = _HOST_PORT.fullmatch(place)
-        if len(place) > _PLACE_MAX or not matched or not 0 < int(matched[1]) <= _PORT_MAX:
+        if len(place) > _PLACE_MAX or not _can_be_dialled(place):
             raise InvalidArguments(f"{place[:_PLACE_MAX]!r} is no source: say HOST:PORT")
         if self.is_own(place):
             raise InvalidArguments(f"{place} is this node itself: name another one")

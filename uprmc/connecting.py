@@ -1,0 +1,23 @@
+"""A blocking connection to a place."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from uprmc.places import Place
+
+
+def connected(place: Place, timeout_s: float) -> socket.socket:
+    """Connect; raises `OSError`, or `UnicodeError` for what is no host's name."""
+    if not place.path:
+        found = socket.create_connection((place.host, place.port), timeout_s)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return found
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.ExitStack() as undo:
+        undo.callback(found.close)
+        found.settimeout(timeout_s)
+        found.connect(place.path)
+        undo.pop_all()
+    return found
