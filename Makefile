@@ -12,18 +12,21 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3
 
 # What tox runs; the first one carries the name of the Python at hand.
 TOX_TESTS = $(shell $(BIN)/python -c 'import sys; print("py%d%d" % sys.version_info[:2])')
-TOX_ENVS ?= $(TOX_TESTS),lint,types,layers,sim,interop,spark
+TOX_ENVS ?= $(TOX_TESTS),spark
+
+# What needs neither a JVM nor programs that we did not write, and starts few processes.
+FAST_ARGS ?= tests --seeds 2 $(addprefix --ignore=tests/,cli crash spark system)
 
 SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip test bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip test test-fast bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		while IFS='|' read -r name text; do printf '%-24s %s\n' "$$name" "$$text"; done
-	@echo "options: SERVE_ARGS='--data DIR ...'  BENCH_ARGS='--rounds 3 ...'  TOX_ENVS=py311,lint  PYTHON=python3.12"
+	@echo "options: SERVE_ARGS='--data DIR ...'  BENCH_ARGS='--rounds 3 ...'  TOX_ENVS=py311  PYTHON=python3.12"
 
 $(BIN)/python:
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -65,6 +68,9 @@ system-packages: ## install what the interop tests need from the system, if that
 
 test: system-packages $(VENV)/tox-installed ## run every test and check
 	$(BIN)/python -m tox run -e $(TOX_ENVS)
+
+test-fast: $(VENV)/tox-installed ## run the checks and the tests that take no time
+	$(BIN)/python -m tox run -e $(TOX_TESTS) -- $(FAST_ARGS)
 
 bench: bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark ## run all benchmarks
 

@@ -1,5 +1,7 @@
 """Start, watch and stop a server as a user would: by its command line.
 
+Under pytest most starts are quick ones, see `interop.nursery`.
+
 `start_uprmc` runs ``uprmc serve`` and reads its ready line; `start_memcached` runs the stock
 memcached in the same role, so that every script and benchmark can be tried on both. Nothing here
 imports `uprmc`; the interop scripts, the crash tests and the benchmarks all lean on it.
@@ -29,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+from interop.nursery import popen
 
 ANY_PORT = "127.0.0.1:0"
 START_TIMEOUT_S = 60.0
@@ -82,7 +86,13 @@ class ServerProcess:
     peer that has no such thing; ``durable`` tells whether a restart is expected to keep the data.
     """
 
-    def __init__(self, kind: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        start: Callable[..., subprocess.Popen[bytes]] = popen,
+    ) -> None:
         self.kind = kind
         self.command = list(command)
         self.durable = kind == "uprmc"
@@ -90,7 +100,7 @@ class ServerProcess:
         self.http: Address | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _reap
         try:
-            self._process = subprocess.Popen(
+            self._process = start(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

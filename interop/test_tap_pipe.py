@@ -288,7 +288,9 @@ def test_the_source_is_started_again(source: Node, destination: Node, how: str) 
     with Pipe(source.upr, destination.upr, b"reg4", tap_pipe.REGISTER, ALL) as pipe:
         wait_until_same(source.upr, destination.upr, ALL)
         idle(source, "reg4")
-        fill(source, SOME[:1], 1, size=10)  # what the source keeps of its client goes before it
+        # A batch leaves when the client's place with it is on disk: all backfills have ended there.
+        fill(source, SOME[:1], 1, size=10)
+        wait_until_same(source.upr, destination.upr, ALL)
         persist(source)
         source.stop() if how == "stop" else source.kill()
         assert pipe.wait() == tap_pipe.BROKEN

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from interop.nursery import popen
 from interop.server_process import ANY_PORT
 
 TIMEOUT_S = 60
@@ -38,15 +39,20 @@ class Ended:
 def uprmc(*arguments: object, environment: Mapping[str, str] | None = None) -> Ended:
     """Run ``uprmc`` as a process until it ends."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("UPRMC_")}
-    ended = subprocess.run(
+    process = popen(
         [sys.executable, "-m", "uprmc", *map(str, arguments)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
         env={**clean, **(environment or {})},
-        check=False,
     )
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
+    with process:
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return Ended(process.returncode, out, err)
 
 
 def listeners() -> list[str]:

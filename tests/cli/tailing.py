@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from interop.nursery import popen
 from interop.server_process import ServerProcess
 from tests.cli.support import TIMEOUT_S, Ended
 
@@ -23,7 +24,7 @@ class Tailing:
     def __init__(self, server: ServerProcess, *options: object) -> None:
         command = [sys.executable, "-m", "uprmc", "tail", "--node", str(server.upr)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("UPRMC_")}
-        self.process = subprocess.Popen(
+        self.process = popen(
             [*command, *map(str, options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import ssl
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,10 +34,11 @@ def failover_entries(server: ServerProcess, vbucket: int = 0) -> int:
 
 
 def raw(data: Path, *options: str, before: Sequence[str] = ()) -> ServerProcess:
-    """Start a server, by another program perhaps, and leave its standard output alone."""
+    """Start a process anew, by another program perhaps, and leave its standard output alone."""
     command = [*serve_command(), "--data", str(data), "--memcached", ANY_PORT, "--upr", ANY_PORT]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UPRMC_")}
-    return ServerProcess("uprmc", [*before, *command, *options], environment)
+    words = [*before, *command, *options]
+    return ServerProcess("uprmc", words, environment, subprocess.Popen)
 
 
 def encrypted(place: Address) -> ssl.SSLSocket:

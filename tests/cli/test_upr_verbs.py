@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from interop.nursery import popen
 from interop.server_process import ServerProcess, start_uprmc
 from interop.wire import DELETE, OK, SET, Wire, frame, store
 from tests.cli.here import Here, runner
@@ -241,7 +242,7 @@ def test_it_ends_quietly_when_nobody_reads_any_more(
 
 def test_other_verbs_end_quietly_when_nobody_reads(shared: ServerProcess) -> None:
     command = [sys.executable, "-m", "uprmc", "vbucket", "list", "--node", str(shared.upr)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None

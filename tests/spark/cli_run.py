@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from interop.nursery import popen
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
 
@@ -36,16 +38,21 @@ def _environment(others: Mapping[str, str]) -> dict[str, str]:
 
 def uprmc_spark(*arguments: str, cwd: Path | None = None, **environment: str) -> Ended:
     """Run a verb to its end."""
-    ran = subprocess.run(
+    process = popen(
         _command(arguments),
         cwd=cwd,
         env=_environment(environment),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
     )
-    return Ended(ran.returncode, ran.stdout, ran.stderr)
+    with process:
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return Ended(process.returncode, out, err)
 
 
 def uprmc_spark_struck(

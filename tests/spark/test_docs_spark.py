@@ -141,7 +141,7 @@ def test_every_column_is_told_with_its_type() -> None:
 def verbs() -> dict[str, click.Command]:
     from uprmc.cli.main import uprmc
 
-    group = uprmc.commands["spark"]
+    group = uprmc.get_command(click.Context(uprmc), "spark")
     assert isinstance(group, click.Group)
     return dict(group.commands)
 

@@ -10,24 +10,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import click
 
 from uprmc import __version__
-from uprmc.cli.demo import demo
-from uprmc.cli.failover import failover
-from uprmc.cli.failover_log import failover_log
-from uprmc.cli.observe import observe
-from uprmc.cli.replicate import replicate_verb
-from uprmc.cli.serve import serve
-from uprmc.cli.settings import settings
-from uprmc.cli.spark import spark
-from uprmc.cli.stats import stats
-from uprmc.cli.tail import tail
-from uprmc.cli.takeover import takeover
-from uprmc.cli.tap_adapter import tap_adapter
-from uprmc.cli.vbucket import vbucket
 from uprmc.errors import ConfigError, StoreRefused, UprmcError
 
 EXIT_OK = 0
@@ -35,8 +23,40 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
+#: Where each verb is. A verb is imported when it is used: a server needs no progress bar of the
+#: demo's, and a question to a node needs no Twisted.
+_VERBS = {
+    "serve": "serve:serve",
+    "tail": "tail:tail",
+    "stats": "stats:stats",
+    "vbucket": "vbucket:vbucket",
+    "failover-log": "failover_log:failover_log",
+    "observe": "observe:observe",
+    "replicate": "replicate:replicate_verb",
+    "takeover": "takeover:takeover",
+    "failover": "failover:failover",
+    "tap-adapter": "tap_adapter:tap_adapter",
+    "spark": "spark:spark",
+    "settings": "settings:settings",
+    "demo": "demo:demo",
+}
+
+
 class _Verbs(click.Group):
-    """Ends quietly when nobody reads our output any more; to click that is a failure."""
+    """Imports verbs on demand, and ends quietly when nobody reads our output any more.
+
+    To click, an output that nobody reads is a failure.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module, _, verb = _VERBS[cmd_name].partition(":")
+        found: click.Command = getattr(import_module(f"uprmc.cli.{module}"), verb)
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -52,16 +72,6 @@ class _Verbs(click.Group):
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def uprmc(debug: bool) -> None:
     """A memcached-compatible server that keeps its data on disk and streams every change."""
-
-
-_VERBS = (
-    *(serve, tail, stats, vbucket, failover_log, observe),
-    *(replicate_verb, takeover, failover),
-    *(tap_adapter, spark, settings, demo),
-)
-
-for _verb in _VERBS:
-    uprmc.add_command(_verb)
 
 
 def run(arguments: Sequence[str]) -> int:
