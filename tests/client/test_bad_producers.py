@@ -286,17 +286,17 @@ def test_a_snapshot_that_is_announced_again_is_one() -> None:
 
 def test_a_keep_alive_is_answered_and_does_not_count_for_flow_control() -> None:
     joined, opaque = _begun(Mirror())
-    before = joined.session._unacked_bytes
+    before = joined.session.flow.unacked_bytes
     joined.say(frame(peer.NOOP, opaque=0x4E4F4F50))
     assert joined.session.data_to_send() == peer.response(peer.NOOP, opaque=0x4E4F4F50)
     joined.say(marker(0, opaque, 4, 4))
-    assert joined.session._unacked_bytes - before == 44
+    assert joined.session.flow.unacked_bytes - before == 44
 
 
 def test_half_of_the_buffer_is_acknowledged_at_a_time() -> None:
     joined, opaque = _begun(Mirror())
-    joined.session._buffer_bytes = 2 * (44 + 56 + 56)
-    joined.session._unacked_bytes = 0
+    joined.session.flow.buffer_bytes = 2 * (44 + 56 + 56)
+    joined.session.flow.unacked_bytes = 0
     joined.say(marker(0, opaque, 4, 5), mutation(0, opaque, 4, b"a"))
     assert joined.session.data_to_send() == b""
     joined.say(mutation(0, opaque, 5, b"b"))

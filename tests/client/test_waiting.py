@@ -95,7 +95,7 @@ def test_nothing_is_saved_as_reached_before_the_handler_is_done() -> None:
         pass
     assert joined.state.load()[0].seqno == 0
     assert joined.state.ring() == [(1, b"a"), (2, b"b")]
-    assert joined.session._unacked_bytes == 0
+    assert joined.session.flow.unacked_bytes == 0
 
 
 @pytest.mark.parametrize("handled", [True, False])

@@ -121,7 +121,7 @@ def test_a_program(wants_values: bool, flags: int) -> None:
 
 @pytest.mark.parametrize(("values", "flags"), [(True, 0x01), (False, 0x09)])
 def test_the_upstream_of_the_tap_adapter(values: bool, flags: int) -> None:
-    session = ProducerSession("node:1")
+    session = ProducerSession("node:1", 1048576)
     sent = carried(tap_handshake(session, b"eq_tapq:x", 1048576, values=values), session)
     assert said(sent) == [
         hello(b"uprmc tap-adapter/" + __version__.encode(), XERROR),

@@ -103,7 +103,7 @@ class LinkFuzz:
         if self.link.error:
             self.errors.append(self.link.error)
         assert self.owner.closed_times == 1
-        assert not any((self.link.streams, self.link._asked, self.link._frames, self.link._held))
+        assert not any((self.link.streams, self.link.questions, self.link._frames, self.link._held))
         self._check()
         for number in FOLLOWED:
             vbucket = self.bucket.vbuckets[number]
@@ -245,10 +245,10 @@ class LinkFuzz:
         assert link._held == sum(map(len, link._chunks))
         assert link._held <= MAX_FRAME_BYTES, "more than a frame is held"
         assert link._wanted <= MAX_FRAME_BYTES
-        assert len(link._asked) <= _ASKED_MAX, f"{len(link._asked)} requests wait"
+        assert len(link.questions) <= _ASKED_MAX, f"{len(link.questions)} requests wait"
         assert len(link._frames) <= 2 * _ASKED_MAX + self.frames
         undos = link.undos
-        versions = sum(opcode == Opcode.GET_VERSION for opcode, _ in link._asked.values())
+        versions = link.questions.opcodes().count(Opcode.GET_VERSION)
         assert link.closing or undos.asked == versions, f"{undos.asked} asked, {versions} wait"
         assert undos.asked <= 256
         limit = max(self.bucket.account.quota, 0)

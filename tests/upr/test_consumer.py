@@ -640,7 +640,7 @@ def test_streams_that_come_and_go_unanswered_leave_nothing_behind(rig: Rig) -> N
 
 def test_a_peer_that_never_answers_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     peer, _, _ = sent_back(rig, 1)
-    unanswered = len(peer.side._asked)
+    unanswered = len(peer.side.questions)
     monkeypatch.setattr("uprmc.upr.receive.receiver._WAITING_FRAMES", unanswered + 1)
     peer.say(add_stream(1))
     assert not peer.closed

@@ -9,10 +9,9 @@ Source: UPR reference 4.7.
 
 from __future__ import annotations
 
-from uprmc.protocol.header import ResponseFrame, unpack_request
-from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, Opcode
-
-KEEP_ALIVES = frozenset({Opcode.UPR_NOOP, Opcode.NOOP})
+from uprmc.consume.conversation import KEEP_ALIVES, keep_alive_answer
+from uprmc.protocol.header import unpack_request
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST
 
 
 class Ahead:
@@ -48,6 +47,6 @@ class Ahead:
             if len(header) == HEADER_BYTES:
                 magic, opcode, _, _, _, _, self._skip_bytes, opaque, _ = unpack_request(header)
                 if magic == MAGIC_REQUEST and opcode in KEEP_ALIVES:
-                    found.append(ResponseFrame(opcode, opaque=opaque).encode())
+                    found.append(keep_alive_answer(opcode, opaque))
                 header.clear()
         return found

@@ -17,13 +17,22 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from uprmc.client.ahead import KEEP_ALIVES, Ahead
+from uprmc.client.ahead import Ahead
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.events import Event, Inlet
 from uprmc.client.position import Asked, FailoverLog
 from uprmc.consume import features
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
+from uprmc.consume.conversation import (
+    KEEP_ALIVES,
+    FlowControl,
+    Questions,
+    Silence,
+    acknowledgement,
+    keep_alive_answer,
+)
+from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.places import of_cluster_map
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -33,7 +42,7 @@ from uprmc.protocol.management import (
     VBUCKET_SEQNOS_EXTRAS,
 )
 from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, OpenFlag
-from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, StreamRequest
+from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
 
 #: So many questions of one `Ask` are on their way at a time.
@@ -45,9 +54,6 @@ _SILENCE_SLACK_S = 2.0
 
 #: Of what flow control does not count there is little.
 _AHEAD_SLACK_BYTES = 64 * 1024
-
-#: Half of the buffer is acknowledged at a time; the node goes on with the other half meanwhile.
-_ACK_PARTS = 2
 
 Task = Generator[Any, Any, Any]
 
@@ -82,6 +88,7 @@ class NodeSession:
     """See the module docstring.
 
     Attributes:
+        ack_share: what share of the buffer is acknowledged at a time.
         place: HOST:PORT of the node.
         open: the handshake is done.
         error: why the connection cannot go on; whoever owns the socket closes it.
@@ -97,7 +104,11 @@ class NodeSession:
         decoded: what was received last is decoded: what comes next may be heard ahead.
         items: changes received; with `bytes_received` they tell the size of one.
         has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.
+        flow: what is acknowledged, if the node has granted that.
+        silence: of the node.
     """
+
+    ack_share = 1 / 2
 
     def __init__(
         self,
@@ -133,12 +144,12 @@ class NodeSession:
         self._wants_replicas = wants_replicas
         self._buffer_bytes = buffer_bytes
         self._noop_interval_s = noop_interval_s
-        self._asked: dict[int, tuple[Ask, int, int]] = {}
-        self._unacked_bytes = 0
+        self.flow = FlowControl(0, self.ack_share)
+        self.silence = Silence()
+        self._questions: Questions[tuple[Ask, int]] = Questions(strict=True)
         self._to_send: list[bytes] = []
         self._ahead: Ahead | None = None
         self._answered = 0
-        self._heard_at: float | None = None
 
     # --- bytes ----------------------------------------------------------------------------------
 
@@ -149,7 +160,7 @@ class NodeSession:
             ProducerError, NotANode: see `decoder`.
         """
         self.decoded = False
-        self._heard_at = now
+        self.silence.heard(now)
         self.bytes_received += len(data)
         events = self.decoder.feed(data)
         for event in events:
@@ -157,7 +168,7 @@ class NodeSession:
                 if self._answered:
                     self._answered -= 1
                 else:
-                    self._to_send.append(ResponseFrame(event.opcode, opaque=event.opaque).encode())
+                    self._to_send.append(keep_alive_answer(event.opcode, event.opaque))
         self._taken_of_ahead(len(data))
         self.decoded = True
         return events
@@ -166,7 +177,8 @@ class NodeSession:
     def room_ahead(self) -> int:
         """How many bytes may be read while a handler works: the node is not further ahead."""
         waiting = self._ahead.size if self._ahead is not None else 0
-        return max(0, self._buffer_bytes + _AHEAD_SLACK_BYTES - waiting) if self._flows else 0
+        buffer_bytes = self.flow.buffer_bytes
+        return max(0, buffer_bytes + _AHEAD_SLACK_BYTES - waiting) if buffer_bytes else 0
 
     def hear_ahead(self, data: bytes) -> bytes:
         """Return the answers to keep-alives in bytes that `receive` is given later.
@@ -187,16 +199,15 @@ class NodeSession:
 
     def dealt_with(self) -> None:
         """Acknowledge what was received: it was handed over."""
-        self._unacked_bytes += self.decoder.counted_bytes
+        self.acknowledge(self.decoder.counted_bytes)
         self.decoder.counted_bytes = 0
-        if self._flows and self._unacked_bytes >= self._buffer_bytes // _ACK_PARTS:
-            extras = BUFFER_ACK_EXTRAS.pack(self._unacked_bytes)
-            self._to_send.append(RequestFrame(Opcode.UPR_BUFFER_ACK, extras=extras).encode())
-            self._unacked_bytes = 0
 
-    @property
-    def _flows(self) -> bool:
-        return features.FLOW_CONTROL in self.granted
+    def acknowledge(self, size: int) -> bool:
+        """Count bytes that were dealt with; returns whether there is something to send now."""
+        due = self.flow.processed(size)
+        if due:
+            self._to_send.append(acknowledgement(due))
+        return due > 0
 
     def data_to_send(self) -> bytes:
         """Return what is to be written now."""
@@ -206,19 +217,16 @@ class NodeSession:
 
     def tick(self, now: float) -> None:
         """Notice a node that has vanished."""
-        if self._heard_at is None:
-            self._heard_at = now
         limit_s = self._noop_interval_s * _SILENCE_INTERVALS + _SILENCE_SLACK_S
         known = (
             not self.open or {features.KEEP_ALIVES, features.KEEP_ALIVE_INTERVAL} <= self.granted
         )
-        if known and now - self._heard_at > limit_s and self.error is None:
+        if self.silence.lasts(now, limit_s) and known and self.error is None:
             self.error = ConnectionLost(f"the node at {self.place} is silent for {limit_s:g} s")
 
     def was_not_listened_to(self, seconds: float) -> None:
         """Do not count this time as the node's silence: a handler worked, or the process stood."""
-        if self._heard_at is not None:
-            self._heard_at += seconds
+        self.silence.excuse(seconds)
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -230,22 +238,23 @@ class NodeSession:
 
     def answered(self, frame: ResponseFrame) -> Ask | None:
         """Take an answer out of the events; returns the `Ask` that has all its answers now."""
-        found = self._asked.pop(frame.opaque, None)
+        try:
+            found = self._questions.answered(frame.opcode, frame.opaque)
+        except RemoteProtocolError as error:
+            raise ProducerError(
+                f"the node at {self.place} sent nonsense: {error}. Look at the node's version and "
+                "log, then start again"
+            ) from None
         if found is None:
             return None
-        ask, number, opcode = found
-        if frame.opcode != opcode:
-            raise ProducerError(
-                f"the node at {self.place} sent nonsense: opcode {frame.opcode:#04x} answers "
-                f"{opcode:#04x}. Look at the node's version and log, then start again"
-            )
+        ask, number = found
         self._send_next(ask)
         return ask if ask.answer(number, frame) else None
 
     def close(self) -> list[Task]:
         """The connection is gone: return the tasks that will get no answers."""
-        tasks = {id(ask): ask.task for ask, *_ in self._asked.values() if ask.task is not None}
-        self._asked.clear()
+        waiting = self._questions.clear()
+        tasks = {id(ask): ask.task for ask, _ in waiting if ask.task is not None}
         self.decoder.inlets.clear()
         self.open = False
         return list(tasks.values())
@@ -257,7 +266,7 @@ class NodeSession:
         number, frame = found
         if not frame.opaque:
             frame = replace(frame, opaque=self.decoder.next_opaque())
-        self._asked[frame.opaque] = (ask, number, frame.opcode)
+        self._questions.expect(frame.opcode, (ask, number), frame.opaque)
         self._to_send.append(frame.encode())
         return True
 
@@ -287,12 +296,17 @@ class NodeSession:
                 f"the node at {self.place} refuses to open a stream connection: {reason(opened)}; "
                 "see its log and the consumer's name"
             )
-        self.granted = features.granted(controls, granted)
+        self.grant(features.granted(controls, granted))
         self.knows_terms = features.tells_terms(greeted.status, greeted.value)
         with suppress(ValueError):  # an operator may set any JSON object as map
             self.map = parsed_map(cluster_map.value)
         self.open = True
         yield from self.poll(())
+
+    def grant(self, keys: set[bytes]) -> None:
+        """Take the CONTROLs that the node has accepted."""
+        self.granted = keys
+        self.flow.buffer_bytes = self._buffer_bytes if features.FLOW_CONTROL in keys else 0
 
     @property
     def servers(self) -> Sequence[str]:

@@ -12,6 +12,7 @@ from uprmc.client.events import Event
 from uprmc.client.node_session import NodeSession
 from uprmc.client.tap_frames import FramePasser
 from uprmc.client.tap_questions import NOOP_INTERVAL_S
+from uprmc.consume.conversation import keep_alive_answer
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 
 #: Before the client's name, as ep-engine has it and a node of ours.
@@ -35,8 +36,10 @@ def connection_name(name: bytes, suffix: bytes = b"") -> bytes:
 class ProducerSession(NodeSession):
     """A `NodeSession` whose streams are passed on as frames."""
 
-    def __init__(self, place: str) -> None:
-        super().__init__(place, "", noop_interval_s=NOOP_INTERVAL_S)
+    ack_share = 1 / 4
+
+    def __init__(self, place: str, buffer_bytes: int) -> None:
+        super().__init__(place, "", buffer_bytes=buffer_bytes, noop_interval_s=NOOP_INTERVAL_S)
         self.passer = FramePasser(place)
         self.decoder = self.passer
 
@@ -44,14 +47,10 @@ class ProducerSession(NodeSession):
         """Return what `FramePasser.take` yields; keep-alives are answered."""
         for event in self.passer.take(data):
             if type(event) is RequestFrame:
-                self.send(ResponseFrame(event.opcode, opaque=event.opaque))
+                self._to_send.append(keep_alive_answer(event.opcode, event.opaque))
             else:
                 yield event
 
     def send(self, frame: RequestFrame | ResponseFrame) -> None:
         """Have a frame sent that is not a question of a task."""
         self._to_send.append(frame.encode())
-
-    def heard(self, now: float) -> None:
-        """Note a sign of life."""
-        self._heard_at = now

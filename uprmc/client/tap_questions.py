@@ -59,7 +59,7 @@ def handshake(session: NodeSession, name: bytes, buffer_bytes: int, *, values: b
         raise OpenRefused(f"{session.place} refuses a UPR connection: {reason(opened)}")
     controls = asked.controls(buffer_bytes=buffer_bytes, interval_s=NOOP_INTERVAL_S)
     answers = yield Ask(controls)
-    session.granted = features.granted(controls, answers)
+    session.grant(features.granted(controls, answers))
     session.has_versions = features.is_ours(session.granted)
     session.open = True
 

@@ -21,12 +21,12 @@ from uprmc.client.events import Accepted, Event, Inlet
 from uprmc.client.node_session import Ask, Task
 from uprmc.client.tap_connection import ProducerSession
 from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
-from uprmc.consume import features
+from uprmc.consume.conversation import Questions
 from uprmc.model import Item, SnapshotRange
 from uprmc.ports import Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, ROLLBACK_VALUE, StreamRequest
+from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.follow.line import Dial, Dialled
 
@@ -35,9 +35,6 @@ BUFFER_BYTES = 1024 * 1024
 
 #: Statistics have no more rows than this: some for each vBucket.
 ROWS_MAX = 1_000_000
-
-#: A part of the buffer is acknowledged at a time; the producer goes on with the rest meanwhile.
-_ACK_PARTS = 4
 
 #: So many buffers a producer may be ahead before we read no further.
 _TOLERANCE = 2
@@ -73,7 +70,7 @@ class RemoteUpstream:
         """
         self.closed = ""
         self.closing = self.input_full = False
-        self._session = ProducerSession(place)
+        self._session = ProducerSession(place, buffer_bytes)
         self._name = name
         self._values = values
         self._buffer_bytes = buffer_bytes
@@ -81,12 +78,10 @@ class RemoteUpstream:
         self._lost = lost
         self._wake_wire: Callable[[], None] | None = None
         self._gone = False
-        self._heard = False
-        self._acked_bytes = 0
         self._waiting: list[Callable[[], None]] = []
-        self._asked: dict[int, tuple[Inlet, Callable[[int, bytes], None]]] = {}
+        self._asked: Questions[tuple[Inlet, Callable[[int, bytes], None]]] = Questions(strict=False)
         self._streams: dict[int, Inlet] = {}
-        self._rows: dict[int, tuple[dict[str, str], Task]] = {}
+        self._rows: Questions[tuple[dict[str, str], Task]] = Questions(strict=False)
         self._dialled: Dialled | None = None
         dialled = dial(place, self._connected, self._not_connected)
         if not self._gone:
@@ -127,9 +122,9 @@ class RemoteUpstream:
         self.input_full = False
         self._session.close()
         self._session.passer.clear()
-        for _, task in self._rows.values():
+        for _, task in self._rows.clear():
             task.close()
-        for each in (self._waiting, self._rows, self._asked, self._streams):
+        for each in (self._waiting, self._asked, self._streams):
             each.clear()
 
     def _stir(self) -> None:
@@ -143,7 +138,7 @@ class RemoteUpstream:
         """See `ports.Session`."""
         if self._gone:
             return
-        self._heard = True
+        self._session.silence.broken = True
         self._session.bytes_received += len(data)
         try:
             for event in self._session.take(data):
@@ -165,9 +160,8 @@ class RemoteUpstream:
         """See both: a producer that has vanished is noticed."""
         if self._gone:
             return
-        if self._heard or self.input_full:
-            self._heard = False
-            self._session.heard(now)
+        if self.input_full:
+            self._session.silence.heard(now)
         self._session.tick(now)
         if self._session.error is not None:
             self._fail(str(self._session.error))
@@ -183,18 +177,16 @@ class RemoteUpstream:
     def _settle(self) -> None:
         """Acknowledge what is due, and see whether to read on."""
         passer = self._session.passer
-        self._acked_bytes += passer.dropped_bytes
+        self._acknowledge(passer.dropped_bytes)
         passer.dropped_bytes = 0
-        flows = features.FLOW_CONTROL in self._session.granted
-        if flows and self._acked_bytes >= self._buffer_bytes // _ACK_PARTS:
-            extras = BUFFER_ACK_EXTRAS.pack(min(self._acked_bytes, 0xFFFFFFFF))
-            self._session.send(RequestFrame(Opcode.UPR_BUFFER_ACK, extras=extras))
-            self._acked_bytes = 0
-            self._stir()
         # Whoever keeps to the window is always heard: an answer may wait behind what is held.
         full = passer.held_before_last_bytes > _TOLERANCE * self._buffer_bytes
         if full is not self.input_full:
             self.input_full = full
+            self._stir()
+
+    def _acknowledge(self, size: int) -> None:
+        if self._session.acknowledge(size):
             self._stir()
 
     # --- answers --------------------------------------------------------------------------------
@@ -204,15 +196,15 @@ class RemoteUpstream:
         assert type(frame) is ResponseFrame
         if frame.opcode == Opcode.UPR_STREAM_REQUEST:
             self._stream_answered(frame)
-        elif frame.opaque in self._rows and frame.opcode == Opcode.STAT:
-            self._row(frame)
+        elif (found := self._rows.waiting_for(frame.opcode, frame.opaque)) is not None:
+            self._row(frame, *found)
         else:
             ask = self._session.answered(frame)
             if ask is not None and ask.task is not None:
                 self._run(ask.task, ask.answers)
 
     def _stream_answered(self, frame: ResponseFrame) -> None:
-        found = self._asked.pop(frame.opaque, None)
+        found = self._asked.answered(frame.opcode, frame.opaque)
         if found is None:
             return  # closed meanwhile
         inlet, done = found
@@ -224,14 +216,13 @@ class RemoteUpstream:
             )
         done(frame.status, frame.value)
 
-    def _row(self, frame: ResponseFrame) -> None:
-        rows, task = self._rows[frame.opaque]
+    def _row(self, frame: ResponseFrame, rows: dict[str, str], task: Task) -> None:
         if frame.key and not frame.status:
             if len(rows) >= ROWS_MAX:
                 raise ProducerError(f"{self._session.place} has no end of statistics")
             rows[frame.key.decode("utf-8", "replace")] = frame.value.decode("utf-8", "replace")
             return
-        del self._rows[frame.opaque]
+        self._rows.forget(frame.opaque)
         self._run(task, None if frame.status else rows)
 
     def _run(self, task: Task, value: Any = None) -> None:
@@ -248,7 +239,7 @@ class RemoteUpstream:
             return
         if isinstance(asked, Statistics):
             opaque = self._session.decoder.next_opaque()
-            self._rows[opaque] = ({}, task)
+            self._rows.expect(Opcode.STAT, ({}, task), opaque)
             frame = RequestFrame(Opcode.STAT, key=asked.group.encode(), opaque=opaque)
             self._session.send(frame)
         else:
@@ -299,7 +290,7 @@ class RemoteUpstream:
             snapshot = SnapshotRange(request.snapshot_start, request.snapshot_end)
             inlet = Inlet(number, opaque, request.start_seqno, snapshot)
             self._session.decoder.inlets[opaque] = self._streams[number] = inlet
-            self._asked[opaque] = (inlet, done)
+            self._asked.expect(Opcode.UPR_STREAM_REQUEST, (inlet, done), opaque)
             frame = RequestFrame(
                 Opcode.UPR_STREAM_REQUEST, extras=request.encode(), vbucket=number, opaque=opaque
             )
@@ -314,7 +305,7 @@ class RemoteUpstream:
         if inlet is None or self._gone:
             return
         ended = inlet.opaque not in self._session.decoder.inlets
-        self._asked.pop(inlet.opaque, None)
+        self._asked.forget(inlet.opaque)
         self._forget(inlet)
         if not ended:
             self._session.send(
@@ -344,7 +335,7 @@ class RemoteUpstream:
     def acknowledged(self, size: int) -> None:
         """See `upstream.Upstream`."""
         if not self._gone:
-            self._acked_bytes += size
+            self._acknowledge(size)
             self._settle()
 
     def fetch(

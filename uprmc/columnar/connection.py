@@ -16,11 +16,12 @@ from typing import Self
 
 from uprmc.columnar.access import Access, parsed_place
 from uprmc.columnar.errors import LoginRefused, ProtocolError, Refused, TlsFailed, Unreachable
-from uprmc.columnar.frames import Answer, Request, decoded_answer, status_answer
+from uprmc.columnar.frames import Answer, Request, decoded_answer
 from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
 from uprmc.columnar.tls import context_of
 from uprmc.connecting import connected
 from uprmc.consume import features
+from uprmc.consume.conversation import KEEP_ALIVES, Questions, keep_alive_answer
 from uprmc.places import stranger
 from uprmc.protocol.header import RESPONSE_HEADER
 from uprmc.protocol.opcodes import (
@@ -61,7 +62,7 @@ class Connection:
         self.place = place
         self._access = access
         self.knows_terms = False
-        self._opaque = 0
+        self._questions: Questions[int] = Questions(strict=False)
         self._heard = False
         self._received = bytearray()
         self.socket = self._connected()
@@ -83,10 +84,15 @@ class Connection:
         answers: list[Answer] = []
         for begin in range(0, len(requests), PIPELINE_MAX):
             chunk = requests[begin : begin + PIPELINE_MAX]
-            opaques = [self.next_opaque() for _ in chunk]
-            pairs = list(zip(chunk, opaques, strict=True))
+            opaques = [self._questions.expect(each.opcode, each.opcode) for each in chunk]
+            pairs = zip(chunk, opaques, strict=True)
             self.send(b"".join([request.encode(opaque) for request, opaque in pairs]))
-            answers += [self._answer(request.opcode, opaque) for request, opaque in pairs]
+            found = {}
+            for _ in chunk:
+                answer = self._answer()
+                found[answer.opaque] = answer
+                self._questions.forget(answer.opaque)
+            answers += [found[opaque] for opaque in opaques]
         return answers
 
     def require(self, requests: Sequence[Request]) -> list[Answer]:
@@ -105,16 +111,19 @@ class Connection:
 
     def stats(self, group: str) -> dict[str, str]:
         """Return a group of statistics by name; raises as `require`."""
-        opaque = self.next_opaque()
+        opaque = self._questions.expect(Opcode.STAT, Opcode.STAT)
         self.send(Request(Opcode.STAT, group.encode()).encode(opaque))
         found: dict[str, str] = {}
         while len(found) <= STATS_MAX:
-            answer = self._answer(Opcode.STAT, opaque)
+            answer = self._answer()
+            if answer.key and not answer.status:
+                name = answer.key.decode("utf-8", "replace")
+                found[name] = answer.value.decode("utf-8", "replace")
+                continue
+            self._questions.forget(opaque)
             if answer.status:
                 raise self.refusal(answer, f"STAT {group}")
-            if not answer.key:
-                return found
-            found[answer.key.decode("utf-8", "replace")] = answer.value.decode("utf-8", "replace")
+            return found
         raise self.protocol_error(f"more than {STATS_MAX} statistics")
 
     def refusal(self, answer: Answer, what: str) -> Refused:
@@ -130,8 +139,7 @@ class Connection:
 
     def next_opaque(self) -> int:
         """Return a number that no earlier request of this connection has."""
-        self._opaque = self._opaque % 0xFFFFFFF0 + 1
-        return self._opaque
+        return self._questions.new_opaque()
 
     # --- bytes ----------------------------------------------------------------------------------
 
@@ -218,22 +226,21 @@ class Connection:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _answer(self, opcode: int, opaque: int) -> Answer:
-        """Wait for an answer; keep-alives of the node are answered on the way."""
+    def _answer(self) -> Answer:
+        """Wait for an answer to what was asked; keep-alives are answered on the way."""
         while True:
             frame = self._frame()
             if frame[0] == MAGIC_RESPONSE:
                 answer = decoded_answer(frame)
-                if answer.opcode != opcode or answer.opaque != opaque:
+                if self._questions.waiting_for(answer.opcode, answer.opaque) is None:
                     raise self.protocol_error(
-                        f"an answer to {opcode_name(answer.opcode)} instead of "
-                        f"{opcode_name(opcode)}"
+                        f"an answer to {opcode_name(answer.opcode)} that nobody waits for"
                     )
                 return answer
-            if frame[1] not in (Opcode.UPR_NOOP, Opcode.NOOP):
+            if frame[1] not in KEEP_ALIVES:
                 raise self.protocol_error(f"{opcode_name(frame[1])} that nobody asked for")
             _, sent, _, _, _, _, _, its_opaque, _ = RESPONSE_HEADER.unpack_from(frame)
-            self.send(status_answer(sent, its_opaque))
+            self.send(keep_alive_answer(sent, its_opaque))
 
     def _frame(self) -> bytes:
         received = self._received

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from uprmc.protocol.header import REQUEST_HEADER, RESPONSE_HEADER, RequestFrame
-from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, status_text
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, status_text
 
 #: What a node says in words is shown up to here.
 _WORDS_MAX = 200
@@ -56,11 +56,6 @@ class Answer(NamedTuple):
         if text and text.isprintable():
             return f"{text} ({self.status:04x})"
         return status_text(self.status)
-
-
-def status_answer(opcode: int, opaque: int) -> bytes:
-    """Return an answer of our own that says that all is well: to a NOOP of the node's."""
-    return RESPONSE_HEADER.pack(MAGIC_RESPONSE, opcode, 0, 0, 0, 0, 0, opaque, 0)
 
 
 def decoded_answer(frame: bytes) -> Answer:

@@ -13,13 +13,14 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block, Decoder, Noop, Notice
 from uprmc.columnar.errors import LeaseEnded, LeaseRefused, RolledBack, SparkError, Unreachable
-from uprmc.columnar.frames import Answer, Request, status_answer
+from uprmc.columnar.frames import Answer, Request
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamEnd, StreamState
 from uprmc.consume import features
+from uprmc.consume.conversation import FlowControl, acknowledgement, keep_alive_answer
 from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, opcode_name
-from uprmc.protocol.upr import BUFFER_ACK_EXTRAS, ROLLBACK_VALUE
+from uprmc.protocol.upr import ROLLBACK_VALUE
 
 #: So many streams are open at a time.
 STREAMS_OPEN = 8
@@ -27,8 +28,8 @@ STREAMS_OPEN = 8
 #: Where rows above a limit are left out, the node may be so far ahead, and no more.
 _LIMITED_BYTES = 1024 * 1024
 
-#: Half of the buffer is acknowledged at a time; the node goes on with the other half meanwhile.
-_ACK_PARTS = 2
+#: What share of the buffer is acknowledged at a time.
+_ACK_SHARE = 1 / 2
 
 #: A node that is idle is heard of so often within `read_timeout_s`.
 _NOOPS = 3
@@ -64,7 +65,7 @@ class Streams:
         self._error: SparkError | None = None
         self._waiting: deque[StreamState] = deque()
         self._open: set[StreamState] = set()
-        self._flow_bytes = access.flow_control_bytes
+        self._flow = FlowControl(access.flow_control_bytes, _ACK_SHARE)
 
     def read(self, states: Sequence[StreamState]) -> Iterator[Block]:
         """Yield blocks until everything wanted of the states has come.
@@ -77,7 +78,7 @@ class Streams:
         """
         limited = any(each.limit is not None for each in states)
         if limited:
-            self._flow_bytes = min(self._flow_bytes, _LIMITED_BYTES)
+            self._flow.buffer_bytes = min(self._flow.buffer_bytes, _LIMITED_BYTES)
             self._decoder.size_bytes = min(self._decoder.size_bytes, _LIMITED_BYTES // 4)
         self._handshake()
         self._waiting.extend(states)
@@ -110,7 +111,7 @@ class Streams:
             flags = OpenFlag.NO_VALUE_KEEP_DATATYPE if keeps else OpenFlag.NO_VALUE
         opening = features.LEASE_READER.open(self._name.encode()[-200:], flags)
         controls = features.LEASE_READER.controls(
-            buffer_bytes=self._flow_bytes,
+            buffer_bytes=self._flow.buffer_bytes,
             interval_s=max(0.1, self._access.read_timeout_s / _NOOPS),
         )
         asked = [opening, *controls]
@@ -121,7 +122,7 @@ class Streams:
                     raise self._connection.refusal(answer, opcode_name(frame.opcode))
                 raise LeaseRefused(f"{self._connection.place} has no leases: {answer.reason}")
         if features.FLOW_CONTROL not in features.granted(asked, answers):
-            self._flow_bytes = 0
+            self._flow.buffer_bytes = 0
 
     def _ask(self) -> None:
         """Ask for streams up to as many as may be open."""
@@ -142,11 +143,10 @@ class Streams:
             self._connection.send(b"".join(frames))
 
     def _acknowledge(self) -> None:
-        counted = self._decoder.counted_bytes
-        if self._flow_bytes and counted >= self._flow_bytes // _ACK_PARTS:
-            extras = BUFFER_ACK_EXTRAS.pack(counted)
-            self._connection.send(Request(Opcode.UPR_BUFFER_ACK, extras=extras).encode(0))
-            self._decoder.counted_bytes = 0
+        due = self._flow.processed(self._decoder.counted_bytes)
+        self._decoder.counted_bytes = 0
+        if due:
+            self._connection.send(acknowledgement(due))
 
     def _close_enough(self) -> None:
         """End streams of which only rows above the limit would come."""
@@ -161,7 +161,7 @@ class Streams:
 
     def _hear(self, notice: Notice) -> None:
         if isinstance(notice, Noop):
-            self._connection.send(status_answer(notice.opcode, notice.opaque))
+            self._connection.send(keep_alive_answer(notice.opcode, notice.opaque))
         elif isinstance(notice, StreamEnd):
             self._stream_end(*notice)
         elif notice.opcode == Opcode.UPR_STREAM_REQUEST:

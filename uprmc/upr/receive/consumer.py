@@ -39,7 +39,6 @@ class Consumer(Receiver):
     def __init__(self, hub: Hub, opening: UprRequest, wake: Callable[[], None]) -> None:
         """Open a consumer; an older connection of the same name is disconnected."""
         super().__init__(hub, opening.key, wake)
-        self._heard_at = 0.0
         self._greeted = False
         hub.join_consumer(self)
 
@@ -50,9 +49,9 @@ class Consumer(Receiver):
 
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Acknowledge what is due; give up a producer that has fallen silent."""
-        if self.heard or not self._greeted:
-            self.heard, self._heard_at = False, now
-        elif now - self._heard_at > _SILENT_INTERVALS * self.hub.settings.noop_interval_s:
+        if not self._greeted:
+            self.silence.heard(now)
+        if self.silence.lasts(now, _SILENT_INTERVALS * self.hub.settings.noop_interval_s):
             return Due.HANG_UP
         self._acknowledge(self.window.tick(now))
         return Due.NOTHING
@@ -62,7 +61,7 @@ class Consumer(Receiver):
         self._greeted = True
         asked = features.SPLICED_REPLICA
         for each in asked.controls(buffer_bytes=self.hub.settings.consumer_buffer):
-            opaque = 0 if each.key in asked.unnumbered else self._new_opaque()
+            opaque = 0 if each.key in asked.unnumbered else self.questions.new_opaque()
             self.put(replace(each, opaque=opaque).encode())
 
     # --- from the manager -----------------------------------------------------------------------
@@ -77,12 +76,12 @@ class Consumer(Receiver):
         handler = _HANDLERS.get(request.opcode)
         if handler is None:
             raise OutOfPlace(f"opcode {request.opcode:#04x} on a consumer's connection")
-        self.heard = True
+        self.silence.broken = True
         return handler(self, request)
 
     def answered(self, reply: Reply) -> None:
         """See `Receiver.answered`."""
-        self.heard = True
+        self.silence.broken = True
         super().answered(reply)
 
     def _add_stream(self, request: UprRequest) -> None:
@@ -99,7 +98,7 @@ class Consumer(Receiver):
             raise KeyExists(request.vbucket)
         if not self._greeted:
             self._greet()
-        opaque = self._new_opaque()
+        opaque = self.questions.new_opaque()
         stream = ReplicaStream(vbucket, flags, opaque, request.opaque, self._changed_by_others)
         self.streams[request.vbucket] = stream
         self.request(stream)

@@ -132,7 +132,7 @@ class Link(LinkSession):
         elif vbucket.state == VBucketState.ACTIVE:
             self._tell_ended(number, "it is active here", retry=False)
         else:
-            opaque = self._new_opaque()
+            opaque = self.questions.new_opaque()
             stream = ReplicaStream(vbucket, flags, opaque, 0, self._changed_by_others)
             self.streams[number] = stream
             self.request(stream)

@@ -59,7 +59,7 @@ class LinkSession(Receiver):
         self._held = 0
         self._wanted = HEADER_BYTES
         self._max_body_bytes = hub.bucket.settings.kv.max_frame_bytes - HEADER_BYTES
-        self._now = self._heard_at = 0.0
+        self._now = 0.0
         self._greet()
 
     # --- the handshake --------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class LinkSession(Receiver):
         """See `ports.Session`."""
         if self.closing:
             return
-        self.heard = True
+        self.silence.broken = True
         if self._held:
             self._chunks.append(data)
             self._held += len(data)
@@ -122,11 +122,11 @@ class LinkSession(Receiver):
         """See `ports.Session`; the more often it is called, the fresher is what both sides know."""
         if self.closing or now < self._now:
             return
-        if self.heard or self.input_full:
-            self.heard, self._heard_at = False, now
+        if self.input_full:
+            self.silence.heard(now)
         self._now = now
         patience_s = max(self.hub.settings.dial_timeout_s, _LEAST_PATIENCE_S)
-        if now - self._heard_at > patience_s:
+        if self.silence.lasts(now, patience_s):
             self._fail(f"it has said nothing for {patience_s:g} s")
             return
         self._acknowledge(self.window.tick(now))

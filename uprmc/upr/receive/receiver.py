@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from uprmc.consume.conversation import Questions, Silence, acknowledgement
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import (
     InvalidArguments,
@@ -30,7 +31,6 @@ from uprmc.model import FailoverEntry, Item, VBucketState
 from uprmc.protocol.header import encode_request, encode_response
 from uprmc.protocol.opcodes import HEADER_BYTES, MarkerFlag, Opcode, Status
 from uprmc.protocol.upr import (
-    BUFFER_ACK_EXTRAS,
     FAILOVER_ENTRY,
     ROLLBACK_VALUE,
     SET_VBUCKET_STATE_EXTRAS,
@@ -82,7 +82,8 @@ class Receiver:
         items: versions taken from all streams.
         rollbacks: how often a vBucket was sent back.
         window: flow control.
-        heard: whether the producer has said anything since somebody looked.
+        questions: what it was asked.
+        silence: of the producer.
         steps: frames of streams and answers so far; while it stands still nothing gets on.
     """
 
@@ -92,16 +93,15 @@ class Receiver:
         self.name = name
         self.streams: dict[int, ReplicaStream] = {}
         self.closed = ""
-        self.heard = True
         self.created_at = hub.bucket.clock.now()
         self.items = self.rollbacks = self.steps = 0
         self.window = Window(hub.bucket.account, hub.settings.consumer_buffer)
         self.undos = UndoDesk()
+        self.questions: Questions[Answered] = Questions(strict=False)
+        self.silence = Silence()
         self.hub = hub
         self._wake = wake
         self._frames: deque[bytes] = deque()
-        self._opaque = 0
-        self._asked: dict[int, tuple[int, Answered]] = {}
         self._max_value_bytes = hub.bucket.settings.kv.max_item_bytes
 
     @property
@@ -125,7 +125,7 @@ class Receiver:
             stream.close()
         self.streams.clear()
         self.undos.close()
-        self._asked.clear()
+        self.questions.clear()
         self._frames.clear()
 
     # --- sending --------------------------------------------------------------------------------
@@ -151,11 +151,10 @@ class Receiver:
         value: bytes = b"",
     ) -> None:
         """Send a request; `answered` gets the reply. Without an `opaque` it gets a new one."""
-        opaque = opaque or self._new_opaque()
-        if len(self._asked) >= _WAITING_FRAMES:
+        if len(self.questions) >= _WAITING_FRAMES:
             self.disconnect("the peer does not answer what it is asked")
             return
-        self._asked[opaque] = (opcode, answered)
+        opaque = self.questions.expect(opcode, answered, opaque)
         self.put(
             encode_request(
                 opcode, extras=extras, key=key, value=value, vbucket=vbucket, opaque=opaque
@@ -170,25 +169,20 @@ class Receiver:
         self._frames.append(frame)
         self._wake()
 
-    def _new_opaque(self) -> int:
-        self._opaque = self._opaque % 0xFFFFFFFF + 1
-        return self._opaque
-
     def answered(self, reply: Reply) -> None:
         """Take a response to a frame of ours; those that nobody waits for are ignored.
 
         Raises:
             RemoteProtocolError: it makes no sense; hang up.
         """
-        asked = self._asked.get(reply.opaque)
-        if asked is not None and asked[0] == reply.opcode:
-            del self._asked[reply.opaque]
+        answered = self.questions.answered(reply.opcode, reply.opaque)
+        if answered is not None:
             self.steps += reply.opcode != _SEQNOS
-            asked[1](reply)
+            answered(reply)
 
     def _acknowledge(self, size: int) -> None:
         if size:
-            self.put(encode_request(Opcode.UPR_BUFFER_ACK, extras=BUFFER_ACK_EXTRAS.pack(size)))
+            self.put(acknowledgement(size))
 
     # --- streams begin --------------------------------------------------------------------------
 
@@ -263,7 +257,7 @@ class Receiver:
     def end(self, stream: ReplicaStream) -> None:
         """Let go of a stream's vBucket; answers about it change nothing any more."""
         stream.close()
-        self._asked.pop(stream.opaque, None)
+        self.questions.forget(stream.opaque)
         self.undos.forget(stream)
 
     def start_over(self, stream: ReplicaStream) -> None:
@@ -304,7 +298,7 @@ class Receiver:
 
     def take_run(self, data: bytes, position: int, stream: ReplicaStream) -> int:
         """Take the mutations from `position` on that need no thought; return where they end."""
-        self.heard = True
+        self.silence.broken = True
         items, end = read_run(data, position, stream, self._max_value_bytes)
         if items:
             stream.take_all(items)
