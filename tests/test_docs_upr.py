@@ -27,7 +27,6 @@ from tests.documents import (
     rows,
     section,
 )
-from uprmc.engine.rollback import Held, Position, Rule, check_range, rollback_point
 from uprmc.errors import RangeExceeded
 from uprmc.kv.binary_commands import _GRANTED
 from uprmc.kv.parameters import _PARAMETERS
@@ -37,6 +36,7 @@ from uprmc.protocol.management import WithMetaOption
 from uprmc.protocol.opcodes import EndReason, Feature, MarkerFlag, OpenFlag, StreamFlag
 from uprmc.protocol.shapes import SHAPES
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_BYTES
+from uprmc.rollback import Held, Position, Rule, check_range, rollback_point
 from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.produce.options import OPTION_NAMES
 

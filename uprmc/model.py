@@ -176,6 +176,10 @@ class FailoverEntry(NamedTuple):
     seqno: int
 
 
+#: Which histories a vBucket has been through, newest first; never empty once the vBucket exists.
+FailoverLog = tuple[FailoverEntry, ...]
+
+
 class VBucketHeader(NamedTuple):
     """What is stored of a vBucket besides its items, always in the same commit as they are.
 
@@ -194,7 +198,7 @@ class VBucketHeader(NamedTuple):
     state: VBucketState
     high_seqno: int
     snapshot: SnapshotRange
-    failover_log: tuple[FailoverEntry, ...]
+    failover_log: FailoverLog
     purge_seqno: int = 0
     max_deleted_rev: int = 0
     term: int = 0

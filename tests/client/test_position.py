@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uprmc import rollback
 from uprmc.client.position import Asked, Place
 from uprmc.client.state import Saved
-from uprmc.engine import rollback
-from uprmc.engine.rollback import Held, rollback_point
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
+from uprmc.rollback import Held, rollback_point
 
 A, B, C, D, E = range(1, 6)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from uprmc.engine.failover_log import FailoverLog, branched, last_complete_seqno, new_log
-from uprmc.engine.rollback import Held, Position, check_range, check_versions
-from uprmc.model import SEQNO_MAX, SnapshotRange
+from uprmc.engine.failover_log import branched, last_complete_seqno, new_log
+from uprmc.model import SEQNO_MAX, FailoverLog, SnapshotRange
+from uprmc.rollback import Held, Position, check_range, check_versions
 
 PEERS = 4
 #: Small, so that logs lose their oldest entries too.

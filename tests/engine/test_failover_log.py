@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.engine.support import Node
 from uprmc.engine.failover_log import branched, last_complete_seqno, new_log
-from uprmc.engine.rollback import Held, Position, rollback_point
 from uprmc.model import FailoverEntry, SnapshotRange
+from uprmc.rollback import Held, Position, rollback_point
 
 
 def test_a_new_log_begins_at_zero() -> None:

@@ -22,12 +22,12 @@ from hypothesis.stateful import (
 from tests.engine.readings import judge, open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import replica, rewind
-from uprmc.engine.failover_log import FailoverLog, branched, new_log
+from uprmc.engine.failover_log import branched, new_log
 from uprmc.engine.flusher import Flush
-from uprmc.engine.rollback import Held, Position, rollback_point
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreFull
-from uprmc.model import Item, Life, SnapshotRange, VBucketState
+from uprmc.model import FailoverLog, Item, Life, SnapshotRange, VBucketState
+from uprmc.rollback import Held, Position, rollback_point
 
 KEYS = [b"a", b"b", b"c", b"d", b"e", b"f"]
 LOG_LIMIT = 5

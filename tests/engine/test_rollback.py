@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from uprmc.engine.failover_log import FailoverLog
-from uprmc.engine.rollback import (
+from uprmc.errors import InvalidArguments, RangeExceeded
+from uprmc.model import SEQNO_MAX, FailoverEntry, FailoverLog, SnapshotRange
+from uprmc.rollback import (
     Held,
     Position,
     Rule,
@@ -17,8 +18,6 @@ from uprmc.engine.rollback import (
     rollback_point,
     shared_until,
 )
-from uprmc.errors import InvalidArguments, RangeExceeded
-from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
 
 A, B, C, D, E = 0xA, 0xB, 0xC, 0xD, 0xE
 UUIDS = {"A": A, "B": B, "C": C, "D": D, "E": E, "0": 0}

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from tests.engine.histories import Decide, Peer, World, copy_of, follow, upto
 from tests.seeds import seeds
-from uprmc.engine import rollback
+from uprmc import rollback
 from uprmc.engine.failover_log import new_log
-from uprmc.engine.rollback import Held, Position, Rule, rollback_point
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
+from uprmc.rollback import Held, Position, Rule, rollback_point
 
 
 @pytest.mark.acceptance("P03", "P08", "P09", "D14")

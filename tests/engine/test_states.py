@@ -9,10 +9,10 @@ import pytest
 from tests.engine.readings import open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import replica
-from uprmc.engine.rollback import Held, Position, rollback_point, shared_until
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.rollback import Held, Position, rollback_point, shared_until
 from uprmc.storage.interface import Batch, VBucketChange
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.spark.stream_model import Control, Row, Sink, VBucket, World, Wrong
-from uprmc.columnar.rollback import rollback_point
+from uprmc import rollback
+from uprmc.model import SnapshotRange
 from uprmc.spark import batch_planner
 from uprmc.spark.batch_planner import RESTART, REWIND, Rules, Seen, Slice
 from uprmc.spark.offsets import Offset, Position, parsed
@@ -111,9 +112,9 @@ class Stream:
         return control + list(vbucket.by_seqno(part.start)), False
 
     def point(self, vbucket: VBucket, part: Slice) -> int | None:
-        return rollback_point(
-            vbucket.log, vbucket.high, vbucket.purged, part.start, *part.snapshot, part.uuid
-        )
+        place = rollback.Position(part.start, SnapshotRange(*part.snapshot), part.uuid)
+        held = rollback.Held(tuple(vbucket.log), vbucket.high, vbucket.purged)
+        return rollback.rollback_point(place, held)
 
     def accept(self, vbucket: VBucket, part: Slice) -> None:
         point = self.point(vbucket, part)

@@ -47,7 +47,7 @@ def test_it_holds_what_tasks_import_and_construct() -> None:
     held = ("backup", "columnar", "consume", "jobs", "load", "protocol", "spark")
     packages = ("construct/", *(f"uprmc/{name}/" for name in held))
     outside = [name for name in names if not name.startswith(packages)]
-    ours = ["__init__", "config", "connecting", "errors", "model", "places", "units"]
+    ours = ["__init__", "config", "connecting", "errors", "model", "places", "rollback", "units"]
     assert outside == sorted(["uprmc/py.typed", *(f"uprmc/{name}.py" for name in ours)])
 
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from uprmc.engine.rollback import Held, Position, rollback_point
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketState
 from uprmc.protocol.header import encode_request, unpack_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, Status, StreamFlag
@@ -23,6 +22,7 @@ from uprmc.protocol.upr import (
     encode_failover_log,
     snapshot_marker,
 )
+from uprmc.rollback import Held, Position, rollback_point
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.produce.frames import Form, ItemWriter
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 from uprmc.backup.manifest import Manifest, VBucketPart
 from uprmc.columnar.errors import BackupForeign
-from uprmc.columnar.rollback import history_of, rollback_point
+from uprmc.consume.history import history_of
+from uprmc.model import FailoverLog, SnapshotRange
+from uprmc.rollback import Held, Position, rollback_point
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Present:
 
     high_seqno: int
     purge_seqno: int
-    log: tuple[tuple[int, int], ...]
+    log: FailoverLog
 
 
 def beginning(parts: Sequence[VBucketPart], present: Present) -> Beginning:
@@ -79,10 +81,8 @@ def _history_of(part: VBucketPart) -> int:
 
 
 def _is_shared(uuid: int, seqno: int, present: Present) -> bool:
-    found = rollback_point(
-        present.log, present.high_seqno, present.purge_seqno, seqno, seqno, seqno, uuid
-    )
-    return found is None
+    held = Held(present.log, present.high_seqno, present.purge_seqno)
+    return rollback_point(Position(seqno, SnapshotRange(seqno, seqno), uuid), held) is None
 
 
 def check_same_bucket(

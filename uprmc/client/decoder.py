@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from itertools import pairwise
 
 from uprmc.client.errors import NotANode, ProducerError
 from uprmc.client.events import (
@@ -27,8 +26,9 @@ from uprmc.client.events import (
     StreamEnded,
 )
 from uprmc.client.handler import DELETE, EXPIRE, SET, Change
+from uprmc.consume.history import read_log
 from uprmc.errors import RemoteProtocolError
-from uprmc.model import FailoverEntry
+from uprmc.model import FailoverLog
 from uprmc.places import stranger
 from uprmc.protocol.header import RequestFrame, ResponseFrame, decode_frame, unpack_request
 from uprmc.protocol.opcodes import (
@@ -43,21 +43,16 @@ from uprmc.protocol.opcodes import (
 from uprmc.protocol.upr import (
     DELETION_EXTRAS,
     EXPIRATION_EXTRAS,
-    FAILOVER_ENTRY,
     MUTATION_EXTRAS,
     MUTATION_FRAME,
     STREAM_END_EXTRAS,
     TIMED_DELETION_EXTRAS,
-    decode_failover_log,
     decode_marker,
     decode_term,
     frame_head,
     frame_place,
 )
 from uprmc.protocol.upr_extensions import SNAPSHOT_END_EXTRAS
-
-#: Longest failover log that is believed.
-LOG_MAX_ENTRIES = 1000
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _MUTATION_BYTES = MUTATION_FRAME.size
@@ -262,21 +257,12 @@ class Decoder:
         except RemoteProtocolError as error:
             raise self._nonsense(f"vBucket {vbucket}: {error}") from None
 
-    def log(self, frame: ResponseFrame, vbucket: int) -> tuple[FailoverEntry, ...]:
+    def log(self, frame: ResponseFrame, vbucket: int) -> FailoverLog:
         """Read the failover log in an answer; raises `ProducerError`."""
-        entries = len(frame.value) // FAILOVER_ENTRY.size
-        if entries > LOG_MAX_ENTRIES:
-            raise self._nonsense(
-                f"vBucket {vbucket}: a failover log of {entries} entries, more than "
-                f"{LOG_MAX_ENTRIES} are not believed"
-            )
         try:
-            log = decode_failover_log(frame.value)
+            return read_log(frame.value)
         except RemoteProtocolError as error:
             raise self._nonsense(f"vBucket {vbucket}: {error}") from None
-        if any(older.seqno > newer.seqno for newer, older in pairwise(log)):
-            raise self._nonsense(f"vBucket {vbucket}: a failover log that is not newest first")
-        return log
 
     def _told(self, frame: RequestFrame, events: list[Event]) -> None:
         opcode = frame.opcode

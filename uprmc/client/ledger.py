@@ -17,8 +17,9 @@ from typing import Any
 from uprmc.client.events import Run
 from uprmc.client.handler import Change, Handler
 from uprmc.client.node_session import Task
-from uprmc.client.position import BOUNDARY, FailoverLog, Place
+from uprmc.client.position import BOUNDARY, Place
 from uprmc.client.state import RingChunk, StateStore
+from uprmc.model import FailoverLog
 
 _Entries = dict[int, list[tuple[int, bytes]]]
 

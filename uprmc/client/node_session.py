@@ -21,7 +21,7 @@ from uprmc.client.ahead import Ahead
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.events import Event, Inlet
-from uprmc.client.position import Asked, FailoverLog
+from uprmc.client.position import Asked
 from uprmc.consume import features
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
 from uprmc.consume.conversation import (
@@ -33,7 +33,7 @@ from uprmc.consume.conversation import (
     keep_alive_answer,
 )
 from uprmc.errors import RemoteProtocolError
-from uprmc.model import SEQNO_MAX, VBucketState
+from uprmc.model import SEQNO_MAX, FailoverLog, VBucketState
 from uprmc.places import of_cluster_map
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import (

@@ -23,10 +23,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from uprmc import rollback
 from uprmc.client.state import Saved
-from uprmc.engine import rollback
-from uprmc.engine.rollback import Held, rollback_point, shared_until
-from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
+from uprmc.model import SEQNO_MAX, FailoverEntry, FailoverLog, SnapshotRange
+from uprmc.rollback import Held, rollback_point, shared_until
 
 #: Key of the ring entry that marks the end of a snapshot.
 BOUNDARY = b""
@@ -36,8 +36,6 @@ VERSIONS_MAX = 25
 
 #: The keys that are kept are counted in about so many pieces, however few come at a time.
 _PIECES = 128
-
-FailoverLog = tuple[FailoverEntry, ...]
 
 
 class Position(NamedTuple):

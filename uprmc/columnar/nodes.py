@@ -25,12 +25,13 @@ from uprmc.columnar.errors import (
     VBucketsChanged,
 )
 from uprmc.columnar.frames import Answer, Request
-from uprmc.columnar.logs import Log, parsed_log
 from uprmc.columnar.retry_policy import Busy, patiently
 from uprmc.consume.cluster_map import parsed_map
+from uprmc.consume.history import read_log
 from uprmc.consume.placement import Choice, Claim, chosen
 from uprmc.consume.ranges import in_ranges
-from uprmc.model import VBucketState
+from uprmc.errors import RemoteProtocolError
+from uprmc.model import FailoverLog, VBucketState
 from uprmc.places import of_cluster_map
 from uprmc.protocol.binary import (
     OBSERVE_SEQNO_FAILOVER_REPLY,
@@ -67,7 +68,7 @@ class Standing:
     vbucket: int
     place: str
     high_seqno: int
-    log: Log
+    log: FailoverLog
     items: int = 0
     term: int = 0
 
@@ -301,7 +302,7 @@ class Nodes:
             choices[vbucket] = chosen(vbucket, told, self.terms.get(vbucket, 0))
         return choices
 
-    def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, Log]:
+    def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, FailoverLog]:
         """Return failover logs, none if the node does not tell."""
         try:
             logs = _logs(self.connection(place), vbuckets)
@@ -356,13 +357,13 @@ def _active(connection: Connection) -> _Active:
         raise connection.protocol_error("a torn list of seqnos") from None
 
 
-def _logs(connection: Connection, numbers: Iterable[int]) -> list[Log]:
+def _logs(connection: Connection, numbers: Iterable[int]) -> list[FailoverLog]:
     wanted = list(numbers)
     requests = [Request(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in wanted]
     answers: list[Answer] = connection.require(requests)
     try:
-        return [parsed_log(answer.value) for answer in answers]
-    except ValueError as error:
+        return [read_log(answer.value) for answer in answers]
+    except RemoteProtocolError as error:
         raise connection.protocol_error(str(error)) from None
 
 

@@ -22,11 +22,11 @@ from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block
 from uprmc.columnar.errors import BadOption, LeaseEnded, Unreachable
 from uprmc.columnar.lease import Grant, KeptLease, Lease, of_token
-from uprmc.columnar.logs import Log
 from uprmc.columnar.retry_policy import Busy, RetryPolicy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamState
 from uprmc.columnar.streams import LeaseGone, Streams
+from uprmc.model import FailoverLog
 
 #: Rows of vBuckets that are not complete are kept back up to here; then the oldest are yielded.
 HOLD_BACK_BYTES = 64 * 1024 * 1024
@@ -75,7 +75,7 @@ class Done:
     uuid: int
     start: int
     end: int
-    log: Log
+    log: FailoverLog
     purge_seqno: int
     rows: int
     deletes: int

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uprmc.columnar.logs import parsed_log
 from uprmc.columnar.rows import Rows
 from uprmc.columnar.stream_states import StreamState
+from uprmc.consume.history import read_log
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import REQUEST_HEADER
 from uprmc.protocol.opcodes import (
@@ -124,7 +124,7 @@ class Judged:
     def _answered(self, opcode: int, status: int, opaque: int, value: bytes) -> None:
         if opcode == Opcode.UPR_STREAM_REQUEST and status == Status.SUCCESS:
             state = self._find(opaque, -1)
-            _judge(state, lambda: state.accept(parsed_log(value)))
+            _judge(state, lambda: state.accept(read_log(value)))
         elif opcode == Opcode.UPR_CLOSE_STREAM:
             state = self._find(opaque, -1)
             state.ended = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from uprmc.columnar.logs import Log
+from uprmc.model import FailoverLog
 from uprmc.protocol.opcodes import MarkerFlag, StreamFlag
 from uprmc.protocol.upr import STREAM_REQUEST_EXTRAS
 
@@ -66,7 +66,7 @@ class StreamState:
         """Begin again: nothing has come, nothing is known of a lease."""
         self.seqno = self.start
         self.uuid, self.snap_start, self.snap_end = self._asked
-        self.log: Log = ()
+        self.log: FailoverLog = ()
         self.held_high = None
         self.purge_seqno = 0
         self.rows = self.deletes = self.size_bytes = 0
@@ -108,7 +108,7 @@ class StreamState:
 
     # --- what comes -----------------------------------------------------------------------------
 
-    def accept(self, log: Log) -> None:
+    def accept(self, log: FailoverLog) -> None:
         """The node has accepted the request."""
         self.accepted = True
         self.log = log

@@ -8,9 +8,7 @@ Source: seed 000 "Failover Log"; `reference/upr.md` 3.1; acceptance rows D11, D1
 
 from __future__ import annotations
 
-from uprmc.model import FailoverEntry, SnapshotRange
-
-FailoverLog = tuple[FailoverEntry, ...]
+from uprmc.model import FailoverEntry, FailoverLog, SnapshotRange
 
 
 def new_log(uuid: int) -> FailoverLog:

@@ -20,12 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from uprmc.engine.failover_log import FailoverLog
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
-from uprmc.model import Item
+from uprmc.model import FailoverLog, Item
 from uprmc.storage.interface import Store, StoreView
 
 #: (vBucket, key)

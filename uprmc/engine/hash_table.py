@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from uprmc.engine.failover_log import FailoverLog, new_log
+from uprmc.engine.failover_log import new_log
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES, MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.watching import Watcher
 from uprmc.engine.write_queue import WriteQueue
-from uprmc.model import Item, SnapshotRange, VBucketState
+from uprmc.model import FailoverLog, Item, SnapshotRange, VBucketState
 from uprmc.ports import Clock
 
 

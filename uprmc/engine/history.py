@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from uprmc.engine.failover_log import FailoverLog, new_log
+from uprmc.engine.failover_log import new_log
 from uprmc.engine.hash_table import Forgetting, HashTable
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.terms import promoted
 from uprmc.engine.watching import Interruption, Watcher
 from uprmc.engine.write_queue import WriteQueue
-from uprmc.model import Item, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.model import FailoverLog, Item, SnapshotRange, VBucketHeader, VBucketState
 
 _seqno_of = attrgetter("seqno")
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.change_source import Reading
-from uprmc.engine.rollback import Held
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
@@ -25,6 +24,7 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.model import VBucketState
+from uprmc.rollback import Held
 from uprmc.storage.interface import StoreView
 
 

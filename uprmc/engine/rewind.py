@@ -29,12 +29,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.failover_log import FailoverLog
 from uprmc.engine.flusher import Waiter
 from uprmc.engine.replica import NUMBER_MAX
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments
-from uprmc.model import Item, SnapshotRange
+from uprmc.model import FailoverLog, Item, SnapshotRange
 
 
 class Rewind(NamedTuple):

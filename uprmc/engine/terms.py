@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from uprmc.engine.failover_log import FailoverLog
 from uprmc.errors import StoreCorrupt
-from uprmc.model import VBucketState
+from uprmc.model import FailoverLog, VBucketState
 
 #: The local document with the terms of vBuckets that were removed: JSON, by number.
 REMOVED_NAME = b"uprmc/removed-terms"

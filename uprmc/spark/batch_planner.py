@@ -29,8 +29,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from uprmc import rollback
 from uprmc.columnar.errors import DataLost, NoVBucket, RolledBack, VBucketsChanged
-from uprmc.columnar.rollback import history_of, newest_boundary, rollback_point
+from uprmc.consume.history import history_of, newest_boundary
+from uprmc.model import FailoverLog, SnapshotRange
 from uprmc.spark.offsets import Offset, Position, thinned
 
 FAIL, REWIND, RESTART = "fail", "rewind", "restart"
@@ -60,7 +62,7 @@ class Seen:
         place: the node.
     """
 
-    log: tuple[tuple[int, int], ...]
+    log: FailoverLog
     high_seqno: int
     purge_seqno: int = 0
     place: str = ""
@@ -201,9 +203,9 @@ def _shared(here: Settled, number: int, seen: Seen) -> int | None:
     begin, end = position.snapshot or (position.seqno, position.seqno)
     if begin == position.seqno:
         end = begin
-    point = rollback_point(
-        seen.log, seen.high_seqno, seen.purge_seqno, position.seqno, begin, end, position.uuid
-    )
+    place = rollback.Position(position.seqno, SnapshotRange(begin, end), position.uuid)
+    held = rollback.Held(seen.log, seen.high_seqno, seen.purge_seqno)
+    point = rollback.rollback_point(place, held)
     if point is None and position.seqno and number in here.unsure:
         newer = [uuid for uuid, _ in seen.log].index(position.uuid)
         if newer and not (newer == 1 and here.unsure[number] == seen.place):
@@ -342,7 +344,8 @@ class Slice:
         Raises:
             RolledBack, DataLost: to fail.
         """
-        shared = rollback_point(seen.log, seen.high_seqno, 0, self.start, *self.snapshot, self.uuid)
+        place = rollback.Position(self.start, SnapshotRange(*self.snapshot), self.uuid)
+        shared = rollback.rollback_point(place, rollback.Held(seen.log, seen.high_seqno, 0))
         if shared is not None:
             if rules.on_rollback == FAIL:
                 raise RolledBack(self.vbucket, self.start, shared, _ADVICE)

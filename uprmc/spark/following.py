@@ -16,7 +16,7 @@ from dataclasses import replace
 from uprmc.columnar.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
 from uprmc.columnar.lease import KeptLease, acquire, of_token
 from uprmc.columnar.nodes import Nodes, Standing
-from uprmc.columnar.rollback import history_of
+from uprmc.consume.history import history_of
 from uprmc.spark import batch_planner
 from uprmc.spark.batch import TASKS_PER_PROCESSOR
 from uprmc.spark.batch_planner import Seen, Settled, Slice

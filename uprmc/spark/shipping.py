@@ -33,6 +33,7 @@ _ABOVE = (
     "model.py",
     "places.py",
     "py.typed",
+    "rollback.py",
     "units.py",
 )
 _PACKAGES = (

@@ -11,7 +11,9 @@ from dataclasses import replace
 from uprmc.columnar.errors import RolledBack, VBucketsChanged
 from uprmc.columnar.nodes import Nodes, Standing
 from uprmc.columnar.reading import Range
-from uprmc.columnar.rollback import history_of, shared_until
+from uprmc.consume.history import history_of
+from uprmc.model import SEQNO_MAX, FailoverEntry
+from uprmc.rollback import shared_until
 from uprmc.spark.offsets import Offset, Position, starting_at
 
 
@@ -83,6 +85,7 @@ def _range(number: int, position: Position) -> Range:
 
 
 def _check_end(number: int, end: Position, standing: Standing) -> None:
-    shared = shared_until(standing.log, standing.high_seqno, end.uuid) if end.seqno else end.seqno
+    theirs = (FailoverEntry(end.uuid, 0),)
+    shared = shared_until(standing.log, standing.high_seqno, theirs, SEQNO_MAX) if end.seqno else 0
     if shared is None or end.seqno > shared:
         raise RolledBack(number, end.seqno, shared or 0, "endingOffsets are of a lost history")

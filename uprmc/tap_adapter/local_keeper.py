@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.failover_log import FailoverLog
+from uprmc.model import FailoverLog
 
 #: The document that says how many places there are, as decimal digits.
 COUNT_NAME = b"uprmc/tap/count"

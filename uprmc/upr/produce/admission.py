@@ -10,7 +10,13 @@ from typing import NamedTuple
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.leases import Lease
-from uprmc.engine.rollback import (
+from uprmc.engine.terms import shares_history
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import KeyExists, NotMyVBucket, RollbackRequired, TemporaryFailure
+from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBucketState
+from uprmc.protocol.opcodes import StreamFlag
+from uprmc.protocol.upr import StreamRequest
+from uprmc.rollback import (
     Held,
     Position,
     Rule,
@@ -19,12 +25,6 @@ from uprmc.engine.rollback import (
     check_versions,
     rollback_point,
 )
-from uprmc.engine.terms import shares_history
-from uprmc.engine.vbucket import VBucket
-from uprmc.errors import KeyExists, NotMyVBucket, RollbackRequired, TemporaryFailure
-from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBucketState
-from uprmc.protocol.opcodes import StreamFlag
-from uprmc.protocol.upr import StreamRequest
 
 #: Plain numbers: an enum takes a microsecond for each AND.
 _ACTIVE_ONLY = int(StreamFlag.ACTIVE_ONLY)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.engine.failover_log import FailoverLog
 from uprmc.engine.flusher import Waiter
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
@@ -21,7 +20,7 @@ from uprmc.errors import (
     TemporaryFailure,
     UnknownCommand,
 )
-from uprmc.model import VBucketState
+from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status, StreamFlag
 from uprmc.protocol.upr import (
     BUFFER_ACK_EXTRAS,

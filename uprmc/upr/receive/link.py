@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from uprmc.consume import features
+from uprmc.consume.history import check_presentable
 from uprmc.engine.terms import shares_history
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
-from uprmc.model import FailoverEntry, VBucketState
+from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import EndReason, Opcode, Status, StreamFlag
 from uprmc.protocol.upr import Marker
@@ -261,16 +262,14 @@ class Link(LinkSession):
         # Who has none of our extensions may hang up on a command that he does not know, every time.
         return features.is_ours(self.granted)
 
-    def read_log(self, value: bytes) -> tuple[FailoverEntry, ...]:
+    def read_log(self, value: bytes) -> FailoverLog:
         """Read a failover log strictly: we shall have to show it to others.
 
         Raises:
             RemoteProtocolError: torn, empty, or no log that a server made.
         """
         log = super().read_log(value)
-        uuids, seqnos = {entry.uuid for entry in log}, [entry.seqno for entry in log]
-        if 0 in uuids or len(uuids) < len(log) or seqnos != sorted(seqnos, reverse=True):
-            raise RemoteProtocolError(f"a failover log that makes no sense, at {seqnos[:5]}")
+        check_presentable(log)
         return log
 
     def began(self, stream: ReplicaStream) -> None:

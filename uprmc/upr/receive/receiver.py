@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from uprmc.consume.conversation import Questions, Silence, acknowledgement
+from uprmc.consume.history import newest_entries
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import (
     InvalidArguments,
@@ -27,15 +28,13 @@ from uprmc.errors import (
     RangeExceeded,
     RemoteProtocolError,
 )
-from uprmc.model import FailoverEntry, Item, VBucketState
+from uprmc.model import FailoverLog, Item, VBucketState
 from uprmc.protocol.header import encode_request, encode_response
 from uprmc.protocol.opcodes import HEADER_BYTES, MarkerFlag, Opcode, Status
 from uprmc.protocol.upr import (
-    FAILOVER_ENTRY,
     ROLLBACK_VALUE,
     SET_VBUCKET_STATE_EXTRAS,
     Marker,
-    decode_failover_log,
     decode_marker,
     decode_term,
 )
@@ -217,16 +216,14 @@ class Receiver:
         else:
             self.refused(stream, reply.status, f"the source refuses: {status_text(reply.status)}")
 
-    def read_log(self, value: bytes) -> tuple[FailoverEntry, ...]:
+    def read_log(self, value: bytes) -> FailoverLog:
         """Read a failover log, the newest entries of one that is too long.
 
         Raises:
             RemoteProtocolError: torn or empty.
         """
         limit = self.hub.bucket.settings.engine.max_failover_entries
-        if len(value) % FAILOVER_ENTRY.size:
-            raise RemoteProtocolError(f"a failover log of {len(value)} bytes")
-        return decode_failover_log(value[: limit * FAILOVER_ENTRY.size])
+        return newest_entries(value, limit)
 
     # --- rolling back ---------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.replica import NUMBER_MAX
 from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target
-from uprmc.engine.rollback import shared_until
 from uprmc.errors import InvalidArguments, RemoteProtocolError, StoreError
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, Life
 from uprmc.protocol.opcodes import DataType, Opcode, Status
@@ -32,6 +31,7 @@ from uprmc.protocol.replication import (
     GET_VERSION_REPLY_EXTRAS,
 )
 from uprmc.protocol.upr import decode_term
+from uprmc.rollback import shared_until
 from uprmc.upr.peer import Reply
 from uprmc.upr.receive.replica_stream import ReplicaStream
 

@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from uprmc.engine.failover_log import FailoverLog
 from uprmc.errors import InvalidArguments, RangeExceeded
-from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange
+from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, FailoverLog, SnapshotRange
 
 
 class Rule(Enum):
