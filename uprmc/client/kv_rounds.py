@@ -15,6 +15,7 @@ from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv_map import KvMap
 from uprmc.client.kv_pipeline import KvReply, KvRequest, Pipeline, run
 from uprmc.client.kv_values import OutcomeUnknown
+from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.errors import UprmcError
 from uprmc.protocol.opcodes import Status
 
@@ -41,16 +42,19 @@ class Rounds:
         answers: Answers = {}
         failures: Failures = {}
         pending: Sequence[int] = range(len(requests))
-        pause_s = deadline = 0.0
+        backoff = Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S)
+        policy: RetryPolicy | None = None
         while True:
             self._round(requests, pending, answers, failures, changes=changes)
             before, pending = len(pending), _to_repeat(pending, answers, failures)
             now = time.monotonic()
-            if len(pending) < before or not deadline:
-                pause_s, deadline = 0.0, now + self._retry_s
-            if not pending or now >= deadline:
+            if policy is None:
+                policy = RetryPolicy(backoff, now, patience_s=self._retry_s)
+            elif len(pending) < before:
+                policy.good(now)
+            pause_s = policy.wait_s(now) if pending else None
+            if pause_s is None:
                 break
-            pause_s = min(max(2 * pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S, deadline - now)
             time.sleep(pause_s)
             self._look_around(pending, answers)
         return [answers.get(number) or failures[number] for number in range(len(requests))]

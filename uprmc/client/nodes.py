@@ -16,6 +16,7 @@ from uprmc.client.errors import ClientError, MisuseError, NodeUnreachable
 from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Place
 from uprmc.consume.placement import Choice, Claim, chosen
+from uprmc.consume.retry import Backoff
 
 DELAY_MIN_S = 0.1
 DELAY_MAX_S = 5.0
@@ -28,33 +29,6 @@ _TELL_S = 5.0
 
 #: More nodes than this are not learnt from cluster maps.
 NODES_MAX = 256
-
-
-class Backoff:
-    """Waits that double.
-
-    Attributes:
-        at: when the next attempt is due.
-        attempts: in vain, since the last good one.
-    """
-
-    __slots__ = ("_delay_s", "at", "attempts")
-
-    def __init__(self) -> None:
-        self.at = 0.0
-        self.attempts = 0
-        self._delay_s = DELAY_MIN_S
-
-    def failed(self, now: float, jitter: float = 0.0) -> None:
-        """Wait; `jitter` from 0 to 1 makes it up to a half longer."""
-        self.at = now + self._delay_s * (1 + jitter / 2)
-        self.attempts += 1
-        self._delay_s = min(self._delay_s * 2, DELAY_MAX_S)
-
-    def good(self) -> None:
-        """Begin with short waits again."""
-        self.attempts = 0
-        self._delay_s = DELAY_MIN_S
 
 
 class Node:
@@ -82,7 +56,7 @@ class Node:
         self.dialling = False
         self.error: ClientError | None = None
         self.polled = self.failed = False
-        self.backoff = Backoff()
+        self.backoff = Backoff(DELAY_MIN_S, DELAY_MAX_S)
         self.since = self.asked_at = self.told_at = 0.0
         self._endings = 0
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from uprmc.client.events import Inlet
 from uprmc.client.node_session import NodeSession
-from uprmc.client.nodes import Backoff
+from uprmc.client.nodes import DELAY_MAX_S, DELAY_MIN_S
 from uprmc.client.position import Place
+from uprmc.consume.retry import Backoff
 
 
 class Route:
@@ -33,7 +34,7 @@ class Route:
         self.session: NodeSession | None = None
         self.inlet: Inlet | None = None
         self.streaming = self.done = False
-        self.backoff = Backoff()
+        self.backoff = Backoff(DELAY_MIN_S, DELAY_MAX_S)
         self.high_seqno = self.items = 0
         self.refusal = ""
         self.lost_at = 0.0

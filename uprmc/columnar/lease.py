@@ -31,9 +31,10 @@ from uprmc.columnar.errors import (
 )
 from uprmc.columnar.frames import Answer, Request
 from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Busy, RetryPolicy, patiently
+from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Attempts, Busy, patiently
 from uprmc.consume import ranges
 from uprmc.consume.ranges import in_ranges
+from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import (
     LEASE_ACQUIRE_EXTRAS,
@@ -154,7 +155,7 @@ def acquire(access: Access, vbuckets: Iterable[int] | None, lifetime_s: float) -
     seconds = _checked(lifetime_s)
     wanted = None if vbuckets is None else list(vbuckets)
     with Nodes(access) as nodes:
-        moved = RetryPolicy(access)
+        moved = Attempts(access)
         while True:
             try:
                 return _acquired(access, nodes, wanted, seconds)
@@ -306,7 +307,8 @@ class _Acquiring:
             Opcode.LEASE_ACQUIRE, extras=LEASE_ACQUIRE_EXTRAS.pack(self._seconds), value=value
         )
         patience_s = self._access.read_timeout_s
-        deadline, wait_s = time.monotonic() + patience_s, self._access.retry_backoff_s
+        backoff = Backoff(self._access.retry_backoff_s, BACKOFF_MAX_S)
+        policy = RetryPolicy(backoff, time.monotonic(), patience_s=patience_s)
         while True:
             (answer,) = connection.ask([request])
             if not answer.status:
@@ -318,12 +320,12 @@ class _Acquiring:
                 raise _Moved(refusal.text)
             if not isinstance(refusal, Busy):
                 raise refusal
-            if time.monotonic() > deadline:
+            wait_s = policy.wait_s(time.monotonic(), random.random())
+            if wait_s is None:
                 raise LeaseRefused(
                     f"{refusal.text} for {patience_s:g} s; see `stats leases` and upr.leases there"
                 )
-            time.sleep(wait_s * random.uniform(0.75, 1.0))
-            wait_s = min(wait_s * 2, BACKOFF_MAX_S)
+            time.sleep(wait_s)
 
 
 def _renewed(access: Access, grant: Grant, seconds: int) -> int:

@@ -25,6 +25,7 @@ from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.requests import Piece
 from uprmc.columnar.rounds import Requests, Rounds
 from uprmc.columnar.write_options import WriteOptions
+from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.protocol.binary import (
     OBSERVE_SEQNO_FAILOVER_REPLY,
     OBSERVE_SEQNO_REPLY,
@@ -130,16 +131,17 @@ class UnpersistedRows:
         self._open = _Generation()
 
     def _wait_until(self, held_bytes: int) -> None:
-        pause_s, since = _PAUSE_S, self._clock()
+        wait_s = self._options.retry_deadline_s
+        policy = RetryPolicy(Backoff(_PAUSE_S, _PAUSE_MAX_S), self._clock(), patience_s=wait_s)
         while self._closed and self.held_bytes > held_bytes:
             if self._look():
-                pause_s, since = _PAUSE_S, self._clock()
-            elif self._clock() - since >= self._options.retry_deadline_s:
-                wait_s = self._options.retry_deadline_s
+                policy.good(self._clock())
+            if self.held_bytes <= held_bytes:
+                return
+            pause_s = policy.wait_s(self._clock())
+            if pause_s is None:
                 raise Refused(f"nothing more was written to disk for {wait_s:g} s")
-            if self.held_bytes > held_bytes:
-                self._sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            self._sleep(pause_s)
 
     # --- one look -------------------------------------------------------------------------------
 

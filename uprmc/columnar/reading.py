@@ -22,7 +22,7 @@ from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block
 from uprmc.columnar.errors import BadOption, LeaseEnded, Unreachable
 from uprmc.columnar.lease import Grant, KeptLease, Lease, of_token
-from uprmc.columnar.retry_policy import Busy, RetryPolicy
+from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamState
 from uprmc.columnar.streams import LeaseGone, Streams
@@ -219,7 +219,7 @@ class _Reading:
 
     def _from_node(self, grant: Grant, states: list[StreamState]) -> Iterator[Any]:
         """Read some vBuckets of one node, however often the connection is lost."""
-        policy = RetryPolicy(self._access)
+        attempts = Attempts(self._access)
         while left := [each for each in states if not each.ended]:
             before = sum(each.seqno for each in left)
             try:
@@ -228,8 +228,8 @@ class _Reading:
                         yield from self._take(block)
             except (Unreachable, Busy) as error:
                 if sum(each.seqno for each in left) > before or any(e.ended for e in left):
-                    policy.worked()
-                policy.wait(error)
+                    attempts.worked()
+                attempts.wait(error)
 
     def _streams(
         self, connection: Connection, lease: int, states: list[StreamState]

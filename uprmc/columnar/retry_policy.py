@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import Refused, SparkError, TlsFailed, Unreachable
+from uprmc.consume.retry import Backoff, RetryPolicy
 
 #: The longest wait between two attempts, in seconds.
 BACKOFF_MAX_S = 5.0
@@ -36,25 +37,27 @@ class Busy(Refused):
     """A node warms up, or has too much to do: trying again helps."""
 
 
-class RetryPolicy:
-    """Counts attempts that failed in a row."""
+class Attempts:
+    """Counts attempts that failed in a row, and waits between them."""
 
     def __init__(self, access: Access) -> None:
-        self._access = access
+        self._policy = RetryPolicy(
+            Backoff(access.retry_backoff_s, BACKOFF_MAX_S), retries=access.retries
+        )
         self.worked()
 
     def worked(self) -> None:
         """Something went well: what fails from now on is counted anew."""
-        self._failures = self._silences = 0
+        self._policy.good()
+        self._silences = 0
 
     def wait(self, error: SparkError) -> None:
         """Wait before the next attempt; raises the error if there was enough of them."""
         self._silences += isinstance(error, Silent)
-        if self._failures >= self._access.retries or self._silences > _SILENCES:
+        wait_s = self._policy.wait_s(chance=random.random())
+        if wait_s is None or self._silences > _SILENCES:
             raise error
-        wait_s = min(BACKOFF_MAX_S, self._access.retry_backoff_s * 2**self._failures)
-        self._failures += 1
-        time.sleep(wait_s * random.uniform(0.75, 1.0))
+        time.sleep(wait_s)
 
 
 def patiently(access: Access, attempt: Callable[[], T]) -> T:
@@ -63,9 +66,9 @@ def patiently(access: Access, attempt: Callable[[], T]) -> T:
     Raises:
         Unreachable, Busy: it has failed too often. Whatever else it raises ends it at once.
     """
-    policy = RetryPolicy(access)
+    attempts = Attempts(access)
     while True:
         try:
             return attempt()
         except (Unreachable, Busy) as error:
-            policy.wait(error)
+            attempts.wait(error)

@@ -27,6 +27,7 @@ from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.windows import TEMPORARY, Reader, Share, run, status_only
 from uprmc.columnar.write_options import WriteOptions
+from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.protocol.opcodes import Status, status_text
 
 
@@ -89,7 +90,13 @@ class Rounds:
         """
         todo: Sequence[int] = range(len(requests.frames)) if places is None else places
         answers: dict[int, int] = {}
-        tries, least, since = 0, len(todo), self._clock()
+        options, least = self._options, len(todo)
+        policy = RetryPolicy(
+            Backoff(options.retry_backoff_s, options.retry_backoff_max_s),
+            self._clock(),
+            retries=options.retries,
+            patience_s=options.retry_deadline_s,
+        )
         while todo:
             again, why, look = self._round(requests, todo, answers, read)
             if not again:
@@ -98,14 +105,12 @@ class Rounds:
             for place in todo:
                 answers.pop(place, None)
             if len(again) < least:
-                tries, least, since = 0, len(again), self._clock()
-            if (
-                tries >= self._options.retries
-                or self._clock() - since >= self._options.retry_deadline_s
-            ):
+                least = len(again)
+                policy.good(self._clock())
+            pause_s = policy.wait_s(self._clock())
+            if pause_s is None:
                 raise why
-            self._pause(tries)
-            tries += 1
+            self._sleep(pause_s)
             self.repeated += len(todo)
             if look:
                 self._look_around()
@@ -170,11 +175,6 @@ class Rounds:
         for place in todo:
             found.setdefault(owners.get(numbers[place], ""), []).append(place)
         return dict(found)
-
-    def _pause(self, tries: int) -> None:
-        options = self._options
-        pause_s = options.retry_backoff_s * 2.0 ** min(tries, 30)
-        self._sleep(min(pause_s, options.retry_backoff_max_s))
 
     def _look_around(self) -> None:
         with suppress(Unreachable, Busy):  # the next round tells, if it is still so

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+from uprmc.consume.retry import Backoff
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import VBucketState
 from uprmc.ports import Entropy
@@ -33,20 +34,17 @@ FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
 class Pause:
     """How long to wait before trying again."""
 
-    __slots__ = ("_entropy", "_length", "_most")
+    __slots__ = ("_backoff", "_entropy")
 
     def __init__(self, entropy: Entropy, most_s: float) -> None:
         self._entropy = entropy
-        self._most = most_s
-        self._length = 0.0
+        self._backoff = Backoff(FIRST_PAUSE_S, most_s)
 
     def next(self, held_s: float) -> float:
         """Return seconds to wait, after something that held for `held_s`, 0 for what never did."""
-        if held_s >= max(_PROVEN_S, self._length):
-            self._length = 0.0
-        self._length = min(self._length * 2 or FIRST_PAUSE_S, self._most)
-        chance = (self._entropy.uuid48() & 0xFFFF) / 0x10000
-        return self._length * (1 - chance / 2)
+        if held_s >= max(_PROVEN_S, self._backoff.length_s):
+            self._backoff.good()
+        return self._backoff.next((self._entropy.uuid48() & 0xFFFF) / 0x10000)
 
 
 class LineState(Enum):
