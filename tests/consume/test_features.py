@@ -18,7 +18,6 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.tap_connection import ProducerSession
 from uprmc.client.tap_questions import handshake as tap_handshake
 from uprmc.columnar.access import Access
-from uprmc.columnar.frames import Answer
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.streams import Streams
 from uprmc.consume import features
@@ -70,9 +69,9 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def ask(self, requests: Any) -> list[Answer]:
+    def ask(self, requests: Any) -> list[ResponseFrame]:
         self.asked += requests
-        return [Answer(each.opcode, 0, 0, b"", b"", b"", 0, 0) for each in requests]
+        return [ResponseFrame(each.opcode) for each in requests]
 
 
 def test_a_replica_that_dialled() -> None:

@@ -25,7 +25,6 @@ from uprmc.columnar.errors import (
     TlsFailed,
     Unreachable,
 )
-from uprmc.columnar.frames import Request
 from uprmc.columnar.retry_policy import Busy, Silent, patiently
 from uprmc.protocol.header import RequestFrame, encode_request, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
@@ -52,25 +51,25 @@ def instead(node: FakeNode, opcode: int, reply: Callable[[RequestFrame], bytes |
 
 def test_answers_come_in_the_order_of_the_questions(servers: str) -> None:
     requests = [
-        Request(Opcode.SET, b"k%d" % n, bytes(8), b"v%d" % n) for n in range(PIPELINE_MAX + 5)
+        RequestFrame(Opcode.SET, b"k%d" % n, bytes(8), b"v%d" % n) for n in range(PIPELINE_MAX + 5)
     ]
     with Connection(servers, access(servers, read_timeout_s=30)) as connection:
         assert {each.status for each in connection.ask(requests)} == {0}
-        gets = [Request(Opcode.GETK, request.key) for request in requests]
+        gets = [RequestFrame(Opcode.GETK, request.key) for request in requests]
         assert [each.key for each in connection.ask(gets)] == [each.key for each in requests]
 
 
 def test_a_refusal_is_named_and_a_busy_node_told_apart(servers: str) -> None:
     with Connection(servers, access(servers)) as connection:
         with pytest.raises(Refused, match=r"answers GET with: Not found \(0001\)"):
-            connection.require([Request(Opcode.GET, b"absent")])
+            connection.require([RequestFrame(Opcode.GET, b"absent")])
         with pytest.raises(Refused, match=r"STAT nothing .*Not found"):
             connection.stats("nothing")
         assert connection.stats("vbucket-details")["vb_0"] == "active"
     with peer() as node:
         instead(node, Opcode.GET, lambda frame: refused(frame, Status.TEMPORARY_FAILURE))
         with Connection(node.place, access(node.place)) as connection, pytest.raises(Busy):
-            connection.require([Request(Opcode.GET, b"k")])
+            connection.require([RequestFrame(Opcode.GET, b"k")])
 
 
 def test_keep_alives_are_answered_while_an_answer_is_waited_for() -> None:
@@ -81,7 +80,7 @@ def test_keep_alives_are_answered_while_an_answer_is_waited_for() -> None:
     with peer() as node:
         instead(node, Opcode.GET, noop_first)
         with Connection(node.place, access(node.place)) as connection:
-            assert connection.ask([Request(Opcode.GET, b"k")])[0].status == 0
+            assert connection.ask([RequestFrame(Opcode.GET, b"k")])[0].status == 0
 
 
 # --- bad ends -------------------------------------------------------------------------------------
@@ -222,7 +221,7 @@ def test_over_tls(tls_node: ServerProcess, certificates: tuple[str, str]) -> Non
     trusting = access(place, tls=Tls(ca_file=certificates[0]), connect_timeout_s=10)
     for each in (trusting, replace(trusting, tls=Tls(verify=False))):
         with Connection(place, each) as connection:
-            assert connection.ask([Request(Opcode.NOOP)])[0].status == 0
+            assert connection.ask([RequestFrame(Opcode.NOOP)])[0].status == 0
 
 
 def test_a_certificate_that_nobody_trusts_is_refused(tls_node: ServerProcess) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 from uprmc.backup.manifest import Manifest
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
-from uprmc.columnar.frames import Request
 from uprmc.columnar.lease import Lease
 from uprmc.columnar.nodes import Nodes, details
+from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 
@@ -84,7 +84,7 @@ class _Raising:
 
     def __init__(self, floors: Mapping[int, int]) -> None:
         self._requests = [
-            Request(
+            RequestFrame(
                 Opcode.VBUCKET_FACTS, extras=VBUCKET_FACTS_EXTRAS.pack(0, floor), vbucket=number
             )
             for number, floor in floors.items()

@@ -16,14 +16,13 @@ from typing import Self
 
 from uprmc.columnar.access import Access, parsed_place
 from uprmc.columnar.errors import LoginRefused, ProtocolError, Refused, TlsFailed, Unreachable
-from uprmc.columnar.frames import Answer, Request, decoded_answer
 from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
 from uprmc.columnar.tls import context_of
 from uprmc.connecting import connected
 from uprmc.consume import features
 from uprmc.consume.conversation import KEEP_ALIVES, Questions, keep_alive_answer
 from uprmc.places import stranger
-from uprmc.protocol.header import RESPONSE_HEADER
+from uprmc.protocol.header import RESPONSE_HEADER, RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
     HEADER_BYTES,
@@ -75,13 +74,13 @@ class Connection:
 
     # --- questions ------------------------------------------------------------------------------
 
-    def ask(self, requests: Sequence[Request]) -> list[Answer]:
+    def ask(self, requests: Sequence[RequestFrame]) -> list[ResponseFrame]:
         """Return the answers to requests that have one each, in their order, whatever the status.
 
         Raises:
             Unreachable, ProtocolError.
         """
-        answers: list[Answer] = []
+        answers: list[ResponseFrame] = []
         for begin in range(0, len(requests), PIPELINE_MAX):
             chunk = requests[begin : begin + PIPELINE_MAX]
             opaques = [self._questions.expect(each.opcode, each.opcode) for each in chunk]
@@ -95,7 +94,7 @@ class Connection:
             answers += [found[opaque] for opaque in opaques]
         return answers
 
-    def require(self, requests: Sequence[Request]) -> list[Answer]:
+    def require(self, requests: Sequence[RequestFrame]) -> list[ResponseFrame]:
         """Return the answers as `ask` does, all of them successes.
 
         Raises:
@@ -112,7 +111,7 @@ class Connection:
     def stats(self, group: str) -> dict[str, str]:
         """Return a group of statistics by name; raises as `require`."""
         opaque = self._questions.expect(Opcode.STAT, Opcode.STAT)
-        self.send(Request(Opcode.STAT, group.encode()).encode(opaque))
+        self.send(RequestFrame(Opcode.STAT, group.encode()).encode(opaque))
         found: dict[str, str] = {}
         while len(found) <= STATS_MAX:
             answer = self._answer()
@@ -126,7 +125,7 @@ class Connection:
             return found
         raise self.protocol_error(f"more than {STATS_MAX} statistics")
 
-    def refusal(self, answer: Answer, what: str) -> Refused:
+    def refusal(self, answer: ResponseFrame, what: str) -> Refused:
         """Return what to raise of an answer that is no success."""
         kind = Busy if answer.status in _BUSY else Refused
         return kind(f"{self.place} answers {what} with: {answer.reason}")
@@ -203,18 +202,18 @@ class Connection:
     def _introduce(self) -> None:
         access = self._access
         name = (access.client_id or "spark").encode()[:200]
-        (answer,) = self.ask([Request.of(features.LEASE_READER.hello(name))])
+        (answer,) = self.ask([features.LEASE_READER.hello(name)])
         self.knows_terms = features.tells_terms(answer.status, answer.value)
         if access.username is not None:
             self._log_in(access.username)
         if access.bucket:
-            (answer,) = self.ask([Request(Opcode.SELECT_BUCKET, access.bucket.encode())])
+            (answer,) = self.ask([RequestFrame(Opcode.SELECT_BUCKET, access.bucket.encode())])
             if answer.status:
                 raise self.refusal(answer, f"the choice of bucket {access.bucket!r}")
 
     def _log_in(self, username: str) -> None:
         words = b"\0".join((b"", username.encode(), self._access.secret().encode()))
-        (answer,) = self.ask([Request(Opcode.SASL_AUTH, b"PLAIN", value=words)])
+        (answer,) = self.ask([RequestFrame(Opcode.SASL_AUTH, b"PLAIN", value=words)])
         if not answer.status:
             return
         if answer.status not in _LOGIN:
@@ -226,12 +225,13 @@ class Connection:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> ResponseFrame:
         """Wait for an answer to what was asked; keep-alives are answered on the way."""
         while True:
             frame = self._frame()
             if frame[0] == MAGIC_RESPONSE:
-                answer = decoded_answer(frame)
+                answer = decode_frame(frame)
+                assert isinstance(answer, ResponseFrame)
                 if self._questions.waiting_for(answer.opcode, answer.opaque) is None:
                     raise self.protocol_error(
                         f"an answer to {opcode_name(answer.opcode)} that nobody waits for"

@@ -20,13 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.errors import ProtocolError
-from uprmc.columnar.frames import Answer, decoded_answer
 from uprmc.columnar.records import FRAME_SCAN, MUTATION
 from uprmc.columnar.rows import Rows, build
 from uprmc.columnar.runs import Judged, Other
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamEnd, StreamState
-from uprmc.protocol.header import REQUEST_HEADER
+from uprmc.protocol.header import REQUEST_HEADER, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
     HEADER_BYTES,
@@ -70,7 +69,7 @@ class Noop(NamedTuple):
     opaque: int
 
 
-Notice = Answer | Noop | StreamEnd
+Notice = ResponseFrame | Noop | StreamEnd
 
 
 class Block(NamedTuple):
@@ -226,7 +225,9 @@ class Decoder:
         if key_length + extras_length > length:
             raise self.protocol_error(f"a torn {opcode_name(opcode)}")
         if magic == MAGIC_RESPONSE:
-            notices.append(decoded_answer(frame))
+            answer = decode_frame(frame)
+            assert isinstance(answer, ResponseFrame)
+            notices.append(answer)
             self._others.append(Other(len(self._positions), frame))
             return end - position
         if opcode in _NOOPS:

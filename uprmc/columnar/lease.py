@@ -29,12 +29,12 @@ from uprmc.columnar.errors import (
     Refused,
     SparkError,
 )
-from uprmc.columnar.frames import Answer, Request
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Attempts, Busy, patiently
 from uprmc.consume import ranges
 from uprmc.consume.ranges import in_ranges
 from uprmc.consume.retry import Backoff, RetryPolicy
+from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import (
     LEASE_ACQUIRE_EXTRAS,
@@ -135,7 +135,7 @@ class Lease:
             try:
                 with Connection(grant.place, self._access) as connection:
                     extras = LEASE_RELEASE_EXTRAS.pack(grant.id)
-                    connection.ask([Request(Opcode.LEASE_RELEASE, extras=extras)])
+                    connection.ask([RequestFrame(Opcode.LEASE_RELEASE, extras=extras)])
             except SparkError:
                 continue  # it lapses by itself
 
@@ -300,10 +300,10 @@ class _Acquiring:
         }
         return Grant(self._place, number, tuple(self._numbers)), held
 
-    def _turn(self, connection: Connection) -> Answer:
+    def _turn(self, connection: Connection) -> ResponseFrame:
         """Ask until it is our turn: other tasks of the same job hold leases, too."""
         value = b"".join(LEASE_VBUCKET.pack(number) for number in self._numbers)
-        request = Request(
+        request = RequestFrame(
             Opcode.LEASE_ACQUIRE, extras=LEASE_ACQUIRE_EXTRAS.pack(self._seconds), value=value
         )
         patience_s = self._access.read_timeout_s
@@ -333,7 +333,7 @@ def _renewed(access: Access, grant: Grant, seconds: int) -> int:
 
     def attempt() -> int:
         with Connection(grant.place, access) as connection:
-            (answer,) = connection.ask([Request(Opcode.LEASE_RENEW, extras=extras)])
+            (answer,) = connection.ask([RequestFrame(Opcode.LEASE_RENEW, extras=extras)])
             if answer.status == Status.KEY_NOT_FOUND:
                 raise LeaseEnded(f"{grant.place} has no lease {grant.id:016x} any more")
             if answer.status:

@@ -24,7 +24,6 @@ from uprmc.columnar.errors import (
     Unreachable,
     VBucketsChanged,
 )
-from uprmc.columnar.frames import Answer, Request
 from uprmc.columnar.retry_policy import Busy, patiently
 from uprmc.consume.cluster_map import parsed_map
 from uprmc.consume.history import read_log
@@ -38,6 +37,7 @@ from uprmc.protocol.binary import (
     OBSERVE_SEQNO_REPLY,
     OBSERVE_SEQNO_REQUEST,
 )
+from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNO_TERM, VBUCKET_SEQNOS_EXTRAS
 from uprmc.protocol.opcodes import Opcode
 
@@ -191,7 +191,7 @@ class Nodes:
         """
         (place,) = self.by_place([vbucket])
         value = OBSERVE_SEQNO_REQUEST.pack(uuid)
-        request = Request(Opcode.OBSERVE_SEQNO, value=value, vbucket=vbucket)
+        request = RequestFrame(Opcode.OBSERVE_SEQNO, value=value, vbucket=vbucket)
 
         def ask(connection: Connection) -> int:
             (answer,) = connection.require([request])
@@ -253,7 +253,7 @@ class Nodes:
 
     def _learn(self, connection: Connection) -> None:
         """Take from the node's map how many vBuckets there are, and which other nodes."""
-        (answer,) = connection.ask([Request(Opcode.GET_CLUSTER_CONFIG)])
+        (answer,) = connection.ask([RequestFrame(Opcode.GET_CLUSTER_CONFIG)])
         if answer.status:
             return
         try:
@@ -347,7 +347,7 @@ class _Survey:
 
 def _active(connection: Connection) -> _Active:
     extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
-    (answer,) = connection.require([Request(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
+    (answer,) = connection.require([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
     try:
         if connection.knows_terms:
             rows = VBUCKET_SEQNO_TERM.iter_unpack(answer.value)
@@ -359,8 +359,8 @@ def _active(connection: Connection) -> _Active:
 
 def _logs(connection: Connection, numbers: Iterable[int]) -> list[FailoverLog]:
     wanted = list(numbers)
-    requests = [Request(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in wanted]
-    answers: list[Answer] = connection.require(requests)
+    requests = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in wanted]
+    answers: list[ResponseFrame] = connection.require(requests)
     try:
         return [read_log(answer.value) for answer in answers]
     except RemoteProtocolError as error:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from uprmc.columnar.errors import ProtocolError, Refused
-from uprmc.columnar.frames import Request
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.requests import Piece
 from uprmc.columnar.rounds import Requests, Rounds
@@ -31,6 +30,7 @@ from uprmc.protocol.binary import (
     OBSERVE_SEQNO_REPLY,
     OBSERVE_SEQNO_REQUEST,
 )
+from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status, status_text
 
 #: So much is sent before it is asked what of it is on disk.
@@ -205,7 +205,7 @@ class UnpersistedRows:
             return status
 
         frames = [
-            Request(
+            RequestFrame(
                 Opcode.OBSERVE_SEQNO,
                 value=OBSERVE_SEQNO_REQUEST.pack(self._uuids.get(number, 0)),
                 vbucket=number,

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 
 from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
 from uprmc.columnar.errors import ProtocolError
-from uprmc.columnar.frames import Request
 from uprmc.columnar.requests import Piece, value_in
 from uprmc.columnar.rounds import Requests, Rounds
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.protocol.binary import GET_REPLY_EXTRAS, STORE_EXTRAS
+from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, status_name, status_text
 
 #: So often an insert is tried whose key is taken one moment and free the next.
@@ -131,7 +131,7 @@ class ResultClassifier:
             return _SAME if flags == own_flags and value == value_in(frame) else _OTHER
 
         frames = [
-            Request(Opcode.GET, piece.keys[place], vbucket=int(piece.vbuckets[place])).encode(
+            RequestFrame(Opcode.GET, piece.keys[place], vbucket=int(piece.vbuckets[place])).encode(
                 number
             )
             for number, place in enumerate(places)

@@ -13,12 +13,12 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block, Decoder, Noop, Notice
 from uprmc.columnar.errors import LeaseEnded, LeaseRefused, RolledBack, SparkError, Unreachable
-from uprmc.columnar.frames import Answer, Request
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamEnd, StreamState
 from uprmc.consume import features
 from uprmc.consume.conversation import FlowControl, acknowledgement, keep_alive_answer
+from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, opcode_name
 from uprmc.protocol.upr import ROLLBACK_VALUE
 
@@ -115,7 +115,7 @@ class Streams:
             interval_s=max(0.1, self._access.read_timeout_s / _NOOPS),
         )
         asked = [opening, *controls]
-        answers = self._connection.ask([Request.of(each) for each in asked])
+        answers = self._connection.ask([each for each in asked])
         for frame, answer in zip(asked, answers, strict=True):
             if features.LEASE_READER.is_fatal(frame, answer.status):
                 if frame is opening:
@@ -132,7 +132,7 @@ class Streams:
             opaque = self._connection.next_opaque()
             self._decoder.states[opaque] = state
             self._open.add(state)
-            request = Request(
+            request = RequestFrame(
                 Opcode.UPR_STREAM_REQUEST,
                 extras=state.request(),
                 value=self._value,
@@ -152,7 +152,7 @@ class Streams:
         """End streams of which only rows above the limit would come."""
         for state in [each for each in self._open if each.enough and not each.closed]:
             state.closed = True
-            request = Request(Opcode.UPR_CLOSE_STREAM, vbucket=state.vbucket)
+            request = RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=state.vbucket)
             opaque = self._connection.next_opaque()
             self._decoder.states[opaque] = state
             self._connection.send(request.encode(opaque))
@@ -181,7 +181,7 @@ class Streams:
                 f"{self._connection.place} ended the stream of vb={state.vbucket} ({reason})"
             )
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: ResponseFrame) -> None:
         state = self._decoder.states.get(answer.opaque)
         if state is None or answer.status == Status.SUCCESS:
             return  # `judging` has its say

@@ -26,8 +26,7 @@ from itertools import count
 
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import SparkError, Unreachable
-from uprmc.columnar.frames import Request
-from uprmc.protocol.header import RESPONSE_HEADER
+from uprmc.protocol.header import RESPONSE_HEADER, RequestFrame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
     HEADER_BYTES,
@@ -165,7 +164,7 @@ class Share:
             pieces = list(frames[order[begin] : order[end - 1] + 1])
         else:
             pieces = [frames[place] for place in order[begin:end]]
-        pieces.append(Request(Opcode.NOOP).encode(self._packed))
+        pieces.append(RequestFrame(Opcode.NOOP).encode(self._packed))
         self._packed += 1
         self._out = memoryview(b"".join(pieces))
 

@@ -23,7 +23,10 @@ from construct import Struct as Layout
 
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.protocol.derive import derive, derive_merged
-from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, status_text
+
+#: What a node says in words is shown up to this length.
+_WORDS_MAX_BYTES = 200
 
 
 def _header(magic: int, third: str) -> Layout:
@@ -190,15 +193,19 @@ class RequestFrame:
     cas: int = 0
     datatype: int = 0
 
-    def encode(self) -> bytes:
-        """Return the packet's bytes; raises `LocalProtocolError` when a field does not fit."""
+    def encode(self, opaque: int | None = None) -> bytes:
+        """Return the packet's bytes, with this opaque if one is given.
+
+        Raises:
+            LocalProtocolError: a field does not fit.
+        """
         return encode_request(
             self.opcode,
             key=self.key,
             extras=self.extras,
             value=self.value,
             vbucket=self.vbucket,
-            opaque=self.opaque,
+            opaque=self.opaque if opaque is None else opaque,
             cas=self.cas,
             datatype=self.datatype,
         )
@@ -229,6 +236,14 @@ class ResponseFrame:
             cas=self.cas,
             datatype=self.datatype,
         )
+
+    @property
+    def reason(self) -> str:
+        """Why the request was refused: the node's words if it has any, and the status."""
+        text = self.value.decode("utf-8", "replace") if len(self.value) <= _WORDS_MAX_BYTES else ""
+        if text and text.isprintable():
+            return f"{text} ({self.status:04x})"
+        return status_text(self.status)
 
 
 Frame = RequestFrame | ResponseFrame
