@@ -21,10 +21,11 @@ from tests.client.fake_kv_node import (
     FakeKvNode,
     reply,
 )
-from uprmc.client import kv_map, kv_pipeline
+from uprmc.client import kv_pipeline
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv import KvClient, OutcomeUnknown, SomeFailed
 from uprmc.client.kv_pipeline import WINDOW
+from uprmc.consume import placement
 from uprmc.errors import NotMyVBucket, OutOfMemory, TemporaryFailure, UnknownCommand
 
 DOCUMENTS = {b"key-%d" % number: b"value-%d" % number for number in range(2 * WINDOW + 10)}
@@ -123,7 +124,7 @@ def test_other_nodes_are_learnt_from_the_map() -> None:
 
 
 def test_a_map_with_endless_nodes_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_map, "NODES_MAX", 5)
+    monkeypatch.setattr(placement, "NODES_MAX", 5)
     others = [f"127.0.0.1:{number}" for number in range(1, 1000)]
     with FakeKvNode(others=others) as node, KvClient(node.place) as kv:
         assert len(kv._map.places) == 5

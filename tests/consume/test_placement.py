@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.consume.placement import Choice, Claim, chosen
+from uprmc.consume.placement import Choice, Claim, Log, OtherBucket, Placement, chosen
 
 OLD = ((1, 0),)
 
@@ -175,3 +177,67 @@ def test_a_promotion_of_a_replica_that_lags_never_has_a_lower_term_chosen(
 def test_a_choice_is_a_node_or_words(known: int, claims: list[Claim]) -> None:
     choice = chosen(0, claims, known)
     assert bool(choice.place) != bool(choice.why)
+
+
+# --- all vBuckets of a bucket -------------------------------------------------------------------
+
+
+def map_of(count: int, *servers: str, terms: Sequence[int] = ()) -> bytes:
+    found: dict[str, Any] = {"vBucketMap": [[0]] * count, "serverList": servers, "terms": terms}
+    return json.dumps({"vBucketServerMap": found}).encode()
+
+
+def no_logs(place: str, vbuckets: list[int]) -> Mapping[int, Log]:
+    raise AssertionError(f"{place} is asked for the logs of {vbuckets}")
+
+
+def test_a_map_tells_how_many_vbuckets_there_are_and_which_other_nodes() -> None:
+    placement = Placement(["a:1"])
+    placement.take_map("a:1", map_of(4, "$HOST:1", "b:1", "b:1", terms=[0, 3]))
+    assert placement.vbuckets == 4
+    assert placement.places == ["a:1", "b:1"]
+    assert placement.terms == {1: 3}
+
+
+def test_a_node_with_another_number_of_vbuckets_is_of_another_bucket() -> None:
+    placement = Placement(["a:1"], 4)
+    with pytest.raises(OtherBucket, match="b:1 has 8 vBuckets, not 4"):
+        placement.take_map("b:1", map_of(8))
+    with pytest.raises(ValueError, match="no sense"):
+        placement.take_map("b:1", b"{}")
+    assert placement.vbuckets == 4
+
+
+def test_terms_decide_for_each_vbucket_and_logs_only_where_they_are_equal() -> None:
+    asked = []
+
+    def logs_at(place: str, vbuckets: list[int]) -> Mapping[int, Log]:
+        asked.append((place, vbuckets))
+        return {"a:1": {1: [(7, 0)]}, "b:1": {1: [(8, 5), (7, 0)]}}[place]
+
+    placement = Placement(["a:1", "b:1"], 3)
+    placement.settle({"a:1": {0: 2, 1: 1}, "b:1": {0: 1, 1: 1, 2: 0}}, logs_at)
+    assert {n: each.place for n, each in placement.choices.items()} == {
+        0: "a:1",
+        1: "b:1",
+        2: "b:1",
+    }
+    assert asked == [("a:1", [1]), ("b:1", [1])]
+    assert placement.terms == {0: 2, 1: 1}
+
+
+def test_a_node_below_a_term_that_was_heard_of_before_is_not_chosen() -> None:
+    placement = Placement(["a:1", "b:1"], 1, {0: 5})
+    placement.settle({"a:1": {0: 4}}, no_logs)
+    assert not placement.choices[0].place
+    assert "there is a term 5" in placement.choices[0].why
+    placement.settle({"a:1": {0: 4}, "b:1": {0: 6}}, no_logs)
+    placement.settle({"a:1": {0: 5}}, no_logs)
+    assert not placement.choices[0].place
+
+
+def test_a_node_that_does_not_tell_its_log_leaves_the_vbucket_undecided() -> None:
+    placement = Placement(["a:1", "b:1"], 1)
+    placement.settle({"a:1": {0: 1}, "b:1": {0: 1}}, lambda place, vbuckets: {})
+    assert not placement.choices[0].place
+    assert placement.choices[0].undecided == ("a:1", "b:1")

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from uprmc.client.connection import NodeConnection, NodeError, reason
-from uprmc.consume.cluster_map import parsed_map
-from uprmc.consume.placement import Choice, Claim, Log, chosen
+from uprmc.consume.history import read_log
+from uprmc.consume.placement import Log, OtherBucket, Placement
 from uprmc.errors import NotMyVBucket, RemoteProtocolError, UprmcError
 from uprmc.model import VBucketState, vbucket_of
-from uprmc.places import of_cluster_map
 from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import (
@@ -24,10 +23,6 @@ from uprmc.protocol.management import (
     decode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Feature, Opcode
-from uprmc.protocol.upr import decode_failover_log
-
-#: More nodes are not believed in.
-NODES_MAX = 64
 
 _FEATURES = (
     Feature.JSON,
@@ -42,22 +37,24 @@ _Terms = dict[int, int]
 
 
 class KvMap:
-    """See the module docstring.
-
-    Attributes:
-        places: HOST:PORT of every node that is known.
-        vbuckets: how many vBuckets the documents are spread over; 0 = not known yet.
-    """
+    """See the module docstring."""
 
     def __init__(self, places: Iterable[str], vbuckets: int, timeout_s: float) -> None:
-        self.places = list(dict.fromkeys(places))
-        self.vbuckets = vbuckets
+        self._placement = Placement(places, vbuckets)
         self._timeout_s = timeout_s
         self._connections: dict[str, NodeConnection] = {}
-        self._choices: dict[int, Choice] = {}
-        self._known_terms: dict[int, int] = {}
         self._with_terms: set[NodeConnection] = set()
         self._silent: dict[str, NodeError] = {}
+
+    @property
+    def places(self) -> list[str]:
+        """HOST:PORT of every node that is known."""
+        return self._placement.places
+
+    @property
+    def vbuckets(self) -> int:
+        """How many vBuckets the documents are spread over; 0 = not known yet."""
+        return self._placement.vbuckets
 
     def vbucket_of(self, key: bytes) -> int:
         """Return where a key belongs."""
@@ -65,12 +62,12 @@ class KvMap:
 
     def connection(self, vbucket: int) -> NodeConnection | None:
         """Return the connection to the node that has the vBucket, ``None`` if none has."""
-        choice = self._choices.get(vbucket)
+        choice = self._placement.choices.get(vbucket)
         return None if choice is None else self._connections.get(choice.place)
 
     def why_absent(self, vbucket: int) -> UprmcError:
         """Return what to say of a vBucket that no connection leads to."""
-        choice = self._choices.get(vbucket)
+        choice = self._placement.choices.get(vbucket)
         if choice is not None and choice.why:
             return NotMyVBucket("; ".join([choice.why, *map(str, self._silent.values())]))
         if self._silent:
@@ -98,7 +95,7 @@ class KvMap:
             NodeError: no node answers, or they do not make one bucket.
         """
         try:
-            self._choose(self._asked())
+            self._placement.settle(self._asked(), self._logs)
         except NodeError:
             raise
         except BaseException:
@@ -153,51 +150,21 @@ class KvMap:
         if answer.status:
             return
         try:
-            count, others, terms = parsed_map(answer.value)
+            self._placement.take_map(place, answer.value)
+        except OtherBucket as error:
+            raise _Disagreement(f"the node at {error}") from None
         except ValueError as error:
             raise NodeError(f"the node at {place} has {error}") from None
-        self.vbuckets = self.vbuckets or count
-        if count != self.vbuckets:
-            raise _Disagreement(
-                f"the node at {place} has {count} vBuckets, not {self.vbuckets}: it belongs to "
-                "another bucket; leave it out"
-            )
-        self._heard_of(dict(enumerate(terms)))
-        for other in of_cluster_map(others, place):
-            if other not in self.places and len(self.places) < NODES_MAX:
-                self.places.append(other)
 
-    # --- who is right ---------------------------------------------------------------------------
-
-    def _heard_of(self, terms: _Terms) -> None:
-        known = self._known_terms
-        for vbucket, term in terms.items():
-            if term > known.get(vbucket, 0):
-                known[vbucket] = term
-
-    def _choose(self, told: dict[str, _Terms]) -> None:
-        claims: dict[int, list[Claim]] = {}
-        for place, terms in told.items():
-            self._heard_of(terms)
-            for vbucket, term in terms.items():
-                claims.setdefault(vbucket, []).append(Claim(place, term))
-        self._choices = {vbucket: self._choice(vbucket, each) for vbucket, each in claims.items()}
-
-    def _choice(self, vbucket: int, claims: list[Claim]) -> Choice:
-        known = self._known_terms.get(vbucket, 0)
-        choice = chosen(vbucket, claims, known)
-        if choice.undecided:
-            logs = {place: self._log(place, vbucket) for place in choice.undecided}
-            claims = [claim._replace(log=logs.get(claim.place, ())) for claim in claims]
-            choice = chosen(vbucket, claims, known)
-        return choice
+    def _logs(self, place: str, vbuckets: list[int]) -> dict[int, Log]:
+        return {vbucket: self._log(place, vbucket) for vbucket in vbuckets}
 
     def _log(self, place: str, vbucket: int) -> Log:
         """Return the failover log of a vBucket at a node, empty if it does not tell."""
         asked = RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=vbucket)
         try:
             answer = self._dialled(place).ask(asked)
-            return () if answer.status else decode_failover_log(answer.value)
+            return () if answer.status else read_log(answer.value)
         except (NodeError, RemoteProtocolError):
             return ()
 

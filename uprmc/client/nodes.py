@@ -15,7 +15,7 @@ from uprmc import places
 from uprmc.client.errors import ClientError, MisuseError, NodeUnreachable
 from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Place
-from uprmc.consume.placement import Choice, Claim, chosen
+from uprmc.consume.placement import NODES_MAX, Choice, Claim, chosen
 from uprmc.consume.retry import Backoff
 
 DELAY_MIN_S = 0.1
@@ -26,9 +26,6 @@ _GOOD_S = 10.0
 
 #: A node that has not told what it has so long after it was connected counts as failed meanwhile.
 _TELL_S = 5.0
-
-#: More nodes than this are not learnt from cluster maps.
-NODES_MAX = 256
 
 
 class Node:

@@ -25,13 +25,11 @@ from uprmc.columnar.errors import (
     VBucketsChanged,
 )
 from uprmc.columnar.retry_policy import Busy, patiently
-from uprmc.consume.cluster_map import parsed_map
 from uprmc.consume.history import read_log
-from uprmc.consume.placement import Choice, Claim, chosen
+from uprmc.consume.placement import OtherBucket, Placement
 from uprmc.consume.ranges import in_ranges
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState
-from uprmc.places import of_cluster_map
 from uprmc.protocol.binary import (
     OBSERVE_SEQNO_FAILOVER_REPLY,
     OBSERVE_SEQNO_REPLY,
@@ -40,9 +38,6 @@ from uprmc.protocol.binary import (
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNO_TERM, VBUCKET_SEQNOS_EXTRAS
 from uprmc.protocol.opcodes import Opcode
-
-#: More nodes are not believed in.
-NODES_MAX = 64
 
 #: An error says of so many vBuckets why they are refused.
 _REASONS_MAX = 5
@@ -77,9 +72,7 @@ class Nodes:
     """See the module docstring. Connections are kept open; used by one thread at a time.
 
     Attributes:
-        vbuckets: how many there are in all, active somewhere or not.
         owners: the node of each that is active, by number.
-        terms: the highest that was ever heard of, by number.
         silent: why nodes did not answer when they were asked last.
 
     Raises:
@@ -92,19 +85,26 @@ class Nodes:
         if not access.servers:
             raise BadOption("servers: name at least one node, as HOST:PORT")
         self._access = access
-        self._places = list(dict.fromkeys(access.servers))
+        self._placement = Placement(access.servers, terms=access.terms)
         self._connections: dict[str, Connection] = {}
         self._seqnos: dict[int, int] = {}
-        self._refused: dict[int, str] = {}
         self.silent: list[SparkError] = []
-        self.vbuckets = 0
         self.owners: dict[int, str] = {}
-        self.terms: dict[int, int] = dict(access.terms)
         try:
             self.refresh()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def vbuckets(self) -> int:
+        """How many there are in all, active somewhere or not."""
+        return self._placement.vbuckets
+
+    @property
+    def terms(self) -> dict[int, int]:
+        """The highest term that was ever heard of, by vBucket."""
+        return self._placement.terms
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Nodes:
     def _refresh(self) -> None:
         active: dict[str, _Active] = {}
         silent: list[SparkError] = []
-        for place in self._places:  # grows with what the first ones tell
+        for place in self._placement.places:  # grows with what the first ones tell
             try:
                 active[place] = self._told_by(place)
             except (Unreachable, Busy) as error:
@@ -235,7 +235,13 @@ class Nodes:
         if not self.vbuckets:
             raise Refused(f"{', '.join(active)}: no node tells how many vBuckets it has")
         self.silent = silent
-        self._choose(active)
+        told = {
+            place: {number: term for number, (_, term) in each.items()}
+            for place, each in active.items()
+        }
+        self._placement.settle(told, self._logs_at)
+        choices = sorted(self._placement.choices.items())
+        self.owners = {number: choice.place for number, choice in choices if choice.place}
         self._seqnos = {number: active[place][number][0] for number, place in self.owners.items()}
 
     def _told_by(self, place: str) -> _Active:
@@ -257,50 +263,11 @@ class Nodes:
         if answer.status:
             return
         try:
-            count, others, terms = parsed_map(answer.value)
+            self._placement.take_map(connection.place, answer.value)
+        except OtherBucket as error:
+            raise VBucketsChanged(str(error)) from None
         except ValueError:
             return  # an operator may set any JSON object as map
-        if self.vbuckets and count != self.vbuckets:
-            raise VBucketsChanged(
-                f"{connection.place} has {count} vBuckets, not {self.vbuckets} like the others "
-                "before: it belongs to another bucket"
-            )
-        self.vbuckets = count
-        self._heard_of(dict(enumerate(terms)))
-        for other in of_cluster_map(others, connection.place):
-            if other not in self._places and len(self._places) < NODES_MAX:
-                self._places.append(other)
-
-    def _heard_of(self, terms: Mapping[int, int]) -> None:
-        for vbucket, term in terms.items():
-            if term > self.terms.get(vbucket, 0):
-                self.terms[vbucket] = term
-
-    def _choose(self, active: Mapping[str, _Active]) -> None:
-        claims: dict[int, list[Claim]] = {}
-        for place, told in active.items():
-            self._heard_of({vbucket: term for vbucket, (_, term) in told.items()})
-            for vbucket, (_, term) in told.items():
-                claims.setdefault(vbucket, []).append(Claim(place, term))
-        choices = self._settled(claims)
-        self.owners = {n: each.place for n, each in sorted(choices.items()) if each.place}
-        self._refused = {n: each.why for n, each in choices.items() if each.why}
-
-    def _settled(self, claims: Mapping[int, list[Claim]]) -> dict[int, Choice]:
-        """Choose by terms, and where these are equal by failover logs."""
-        choices = {n: chosen(n, each, self.terms.get(n, 0)) for n, each in claims.items()}
-        wanted: dict[str, list[int]] = {}
-        for vbucket, choice in choices.items():
-            for place in choice.undecided:
-                wanted.setdefault(place, []).append(vbucket)
-        logs = {place: self._logs_at(place, numbers) for place, numbers in wanted.items()}
-        for vbucket in {number for numbers in wanted.values() for number in numbers}:
-            told = [
-                each._replace(log=logs.get(each.place, {}).get(vbucket, ()))
-                for each in claims[vbucket]
-            ]
-            choices[vbucket] = chosen(vbucket, told, self.terms.get(vbucket, 0))
-        return choices
 
     def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, FailoverLog]:
         """Return failover logs, none if the node does not tell."""
@@ -316,12 +283,13 @@ class Nodes:
         foreign = [each for each in vbuckets if each >= self.vbuckets]
         if foreign:
             return f"vb={in_ranges(foreign)}: there are only {self.vbuckets}"
-        nowhere = [each for each in vbuckets if each not in self._refused]
-        refused = list(dict.fromkeys(self._refused[n] for n in vbuckets if n in self._refused))
+        choices = self._placement.choices
+        nowhere = [each for each in vbuckets if each not in choices]
+        refused = list(dict.fromkeys(choices[n].why for n in vbuckets if n in choices))
         words = [*refused[:_REASONS_MAX], *(each.text for each in self.silent)]
         if nowhere:
             are = "is" if len(nowhere) == 1 else "are"
-            places = ", ".join(self._places)
+            places = ", ".join(self._placement.places)
             words.insert(0, f"vb={in_ranges(nowhere)} {are} active on none of {places}")
         if len(refused) > _REASONS_MAX:
             words.append(f"and {len(refused) - _REASONS_MAX} vBuckets more like these")

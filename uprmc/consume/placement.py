@@ -14,11 +14,20 @@ Source: ``docs/extensions.md``, terms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+from uprmc.consume.cluster_map import parsed_map
+from uprmc.places import of_cluster_map
+
+#: More nodes are not believed in.
+NODES_MAX = 256
 
 #: Entries (vb_uuid, seqno), newest first.
 Log = Sequence[tuple[int, int]]
+
+#: Asks a node for the failover logs of vBuckets; what it does not tell is left out.
+LogsAt = Callable[[str, list[int]], Mapping[int, Log]]
 
 
 class Claim(NamedTuple):
@@ -103,3 +112,83 @@ def _of_equals(vbucket: int, leaders: Sequence[Claim]) -> Choice:
 def holds(log: Log, other: Log) -> bool:
     """Return whether a history knows the newest branch of another."""
     return any(uuid == other[0][0] for uuid, _ in log)
+
+
+# --- all vBuckets of a bucket -------------------------------------------------------------------
+
+
+class OtherBucket(ValueError):
+    """A node is not of the bucket that the others are of."""
+
+
+class Placement:
+    """Which node has which vBucket, for those who ask all nodes one after the other.
+
+    Args:
+        places: HOST:PORT of the nodes that were named.
+        vbuckets: how many there are in all; 0 = a map will say.
+        terms: the highest that are known from elsewhere, by vBucket.
+
+    Attributes:
+        places: every node that is known; grows with what maps name.
+        vbuckets: see above.
+        terms: the highest that was ever heard of, by vBucket.
+        choices: by vBucket, of each that a node says is active.
+    """
+
+    def __init__(
+        self, places: Iterable[str], vbuckets: int = 0, terms: Mapping[int, int] | None = None
+    ) -> None:
+        self.places = list(dict.fromkeys(places))
+        self.vbuckets = vbuckets
+        self.terms = dict(terms or {})
+        self.choices: dict[int, Choice] = {}
+
+    def take_map(self, place: str, text: bytes) -> None:
+        """Take from a node's map how many vBuckets there are, and which other nodes.
+
+        Raises:
+            OtherBucket: it has another number of vBuckets than is known.
+            ValueError: it is no map; an operator may set any JSON object as one.
+        """
+        count, others, terms = parsed_map(text)
+        self.vbuckets = self.vbuckets or count
+        if count != self.vbuckets:
+            raise OtherBucket(
+                f"{place} has {count} vBuckets, not {self.vbuckets}: it "
+                "belongs to another bucket; leave it out"
+            )
+        self._heard_of(dict(enumerate(terms)))
+        for other in of_cluster_map(others, place):
+            if other not in self.places and len(self.places) < NODES_MAX:
+                self.places.append(other)
+
+    def settle(self, told: Mapping[str, Mapping[int, int]], logs_at: LogsAt) -> None:
+        """Choose for each vBucket by terms, and where these are equal by failover logs.
+
+        Args:
+            told: by node, the term of each vBucket that it has active.
+            logs_at: asks for logs where terms do not decide.
+        """
+        claims: dict[int, list[Claim]] = {}
+        for place, terms in told.items():
+            self._heard_of(terms)
+            for vbucket, term in terms.items():
+                claims.setdefault(vbucket, []).append(Claim(place, term))
+        self.choices = {n: chosen(n, each, self.terms.get(n, 0)) for n, each in claims.items()}
+        wanted: dict[str, list[int]] = {}
+        for vbucket, choice in self.choices.items():
+            for place in choice.undecided:
+                wanted.setdefault(place, []).append(vbucket)
+        logs = {place: logs_at(place, numbers) for place, numbers in wanted.items()}
+        for vbucket in {number for numbers in wanted.values() for number in numbers}:
+            known = [
+                each._replace(log=logs.get(each.place, {}).get(vbucket, ()))
+                for each in claims[vbucket]
+            ]
+            self.choices[vbucket] = chosen(vbucket, known, self.terms.get(vbucket, 0))
+
+    def _heard_of(self, terms: Mapping[int, int]) -> None:
+        for vbucket, term in terms.items():
+            if term > self.terms.get(vbucket, 0):
+                self.terms[vbucket] = term
