@@ -5,9 +5,9 @@ so each test process keeps one nursery that has done so and forks it. Everything
 process of its own: arguments, environment, directory, standard streams, signals and exit code; the
 test is the parent, and waits for it and kills it by `subprocess.Popen`'s own means.
 
-`popen` does so only where this module is a pytest plugin, and only on Linux. Elsewhere, and for any
-other command, it is `subprocess.Popen`: benchmarks measure real starts, and the tests of
-`uprmc serve` itself make them.
+`popen` does so after `keep`, which the plugin `tests.interrupts` calls, and only on Linux. Else,
+and for any other command, it is `subprocess.Popen`. Benchmarks measure real starts, and the
+tests of `uprmc serve` make them.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class _Nursery:
 _nursery: _Nursery | None = None
 
 
-def pytest_configure() -> None:
+def keep() -> None:
     """Let `popen` fork from now on, where the system can."""
     global _nursery
     if sys.platform == "linux" and _nursery is None:
         _nursery = _Nursery()
 
 
-def pytest_unconfigure() -> None:
-    """End it."""
+def end() -> None:
+    """Undo `keep`."""
     global _nursery
     if _nursery is not None:
         _nursery.end()

@@ -15,7 +15,7 @@ from tests.seeds import ask_for, seeds
 
 __all__ = ["seeds"]
 
-pytest_plugins = ["tests.acceptance_report", "tests.interrupts", "interop.nursery"]
+pytest_plugins = ["tests.acceptance_report", "tests.interrupts"]
 
 settings.register_profile(
     "uprmc",
