@@ -21,7 +21,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip test test-fast bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs man test test-fast bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -62,6 +62,25 @@ spark: $(VENV)/spark-installed ## install Spark for `uprmc spark` and programs, 
 
 spark-zip: $(VENV)/installed ## make dist/uprmc_spark.zip for spark-submit --py-files
 	@$(BIN)/python -m uprmc.spark.shipping dist/uprmc_spark.zip
+
+# Documentation needs nothing of the server's environment but the package itself.
+DOCS_BIN := $(VENV)-docs/bin
+
+$(VENV)-docs/installed: pyproject.toml
+	@echo "installing MkDocs into $(VENV)-docs" >&2
+	@$(PYTHON) -m venv $(VENV)-docs >&2
+	@$(DOCS_BIN)/python -m $(PIP_EDITABLE) '.[docs]' >&2
+	@touch $@
+
+docs: $(VENV)-docs/installed ## build the documentation into site/
+	@rm -rf docs/reference
+	@$(DOCS_BIN)/python -m tools.reference docs/reference
+	$(DOCS_BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+man: $(VENV)/installed ## make the manual page dist/man/uprmc.1
+	@mkdir -p dist/man
+	@$(BIN)/python -m tools.command_line > dist/man/uprmc.1
 
 system-packages: ## install what the interop tests need from the system, if that is possible
 	@tools/system_packages.sh
@@ -117,5 +136,5 @@ changelog: $(VENV)/tox-installed ## show the news since the last release
 
 clean: ## remove everything that was made here, except data directories
 	rm -rf $(VENV) .tox .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf build dist *.egg-info bench/mcload
+	rm -rf $(VENV)-docs build dist docs/reference site *.egg-info bench/mcload
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.documents import ROOT, names, rows
-from tools import reference
+from tools import code_map, command_line, reference
 from uprmc.config import describe
 from uprmc.server.log_events import EVENTS
 
@@ -16,9 +23,32 @@ _CALL = r'\b(?:_log|events)\.(debug|info|warn|error|failure)\(\s*"(\w+)"'
 
 def test_every_page_is_written_and_linked_from_the_page_about_the_reference(tmp_path: Path) -> None:
     reference.write(tmp_path)
-    written = {path.name for path in tmp_path.iterdir()}
+    written = {path.name for path in tmp_path.glob("*.md")}
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\(reference/([\w-]+\.md)\)", page)) == written
+    assert (tmp_path / "uprmc.1").read_text(encoding="utf-8") == command_line.man_page()
+
+
+def test_the_site_has_every_page_in_its_navigation() -> None:
+    told = set(
+        re.findall(r"[\w-]+(?:/[\w-]+)?\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    )
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert told == pages | {f"reference/{name}.md" for name in reference.PAGES}
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    mkdocs = shutil.which("mkdocs")
+    if mkdocs is None:
+        pytest.skip("mkdocs is not installed; `make docs` brings its own")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("reference"))
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    reference.write(tmp_path / "docs" / "reference")
+    built = subprocess.run(
+        [mkdocs, "build", "--strict", "--quiet"], cwd=tmp_path, timeout=120, check=False
+    )
+    assert built.returncode == 0
+    assert (tmp_path / "site" / "index.html").exists()
 
 
 def test_the_page_of_settings_has_every_setting_with_its_default_and_range() -> None:
@@ -50,3 +80,90 @@ def test_the_table_of_events_has_every_event_with_its_level() -> None:
     told = {(name, info.level) for name, info in EVENTS.items() if not name.startswith("twisted.")}
     assert told == events_in_the_code()
     assert names(reference.log_events_page()) == list(EVENTS)
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def _uprmc(*arguments: str, **environment: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-m", "uprmc", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return ended.stdout
+
+
+@pytest.mark.parametrize("written", [command_line.command_line_page, command_line.man_page])
+def test_every_option_that_help_shows_is_on_both_pages(written) -> None:
+    shown = written().replace("\\-", "-").replace("\\|", "|")
+    for context in command_line.contexts():
+        assert context.command_path in shown
+        for param in context.command.get_params(context):
+            if record := param.get_help_record(context):
+                assert record[0] in shown
+
+
+def test_the_manual_page_has_no_mistake_in_its_macros() -> None:
+    groff = shutil.which("groff")
+    if groff is None:
+        pytest.skip("groff is not installed")
+    made = subprocess.run(
+        [groff, "-man", "-ww", "-z", "-Tutf8"],
+        input=command_line.man_page(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (made.returncode, made.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_made_as_documented(shell: str) -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    variable, kind = re.search(rf"\b(_\w+)=({shell}_source) uprmc", page).groups()
+    if shell == "bash" and shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    assert "_UPRMC_COMPLETE" in _uprmc(**{variable: kind})
+
+
+def test_verbs_and_options_are_completed() -> None:
+    def completed(words: str, number: int) -> list[str]:
+        given = {"COMP_WORDS": words, "COMP_CWORD": str(number)}
+        out = _uprmc(_UPRMC_COMPLETE="bash_complete", **given)
+        return [line.partition(",")[2] for line in out.splitlines()]
+
+    assert completed("uprmc ta", 1) == ["tail", "takeover", "tap-adapter"]
+    assert completed("uprmc tail --key", 2) == ["--keys-only"]
+
+
+# --- the code -----------------------------------------------------------------------------------
+
+
+def test_every_module_begins_with_what_it_is_for() -> None:
+    silent = [
+        f"{package}/{name}"
+        for package, files in code_map.modules().items()
+        for name, summary in files
+        if not summary
+    ]
+    assert silent == []
+
+
+def test_no_package_imports_one_above_it_or_in_a_circle() -> None:
+    graph = code_map.imports()
+    assert [room for room in graph if room in code_map.below(graph, room)] == []
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    rank = {
+        name.strip().removeprefix("uprmc."): number
+        for number, layer in enumerate(layers[:-1])
+        for name in re.split("[|:]", layer)
+    } | {"vocabulary": len(layers)}
+    assert set(graph) == set(rank)
+    for room, imported in graph.items():
+        assert all(rank[each] > rank[room] for each in imported), room
