@@ -17,7 +17,8 @@ from uprmc.client.kv import KvClient
 from uprmc.client.lease import Lease as ReferenceLease
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, Unreachable
-from uprmc.columnar.lease import Grant, KeptLease, Lease, acquire
+from uprmc.columnar.lease import KeptLease, Lease, acquire
+from uprmc.consume.lease import Grant
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.reading import Done, Range, read
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns

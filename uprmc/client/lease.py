@@ -11,10 +11,8 @@ Source: ``docs/extensions.md``, leases.
 
 from __future__ import annotations
 
-import math
 import selectors
 import ssl
-import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -28,19 +26,12 @@ from uprmc.client.nodes import check_place
 from uprmc.client.position import Asked
 from uprmc.client.wire import Wire
 from uprmc.consume import features
+from uprmc.consume import lease as messages
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SnapshotRange
 from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import EndReason, Opcode, Status
-from uprmc.protocol.upr_extensions import (
-    LEASE_ACQUIRE_EXTRAS,
-    LEASE_GRANT_EXTRAS,
-    LEASE_RELEASE_EXTRAS,
-    LEASE_RENEW_EXTRAS,
-    LeasedVBucket,
-    decode_lease_grant,
-    encode_lease_vbuckets,
-)
+from uprmc.protocol.opcodes import EndReason, Status
+from uprmc.protocol.upr_extensions import LeasedVBucket
 
 _TIMEOUT_S = 30.0
 _BEGINNING = Asked(0, SnapshotRange(0, 0), 0, ())
@@ -71,17 +62,11 @@ class Lease:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._place, self._tls = place, tls
-        frame = RequestFrame(
-            Opcode.LEASE_ACQUIRE,
-            extras=LEASE_ACQUIRE_EXTRAS.pack(_seconds(lifetime_s)),
-            value=encode_lease_vbuckets(vbuckets),
-        )
-        answer = self._ask(frame)
+        answer = self._ask(messages.acquire(vbuckets, _seconds(lifetime_s)))
         try:
-            self.id, self.lifetime_s = LEASE_GRANT_EXTRAS.unpack(answer.extras)
-            leased = decode_lease_grant(answer.value)
-        except (struct.error, RemoteProtocolError) as error:
-            raise LeaseRefused(f"{place}: a torn lease: {error}") from None
+            self.id, self.lifetime_s, leased = messages.granted(answer)
+        except RemoteProtocolError as error:
+            raise LeaseRefused(f"{place}: {error}") from None
         self.vbuckets: dict[int, LeasedVBucket] = {each.vbucket: each for each in leased}
 
     def read(self, vbuckets: Sequence[int] | None = None) -> Iterator[Change]:
@@ -107,15 +92,15 @@ class Lease:
 
     def renew(self, lifetime_s: float) -> None:
         """Let it live for so long from now."""
-        frame = RequestFrame(
-            Opcode.LEASE_RENEW, extras=LEASE_RENEW_EXTRAS.pack(self.id, _seconds(lifetime_s))
-        )
-        _, self.lifetime_s = LEASE_GRANT_EXTRAS.unpack(self._ask(frame).extras)
+        answer = self._ask(messages.renew(self.id, _seconds(lifetime_s)))
+        try:
+            _, self.lifetime_s, _ = messages.granted(answer)
+        except RemoteProtocolError as error:
+            raise LeaseRefused(f"{self._place}: {error}") from None
 
     def release(self) -> None:
         """End it. One that has ended is no error."""
-        extras = LEASE_RELEASE_EXTRAS.pack(self.id)
-        self._ask(RequestFrame(Opcode.LEASE_RELEASE, extras=extras), Status.KEY_NOT_FOUND)
+        self._ask(messages.release(self.id), Status.KEY_NOT_FOUND)
 
     def __enter__(self) -> Self:
         return self
@@ -153,9 +138,10 @@ def _asking(frame: RequestFrame) -> Task:
 
 
 def _seconds(lifetime_s: float) -> int:
-    if not 0 < lifetime_s < 2**32:
-        raise MisuseError(f"a lease of {lifetime_s} s: say 1 to 4294967295")
-    return math.ceil(lifetime_s)
+    try:
+        return messages.whole_seconds(lifetime_s)
+    except ValueError as error:
+        raise MisuseError(f"a lease of {lifetime_s} s: {error}") from None
 
 
 class _Talk:

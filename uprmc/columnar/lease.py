@@ -1,17 +1,11 @@
 """Snapshot leases over all nodes: some vBuckets held as they are at one moment of each node.
 
-A lease is one grant per node. Its token is text that says all that a reader needs: it goes through
-options, offsets and pickle. Who holds a token may read, renew and release.
-
-Source: ``docs/extensions.md``, leases.
+A lease is one grant per node; `consume.lease` has its messages and its token.
 """
 
 from __future__ import annotations
 
-import math
 import random
-import string
-import struct
 import threading
 import time
 from collections.abc import Iterable
@@ -19,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from uprmc.columnar.access import Access, parsed_place
+from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import (
     BadOption,
@@ -31,30 +25,16 @@ from uprmc.columnar.errors import (
 )
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Attempts, Busy, patiently
-from uprmc.consume import ranges
-from uprmc.consume.ranges import in_ranges
+from uprmc.consume import lease as messages
+from uprmc.consume.lease import Grant, parsed_token, token_of, whole_seconds
 from uprmc.consume.retry import Backoff, RetryPolicy
-from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.upr_extensions import (
-    LEASE_ACQUIRE_EXTRAS,
-    LEASE_GRANT_EXTRAS,
-    LEASE_RELEASE_EXTRAS,
-    LEASE_RENEW_EXTRAS,
-    LEASE_VBUCKET,
-    LEASED_VBUCKET,
-)
-
-#: What a token begins with.
-_FORM = "lease1"
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.header import ResponseFrame
+from uprmc.protocol.opcodes import Status
+from uprmc.protocol.upr_extensions import LeasedVBucket
 
 #: A lease is renewed so often in its life, so that two renewals may fail.
 _RENEWALS = 3
-
-_SECONDS_MAX = 0xFFFFFFFF
-
-#: Of a grant's id in a token.
-_ID_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -66,15 +46,6 @@ class Held:
     high_seqno: int
     purge_seqno: int
     place: str
-
-
-@dataclass(frozen=True)
-class Grant:
-    """The lease of one node: its id there, and the vBuckets."""
-
-    place: str
-    id: int
-    vbuckets: tuple[int, ...]
 
 
 class Lease:
@@ -94,7 +65,7 @@ class Lease:
         self.grants = tuple(grants)
         self.held = held
         self.seconds = seconds
-        self.token = _token(self.grants, seconds)
+        self.token = token_of(self.grants, seconds)
 
     def place_of(self, vbucket: int) -> Grant:
         """Return the grant that holds a vBucket; raises `LeaseEnded` if none does."""
@@ -134,8 +105,7 @@ class Lease:
         for grant in self.grants:
             try:
                 with Connection(grant.place, self._access) as connection:
-                    extras = LEASE_RELEASE_EXTRAS.pack(grant.id)
-                    connection.ask([RequestFrame(Opcode.LEASE_RELEASE, extras=extras)])
+                    connection.ask([messages.release(grant.id)])
             except SparkError:
                 continue  # it lapses by itself
 
@@ -196,13 +166,9 @@ def of_token(access: Access, token: str) -> Lease:
     Raises:
         BadOption: it is no token.
     """
-    form, *parts = token.split(";")
     try:
-        if form != _FORM:
-            raise ValueError
-        seconds = _checked(float(parts[0]))
-        grants = [_parsed_grant(part) for part in parts[1:]]
-    except (ValueError, IndexError):
+        grants, seconds = parsed_token(token)
+    except ValueError:
         raise BadOption(f"lease={token!r} is no token of a lease") from None
     return Lease(access, grants, {}, seconds)
 
@@ -287,25 +253,15 @@ class _Acquiring:
 
     def __call__(self, connection: Connection) -> tuple[Grant, dict[int, Held]]:
         answer = self._turn(connection)
-        try:
-            number, self.granted_s = LEASE_GRANT_EXTRAS.unpack(answer.extras)
-            rows = list(LEASED_VBUCKET.iter_unpack(answer.value))
-        except struct.error:
-            raise connection.protocol_error("a torn lease") from None
-        if [row[0] for row in rows] != self._numbers:
+        number, self.granted_s, rows = _granted(connection, answer)
+        if [row.vbucket for row in rows] != self._numbers:
             raise connection.protocol_error("a lease of other vBuckets than were asked for")
-        held = {
-            vbucket: Held(vbucket, uuid, high_seqno, purge_seqno, self._place)
-            for vbucket, uuid, high_seqno, purge_seqno in rows
-        }
+        held = {row.vbucket: Held(*row, self._place) for row in rows}
         return Grant(self._place, number, tuple(self._numbers)), held
 
     def _turn(self, connection: Connection) -> ResponseFrame:
         """Ask until it is our turn: other tasks of the same job hold leases, too."""
-        value = b"".join(LEASE_VBUCKET.pack(number) for number in self._numbers)
-        request = RequestFrame(
-            Opcode.LEASE_ACQUIRE, extras=LEASE_ACQUIRE_EXTRAS.pack(self._seconds), value=value
-        )
+        request = messages.acquire(self._numbers, self._seconds)
         patience_s = self._access.read_timeout_s
         backoff = Backoff(self._access.retry_backoff_s, BACKOFF_MAX_S)
         policy = RetryPolicy(backoff, time.monotonic(), patience_s=patience_s)
@@ -329,50 +285,27 @@ class _Acquiring:
 
 
 def _renewed(access: Access, grant: Grant, seconds: int) -> int:
-    extras = LEASE_RENEW_EXTRAS.pack(grant.id, seconds)
-
     def attempt() -> int:
         with Connection(grant.place, access) as connection:
-            (answer,) = connection.ask([RequestFrame(Opcode.LEASE_RENEW, extras=extras)])
+            (answer,) = connection.ask([messages.renew(grant.id, seconds)])
             if answer.status == Status.KEY_NOT_FOUND:
                 raise LeaseEnded(f"{grant.place} has no lease {grant.id:016x} any more")
             if answer.status:
                 raise connection.refusal(answer, "LEASE_RENEW")
-            try:
-                return int(LEASE_GRANT_EXTRAS.unpack(answer.extras)[1])
-            except struct.error:
-                raise connection.protocol_error("a torn lease") from None
+            return _granted(connection, answer)[1]
 
     return patiently(access, attempt)
 
 
+def _granted(connection: Connection, answer: ResponseFrame) -> tuple[int, int, list[LeasedVBucket]]:
+    try:
+        return messages.granted(answer)
+    except RemoteProtocolError as error:
+        raise connection.protocol_error(str(error)) from None
+
+
 def _checked(seconds: float) -> int:
-    if not 0 < seconds <= _SECONDS_MAX:
-        raise BadOption(f"leaseSeconds={seconds}: say 1 to {_SECONDS_MAX}")
-    return math.ceil(seconds)
-
-
-# --- tokens ---------------------------------------------------------------------------------------
-
-
-def _token(grants: Iterable[Grant], seconds: int) -> str:
-    parts = [f"{each.place}/{each.id:016x}/{in_ranges(each.vbuckets)}" for each in grants]
-    return ";".join([_FORM, str(seconds), *parts])
-
-
-def _parsed_grant(part: str) -> Grant:
-    place, number, vbuckets = part.rsplit("/", 2)
-    parsed_place(place)
-    if len(number) != _ID_DIGITS or not set(number) <= set(string.hexdigits):
-        raise ValueError(part)
-    return Grant(place, int(number, 16), ranges.parsed(vbuckets))
-
-
-__all__ = [
-    "Grant",
-    "Held",
-    "KeptLease",
-    "Lease",
-    "acquire",
-    "of_token",
-]
+    try:
+        return whole_seconds(seconds)
+    except ValueError as error:
+        raise BadOption(f"leaseSeconds={seconds}: {error}") from None

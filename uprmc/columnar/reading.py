@@ -21,7 +21,8 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block
 from uprmc.columnar.errors import BadOption, LeaseEnded, Unreachable
-from uprmc.columnar.lease import Grant, KeptLease, Lease, of_token
+from uprmc.columnar.lease import KeptLease, Lease, of_token
+from uprmc.consume.lease import Grant
 from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamState

@@ -1,0 +1,113 @@
+"""Snapshot leases: what is asked and answered, and the token that names a lease over all nodes.
+
+A token is text without blanks: who holds it may read, renew and release. It goes through options,
+offsets and pickle.
+
+Source: ``docs/extensions.md``, leases.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from uprmc import places
+from uprmc.consume import ranges
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.upr_extensions import (
+    LEASE_ACQUIRE_EXTRAS,
+    LEASE_GRANT_EXTRAS,
+    LEASE_RELEASE_EXTRAS,
+    LEASE_RENEW_EXTRAS,
+    LeasedVBucket,
+    decode_lease_grant,
+    encode_lease_vbuckets,
+)
+
+#: What a token begins with.
+_FORM = "lease1"
+
+_SECONDS_MAX = 0xFFFFFFFF
+
+#: Of a grant's id in a token.
+_ID_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The lease of one node: its id there, and the vBuckets."""
+
+    place: str
+    id: int
+    vbuckets: tuple[int, ...]
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def whole_seconds(lifetime_s: float) -> int:
+    """Return a lifetime as it is asked for; raises `ValueError`: what was expected."""
+    if not 0 < lifetime_s <= _SECONDS_MAX:
+        raise ValueError(f"say 1 to {_SECONDS_MAX}")
+    return math.ceil(lifetime_s)
+
+
+def acquire(vbuckets: Iterable[int], seconds: int) -> RequestFrame:
+    """Ask a node to hold vBuckets, none = all that are active there."""
+    value = encode_lease_vbuckets(vbuckets)
+    return RequestFrame(
+        Opcode.LEASE_ACQUIRE, extras=LEASE_ACQUIRE_EXTRAS.pack(seconds), value=value
+    )
+
+
+def renew(lease: int, seconds: int) -> RequestFrame:
+    """Ask for more time, from now."""
+    return RequestFrame(Opcode.LEASE_RENEW, extras=LEASE_RENEW_EXTRAS.pack(lease, seconds))
+
+
+def release(lease: int) -> RequestFrame:
+    """End it."""
+    return RequestFrame(Opcode.LEASE_RELEASE, extras=LEASE_RELEASE_EXTRAS.pack(lease))
+
+
+def granted(answer: ResponseFrame) -> tuple[int, int, list[LeasedVBucket]]:
+    """Return the id, the seconds and, of an acquired lease, what it holds.
+
+    Raises:
+        RemoteProtocolError: the answer, a success, is torn.
+    """
+    try:
+        lease, seconds = LEASE_GRANT_EXTRAS.unpack(answer.extras)
+        return lease, seconds, decode_lease_grant(answer.value)
+    except (struct.error, RemoteProtocolError):
+        raise RemoteProtocolError("a torn lease") from None
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def token_of(grants: Iterable[Grant], seconds: int) -> str:
+    """Return the token of a lease that lives for so long after each renewal."""
+    parts = [f"{each.place}/{each.id:016x}/{ranges.in_ranges(each.vbuckets)}" for each in grants]
+    return ";".join([_FORM, str(seconds), *parts])
+
+
+def parsed_token(token: str) -> tuple[list[Grant], int]:
+    """Return the grants and seconds that a token names; raises `ValueError`."""
+    form, *parts = token.split(";")
+    if form != _FORM or not parts:
+        raise ValueError(token)
+    return [_parsed_grant(part) for part in parts[1:]], whole_seconds(float(parts[0]))
+
+
+def _parsed_grant(part: str) -> Grant:
+    place, number, vbuckets = part.rsplit("/", 2)
+    places.parsed(place)
+    if len(number) != _ID_DIGITS or not set(number) <= set(string.hexdigits):
+        raise ValueError(part)
+    return Grant(place, int(number, 16), ranges.parsed(vbuckets))
