@@ -18,10 +18,10 @@ from uprmc.client.lease import Lease as ReferenceLease
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, Unreachable
 from uprmc.columnar.lease import KeptLease, Lease, acquire
-from uprmc.consume.lease import Grant
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.reading import Done, Range, read
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
+from uprmc.consume.lease import Grant
 
 VBUCKETS = 8
 DOCUMENTS = 6_000

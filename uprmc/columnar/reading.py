@@ -22,11 +22,11 @@ from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block
 from uprmc.columnar.errors import BadOption, LeaseEnded, Unreachable
 from uprmc.columnar.lease import KeptLease, Lease, of_token
-from uprmc.consume.lease import Grant
 from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.stream_states import StreamState
 from uprmc.columnar.streams import LeaseGone, Streams
+from uprmc.consume.lease import Grant
 from uprmc.model import FailoverLog
 
 #: Rows of vBuckets that are not complete are kept back up to here; then the oldest are yielded.
