@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import IO, Any
 
 from rich.console import Console
@@ -79,12 +78,7 @@ class Shown:
             self._writer.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._bar is not None:
             self._bar.stop()

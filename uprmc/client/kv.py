@@ -15,7 +15,6 @@ Refusals have the names that the rest of the package uses (`uprmc.errors`): `Key
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Self, TypeVar
 
 from uprmc.client.kv_map import KvMap
@@ -88,12 +87,7 @@ class KvClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

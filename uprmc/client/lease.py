@@ -15,7 +15,6 @@ import selectors
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
@@ -105,12 +104,7 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _begin(self, session: NodeSession, vbuckets: Sequence[int]) -> Task:
@@ -162,12 +156,7 @@ class _Talk:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._wire.close()
 
     def run(self, task: Task) -> Any:

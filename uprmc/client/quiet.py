@@ -9,7 +9,6 @@ handlers and other threads throw away meanwhile is collected, a little later.
 from __future__ import annotations
 
 import gc
-from types import TracebackType
 
 #: New objects that the collector waits for; a batch of the smallest changes has fewer.
 PATIENCE = 50_000
@@ -29,11 +28,6 @@ class PatientCollector:
         if self._before is not None:
             gc.set_threshold(PATIENCE, *older)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before is not None and gc.get_threshold()[0] == PATIENCE:
             gc.set_threshold(*self._before)

@@ -11,7 +11,6 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from uprmc.columnar.access import Access, parsed_place
@@ -172,12 +171,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- how it comes about ---------------------------------------------------------------------
