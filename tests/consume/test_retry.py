@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.consume.retry import Backoff, RetryPolicy
+from uprmc.consume.retry import Backoff, Left, RetryPolicy, until_done
 
 
 def test_waits_double_up_to_the_longest() -> None:
@@ -51,3 +53,42 @@ def test_it_gives_up_when_there_was_no_progress_for_too_long_with_one_attempt_at
     assert policy.wait_s(102.5) is None
     policy.good(110.0)
     assert policy.wait_s(110.0) == 1.0
+
+
+class Script:
+    """Answers rounds as planned: which requests are left, and whether to look around."""
+
+    def __init__(self, *rounds: Left) -> None:
+        self.rounds, self.asked, self.waits_s = list(rounds), list[list[int]](), list[float]()
+        self.looks = 0
+
+    def ask(self, todo: Sequence[int]) -> Left:
+        self.asked.append(list(todo))
+        return self.rounds.pop(0)
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def run(self, count: int, policy: RetryPolicy) -> Sequence[int]:
+        return until_done(
+            range(count),
+            self.ask,
+            self.look,
+            policy,
+            lambda: sum(self.waits_s),
+            self.waits_s.append,
+        )
+
+
+def test_what_is_left_is_asked_again_until_nothing_is() -> None:
+    script = Script(Left([1, 2], 2, True), Left([2], 1, False), Left([], 0, True))
+    assert not script.run(3, RetryPolicy(Backoff(1.0, 9.0)))
+    assert script.asked == [[0, 1, 2], [1, 2], [2]]
+    assert script.waits_s == [1.0, 1.0]  # each round brought something
+    assert script.looks == 1
+
+
+def test_without_progress_it_waits_for_longer_and_gives_up() -> None:
+    script = Script(*[Left([0, 1], 1, False)] * 4)
+    assert script.run(2, RetryPolicy(Backoff(1.0, 9.0), patience_s=6.0)) == [0, 1]
+    assert script.waits_s == [1.0, 2.0, 3.0]

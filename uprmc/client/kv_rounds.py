@@ -15,7 +15,7 @@ from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv_map import KvMap
 from uprmc.client.kv_pipeline import KvReply, KvRequest, Pipeline, run
 from uprmc.client.kv_values import OutcomeUnknown
-from uprmc.consume.retry import Backoff, RetryPolicy
+from uprmc.consume.retry import Backoff, Left, RetryPolicy, until_done
 from uprmc.errors import UprmcError
 from uprmc.protocol.opcodes import Status
 
@@ -41,32 +41,20 @@ class Rounds:
         """Return what was answered, or why nothing was; try again what can be tried again."""
         answers: Answers = {}
         failures: Failures = {}
-        pending: Sequence[int] = range(len(requests))
-        backoff = Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S)
-        policy: RetryPolicy | None = None
-        while True:
-            self._round(requests, pending, answers, failures, changes=changes)
-            before, pending = len(pending), _to_repeat(pending, answers, failures)
-            now = time.monotonic()
-            if policy is None:
-                policy = RetryPolicy(backoff, now, patience_s=self._retry_s)
-            elif len(pending) < before:
-                policy.good(now)
-            pause_s = policy.wait_s(now) if pending else None
-            if pause_s is None:
-                break
-            time.sleep(pause_s)
-            self._look_around(pending, answers)
-        return [answers.get(number) or failures[number] for number in range(len(requests))]
 
-    def _look_around(self, pending: Iterable[int], answers: Mapping[int, KvReply]) -> None:
-        """Ask the nodes what they have, unless all that is left are temporary failures."""
-        for number in pending:
-            reply = answers.get(number)
-            if reply is None or reply.status == Status.NOT_MY_VBUCKET:
-                with suppress(NodeError):  # told by the round that comes
-                    self._map.refresh()
-                return
+        def ask(pending: Sequence[int]) -> Left:
+            self._round(requests, pending, answers, failures, changes=changes)
+            left = _to_repeat(pending, answers, failures)
+            return Left(left, len(left), _may_have_moved(left, answers))
+
+        policy = RetryPolicy(Backoff(_PAUSE_MIN_S, _PAUSE_MAX_S), patience_s=self._retry_s)
+        numbers = range(len(requests))
+        until_done(numbers, ask, self._look_around, policy, time.monotonic, time.sleep)
+        return [answers.get(number) or failures[number] for number in numbers]
+
+    def _look_around(self) -> None:
+        with suppress(NodeError):  # told by the round that comes
+            self._map.refresh()
 
     def _round(
         self,
@@ -115,6 +103,12 @@ def _to_repeat(
             else not isinstance(failures[number], OutcomeUnknown)
         )
     ]
+
+
+def _may_have_moved(pending: Iterable[int], answers: Mapping[int, KvReply]) -> bool:
+    """Tell whether anything else than temporary failures is left."""
+    replies = [answers.get(number) for number in pending]
+    return any(reply is None or reply.status == Status.NOT_MY_VBUCKET for reply in replies)
 
 
 def _lost(pipeline: Pipeline, why: NodeError, *, changes: bool) -> Failures:

@@ -27,7 +27,7 @@ from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.windows import TEMPORARY, Reader, Share, run, status_only
 from uprmc.columnar.write_options import WriteOptions
-from uprmc.consume.retry import Backoff, RetryPolicy
+from uprmc.consume.retry import Backoff, Left, RetryPolicy, until_done
 from uprmc.protocol.opcodes import Status, status_text
 
 
@@ -90,30 +90,26 @@ class Rounds:
         """
         todo: Sequence[int] = range(len(requests.frames)) if places is None else places
         answers: dict[int, int] = {}
-        options, least = self._options, len(todo)
+        reason: SparkError | None = None
+
+        def ask(todo: Sequence[int]) -> Left:
+            nonlocal reason
+            self.repeated += len(todo) if reason else 0
+            again, reason, look = self._round(requests, todo, answers, read)
+            left = _with_later_ones(requests.keys, todo, again) if again else ()
+            for place in left:
+                answers.pop(place, None)
+            return Left(left, len(again), look)
+
+        options = self._options
         policy = RetryPolicy(
             Backoff(options.retry_backoff_s, options.retry_backoff_max_s),
-            self._clock(),
             retries=options.retries,
             patience_s=options.retry_deadline_s,
         )
-        while todo:
-            again, why, look = self._round(requests, todo, answers, read)
-            if not again:
-                break
-            todo = _with_later_ones(requests.keys, todo, again)
-            for place in todo:
-                answers.pop(place, None)
-            if len(again) < least:
-                least = len(again)
-                policy.good(self._clock())
-            pause_s = policy.wait_s(self._clock())
-            if pause_s is None:
-                raise why
-            self._sleep(pause_s)
-            self.repeated += len(todo)
-            if look:
-                self._look_around()
+        if todo and until_done(todo, ask, self._look_around, policy, self._clock, self._sleep):
+            assert reason is not None
+            raise reason
         return answers
 
     def _round(

@@ -5,6 +5,9 @@ There is neither a clock nor chance in here: the time and a random number are ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 
 class Backoff:
     """Waits that double.
@@ -84,3 +87,49 @@ class RetryPolicy:
             return self._backoff.next(chance)
         left_s = self._since + self._patience_s - now
         return min(self._backoff.next(chance), left_s) if left_s > 0 else None
+
+
+class Left(NamedTuple):
+    """What a round of requests left undone.
+
+    Attributes:
+        todo: what is to be asked again; empty = all is done.
+        failed: how many of these failed; others may only be repeated for the sake of their order.
+        look: whether to find out first who has what now.
+    """
+
+    todo: Sequence[int]
+    failed: int
+    look: bool
+
+
+def until_done(
+    todo: Sequence[int],
+    ask: Callable[[Sequence[int]], Left],
+    look_around: Callable[[], None],
+    policy: RetryPolicy,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Sequence[int]:
+    """Ask round after round, until nothing is left or there is no progress; return what is left.
+
+    Args:
+        todo: numbers of the requests.
+        ask: asks some of them once.
+        look_around: asks the nodes what they have.
+        policy: when to give up; fewer failures than ever are progress, and the first round is.
+        clock: seconds that only grow.
+        sleep: waits.
+    """
+    least = len(todo) + 1
+    while True:
+        todo, failed, look = ask(todo)
+        if failed < least:
+            least = failed
+            policy.good(clock())
+        wait_s = policy.wait_s(clock()) if todo else None
+        if wait_s is None:
+            return todo
+        sleep(wait_s)
+        if look:
+            look_around()
