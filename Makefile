@@ -57,7 +57,7 @@ $(VENV)/tox-installed: | $(BIN)/python
 serve: $(VENV)/installed ## install the package and start the server
 	@exec $(BIN)/uprmc serve $(SERVE_ARGS)
 
-spark: $(VENV)/spark-installed ## install Spark for `uprmc spark` and programs, say what is missing
+spark: $(VENV)/spark-installed ## install Spark for `--engine spark` and programs, say what is missing
 	@$(BIN)/python -m uprmc.spark.session
 
 spark-zip: $(VENV)/installed ## make dist/uprmc_spark.zip for spark-submit --py-files

@@ -13,7 +13,7 @@ write
     them). All write the same rows, which Spark keeps in memory. What the sink costs by default,
     when it waits for the disk, stands beside it.
 backup
-    ``uprmc spark backup --engine local`` of the documents of *read*, with everything from the start
+    ``uprmc backup --engine local`` of the documents of *read*, with everything from the start
     of the program to its end, against the consumer of ``bench-upr``, which decodes and forgets.
 
     python -m bench.spark --rounds 3 --rows 100000 --only read,backup
@@ -295,7 +295,7 @@ def _backup(bench: Bench) -> None:
 
 def _backed_up(node: ServerProcess, rows: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as directory:
-        command = [sys.executable, "-m", "uprmc", "spark", "backup", directory + "/backup"]
+        command = [sys.executable, "-m", "uprmc", "backup", directory + "/backup"]
         command += ["--engine", "local", "--servers", str(node.upr)]
         command += ["--progress", "none", "--json"]
         before, began = _children_s(), time.perf_counter()

@@ -73,7 +73,7 @@ def test_every_verb_speaks_tls(secured: Secured, here: Here, verb: list[str]) ->
 
 def test_spark_verbs_have_the_same_options(secured: Secured, tmp_path: Path) -> None:
     environment = {"UPRMC_NODE": str(secured.server.upr), "UPRMC_TLS_CA": secured.ca_file}
-    command = ["spark", "backup", tmp_path / "backup", "--engine", "local", "--progress", "none"]
+    command = ["backup", tmp_path / "backup", "--engine", "local", "--progress", "none"]
     assert uprmc(*command, environment=environment).code == 0
 
 
@@ -168,7 +168,7 @@ def test_at_the_http_listener_every_verb_names_the_upr_listener(
 
 
 def test_spark_names_the_upr_listener_as_well(plain: ServerProcess, tmp_path: Path) -> None:
-    command = ["spark", "backup", tmp_path / "backup", "--engine", "local", "--progress", "none"]
+    command = ["backup", tmp_path / "backup", "--engine", "local", "--progress", "none"]
     ended = uprmc(*command, "--servers", plain.http)
     assert ended.code == 1
     assert f"this node's upr listener is {plain.upr}" in ended.err

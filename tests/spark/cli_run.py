@@ -1,4 +1,4 @@
-"""``uprmc spark`` as a user runs it: a process, what it prints, how it ends."""
+"""The bulk verbs as a user runs it: a process, what it prints, how it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ended:
 
 
 def _command(arguments: tuple[str, ...]) -> list[str]:
-    return [sys.executable, "-m", "uprmc", "spark", *arguments]
+    return [sys.executable, "-m", "uprmc", *arguments]
 
 
 def _environment(others: Mapping[str, str]) -> dict[str, str]:
@@ -36,9 +36,11 @@ def _environment(others: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **others}
 
 
-def uprmc_spark(*arguments: str, cwd: Path | None = None, **environment: str) -> Ended:
+def uprmc(*arguments: str, cwd: Path | None = None, **environment: str) -> Ended:
     """Run a verb to its end."""
-    process = popen(
+    # A process of the nursery has imported its packages already, from wherever they were.
+    start = subprocess.Popen if "PYTHONPATH" in environment else popen
+    process = start(
         _command(arguments),
         cwd=cwd,
         env=_environment(environment),
@@ -55,7 +57,7 @@ def uprmc_spark(*arguments: str, cwd: Path | None = None, **environment: str) ->
     return Ended(process.returncode, out, err)
 
 
-def uprmc_spark_struck(
+def uprmc_struck(
     *arguments: str, when: Callable[[], bool], signals: tuple[signal.Signals, ...]
 ) -> Ended:
     """Run a verb in a session of its own, and send its processes signals once something is true."""

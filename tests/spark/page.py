@@ -96,7 +96,7 @@ class Story:
         """Name the first node where a command relies on the default address."""
         return "\n".join(
             f"{line} --servers {self._nodes[NODES[0]]}"
-            if re.match(r"uprmc spark (load|backup|restore|feed) ", line)
+            if re.match(r"uprmc (load|backup|restore|export) ", line)
             and "--servers" not in line
             and not line.endswith("\\")
             else line

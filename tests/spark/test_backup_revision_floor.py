@@ -9,7 +9,7 @@ import pytest
 
 from interop.server_process import ServerProcess
 from tests.spark.backup_world import HERE, access_to, compact, start, store
-from tests.spark.cli_run import uprmc_spark
+from tests.spark.cli_run import uprmc
 from tests.spark.here import changes, remove
 from tests.spark.read_peer import FakeNode, refused
 from tests.spark.test_manifest import PART, manifest_of
@@ -45,10 +45,10 @@ def test_a_key_purged_before_the_backup_begins_above_its_old_revision_after_the_
     directory, local = str(tmp_path / "backup"), ("--engine", "local", "--parallelism", "1")
     with start(tmp_path / "source") as source:
         bury(source, b"key")
-        made = uprmc_spark("backup", directory, "--node", str(source.upr), *local)
+        made = uprmc("backup", directory, "--node", str(source.upr), *local)
         assert made.code == 0, made.err
     with start(tmp_path / "target", vbuckets=vbuckets) as target:
-        done = uprmc_spark("restore", directory, "--node", str(target.upr), *local)
+        done = uprmc("restore", directory, "--node", str(target.upr), *local)
         assert done.code == 0, done.err
         assert "revision floor" not in done.out
         target.kill()  # what it was told is on its disk

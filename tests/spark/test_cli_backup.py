@@ -1,4 +1,4 @@
-"""``uprmc spark backup``, ``restore`` and ``verify`` from the outside: output and exit codes."""
+"""``uprmc backup``, ``restore`` and ``verify`` from the outside: output and exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark.cli_run import uprmc_spark, uprmc_spark_struck
+from tests.spark.cli_run import uprmc, uprmc_struck
 from tests.spark.here import changes, contents, numbered, put, remove
 from uprmc.cli.main import run
 
@@ -19,7 +19,7 @@ LOCAL = ("--engine", "local", "--parallelism", "1")
 
 def verb(*words: object) -> int:
     """Run a verb in this process, without workers."""
-    return run(["spark", *(str(word) for word in words), *LOCAL])
+    return run([*(str(word) for word in words), *LOCAL])
 
 
 def at(server: ServerProcess) -> tuple[str, str]:
@@ -118,7 +118,7 @@ def test_a_backup_that_is_interrupted_does_not_exist_and_the_same_command_makes_
     put(fresh_node, numbered(2_000))
     directory = tmp_path / "backup"
     command = ("backup", str(directory), *at(fresh_node), "--engine", "local", "--groups", "16")
-    struck = uprmc_spark_struck(
+    struck = uprmc_struck(
         *(*command, "--rate", "300"),
         when=lambda: any(directory.rglob("part-*.parquet")),
         signals=(signal.SIGINT,),
@@ -128,7 +128,7 @@ def test_a_backup_that_is_interrupted_does_not_exist_and_the_same_command_makes_
     assert "the same command" in struck.err
     assert not list(directory.rglob("manifest.json"))
     put(fresh_node, {b"key-1": b"new"})
-    again = uprmc_spark(*command, "--json")
+    again = uprmc(*command, "--json")
     assert again.code == 0, again.err
     manifest = json.loads(again.out)
     assert manifest["totals"]["rows"] == 2_000

@@ -1,4 +1,4 @@
-"""``uprmc spark feed`` from the outside: every change once, however it is stopped."""
+"""``uprmc export`` from the outside: every change once, however it is stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.cli_run import uprmc_spark_struck
+from tests.spark.cli_run import uprmc_struck
 from tests.spark.here import numbered, put
 from uprmc.cli.main import run
 
@@ -27,7 +27,7 @@ def fed(directory: Path) -> list[dict[str, Any]]:
 def command(server: ServerProcess, tmp_path: Path, *more: str) -> list[str]:
     places = [str(tmp_path / "changes"), "--checkpoint", str(tmp_path / "checkpoint")]
     local = ["--engine", "local", "--parallelism", "1", "--format", "jsonl"]
-    return ["feed", *places, *local, "--node", str(server.upr), *more]
+    return ["export", *places, *local, "--node", str(server.upr), *more]
 
 
 def test_what_there_is_now_comes_once_and_what_is_new_the_next_time(
@@ -35,10 +35,10 @@ def test_what_there_is_now_comes_once_and_what_is_new_the_next_time(
 ) -> None:
     put(fresh_node, numbered(20))
     words = command(fresh_node, tmp_path, "--json")
-    assert run(["spark", *words]) == 0
+    assert run([*words]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 20
     put(fresh_node, {b"more": b"x"})
-    assert run(["spark", *words]) == 0
+    assert run([*words]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 1
     rows = fed(tmp_path / "changes")
     assert len(rows) == 21
@@ -51,7 +51,7 @@ def test_a_feed_that_looks_again_and_again_ends_in_order(
 ) -> None:
     put(fresh_node, numbered(20))
     words = command(fresh_node, tmp_path, "--trigger", "0.1s")
-    ended = uprmc_spark_struck(
+    ended = uprmc_struck(
         *words, when=lambda: len(fed(tmp_path / "changes")) == 20, signals=(struck_by,)
     )
     assert ended.code == code, ended.err
@@ -60,7 +60,7 @@ def test_a_feed_that_looks_again_and_again_ends_in_order(
     else:
         assert ended.out.startswith("20 changes")
     put(fresh_node, {b"more": b"x"})
-    assert run(["spark", *command(fresh_node, tmp_path)]) == 0
+    assert run([*command(fresh_node, tmp_path)]) == 0
     assert len(fed(tmp_path / "changes")) == 21
 
 
@@ -80,7 +80,7 @@ def test_a_wrong_option_is_one_line(
     more: tuple[str, ...],
     says: str,
 ) -> None:
-    assert run(["spark", *command(node, tmp_path, *more)]) == 2
+    assert run([*command(node, tmp_path, *more)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("uprmc: UPRMC_")
     assert says in err

@@ -1,4 +1,4 @@
-"""Two verbs of ``uprmc spark`` on Spark itself: the same work, and no noise around it."""
+"""Two bulk verbs on Spark itself: the same work, and no noise around it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.cli_run import uprmc_spark
+from tests.spark.cli_run import uprmc
 from tests.spark.here import contents, numbered, put
 from uprmc.cli.main import run
 
@@ -30,7 +30,7 @@ def test_load_on_spark_does_what_it_does_without_and_says_no_more(
     node = ("--node", str(fresh_node.upr))
     how = ("--key", "user:{id}", "--value", "json", "--task-size", "32k")
     errors = ("--errors", str(tmp_path / "errors"), "--report", str(report))
-    loaded = uprmc_spark("load", str(path), *how, *errors, *node, *SPARK, "--progress", "none")
+    loaded = uprmc("load", str(path), *how, *errors, *node, *SPARK, "--progress", "none")
     assert loaded.err == f"uprmc: UPRMC_ROW 1 of {count + 1:,} rows could not be written\n"
     assert loaded.code == 1
     found = json.loads(report.read_text())
@@ -49,7 +49,7 @@ def test_backup_on_spark_does_what_it_does_without_and_leaves_a_session_that_was
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     put(fresh_node, numbered(500))
-    words = ("backup", str(tmp_path / "b"), "--node", str(fresh_node.upr), "--json")
-    assert run(["spark", *words]) == 0
+    words = ["backup", str(tmp_path / "b"), "--node", str(fresh_node.upr), "--json"]
+    assert run([*words, "--engine", "spark"]) == 0
     assert json.loads(capsys.readouterr().out)["totals"]["rows"] == 500
     assert spark.range(3).count() == 3

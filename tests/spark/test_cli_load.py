@@ -1,4 +1,4 @@
-"""``uprmc spark load`` from the outside: exit codes, what is printed, and going on after a kill."""
+"""``uprmc load`` from the outside: exit codes, what is printed, and going on after a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.cli_run import uprmc_spark, uprmc_spark_struck
+from tests.spark.cli_run import uprmc, uprmc_struck
 from tests.spark.here import changes, contents
 from uprmc.cli.main import run
 
@@ -27,7 +27,7 @@ def load(*arguments: object, node: ServerProcess | str) -> int:
     place = node if isinstance(node, str) else str(node.upr)
     words = [str(each) for each in arguments]
     local = ["--engine", "local", "--parallelism", "1", "--node", place]
-    return run(["spark", "load", *words, *local])
+    return run(["load", *words, *local])
 
 
 def test_a_load_prints_a_summary_and_ends_with_0(
@@ -132,7 +132,7 @@ def test_a_wrong_option_is_one_line_with_its_code_word_and_exit_code_2(
     lines(tmp_path, 1)
     (tmp_path / "y.csv").write_text("id,value\n1,x\n")
     monkeypatch.chdir(tmp_path)
-    given = ["spark", "load", *arguments, "--engine", "local"]
+    given = ["load", *arguments, "--engine", "local"]
     place = [] if "--node" in arguments else ["--node", str(node.upr)]
     assert run([*given, *place]) == code
     out, err = capsys.readouterr()
@@ -186,7 +186,7 @@ def test_a_load_that_was_struck_goes_on_with_the_same_command(
     command = ("load", str(path), *LONG, "--node", str(fresh_node.upr), "--resume", str(journal))
     # A rate, so that there is time to strike; the size of tasks belongs to the journal.
     slow = (*command, "--task-size", "8k", "--rate", "2000")
-    struck = uprmc_spark_struck(
+    struck = uprmc_struck(
         *slow,
         when=lambda: journal_has(journal, 3),
         signals={
@@ -202,7 +202,7 @@ def test_a_load_that_was_struck_goes_on_with_the_same_command(
         assert struck.err.endswith("tasks are done; the same command goes on from there\n")
         assert struck.err.count("\n") == 1
     assert 0 < len(contents(fresh_node)) < count
-    again = uprmc_spark(*command, "--task-size", "8k", "--json")
+    again = uprmc(*command, "--task-size", "8k", "--json")
     assert again.code == 0, again.err
     report = json.loads(again.out)
     assert report["tasks_before"] >= 3
@@ -218,7 +218,7 @@ def test_without_a_journal_sigterm_says_that_it_begins_again(
     fresh_node: ServerProcess, tmp_path: Path
 ) -> None:
     path = lines(tmp_path, 4_000)
-    struck = uprmc_spark_struck(
+    struck = uprmc_struck(
         *("load", str(path), *LONG, "--node", str(fresh_node.upr)),
         *("--task-size", "8k", "--rate", "2000"),
         when=lambda: len(contents(fresh_node)) > 100,

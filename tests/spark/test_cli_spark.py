@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.cli_run import ROOT, uprmc_spark
+from tests.spark.cli_run import ROOT, uprmc
+from uprmc.cli import bulk_options
+from uprmc.cli.bulk_progress import Shown, line_of
 from uprmc.cli.main import run
-from uprmc.cli.spark_progress import Shown, line_of
+from uprmc.errors import ConfigError
 from uprmc.jobs.progress import Step
 
 HEAVY = ("pyarrow", "numpy", "pyspark", "pandas")
@@ -26,21 +28,56 @@ def test_the_command_line_does_not_import_what_only_spark_needs() -> None:
     assert ran.stdout == "[]\n"
 
 
+@pytest.mark.parametrize(("wrong", "hint"), [("bakcup", "did you mean backup?"), ("zz", "lists")])
 def test_a_verb_that_does_not_exist_is_told_with_the_nearest(
-    capsys: pytest.CaptureFixture[str],
+    wrong: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["spark", "bakcup"]) == 2
+    assert run([wrong]) == 2
     err = capsys.readouterr().err
-    assert err == (
-        "uprmc: UPRMC_OPTION there is no verb 'bakcup' of uprmc spark: did you mean backup?\n"
-    )
-    assert run(["spark", "zzz"]) == 2
-    assert "there are load, backup, restore, verify, feed" in capsys.readouterr().err
+    assert err.startswith(f"uprmc: there is no verb {wrong!r}: ")
+    assert hint in err
 
 
-@pytest.mark.parametrize("verb", ["load", "backup", "restore", "verify", "feed"])
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("verb", "now"), [("backup", "backup"), ("feed", "export")])
+def test_a_former_name_still_works_after_a_line_that_says_the_new_one(
+    verb: str, now: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["spark", verb, "--help"]) == 0
+    told = capsys.readouterr()
+    assert "--engine" in told.out
+    assert told.err.startswith(f"uprmc: 'uprmc spark {verb}' is now 'uprmc {now}'")
+    assert told.err.count("\n") == 1
+    assert run(["--help"]) == 0
+    assert "spark " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "engine"),
+    [
+        (["backup"], "local"),
+        (["backup", "--engine", "spark"], "spark"),
+        (["backup", "--master", "local[1]"], "spark"),
+        (["spark", "backup"], "spark"),
+        (["spark", "backup", "--engine", "local"], "local"),
+    ],
+)
+def test_verbs_run_without_spark_unless_it_is_asked_for(
+    words: list[str], engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def engine_of(engine: str, **_: object) -> None:
+        asked.append(engine)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(bulk_options, "engine_of", engine_of)
+    assert run([*words, str(tmp_path / "backup")]) == 2
+    assert asked == [engine]
+
+
+@pytest.mark.parametrize("verb", ["load", "backup", "restore", "verify", "export"])
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
     text = capsys.readouterr().out
     assert "--engine" in text
     assert "Examples:" in text
@@ -63,7 +100,7 @@ def test_a_missing_package_is_told_with_what_to_install(
 ) -> None:
     (tmp_path / "x.jsonl").write_text('{"key":"a","value":"b"}\n')
     paths = f"{broken_package(tmp_path, package)}:{ROOT}"
-    ended = uprmc_spark("load", "x.jsonl", "--engine", engine, cwd=tmp_path, PYTHONPATH=paths)
+    ended = uprmc("load", "x.jsonl", "--engine", engine, cwd=tmp_path, PYTHONPATH=paths)
     assert ended.code == 2
     assert ended.err.startswith(f"uprmc: UPRMC_PACKAGES {package} is missing")
     assert "pip install 'uprmc[spark]'" in ended.err
@@ -73,7 +110,7 @@ def test_a_missing_package_is_told_with_what_to_install(
 def test_missing_java_is_told_with_what_to_install(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     (tmp_path / "x.jsonl").write_text('{"key":"a","value":"b"}\n')
-    ended = uprmc_spark("load", "x.jsonl", cwd=tmp_path, JAVA_HOME=str(tmp_path))
+    ended = uprmc("load", "x.jsonl", "--engine", "spark", cwd=tmp_path, JAVA_HOME=str(tmp_path))
     assert ended.code == 2
     assert ended.err.startswith("uprmc: UPRMC_JAVA ")
     assert "--engine local" in ended.err

@@ -138,12 +138,15 @@ def test_every_column_is_told_with_its_type() -> None:
 # --- the command line ---------------------------------------------------------------------------
 
 
+BULK_VERBS = ("load", "backup", "restore", "verify", "export")
+
+
 def verbs() -> dict[str, click.Command]:
     from uprmc.cli.main import uprmc
 
-    group = uprmc.get_command(click.Context(uprmc), "spark")
-    assert isinstance(group, click.Group)
-    return dict(group.commands)
+    context = click.Context(uprmc)
+    found = {name: uprmc.get_command(context, name) for name in BULK_VERBS}
+    return {name: verb for name, verb in found.items() if verb is not None}
 
 
 def flags(command: click.Command) -> set[str]:
@@ -200,7 +203,9 @@ def test_commands_of_the_pages_name_options_that_exist() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for text in (TEXT, readme, OPERATIONS):
         joined = text.replace("\\\n", " ")
-        for verb, rest in re.findall(r"^(?:\$ )?\S*uprmc spark ([a-z]+) ([^\n]*)$", joined, re.M):
+        for verb, rest in re.findall(
+            r"^(?:\$ )?\S*uprmc (load|backup|restore|verify|export) ([^\n]*)$", joined, re.M
+        ):
             given = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest))
             assert given <= flags(found[verb]), (verb, rest)
 

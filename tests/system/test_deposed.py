@@ -170,7 +170,7 @@ def test_a_backup_has_the_promoted_nodes_data_or_fails(pair: ReplicaPair, tmp_pa
     failed_over(pair)
     for order in (servers, ",".join(reversed(servers.split(",")))):
         directory = tmp_path / order.partition(",")[0].replace(":", "-")
-        words = ("spark", "backup", directory, "--servers", order, "--engine", "local")
+        words = ("backup", directory, "--servers", order, "--engine", "local")
         verb(*words)
         (manifest,) = directory.glob("*/*/manifest.json")
         parts = json.loads(manifest.read_text())["vb"].values()

@@ -60,9 +60,9 @@ def test_a_backup_holds_a_large_document_and_brings_it_back(
 ) -> None:
     place, chain = str(upr(server)), str(tmp_path / "backup")
     local = ("--engine", "local", "--progress", "none")
-    ran(uprmc("spark", "backup", chain, "--node", place, *local))
+    ran(uprmc("backup", chain, "--node", place, *local))
     with start_uprmc(tmp_path / "copy", *OPTIONS) as copy:
-        ran(uprmc("spark", "restore", chain, "--node", str(upr(copy)), *local))
+        ran(uprmc("restore", chain, "--node", str(upr(copy)), *local))
         with Client(copy.memcached) as client:
             assert list(client.load([KEY])) == [(KEY, VALUE)]
         copy.stop()

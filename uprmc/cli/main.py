@@ -17,6 +17,7 @@ import click
 
 from uprmc import __version__
 from uprmc.errors import ConfigError, StoreRefused, UprmcError
+from uprmc.units import nearest
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -35,6 +36,11 @@ _VERBS = {
     "replicate": "replicate:replicate_verb",
     "takeover": "takeover:takeover",
     "failover": "failover:failover",
+    "load": "load:load",
+    "export": "export:export",
+    "backup": "backup:backup",
+    "restore": "restore:restore",
+    "verify": "verify:verify",
     "tap-adapter": "tap_adapter:tap_adapter",
     "spark": "spark:spark",
     "settings": "settings:settings",
@@ -57,6 +63,16 @@ class _Verbs(click.Group):
         module, _, verb = _VERBS[cmd_name].partition(":")
         found: click.Command = getattr(import_module(f"uprmc.cli.{module}"), verb)
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _VERBS and not name.startswith("-"):
+            meant = nearest(name, list(_VERBS))
+            hint = f"did you mean {meant}?" if meant else "'uprmc --help' lists them"
+            raise click.UsageError(f"there is no verb {name!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

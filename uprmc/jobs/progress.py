@@ -1,6 +1,6 @@
 """How long work tells whoever started it how far it is: plain values, called on the driver.
 
-The command line draws a bar or lines from them (`uprmc.cli.spark_progress`); without anybody who
+The command line draws a bar or lines from them (`uprmc.cli.bulk_progress`); without anybody who
 looks, `unseen` takes them. Calls are cheap and may come often: the one who shows decides how often
 to show.
 """

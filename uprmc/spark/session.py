@@ -190,7 +190,7 @@ def _told() -> str:
     """Return for people whether Spark can run here."""
     version = import_module("pyspark").__version__
     try:
-        return f"Spark {version} runs on {find_java()}; go on with: uprmc spark --help"
+        return f"Spark {version} runs on {find_java()}; go on with: uprmc backup --engine spark"
     except JavaMissing as error:
         return f"Spark {version} is installed, but {error}"
 

@@ -1,4 +1,4 @@
-"""``uprmc spark feed``: changes into files, for as long as it runs. Work: `uprmc.spark.feeding`."""
+"""``uprmc export``: changes into files, for as long as it runs. Work: `uprmc.spark.feeding`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import NAMES, whole
-from uprmc.cli.spark_options import Common, SparkVerb, common
-from uprmc.cli.spark_run import running
+from uprmc.cli.bulk_options import BulkVerb, Common, common
+from uprmc.cli.bulk_run import running
 from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:
-  uprmc spark feed changes/ --checkpoint changes.checkpoint --trigger available-now
-  uprmc spark feed changes/ --checkpoint changes.checkpoint --format jsonl --trigger 10s
+  uprmc export changes/ --checkpoint changes.checkpoint --trigger available-now
+  uprmc export changes/ --checkpoint changes.checkpoint --format jsonl --trigger 10s
 """
 
 
-@click.command(cls=SparkVerb, epilog=_EPILOG)
+@click.command(cls=BulkVerb, epilog=_EPILOG)
 @click.argument("to", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
 @click.option(
     "--checkpoint",
@@ -57,7 +57,7 @@ Examples:
 @click.option("--max-rows", type=whole(least=1), help="Of one batch.")
 @click.option("--columns", type=NAMES, help="Only these columns.")
 @common()
-def feed(shared: Common, to: Path, **given: Any) -> None:
+def export(shared: Common, to: Path, **given: Any) -> None:
     """Follow changes into files of DIR, every batch once.
 
     With a trigger in seconds it runs until SIGTERM (exit code 0) or Ctrl-C.

@@ -1,4 +1,4 @@
-"""``uprmc spark backup``: everything at one moment, then what changed. Work: `backup.backups`."""
+"""``uprmc backup``: everything at one moment, then what changed. Work: `backup.backups`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from uprmc.cli.arguments import VBUCKETS, seconds, whole
-from uprmc.cli.spark_options import Common, SparkVerb, common
-from uprmc.cli.spark_run import running
+from uprmc.cli.bulk_options import BulkVerb, Common, common
+from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadOption
 from uprmc.jobs.progress import Step
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  uprmc spark backup /backups/users
-  uprmc spark backup /backups/users --full --engine local
+  uprmc backup /backups/users
+  uprmc backup /backups/users --full --engine spark
 """
 
 
-@click.command(cls=SparkVerb, epilog=_EPILOG)
+@click.command(cls=BulkVerb, epilog=_EPILOG)
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--full", is_flag=True, help="Begin a new chain.")
 @click.option("--incremental", is_flag=True, help="Add to the newest chain, or fail.")

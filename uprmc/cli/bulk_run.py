@@ -1,4 +1,4 @@
-"""Runs the work of a verb of ``uprmc spark``: progress, report, and what goes wrong in one line.
+"""Runs the work of a bulk verb: progress, report, and what goes wrong in one line.
 
 A package that is missing becomes a sentence that says what to install. Ctrl-C and SIGTERM become
 one line that says whether the same command goes on where it stopped.
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import click
 
-from uprmc.cli.spark_progress import Shown
+from uprmc.cli.bulk_progress import Shown
 from uprmc.columnar.errors import BadOption, MissingPackage
 from uprmc.errors import UprmcError
 from uprmc.jobs.progress import Step

@@ -1,4 +1,4 @@
-"""Options that the verbs of ``uprmc spark`` share, and what they come to: access and an engine.
+"""Options that the bulk verbs share, and what they come to: access and an engine.
 
 Values are read by the same readers as those of ``spark.read.format("uprmc")``, so a size or a
 range of vBuckets is written alike in both places.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class SparkVerb(click.Command):
+class BulkVerb(click.Command):
     """A verb whose wrong options are `BadOption`, with its code word, like all other errors."""
 
     def make_context(self, *args: Any, **keywords: Any) -> click.Context:
@@ -72,10 +72,9 @@ _CONNECTING = (
 _RUNNING = (
     click.option(
         "--engine",
-        type=click.Choice(["spark", "local"]),
-        default="spark",
-        show_default=True,
-        help="local: processes of this machine, no Java.",
+        type=click.Choice(["local", "spark"]),
+        help="local: processes of this machine; spark: Apache Spark, which needs Java.  "
+        "[default: local, or spark with --master, --remote or --conf]",
     ),
     click.option(
         "--master", metavar="URL", help="Of Spark: local[*] (default), spark://..., yarn, k8s://..."
@@ -109,7 +108,7 @@ _SHOWING = (
     ),
 )
 
-#: What `split` gives to `access_of`, `engine_of` and `spark_run.running`.
+#: What `split` gives to `access_of`, `engine_of` and `bulk_run.running`.
 _ACCESS_NAMES = (
     *("servers", "bucket", "username", "password_file", "password_env"),
     *("tls", "tls_ca", "tls_cert_file", "tls_key_file", "no_tls_verify"),
@@ -125,13 +124,20 @@ class Common:
     Attributes:
         connecting: by the names of `access_of`.
         running: by the names of `engine_of`.
-        showing: arguments of `spark_run.running`.
+        showing: arguments of `bulk_run.running`.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.connecting = {name: given.pop(name) for name in _ACCESS_NAMES if name in given}
         self.running = {name: given.pop(name) for name in _ENGINE_NAMES}
+        self.running["engine"] = self.running["engine"] or self._usual_engine()
         self.showing = {name: given.pop(name) for name in _SHOWING_NAMES}
+
+    def _usual_engine(self) -> str:
+        group = click.get_current_context().parent
+        of_spark = any(self.running[name] for name in ("master", "remote", "conf"))
+        formerly = group is not None and group.info_name == "spark"
+        return "spark" if of_spark or formerly else "local"
 
     @property
     def engine(self) -> str:

@@ -1,4 +1,4 @@
-"""``uprmc spark restore``: a backup back into nodes. The work: `uprmc.backup.restoring`."""
+"""``uprmc restore``: a backup back into nodes. The work: `uprmc.backup.restoring`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import VBUCKETS, whole
-from uprmc.cli.spark_options import Common, SparkVerb, common, on_error_of
-from uprmc.cli.spark_run import running
+from uprmc.cli.bulk_options import BulkVerb, Common, common, on_error_of
+from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadRow, SparkError
 from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:
-  uprmc spark restore /backups/users --node 10.0.0.2:11210
-  uprmc spark restore /backups/users --at 3 --prefix user: --dry-run
+  uprmc restore /backups/users --node 10.0.0.2:11210
+  uprmc restore /backups/users --at 3 --prefix user: --dry-run
 """
 
 
-@click.command(cls=SparkVerb, epilog=_EPILOG)
+@click.command(cls=BulkVerb, epilog=_EPILOG)
 @click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR"
 )

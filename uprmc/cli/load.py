@@ -1,4 +1,4 @@
-"""``uprmc spark load``: rows of files become documents. The work: `uprmc.load.loading`."""
+"""``uprmc load``: rows of files become documents. The work: `uprmc.load.loading`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import NAMES, SIZE, seconds, whole
-from uprmc.cli.spark_options import Common, SparkVerb, common, on_error_of
-from uprmc.cli.spark_run import running
+from uprmc.cli.bulk_options import BulkVerb, Common, common, on_error_of
+from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadRow
 from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:
-  uprmc spark load users.csv --key 'user:{id}' --value json
-  uprmc spark load events/ --format jsonl --key id --value json:all --ttl 86400
-  uprmc spark load part-*.parquet --key key --value value --resume load.journal
+  uprmc load users.csv --key 'user:{id}' --value json
+  uprmc load events/ --format jsonl --key id --value json:all --ttl 86400
+  uprmc load part-*.parquet --key key --value value --resume load.journal
 """
 
 
-@click.command(cls=SparkVerb, epilog=_EPILOG)
+@click.command(cls=BulkVerb, epilog=_EPILOG)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
     "--format", type=click.Choice(["csv", "jsonl", "parquet"]), help="Default: by the file's name."

@@ -1,4 +1,4 @@
-"""``uprmc spark verify``: do two sides hold the same? The work: `uprmc.backup.verifying`."""
+"""``uprmc verify``: do two sides hold the same? The work: `uprmc.backup.verifying`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import NAMES, VBUCKETS, seconds, whole
-from uprmc.cli.spark_options import Common, SparkVerb, common
-from uprmc.cli.spark_run import running
+from uprmc.cli.bulk_options import BulkVerb, Common, common
+from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadOption, Differences
 from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:
-  uprmc spark verify 10.0.0.1:11210 10.0.0.2:11210
-  uprmc spark verify 10.0.0.1:11210 /backups/users --out differences.jsonl
+  uprmc verify 10.0.0.1:11210 10.0.0.2:11210
+  uprmc verify 10.0.0.1:11210 /backups/users --out differences.jsonl
 """
 
 
-@click.command(cls=SparkVerb, epilog=_EPILOG)
+@click.command(cls=BulkVerb, epilog=_EPILOG)
 @click.argument("a", metavar="HOST:PORT|DIR")
 @click.argument("b", metavar="HOST:PORT|DIR")
 @click.option(

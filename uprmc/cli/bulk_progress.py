@@ -1,4 +1,4 @@
-"""How a verb of ``uprmc spark`` shows that it gets on: a bar, a line now and then, or nothing.
+"""How a bulk verb shows that it gets on: a bar, a line now and then, or nothing.
 
 All of it goes to standard error: standard output is for the report.
 """
