@@ -25,7 +25,7 @@ from uprmc.backup.backups import backup
 from uprmc.backup.restoring import RestoreReport, restore
 from uprmc.client.kv import KvClient, Meta
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BackupDamaged, BackupForeign, BadOption, SparkError
+from uprmc.columnar.errors import BadFile, BadOption, SparkError
 from uprmc.columnar.report import TaskReport
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.engines import LocalEngine
@@ -227,10 +227,10 @@ def test_a_state_of_other_work_is_refused(
     state = tmp_path / "state.json"
     interrupted(made, target, state)
     for other_work in ({"at": 0}, {"force": True}, {"key_prefix": "x"}, {"vbuckets": [1]}):
-        with pytest.raises(BackupForeign, match="of another restore"):
+        with pytest.raises(BadFile, match="belongs to another restore"):
             again(made, target, state=state, **other_work)
-    state.write_text(json.dumps({"work": {}, "done": 5}))
-    with pytest.raises(BackupDamaged):
+    state.write_text(json.dumps({"work": {}, "done": 5}) + "\n")
+    with pytest.raises(BadFile, match="is no journal of a restore"):
         again(made, target, state=state)
 
 

@@ -25,13 +25,13 @@ from uprmc.backup.repository import Chain, Increment, Repository
 from uprmc.backup.revision_floors import floors_in, raise_floors
 from uprmc.backup.verifying import BackupSide, VerifyReport, verify
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BackupDamaged, BackupForeign, BadOption, SparkError
+from uprmc.columnar.errors import BackupDamaged, BackupForeign, BadOption
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.jobs.engines import Engine, LocalEngine, current_attempt
-from uprmc.jobs.files import write_whole
+from uprmc.jobs.journal import Journal
 from uprmc.jobs.progress import Progress, Step, unseen
 from uprmc.protocol.opcodes import FRAME_MAX_BYTES
 
@@ -228,19 +228,34 @@ def _written(
 ) -> RestoreReport:
     newest = increments[-1].manifest
     layers = layers_of(increments, selection)
-    progress_file = _State(
-        state,
-        {
-            "backup": newest.id,
-            "servers": list(options.access.servers),
-            "mode": options.mode,
-            "force": options.force,
-            "vbuckets": sorted(selection.vbuckets) if selection.vbuckets is not None else None,
-            "prefix": selection.prefix.hex(),
-        },
+    facts = {
+        "backup": newest.id,
+        "servers": list(options.access.servers),
+        "mode": options.mode,
+        "force": options.force,
+        "vbuckets": sorted(selection.vbuckets) if selection.vbuckets is not None else None,
+        "prefix": selection.prefix.hex(),
+    }
+    path = None if state is None or options.dry_run else Path(state)
+    with Journal(path, facts, "restore") as journal:
+        resumed = len(journal.done)
+        _write_groups(layers, selection, options, engine, journal, progress)
+        journal.remove()
+    return RestoreReport(
+        newest.id, chain.name, newest.number, len(layers), resumed, merge(journal.done.values())
     )
-    done = {} if options.dry_run else progress_file.read()
-    resumed = len(done)
+
+
+def _write_groups(
+    layers: Mapping[int, Sequence[Layer]],
+    selection: Selection,
+    options: WriteOptions,
+    engine: Engine,
+    journal: Journal,
+    progress: Progress,
+) -> None:
+    """Write the groups that are not done, the largest first."""
+    done = journal.done
     left = sorted(set(layers) - set(done), key=lambda group: -_rows(layers[group]))
     shared = replace(
         options, rate=options.rate and options.rate / max(1, min(engine.parallelism, len(left)))
@@ -248,17 +263,11 @@ def _written(
     tasks = [_GroupTask(group, tuple(layers[group]), selection.prefix, shared) for group in left]
 
     def noted(index: int, result: TaskReport) -> None:
-        done[left[index]] = result
-        if not options.dry_run:
-            progress_file.write(done)
+        journal.add(left[index], result)
         progress(_step(done, len(layers)))
 
     progress(_step(done, len(layers)))
     engine.run(restore_group, tasks, noted)
-    progress_file.remove()
-    return RestoreReport(
-        newest.id, chain.name, newest.number, len(layers), resumed, merge(done.values())
-    )
 
 
 def restore_group(task: _GroupTask) -> TaskReport:
@@ -277,41 +286,6 @@ def _step(done: Mapping[int, TaskReport], total: int) -> Step:
     rows = sum(report.rows for report in done.values())
     size = sum(report.bytes for report in done.values())
     return Step("restoring", len(done), total, rows, size)
-
-
-class _State:
-    """The file that remembers groups that are done, for as long as the restore is not."""
-
-    def __init__(self, path: Path | str | None, work: dict[str, Any]) -> None:
-        self._path = None if path is None else Path(path)
-        self._work = work
-
-    def read(self) -> dict[int, TaskReport]:
-        """Return what is done of the same work; raises `BackupForeign` if it is of other work."""
-        if self._path is None or not self._path.exists():
-            return {}
-        try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            work = found["work"]
-            done = {int(group): TaskReport.from_dict(each) for group, each in found["done"].items()}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, SparkError) as error:
-            raise BackupDamaged(f"{self._path}: {type(error).__name__}: {error}") from None
-        if work != self._work:
-            raise BackupForeign(
-                f"{self._path} is of another restore: remove it, or finish that one"
-            )
-        return done
-
-    def write(self, done: Mapping[int, TaskReport]) -> None:
-        """Remember."""
-        if self._path is not None:
-            said = {str(group): report.to_dict() for group, report in sorted(done.items())}
-            write_whole(self._path, json.dumps({"work": self._work, "done": said}) + "\n")
-
-    def remove(self) -> None:
-        """Forget, because all is done: the target may be emptied and filled again."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Loads files into nodes: `inputs` cuts them, `row_rules` makes documents, `writing` writes them.
 
 An engine runs the tasks, each of them perhaps more than once. The driver adds up their reports,
-keeps the journal of what is done (`load_state`), and ends the work when too many rows were bad.
+keeps the journal of what is done (`jobs.journal`), and ends the work when too many rows were bad.
 
 What surprises: a key that is in the input several times ends with any of its values, because tasks
 run side by side; within one task the last one wins.
@@ -25,10 +25,10 @@ from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.columnar.write_options import WINDOW_MAX, WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.jobs.engines import Engine, current_attempt
+from uprmc.jobs.journal import Journal
 from uprmc.jobs.progress import Progress, Step, unseen
 from uprmc.load.input_rows import BadLine, Numbering
 from uprmc.load.inputs import TASK_BYTES, Dialect, Task, fingerprint, plan
-from uprmc.load.load_state import Journal
 from uprmc.load.row_rules import FLAGS, KEY, TTL, VALUE, RowRules, Run, runs
 from uprmc.units import nearest
 

@@ -1,6 +1,6 @@
-"""Remembers which tasks of a load are done, so that the same command goes on where it stopped.
+"""Remembers which tasks of a load or restore are done: the same command goes on where it stopped.
 
-A journal is a file of JSON lines: first what the load is, then the report of each task that is
+A journal is a file of JSON lines: first what the work is, then the report of each task that is
 done, written before anybody is told of it. A driver that is killed leaves at most one torn line at
 the end, which counts for nothing: that task runs again.
 
@@ -20,7 +20,6 @@ from typing import IO, Any
 from uprmc.columnar.errors import BadFile
 from uprmc.columnar.report import TaskReport
 
-_FORMAT = "uprmc load"
 _VERSION = 1
 
 
@@ -29,21 +28,27 @@ class Journal:
 
     Args:
         path: the file; it is made if there is none. ``None`` = remember nothing.
-        facts: what the load is, as JSON knows it; another load's file is refused by it.
+        facts: what the work is, as JSON knows it; the file of another one is refused by it.
+        work: ``load`` or ``restore``.
         read_only: look, but write nothing: a dry run.
 
     Attributes:
         done: reports of the tasks that are done, by number.
 
     Raises:
-        BadFile: the file is something else, of another load, in use, or cannot be written.
+        BadFile: the file is something else, of another work, in use, or cannot be written.
     """
 
     def __init__(
-        self, path: Path | None, facts: Mapping[str, Any], *, read_only: bool = False
+        self,
+        path: Path | None,
+        facts: Mapping[str, Any],
+        work: str = "load",
+        *,
+        read_only: bool = False,
     ) -> None:
         self.done: dict[int, TaskReport] = {}
-        self._path, self._read_only = path, read_only
+        self._path, self._work, self._read_only = path, work, read_only
         self._file: IO[bytes] | None = None
         if path is None or (read_only and not path.exists()):
             return
@@ -63,6 +68,11 @@ class Journal:
         self.done[number] = report
         self._append({"task": number, "report": report.to_dict()})
 
+    def remove(self) -> None:
+        """Forget, because all is done: what was written may be removed and written again."""
+        if self._file is not None and self._path is not None:
+            self._path.unlink(missing_ok=True)
+
     def __enter__(self) -> Journal:
         return self
 
@@ -76,16 +86,18 @@ class Journal:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise BadFile(f"{self._path} is used by another load at this moment") from None
+                raise BadFile(
+                    f"{self._path} is used by another {self._work} at this moment"
+                ) from None
         file.seek(0)
         *lines, torn = file.read().split(b"\n")
         if not lines:
-            if torn and not _begins_a_journal(torn):
-                raise BadFile(f"{self._path} is no journal of a load")
+            if torn and not self._begins_a_journal(torn):
+                raise BadFile(f"{self._path} is no journal of a {self._work}")
             if not self._read_only:
                 file.truncate(0)
                 self._file = file
-                self._append({"format": _FORMAT, "version": _VERSION, "load": facts})
+                self._append({"format": self._format, "version": _VERSION, self._work: facts})
             return
         self._check_head(lines[0], facts)
         for line in lines[1:]:
@@ -95,17 +107,25 @@ class Journal:
 
     def _check_head(self, line: bytes, facts: dict[str, Any]) -> None:
         head = _object(line)
-        if head.get("format") != _FORMAT or not isinstance(head.get("load"), dict):
-            raise BadFile(f"{self._path} is no journal of a load")
+        if head.get("format") != self._format or not isinstance(head.get(self._work), dict):
+            raise BadFile(f"{self._path} is no journal of a {self._work}")
         if head.get("version") != _VERSION:
             raise BadFile(f"{self._path} was written by another version: begin with a new file")
-        then, now = head["load"], json.loads(json.dumps(facts))
+        then, now = head[self._work], json.loads(json.dumps(facts))
         for name in {**then, **now}:
             if then.get(name) != now.get(name):
                 raise BadFile(
-                    f"{self._path} belongs to another load, {_difference(name, then, now)}:"
+                    f"{self._path} belongs to another {self._work}, {_difference(name, then, now)}:"
                     " begin with a new file"
                 )
+
+    @property
+    def _format(self) -> str:
+        return f"uprmc {self._work}"
+
+    def _begins_a_journal(self, torn: bytes) -> bool:
+        head = json.dumps({"format": self._format}).encode()[:-1]
+        return head.startswith(torn) or torn.startswith(head)
 
     def _read(self, line: bytes) -> None:
         entry = _object(line)
@@ -123,11 +143,6 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise BadFile(f"cannot write {self._path}: {error.strerror}") from None
-
-
-def _begins_a_journal(torn: bytes) -> bool:
-    head = json.dumps({"format": _FORMAT}).encode()[:-1]
-    return head.startswith(torn) or torn.startswith(head)
 
 
 def _object(line: bytes) -> dict[str, Any]:

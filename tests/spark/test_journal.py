@@ -9,7 +9,7 @@ import pytest
 
 from uprmc.columnar.errors import BadFile
 from uprmc.columnar.report import TaskReport
-from uprmc.load.load_state import Journal
+from uprmc.jobs.journal import Journal
 
 FACTS = {"files": "abc", "key": "id", "servers": ["a:1"]}
 
@@ -103,3 +103,15 @@ def test_a_dry_run_looks_and_writes_nothing(tmp_path: Path) -> None:
         assert list(journal.done) == [1]
         journal.add(2, TaskReport())
     assert path.read_bytes() == before
+
+
+def test_a_journal_is_of_one_kind_of_work_and_forgotten_when_that_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal(path, FACTS, "restore") as journal:
+        journal.add(1, TaskReport(rows=1))
+    with pytest.raises(BadFile, match="is no journal of a load"):
+        Journal(path, FACTS)
+    with Journal(path, FACTS, "restore") as journal:
+        assert list(journal.done) == [1]
+        journal.remove()
+    assert not path.exists()
