@@ -3,10 +3,12 @@
 `Clock` and `Entropy` are what rules may ask for; real ones live in `server.world`, simulated ones
 in ``tests/sim``. `Session` is the other direction: what the outside may do with one peer's
 conversation, whatever protocol it speaks. Adapters and the simulator are written once against it.
+`Dial` makes connections to other nodes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -67,3 +69,19 @@ class Session(Protocol):
 
     def connection_lost(self) -> None:
         """The peer is gone: let go of everything held for it."""
+
+
+class Dialled(Protocol):
+    """A connection that was asked for, made already or not."""
+
+    def abandon(self) -> None:
+        """End it: no session is made any more; one that was made learns that it is lost."""
+
+
+#: Makes the session of a connection, as soon as there is one, from the call that wakes it.
+MakeSession = Callable[[Callable[[], None]], Session]
+
+#: Dials HOST:PORT. `make_session` is called once at most. `failed` is told why no connection came
+#: about, or why one ended, if the transport knows better than the session; then before the
+#: session's `connection_lost`.
+Dial = Callable[[str, MakeSession, Callable[[str], None]], Dialled]

@@ -84,7 +84,7 @@ class Client:
         self._unanswered: list[t.TapFrame] = []
         self._adapter = adapter
         self._rest = b""
-        self._session: TapSession = adapter.registry.connect(lambda: None)
+        self._session: TapSession = TapSession(adapter.registry, lambda: None)
         self._session.receive_data(request)
 
     @property

@@ -159,7 +159,6 @@ class Fuzz:
         self._hub = Hub(self._bucket, SETTINGS.upr)
         self.dialler = Dialler(self.random)
         self._replication = Replication(self._hub, self.dialler.dial)
-        self._hub.replication = self._replication
         self._tap = NodeTap(self._hub, SETTINGS.tap, lambda: self._seconds, lambda: b"map")
         for _ in Warmup(self._bucket).steps():
             pass
@@ -186,6 +185,7 @@ class Fuzz:
             set_verbosity=lambda level: None,
             report_misuse=lambda reason: None,
             upr=self._hub,
+            replication=self._replication,
             tap=self._tap,
         )
         return Negotiation(services, lambda: None, by_key=self.random.random() < 0.5)

@@ -14,6 +14,7 @@ from tests.sim.node import Node, Pace
 from tests.sim.replica_wire import NEAR, PROFILES, Cutter, Wire, WireProfile
 from tests.sim.world import World
 from uprmc.config import Settings
+from uprmc.kv.services import Services
 from uprmc.ports import Session
 from uprmc.upr.follow.replication import Replication
 
@@ -173,7 +174,12 @@ class ReplicaNode(Node):
         self.journal.on_up.append(lambda _: self.replication.resume())
 
     def _life_began(self) -> None:
-        self.replication = self.upr.replication = Replication(self.upr, self._dial)
+        self.replication = Replication(self.upr, self._dial)
+
+    def _services(self) -> Services:
+        services = super()._services()
+        services.replication = self.replication
+        return services
 
     def stop(self) -> None:
         """See `Node.stop`; first it follows nobody any more."""

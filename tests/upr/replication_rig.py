@@ -108,7 +108,7 @@ class World:
         self.replication = Replication(self.rig.services.upr, self._dial)
         self.replication.on_trouble = lambda place, why: self.troubles.append((place, why))
         self.replication.on_change = lambda place, what: self.changes.append((place, what))
-        self.rig.services.upr.replication = self.replication
+        self.rig.services.replication = self.replication
         self.replication.tick(self.now)
 
     def _dial(self, place: str, make_session: Any, failed: Any) -> FakeCall:

@@ -41,6 +41,7 @@ from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock
 from uprmc.tap_adapter.client_rows import all_clients
 from uprmc.tap_adapter.names import Names
+from uprmc.tap_adapter.session import TapSession
 from uprmc.tap_adapter.tap_registry import TapRegistry
 from uprmc.tap_adapter.upstream import Standing, Upstream
 
@@ -200,7 +201,7 @@ class TapProcess:
     # --- connections ----------------------------------------------------------------------------
 
     def _session(self, peer: str, wake: Callable[[], None]) -> Session:
-        return self._door.connect(wake, lambda reason: self._misused(peer, reason))
+        return TapSession(self._door, wake, lambda reason: self._misused(peer, reason))
 
     def _misused(self, peer: str, reason: str) -> None:
         held_back = self._misuse_log.passed()

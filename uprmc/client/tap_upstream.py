@@ -23,12 +23,11 @@ from uprmc.client.tap_connection import ProducerSession
 from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
 from uprmc.consume.conversation import Questions
 from uprmc.model import Item, SnapshotRange
-from uprmc.ports import Session
+from uprmc.ports import Dial, Dialled, Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
 from uprmc.tap_adapter.upstream import Standing
-from uprmc.upr.follow.line import Dial, Dialled
 
 #: So much is received ahead of a client; small, for there may be many of them.
 BUFFER_BYTES = 1024 * 1024

@@ -136,7 +136,7 @@ def _durable_answer(
 def _replication(session: BinarySession, request: Request) -> Replication:
     """Return who carries it out, if this manager may ask for it."""
     _check_token(session, request)
-    replication = session.services.upr.replication
+    replication = session.services.replication
     if replication is None:
         raise NotSupported("this node dials nobody")
     return replication

@@ -10,6 +10,7 @@ from uprmc.config import KvSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.kv.control import Control
 from uprmc.ports import Session
+from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
 
 #: One group of statistics: (name, value) in the order shown.
@@ -107,6 +108,7 @@ class Services:
         report_misuse: called with a short reason when a peer breaks the protocol so that its
             connection ends; counts and logs it, once per connection.
         upr: what UPR connections share.
+        replication: what this node gets from others; ``None`` where nobody can dial.
         control: what managers have set.
         tap: the TAP adapter; ``None`` = TAP is not spoken here.
         pads_counters: a counter's text keeps at least its length, as in memcached.
@@ -120,6 +122,7 @@ class Services:
     set_verbosity: Callable[[int], None]
     report_misuse: Callable[[str], None]
     upr: Hub
+    replication: Replication | None = None
     control: Control = field(default_factory=Control)
     tap: TapGuest | None = None
     pads_counters: bool = True

@@ -49,10 +49,10 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 from uprmc.config import UprSettings
 from uprmc.errors import ConfigError
 from uprmc.places import parsed
+from uprmc.ports import MakeSession
 from uprmc.server.adapter import SessionProtocol
 from uprmc.server.connections import Connections
 from uprmc.server.wake_list import WakeList
-from uprmc.upr.follow.line import MakeSession
 
 _LISTENER = "replication"
 

@@ -229,7 +229,6 @@ class Node:
         dialer = Dialer(reactor, self.connections, self._wake_list, timeout_s, trust)
         replication = Replication(self.upr, dialer)
         replication.is_own = self._is_own
-        self.upr.replication = replication
         return replication
 
     def _new_tap(self) -> NodeTap:
@@ -276,6 +275,7 @@ class Node:
             set_verbosity=self._set_verbosity,
             report_misuse=lambda reason: self._report_misuse(peer, reason),
             upr=self.upr,
+            replication=self.replication,
             control=self._control,
             tap=self.tap,
             pads_counters=by_key,

@@ -24,7 +24,7 @@ from uprmc.model import SEQNO_MAX
 from uprmc.server.log import Log
 from uprmc.storage.interface import StoreView
 from uprmc.storage.layout import SEQNO, SEQNO_AT
-from uprmc.upr.produce.stream import Stream
+from uprmc.upr.hub import DiskReader
 
 #: What a worker reads for a stream at a time.
 STRETCH_BYTES = 512 * 1024
@@ -58,8 +58,8 @@ class PrereadDriver:
         self._bucket = bucket
         self._faults = faults_of_thread()
         self._cold = 0
-        self._waiting: deque[Stream] = deque()
-        self._current: Stream | None = None
+        self._waiting: deque[DiskReader] = deque()
+        self._current: DiskReader | None = None
         self._stopped: Deferred[None] | None = None
         self.stretches = 0
 
@@ -76,7 +76,7 @@ class PrereadDriver:
             self._stopped.callback(None)
         return self._stopped
 
-    def may_read_on(self, stream: Stream) -> bool:
+    def may_read_on(self, stream: DiskReader) -> bool:
         """See `upr.hub.Preread`."""
         faults = faults_of_thread()
         if faults != self._faults:
@@ -108,17 +108,17 @@ class PrereadDriver:
             reading.addCallbacks(self._read, self._failed, (stream, view), {}, (stream, view))
             return
 
-    def _read(self, found: tuple[int, int], stream: Stream, view: StoreView) -> None:
+    def _read(self, found: tuple[int, int], stream: DiskReader, view: StoreView) -> None:
         upto, faults = found
         self.stretches += 1
         self._cold = _WARM_STRETCHES if faults else max(0, self._cold - 1)
         self._end(stream, view, upto)
 
-    def _failed(self, failure: Failure, stream: Stream, view: StoreView) -> None:
+    def _failed(self, failure: Failure, stream: DiskReader, view: StoreView) -> None:
         _log.failure("failed", failure)
         self._end(stream, view, SEQNO_MAX)
 
-    def _end(self, stream: Stream, view: StoreView, upto: int) -> None:
+    def _end(self, stream: DiskReader, view: StoreView, upto: int) -> None:
         self._current = None
         view.close()
         self._touched(stream, upto)
@@ -127,7 +127,7 @@ class PrereadDriver:
         else:
             self._begin()
 
-    def _touched(self, stream: Stream, upto: int) -> None:
+    def _touched(self, stream: DiskReader, upto: int) -> None:
         stream.touched_seqno = upto
         stream.tell_ready()
 

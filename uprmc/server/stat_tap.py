@@ -20,6 +20,7 @@ from uprmc.tap_adapter.names import TapName
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.tap_adapter.producer import TapProducer
 from uprmc.tap_adapter.tap_statistics import TapStatistics
+from uprmc.upr.produce.producer import Producer
 
 if TYPE_CHECKING:
     from uprmc.server.node import Node
@@ -150,7 +151,7 @@ def _load(node: Node, known: TapName) -> Load:
         found.messages,
         found.items,
         found.counts.nacks,
-        stat_upr.backlog(upstream) if upstream is not None else 0,
+        stat_upr.backlog(upstream) if isinstance(upstream, Producer) else 0,
         found.backfill_remaining,
         found.backfills,
     )

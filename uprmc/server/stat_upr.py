@@ -34,9 +34,9 @@ def upr(node: Node) -> StatRows:
 def totals(node: Node, separator: str) -> StatGroup:
     """Return sums over connections, by what their names begin with up to `separator`."""
     hub = node.upr
-    groups: dict[str, list[Producer]] = {"_total": list(hub.producers.values())}
+    groups: dict[str, list[Producer]] = {"_total": _producers(hub)}
     if separator:
-        for producer in hub.producers.values():
+        for producer in _producers(hub):
             prefix, found, _ = _text(producer.name).partition(separator)
             groups.setdefault(prefix if found else "_other", []).append(producer)
     return [row for prefix, members in groups.items() for row in _sums(prefix, members)]
@@ -56,7 +56,7 @@ def takeover(node: Node, words: str) -> StatGroup:
     if vbucket is None:
         raise NotMyVBucket(number)
     producer = node.upr.producers.get(name.encode("latin-1"))
-    stream = producer.feed.streams.get(vbucket.id) if producer is not None else None
+    stream = producer.feed.streams.get(vbucket.id) if isinstance(producer, Producer) else None
     status = "connection_does_not_exist" if producer is None else "stream_does_not_exist"
     left = vbucket.high_seqno
     if stream is not None:
@@ -101,23 +101,27 @@ def backlog(producer: Producer) -> int:
 
 def stream_count(hub: Hub) -> int:
     """Return how many streams are open."""
-    return sum(len(producer.feed.streams) for producer in hub.producers.values())
+    return sum(len(producer.feed.streams) for producer in _producers(hub))
 
 
 def items_sent(hub: Hub) -> int:
     """Return how many items streams have sent since the start."""
-    open_ones = hub.producers.values()
-    return hub.items_sent + sum(producer.feed.all_items_sent for producer in open_ones)
+    return hub.items_sent + sum(producer.feed.all_items_sent for producer in _producers(hub))
 
 
 def bytes_sent(hub: Hub) -> int:
     """Return how many bytes streams have sent since the start."""
-    return hub.bytes_sent + sum(producer.feed.bytes_sent for producer in hub.producers.values())
+    return hub.bytes_sent + sum(producer.feed.bytes_sent for producer in _producers(hub))
+
+
+def _producers(hub: Hub) -> list[Producer]:
+    return [each for each in hub.producers.values() if isinstance(each, Producer)]
 
 
 def _connections(hub: Hub, era: str) -> Iterator[tuple[str, str]]:
     """Yield the totals, then each connection; there may be tens of thousands of streams."""
-    producers, consumers = list(hub.producers.values()), list(hub.consumers.values())
+    producers = _producers(hub)
+    consumers = [each for each in hub.consumers.values() if isinstance(each, Consumer)]
     remaining = sum(map(_remaining, _streams(producers)))
     sent = items_sent(hub)
     for name, value in (

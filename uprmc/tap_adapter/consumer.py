@@ -59,7 +59,6 @@ from uprmc.tap_adapter.change import Action, Change, change_of
 from uprmc.tap_adapter.push_boundaries import Boundaries
 from uprmc.tap_adapter.pushes import PushCounters, Pushes
 from uprmc.upr.hub import Hub
-from uprmc.upr.receive.replica_stream import ReplicaState
 
 _ACTIVE = VBucketState.ACTIVE
 
@@ -227,7 +226,7 @@ class TapConsumer:
         return vbucket
 
     def _check_unfilled(self, number: int) -> None:
-        if is_filled_by_upr(self._hub, number):
+        if self._hub.is_filled(number):
             raise NotMyVBucket("it is filled from another node by UPR")
 
     # --- beginnings and ends --------------------------------------------------------------------
@@ -274,7 +273,7 @@ class TapConsumer:
             self._complete(vbucket, change.number)
 
     def _complete(self, vbucket: VBucket, checkpoint_id: int | None = None) -> None:
-        if is_filled_by_upr(self._hub, vbucket.id):
+        if self._hub.is_filled(vbucket.id):
             return
         vbucket.complete_snapshot()
         if checkpoint_id:
@@ -304,18 +303,3 @@ _ACTIONS: dict[Action, Callable[[TapConsumer, Change], None]] = {
     Action.OPEN_CHECKPOINT: TapConsumer._open_checkpoint,
     Action.CLOSE_CHECKPOINT: TapConsumer._close_checkpoint,
 }
-
-
-def is_filled_by_upr(hub: Hub, number: int) -> bool:
-    """Tell whether a vBucket gets its content from another node by UPR, or is to get it."""
-    replication = hub.replication
-    if replication is not None:
-        if replication.source_of(number) is not None:
-            return True
-        if any(number in handover.numbers for handover in replication.handovers):
-            return True
-    for consumer in hub.consumers.values():
-        stream = consumer.streams.get(number)
-        if stream is not None and stream.state is not ReplicaState.DEAD:
-            return True
-    return False

@@ -7,7 +7,7 @@ spoilt; `producer` is what the session sees of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from uprmc.config import TapSettings
 from uprmc.protocol.tap import Connect, ConnectFlag
@@ -18,8 +18,19 @@ from uprmc.tap_adapter.stream import TapStream
 from uprmc.tap_adapter.upstream import Upstream
 from uprmc.tap_adapter.window import Window
 
-if TYPE_CHECKING:
-    from uprmc.tap_adapter.corrections import Correction
+
+class Correcting(Protocol):
+    """The corrections of one vBucket under way; see `corrections.Correction`."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are versions to be sent."""
+
+    def put_one(self, out: list[bytes]) -> int:
+        """Append one message, return its bytes; `is_ready` holds, and an item may leave."""
+
+    def cancel(self) -> None:
+        """Send nothing more, and call nobody."""
 
 
 class Conversation:
@@ -80,7 +91,7 @@ class Conversation:
         self.keeps_keys = not self.dump and settings.rollback == "correct"
         self.streams: dict[int, TapStream] = {}
         self.by_opaque: dict[int, TapStream] = {}
-        self.corrections: dict[int, Correction] = {}
+        self.corrections: dict[int, Correcting] = {}
         self.moving: dict[int, int] = {}
         self.closed = ""
         self.dirty = self.urgent = False

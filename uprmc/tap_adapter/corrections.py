@@ -14,14 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from uprmc.model import Item
+from uprmc.tap_adapter.conversation import Conversation
 from uprmc.tap_adapter.item_messages import version_message
 from uprmc.tap_adapter.stream import TapStream
-
-if TYPE_CHECKING:
-    from uprmc.tap_adapter.conversation import Conversation
 
 #: So many versions are fetched at a time.
 FETCHED_AT_ONCE = 32

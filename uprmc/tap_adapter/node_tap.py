@@ -13,8 +13,8 @@ from uprmc.tap_adapter.local import LocalUpstream
 from uprmc.tap_adapter.local_keeper import LocalKeeper
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.pushes import Pushes
-from uprmc.tap_adapter.session import TapSession
-from uprmc.tap_adapter.tap_registry import Report, TapRegistry
+from uprmc.tap_adapter.session import Report, TapSession
+from uprmc.tap_adapter.tap_registry import TapRegistry
 from uprmc.tap_adapter.upstream import Upstream
 from uprmc.upr.hub import Hub
 
@@ -62,7 +62,7 @@ class NodeTap:
 
     def connect(self, wake: Callable[[], None], report: Report) -> TapSession:
         """See `kv.services.TapGuest`."""
-        return self.registry.connect(wake, report)
+        return TapSession(self.registry, wake, report)
 
     def consumer(self) -> TapConsumer:
         """See `kv.services.TapGuest`."""

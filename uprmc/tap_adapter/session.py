@@ -13,7 +13,6 @@ Source: TAP reference 1, 3, 5 and 13.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from uprmc import MEMCACHED_VERSION
 from uprmc.errors import (
@@ -42,9 +41,9 @@ from uprmc.protocol.tap import (
     decode_connect,
     decode_filter,
 )
+from uprmc.tap_adapter.tap_registry import Opened, TapRegistry
 
-if TYPE_CHECKING:
-    from uprmc.tap_adapter.tap_registry import Opened, TapRegistry
+Report = Callable[[str], None]
 
 #: A longer frame nobody sends here: hang up.
 FRAME_MAX_BYTES = 64 * 1024
@@ -57,11 +56,15 @@ _KNOWN_FLAGS = sum(ConnectFlag)
 _ANSWERS = frozenset({*PUSHED})
 
 
+def _ignore(_reason: str) -> None:
+    """Stand in where nobody wants to know."""
+
+
 class TapSession:
     """See the module docstring. Implements `ports.Session`."""
 
     def __init__(
-        self, registry: TapRegistry, wake: Callable[[], None], report: Callable[[str], None]
+        self, registry: TapRegistry, wake: Callable[[], None], report: Report = _ignore
     ) -> None:
         """Begin; the first bytes may be a TAP_CONNECT, or any command that it knows.
 

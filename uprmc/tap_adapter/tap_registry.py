@@ -16,13 +16,10 @@ from uprmc.ports import Clock
 from uprmc.protocol.tap import Connect, ConnectFlag
 from uprmc.tap_adapter.names import Names, TapName
 from uprmc.tap_adapter.producer import TapProducer
-from uprmc.tap_adapter.session import TapSession
 from uprmc.tap_adapter.upstream import MakeUpstream
 
 #: Carries out ``stats WORDS``; ``None`` = there is no such group.
 Statistics = Callable[[str], Iterable[tuple[str, str] | None] | None]
-
-Report = Callable[[str], None]
 
 
 class Opened(NamedTuple):
@@ -96,10 +93,6 @@ class TapRegistry:
         self._make_upstream = make_upstream
         self._clock = clock
         self._monotonic = monotonic
-
-    def connect(self, wake: Callable[[], None], report: Report = _ignore) -> TapSession:
-        """Return a connection's session; see `TapSession` for the arguments."""
-        return TapSession(self, wake, report)
 
     def tick(self) -> None:
         """Forget names whose time is over; call it about once a second."""

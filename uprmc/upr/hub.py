@@ -6,19 +6,14 @@ Source: UPR reference 2.1 (a name is used once); design, decision 16 (limits).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.leases import Leases
+from uprmc.engine.vbucket import VBucket
 from uprmc.engine.view_gate import ViewGate
-
-if TYPE_CHECKING:
-    from uprmc.upr.follow.replication import Replication
-    from uprmc.upr.peer import Peer
-    from uprmc.upr.produce.producer import Producer
-    from uprmc.upr.produce.stream import Stream
-    from uprmc.upr.receive.consumer import Consumer
+from uprmc.upr.peer import Peer
 
 
 class Slots:
@@ -67,10 +62,27 @@ class Slots:
         self._waiting.pop(retry, None)
 
 
+class DiskReader(Protocol):
+    """A stream that reads from disk, as who reads ahead of it sees it.
+
+    Attributes:
+        vbucket: whose changes it reads.
+        last_seqno: up to where it has read.
+        touched_seqno: up to where somebody has read ahead.
+    """
+
+    vbucket: VBucket
+    last_seqno: int
+    touched_seqno: int
+
+    def tell_ready(self) -> None:
+        """Learn that reading may go on."""
+
+
 class Preread(Protocol):
     """Somebody who reads the disk ahead of streams, where that may take long."""
 
-    def may_read_on(self, stream: Stream) -> bool:
+    def may_read_on(self, stream: DiskReader) -> bool:
         """Tell whether `stream` may read on now; if not it is told `tell_ready` when it may."""
 
 
@@ -84,7 +96,7 @@ class Hub:
         leases: snapshots held for repeated reading.
         producers, consumers: open connections by name; a name is used once among all.
         preread: who reads ahead of streams; ``None`` = they read by themselves.
-        replication: what this node gets from others; ``None`` where nobody can dial.
+        follows: whether this node dials another one to fill a vBucket, by number.
         items_sent, bytes_sent: by connections that are closed.
     """
 
@@ -93,10 +105,10 @@ class Hub:
         self.settings = settings
         self.backfills = Slots(settings.backfills, bucket.gate)
         self.leases = Leases(bucket, settings)
-        self.producers: dict[bytes, Producer] = {}
-        self.consumers: dict[bytes, Consumer] = {}
+        self.producers: dict[bytes, Peer] = {}
+        self.consumers: dict[bytes, Peer] = {}
         self.preread: Preread | None = None
-        self.replication: Replication | None = None
+        self.follows: Callable[[int], bool] = _never
         self.items_sent = 0
         self.bytes_sent = 0
         bucket.view_holders.append(self)
@@ -105,30 +117,30 @@ class Hub:
         """Do what has become due; call it a few times a second."""
         self.leases.tick()
 
-    def join_producer(self, producer: Producer) -> None:
+    def join_producer(self, producer: Peer) -> None:
         """Take a connection in; an older one of the same name is disconnected."""
         self._disconnect_older(producer.name)
         self.producers[producer.name] = producer
 
-    def leave_producer(self, producer: Producer) -> None:
-        """Forget a connection."""
+    def leave_producer(self, producer: Peer, items_sent: int, bytes_sent: int) -> None:
+        """Forget a connection that has sent so much."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
-        self.items_sent += producer.feed.items_sent
-        self.bytes_sent += producer.feed.bytes_sent
+        self.items_sent += items_sent
+        self.bytes_sent += bytes_sent
 
-    def join_consumer(self, consumer: Consumer) -> None:
+    def join_consumer(self, consumer: Peer) -> None:
         """Take a connection in; an older one of the same name is disconnected."""
         self._disconnect_older(consumer.name)
         self.consumers[consumer.name] = consumer
 
-    def leave_consumer(self, consumer: Consumer) -> None:
+    def leave_consumer(self, consumer: Peer) -> None:
         """Forget a connection."""
         if self.consumers.get(consumer.name) is consumer:
             del self.consumers[consumer.name]
 
     def _disconnect_older(self, name: bytes) -> None:
-        older: Peer | None = self.producers.pop(name, None) or self.consumers.pop(name, None)
+        older = self.producers.pop(name, None) or self.consumers.pop(name, None)
         if older is not None:
             older.disconnect("another connection has taken its name")
 
@@ -136,4 +148,12 @@ class Hub:
         """Have everybody give up what is held of the store."""
         self.leases.release_views()
         for producer in self.producers.values():
-            producer.feed.release_views()
+            producer.release_views()
+
+    def is_filled(self, number: int) -> bool:
+        """Tell whether a vBucket gets its content from another node, or is to get it."""
+        return self.follows(number) or any(each.fills(number) for each in self.consumers.values())
+
+
+def _never(_number: int) -> bool:
+    return False

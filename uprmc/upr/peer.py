@@ -71,6 +71,12 @@ class Peer(Protocol):
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Learn the monotonic time in seconds and what was sent so far; say what is due."""
 
+    def release_views(self) -> None:
+        """Give up what is held of the store."""
+
+    def fills(self, number: int) -> bool:
+        """Tell whether a vBucket gets its content here, or is to get it."""
+
     def disconnect(self, why: str) -> None:
         """Ask the session to hang up."""
 

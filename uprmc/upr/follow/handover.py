@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uprmc.model import VBucketState
+from uprmc.ports import Dial
 from uprmc.protocol.replication import Outcome
-from uprmc.upr.follow.line import Dial, Line
+from uprmc.upr.follow.line import Line
 from uprmc.upr.hub import Hub
 
 #: What is not decided is given up when nothing has got on for so long.

@@ -8,27 +8,10 @@ whatever still comes from the link or the dialler.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
-from uprmc.ports import Session
+from uprmc.ports import Dial, Dialled, Session
 from uprmc.upr.hub import Hub
 from uprmc.upr.receive.link import Link, LinkOwner
-
-
-class Dialled(Protocol):
-    """A connection that was asked for, made already or not."""
-
-    def abandon(self) -> None:
-        """End it: no session is made any more; one that was made learns that it is lost."""
-
-
-#: Makes the session of a connection, as soon as there is one, from the call that wakes it.
-MakeSession = Callable[[Callable[[], None]], Session]
-
-#: Dials HOST:PORT. `make_session` is called once at most. `failed` is told why no connection came
-#: about, or why one ended, if the transport knows better than the session; then before the
-#: session's `connection_lost`.
-Dial = Callable[[str, MakeSession, Callable[[str], None]], Dialled]
 
 
 class Line:

@@ -24,10 +24,10 @@ from uprmc.engine.flusher import Waiter
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import VBucketState
 from uprmc.places import parsed
+from uprmc.ports import Dial
 from uprmc.protocol.replication import Branch, Outcome
 from uprmc.upr.follow import followed_document
 from uprmc.upr.follow.handover import Handover, HandoverDone
-from uprmc.upr.follow.line import Dial
 from uprmc.upr.follow.source import FILLED, Source
 from uprmc.upr.hub import Hub
 
@@ -90,6 +90,7 @@ class Replication:
         self._calls = 0
         self._past_items = self._past_rollbacks = 0
         self._now = 0.0
+        hub.follows = self._follows
 
     # --- what is so -----------------------------------------------------------------------------
 
@@ -109,6 +110,11 @@ class Replication:
             if number in source.followed:
                 return source
         return None
+
+    def _follows(self, number: int) -> bool:
+        """Tell whether a vBucket is filled from another node, or is being taken over."""
+        taken = any(number in handover.numbers for handover in self.handovers)
+        return taken or self.source_of(number) is not None
 
     # --- life -----------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from enum import Enum
 from uprmc.consume.retry import Backoff
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import VBucketState
-from uprmc.ports import Entropy
-from uprmc.upr.follow.line import Dial, Line
+from uprmc.ports import Dial, Entropy
+from uprmc.upr.follow.line import Line
 from uprmc.upr.hub import Hub
 from uprmc.upr.receive.link import Link
 

@@ -123,7 +123,15 @@ class Producer:
     def close(self) -> None:
         """The connection is gone: let go of everything."""
         self.feed.close()
-        self._hub.leave_producer(self)
+        self._hub.leave_producer(self, self.feed.items_sent, self.feed.bytes_sent)
+
+    def release_views(self) -> None:
+        """See `Peer`."""
+        self.feed.release_views()
+
+    def fills(self, number: int) -> bool:
+        """See `Peer`: a producer only reads."""
+        return False
 
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Pass the time on; returns whether a keep-alive is due."""

@@ -8,7 +8,7 @@ Source: UPR reference 2.12, 6; docs/extensions.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from uprmc.consume import features
 from uprmc.protocol.header import encode_request
@@ -16,11 +16,8 @@ from uprmc.protocol.management import decode_vbucket_seqno_terms, decode_vbucket
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import SEQNO_ACKNOWLEDGED_EXTRAS
 from uprmc.upr.peer import Reply
-from uprmc.upr.receive.replica_stream import ReplicaState
-from uprmc.upr.receive.term_watch import TermWatch
-
-if TYPE_CHECKING:
-    from uprmc.upr.receive.link_session import LinkSession
+from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
+from uprmc.upr.receive.term_watch import Asker, TermWatch
 
 #: How often the source is asked for its seqnos, and how often at most it is told what is on disk.
 _ASK_EVERY_S = 1.0
@@ -28,6 +25,23 @@ _TELL_EVERY_S = 0.1
 
 #: Who lacks more is far behind: the disk can wait until it is nearer.
 _FAR_ITEMS = 30_000
+
+
+class Source(Asker, Protocol):
+    """A connection to the source, as far as it is needed here.
+
+    Attributes:
+        streams: by vBucket.
+        granted: keys of CONTROLs that it has accepted.
+        terms: whether it tells terms.
+    """
+
+    streams: dict[int, ReplicaStream]
+    granted: set[bytes]
+    terms: bool
+
+    def put(self, frame: bytes) -> None:
+        """Send a frame that has no answer."""
 
 
 class Progress:
@@ -38,10 +52,10 @@ class Progress:
         level_at: when nothing was lacking the last time, of all that is streamed.
     """
 
-    def __init__(self, link: LinkSession) -> None:
+    def __init__(self, link: Source) -> None:
         self.source_seqnos: dict[int, int] = {}
         self.level_at = 0.0
-        self._link: LinkSession | None = link
+        self._link: Source | None = link
         self._terms = TermWatch()
         self._now = 0.0
         self._asked_at = -_ASK_EVERY_S
@@ -110,7 +124,7 @@ class Progress:
             self._terms.shown(link, number, term)
         return {number: seqno for number, seqno, _ in rows}
 
-    def _tell_persisted(self, link: LinkSession) -> None:
+    def _tell_persisted(self, link: Source) -> None:
         durable_seqno = link.hub.bucket.flusher.durable_seqno
         for number, stream in link.streams.items():
             seqno = durable_seqno(stream.vbucket)

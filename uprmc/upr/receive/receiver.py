@@ -127,6 +127,14 @@ class Receiver:
         self.questions.clear()
         self._frames.clear()
 
+    def release_views(self) -> None:
+        """See `Peer`: it holds none."""
+
+    def fills(self, number: int) -> bool:
+        """See `Peer`."""
+        stream = self.streams.get(number)
+        return stream is not None and stream.state is not ReplicaState.DEAD
+
     # --- sending --------------------------------------------------------------------------------
 
     def fill(self, out: list[bytes], budget: int) -> int:

@@ -6,16 +6,28 @@ here says that somebody was promoted since, if the two were ever one: the failov
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from uprmc.engine.terms import is_deposed, shares_history
+from uprmc.model import FailoverEntry
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import decode_term
+from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Reply
 
-if TYPE_CHECKING:
-    from uprmc.upr.receive.link_session import LinkSession
+
+class Asker(Protocol):
+    """A connection to the other node, as far as it is needed here."""
+
+    hub: Hub
+
+    def ask(self, opcode: int, answered: Callable[[Reply], None], *, vbucket: int = 0) -> None:
+        """Send a request; `answered` gets the reply."""
+
+    def read_log(self, value: bytes) -> tuple[FailoverEntry, ...]:
+        """Read a failover log; raises `RemoteProtocolError`."""
 
 
 class TermWatch:
@@ -24,7 +36,7 @@ class TermWatch:
     def __init__(self) -> None:
         self._asked: dict[int, int] = {}
 
-    def shown(self, link: LinkSession, number: int, term: int) -> None:
+    def shown(self, link: Asker, number: int, term: int) -> None:
         """Learn what term the other node has; ask once whose history a higher one is of."""
         vbucket = link.hub.bucket.vbuckets.get(number)
         if vbucket is None or not is_deposed(vbucket.state, vbucket.term, term):
@@ -35,7 +47,7 @@ class TermWatch:
             link.ask(Opcode.UPR_GET_FAILOVER_LOG, told, vbucket=number)
 
 
-def _told(link: LinkSession, number: int, reply: Reply) -> None:
+def _told(link: Asker, number: int, reply: Reply) -> None:
     bucket = link.hub.bucket
     vbucket = bucket.vbuckets.get(number)
     if vbucket is None or reply.status:

@@ -17,7 +17,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.replica import NUMBER_MAX
@@ -32,11 +32,9 @@ from uprmc.protocol.replication import (
 )
 from uprmc.protocol.upr import decode_term
 from uprmc.rollback import shared_until
+from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Reply
 from uprmc.upr.receive.replica_stream import ReplicaStream
-
-if TYPE_CHECKING:
-    from uprmc.upr.receive.receiver import Receiver
 
 #: So many vBuckets of a connection are taken back at the same time, others wait.
 _AT_ONCE = 8
@@ -95,10 +93,40 @@ class UndoDesk:
             undo.start()
 
 
+class Filler(Protocol):
+    """Who fills vBuckets, as far as it is needed here; see `Receiver`."""
+
+    hub: Hub
+    undos: UndoDesk
+
+    def ask(
+        self,
+        opcode: int,
+        answered: Callable[[Reply], None],
+        *,
+        vbucket: int = 0,
+        extras: bytes = b"",
+        key: bytes = b"",
+    ) -> None:
+        """Send a request; `answered` gets the reply."""
+
+    def read_log(self, value: bytes) -> tuple[FailoverEntry, ...]:
+        """Read a failover log; raises `RemoteProtocolError`."""
+
+    def request(self, stream: ReplicaStream) -> None:
+        """Ask for a stream, once what was rolled back is on disk."""
+
+    def start_over(self, stream: ReplicaStream) -> None:
+        """Forget what the vBucket holds and ask for all of it."""
+
+    def refused(self, stream: ReplicaStream, status: int, why: str) -> None:
+        """Learn that a stream cannot begin."""
+
+
 class Undo:
     """One vBucket is taken back. See the module docstring."""
 
-    def __init__(self, receiver: Receiver, stream: ReplicaStream, seqno: int) -> None:
+    def __init__(self, receiver: Filler, stream: ReplicaStream, seqno: int) -> None:
         """Prepare it: `stream` was sent back to `seqno`, which is above 0."""
         self._receiver = receiver
         self._stream = stream
