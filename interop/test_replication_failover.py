@@ -83,7 +83,7 @@ def test_a_replica_that_lags_takes_over_and_everybody_ends_equal(
             with Load([pair.b.upr], VBUCKETS, rate=3_000, seed=2) as second:
                 after(second, 1_000)
                 pair.a.start()
-                old = ("--node", pair.a.upr, "--from", pair.dialled(pair.b))
+                old = ("--node", pair.a.upr, "--source", pair.dialled(pair.b))
                 verb("replicate", *old, "--vbuckets", f"0-{VBUCKETS - 1}", "--demote")
                 after(second, 1_000)
             everything = expect_level(pair.b, pair.a, first, second)

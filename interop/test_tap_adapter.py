@@ -161,7 +161,7 @@ def test_a_registered_client_goes_on_after_the_adapter_was_killed(
     assert pipe.counted(INITIAL) == VBUCKETS, "it was filled again"
 
 
-@pytest.mark.parametrize("rollback", ["correct", "reset"])
+@pytest.mark.parametrize("rollback", ["rewind", "restart"])
 def test_what_the_node_forgot_is_taken_back(
     source: Node, destination: Node, adapt: Adapt, rollback: str
 ) -> None:
@@ -170,7 +170,7 @@ def test_what_the_node_forgot_is_taken_back(
     with source.wire() as wire:
         for number, seqno in wire.high_seqnos().items():
             wire.wait_until_persisted(number, seqno)
-    adapter = adapt("--rollback", rollback)
+    adapter = adapt("--on-rollback", rollback)
     with KeptPipe(adapter.address, destination.upr, b"back", tap_pipe.REGISTER, ALL) as pipe:
         wait_until_same(source.upr, destination.upr, ALL)
         write_unpersisted(source, SOME)
@@ -183,7 +183,7 @@ def test_what_the_node_forgot_is_taken_back(
         held = wait_until_same(source.upr, destination.upr, ALL)
     assert (SOME[0], b"forgotten") not in held
     assert held[SOME[0], b"later"]
-    assert pipe.counted(INITIAL) == VBUCKETS + (len(SOME) if rollback == "reset" else 0)
+    assert pipe.counted(INITIAL) == VBUCKETS + (len(SOME) if rollback == "restart" else 0)
 
 
 def test_vbuckets_are_taken_over_through_it(source: Node, destination: Node, adapt: Adapt) -> None:

@@ -319,7 +319,7 @@ def active(tmp_path: Path) -> Iterator[Node]:
         node.end()
 
 
-@pytest.mark.parametrize("rollback", ["correct", "reset"])
+@pytest.mark.parametrize("rollback", ["rewind", "restart"])
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "away"])
 def test_a_source_that_was_rolled_back_takes_back_what_it_has_sent(
     active: Node, source: Node, destination: Node, rollback: str, connected: bool
@@ -355,7 +355,7 @@ def test_a_source_that_was_rolled_back_takes_back_what_it_has_sent(
         resets += pipe.counted((t.OPAQUE, t.INITIAL))
     assert (SOME[0], b"forgotten") not in held
     assert held[SOME[0], b"later"]
-    assert resets == (0 if rollback == "correct" else len(SOME))
+    assert resets == (0 if rollback == "rewind" else len(SOME))
 
 
 def came_back(active: Node, source: Node) -> None:

@@ -432,8 +432,8 @@ class TapSettings:
         10_000_000,
     )
     rollback: str = _setting(
-        "correct",
-        "correct|reset",
+        "rewind",
+        "rewind|restart",
         "What a client gets after a rollback: corrections, or everything from the beginning.",
     )
 
@@ -493,10 +493,13 @@ _SECTIONS: dict[str, type[Any]] = {
 _CHOICES = {
     "engine.after_unclean_start": ("active", "pending"),
     "upr.rollback_rule": ("current", "3.0.0"),
-    "tap.rollback": ("correct", "reset"),
+    "tap.rollback": ("rewind", "restart"),
     "log.level": ("debug", "info", "warn", "error"),
     "log.format": ("text", "json"),
 }
+
+#: Values that have another name now.
+_FORMER_VALUES = {"tap.rollback": {"correct": "rewind", "reset": "restart"}}
 
 
 def describe() -> Iterator[SettingInfo]:
@@ -658,9 +661,26 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def load(file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
-    """Combine file, environment and command line options, later ones winning."""
+def _unheard(_: str) -> None:
+    """Take a warning that is of no interest."""
+
+
+def load(
+    file: Path | None,
+    environment: Mapping[str, str],
+    options: Mapping[str, Any],
+    warn: Callable[[str], None] = _unheard,
+) -> Settings:
+    """Combine file, environment and command line options, later ones winning.
+
+    `warn` is called with a line about each value that has another name now.
+    """
     changes = from_file(file) if file else {}
     changes.update(from_environment(environment))
     changes.update(options)
+    for name, former in _FORMER_VALUES.items():
+        given = changes.get(name)
+        if isinstance(given, str) and given in former:
+            changes[name] = former[given]
+            warn(f"{given!r} of {name} is now {former[given]!r}")
     return build(changes)

@@ -25,7 +25,7 @@ VERBS = [
     ["vbucket", "list"],
     ["vbucket", "set", "3", "active"],
     ["failover-log", "0"],
-    ["observe", "nothing", "--vbucket", "0"],
+    ["observe", "nothing", "--vbuckets", "0"],
     ["replicate", "--stop", "--vbuckets", "0"],
     ["tail", "--until-now"],
 ]
@@ -85,7 +85,7 @@ def test_a_failover_and_a_takeover_go_over_tls(tmp_path: Path, here: Here) -> No
         start_uprmc(tmp_path / "a", "--vbuckets", str(VBUCKETS), *tls) as a,
         start_uprmc(tmp_path / "b", "--vbuckets", str(VBUCKETS), *tls) as b,
     ):
-        wait = ["replicate", "--from", a.upr, "--wait"]
+        wait = ["replicate", "--source", a.upr, "--wait"]
         assert here(*wait, "--node", b.upr, *ca).code == 0
         moved = here("takeover", "--vbuckets", "0", "--to", b.upr, "--node", a.upr, *ca)
         assert (moved.code, moved.err) == (0, "")

@@ -1,4 +1,4 @@
-"""replicate, takeover, failover and ``serve --from`` against real nodes."""
+"""replicate, takeover, failover and ``serve --source`` against real nodes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def stats(here: Here, server: ServerProcess) -> dict[str, str]:
 
 
 def follow(here: Here, replica: ServerProcess, source: ServerProcess, *options: object) -> str:
-    ended = here("replicate", "--node", replica.upr, "--from", source.upr, "--wait", *options)
+    ended = here("replicate", "--node", replica.upr, "--source", source.upr, "--wait", *options)
     assert (ended.code, ended.err) == (0, ""), ended
     return ended.out
 
@@ -111,7 +111,7 @@ def test_some_vbuckets_follow_and_stop_following(
     assert [number for number, state in states(here, b).items() if state == "replica"] == [
         *(0, 1, 2, 5)
     ]
-    ended = here("replicate", "--node", b.upr, "--from", a.upr, "--vbuckets", "0", "--json")
+    ended = here("replicate", "--node", b.upr, "--source", a.upr, "--vbuckets", "0", "--json")
     (row,) = json.loads(ended.out)["following"]
     assert (row["vbucket"], row["source"], row["error"]) == (0, str(a.upr), "")
     ended = here("replicate", "--node", b.upr, "--stop")
@@ -125,7 +125,7 @@ def test_active_vbuckets_with_changes_are_given_up_only_with_demote(
     a, b = nodes
     put(a, 2, b"theirs")
     put(b, 2, b"ours")
-    ended = here("replicate", "--node", b.upr, "--from", a.upr)
+    ended = here("replicate", "--node", b.upr, "--source", a.upr)
     assert ended.code == 1
     assert ended.line().startswith(f"{b.upr}: vBucket 2: active here, with changes: say DEMOTE")
     assert set(states(here, b).values()) == {"active"}
@@ -139,11 +139,11 @@ def test_a_source_that_is_not_there_is_told_and_written_down_all_the_same(
 ) -> None:
     _, b = nodes
     nobody = f"127.0.0.1:{lasting_port()}"
-    ended = here("replicate", "--node", b.upr, "--from", nobody)
+    ended = here("replicate", "--node", b.upr, "--source", nobody)
     assert ended.code == 0
     assert ended.err.startswith(f"uprmc: {nobody} is not reached yet: connection refused")
     assert "0 streaming" in ended.out
-    ended = here("replicate", "--node", b.upr, "--from", nobody, "--wait", "--timeout", "0.3")
+    ended = here("replicate", "--node", b.upr, "--source", nobody, "--wait", "--timeout", "0.3")
     assert ended.code == 1
     assert "not level with" in ended.line()
     assert "connection refused" in ended.line()
@@ -155,7 +155,7 @@ def test_a_source_that_accepts_and_says_nothing_is_told(
     _, b = nodes
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
-        ended = here("replicate", "--node", b.upr, "--from", place)
+        ended = here("replicate", "--node", b.upr, "--source", place)
     assert ended.code == 0
     assert ended.err == (
         f"uprmc: {place} is not reached yet: no answer until now (the node tries on)\n"
@@ -165,14 +165,14 @@ def test_a_source_that_accepts_and_says_nothing_is_told(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("replicate",), "say either --from HOST:PORT or --stop"),
-        (("replicate", "--stop", "--from", "a:1"), "say either --from HOST:PORT or --stop"),
+        (("replicate",), "say either --source HOST:PORT or --stop"),
+        (("replicate", "--stop", "--source", "a:1"), "say either --source HOST:PORT or --stop"),
         (("replicate", "--stop", "--wait"), "--stop goes with --vbuckets only"),
         (("replicate", "--stop", "--demote"), "--stop goes with --vbuckets only"),
-        (("replicate", "--from", "a:1", "--vbuckets", "3-1"), "'3-1' is not a list of vBuckets"),
+        (("replicate", "--source", "a:1", "--vbuckets", "3-1"), "'3-1' is not a list of vBuckets"),
         (("replicate", "--form", "a:1"), "No such option '--form'"),
-        (("replicate", "--from", "a:1", "--node", "a"), "'a' is no node: say HOST:PORT"),
-        (("replicate", "--from", "a:1", "extra"), "unexpected extra argument"),
+        (("replicate", "--source", "a:1", "--node", "a"), "'a' is no node: say HOST:PORT"),
+        (("replicate", "--source", "a:1", "extra"), "unexpected extra argument"),
         (("takeover",), "Missing option '--to'"),
         (("takeover", "--to", "a:1", "--vbuckets", ""), "'' is not a list of vBuckets"),
         (("failover", "--vbuckets", "x"), "'x' is not a list of vBuckets"),
@@ -195,7 +195,7 @@ def test_each_verb_tells_about_itself(here: Here, verb: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("replicate", "--from", "a:1"),
+        ("replicate", "--source", "a:1"),
         ("replicate", "--stop"),
         ("takeover", "--to", "a:1"),
         ("failover",),
@@ -212,9 +212,9 @@ def test_what_a_node_refuses_is_said_in_its_words(
 ) -> None:
     a, _ = nodes
     for arguments, words in (
-        (("replicate", "--from", "nonsense"), "'nonsense' is no source: say HOST:PORT"),
-        (("replicate", "--from", a.upr), "is this node itself"),
-        (("replicate", "--from", "b:1", "--vbuckets", 8), "this node's highest is 7"),
+        (("replicate", "--source", "nonsense"), "'nonsense' is no source: say HOST:PORT"),
+        (("replicate", "--source", a.upr), "is this node itself"),
+        (("replicate", "--source", "b:1", "--vbuckets", 8), "this node's highest is 7"),
         (("failover", "--vbuckets", 8), "this node's highest is 7"),
         (("failover",), "has no replicas: there is nothing to promote"),
         (("takeover", "--to", a.upr), "is this node itself"),
@@ -230,11 +230,11 @@ def test_a_node_that_knows_no_such_command_is_understood(here: Here) -> None:
         node.reply(asked, 0x81, b"Unknown command")
 
     with FakeNode(on_d7=unknown) as fake:
-        ended = here("replicate", "--node", fake.place, "--from", "a:1")
+        ended = here("replicate", "--node", fake.place, "--source", "a:1")
     assert "does not know this command: is it an older uprmc?" in ended.line()
 
 
-# --- serve --from -------------------------------------------------------------------------------
+# --- serve --source -------------------------------------------------------------------------------
 
 
 def test_a_new_node_begins_as_a_replica_and_keeps_that_when_it_is_started_again(
@@ -242,24 +242,24 @@ def test_a_new_node_begins_as_a_replica_and_keeps_that_when_it_is_started_again(
 ) -> None:
     a = start("a")
     put(a, 1, b"k")
-    b = start("b", "--from", str(a.upr))
+    b = start("b", "--source", str(a.upr))
     follow(here, b, a)
     b.kill()
-    b = start("b", "--from", str(a.upr))
+    b = start("b", "--source", str(a.upr))
     follow(here, b, a)
     assert set(states(here, b).values()) == {"replica"}
     uprmc("failover", "--node", b.upr)
     b.stop()
-    b = start("b", "--from", str(a.upr))
+    b = start("b", "--source", str(a.upr))
     assert set(states(here, b).values()) == {"active"}
 
 
 @pytest.mark.parametrize("place", ["nonsense", "127.0.0.1:99999", ""])
 def test_a_bad_source_of_a_new_node_is_refused_at_the_start(tmp_path: Path, place: str) -> None:
-    ended = uprmc("serve", "--data", tmp_path / "data", *listeners(), "--from", place)
+    ended = uprmc("serve", "--data", tmp_path / "data", *listeners(), "--source", place)
     assert ended.code == 2
     last = ended.err.splitlines()[-1]
-    assert last.startswith("uprmc: --from: ")
+    assert last.startswith("uprmc: --source: ")
     assert last.endswith("is no source: say HOST:PORT")
     assert ended.out == ""
 

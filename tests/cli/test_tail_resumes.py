@@ -53,7 +53,7 @@ def test_it_goes_on_when_its_node_was_killed_and_started_again(tmp_path: Path, h
         follows(tailing, server)
         write(server, b"before")
         assert "before" in keys_until(tailing, "before")
-        assert here("observe", "before", "--vbucket", 0, "--wait", "--node", server.upr).code == 0
+        assert here("observe", "before", "--vbuckets", 0, "--wait", "--node", server.upr).code == 0
         place = server.upr
         server.kill()
         with node(tmp_path, "--upr", place) as again:
@@ -85,13 +85,13 @@ def test_what_a_crash_has_lost_is_a_rollback_and_what_comes_then_is_printed(tmp_
 @pytest.mark.parametrize("named", ["both", "replica"])
 def test_it_goes_on_at_a_failover(tmp_path: Path, here: Here, named: str) -> None:
     with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
-        assert here("replicate", "--from", a.upr, "--wait", "--node", b.upr).code == 0
+        assert here("replicate", "--source", a.upr, "--wait", "--node", b.upr).code == 0
         options = ["--node", a.upr] if named == "both" else []
         with Tailing(b, "--json", *options) as tailing:
             follows(tailing, a)
             write(a, b"before")
             keys_until(tailing, "before")
-            assert here("replicate", "--from", a.upr, "--wait", "--node", b.upr).code == 0
+            assert here("replicate", "--source", a.upr, "--wait", "--node", b.upr).code == 0
             a.kill()
             assert here("failover", "--node", b.upr).code == 0
             write(b, b"after")
@@ -102,7 +102,7 @@ def test_it_goes_on_at_a_failover(tmp_path: Path, here: Here, named: str) -> Non
 def test_what_a_failover_has_lost_is_taken_back(tmp_path: Path, here: Here) -> None:
     with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
         write(a, b"old")
-        assert here("replicate", "--from", a.upr, "--wait", "--node", b.upr).code == 0
+        assert here("replicate", "--source", a.upr, "--wait", "--node", b.upr).code == 0
         assert here("replicate", "--stop", "--node", b.upr).code == 0
         with Tailing(b, "--json", "--node", a.upr) as tailing:
             follows(tailing, a)
@@ -117,7 +117,7 @@ def test_what_a_failover_has_lost_is_taken_back(tmp_path: Path, here: Here) -> N
 
 def test_a_vbucket_that_comes_back_is_printed_again(tmp_path: Path, here: Here) -> None:
     with node(tmp_path) as server:
-        with Tailing(server, "--json", "--vbucket", "0-1") as tailing:
+        with Tailing(server, "--json", "--vbuckets", "0-1") as tailing:
             follows(tailing, server, vbucket=1)
             assert here("vbucket", "set", 1, "dead", "--node", server.upr).code == 0
             assert here("vbucket", "set", 1, "active", "--node", server.upr).code == 0
@@ -142,7 +142,7 @@ def test_once_ends_with_its_node(tmp_path: Path) -> None:
 
 def test_once_ends_with_a_stream(tmp_path: Path, here: Here) -> None:
     with node(tmp_path) as server:
-        with Tailing(server, "--once", "--vbucket", 0) as tailing:
+        with Tailing(server, "--once", "--vbuckets", 0) as tailing:
             follows(tailing, server)
             assert here("vbucket", "set", 0, "dead", "--node", server.upr).code == 0
             ended = tailing.end()
@@ -156,7 +156,7 @@ def test_a_vbucket_that_is_nowhere_is_an_error_where_nothing_is_waited_for(
     tmp_path: Path, here: Here, options: list[str]
 ) -> None:
     with node(tmp_path) as server:
-        found = ["tail", "--vbucket", 9, *options, "--timeout", "200ms", "--node", server.upr]
+        found = ["tail", "--vbuckets", 9, *options, "--timeout", "200ms", "--node", server.upr]
         ended = here(*found)
         assert ended.code == 1
         assert "vBucket 9" in ended.line()
@@ -165,7 +165,7 @@ def test_a_vbucket_that_is_nowhere_is_an_error_where_nothing_is_waited_for(
 
 def test_a_vbucket_that_is_nowhere_is_told_and_waited_for(tmp_path: Path) -> None:
     with node(tmp_path) as server:
-        with Tailing(server, "--vbucket", "0,9", "--timeout", "200ms") as tailing:
+        with Tailing(server, "--vbuckets", "0,9", "--timeout", "200ms") as tailing:
             follows(tailing, server)
             stderr = tailing.process.stderr
             assert stderr is not None

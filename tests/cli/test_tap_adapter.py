@@ -373,7 +373,7 @@ UP, LISTEN = ("--upstream", "127.0.0.1:1"), ("--listen", "127.0.0.1:0")
         ((), "--upstream"),
         (UP, "--listen"),
         (("--upstream", "somewhere", *LISTEN), "--upstream: 'somewhere' is no node"),
-        ((*UP, *LISTEN, "--rollback", "perhaps"), "--rollback"),
+        ((*UP, *LISTEN, "--on-rollback", "perhaps"), "--on-rollback"),
         ((*UP, *LISTEN, "--buffer", "much"), "'much' is not a size"),
         ((*UP, *LISTEN, "--buffer", "65535"), "'65535' is less than 65536 bytes"),
         ((*UP, *LISTEN, "--buffer", "1025M"), "'1025M' is more than 1073741824 bytes"),

@@ -74,7 +74,9 @@ def test_everything_up_to_now_is_printed_and_ends_with_exit_code_0(
         writes(wire, 0, b"a", b"2")
         assert wire.ask(frame(DELETE, b"b", vbucket=0)).status == OK
         writes(wire, 0, b"c", b"3", flags=9)
-    ended = here("tail", "--vbucket", 0, "--from", 0, "--until-now", "--json", "--node", shared.upr)
+    ended = here(
+        "tail", "--vbuckets", 0, "--start", 0, "--until-now", "--json", "--node", shared.upr
+    )
     assert (ended.code, ended.err) == (0, "")
     a, b, c = rows(ended.out)
     assert (a["op"], a["seqno"], a["key"], a["value"], a["rev"]) == ("set", 3, "a", "2", 2)
@@ -82,7 +84,7 @@ def test_everything_up_to_now_is_printed_and_ends_with_exit_code_0(
     assert (c["flags"], c["expiry"], c["vbucket"]) == (9, 0, 0)
     log = rows(here("failover-log", 0, "--json", "--node", shared.upr).out.replace("\n", ""))
     assert a["vb_uuid"] == log[0][0]["entries"][0]["vb_uuid"]  # type: ignore[index]
-    plain = here("tail", "--vbucket", 0, "--from", 0, "--until-now", "--node", shared.upr)
+    plain = here("tail", "--vbuckets", 0, "--start", 0, "--until-now", "--node", shared.upr)
     assert [line.split()[:3] for line in plain.out.splitlines()] == [
         ["0:3", "set", "a"],
         ["0:4", "delete", "b"],
@@ -100,14 +102,16 @@ def test_a_seqno_is_where_printing_begins(shared: ServerProcess, here: Here) -> 
     with Wire(shared.upr) as wire:
         for key in (b"a", b"b", b"c"):
             writes(wire, 2, key)
-    ended = here("tail", "--vbucket", 2, "--from", 2, "--until-now", "--json", "--node", shared.upr)
+    ended = here(
+        "tail", "--vbuckets", 2, "--start", 2, "--until-now", "--json", "--node", shared.upr
+    )
     assert [row["key"] for row in rows(ended.out)] == ["c"]
 
 
 def test_keys_only_leaves_values_out(shared: ServerProcess, here: Here) -> None:
     with Wire(shared.upr) as wire:
         writes(wire, 3, b"key", b"a-value")
-    options = ["--vbucket", 3, "--from", 0, "--until-now", "--keys-only", "--node", shared.upr]
+    options = ["--vbuckets", 3, "--start", 0, "--until-now", "--keys-only", "--node", shared.upr]
     assert "a-value" not in here("tail", *options).out
     (row,) = rows(here("tail", *options, "--json").out)
     assert (row["key"], row["value"]) == ("key", None)
@@ -117,7 +121,7 @@ def test_snapshots_are_shown_on_request_only(shared: ServerProcess, here: Here) 
     with Wire(shared.upr) as wire:
         writes(wire, 4, b"a")
         writes(wire, 4, b"b")
-    options = ["--vbucket", 4, "--from", 0, "--until-now", "--json", "--node", shared.upr]
+    options = ["--vbuckets", 4, "--start", 0, "--until-now", "--json", "--node", shared.upr]
     assert {row["op"] for row in rows(here("tail", *options).out)} == {"set"}
     shown = rows(here("tail", *options, "--snapshots").out)
     assert [row["op"] for row in shown] == ["snapshot-begin", "set", "set", "snapshot-end"]
@@ -130,7 +134,9 @@ def test_an_expired_document_is_told_apart_from_a_deleted_one(
     with Wire(shared.upr) as wire:
         writes(wire, 5, b"old", expiration=2_600_000)  # Unix time, long ago
         assert wire.ask(frame(0, b"old", vbucket=5)).status != OK  # finds it expired
-    ended = here("tail", "--vbucket", 5, "--from", 0, "--until-now", "--json", "--node", shared.upr)
+    ended = here(
+        "tail", "--vbuckets", 5, "--start", 0, "--until-now", "--json", "--node", shared.upr
+    )
     assert [row["op"] for row in rows(ended.out)] == ["expire"]
 
 
@@ -140,7 +146,7 @@ def test_a_thousand_vbuckets_on_one_connection(tmp_path: Path, here: Here) -> No
             for number in range(3_000):
                 wire.send(store(0x11, b"key-%d" % number, b"v"))  # SETQ
             wire.replies_until_noop()
-        ended = here("tail", "--from", 0, "--until-now", "--json", "--node", server.upr)
+        ended = here("tail", "--start", 0, "--until-now", "--json", "--node", server.upr)
         assert (ended.code, ended.err) == (0, "")
         found = rows(ended.out)
         assert {row["key"] for row in found} == {f"key-{number}" for number in range(3_000)}
@@ -157,7 +163,9 @@ def test_more_than_the_buffer_goes_through_because_it_is_acknowledged(
     with Wire(shared.upr) as wire:
         for number in range(12):
             writes(wire, 6, b"big-%d" % number, b"x" * 1_000_000)
-    ended = here("tail", "--vbucket", 6, "--from", 0, "--until-now", "--json", "--node", shared.upr)
+    ended = here(
+        "tail", "--vbuckets", 6, "--start", 0, "--until-now", "--json", "--node", shared.upr
+    )
     assert [len(str(row["value"])) for row in rows(ended.out)] == [1_000_000] * 12
 
 
@@ -166,19 +174,19 @@ def test_more_than_the_buffer_goes_through_because_it_is_acknowledged(
 
 def test_a_seqno_that_the_node_does_not_have_is_one_line(shared: ServerProcess, here: Here) -> None:
     writer(shared, 7)(0)
-    options = ["--vbucket", 7, "--from", 60, "--until-now", "--node", shared.upr]
+    options = ["--vbuckets", 7, "--start", 60, "--until-now", "--node", shared.upr]
     ended = here("tail", *options)
     assert ended.code == 1
     said = ended.line()
     assert said.startswith("vBucket 7: the node cannot go on from seqno 60, ")
-    assert "it agrees only up to 1: drop what came later and say --from 1" in said
+    assert "it agrees only up to 1: drop what came later and say --start 1" in said
 
 
 def test_a_rollback_can_be_obeyed(shared: ServerProcess, here: Here) -> None:
     writer(shared, 7)(0)
-    options = ["--vbucket", 7, "--from", 1, "--uuid", "0x77", "--until-now", "--node", shared.upr]
+    options = ["--vbuckets", 7, "--start", 1, "--uuid", "0x77", "--until-now", "--node", shared.upr]
     assert here("tail", *options).code == 1
-    ended = here("tail", *options, "--on-rollback", "obey", "--json")
+    ended = here("tail", *options, "--on-rollback", "rewind", "--json")
     assert ended.code == 0
     first, *rest = rows(ended.out)
     assert first == {"op": "rollback", "vbucket": 7, "seqno": 0}
@@ -192,20 +200,20 @@ def test_an_older_history_goes_on_up_to_where_it_branched(
     server: ServerProcess, tmp_path: Path, here: Here
 ) -> None:
     writer(server, 0)(0)
-    assert here("observe", "k0", "--vbucket", 0, "--wait", "--node", server.upr).code == 0
+    assert here("observe", "k0", "--vbuckets", 0, "--wait", "--node", server.upr).code == 0
     (log,) = json.loads(here("failover-log", 0, "--json", "--node", server.upr).out)
     old = log["entries"][0]["vb_uuid"]
     server.kill()
     with start_uprmc(tmp_path / "data") as again:
         writer(again, 0)(1)
-        options = ["--vbucket", 0, "--until-now", "--json", "--node", again.upr]
-        found = rows(here("tail", *options, "--from", 0).out)
+        options = ["--vbuckets", 0, "--until-now", "--json", "--node", again.upr]
+        found = rows(here("tail", *options, "--start", 0).out)
         assert [row["key"] for row in found] == ["k0", "k1"]
         assert found[0]["vb_uuid"] == old
         assert found[1]["vb_uuid"] != old
-        agreed = here("tail", *options, "--from", 1, "--uuid", old)
+        agreed = here("tail", *options, "--start", 1, "--uuid", old)
         assert [row["key"] for row in rows(agreed.out)] == ["k1"]
-        beyond = here("tail", *options, "--from", 2, "--uuid", old)
+        beyond = here("tail", *options, "--start", 2, "--uuid", old)
         assert beyond.code == 1
         assert "it agrees only up to 1" in beyond.line()
         again.stop()
@@ -226,7 +234,7 @@ def test_changes_are_printed_as_they_happen_until_ctrl_c(shared: ServerProcess) 
     assert (ended.code, ended.out, ended.err) == (0, "", "")
 
 
-@pytest.mark.parametrize("options", [[], ["--json", "--from", "0"]])
+@pytest.mark.parametrize("options", [[], ["--json", "--start", "0"]])
 def test_it_ends_quietly_when_nobody_reads_any_more(
     shared: ServerProcess, options: list[str]
 ) -> None:
@@ -252,7 +260,7 @@ def test_other_verbs_end_quietly_when_nobody_reads(shared: ServerProcess) -> Non
 def test_a_terminal_of_few_letters_gets_escapes(shared: ServerProcess) -> None:
     with Wire(shared.upr) as wire:
         writes(wire, 3, "100€".encode())
-    options = ["--vbucket", 3, "--from", 0, "--until-now", "--node", shared.upr]
+    options = ["--vbuckets", 3, "--start", 0, "--until-now", "--node", shared.upr]
     ended = uprmc("tail", *options, environment={"PYTHONIOENCODING": "latin-1"})
     assert ended.code == 0
     assert r"100\u20ac" in ended.out
@@ -267,7 +275,7 @@ def test_the_list_tells_state_history_seqnos_and_documents(
     write = writer(server, 3)
     write(0)
     write(1)
-    assert here("observe", "k1", "--vbucket", 3, "--wait", "--node", server.upr).code == 0
+    assert here("observe", "k1", "--vbuckets", 3, "--wait", "--node", server.upr).code == 0
     assert here("vbucket", "set", "1,4-5", "replica", "--node", server.upr).code == 0
     listed = json.loads(here("vbucket", "list", "--json", "--node", server.upr).out)
     (log,) = json.loads(here("failover-log", 3, "--json", "--node", server.upr).out)
@@ -342,7 +350,7 @@ def test_a_node_of_replicas_is_followed_as_it_is(server: ServerProcess, here: He
     for number in range(5):
         writer(server, number)(number)
     here("vbucket", "set", "0-7", "replica", "--node", server.upr)
-    ended = here("tail", "--from", 0, "--until-now", "--json", "--node", server.upr)
+    ended = here("tail", "--start", 0, "--until-now", "--json", "--node", server.upr)
     assert (ended.code, len(ended.out.splitlines())) == (0, 5)
 
 
@@ -352,7 +360,7 @@ def test_numbers_that_the_node_cannot_have(shared: ServerProcess, here: Here) ->
     ended = here("failover-log", "8-9", "--node", shared.upr)
     assert ended.code == 1
     assert ended.line().startswith("vBuckets 8-9: not on this node")
-    ended = here("tail", "--vbucket", "8-9", "--once", "--timeout", 1, "--node", shared.upr)
+    ended = here("tail", "--vbuckets", "8-9", "--once", "--timeout", 1, "--node", shared.upr)
     assert ended.code == 1
     assert ended.line().startswith(f"vBuckets 8-9 are active at none of {shared.upr}")
 
@@ -376,7 +384,7 @@ def test_observe_finds_a_key_by_its_hash(shared: ServerProcess, here: Here) -> N
     found = json.loads(ended.out)
     assert (found["key"], found["state"]) == ("größe", "persisted")
     assert found["cas"] > 0
-    said = here("observe", "größe", "--vbucket", found["vbucket"], "--node", shared.upr).out
+    said = here("observe", "größe", "--vbuckets", found["vbucket"], "--node", shared.upr).out
     assert said == f"größe  vBucket {found['vbucket']}  persisted  CAS {found['cas']}\n"
 
 
@@ -399,7 +407,7 @@ def test_observe_tells_what_is_not_on_disk_and_gives_up_in_time(tmp_path: Path, 
 
 def test_observe_needs_the_vbucket(server: ServerProcess, here: Here) -> None:
     here("vbucket", "set", 4, "dead", "--node", server.upr)
-    ended = here("observe", "k", "--vbucket", 4, "--node", server.upr)
+    ended = here("observe", "k", "--vbuckets", 4, "--node", server.upr)
     assert (ended.code, ended.line()) == (1, "vBucket 4 is not on this node, or dead")
 
 
@@ -410,13 +418,13 @@ def test_observe_needs_the_vbucket(server: ServerProcess, here: Here) -> None:
     ("arguments", "said"),
     [
         (["tail", "--form", "0"], "--form"),
-        (["tail", "--from", "yesterday"], "say now, 0 for everything, or a number"),
-        (["tail", "--from", "-1"], "'-1' is no seqno"),
-        (["tail", "--from", str(2**64)], "is no seqno"),
-        (["tail", "--vbucket", "7-3"], "'7-3' is not a list of vBuckets"),
-        (["tail", "--uuid", "5"], "give --from SEQNO, too"),
-        (["tail", "--from", "5", "--uuid", "zz"], "'zz' is no vb_uuid"),
-        (["tail", "--on-rollback", "never"], "'never' is not one of 'stop', 'obey'"),
+        (["tail", "--start", "yesterday"], "say now, 0 for everything, or a number"),
+        (["tail", "--start", "-1"], "'-1' is no seqno"),
+        (["tail", "--start", str(2**64)], "is no seqno"),
+        (["tail", "--vbuckets", "7-3"], "'7-3' is not a list of vBuckets"),
+        (["tail", "--uuid", "5"], "give --start SEQNO, too"),
+        (["tail", "--start", "5", "--uuid", "zz"], "'zz' is no vb_uuid"),
+        (["tail", "--on-rollback", "never"], "'never' is not one of 'fail', 'rewind', 'restart'"),
         (["tail", "--node", "127.0.0.1:99999"], "say HOST:PORT"),
         (["vbucket", "lst"], "lst"),
         (["vbucket", "set", "3", "ded"], "'ded' is not one of 'active'"),
@@ -428,7 +436,7 @@ def test_observe_needs_the_vbucket(server: ServerProcess, here: Here) -> None:
         (["observe", ""], "a key has 1 to 250 bytes, this one 0"),
         (["observe", "k" * 251], "this one 251"),
         (["observe", "k", "--timeout", "-1"], "--timeout"),
-        (["observe", "k", "--vbucket", "65536"], "--vbucket"),
+        (["observe", "k", "--vbuckets", "65536"], "--vbuckets"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(here: Here, arguments: list[str], said: str) -> None:

@@ -428,7 +428,7 @@ class ApiContract:
     ) -> None:
         write(shared, [b"refused"], 3)
         start = {3: (1, 0x77)}
-        api = make(str(shared.upr), handler, vbuckets=[3], start=start, on_rollback="refuse")
+        api = make(str(shared.upr), handler, vbuckets=[3], start=start, on_rollback="fail")
         with pytest.raises(RollbackRefused, match="vBucket 3"):
             api.run(until="now")
         assert handler.changes == []

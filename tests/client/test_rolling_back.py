@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -256,7 +257,7 @@ def test_after_two_missed_branches_the_common_point_is_found(granted: bool) -> N
 
 def test_a_refused_rollback_is_an_error_that_says_all() -> None:
     mirror = Mirror()
-    _, _, world = _scripted(mirror, on_rollback="refuse")
+    _, _, world = _scripted(mirror, on_rollback="fail")
     before = world.state.load()
     with pytest.raises(RollbackRefused, match="undo what came after seqno 3 of 6") as caught:
         world.settle(3)
@@ -270,13 +271,32 @@ def test_a_function_may_decide() -> None:
 
     def decide(vbucket: int, held: int, seqno: int) -> str:
         asked.append((vbucket, held, seqno))
-        return "auto"
+        return "rewind"
 
     mirror = Mirror()
     _, new, world = _scripted(mirror, on_rollback=decide)
     world.settle(3)
     assert asked == [(0, 6, 3)]
     assert mirror.of(0) == live(new)
+
+
+def test_a_rollback_may_be_taken_from_the_beginning_instead() -> None:
+    mirror = Mirror()
+    _, new, world = _scripted(mirror, on_rollback="restart")
+    world.settle(3)
+    assert mirror.told("undo") == []
+    assert mirror.told("rollback") == [(0, 0)]
+    assert mirror.of(0) == live(new)
+
+
+@pytest.mark.parametrize(("word", "undoes"), [("auto", True), ("refuse", False)])
+def test_former_words_are_understood_with_a_warning(word: str, undoes: bool) -> None:
+    mirror = Mirror()
+    _, _, world = _scripted(mirror, on_rollback=word)
+    refused = nullcontext() if undoes else pytest.raises(RollbackRefused)
+    with pytest.warns(FutureWarning, match=f"on_rollback='{word}' is now"), refused:
+        world.settle(3)
+    assert bool(mirror.told("undo")) == undoes
 
 
 class _Versioned(Mirror):

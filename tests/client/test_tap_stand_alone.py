@@ -139,7 +139,7 @@ def documents(rig: Rig) -> Documents:
     }
 
 
-@pytest.mark.parametrize("rollback", ["correct", "reset"])
+@pytest.mark.parametrize("rollback", ["rewind", "restart"])
 def test_a_branch_of_history_is_mended_as_asked(rollback: str) -> None:
     first, second = node(100), standby(300)
     store(first, 0, shared="1", changed="1", removed="1")
@@ -161,7 +161,7 @@ def test_a_branch_of_history_is_mended_as_asked(rollback: str) -> None:
     client.settle()
     assert client.copy.documents == documents(second)
     began_anew = client.copy.kinds[t.OPAQUE, t.INITIAL] - resets
-    assert began_anew == (1 if rollback == "reset" else 0)
+    assert began_anew == (1 if rollback == "restart" else 0)
 
 
 def test_a_client_that_is_gated_is_hung_up_on_when_the_upstream_is_gone() -> None:

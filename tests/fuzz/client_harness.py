@@ -164,7 +164,7 @@ class ClientFuzz:
         options = Options(
             vbuckets=random.choice((None, VBUCKETS)) if self.share else VBUCKETS,
             start=self._start(),
-            on_rollback="auto" if not self.share or random.random() < 0.9 else "refuse",
+            on_rollback="rewind" if not self.share or random.random() < 0.9 else "fail",
             ring_items=random.choice((1, 4, 1_000)),
             buffer_bytes=random.choice((300, 1 << 20)),
             noop_interval_s=5.0,

@@ -69,5 +69,5 @@ def _settings(world: World) -> TapSettings:
         noop_interval_s=random.choice((0.5, 200.0)),
         keepalive_s=random.choice((0.0, 0.5, 100.0)),
         undo_keys=random.choice((0, 5, 10_000, 10_000)),
-        rollback=random.choice(("correct", "correct", "reset")),
+        rollback=random.choice(("rewind", "rewind", "restart")),
     )

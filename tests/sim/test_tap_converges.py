@@ -64,7 +64,7 @@ def test_registered_clients_go_on_after_crashes_without_loss() -> None:
     assert total["tap resumed"]
 
 
-@pytest.mark.parametrize("rollback", ["correct", "reset"])
+@pytest.mark.parametrize("rollback", ["rewind", "restart"])
 @pytest.mark.acceptance("D56")
 def test_branches_of_history_reach_clients_either_way(rollback: str) -> None:
     """By corrections, or from zero, as is set."""

@@ -251,7 +251,7 @@ def _plan(
     *clients: TapKind,
     faults: Faults = NO_FAULTS,
     keys: int = 14,
-    rollback: str = "correct",
+    rollback: str = "rewind",
     **operating: int,
 ) -> TapPlan:
     return TapPlan(
@@ -277,7 +277,7 @@ _PLANS: dict[Patch, TapPlan] = {
     _forget_the_end_of_a_backfill: _plan(PLAIN, PLAIN),
     _go_on_after_a_refusal: _plan(_REFUSING, BUSY),
     _skip_what_is_unacknowledged: _CUTS,
-    _say_nothing_of_the_beginning: _plan(PLAIN, PLAIN, keys=2_000, rollback="reset", failover=2),
+    _say_nothing_of_the_beginning: _plan(PLAIN, PLAIN, keys=2_000, rollback="restart", failover=2),
     _correct_nothing: _BRANCHES,
     _save_too_late: _plan(_HASTY, _HASTY, REGISTERED, keys=2_000, faults=Faults(crash_s=0.3)),
     _remember_a_name_that_is_deregistered: _plan(_FORGETFUL, BACKUP),

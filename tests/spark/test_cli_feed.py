@@ -70,7 +70,7 @@ def test_a_feed_that_looks_again_and_again_ends_in_order(
         (("--trigger", "soon"), "say available-now or seconds"),
         (("--on-rolback", "fail"), "--on-rollback"),
         (("--columns", "key,valu"), "UPRMC_OPTION"),
-        (("--from", "yesterday"), "UPRMC_"),
+        (("--start", "yesterday"), "UPRMC_"),
     ],
 )
 def test_a_wrong_option_is_one_line(

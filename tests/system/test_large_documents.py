@@ -50,7 +50,7 @@ def test_the_kv_client_reads_and_writes_a_large_document(server: ServerProcess) 
 
 
 def test_tail_shows_a_large_document(server: ServerProcess) -> None:
-    lines = ran(uprmc("tail", "--node", upr(server), "--from", "0", "--until-now")).splitlines()
+    lines = ran(uprmc("tail", "--node", upr(server), "--start", "0", "--until-now")).splitlines()
     assert len(lines) == 1
     assert f" {KEY.decode()} " in lines[0]
 

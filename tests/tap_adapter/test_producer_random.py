@@ -203,7 +203,7 @@ class World:
             "ack_interval": st.sampled_from([1, 2, 5, 1_000]),
             "ack_window": st.sampled_from([1, 3]),
             "undo_keys": st.sampled_from([0, 4, 1_000]),
-            "rollback": st.sampled_from(["correct", "reset"]),
+            "rollback": st.sampled_from(["rewind", "restart"]),
         }
     ),
 )

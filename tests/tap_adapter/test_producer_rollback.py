@@ -56,7 +56,7 @@ def test_corrections_come_without_acks_too(node: FakeNode) -> None:
 
 
 def test_by_the_setting_everything_is_sent_anew_instead(node: FakeNode) -> None:
-    rig = Rig(node, rollback="reset")
+    rig = Rig(node, rollback="restart")
     with_lost_changes(rig)
     line = rig.connect(ACK)
     assert line.run() == ["opaque 0!", "opaque 1 vb0!", "a=a1", "b=b1!", "opaque 8 vb0!"]
@@ -243,7 +243,7 @@ def test_deletions_that_were_forgotten_mean_everything_anew(node: FakeNode) -> N
 
 
 def test_after_everything_anew_checkpoints_begin_at_1(node: FakeNode) -> None:
-    rig = Rig(node, rollback="reset")
+    rig = Rig(node, rollback="restart")
     with_lost_changes(rig, ACK | CHECKPOINT)
     line = rig.connect(ACK | CHECKPOINT)
     line.run()

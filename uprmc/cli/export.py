@@ -41,8 +41,7 @@ Examples:
     help="What there is now, then end; or look again and again.",
 )
 @click.option(
-    "--from",
-    "start",
+    "--start",
     default="earliest",
     show_default=True,
     metavar="earliest|latest|JSON|MANIFEST",

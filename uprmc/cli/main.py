@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from uprmc import __version__
+from uprmc.cli.former_names import renamed
 from uprmc.errors import ConfigError, StoreRefused, UprmcError
 from uprmc.units import nearest
 
@@ -72,7 +73,7 @@ class _Verbs(click.Group):
             meant = nearest(name, list(_VERBS))
             hint = f"did you mean {meant}?" if meant else "'uprmc --help' lists them"
             raise click.UsageError(f"there is no verb {name!r}: {hint}", ctx)
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, [name, *renamed(name, args[1:])])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

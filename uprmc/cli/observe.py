@@ -39,7 +39,8 @@ _UNSETTLED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
 @click.command()
 @click.argument("key")
 @click.option(
-    "--vbucket",
+    "--vbuckets",
+    "vbucket",
     type=click.IntRange(0, 0xFFFF),
     help="vBucket of the document; computed from the key by default.",
 )
@@ -86,7 +87,7 @@ def _vbucket_by_key(connection: NodeConnection, key: bytes) -> int:
         return vbucket_of(key, parsed_map(answer.value).vbuckets)
     except ValueError as error:
         raise NodeError(
-            f"the node does not tell how many vBuckets it has ({error}): say --vbucket"
+            f"the node does not tell how many vBuckets it has ({error}): say --vbuckets N"
         ) from None
 
 

@@ -24,8 +24,7 @@ _GLANCE_S = 3.0
 
 @click.command(name="replicate")
 @click.option(
-    "--from",
-    "source",
+    "--source",
     metavar="HOST:PORT",
     help="upr listener of the source, as the node is to dial it.",
 )
@@ -64,7 +63,7 @@ def replicate_verb(
     changes that the source lacks are undone.
     """
     if stop == bool(source):
-        raise ConfigError("say either --from HOST:PORT or --stop")
+        raise ConfigError("say either --source HOST:PORT or --stop")
     if stop and (demote or wait):
         raise ConfigError("--stop goes with --vbuckets only")
     flags = ReplicateFlag.STOP if stop else ReplicateFlag.DEMOTE if demote else ReplicateFlag(0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from uprmc.cli.former_names import warn
 from uprmc.config import Settings, load
 from uprmc.errors import CommandError, ConfigError
 
@@ -43,8 +44,7 @@ _SHORTHANDS = {
 @click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate chain.")
 @click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert.")
 @click.option(
-    "--from",
-    "source",
+    "--source",
     metavar="HOST:PORT",
     help="Start a new data directory as a replica of this node.",
 )
@@ -69,7 +69,7 @@ def serve(
     output when it serves; logs go to standard error.
     """
     given = {**from_pairs(changes), **_from_options(options)}
-    return _Server(lambda: load(config, os.environ, given), source).run()
+    return _Server(lambda: load(config, os.environ, given, warn), source).run()
 
 
 def _from_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class _Server:
         try:
             self._node.follow_if_new(self._source)
         except CommandError as error:
-            raise ConfigError(f"--from: {error}") from None
+            raise ConfigError(f"--source: {error}") from None
 
     def _ready(self, _: object) -> None:
         self._progress.stop()

@@ -6,6 +6,7 @@ import click
 
 from uprmc.cli.backup import backup
 from uprmc.cli.export import export
+from uprmc.cli.former_names import renamed, warn
 from uprmc.cli.load import load
 from uprmc.cli.restore import restore
 from uprmc.cli.verify import verify
@@ -18,13 +19,10 @@ class _FormerNames(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, verb, rest = super().resolve_command(ctx, args)
-        if verb is not None:
-            click.echo(
-                f"uprmc: 'uprmc spark {name}' is now 'uprmc {verb.name}' (with --engine spark to "
-                "run it on Spark); the old name goes with the next release",
-                err=True,
-            )
-        return name, verb, rest
+        if verb is None or verb.name is None:
+            return name, verb, rest
+        warn(f"'uprmc spark {name}' is now 'uprmc {verb.name}' (--engine spark: on Spark)")
+        return name, verb, renamed(verb.name, rest)
 
 
 @click.group(cls=_FormerNames, hidden=True)

@@ -27,6 +27,7 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.blocking import UprClient
 from uprmc.client.connection import NodeError
 from uprmc.client.errors import RollbackRefused
+from uprmc.client.follow import RollbackWord
 from uprmc.client.handler import Change, Handler
 from uprmc.client.options import Start
 from uprmc.client.position import Position
@@ -65,15 +66,13 @@ def _uuid(text: str) -> int:
 
 @click.command()
 @click.option(
-    "--vbucket",
     "--vbuckets",
-    "vbuckets",
     type=VBUCKETS,
     multiple=True,
     help="Only these vBuckets; may be repeated.  [default: all that are active]",
 )
 @click.option(
-    "--from",
+    "--start",
     "origin",
     type=_origin,
     metavar="now|0|SEQNO",
@@ -82,13 +81,14 @@ def _uuid(text: str) -> int:
     help="Print changes from now on, everything (0), or what follows a seqno.",
 )
 @click.option(
-    "--uuid", type=_uuid, metavar="VB_UUID", help="History that the seqno of --from belongs to."
+    "--uuid", type=_uuid, metavar="VB_UUID", help="History that the seqno of --start belongs to."
 )
 @click.option(
     "--on-rollback",
-    type=click.Choice(["stop", "obey"]),
-    help="When a node's history lacks printed changes, or the seqno: stop, or continue from the "
-    "last common point.  [default: stop with --from SEQNO, else obey]",
+    type=click.Choice(["fail", "rewind", "restart"]),
+    help="When a node's history lacks printed changes, or the seqno: stop, continue from the last "
+    "common point, or print the vBucket from its beginning.  [default: fail with --start SEQNO, "
+    "else rewind]",
 )
 @click.option(
     "--until-now", is_flag=True, help="End after printing everything that exists at the start."
@@ -103,7 +103,7 @@ def tail(
     vbuckets: tuple[tuple[int, ...], ...],
     origin: str | int,
     uuid: int | None,
-    on_rollback: str | None,
+    on_rollback: RollbackWord | None,
     until_now: bool,
     once: bool,
     keys_only: bool,
@@ -122,8 +122,8 @@ def tail(
     start = _start(wanted, origin, uuid)
     screen = _Screen(json_lines=as_json)
     given_seqno = isinstance(start, dict | int)
-    obey = on_rollback == "obey" or (on_rollback is None and not given_seqno)
-    printer = _Printer(screen, snapshots=snapshots, obey=obey)
+    usual: RollbackWord = "fail" if given_seqno else "rewind"
+    printer = _Printer(screen, snapshots=snapshots, on_rollback=on_rollback or usual)
     try:
         # Ctrl-C is the way to end it.
         with contextlib.suppress(KeyboardInterrupt), _told_on_standard_error() as teller:
@@ -148,7 +148,7 @@ def tail(
     except RollbackRefused as error:
         raise NodeError(
             f"{_disagreement(error.vbucket, error.held_seqno, error.seqno)}: drop what came later "
-            f"and say --from {error.seqno}, or --on-rollback obey"
+            f"and say --start {error.seqno}, or --on-rollback rewind"
         ) from None
     return 0
 
@@ -158,9 +158,9 @@ def _start(vbuckets: Sequence[int], origin: str | int, uuid: int | None) -> Star
     if uuid is None:
         return "now" if isinstance(origin, str) else origin or "beginning"
     if isinstance(origin, str):
-        raise ConfigError("--uuid says where the seqno of --from belongs: give --from SEQNO, too")
+        raise ConfigError("--uuid says where the seqno of --start belongs: give --start SEQNO, too")
     if not vbuckets:
-        raise ConfigError("--uuid is of a vBucket: name it with --vbucket")
+        raise ConfigError("--uuid is of a vBucket: name it with --vbuckets")
     return dict.fromkeys(vbuckets, Position(origin, uuid))
 
 
@@ -302,10 +302,10 @@ class _Printer(Handler):
     native_rollback = True
     returns_anywhere = True
 
-    def __init__(self, screen: _Screen, *, snapshots: bool, obey: bool) -> None:
+    def __init__(self, screen: _Screen, *, snapshots: bool, on_rollback: RollbackWord) -> None:
         self._screen = screen
         self._snapshots = snapshots
-        self._obey = obey
+        self._on_rollback = on_rollback
         self._items: dict[int, int] = {}
 
     def mutation(self, change: Change) -> None:
@@ -329,10 +329,12 @@ class _Printer(Handler):
 
     def permit(self, vbucket: int, held: int, seqno: int) -> Any:
         """Say whether the stream may go back."""
-        if not self._obey:
-            return "refuse"
-        click.echo(f"uprmc: {_disagreement(vbucket, held, seqno)}; going on from there", err=True)
-        return "auto"
+        if self._on_rollback != "fail":
+            where = "there" if self._on_rollback == "rewind" else "the beginning"
+            click.echo(
+                f"uprmc: {_disagreement(vbucket, held, seqno)}; going on from {where}", err=True
+            )
+        return self._on_rollback
 
     def rollback(self, vbucket: int, seqno: int) -> bool:
         self._screen.add(Rollback(vbucket, seqno))

@@ -10,6 +10,7 @@ import click
 
 from uprmc import units
 from uprmc.cli.arguments import Read
+from uprmc.cli.former_names import warn
 from uprmc.cli.serve import from_pairs
 from uprmc.client.errors import MisuseError
 from uprmc.client.nodes import check_place
@@ -18,7 +19,7 @@ from uprmc.errors import ConfigError
 
 #: Option -> the setting it stands for.
 _SHORTHANDS = {
-    "rollback": "tap.rollback",
+    "on_rollback": "tap.rollback",
     "tls_cert": "server.tls_cert",
     "tls_key": "server.tls_key",
     "upstream_ca": "upr.dial_ca",
@@ -38,9 +39,9 @@ _SHORTHANDS = {
     help="File that keeps the positions of registered clients.  [default: none]",
 )
 @click.option(
-    "--rollback",
-    type=click.Choice(["correct", "reset"]),
-    help="Correct clients after a rollback, or start over.  [default: correct]",
+    "--on-rollback",
+    type=click.Choice(["rewind", "restart"]),
+    help="Correct clients after a rollback, or start over.  [default: rewind]",
 )
 @click.option(
     "--buffer",
@@ -84,7 +85,7 @@ def tap_adapter(
     def read_settings() -> Settings:
         return load(config, os.environ, given)
 
-    read_settings()  # what is wrong with them is said before anything begins
+    load(config, os.environ, given, warn)  # what is wrong is said before anything begins
 
     # The reactor and all that hangs on it are imported here, so that other verbs start fast.
     from uprmc.server.reactor import install

@@ -69,7 +69,7 @@ class UprClient:
         vbuckets: Iterable[int] | None = None,
         total_vbuckets: int = 1024,
         start: Start = "checkpoint",
-        on_rollback: OnRollback = "auto",
+        on_rollback: OnRollback = "rewind",
         ring_items: int = 10_000,
         values: bool = True,
         buffer_bytes: int = 8 * 1024 * 1024,
@@ -124,7 +124,7 @@ class UprClient:
         Raises:
             NodeUnavailable: no node was ever reached.
             ProducerError: a node sends nonsense; what is saved is intact.
-            RollbackRefused: a node's history has left ours, and `on_rollback` refuses.
+            RollbackRefused: a node's history has left ours, and `on_rollback` is ``fail``.
             StateError: the state could not be written.
             WaitedTooLong: `timeout_s` is over.
             Exception: whatever the handler raised.
@@ -290,13 +290,13 @@ def changes(
     *,
     start: Start = "beginning",
     until: Until = None,
-    on_rollback: OnRollback = "refuse",
+    on_rollback: OnRollback = "fail",
     **options: Any,
 ) -> Iterator[Change]:
     """Yield the changes of nodes as they come.
 
     Nothing is saved, and nothing can be undone: should a node's history leave what was yielded,
-    `RollbackRefused` is raised, unless `on_rollback` allows to go back silently.
+    `RollbackRefused` is raised, unless `on_rollback` is ``rewind`` or ``restart``.
 
     Args:
         nodes, start, on_rollback, options: as of `UprClient`.

@@ -110,7 +110,7 @@ class RollbackRefused(ClientError):
     def __init__(self, vbucket: int, held_seqno: int, seqno: int, reason: str) -> None:
         super().__init__(
             f"vBucket {vbucket}: {reason}; going on means to undo what came after seqno {seqno} "
-            f"of {held_seqno}: allow it with on_rollback='auto', or begin anew"
+            f"of {held_seqno}: allow it with on_rollback='rewind', or begin anew"
         )
         self.vbucket = vbucket
         self.held_seqno = held_seqno

@@ -19,6 +19,7 @@ Source: systems reference g.3; UPR reference 3.4; acceptance rows D14, D15, D46 
 from __future__ import annotations
 
 import struct
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -34,8 +35,13 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
 
-#: What to do about a rollback: obey, refuse, or a function of vBucket, seqno held, seqno to go to.
-OnRollback = Literal["auto", "refuse"] | Callable[[int, int, int], Literal["auto", "refuse"]]
+#: What to do about a rollback: raise, go back to the last common point, or to the beginning.
+RollbackWord = Literal["fail", "rewind", "restart"]
+
+#: Such a word, or a function of vBucket, seqno held, seqno to go to, that returns one.
+OnRollback = RollbackWord | Callable[[int, int, int], RollbackWord]
+
+_FORMER_WORDS: dict[str, RollbackWord] = {"auto": "rewind", "refuse": "fail"}
 
 #: Rollbacks, and changes of history while documents are fetched, before we wait a little.
 _ATTEMPTS_MAX = 10
@@ -157,7 +163,8 @@ class Follower:
         if native and self._handler.returns_anywhere:
             boundaries = [*boundaries, shared]
         target = place.target(shared, boundaries, native=native)
-        self._permit(place, target, words)
+        if not self._rewinds(place, target, words):
+            target = 0
         self.rollbacks[vbucket] = self.rollbacks.get(vbucket, 0) + 1
         if not target:
             yield from self._start_over(place)
@@ -181,7 +188,9 @@ class Follower:
         if not place.seqno <= until < place.applied:
             return  # all of it is shared; or the place itself is not, then the node will say so
         words = f"the node at {session.place} shares our history only up to seqno {until}"
-        self._permit(place, until, words)
+        if not self._rewinds(place, until, words):
+            yield from self._start_over(place)
+            return
         log, put_back = yield from self._undo(session, place, until)
         self._ledger.settled(place, until, log, put_back)
 
@@ -224,12 +233,18 @@ class Follower:
         if durable is not None:
             yield from told(durable())
 
-    def _permit(self, place: Place, target: int, words: str) -> None:
+    def _rewinds(self, place: Place, target: int, words: str) -> bool:
+        """Return whether to go back to `target`, or else to the beginning."""
         wish = self._on_rollback
         if callable(wish):
             wish = wish(place.vbucket, place.seqno, target)
-        if wish != "auto":
+        if wish in _FORMER_WORDS:
+            now = _FORMER_WORDS[wish]
+            warnings.warn(f"on_rollback={wish!r} is now {now!r}", FutureWarning, stacklevel=2)
+            wish = now
+        if wish not in ("rewind", "restart"):
             raise RollbackRefused(place.vbucket, max(place.seqno, place.applied), target, words)
+        return wish == "rewind"
 
     # --- asking and telling ---------------------------------------------------------------------
 

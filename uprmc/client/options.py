@@ -46,7 +46,7 @@ class Options:
     replicas: bool = False
     redial: bool = True
     values: bool = True
-    on_rollback: OnRollback = "auto"
+    on_rollback: OnRollback = "rewind"
     ring_items: int = 10_000
     buffer_bytes: int = 8 * 1024 * 1024
     noop_interval_s: float = 120.0

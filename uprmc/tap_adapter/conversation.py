@@ -88,7 +88,7 @@ class Conversation:
         self.from_now = connect.has(ConnectFlag.BACKFILL) and connect.oldest_entry_s > unix_now
         self.everything = connect.vbuckets is None
         self.last_closed = dict(connect.last_closed)
-        self.keeps_keys = not self.dump and settings.rollback == "correct"
+        self.keeps_keys = not self.dump and settings.rollback == "rewind"
         self.streams: dict[int, TapStream] = {}
         self.by_opaque: dict[int, TapStream] = {}
         self.corrections: dict[int, Correcting] = {}
