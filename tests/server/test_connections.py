@@ -11,6 +11,7 @@ from twisted.internet.task import Clock
 from tests.server.support import EchoSession, FloodSession, Node
 from uprmc.server import connections
 from uprmc.server.connections import RESERVED_FILES, TICK_S, Connections, raise_file_limit
+from uprmc.server.slices import LongWork
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_flood_of_rejections_is_one_log_line_per_interval(lines: io.StringIO) 
 
 def test_one_clock_ticks_for_everybody_until_it_is_stopped(node: Node) -> None:
     first, second = node.connect(), node.connect()
-    node.connections.start(node.clock)
+    node.connections.start(node.clock, LongWork(node.clock))
     node.clock.advance(TICK_S)
     node.clock.advance(TICK_S)
     assert first.session.ticks == second.session.ticks == [TICK_S, 2 * TICK_S]
@@ -73,7 +74,7 @@ def test_one_clock_ticks_for_everybody_until_it_is_stopped(node: Node) -> None:
 def test_a_connection_that_ends_during_a_tick_does_not_stop_the_others(node: Node) -> None:
     first, second = node.connect(), node.connect()
     first.session.tick = lambda now: second.connectionLost()
-    node.connections.start(node.clock)
+    node.connections.start(node.clock, LongWork(node.clock))
     node.clock.advance(TICK_S)
     node.clock.advance(TICK_S)
     assert node.connections.current == 1

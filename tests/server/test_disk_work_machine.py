@@ -43,6 +43,7 @@ from uprmc.server import disk_work
 from uprmc.server.disk_work import DiskWork
 from uprmc.server.fetch_driver import FetchDriver
 from uprmc.server.flush_driver import FlushDriver
+from uprmc.server.slices import LongWork
 from uprmc.storage.interface import Batch
 from uprmc.storage.memory import MemoryView
 
@@ -174,6 +175,7 @@ class DiskWorkMachine(RuleBasedStateMachine):
             self.pool,  # type: ignore[arg-type]
             self.node.bucket,
             self.node.settings.flush,
+            LongWork(self.reactor),
         )
         self.asked = self.told = 0
         self.ended: list[object] = []

@@ -34,6 +34,7 @@ from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.ports import Session
 from uprmc.server.disk_work import DiskWork
+from uprmc.server.slices import LongWork
 from uprmc.upr.hub import Hub
 
 _TICK_S = 0.1
@@ -50,7 +51,8 @@ _GROW_MAX_S = 0.3
 #: drivers log is looked into.
 SMALL = (
     ("uprmc.engine.write_queue", "SEGMENT_BITS", 2),
-    ("uprmc.engine.flusher", "_SLICE_VBUCKETS", 1),
+    ("uprmc.engine.flusher", "_TAKE_ITEMS", 1),
+    ("uprmc.engine.flusher", "_SETTLE_ITEMS", 1),
     ("uprmc.engine.expiry", "_STEP_ENTRIES", 3),
     ("uprmc.engine.expiry", "SPARE_ENTRIES", 10),
     ("uprmc.engine.leftovers", "_STEP_ENTRIES", 3),
@@ -197,7 +199,13 @@ class Node:
         after = partial(self._after_in, self.life)
         self._pool = WorldPool(self._world, after, self.pace.work_max_s)
         reactor = WorldReactor(self._world, after)
-        self._work = DiskWork(reactor, self._pool, self.bucket, self.settings.flush)  # type: ignore[arg-type]
+        self._work = DiskWork(
+            reactor,
+            self._pool,  # type: ignore[arg-type]
+            self.bucket,
+            self.settings.flush,
+            LongWork(reactor),
+        )
 
     def _life_began(self) -> None:
         """Wire what else belongs to a node; for kinds of nodes that have more."""
@@ -268,7 +276,9 @@ class Node:
         if not self.pace.automatic:
             self._drive()
         self.upr.release_views()
-        self._work.stop(orderly=True).addCallbacks(self._stopped, self._not_stopped)
+        stopping = self._work.stop(orderly=True)
+        stopping.addCallbacks(self._stopped, self._not_stopped)
+        stopping.addErrback(lambda failure: DRIVER_LOG.failure("stop", failure))
 
     def _stopped(self, _: None) -> None:
         self._left_in_order = True

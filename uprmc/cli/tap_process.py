@@ -35,6 +35,7 @@ from uprmc.server.connections import Connections, raise_file_limit
 from uprmc.server.dialer import Dialer, trust_root
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, Throttle, set_level, start_logging
+from uprmc.server.slices import LongWork
 from uprmc.server.tap_driver import TapDriver
 from uprmc.server.tls import tls_options
 from uprmc.server.wake_list import WakeList
@@ -110,7 +111,8 @@ class TapProcess:
         trust = trust_root(settings.upr)
         limit = raise_file_limit(settings.server.max_connections)
         self._connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
-        self._wake_list = WakeList(reactor)
+        self._work = LongWork(reactor)
+        self._wake_list = WakeList(reactor, self._work.budget)
         self._dialer = Dialer(
             reactor, self._connections, self._wake_list, settings.upr.dial_timeout_s, trust
         )
@@ -164,7 +166,7 @@ class TapProcess:
 
     def _ready(self, listener: Listener) -> None:
         self._listener = listener
-        self._connections.start(self._reactor)
+        self._connections.start(self._reactor, self._work)
         self._driver.start()
         self._look_for_upstream()
         words = f"tap={listener.address} upstream={self._upstream_place} pid={os.getpid()}"

@@ -3,8 +3,8 @@
 `begin` (rules) takes views of the dirty vBuckets and makes one batch; `commit` (any thread, touches
 no rules) writes it; `finish` (rules) drops what was written from the queues and forgets deleted
 documents that were not written again meanwhile. One flush is under way at a time; whoever drives
-the flusher calls the three in order, or `begin`, `commit`, `failed`. With many vBuckets `begin` and
-`finish` take a while; they also come in slices.
+the flusher calls the three in order, or `begin`, `commit`, `failed`. With many changes `begin` and
+`finish` take a while; they also come in short steps.
 
 What surprises: a queue longer than a batch is written from *one* view in several commits. Until the
 last of them the stored snapshot range says "incomplete", so that a crash in between is seen for
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from uprmc.config import FlushSettings
 from uprmc.engine.commit_room import CommitRoom
@@ -32,13 +33,10 @@ from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import QueueView, WriteQueue
 from uprmc.errors import StoreError
-from uprmc.model import Item, SnapshotRange
+from uprmc.model import Item, SnapshotRange, VBucketHeader
 from uprmc.storage.interface import Batch, Store, VBucketChange
 
 Waiter = Callable[[bool], None]
-
-#: vBuckets between two chances for others to run: about half a millisecond of work.
-_SLICE_VBUCKETS = 32
 
 #: How often at most it is asked whether a flush is due.
 _LEAST_LOOK_S = 0.001
@@ -46,8 +44,11 @@ _LEAST_LOOK_S = 0.001
 #: So many batches may gather while replicas are far behind their source.
 _FILLING_BATCHES = 32
 
-#: Most items taken from a queue before the room is looked at again.
+#: Most items taken from a queue before the room is looked at again and others may run.
 _TAKE_ITEMS = 64
+
+#: Most items of one vBucket that are settled before others may run.
+_SETTLE_ITEMS = 256
 
 
 @dataclass(slots=True)
@@ -68,12 +69,27 @@ class _Cursor:
     position: int
 
 
-@dataclass(slots=True)
-class _Part:
-    """One vBucket's share of a flush."""
+class _Begun(NamedTuple):
+    """A vBucket whose header is in the flush whatever becomes of the vBucket in the meantime.
+
+    Attributes:
+        table: of its history when the flush was begun.
+        header: what is stored if that history is over before its items are taken.
+        reset: whether the store has to forget what was before that history.
+    """
 
     vbucket: VBucket
-    queue: WriteQueue
+    table: dict[bytes, Item]
+    header: VBucketHeader
+    reset: bool
+
+
+@dataclass(slots=True)
+class _Part:
+    """One vBucket's share of a flush; without a queue just a header of a history that is over."""
+
+    vbucket: VBucket
+    queue: WriteQueue | None
     items: list[Item]
     upto: int
     snapshot: SnapshotRange
@@ -286,9 +302,9 @@ class Flusher:
                 return flush
 
     def begin_in_slices(self) -> Generator[None, None, Flush | None]:
-        """Do what `begin` does, yielding now and then so that others can run.
+        """Do what `begin` does, yielding after each short step so that others can run.
 
-        Headers, resets, removals and drops are taken before the first yield: a `Bucket.flush` is
+        Headers, resets and removals of before the first step are in this batch: a `Bucket.flush` is
         in one batch as a whole, this one or, if it comes later, the next. What raises leaves
         everything for the next flush, and tells waiters as `failed` does.
         """
@@ -312,30 +328,46 @@ class Flusher:
         flush.changes += [VBucketChange(number, None) for number in flush.removed]
         room = CommitRoom.of(self._settings, self._store)
         self._batch_items = room.items
-        later: list[VBucket] = []
-        for vbucket in dirty:
-            if vbucket.header_dirty or vbucket.reset_pending:
-                self._take(flush, vbucket, room)
-            else:
-                later.append(vbucket)
-        resets = sum(part.reset for part in flush.parts)
+        dirty = [each for each in dirty if not self._is_gone(each)]
+        begun = [_begun(each) for each in dirty if each.header_dirty or each.reset_pending]
+        later = [each for each in dirty if not (each.header_dirty or each.reset_pending)]
+        resets = sum(each.reset for each in begun)
         reset_all = 0 < resets == len(self._vbuckets)
-        for place, vbucket in enumerate(later, 1):
-            if self._is_gone(vbucket):
-                continue
-            if vbucket.reset_pending or not room.left:
-                self._account.dirty.append(vbucket)
-                continue
-            self._take(flush, vbucket, room)
-            if not place % _SLICE_VBUCKETS:
+        for each in sorted(begun, key=lambda each: not each.vbucket.rewinding):
+            yield from self._take_begun(flush, each, room)
+            if not each.vbucket.rewinding:  # what was rolled back is taken before the first step
                 yield
+        for vbucket in later:
+            if not (room.left and (yield from self._take(flush, vbucket, room, reset=False))):
+                self._take_next_time(vbucket)
+            yield
         flush.batch = Batch(flush.changes, flush.local, reset_all)
+
+    def _take_begun(
+        self, flush: Flush, begun: _Begun, room: CommitRoom
+    ) -> Generator[None, None, None]:
+        """Add a vBucket's share, or just the header if the history that it was for is over."""
+        vbucket, table, header, reset = begun
+        if vbucket.table is table and (yield from self._take(flush, vbucket, room, reset=reset)):
+            return
+        part = _Part(vbucket, None, [], header.high_seqno, header.snapshot, False, reset, True, ())
+        flush.parts.append(part)
+        flush.changes.append(VBucketChange(vbucket.id, header, [], reset))
+        self._take_next_time(vbucket)
+
+    def _take_next_time(self, vbucket: VBucket) -> None:
+        """Leave a dirty vBucket to the next flush."""
+        if not self._is_gone(vbucket):
+            self._account.dirty.append(vbucket)
 
     def _put_back(self, flush: Flush, dirty: list[VBucket], error: Exception) -> None:
         """Have everything tried again that a flush took which could not be begun."""
         left = set(self._account.dirty)
         self._account.dirty += [each for each in dirty if each.dirty and each not in left]
-        self.failed(flush, StoreError(f"{type(error).__name__}: {error}"))
+        try:
+            self.failed(flush, StoreError(f"{type(error).__name__}: {error}"))
+        finally:  # whoever comes after a waiter that breaks is told by the next flush
+            self._waiters += flush.waiters
 
     def commit(self, flush: Flush) -> None:
         """Write the batch. The only step that is slow; safe in a worker thread.
@@ -350,12 +382,11 @@ class Flusher:
         for _ in self.finish_in_slices(flush):
             pass
 
-    def finish_in_slices(self, flush: Flush) -> Iterator[None]:
-        """Do what `finish` does, yielding now and then so that others can run."""
-        for place, part in enumerate(flush.parts, 1):
-            self._settle(part)
-            if not place % _SLICE_VBUCKETS:
-                yield
+    def finish_in_slices(self, flush: Flush) -> Generator[None, None, None]:
+        """Do what `finish` does, yielding after each short step so that others can run."""
+        for part in flush.parts:
+            yield from self._settle(part)
+            yield
         self._account.disk_works()
         if flush.item_count:
             self._account.exhausted = False  # what is clean now may be ejected
@@ -380,14 +411,20 @@ class Flusher:
             self._mark_dirty(vbucket)
         flush.tell(False)
 
-    def _take(self, flush: Flush, vbucket: VBucket, room: CommitRoom) -> None:
-        """Add a vBucket's share to `flush`."""
+    def _take(
+        self, flush: Flush, vbucket: VBucket, room: CommitRoom, *, reset: bool
+    ) -> Generator[None, None, bool]:
+        """Add a vBucket's share to `flush`; ``False`` if it is of another history by now."""
+        if self._is_gone(vbucket) or vbucket.reset_pending != reset:
+            return False
         cursor = self._cursor(vbucket)
         drop = self._disposals.take_drops(vbucket)
         room.use_records(len(drop))
         above, forget = vbucket.forgetting or (None, frozenset())
         if above is None:
-            items = _portion(cursor, room)
+            items = yield from self._portion(cursor, vbucket, room)
+            if items is None:
+                return False
             upto = items[-1].seqno if items else cursor.position
         else:  # all of a rollback is in one commit; its newest item may be on disk already
             items = list(cursor.view.items())
@@ -411,6 +448,29 @@ class Flusher:
         flush.changes.append(
             VBucketChange(vbucket.id, header, items, part.reset, drop, above, sorted(forget))
         )
+        return True
+
+    def _portion(
+        self, cursor: _Cursor, vbucket: VBucket, room: CommitRoom
+    ) -> Generator[None, None, list[Item] | None]:
+        """Return what is next of a view, as much as there is room for.
+
+        ``None`` if the vBucket began another history or went away meanwhile.
+        """
+        items: list[Item] = []
+        view, upto = cursor.view, cursor.position
+        while room.left and upto < view.high_seqno:
+            if items:
+                yield
+                if self._cursors.get(vbucket.id) is not cursor or vbucket.queue is not cursor.queue:
+                    return None
+            found = view.take(min(room.items, _TAKE_ITEMS), upto)
+            if not found:
+                break
+            room.use(found)
+            items += found
+            upto = found[-1].seqno
+        return items
 
     def _cursor(self, vbucket: VBucket) -> _Cursor:
         cursor = self._cursors.get(vbucket.id)
@@ -425,7 +485,8 @@ class Flusher:
         self._cursors[vbucket.id] = cursor
         return cursor
 
-    def _settle(self, part: _Part) -> None:
+    def _settle(self, part: _Part) -> Iterator[None]:
+        """Let a vBucket know what of it is on disk, a little at a time if that is much."""
         vbucket = part.vbucket
         cursor = self._cursors.get(vbucket.id)
         if cursor is None or cursor.queue is not part.queue:
@@ -433,9 +494,20 @@ class Flusher:
         cursor.position = part.upto
         if part.complete:
             cursor.view.close()
+        else:
+            cursor.view.pass_by(part.upto)
+        settled = 0
+        if not vbucket.rewinding:
+            between = SnapshotRange(cursor.whole, cursor.snapshot.end)
+            while len(part.items) - settled > _SETTLE_ITEMS and part.queue is vbucket.queue:
+                few = part.items[settled : settled + _SETTLE_ITEMS]
+                settled += len(few)
+                vbucket.persisted(few, few[-1].seqno, between)
+                yield
+        if part.complete and self._cursors.get(vbucket.id) is cursor:
             del self._cursors[vbucket.id]
         if part.queue is vbucket.queue:
-            vbucket.persisted(part.items, part.upto, part.snapshot)
+            vbucket.persisted(part.items[settled:], part.upto, part.snapshot)
             if vbucket.queue.live:  # beyond this batch, or accepted since the view was opened
                 self._mark_dirty(vbucket)
             elif part.snapshot != vbucket.snapshot:  # a branch has made it whole meanwhile
@@ -451,15 +523,6 @@ class Flusher:
             self._account.mark_dirty(vbucket)
 
 
-def _portion(cursor: _Cursor, room: CommitRoom) -> list[Item]:
-    """Return what is next of a view, as much of it as there is room for."""
-    items: list[Item] = []
-    view, upto = cursor.view, cursor.position
-    while room.left and upto < view.high_seqno:
-        found = view.take(min(room.items, _TAKE_ITEMS), upto)
-        if not found:
-            break
-        room.use(found)
-        items += found
-        upto = found[-1].seqno
-    return items
+def _begun(vbucket: VBucket) -> _Begun:
+    header = vbucket.header(vbucket.persisted_seqno, vbucket.persisted_snapshot)
+    return _Begun(vbucket, vbucket.table, header, vbucket.reset_pending)

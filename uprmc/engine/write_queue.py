@@ -35,11 +35,12 @@ SEGMENT_BITS = 6
 class QueueView:
     """The queue as it was at one moment. Close it; holding it keeps superseded entries alive."""
 
-    __slots__ = ("_held", "_queue", "high_seqno", "number")
+    __slots__ = ("_held", "_passed", "_queue", "high_seqno", "number")
 
     def __init__(self, queue: WriteQueue, number: int, high_seqno: int) -> None:
         self._queue = queue
         self._held: list[int] = []
+        self._passed = 0
         self.number = number
         self.high_seqno = high_seqno
 
@@ -59,6 +60,10 @@ class QueueView:
         """
         assert self.number in self._queue._views, "the view is closed"
         return self._queue._read(self, after, limit)
+
+    def pass_by(self, seqno: int) -> None:
+        """Say that nothing up to `seqno` will be read any more: what retires of it goes at once."""
+        self._passed = seqno
 
     def close(self) -> None:
         """Let go; entries that only this view needed are freed now. Closing twice is harmless."""
@@ -242,11 +247,12 @@ class WriteQueue:
         if segment is None or seqno not in segment or seqno in self._dead:
             return
         self.live -= 1
-        if self._views:
-            newest = next(reversed(self._views.values()))
-            if newest.high_seqno >= seqno:
+        for view in reversed(self._views.values()):
+            if view.high_seqno < seqno:
+                break  # older views show even less
+            if view._passed < seqno:
                 self._dead[seqno] = self._next_view
-                newest._held.append(seqno)
+                view._held.append(seqno)
                 return
         self._remove(seqno)
 
@@ -302,19 +308,15 @@ class WriteQueue:
             return
         if not view._held:
             return
-        older = self._newest_view_before(view.number)
+        older = [each for each in reversed(self._views.values()) if each.number < view.number]
         for seqno in view._held:
-            if older is not None and older.high_seqno >= seqno:
-                older._held.append(seqno)
+            for each in older:
+                if each._passed < seqno <= each.high_seqno:
+                    each._held.append(seqno)
+                    break
             else:
                 del self._dead[seqno]
                 self._remove(seqno)
         view._held = []
         if not self._dead:
             self._dead = {}  # an emptied dict keeps its room
-
-    def _newest_view_before(self, number: int) -> QueueView | None:
-        for candidate in reversed(self._views.values()):
-            if candidate.number < number:
-                return candidate
-        return None

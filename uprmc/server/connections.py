@@ -17,7 +17,7 @@ from twisted.internet.task import LoopingCall
 from uprmc.config import BUFFER_BYTES
 from uprmc.server.buffers import Buffers
 from uprmc.server.log import Log, Throttle
-from uprmc.server.slices import InSlices
+from uprmc.server.slices import InSlices, LongWork
 
 TICK_S = 1.0
 REJECTION_LOG_S = 10.0
@@ -157,9 +157,9 @@ class Connections:
 
     # --- time -------------------------------------------------------------------------------
 
-    def start(self, clock: Any) -> None:
-        """Begin to tick."""
-        self._ticking = InSlices(clock, self._tick_all)
+    def start(self, clock: Any, work: LongWork) -> None:
+        """Begin to tick, as a piece of `work`."""
+        self._ticking = InSlices(work, self._tick_all)
         self._ticker.clock = clock
         self._ticker.start(TICK_S, now=False)
 

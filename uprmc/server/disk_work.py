@@ -22,23 +22,36 @@ from uprmc.server.compaction_driver import CompactionDriver
 from uprmc.server.fetch_driver import FetchDriver
 from uprmc.server.flush_driver import FlushDriver
 from uprmc.server.preread_driver import PrereadDriver
+from uprmc.server.slices import LongWork
 from uprmc.storage.interface import Batch
 
 
 class DiskWork:
     """Drives one bucket's flusher, fetcher and compactor until `stop`.
 
+    Args:
+        reactor: with a clock and timers.
+        pool: the threads.
+        bucket: whose disk it is.
+        settings: of the flusher.
+        work: the node's long work; it has to go on until the stop is over.
+
     Attributes:
         preread: reads the disk ahead of streams.
     """
 
     def __init__(
-        self, reactor: Any, pool: ThreadPool, bucket: Bucket, settings: FlushSettings
+        self,
+        reactor: Any,
+        pool: ThreadPool,
+        bucket: Bucket,
+        settings: FlushSettings,
+        work: LongWork,
     ) -> None:
         self._reactor = reactor
         self._pool = pool
         self._bucket = bucket
-        self._flushing = FlushDriver(reactor, pool, bucket, settings)
+        self._flushing = FlushDriver(reactor, pool, bucket, settings, work)
         self._fetching = FetchDriver(reactor, pool, bucket.fetcher, bucket.timings)
         self._compacting = CompactionDriver(reactor, pool, bucket.compactor)
         self.preread = PrereadDriver(reactor, pool, bucket)

@@ -7,7 +7,7 @@ never touches a timer. While the flusher is paused there is none; resuming annou
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any
 
 from twisted.internet.defer import Deferred, inlineCallbacks, succeed
@@ -19,12 +19,10 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flush
 from uprmc.errors import StoreError, StoreFull, StoreMapFull
 from uprmc.server.log import Log
+from uprmc.server.slices import LongWork
 
 #: The store cannot grow while a worker reads it: how often it is tried whether it is done.
 _GROW_RETRY_S = 0.005
-
-#: How long the flusher's rules may keep the reactor from its sockets at a time.
-_SLICE_S = 0.002
 
 _log = Log("flush")
 
@@ -37,8 +35,14 @@ class FlushDriver:
     """
 
     def __init__(
-        self, reactor: Any, pool: ThreadPool, bucket: Bucket, settings: FlushSettings
+        self,
+        reactor: Any,
+        pool: ThreadPool,
+        bucket: Bucket,
+        settings: FlushSettings,
+        work: LongWork,
     ) -> None:
+        self._work = work
         self._reactor = reactor
         self._pool = pool
         self._bucket = bucket
@@ -94,7 +98,7 @@ class FlushDriver:
         """Write what is dirty; ``False`` if that failed. A bug of ours must not end flushing."""
         flush: Flush | None = None
         try:
-            flush = yield from self._sliced(self._bucket.flusher.begin_in_slices())
+            flush = yield self._work.do(self._bucket.flusher.begin_in_slices())
             if flush is not None:
                 yield from self._timed_commit(flush)
         except Exception as error:
@@ -112,7 +116,7 @@ class FlushDriver:
 
     def _finish(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
         try:
-            yield from self._sliced(self._bucket.flusher.finish_in_slices(flush))
+            yield self._work.do(self._bucket.flusher.finish_in_slices(flush))
         except Exception:  # of somebody who waited; it must not end flushing for good
             _log.failure("waiter_broke")
             self._tell_others(flush, ok=True)
@@ -130,18 +134,6 @@ class FlushDriver:
                 flush.tell(ok)
             except Exception:
                 _log.failure("waiter_broke")
-
-    def _sliced(self, steps: Iterator[None]) -> Generator[Deferred[Any], Any, Any]:
-        """Run the rules' steps, with a breath for the sockets after each slice of time."""
-        until = self._reactor.seconds() + _SLICE_S
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return end.value
-            if self._reactor.seconds() >= until:
-                yield self._pause(0)
-                until = self._reactor.seconds() + _SLICE_S
 
     def _timed_commit(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
         began = self._reactor.seconds()

@@ -1,6 +1,6 @@
 """What a node does now and then: eject values, delete the expired, free memory and cycles.
 
-Whatever takes long is done in slices with a breath in between, so that nobody waits for it.
+Whatever takes long is a piece of the node's long work, so that nobody waits for it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from typing import Any
 from twisted.internet.task import LoopingCall
 
 from uprmc.engine.bucket import Bucket
-from uprmc.server import collector
 from uprmc.server.log import Log
-from uprmc.server.slices import InSlices
+from uprmc.server.slices import InSlices, LongWork
 from uprmc.upr.hub import Hub
 
 #: How often due times and the memory mark are looked at.
 TICK_S = 0.1
 
-#: How often cycles are looked for: the rarer, the longer a look takes.
+#: How often cycles are looked for when there is no long work: the rarer, the longer a look takes.
 COLLECT_S = 0.025
 
 _log = Log("housekeeping")
@@ -28,16 +27,16 @@ _log = Log("housekeeping")
 class Housekeeping:
     """Keeps one bucket tidy from `start` to `stop`."""
 
-    def __init__(self, reactor: Any, bucket: Bucket, hub: Hub) -> None:
+    def __init__(self, reactor: Any, bucket: Bucket, hub: Hub, work: LongWork) -> None:
         self._bucket = bucket
         self._hub = hub
-        self._paging = InSlices(reactor, self._page)
-        self._expiring = InSlices(reactor, self._expire)
-        self._freeing = InSlices(reactor, bucket.account.leftovers.steps)
+        self._paging = InSlices(work, self._page)
+        self._expiring = InSlices(work, self._expire)
+        self._freeing = InSlices(work, bucket.account.leftovers.steps)
         self._ticker = LoopingCall(self._tick)
         self._expirer = LoopingCall(self._expiring.start)
         self._purger = LoopingCall(bucket.purger.begin)
-        self._collector = LoopingCall(collector.tend)
+        self._collector = LoopingCall(work.collect_soon)
         self._calls = (self._ticker, self._expirer, self._purger, self._collector)
         for call in self._calls:
             call.clock = reactor

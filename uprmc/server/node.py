@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.python.threadpool import ThreadPool
@@ -37,6 +37,7 @@ from uprmc.server.http import listen_http
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import LEVELS, Log, Throttle, set_level
 from uprmc.server.replication_driver import ReplicationDriver
+from uprmc.server.slices import LongWork
 from uprmc.server.statistics import Statistics
 from uprmc.server.tap_driver import TapDriver
 from uprmc.server.tls import tls_options
@@ -46,9 +47,6 @@ from uprmc.storage.directory import open_directory
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
-
-#: A slice of warm-up; then sockets are served.
-_WARMUP_SLICE_S = 0.002
 
 #: How long clients may take to read their last replies at shutdown.
 _FAREWELL_S = 2.0
@@ -96,26 +94,27 @@ class Node:
         self.verbosity = 0
         limit = raise_file_limit(settings.server.max_connections)
         self.connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
+        self._work = LongWork(reactor, collector.tend)
         self.statistics = Statistics(self)
         self._started_at = self._clock.monotonic()
         self._pool = ThreadPool(minthreads=1, maxthreads=3, name="uprmc-disk")
-        self._disk_work = DiskWork(reactor, self._pool, self.bucket, settings.flush)
+        self._disk_work = DiskWork(reactor, self._pool, self.bucket, settings.flush, self._work)
         self.upr.preread = self._disk_work.preread
-        self._housekeeping = Housekeeping(reactor, self.bucket, self.upr)
+        self._housekeeping = Housekeeping(reactor, self.bucket, self.upr, self._work)
         self._control = Control(
             ClusterMap(self.addresses, tls=self._tls is not None, uuid=self.uuid),
             self._housekeeping.expire_every,
         )
         self.tap = self._new_tap() if settings.tap.enabled else None
         self._tap_driver = self._driver_of(self.tap)
-        self._wake_list = WakeList(reactor)
+        self._wake_list = WakeList(reactor, self._work.budget)
         self.replication = self._replication(reactor, trust)
         self._replication_driver = ReplicationDriver(
             reactor, self.replication, self._clock.monotonic
         )
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
         self._listeners: dict[str, Listener] = {}
-        self._warming: Generator[None] | None = None
+        self._warming: Generator[None, None, None] | None = None
         self._stopping = False
 
     # --- life -----------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class Node:
         self._pool.start()
         yield from self._listen()
         yield from self._warm_up()
-        self.connections.start(self._reactor)
+        self.connections.start(self._reactor, self._work)
         self._housekeeping.start()
         self._replication_driver.start()
         if self._tap_driver is not None:
@@ -161,6 +160,7 @@ class Node:
             if self._pool.started:
                 self._pool.stop()
             self._wake_list.close()
+            self._work.stop()
             self.bucket.store.close()
             collector.give_back()
 
@@ -183,20 +183,11 @@ class Node:
             )
 
     def _warm_up(self) -> Generator[Deferred[Any], Any, None]:
-        began = self._clock.monotonic()
-        steps = cast(Generator[None], self.warmup.steps())
-        for _ in steps:
-            if self._clock.monotonic() - began > self.warmup_s + _WARMUP_SLICE_S:
-                self.warmup_s = self._clock.monotonic() - began
-                breath: Deferred[None] = Deferred()
-                self._reactor.callLater(0, breath.callback, None)
-                collector.tend()
-                self._warming = steps
-                yield breath
-                if self._stopping:
-                    yield Deferred()  # for ever
-                self._warming = None
-        self.warmup_s = self._clock.monotonic() - began
+        self._warming = self._timed_warm_up()
+        yield self._work.do(self._warming)
+        if self._stopping:
+            yield Deferred()  # for ever
+        self._warming = None
         _log.info(
             "warmed_up",
             keys=self.warmup.keys,
@@ -204,6 +195,13 @@ class Node:
             seconds=round(self.warmup_s, 3),
             clean=self.warmup.was_clean,
         )
+
+    def _timed_warm_up(self) -> Generator[None, None, None]:
+        began = self._clock.monotonic()
+        for _ in self.warmup.steps():
+            self.warmup_s = self._clock.monotonic() - began
+            yield
+        self.warmup_s = self._clock.monotonic() - began
 
     def _interrupt_warm_up(self) -> bool:
         """End a warm-up that is under way; say whether there was one.
@@ -214,6 +212,7 @@ class Node:
         steps, self._warming = self._warming, None
         if steps is None:
             return False
+        self._work.stop()
         steps.close()
         return self.warmup.state in (WarmupState.KEY_DUMP, WarmupState.LOAD_VALUES)
 

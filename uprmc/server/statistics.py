@@ -28,7 +28,7 @@ from uprmc.server import (
     stat_vbuckets,
 )
 from uprmc.server.metrics import Metric
-from uprmc.server.slices import SLICE_S
+from uprmc.server.turn_budget import SLICE_S
 
 if TYPE_CHECKING:
     from uprmc.server.node import Node

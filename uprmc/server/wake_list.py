@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-#: Woken sessions are served for so long before sockets are looked at again.
-TURN_S = 0.004
+from uprmc.server.turn_budget import TurnBudget
 
 
 class WakeList:
@@ -19,6 +18,10 @@ class WakeList:
     `reactor.LeanReactor` runs it at the end of the turn in which it was added to; any other reactor
     in its next turn.
 
+    Args:
+        clock: the reactor.
+        budget: of its turns, if somebody else shares it.
+
     Attributes:
         waiting: who has been added and not been served.
         alone: whether this turn has a single event. Then those who wait may be served before who
@@ -26,8 +29,9 @@ class WakeList:
             them waiting.
     """
 
-    def __init__(self, clock: Any) -> None:
+    def __init__(self, clock: Any, budget: TurnBudget | None = None) -> None:
         self._clock = clock
+        self._budget = budget or TurnBudget(clock.seconds)
         self.waiting: deque[Callable[[], None]] = deque()
         self.alone = False
         self._scheduled = False
@@ -42,10 +46,10 @@ class WakeList:
         self._schedule()
 
     def run(self) -> None:
-        """Serve those who wait now, until `TURN_S` is used up; the rest comes next turn."""
+        """Serve those who wait now until the turn's budget is spent; the rest comes next turn."""
         self._scheduled = False
         waiting = self.waiting
-        until = self._clock.seconds() + TURN_S
+        until = self._budget.take_rest()
         for _ in range(len(waiting)):
             waiting.popleft()()
             if self._clock.seconds() > until:
