@@ -22,7 +22,7 @@ from uprmc.errors import StoreError
 _TURN_S = 0.00001
 
 #: What a look at the clock takes at most.
-_LOOK_S = 0.001
+_LOOK_S = 0.0002
 
 #: Threads of the pool.
 _WORKERS = 2
