@@ -46,6 +46,11 @@ def test_observe_seqno_bodies_are_the_references_v26() -> None:
         *(0x00001122334455AA, 100),
     )
     assert binary.ObserveSeqnoFailoverReply.parse(reply).last_old_seqno == 100
+    seen = binary.decode_observe_seqno(reply)
+    assert seen == (0x0000A1B2C3D4E5F6, 110, 112, False)
+    assert binary.decode_observe_seqno(b"\0" + reply[1:27])._replace(same_history=False) == seen
+    with pytest.raises(RemoteProtocolError, match="42 bytes"):
+        binary.decode_observe_seqno(reply[:-1])
 
 
 def test_observe_seqno_replies_have_27_and_43_bytes() -> None:

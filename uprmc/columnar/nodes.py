@@ -8,7 +8,6 @@ connection that was kept open and fails is no silent node: it is dialled once mo
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
@@ -29,13 +28,13 @@ from uprmc.consume.placement import OtherBucket, Placement
 from uprmc.consume.ranges import in_ranges
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState
-from uprmc.protocol.binary import (
-    OBSERVE_SEQNO_FAILOVER_REPLY,
-    OBSERVE_SEQNO_REPLY,
-    OBSERVE_SEQNO_REQUEST,
-)
+from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
 from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNO_TERM, VBUCKET_SEQNOS_EXTRAS
+from uprmc.protocol.management import (
+    VBUCKET_SEQNOS_EXTRAS,
+    decode_vbucket_seqno_terms,
+    decode_vbucket_seqnos,
+)
 from uprmc.protocol.opcodes import Opcode
 
 #: An error says of so many vBuckets why they are refused.
@@ -194,12 +193,11 @@ class Nodes:
 
         def ask(connection: Connection) -> int:
             (answer,) = connection.require([request])
-            if len(answer.value) == OBSERVE_SEQNO_REPLY.size:
-                _, _, _, seqno, _ = OBSERVE_SEQNO_REPLY.unpack(answer.value)
-                return int(seqno)
-            if len(answer.value) == OBSERVE_SEQNO_FAILOVER_REPLY.size:
-                return 0
-            raise connection.protocol_error("a torn answer to OBSERVE_SEQNO")
+            try:
+                seen = decode_observe_seqno(answer.value)
+            except RemoteProtocolError as error:
+                raise connection.protocol_error(str(error)) from None
+            return seen.persisted_seqno if seen.same_history else 0
 
         return self.at(place, ask)
 
@@ -312,10 +310,10 @@ def _active(connection: Connection) -> _Active:
     (answer,) = connection.require([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
     try:
         if connection.knows_terms:
-            rows = VBUCKET_SEQNO_TERM.iter_unpack(answer.value)
+            rows = decode_vbucket_seqno_terms(answer.value)
             return {number: (seqno, term) for number, seqno, term in rows}
-        return {number: (seqno, 0) for number, seqno in VBUCKET_SEQNO.iter_unpack(answer.value)}
-    except struct.error:
+        return {number: (seqno, 0) for number, seqno in decode_vbucket_seqnos(answer.value)}
+    except RemoteProtocolError:
         raise connection.protocol_error("a torn list of seqnos") from None
 
 

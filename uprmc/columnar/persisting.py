@@ -25,11 +25,8 @@ from uprmc.columnar.requests import Piece
 from uprmc.columnar.rounds import Requests, Rounds
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.consume.retry import Backoff, RetryPolicy
-from uprmc.protocol.binary import (
-    OBSERVE_SEQNO_FAILOVER_REPLY,
-    OBSERVE_SEQNO_REPLY,
-    OBSERVE_SEQNO_REQUEST,
-)
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status, status_text
 
@@ -201,7 +198,7 @@ class UnpersistedRows:
 
         def read(place: int, status: int, _extras: bytes, value: bytes) -> int:
             if not status:
-                seen[numbers[place]] = _parsed(value)
+                seen[numbers[place]] = _seen(value)
             return status
 
         frames = [
@@ -228,11 +225,8 @@ class UnpersistedRows:
         return seen
 
 
-def _parsed(value: bytes) -> tuple[int, int, int]:
-    if len(value) == OBSERVE_SEQNO_REPLY.size:
-        _, _, uuid, persisted, current = OBSERVE_SEQNO_REPLY.unpack(value)
-    elif len(value) == OBSERVE_SEQNO_FAILOVER_REPLY.size:
-        _, _, uuid, persisted, current, _, _ = OBSERVE_SEQNO_FAILOVER_REPLY.unpack(value)
-    else:
-        raise ProtocolError(f"an answer of {len(value)} bytes to OBSERVE_SEQNO")
-    return uuid, persisted, current
+def _seen(value: bytes) -> tuple[int, int, int]:
+    try:
+        return decode_observe_seqno(value)[:3]
+    except RemoteProtocolError as error:
+        raise ProtocolError(str(error)) from None

@@ -149,6 +149,33 @@ class KeyObservation(NamedTuple):
     cas: int
 
 
+class ObservedSeqno(NamedTuple):
+    """What OBSERVE_SEQNO tells of a vBucket.
+
+    Attributes:
+        uuid: its history now.
+        persisted_seqno: up to where it is on disk.
+        current_seqno: its newest.
+        same_history: it is the history that the client named.
+    """
+
+    uuid: int
+    persisted_seqno: int
+    current_seqno: int
+    same_history: bool
+
+
+def decode_observe_seqno(value: bytes) -> ObservedSeqno:
+    """Read the value of the reply to OBSERVE_SEQNO; raises `RemoteProtocolError` by length."""
+    if len(value) == OBSERVE_SEQNO_REPLY.size:
+        _, _, uuid, persisted, current = OBSERVE_SEQNO_REPLY.unpack(value)
+        return ObservedSeqno(uuid, persisted, current, True)
+    if len(value) == OBSERVE_SEQNO_FAILOVER_REPLY.size:
+        _, _, uuid, persisted, current, _, _ = OBSERVE_SEQNO_FAILOVER_REPLY.unpack(value)
+        return ObservedSeqno(uuid, persisted, current, False)
+    raise RemoteProtocolError(f"an answer of {len(value)} bytes to OBSERVE_SEQNO")
+
+
 def decode_observe_request(value: bytes, limit: int = 10_000) -> list[ObservedKey]:
     """Return the keys that OBSERVE asks for.
 
