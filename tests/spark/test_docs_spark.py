@@ -16,43 +16,17 @@ import pytest
 
 from tests.documents import OPERATIONS, names, rows, section
 from tests.spark.page import PAGE, ROOT, TEXT, blocks
+from tools.spark_options import written
 from uprmc.backup.manifest import FilePart, Manifest, VBucketPart
 from uprmc.columnar import errors, schema
 from uprmc.columnar.error_rows import CODES, ErrorRow
 from uprmc.columnar.report import OUTCOMES
-from uprmc.spark import option_tables
 from uprmc.spark.offsets import BOUNDARIES_MAX, Offset, Position
-from uprmc.spark.option_tables import ACCESS, READ, WRITE, Option
-
-OPTIONS = section(TEXT, "## Options")
+from uprmc.spark.options import ACCESS, READ, WRITE
 
 
-def told(text: str) -> dict[str, str]:
-    """Return the defaults of a table of options; one row may tell of several."""
-    found: dict[str, str] = {}
-    for row in rows(text):
-        named = re.findall(r"`([^`]+)`", row[0])
-        given = [each.strip() for each in row[1].split(",")]
-        assert len(given) in (1, len(named)), row
-        found.update(zip(named, given * (len(named) // len(given)), strict=True))
-    return found
-
-
-def have(options: tuple[Option, ...], *, without: tuple[Option, ...] = ()) -> dict[str, str]:
-    left = {each.name for each in without}
-    return {each.name: each.default or "-" for each in options if each.name not in left}
-
-
-def test_every_option_that_reaches_nodes_is_told_with_its_default() -> None:
-    assert told(OPTIONS.partition("### Read")[0]) == have(ACCESS)
-
-
-def test_every_option_of_the_source_is_told_with_its_default() -> None:
-    assert told(section(TEXT, "### Read")) == have(READ, without=ACCESS)
-
-
-def test_every_option_of_the_sink_is_told_with_its_default() -> None:
-    assert told(section(TEXT, "### Write")) == have(WRITE, without=ACCESS)
+def test_the_tables_of_options_are_those_of_the_code() -> None:
+    assert written(TEXT) == TEXT, "run: python -m tools.spark_options"
 
 
 def test_options_in_programs_exist() -> None:
@@ -246,4 +220,4 @@ def test_what_the_page_links_to_is_there(page: Path) -> None:
 
 
 def test_the_tables_are_compared_with_the_right_module() -> None:
-    assert option_tables.READ[: len(ACCESS)] == ACCESS
+    assert READ[: len(ACCESS)] == ACCESS

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadOption
+from uprmc.columnar.option import Option, plain
 from uprmc.consume import ranges
-from uprmc.spark.option_tables import READ, WRITE, Option, plain
-from uprmc.spark.options import access_of, as_texts, read_options, write_options
+from uprmc.spark.options import READ, WRITE, access_of, as_texts, read_options, write_options
 
 SERVERS = {"servers": "127.0.0.1:11210"}
 
@@ -134,13 +134,13 @@ def test_a_server_is_host_and_port(bad: str) -> None:
         ("noValue", "perhaps", "true or false"),
         ("snapshot", "complet", "did you mean complete?"),
         ("keyType", "text", "one of string, binary"),
-        ("vbuckets", "7-3", "ranges upwards"),
-        ("vbuckets", "0-65536", "vBuckets from 0 to 65535"),
-        ("vbuckets", "a", "vBuckets such as 0-511,600"),
+        ("vbuckets", "7-3", "a list of vBuckets"),
+        ("vbuckets", "0-65536", "(0 to 65535)"),
+        ("vbuckets", "a", "a list of vBuckets such as 5 or 0,8-11"),
         ("columns", "key,key", "key is there twice"),
         ("columns", "key,_sec", "did you mean _seq?"),
         ("mode", "FAIL", "FAILFAST"),
-        ("startingOffsets", "", "something that is not empty"),
+        ("startingOffsets", "", "a text that is not empty"),
     ],
 )
 def test_a_wrong_value_is_told_with_what_was_expected(name: str, text: str, expected: str) -> None:

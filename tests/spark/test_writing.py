@@ -51,7 +51,7 @@ def cluster(**more: Any) -> Iterator[Cluster]:
 def writer(peers: Cluster, clock: HandClock | None = None, **options: Any) -> Writer:
     clock = clock or HandClock()
     return Writer(
-        WriteOptions(ACCESS, **options),
+        WriteOptions(ACCESS, **{"durability": "none"} | options),
         nodes=peers.nodes,
         clock=clock,
         sleep=clock.sleep,
@@ -442,7 +442,8 @@ def test_error_rows_are_in_the_file_as_they_come(tmp_path: Path) -> None:
         options = {"on_error": "file", "errors_path": str(tmp_path / "errors")}
         clock = HandClock()
         target = Writer(
-            WriteOptions(ACCESS, **options), 3, 1, lambda row: f"in.csv:{row + 1}",
+            WriteOptions(ACCESS, durability="none", **options),
+            3, 1, lambda row: f"in.csv:{row + 1}",
             nodes=peers.nodes, clock=clock, sleep=clock.sleep, now=clock,
         )  # fmt: skip
         with target:

@@ -11,18 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from uprmc import places, units
 from uprmc.columnar.errors import BadOption
+from uprmc.columnar.option import option
 from uprmc.places import Place, parsed
 
 
 @dataclass(frozen=True)
 class Tls:
-    """How to speak TLS: whom to trust, and what to show for oneself."""
+    """How to speak TLS: which certificates to trust, and which to show."""
 
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    verify: bool = True
+    ca_file: str | None = option(
+        "tlsCaFile", units.text, "", "Certificates to trust in place of the system's (PEM)."
+    )
+    cert_file: str | None = option("tlsCertFile", units.text, "", "Certificate to show (PEM).")
+    key_file: str | None = option("tlsKeyFile", units.text, "", "Private key of tlsCertFile (PEM).")
+    verify: bool = option(
+        "tlsVerify", units.switch, "true", "Check the node's certificate and host name."
+    )
 
 
 @dataclass(frozen=True)
@@ -30,34 +36,82 @@ class Access:
     """See the module docstring.
 
     Attributes:
-        servers: ``upr`` listeners as HOST:PORT; one of them is enough to find the others.
-        username, password, password_file, password_env: whom to log in as; without a name nobody
-            logs in.
         tls: ``None`` = no TLS.
-        connect_timeout_s: for a connection, TLS and login included.
-        read_timeout_s: a node that says nothing for so long is taken for dead.
-        retries: how often in a row a lost connection, or a node that is busy, is tried again.
-        retry_backoff_s: the wait before the first such attempt; it doubles up to 5 s.
-        flow_control_bytes: how much a node may send ahead of what was taken.
-        client_id: what the nodes' statistics call this job.
-        bucket: selected after login; empty = the only one.
         terms: by vBucket, the highest term that is known from elsewhere, such as the last backup: a
             node that has a lower one was deposed.
     """
 
-    servers: tuple[str, ...]
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    password_file: str | None = None
-    password_env: str | None = None
+    servers: tuple[str, ...] = option(
+        "servers",
+        places.several,
+        "",
+        "HOST:PORT of upr listeners, separated by commas; one is enough if a cluster map names the "
+        "others.",
+        absent=(),
+        aliases=("server", "path"),
+    )
+    username: str | None = option(
+        "username", units.text, "", "User to log in as (SASL PLAIN).", aliases=("user",)
+    )
+    password: str | None = option(
+        "password",
+        units.text,
+        "",
+        "Password; Spark's plans show options, so prefer one of the next two.",
+        secret=True,
+    )
+    password_file: str | None = option(
+        "passwordFile", units.text, "", "File whose first line is the password."
+    )
+    password_env: str | None = option(
+        "passwordEnv", units.text, "", "Environment variable that holds the password."
+    )
     tls: Tls | None = None
-    connect_timeout_s: float = 5.0
-    read_timeout_s: float = 60.0
-    retries: int = 5
-    retry_backoff_s: float = 0.1
-    flow_control_bytes: int = 10 * 1024 * 1024
-    client_id: str = ""
-    bucket: str = ""
+    connect_timeout_s: float = option(
+        "connectTimeout",
+        units.seconds,
+        "5",
+        "Time for an attempt to connect, TLS and login included.",
+        least=0.01,
+        most=3600,
+    )
+    read_timeout_s: float = option(
+        "readTimeout",
+        units.seconds,
+        "60",
+        "Time of silence after which a node counts as lost.",
+        least=0.1,
+    )
+    retries: int = option(
+        "retries",
+        units.whole,
+        "5",
+        "Consecutive attempts to reach a node that was lost or is busy.",
+        least=0,
+        most=1_000_000,
+    )
+    retry_backoff_s: float = option(
+        "retryBackoff",
+        units.seconds,
+        "0.1",
+        "Wait before the first of these attempts; it doubles up to 5 s.",
+        least=0,
+        most=60,
+    )
+    flow_control_bytes: int = option(
+        "flowControlBytes",
+        units.size,
+        "10m",
+        "Bytes that a node may send ahead on each connection.",
+        least=65_536,
+        most=2**30,
+    )
+    client_id: str = option(
+        "clientId", units.text, "", "Name of this job in the nodes' statistics.", absent=""
+    )
+    bucket: str = option(
+        "bucket", units.text, "", "Bucket to select; a node of uprmc has one.", absent=""
+    )
     terms: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     def secret(self) -> str:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from uprmc import units
 from uprmc.columnar.errors import BadOption
+from uprmc.columnar.option import check, choice, option
 
 #: Columns that a read has unless it says otherwise, in order.
 DEFAULT = ("key", "value", "_op", "_vb", "_seq", "_rev", "_cas", "_flags", "_exp", "_lock",
@@ -57,36 +59,33 @@ _U64 = frozenset(("_rev", "_cas"))
 class Columns:
     """See the module docstring.
 
-    Attributes:
-        names: which columns, in order.
-        key_type: ``string`` or ``binary``.
-        u64: ``signed``: numbers of 64 bits without sign (_rev, _cas) have the same bits as a number
-            with sign; ``decimal``: the same value.
-        mode: a key that is no UTF-8 where keys are strings: FAILFAST: an error; PERMISSIVE: the
-            bytes in question as ``\\xNN``; DROPMALFORMED: the row is left out.
-
     Raises:
         BadOption: there is no such column, type, form or mode, or a column is named twice.
     """
 
-    names: tuple[str, ...] = DEFAULT
-    key_type: str = "string"
-    u64: str = "signed"
-    mode: str = FAIL
+    names: tuple[str, ...] = option(
+        "columns", units.names, "", "The columns to read; others are not made.", absent=DEFAULT
+    )
+    key_type: str = choice("keyType", KEY_TYPES, "Type of column key.")
+    u64: str = choice(
+        "u64",
+        U64_FORMS,
+        "Type of _cas and _rev: bigint, which may be negative, or decimal(20,0).",
+    )
+    mode: str = choice(
+        "mode",
+        MODES,
+        "Keys that are not UTF-8, as strings: FAILFAST: an error; PERMISSIVE: their bytes as "
+        "\\xNN; DROPMALFORMED: no row.",
+    )
 
     def __post_init__(self) -> None:
+        check(self)
         for name in self.names:
             if name not in _TYPES:
                 raise BadOption(f"columns: there is no column {name!r}; see {', '.join(_TYPES)}")
         if not self.names or len(set(self.names)) < len(self.names):
             raise BadOption(f"columns={','.join(self.names)}: name each column once, at least one")
-        for option, value, allowed in (
-            ("keyType", self.key_type, KEY_TYPES),
-            ("u64", self.u64, U64_FORMS),
-            ("mode", self.mode, MODES),
-        ):
-            if value not in allowed:
-                raise BadOption(f"{option}={value!r}: say one of {', '.join(allowed)}")
 
     def type_of(self, name: str) -> Any:
         """Return a column's Arrow type."""

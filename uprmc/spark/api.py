@@ -1,6 +1,6 @@
 """`uprmc.spark` for programs: a read, a stream or a write in one call, with their options checked.
 
-Options are those of the format (`option_tables`), in Spark's spelling or in Python's
+Options are those of the format (`options`), in Spark's spelling or in Python's
 (``key_column=``), with values of Python's types.
 """
 

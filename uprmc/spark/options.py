@@ -4,8 +4,8 @@ A wrong name is told together with the nearest right one; a wrong value together
 expected. What one side does not know is refused rather than ignored: a misspelt option would
 otherwise be a silent default.
 
-Neighbours: `option_tables` (which there are), `uprmc.units` (what texts mean). The command line
-and the functions of `uprmc.spark` come through here too.
+Options are fields of `Access`, `Tls`, `ReadOptions`, `Columns`, `WriteOptions` and `SinkOptions`.
+The command line and the functions of `uprmc.spark` come through here too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from uprmc import units
 from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadOption
+from uprmc.columnar.option import (
+    BATCH,
+    STREAM,
+    Option,
+    choice,
+    fields_of,
+    option,
+    plain,
+    table,
+)
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
 from uprmc.columnar.write_options import WriteOptions
-from uprmc.spark.option_tables import ACCESS, BATCH, OF_SPARK, READ, STREAM, WRITE, Option, plain
+from uprmc.consume import ranges
+from uprmc.consume.ranges import VBUCKETS_MAX
 from uprmc.units import nearest
 
 __all__ = ["ReadOptions", "SinkOptions", "access_of", "as_texts", "read_options", "write_options"]
@@ -30,42 +42,95 @@ _PASSWORDS = ("password", "passwordFile", "passwordEnv")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a reader, of a batch or of a stream, is to do.
-
-    Attributes:
-        access: where the nodes are.
-        columns: what rows have.
-        no_value: values are not asked for.
-        partitions: tasks at most; ``None`` = as fits.
-        vbuckets: which, sorted; ``None`` = all.
-        pushdown: filters may be applied by the source.
-        snapshot: ``complete``, ``held`` or ``bounded``.
-        lease: token of a lease to read from, or ``None``.
-        lease_s: lifetime of leases.
-        starting_offsets, ending_offsets: a word, JSON or a path, not looked into yet.
-        max_rows, max_bytes: of a micro-batch.
-        on_rollback: ``fail``, ``rewind`` or ``restart``, when history branched below.
-        fail_on_data_loss: fail rather than leave out what cannot be had.
-        batch_rows, batch_bytes: size of Arrow batches.
-    """
+    """What a reader, of a batch or of a stream, is to do; offsets are not looked into yet."""
 
     access: Access
     columns: Columns
-    no_value: bool = False
-    partitions: int | None = None
-    vbuckets: tuple[int, ...] | None = None
-    pushdown: bool = False
-    snapshot: str = "complete"
-    lease: str | None = None
-    lease_s: int = 600
-    starting_offsets: str = "earliest"
-    ending_offsets: str = "latest"
-    max_rows: int | None = None
-    max_bytes: int | None = None
-    on_rollback: str = "fail"
-    fail_on_data_loss: bool = True
-    batch_rows: int = 10_000
-    batch_bytes: int = 8 * 1024 * 1024
+    no_value: bool = option(
+        "noValue", units.switch, "false", "Do not send values; there is no column value."
+    )
+    partitions: int | None = option(
+        "numPartitions",
+        units.whole,
+        "",
+        "Maximum number of tasks; without it 2 for each processor, fewer for few documents.",
+        least=1,
+        most=VBUCKETS_MAX,
+        only=BATCH,
+        aliases=("parallelism",),
+    )
+    vbuckets: tuple[int, ...] | None = option(
+        "vbuckets", ranges.parsed, "", "Only these vBuckets: 0-511,600."
+    )
+    pushdown: bool = option(
+        "pushdown",
+        units.switch,
+        "false",
+        "Apply filters on _vb, _seq, _op and beginnings of key in the source; needs "
+        "spark.sql.python.filterPushdown.enabled.",
+        only=BATCH,
+    )
+    snapshot: str = choice(
+        "snapshot",
+        ("complete", "held", "bounded"),
+        "complete: each task reads one moment; held: all tasks and retries read the same moment; "
+        "bounded: no change after the planning.",
+        only=BATCH,
+    )
+    lease: str | None = option(
+        "lease", units.text, "", "Token of a lease: read its moment.", only=BATCH
+    )
+    lease_s: int = option(
+        "leaseSeconds",
+        units.whole,
+        "600",
+        "Lifetime of leases; upr.lease_max_s of the node limits it.",
+        least=5,
+        most=86_400,
+    )
+    starting_offsets: str = option(
+        "startingOffsets",
+        units.text,
+        "earliest",
+        "earliest, latest, JSON, or the path of a backup's manifest.",
+    )
+    ending_offsets: str = option(
+        "endingOffsets",
+        units.text,
+        "latest",
+        "With snapshot=bounded: latest, JSON, or the path of a backup's manifest.",
+        only=BATCH,
+    )
+    max_rows: int | None = option(
+        "maxRowsPerTrigger", units.whole, "", "Rows of a micro-batch, about.", least=1, only=STREAM
+    )
+    max_bytes: int | None = option(
+        "maxBytesPerTrigger", units.size, "", "Bytes of a micro-batch, about.", least=1, only=STREAM
+    )
+    on_rollback: str = choice(
+        "onRollback",
+        ("fail", "rewind", "restart"),
+        "When history branched below the position: stop, go back to the branch, or read the "
+        "vBucket from its beginning; a control row says so.",
+        only=STREAM,
+    )
+    fail_on_data_loss: bool = option(
+        "failOnDataLoss",
+        units.switch,
+        "true",
+        "Stop when deletions were dropped unseen, or a vBucket is on no node.",
+    )
+    batch_rows: int = option(
+        "batchRows",
+        units.whole,
+        "10000",
+        "Maximum rows of an Arrow batch.",
+        least=1,
+        most=1_000_000,
+    )
+    batch_bytes: int = option(
+        "batchBytes", units.size, "8m", "Bytes of an Arrow batch, about.", least=1_024, most=2**30
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +138,23 @@ class SinkOptions:
     """What a sink is to do: how to write, and where the report goes (on the driver)."""
 
     write: WriteOptions
-    report_path: str | None = None
+    report_path: str | None = option(
+        "reportPath", units.text, "", "JSON file for the report, on the driver."
+    )
+
+
+_TLS = Option("tls", units.switch, "", "Speak TLS; also implied by a TLS file.")
+
+#: Of one side alone: what is tried again, and how long.
+_RETRIES = tuple(each for each in table(Access) if each.field.startswith("retr"))
+
+#: What reaches nodes; the options of the source; those of the sink.
+ACCESS = (*(each for each in table(Access) if each not in _RETRIES), _TLS, *table(Tls))
+READ = (*ACCESS, *_RETRIES, *table(ReadOptions), *table(Columns))
+WRITE = (*ACCESS, *table(WriteOptions), *table(SinkOptions))
+
+#: What Spark itself puts among the options of a source or sink.
+OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode", "pathoptionbeforesetcheck"})
 
 
 def read_options(options: Mapping[str, Any], *, kind: str = "") -> ReadOptions:
@@ -92,25 +173,10 @@ def read_options(options: Mapping[str, Any], *, kind: str = "") -> ReadOptions:
         raise BadOption("lease and snapshot=bounded contradict each other")
     if found["endingOffsets"] != "latest" and found["snapshot"] != "bounded":
         raise BadOption("endingOffsets needs snapshot=bounded")
-    return ReadOptions(
-        access=_access(found),
-        columns=_columns(found),
-        no_value=found["noValue"],
-        partitions=found["numPartitions"],
-        vbuckets=found["vbuckets"],
-        pushdown=found["pushdown"],
-        snapshot="held" if found["lease"] is not None else found["snapshot"],
-        lease=found["lease"],
-        lease_s=found["leaseSeconds"],
-        starting_offsets=found["startingOffsets"],
-        ending_offsets=found["endingOffsets"],
-        max_rows=found["maxRowsPerTrigger"],
-        max_bytes=found["maxBytesPerTrigger"],
-        on_rollback=found["onRollback"],
-        fail_on_data_loss=found["failOnDataLoss"],
-        batch_rows=found["batchRows"],
-        batch_bytes=found["batchBytes"],
-    )
+    chosen = fields_of(ReadOptions, found)
+    if found["lease"] is not None:
+        chosen["snapshot"] = "held"
+    return ReadOptions(_access(found, reading=True), _columns(found), **chosen)
 
 
 def write_options(options: Mapping[str, Any]) -> SinkOptions:
@@ -126,30 +192,8 @@ def write_options(options: Mapping[str, Any]) -> SinkOptions:
         raise BadOption("onError=file and errorsPath go together")
     if found["force"] and found["writeMode"] != "append-meta":
         raise BadOption("force is for writeMode=append-meta")
-    write = WriteOptions(
-        access=_access(found),
-        mode=found["writeMode"],
-        key_column=found["keyColumn"],
-        value_column=found["valueColumn"],
-        flags_column=found["flagsColumn"],
-        ttl_column=found["ttlColumn"],
-        exp_column=found["expColumn"],
-        window=found["window"],
-        window_bytes=found["windowBytes"],
-        retries=found["retries"],
-        retry_backoff_s=found["retryBackoff"],
-        retry_deadline_s=found["retryDeadline"],
-        on_error=found["onError"],
-        errors_path=found["errorsPath"],
-        max_errors=found["maxErrors"],
-        ignore_null=found["ignoreNullValue"],
-        durability=found["durability"],
-        value_limit_bytes=found["valueLimit"],
-        rate=found["rateLimit"],
-        dry_run=found["dryRun"],
-        force=found["force"],
-    )
-    return SinkOptions(write, found["reportPath"])
+    write = WriteOptions(_access(found), **fields_of(WriteOptions, found))
+    return SinkOptions(write, **fields_of(SinkOptions, found))
 
 
 def access_of(options: Mapping[str, Any]) -> Access:
@@ -189,32 +233,32 @@ def _text_of(value: Any) -> str:
 
 
 def _chosen(
-    options: Mapping[str, Any], table: Sequence[Option], doing: str, other: Sequence[Option]
+    options: Mapping[str, Any], known: Sequence[Option], doing: str, other: Sequence[Option]
 ) -> dict[str, Any]:
     """Return a value for each option of the table, by its name; ``None`` without text or default.
 
     Raises:
         BadOption: as `read_options`.
     """
-    by_name = {name: option for option in table for name in option.known_as()}
+    by_name = {name: each for each in known for name in each.known_as()}
     given: dict[str, str] = {}
     for name, text in options.items():
-        option = by_name.get(plain(name))
-        if option is None:
+        found = by_name.get(plain(name))
+        if found is None:
             if plain(name) in OF_SPARK:
                 continue
-            raise BadOption(_unknown(name, table, doing, other))
-        if option.name in given and given[option.name] != text:
-            raise BadOption(f"{option.name} is given twice, once as {name}")
-        given[option.name] = text
-    return {option.name: _value(option, given.get(option.name)) for option in table}
+            raise BadOption(_unknown(name, known, doing, other))
+        if found.name in given and given[found.name] != text:
+            raise BadOption(f"{found.name} is given twice, once as {name}")
+        given[found.name] = text
+    return {each.name: each.value(given.get(each.name)) for each in known}
 
 
-def _unknown(name: str, table: Sequence[Option], doing: str, other: Sequence[Option]) -> str:
-    for option in other:
-        if plain(name) in option.known_as():
-            return f"{option.name} is no option of {doing}"
-    spelt = {plain(option.name): option.name for option in table}
+def _unknown(name: str, known: Sequence[Option], doing: str, other: Sequence[Option]) -> str:
+    for each in other:
+        if plain(name) in each.known_as():
+            return f"{each.name} is no option of {doing}"
+    spelt = {plain(each.name): each.name for each in known}
     meant = spelt.get(nearest(plain(name), list(spelt)))
     hint = (
         f"; did you mean {meant}?" if meant else f": there are {', '.join(sorted(spelt.values()))}"
@@ -222,35 +266,15 @@ def _unknown(name: str, table: Sequence[Option], doing: str, other: Sequence[Opt
     return f"there is no option {name} of {doing}{hint}"
 
 
-def _value(option: Option, text: str | None) -> Any:
-    text = option.default if text is None else str(text).strip()
-    if not text and not option.default:
-        return None
-    try:
-        value = option.read(text)
-    except ValueError as error:
-        shown = "" if option.secret else f" {text!r}"
-        raise BadOption(f"{option.name}:{shown} is not right: say {error}") from None
-    if isinstance(value, int | float) and not option.least <= value <= option.most:
-        raise BadOption(f"{option.name}: {text} is not {_range(option)}")
-    return value
-
-
-def _range(option: Option) -> str:
-    if option.most == float("inf"):
-        return f"{option.least:,.10g} or more"
-    return f"from {option.least:,.10g} to {option.most:,.10g}"
-
-
 def _refuse_other(options: Mapping[str, Any], kind: str) -> None:
     named = {plain(name) for name in options}
-    for option in READ:
-        if kind and option.only and option.only != kind and named.intersection(option.known_as()):
-            there = {BATCH: "spark.read", STREAM: "spark.readStream"}[option.only]
-            raise BadOption(f"{option.name} is an option of {there}")
+    for each in READ:
+        if kind and each.only and each.only != kind and named.intersection(each.known_as()):
+            there = {BATCH: "spark.read", STREAM: "spark.readStream"}[each.only]
+            raise BadOption(f"{each.name} is an option of {there}")
 
 
-def _access(found: Mapping[str, Any]) -> Access:
+def _access(found: Mapping[str, Any], *, reading: bool = False) -> Access:
     if found["servers"] is None:
         raise BadOption("servers is missing: say HOST:PORT of a node's upr listener")
     secrets = [name for name in _PASSWORDS if found[name] is not None]
@@ -258,25 +282,9 @@ def _access(found: Mapping[str, Any]) -> Access:
         raise BadOption(f"{' and '.join(secrets)} contradict each other")
     if secrets and found["username"] is None:
         raise BadOption(f"{secrets[0]} needs username")
-    reading = {
-        name: found[option]
-        for name, option in (("retries", "retries"), ("retry_backoff_s", "retryBackoff"))
-        if option in found and "writeMode" not in found
-    }
-    return Access(
-        servers=found["servers"],
-        username=found["username"],
-        password=found["password"],
-        password_file=found["passwordFile"],
-        password_env=found["passwordEnv"],
-        tls=_tls(found),
-        connect_timeout_s=found["connectTimeout"],
-        read_timeout_s=found["readTimeout"],
-        flow_control_bytes=found["flowControlBytes"],
-        client_id=found["clientId"] or "",
-        bucket=found["bucket"] or "",
-        **reading,
-    )
+    if not reading:
+        found = {**found, **{each.name: None for each in _RETRIES}}
+    return Access(**fields_of(Access, found), tls=_tls(found))
 
 
 def _tls(found: Mapping[str, Any]) -> Tls | None:
@@ -288,7 +296,7 @@ def _tls(found: Mapping[str, Any]) -> Tls | None:
         raise BadOption("tls=false and a TLS file contradict each other")
     if not found["tls"] and not files:
         return None
-    return Tls(ca, certificate, key, found["tlsVerify"])
+    return Tls(**fields_of(Tls, found))
 
 
 def _columns(found: Mapping[str, Any]) -> Columns:
@@ -302,4 +310,4 @@ def _columns(found: Mapping[str, Any]) -> Columns:
             meant = nearest(name, [*DEFAULT, *OPTIONAL])
             hint = f"did you mean {meant}?" if meant else f"see {', '.join((*DEFAULT, *OPTIONAL))}"
             raise BadOption(f"columns: there is no column {name!r}; {hint}")
-    return Columns(names, found["keyType"], found["u64"], found["mode"])
+    return Columns(**{**fields_of(Columns, found), "names": names})
