@@ -15,18 +15,15 @@ from typing import NamedTuple
 from uprmc.client.errors import ProducerError
 from uprmc.client.handler import Document
 from uprmc.client.node_session import Ask, NodeSession, Task
-from uprmc.model import SEQNO_MAX, Life, VBucketState
+from uprmc.consume import undo
+from uprmc.errors import RemoteProtocolError
+from uprmc.model import VBucketState
 from uprmc.protocol.binary import GET_REPLY_EXTRAS
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import (
     GET_META_REPLY_EXTRAS,
 )
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.replication import (
-    GET_VERSION_EXTRAS,
-    GET_VERSION_MISS_EXTRAS,
-    GET_VERSION_REPLY_EXTRAS,
-)
 
 #: A document that changes between GET and GET_META is asked for again so often.
 _ATTEMPTS_MAX = 10
@@ -60,13 +57,12 @@ def fetch(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
             if found is not None:
                 return found
         return (yield from _by_meta(session, vbucket, keys))
-    except struct.error:
+    except (struct.error, RemoteProtocolError):
         raise ProducerError(f"the node at {session.place} sent a torn document") from None
 
 
 def _by_version(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
-    extras = GET_VERSION_EXTRAS.pack(SEQNO_MAX)
-    answers = yield Ask([_question(Opcode.GET_VERSION, vbucket, key, extras) for key in keys])
+    answers = yield Ask([undo.question(vbucket, key) for key in keys])
     session.has_versions = all(answer.status != Status.UNKNOWN_COMMAND for answer in answers)
     if not session.has_versions:
         return None
@@ -74,14 +70,14 @@ def _by_version(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Ta
 
 
 def _version(key: bytes, answer: ResponseFrame) -> Version:
-    if not _found(answer):
-        told = len(answer.extras) == GET_VERSION_MISS_EXTRAS.size
-        return Version(GET_VERSION_MISS_EXTRAS.unpack(answer.extras)[0] if told else 0, None)
-    seqno, rev, flags, expiry, life = GET_VERSION_REPLY_EXTRAS.unpack(answer.extras)
-    if life != Life.LIVE:
-        return Version(seqno, None)
-    document = Document(key, answer.value, rev, answer.cas, flags, expiry, answer.datatype)
-    return Version(seqno, document)
+    found = undo.version(key, answer)
+    if found is None:
+        raise _refused(answer)
+    item = found.item
+    if item is None or item.value is None:
+        return Version(found.seqno, None)
+    document = Document(key, item.value, item.rev, item.cas, item.flags, item.expiry, item.datatype)
+    return Version(found.seqno, document)
 
 
 def _by_meta(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
@@ -121,8 +117,12 @@ def _high_seqno(session: NodeSession, vbucket: int) -> Task:
 
 def _found(answer: ResponseFrame) -> bool:
     if answer.status not in (Status.SUCCESS, Status.KEY_NOT_FOUND):
-        raise NotNow(f"a document was refused with status {answer.status:#06x}")
+        raise _refused(answer)
     return answer.status == Status.SUCCESS
+
+
+def _refused(answer: ResponseFrame) -> NotNow:
+    return NotNow(f"a document was refused with status {answer.status:#06x}")
 
 
 def _question(opcode: int, vbucket: int, key: bytes, extras: bytes = b"") -> RequestFrame:

@@ -10,20 +10,18 @@ Source: UPR reference 2.1, 2.11, 6 and 6.1; ``docs/extensions.md``, GET_VERSION.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from uprmc import __version__
 from uprmc.client.errors import OpenRefused, ProducerError
 from uprmc.client.node_session import Ask, NodeSession, Task, reason
-from uprmc.consume import features
+from uprmc.consume import features, undo
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, Item, Life, VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
-from uprmc.protocol.replication import GET_VERSION_EXTRAS, GET_VERSION_REPLY_EXTRAS
 from uprmc.tap_adapter.upstream import Standing
 
 #: Interval of keep-alives; the shortest that 2014's documents allow.
@@ -158,22 +156,19 @@ def fetch(session: NodeSession, number: int, keys: Sequence[bytes]) -> Task:
     """
     if not session.has_versions:
         return None  # many hang up on a command that they do not know
-    extras = GET_VERSION_EXTRAS.pack(SEQNO_MAX)
-    answers = yield Ask(
-        [RequestFrame(Opcode.GET_VERSION, key=key, vbucket=number, extras=extras) for key in keys]
-    )
-    if any(answer.status not in (Status.SUCCESS, Status.KEY_NOT_FOUND) for answer in answers):
-        return None
-    try:
-        return [_version(key, answer) for key, answer in zip(keys, answers, strict=True)]
-    except struct.error:
-        raise ProducerError(f"the upstream at {session.place} sent a torn document") from None
+    answers = yield Ask([undo.question(number, key) for key in keys])
+    found: list[Item] = []
+    for key, answer in zip(keys, answers, strict=True):
+        try:
+            version = undo.version(key, answer)
+        except RemoteProtocolError as error:
+            words = f"the upstream at {session.place} sent a torn document: {error}"
+            raise ProducerError(words) from None
+        if version is None:
+            return None
+        found.append(_missing(key) if version.item is None else version.item)
+    return found
 
 
-def _version(key: bytes, answer: ResponseFrame) -> Item:
-    if answer.status:
-        return Item(key, None, 0, 0, 0, 0, 0, life=Life.DELETED)
-    seqno, rev, flags, expiry, life = GET_VERSION_REPLY_EXTRAS.unpack(answer.extras)
-    value = None if life else answer.value
-    life = Life.DELETED if life else Life.LIVE
-    return Item(key, value, flags, expiry, answer.cas, seqno, rev, answer.datatype, life)
+def _missing(key: bytes) -> Item:
+    return Item(key, None, 0, 0, 0, 0, 0, life=Life.DELETED)

@@ -13,23 +13,17 @@ Source: design, decision 10; UPR reference 3.4; row D13.
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from uprmc.consume.undo import question, version
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
-from uprmc.engine.replica import NUMBER_MAX
 from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target
 from uprmc.errors import InvalidArguments, RemoteProtocolError, StoreError
-from uprmc.model import SEQNO_MAX, FailoverEntry, Item, Life
+from uprmc.model import SEQNO_MAX, FailoverEntry, Item
 from uprmc.protocol.opcodes import DataType, Opcode, Status
-from uprmc.protocol.replication import (
-    GET_VERSION_EXTRAS,
-    GET_VERSION_MISS_EXTRAS,
-    GET_VERSION_REPLY_EXTRAS,
-)
 from uprmc.protocol.upr import decode_term
 from uprmc.rollback import shared_until
 from uprmc.upr.hub import Hub
@@ -211,11 +205,12 @@ class Undo:
             return False
         key = self._keys.popleft()
         self._unanswered += 1
+        asked = question(self._stream.vbucket.id, key, self._seqno)
         self._receiver.ask(
-            Opcode.GET_VERSION,
+            asked.opcode,
             partial(self._version_came, key),
-            vbucket=self._stream.vbucket.id,
-            extras=GET_VERSION_EXTRAS.pack(self._seqno),
+            vbucket=asked.vbucket,
+            extras=asked.extras,
             key=key,
         )
         return True
@@ -231,26 +226,22 @@ class Undo:
             self._ask_for_log(self._log_came_again)
 
     def _note(self, key: bytes, reply: Reply) -> None:
-        status = reply.status
-        if status == Status.SUCCESS:
-            version = _version_of(key, reply)
-            if version.seqno > self._seqno:
-                self._later_seqno = max(self._later_seqno, version.seqno)
+        found = version(key, reply, DataType.JSON)
+        if found is None:
+            if reply.status in _UNKNOWN:
+                self._start_over()
             else:
-                self._keep(version)
-        elif status in _UNKNOWN:
-            self._start_over()
-        elif status == Status.KEY_NOT_FOUND:
-            if len(reply.extras) == GET_VERSION_MISS_EXTRAS.size:
-                self._purge_seqno = max(
-                    self._purge_seqno, *GET_VERSION_MISS_EXTRAS.unpack(reply.extras)
-                )
+                self._give_up(reply.status, f"the version of {key!r}")
+        elif found.item is None:
+            self._purge_seqno = max(self._purge_seqno, found.seqno)
+        elif found.seqno > self._seqno:
+            self._later_seqno = max(self._later_seqno, found.seqno)
         else:
-            self._give_up(status, f"the version of {key!r}")
+            self._keep(found.item)
 
-    def _keep(self, version: Item) -> None:
-        self._versions.append(version)
-        size = len(version.key) + len(version.value or b"") + ITEM_OVERHEAD_BYTES
+    def _keep(self, item: Item) -> None:
+        self._versions.append(item)
+        size = len(item.key) + len(item.value or b"") + ITEM_OVERHEAD_BYTES
         self._held_bytes += size
         undos, account = self._receiver.undos, self._receiver.hub.bucket.account
         undos.held_bytes += size
@@ -302,24 +293,6 @@ class Undo:
     def _tell_refused(self, status: int, what: str) -> None:
         why = f"it cannot be rolled back: {what} is not to be had ({status_text(status)})"
         self._receiver.refused(self._stream, status, why)
-
-
-def _version_of(key: bytes, reply: Reply) -> Item:
-    """Read the reply to GET_VERSION.
-
-    Raises:
-        RemoteProtocolError: that is none.
-    """
-    try:
-        seqno, rev, flags, expiry, life = GET_VERSION_REPLY_EXTRAS.unpack(reply.extras)
-        life = Life(life)
-    except (struct.error, ValueError):
-        raise RemoteProtocolError(f"{reply.extras!r} says nothing of a version") from None
-    if not 0 < seqno <= NUMBER_MAX:
-        raise RemoteProtocolError(f"{key!r} has seqno {seqno}")
-    value = None if life else reply.value
-    datatype = reply.datatype & DataType.JSON
-    return Item(key, value, flags, expiry, reply.cas, seqno, rev, int(datatype), life)
 
 
 def status_text(status: int) -> str:
