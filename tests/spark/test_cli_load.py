@@ -108,7 +108,7 @@ def test_csv_is_read_as_its_options_say(
         (("x.jsonl", "--format", "cvs"), 2, "UPRMC_OPTION Invalid value for '--format'"),
         (("x.jsonl", "--key", "{"), 2, "UPRMC_OPTION '{' is no template"),
         (("x.jsonl", "--rate", "0"), 2, "UPRMC_OPTION"),
-        (("x.jsonl", "--task-size", "much"), 2, "say a size such as"),
+        (("x.jsonl", "--task-size", "much"), 2, "not a size such as"),
         (("x.jsonl", "--columns", "a,a"), 2, "with each name once"),
         (("x.jsonl", "--delimiter", "ab"), 2, "one ASCII character"),
         (("x.jsonl", "--mode", "insert", "--on-null", "delete"), 2, "UPRMC_OPTION"),

@@ -6,7 +6,9 @@ range of vBuckets is written alike in both places.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,12 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from uprmc.cli.arguments import seconds, whole
+from uprmc import units
+from uprmc.cli.arguments import Read, whole
 from uprmc.cli.node_access import DEFAULT_NODE, TLS_OPTIONS
+from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadOption, SparkError
+from uprmc.columnar.option import table
 
 if TYPE_CHECKING:
-    from uprmc.columnar.access import Access
     from uprmc.columnar.write_options import OnError
     from uprmc.jobs.engines import Engine
 
@@ -41,6 +45,40 @@ class BulkVerb(click.Command):
             raise BadOption(" ".join(error.format_message().split())) from None
 
 
+_FILE = click.Path(exists=True, dir_okay=False)
+
+#: How help shows what a reader understands.
+_SHOWN = {
+    units.size: "SIZE",
+    units.seconds: "TIME",
+    units.whole: "N",
+    units.names: "NAME,...",
+    units.text: "TEXT",
+}
+
+
+def declared(kind: type, field: str, *names: str, **more: Any) -> Callable[[_Function], _Function]:
+    """Return the option of the command line for an option that a dataclass declares.
+
+    Args:
+        names: of it; without any the declared one, such as ``--window-bytes``.
+        more: what is different on the command line, for `click.option`.
+    """
+    (each,) = (each for each in table(kind) if each.field == field)
+    flag = "--" + re.sub("([A-Z])", r"-\1", each.name).lower()
+    if each.read is units.switch:
+        return click.option(*(names or (flag,)), is_flag=True, help=each.help)
+    limits = () if math.isinf(each.least) else (each.least, each.most)
+    read = Read(each.read, _SHOWN.get(each.read, ""), *limits)
+    usual = {
+        "type": click.Choice(each.words) if each.words else read,
+        "default": each.default or None,
+        "show_default": bool(each.default),
+        "help": each.help,
+    }
+    return click.option(*(names or (flag,)), **{**usual, **more})
+
+
 _CONNECTING = (
     click.option(
         "--servers",
@@ -52,21 +90,15 @@ _CONNECTING = (
         metavar="HOST:PORT,...",
         help="upr listeners; one of a cluster is enough.",
     ),
-    click.option("--bucket", metavar="NAME", help="Bucket to select."),
-    click.option("--username", metavar="NAME", help="User to log in as."),
-    click.option(
-        "--password-file",
-        type=click.Path(exists=True, dir_okay=False),
-        help="File with the password.",
-    ),
-    click.option("--password-env", metavar="NAME", help="Environment variable with the password."),
+    declared(Access, "bucket"),
+    declared(Access, "username"),
+    declared(Access, "password_file", type=_FILE),
+    declared(Access, "password_env"),
     *TLS_OPTIONS,
-    click.option(
-        "--tls-cert-file", type=click.Path(exists=True, dir_okay=False), help="Our certificate."
-    ),
-    click.option("--tls-key-file", type=click.Path(exists=True, dir_okay=False), help="Its key."),
-    click.option("--connect-timeout", type=seconds(), default="5", show_default=True),
-    click.option("--read-timeout", type=seconds(), default="60", show_default=True),
+    declared(Tls, "cert_file", type=_FILE),
+    declared(Tls, "key_file", type=_FILE),
+    declared(Access, "connect_timeout_s"),
+    declared(Access, "read_timeout_s"),
 )
 
 _RUNNING = (

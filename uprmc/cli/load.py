@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from uprmc.cli.arguments import NAMES, SIZE, seconds, whole
-from uprmc.cli.bulk_options import BulkVerb, Common, common, on_error_of
+from uprmc.cli.arguments import NAMES, SIZE, whole
+from uprmc.cli.bulk_options import BulkVerb, Common, common, declared, on_error_of
 from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadRow
+from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
@@ -42,21 +43,9 @@ Examples:
 )
 @click.option("--ttl", metavar="COLUMN|SECONDS", help="How long documents live.")
 @click.option("--flags", metavar="COLUMN|NUMBER", help="Flags of the documents.")
-@click.option(
-    "--mode",
-    type=click.Choice(["upsert", "insert", "append-meta", "delete"]),
-    default="upsert",
-    show_default=True,
-    help="insert: only what is not there; append-meta: with _rev and _cas columns.",
-)
-@click.option("--force", is_flag=True, help="append-meta: what is loaded wins.")
-@click.option(
-    "--on-null",
-    type=click.Choice(["fail", "skip", "delete"]),
-    default="fail",
-    show_default=True,
-    help="What a row does whose value is NULL.",
-)
+@declared(WriteOptions, "mode", "--mode")
+@declared(WriteOptions, "force")
+@declared(WriteOptions, "ignore_null", "--on-null")
 @click.option("--errors", type=click.Path(file_okay=False), help="Directory for bad rows: go on.")
 @click.option(
     "--max-errors",
@@ -76,19 +65,13 @@ Examples:
     metavar="FILE",
     help="Note done tasks in FILE, and pass over those that it names.",
 )
-@click.option("--dry-run", is_flag=True, help="Read and check every row, send nothing.")
+@declared(WriteOptions, "dry_run")
 @click.option("--rate", type=whole("ROWS", 1), help="Rows a second, all tasks together.")
-@click.option("--window", type=whole(least=1), help="Requests before answers are awaited.")
-@click.option("--window-bytes", type=SIZE, help="The same in bytes.")
-@click.option("--retry-deadline", type=seconds(), help="Until a node that is away is given up.")
-@click.option("--value-limit", type=SIZE, help="Longer values are bad rows; default 20m.")
-@click.option(
-    "--durability",
-    type=click.Choice(["none", "persist"]),
-    default="persist",
-    show_default=True,
-    help="persist: a task is done when nodes have it on disk.",
-)
+@declared(WriteOptions, "window")
+@declared(WriteOptions, "window_bytes")
+@declared(WriteOptions, "retry_deadline_s")
+@declared(WriteOptions, "value_limit_bytes")
+@declared(WriteOptions, "durability")
 @click.option(
     "--task-size",
     type=SIZE,

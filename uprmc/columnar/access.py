@@ -25,7 +25,9 @@ class Tls:
         "tlsCaFile", units.text, "", "Certificates to trust in place of the system's (PEM)."
     )
     cert_file: str | None = option("tlsCertFile", units.text, "", "Certificate to show (PEM).")
-    key_file: str | None = option("tlsKeyFile", units.text, "", "Private key of tlsCertFile (PEM).")
+    key_file: str | None = option(
+        "tlsKeyFile", units.text, "", "Private key of that certificate (PEM)."
+    )
     verify: bool = option(
         "tlsVerify", units.switch, "true", "Check the node's certificate and host name."
     )

@@ -100,7 +100,7 @@ class WriteOptions:
         "retryDeadline",
         units.seconds,
         "120",
-        "Maximum time without progress.",
+        "Stop when no request has succeeded for this long.",
         least=0,
         most=86_400,
     )
