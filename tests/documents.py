@@ -34,6 +34,7 @@ MANAGEMENT = _page("management")
 STREAMS = _page("streams")
 EXTENSIONS = _page("extensions")
 OPERATIONS = _page("operations")
+STATISTICS = _page("statistics")
 
 ON_DISK = "everything is written to disk"
 CLOSED = "the server closes the connection"

@@ -17,6 +17,7 @@ from tests.documents import (
     MANAGEMENT,
     OPERATIONS,
     PROTOCOL,
+    STATISTICS,
     STREAMS,
     Example,
     HandDrivenNode,
@@ -296,20 +297,20 @@ def _statistics(node: HandDrivenNode, group: str) -> set[str]:
 def test_the_tables_of_statistics_have_every_name_of_a_group(
     used_node: HandDrivenNode, group: str
 ) -> None:
-    told = names(section(OPERATIONS, f"### `stats {group}`"))
+    told = names(section(STATISTICS, f"## `stats {group}`"))
     assert len(told) == len(set(told))
     assert set(told) == _statistics(used_node, group)
 
 
 def test_the_table_of_general_statistics_has_every_name(used_node: HandDrivenNode) -> None:
-    told = names(section(OPERATIONS, "### `stats` (general)"))
+    told = names(section(STATISTICS, "## `stats` (general)"))
     assert len(told) == len(set(told))
     assert set(told) == _statistics(used_node, "")
 
 
 def test_the_table_of_timings_has_everything_that_is_measured(used_node: HandDrivenNode) -> None:
     measured = [name for name, _ in used_node.node.bucket.timings.items()]
-    told = names(section(OPERATIONS, "### `stats timings`"))
+    told = names(section(STATISTICS, "## `stats timings`"))
     assert sorted(told) == sorted(f"{name}_N,M" for name in measured)
 
 
@@ -320,7 +321,7 @@ def test_the_tables_of_durations_by_other_names_have_every_one(
     timings = used_node.node.bucket.timings
     for histogram in (timings.bg_wait, timings.bg_load, timings.disk_commit):
         histogram.add(1.0)
-    told = names(section(OPERATIONS, f"### `stats {group}`"))
+    told = names(section(STATISTICS, f"## `stats {group}`"))
     measured = {re.sub(r"\d+,\d+$", "N,M", name) for name in _statistics(used_node, group)}
     assert set(told) == measured
 
@@ -328,7 +329,7 @@ def test_the_tables_of_durations_by_other_names_have_every_one(
 def test_the_settings_group_holds_every_setting_and_what_the_table_names(
     used_node: HandDrivenNode,
 ) -> None:
-    told = names(section(OPERATIONS, "### `stats settings`"))
+    told = names(section(STATISTICS, "## `stats settings`"))
     assert {*told, *(info.name for info in describe())} == _statistics(used_node, "settings")
 
 
@@ -337,4 +338,4 @@ def test_every_group_of_statistics_is_told_in_both_documents(used_node: HandDriv
     groups = {*statistics._groups, *statistics._by_vbucket, *statistics._by_words} - {""}
     told = section(PROTOCOL, "### STAT")
     assert {group for group in groups if f"`{group}`" in told} == groups
-    assert {group for group in groups if f"`stats {group}`" in OPERATIONS} == groups
+    assert {group for group in groups if f"`stats {group}`" in STATISTICS} == groups

@@ -12,9 +12,9 @@ import pytest
 from tests.documents import (
     EXTENSIONS,
     MANAGEMENT,
-    OPERATIONS,
     PROTOCOL,
     ROOT,
+    STATISTICS,
     STREAMS,
     Example,
     HandDrivenNode,
@@ -384,9 +384,9 @@ def _plain(name: str) -> str:
 @pytest.mark.parametrize(
     ("heading", "words"),
     [
-        ("### `stats upr`, `stats dcp`", "upr"),
-        ("### `stats leases`", "leases"),
-        ("### `stats dcp-vbtakeover`", "dcp-vbtakeover 5 x"),
+        ("## `stats upr`, `stats dcp`", "upr"),
+        ("## `stats leases`", "leases"),
+        ("## `stats dcp-vbtakeover`", "dcp-vbtakeover 5 x"),
     ],
 )
 def test_the_tables_of_statistics_of_streams_have_every_name(
@@ -395,7 +395,7 @@ def test_the_tables_of_statistics_of_streams_have_every_name(
     talks = _connected(node)
     group = node.node.statistics.group(words)
     assert group is not None
-    told = names(section(OPERATIONS, heading))
+    told = names(section(STATISTICS, heading))
     assert len(told) == len(set(told))
     assert set(told) == {_plain(name) for name, _ in group}
     node.node.upr.leases.release_views()
@@ -420,7 +420,7 @@ def test_the_names_of_today_are_those_of_2014_with_another_prefix(node: HandDriv
 def test_the_table_of_sums_has_every_name(node: HandDrivenNode, group: str) -> None:
     found = node.node.statistics.group(group)
     assert found is not None
-    told = names(section(OPERATIONS, "### `stats upragg`, `stats dcpagg`"))
+    told = names(section(STATISTICS, "## `stats upragg`, `stats dcpagg`"))
     assert {name.replace("PREFIX", "_total") for name in told} == {name for name, _ in found}
 
 

@@ -167,3 +167,52 @@ def test_no_package_imports_one_above_it_or_in_a_circle() -> None:
     assert set(graph) == set(rank)
     for room, imported in graph.items():
         assert all(rank[each] > rank[room] for each in imported), room
+
+
+# --- commands on the pages ----------------------------------------------------------------------
+
+_COMMAND = re.compile(
+    r"^(?:\$ )?(?:\S*/)?uprmc ((?![a-z]+ [a-z]+=)[a-z].*)$|`uprmc ([a-z][^`\n]*)`", re.M
+)
+
+
+def _commands(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ").replace("\\|", "|")
+    return [block or inline for block, inline in _COMMAND.findall(text)]
+
+
+def _options(words: list[str]) -> set[str]:
+    """Return the options of the verb that words begin with, old forms included."""
+    known = {context.command_path: context.command for context in command_line.contexts()}
+    path = "uprmc"
+    while words and f"{path} {words[0]}" in known:
+        path += f" {words.pop(0)}"
+    assert path != "uprmc", words
+    params = known[path].params
+    return {form for param in params for form in (*param.opts, *param.secondary_opts)} | {"--help"}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_commands_on_the_pages_exist_with_their_options(page: Path) -> None:
+    for line in _commands(page):
+        for one in re.split(r" [|#] |`, `uprmc ", line):
+            words = one.split()
+            if words[0].isupper() or "VERB" in words:
+                continue
+            given = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", one))
+            assert given <= _options(words), line
+
+
+def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
+    told = [row[0] for row in rows((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))]
+    assert told == sorted(set(told), key=str.lower)
+
+
+def test_settings_on_the_cheat_sheet_exist() -> None:
+    text = (ROOT / "docs" / "cheatsheet.md").read_text(encoding="utf-8")
+    sections = {info.name.partition(".")[0] for info in describe()}
+    told = set(re.findall(rf"`((?:{'|'.join(sections)})\.[a-z_]+)`", text))
+    assert told
+    assert told <= {info.name for info in describe()}
