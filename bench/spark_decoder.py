@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from typing import Any
 
 from bench.upr_consumer import LATEST, Consumer, Meter, RefusedError, say
 from uprmc.client.decoder import Decoder
-from uprmc.client.events import Run, StreamEnded, StreamState
+from uprmc.client.events import StreamEnded
+from uprmc.consume.batch import Batch, Change
+from uprmc.consume.stream import StreamState
 from uprmc.model import SnapshotRange
 
 _RECEIVE_BYTES = 256 << 10
@@ -24,12 +25,12 @@ class DecoderConsumer(Consumer):
     """A connection whose streams are taken apart by the library.
 
     Attributes:
-        runs: what the last `take` has brought.
+        changes: what the last `take` has brought.
     """
 
     def __init__(self, address: tuple[str, int], name: bytes) -> None:
         super().__init__(address, name)
-        self.runs: list[Run] = []
+        self.changes: list[Change] = []
         self._decoder = Decoder(f"{address[0]}:{address[1]}")
 
     def begin(self) -> None:
@@ -37,20 +38,21 @@ class DecoderConsumer(Consumer):
         self.seqnos()
         for vbucket in self.vbuckets:
             opaque = vbucket + 1  # as `stream` numbers its requests
-            self._decoder.states[opaque] = StreamState(vbucket, opaque, 0, SnapshotRange(0, 0))
+            self._decoder.streams[opaque] = StreamState(vbucket, opaque, 0, SnapshotRange(0, 0))
         self.stream(self.vbuckets, LATEST)
 
     def take(self) -> int:
-        """Wait for data, leave its changes in `runs` and return how many they are."""
+        """Wait for data, leave them in `changes` and return how many they are."""
         data = self.socket.recv(_RECEIVE_BYTES)
         if not data:
             raise RefusedError("the server closed the connection")
         events = self._decoder.feed(data)
-        self.runs = [event for event in events if type(event) is Run]
+        batches = [event for event in events if type(event) is Batch]
+        self.changes = [change for batch in batches for change in batch]
         self.ended += sum(type(event) is StreamEnded for event in events)
         self._dealt_with(self._decoder.counted_bytes)
         self._decoder.counted_bytes = 0
-        return sum(len(run.changes) for run in self.runs)
+        return len(self.changes)
 
 
 def backfill(consumer: DecoderConsumer, pid: int, *, check: bool) -> None:
@@ -61,14 +63,10 @@ def backfill(consumer: DecoderConsumer, pid: int, *, check: bool) -> None:
     consumer.begin()
     while consumer.ended < len(consumer.vbuckets):
         count += consumer.take()
-        for change in _all_of(consumer.runs) if check else ():
+        for change in consumer.changes if check else ():
             keys += zlib.crc32(change.key)
-            values += zlib.crc32(change.value)
+            values += zlib.crc32(change.value or b"")
     say(meter.figures(max(1, count)) | {"sums": [count, keys, values]})
-
-
-def _all_of(runs: list[Run]) -> list[Any]:
-    return [change for run in runs for change in run.changes]
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable
 from uprmc.client.handler import Change, Document, Handler
 from uprmc.client.node_session import NodeSession
 from uprmc.client.state import MemoryState, RingChunk, Saved, StateStore
+from uprmc.consume.batch import SET, Batch
 from uprmc.engine.replica import apply_all, take_history
 from uprmc.kv.session import Negotiation
 from uprmc.model import SnapshotRange, VBucketState
@@ -122,6 +123,27 @@ class DurableMirror(Mirror):
 
     def durable(self) -> None:
         self._do(lambda: None)
+
+
+class BatchMirror(Mirror):
+    """Takes batches, and each as one effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Batch] = []
+
+    def changes(self, batch: Batch) -> None:  # type: ignore[override]
+        def effect() -> None:
+            self.batches.append(batch)
+            for change in batch:
+                self._note(change)
+                if change.op == SET:
+                    assert change.value is not None
+                    self.of(change.vbucket)[change.key] = change.value
+                else:
+                    self.of(change.vbucket).pop(change.key, None)
+
+        self._do(effect)
 
 
 class CrashingState(MemoryState):

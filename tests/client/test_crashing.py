@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.client.consumer_world import (
+    BatchMirror,
     Crash,
     CrashingState,
     DurableMirror,
@@ -121,7 +122,7 @@ def _points(prepare: Callable[[_Story, int], None], mirror: type[Mirror]) -> Ite
     raise AssertionError("more points than expected")
 
 
-_MIRRORS = pytest.mark.parametrize("mirror", [Mirror, DurableMirror])
+_MIRRORS = pytest.mark.parametrize("mirror", [Mirror, DurableMirror, BatchMirror])
 _SIDES = pytest.mark.parametrize("after", [False, True])
 
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.upr import peer
 from tests.upr.peer import frame, marker, mutation
 from uprmc.client.decoder import Decoder
-from uprmc.client.events import Event, Inlet, Run
+from uprmc.client.events import Event
 from uprmc.client.handler import Change
+from uprmc.consume.batch import Batch
+from uprmc.consume.stream import StreamState
 from uprmc.model import FailoverEntry, SnapshotRange
 
 
@@ -22,14 +24,18 @@ def _decoder(*vbuckets: int, **options: Any) -> Decoder:
     """A decoder with an accepted stream for each vBucket; opaques are numbers from 1."""
     decoder = Decoder("node:1", **options)
     for vbucket in vbuckets:
-        inlet = Inlet(vbucket, decoder.next_opaque(), 0, SnapshotRange(0, 0))
-        inlet.accept((FailoverEntry(8, 100), FailoverEntry(7, 0)))
-        decoder.inlets[inlet.opaque] = inlet
+        stream = StreamState(vbucket, decoder.next_opaque(), 0, SnapshotRange(0, 0))
+        stream.accept((FailoverEntry(8, 100), FailoverEntry(7, 0)))
+        decoder.streams[stream.opaque] = stream
     return decoder
 
 
+def _batches(events: list[Event]) -> list[Batch]:
+    return [event for event in events if type(event) is Batch]
+
+
 def _changes(events: list[Event]) -> list[Change]:
-    return [change for event in events if type(event) is Run for change in event.changes]
+    return [change for batch in _batches(events) for change in batch]
 
 
 def _deletion(vbucket: int, opaque: int, seqno: int, key: bytes, extras: bytes, op: int) -> bytes:
@@ -91,7 +97,8 @@ def test_every_byte_alone_is_the_same_too() -> None:
 def test_changes_that_follow_one_another_are_one_run() -> None:
     data = [marker(3, 1, 0, 9), *(mutation(3, 1, n, b"k", b"v" * 40) for n in range(1, 10))]
     events = _decoder(3).feed(b"".join(data))
-    assert [len(event.changes) for event in events if type(event) is Run] == [9]
+    (batch,) = _batches(events)
+    assert [(run.first, run.last, run.done) for run in batch.runs] == [(0, 9, 9)]
 
 
 def test_without_values_changes_have_none() -> None:

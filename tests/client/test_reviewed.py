@@ -272,7 +272,7 @@ def test_a_very_large_snapshot_costs_the_ring_and_no_more(mirror: type[Mirror]) 
         joined.say(*[mutation(0, asked.opaque, n, b"%d" % n, b"v") for n in numbers])
     joined.settle()
     assert len(joined.state.ring()) >= ITEMS - 2
-    assert joined.core.ledger.places[0].pieces < 2_000
+    assert joined.core.writer.places[0].pieces < 2_000
     (saved,) = joined.state.load().values()
     assert saved.snapshot.start == 1
     assert saved.seqno == (ITEMS - 1 if mirror is DurableMirror else 1)

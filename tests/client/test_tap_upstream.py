@@ -14,10 +14,10 @@ from tests.client.fake_producer import FakeProducer, accepted, pairs, rollback
 from tests.client.tap_world import Joined
 from tests.upr import peer
 from tests.upr.peer import Frame, frame, marker, mutation, response, write
-from uprmc.client.events import Inlet
 from uprmc.client.tap_connection import NAME_MAX_BYTES, connection_name
 from uprmc.client.tap_frames import FramePasser
 from uprmc.client.tap_upstream import RemoteUpstream
+from uprmc.consume.stream import StreamState
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.tap_adapter.upstream import Standing, Upstream
@@ -555,9 +555,9 @@ def test_every_byte_that_was_taken_is_held_until_it_is_pulled(
     sizes: list[int], budget: int, chop: int
 ) -> None:
     passer = FramePasser("p:1")
-    inlet = Inlet(0, 7, 0, SnapshotRange(0, 0))
-    inlet.accept((FailoverEntry(7, 0),))
-    passer.inlets[7] = inlet
+    stream = StreamState(0, 7, 0, SnapshotRange(0, 0))
+    stream.accept((FailoverEntry(7, 0),))
+    passer.streams[7] = stream
     data = marker(0, 7, 0, 1000) + b"".join(
         mutation(0, 7, n + 1, b"k", b"v" * size) for n, size in enumerate(sizes)
     )

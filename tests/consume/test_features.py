@@ -111,7 +111,6 @@ def test_a_program(wants_values: bool, flags: int) -> None:
             max_marker_version 2.2
             uprmc_versions true
             uprmc_barrier true
-            uprmc_snapshot_end true
             uprmc_leases true
         """),
     ]

@@ -296,7 +296,7 @@ class ClientFuzz:
 
     def _check(self) -> None:
         for session in self.sources:
-            assert len(session.decoder.inlets) <= 2 * len(self.core._routes) + 1
+            assert len(session.decoder.streams) <= 2 * len(self.core._routes) + 1
             assert len(session._questions) <= _ASKED_MAX, f"{len(session._questions)} requests wait"
             assert len(session.decoder._rest) <= FRAME_MAX_BYTES
         assert len(self.core.nodes.all()) <= 256

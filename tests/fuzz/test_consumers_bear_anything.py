@@ -13,9 +13,9 @@ import pytest
 
 from tests.fuzz.client_harness import run
 from uprmc.client.core import UprCore
-from uprmc.client.decoder import Decoder
-from uprmc.client.ledger import Ledger
 from uprmc.client.position import Place
+from uprmc.client.position_writer import PositionWriter
+from uprmc.consume.batch import Received
 
 #: Lives of one seed, and about how often something is received in them.
 _LIVES, _FRAMES = 10, 250
@@ -75,17 +75,19 @@ def test_the_net_catches_an_error_without_a_name(monkeypatch: pytest.MonkeyPatch
 
 def test_the_net_catches_a_key_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row D44: a key is written before its change is handed over."""
-    monkeypatch.setattr(Ledger, "before", lambda ledger, runs: None)
+    monkeypatch.setattr(PositionWriter, "before", lambda writer, batches: None)
     _caught("not in the ring", 0.0)
 
 
 def test_the_net_catches_data_outside_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    marker = Decoder._marker
+    begin = Received.begin
 
-    def silent(decoder: Decoder, inlet: Any, frame: Any, events: Any) -> None:
-        marker(decoder, inlet, frame, [])
+    def silent(received: Received, stream: Any, marker: Any) -> None:
+        begin(received, stream, marker)
+        assert received.batch is not None
+        received.batch.runs[-1].begun = None
 
-    monkeypatch.setattr(Decoder, "_marker", silent)
+    monkeypatch.setattr(Received, "begin", silent)
     _caught("outside of a snapshot", 0.0)
 
 
@@ -95,10 +97,10 @@ def test_the_net_catches_a_place_ahead_of_its_changes(monkeypatch: pytest.Monkey
 
 
 def test_the_net_catches_keys_that_are_not_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys_above = Ledger.keys_above
+    keys_above = PositionWriter.keys_above
 
-    def forgetful(ledger: Ledger, vbucket: int, seqno: int) -> list[bytes]:
-        return keys_above(ledger, vbucket, seqno)[:-1]
+    def forgetful(writer: PositionWriter, vbucket: int, seqno: int) -> list[bytes]:
+        return keys_above(writer, vbucket, seqno)[:-1]
 
-    monkeypatch.setattr(Ledger, "keys_above", forgetful)
+    monkeypatch.setattr(PositionWriter, "keys_above", forgetful)
     _caught("never get equal|cannot be undone", 0.0)

@@ -280,7 +280,7 @@ class Program:
         """Tell whether it has come as far as the active nodes."""
         if self.core is None:
             return False
-        places = self.core.ledger.places
+        places = self.core.writer.places
         for number in self._histories.numbers():
             for name in self._histories.active_at(number):
                 look, place = self._histories.node(name).now(number), places.get(number)

@@ -21,9 +21,9 @@ from tests.sim.replica_run import ReplicaRun
 from tests.sim.test_replica_programs import deposed_active
 from uprmc.client import nodes
 from uprmc.client.follow import Follower
-from uprmc.client.ledger import Ledger
 from uprmc.client.nodes import Nodes
 from uprmc.client.position import BOUNDARY, Place
+from uprmc.client.position_writer import PositionWriter
 from uprmc.client.state import MemoryState
 from uprmc.consume.placement import Choice, Claim
 from uprmc.engine import bucket as bucket_module
@@ -363,44 +363,44 @@ def _cut_the_ring_too_early(patch: pytest.MonkeyPatch) -> None:
     """Forget keys that may yet have to be undone, and say nothing of it."""
     ring_after = MemoryState.ring_after
 
-    def keys_above(ledger: Ledger, vbucket: int, seqno: int) -> list[bytes]:
-        assert isinstance(ledger.state, MemoryState)
-        entries = [entry for entry in ring_after(ledger.state, vbucket, seqno) if entry[0] % 3]
+    def keys_above(writer: PositionWriter, vbucket: int, seqno: int) -> list[bytes]:
+        assert isinstance(writer.state, MemoryState)
+        entries = [entry for entry in ring_after(writer.state, vbucket, seqno) if entry[0] % 3]
         return list(dict.fromkeys(key for _, key in reversed(entries) if key != BOUNDARY))
 
-    patch.setattr(Ledger, "keys_above", keys_above)
+    patch.setattr(PositionWriter, "keys_above", keys_above)
 
 
 def _forget_a_key_of_the_ring(patch: pytest.MonkeyPatch) -> None:
     """Undo all but one."""
-    keys_above = Ledger.keys_above
+    keys_above = PositionWriter.keys_above
     patch.setattr(
-        Ledger, "keys_above", lambda ledger, *arguments: keys_above(ledger, *arguments)[:-1]
+        PositionWriter, "keys_above", lambda writer, *arguments: keys_above(writer, *arguments)[:-1]
     )
 
 
 def _undo_too_much(patch: pytest.MonkeyPatch) -> None:
     """Undo keys from below the seqno, too."""
-    keys_above = Ledger.keys_above
+    keys_above = PositionWriter.keys_above
     patch.setattr(
-        Ledger, "keys_above", lambda ledger, vbucket, seqno: keys_above(ledger, vbucket, 0)
+        PositionWriter, "keys_above", lambda writer, vbucket, seqno: keys_above(writer, vbucket, 0)
     )
 
 
 def _write_the_ring_too_late(patch: pytest.MonkeyPatch) -> None:
     """Hand over first."""
 
-    def nothing(ledger: Ledger, runs: Any) -> Any:
+    def nothing(writer: PositionWriter, runs: Any) -> Any:
         return iter(())
 
-    patch.setattr(Ledger, "before", nothing)
+    patch.setattr(PositionWriter, "before", nothing)
 
 
 def _keep_what_is_to_be_dropped(patch: pytest.MonkeyPatch) -> None:
     """Begin anew without telling the program."""
 
     def silent(follower: Follower, place: Any) -> Any:
-        follower._ledger.start_over(place)
+        follower._writer.start_over(place)
         return iter(())
 
     patch.setattr(Follower, "_start_over", silent)

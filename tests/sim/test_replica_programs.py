@@ -150,7 +150,7 @@ def followed_at(desk: ReplicaDesk, program: Program, name: str) -> None:
     """Wait until a program holds what one node holds, whatever others say."""
 
     def level() -> bool:
-        place = program.core and program.core.ledger.places.get(0)
+        place = program.core and program.core.writer.places.get(0)
         look = desk.now(name)
         log = tuple((entry.uuid, entry.seqno) for entry in place.log) if place else ()
         return bool(place) and (place.whole, log) == (look.high, look.log)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests.spark.read_peer import UUID, accepted, deletion, marker, mutation, stream_end
 from uprmc.client.decoder import Decoder as Reference
-from uprmc.client.events import Inlet as ReferenceInlet
-from uprmc.client.events import Run
 from uprmc.columnar.decoder import READ_BYTES, Block, Decoder, Noop
 from uprmc.columnar.errors import KeyNotText, ProtocolError
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
 from uprmc.columnar.stream_states import StreamEnd, StreamState
+from uprmc.consume.batch import Batch
+from uprmc.consume.stream import StreamState as ReferenceState
 from uprmc.model import FailoverEntry, SnapshotRange
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
@@ -389,9 +389,9 @@ def _expected(data: bytes) -> list[tuple[Any, ...]]:
     reference = Reference("node:1")
     for vbucket in (1, 2, 3):
         reference.next_opaque()
-        state = ReferenceInlet(vbucket, vbucket, 0, SnapshotRange(0, 0))
-        reference.inlets[vbucket] = state
-    changes = [c for event in reference.feed(data) if type(event) is Run for c in event.changes]
+        state = ReferenceState(vbucket, vbucket, 0, SnapshotRange(0, 0))
+        reference.streams[vbucket] = state
+    changes = [c for event in reference.feed(data) if type(event) is Batch for c in event]
     return [
         (c.vbucket, c.seqno, c.key, c.value, c.rev, c.cas, c.flags or 0,
          c.deleted_at or 0 if c.value is None else c.expiry, f"{c.vb_uuid:016x}")

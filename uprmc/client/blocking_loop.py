@@ -96,7 +96,7 @@ class Loop:
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
-        abandon = getattr(self.core.ledger.state, "abandon", None)
+        abandon = getattr(self.core.writer.state, "abandon", None)
         if error is not None and abandon is not None:
             abandon()
 

@@ -11,7 +11,7 @@ to be waited for; its result is sent back in. Nothing else may be called meanwhi
 rules serve handlers that block and handlers that return Deferreds.
 
 A batch is what one piece of received data holds. Positions and ring entries are written, then its
-changes are handed over one by one, then its bytes are acknowledged (`ledger` says why).
+changes are handed over one by one, then its bytes are acknowledged (`position_writer` says why).
 
 Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
 """
@@ -26,28 +26,22 @@ from typing import Any
 from uprmc.client.barriers import Barrier, Barriers
 from uprmc.client.documents import NotNow
 from uprmc.client.errors import ClientError, ConnectionLost, not_active
-from uprmc.client.events import (
-    Accepted,
-    Event,
-    Inlet,
-    Run,
-    SnapshotBegun,
-    SnapshotDone,
-    StreamEnded,
-)
+from uprmc.client.events import Accepted, Event, StreamEnded
 from uprmc.client.follow import Follower
 from uprmc.client.handler import Handler
 from uprmc.client.intake import Intake
-from uprmc.client.ledger import Ledger
 from uprmc.client.measuring import measured
 from uprmc.client.metrics import Metrics
 from uprmc.client.node_session import Ask, NodeSession, Task
 from uprmc.client.nodes import Nodes
 from uprmc.client.options import Options, Start
 from uprmc.client.position import Place, Position
+from uprmc.client.position_writer import PositionWriter
 from uprmc.client.quiet import PatientCollector
 from uprmc.client.routes import Route
 from uprmc.client.state import StateStore
+from uprmc.consume.batch import Batch
+from uprmc.consume.stream import StreamState
 from uprmc.model import FailoverEntry
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, StreamFlag
@@ -75,7 +69,7 @@ class UprCore:
 
     Attributes:
         nodes: those it knows.
-        ledger: what is kept.
+        writer: what is kept.
         options: how it behaves.
         failure: what `received` has raised, if the connection is not to blame for it.
 
@@ -89,10 +83,10 @@ class UprCore:
     ) -> None:
         self.options = options
         self.nodes = Nodes(nodes)
-        self.ledger = Ledger(state, handler, options.ring_items)
-        self._intake = Intake(handler, self.ledger)
+        self.writer = PositionWriter(state, handler, options.ring_items)
+        self._intake = Intake(handler, self.writer)
         self._routes = self._intake.routes
-        self._follower = Follower(handler, self.ledger, options.on_rollback)
+        self._follower = Follower(handler, self.writer, options.on_rollback)
         self._barriers = Barriers()
         self.failure: ClientError | None = None
         self._waiting: set[int] = set()
@@ -100,7 +94,7 @@ class UprCore:
         self._logged: set[str] = set()
         self._now = self._began = self._turned = 0.0
         options.check()
-        known = self.ledger.load()
+        known = self.writer.load()
         self._known = {
             vbucket: place
             for vbucket, place in known.items()
@@ -125,14 +119,14 @@ class UprCore:
                 place.stand_at(seqno, (FailoverEntry(uuid, 0),) if uuid else ())
             place.at_now = start == "now" or isinstance(start, int)
             place.begin_at = start if isinstance(start, int) else None
-        self.ledger.places[vbucket] = place
+        self.writer.places[vbucket] = place
         self._routes[vbucket] = Route(place, self._now)
         self._waiting.add(vbucket)
 
     def _begun_anew(self, place: Place) -> Place | None:
         """Forget a place that the program does not want to go on from."""
         if self.options.start != "beginning":
-            self.ledger.start_over(place)
+            self.writer.start_over(place)
             return None
         place.seqno = place.whole = place.end = 0  # kept, at zero: the handler is told to drop it
         return place
@@ -303,14 +297,14 @@ class UprCore:
         pause = _SEARCH_S if self._waiting or self._barriers else self.options.poll_s
         session.poll_at = self._now + min(pause, self.options.poll_s)
         if self.options.vbuckets is None:
-            for vbucket in session.active or session.replicas:
-                self._add(vbucket)
-            for vbucket in self.nodes.numbers() if self.options.until_now else ():
+            there = (session.active or session.replicas).keys()
+            everything = self.nodes.numbers() if self.options.until_now else frozenset()
+            for vbucket in sorted((there | everything) - self._routes.keys()):
                 self._add(vbucket)
         for vbucket, term in session.terms.items():
-            if vbucket in self._routes:
-                place = self._routes[vbucket].place
-                place.term = max(place.term, term)
+            route = self._routes.get(vbucket)
+            if route is not None and route.place.term < term:
+                route.place.term = term
         for vbucket, high_seqno in (session.replicas | session.active).items():
             route = self._routes.get(vbucket)
             if route is not None and route.session in (session, None):
@@ -320,11 +314,11 @@ class UprCore:
 
     def _move(self, route: Route) -> Task:
         """Leave a node for the one that has better reason to call itself active."""
-        session, inlet = route.session, route.inlet
+        session, stream = route.session, route.stream
         self._off(route)
-        if session is not None and inlet is not None:
+        if session is not None and stream is not None:
             self._barriers.broken(session.place, ConnectionLost("a vBucket has moved"))
-            yield from self._advance(session, _closing(session, inlet), None)
+            yield from self._advance(session, _closing(session, stream), None)
 
     # --- streams come about ---------------------------------------------------------------------
 
@@ -415,12 +409,12 @@ class UprCore:
     def _deal_with_batch(self, session: NodeSession, data: bytes) -> Task:
         with _blamed(session):
             events = session.receive(data, self._now)
-        runs = self._intake.wanted(events)
-        if runs and self.ledger.waits_for_handler:
-            yield from self.ledger.make_durable()
-        self.ledger.before(runs)
+        batches = self._intake.wanted(events)
+        if batches and self.writer.waits_for_handler:
+            yield from self.writer.make_durable()
+        self.writer.before(batches)
         for event in events:
-            if type(event) is Run:
+            if type(event) is Batch:
                 yield from self._intake.hand_over(session, event)
             else:
                 yield from self._deal_with(session, event)
@@ -431,7 +425,7 @@ class UprCore:
         Raises:
             StateError: it could not be written.
         """
-        return self.ledger.idle()
+        return self.writer.idle()
 
     def _deal_with(self, session: NodeSession, event: Event) -> Task:
         if isinstance(event, Accepted):
@@ -441,13 +435,9 @@ class UprCore:
         elif isinstance(event, RequestFrame):
             if event.opcode == Opcode.BARRIER_REACHED:
                 self._barriers.reached(session, event.key)
-        elif not isinstance(event, Run) and self._routes[event.inlet.vbucket].inlet is event.inlet:
-            route = self._routes[event.inlet.vbucket]
-            if isinstance(event, SnapshotBegun):
-                yield from self._intake.begin(route, event)
-            elif isinstance(event, SnapshotDone):
-                yield from self._intake.complete(route, event.end)
-            elif isinstance(event, StreamEnded):
+        elif isinstance(event, StreamEnded):
+            route = self._routes[event.stream.vbucket]
+            if route.stream is event.stream:
                 self._ended(route, event.reason)
 
     def _ended(self, route: Route, why: int) -> None:
@@ -542,5 +532,5 @@ def _blamed(session: NodeSession) -> Iterator[None]:
         raise
 
 
-def _closing(session: NodeSession, inlet: Inlet) -> Task:
-    yield Ask([session.close_stream(inlet)])
+def _closing(session: NodeSession, stream: StreamState) -> Task:
+    yield Ask([session.close_stream(stream)])

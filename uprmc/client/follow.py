@@ -25,12 +25,12 @@ from typing import Any, Literal
 
 from uprmc.client.documents import NotNow, fetch
 from uprmc.client.errors import ProducerError, RollbackRefused
-from uprmc.client.events import Inlet
 from uprmc.client.handler import Handler
-from uprmc.client.ledger import Ledger
 from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task, reason
 from uprmc.client.position import Place
+from uprmc.client.position_writer import PositionWriter
 from uprmc.consume import features
+from uprmc.consume.stream import StreamState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
@@ -60,12 +60,12 @@ class Follower:
         undone: keys that were undone.
     """
 
-    def __init__(self, handler: Handler, ledger: Ledger, on_rollback: OnRollback) -> None:
+    def __init__(self, handler: Handler, writer: PositionWriter, on_rollback: OnRollback) -> None:
         self.rollbacks: dict[int, int] = {}
         self.restarts: dict[int, int] = {}
         self.undone: dict[int, int] = {}
         self._handler = handler
-        self._ledger = ledger
+        self._writer = writer
         self._on_rollback = on_rollback
         self._returned: set[int] = set()
 
@@ -74,7 +74,7 @@ class Follower:
         session: NodeSession,
         place: Place,
         flags: int,
-        opening: Callable[[Inlet], None],
+        opening: Callable[[StreamState], None],
     ) -> Task:
         """Bring a stream about.
 
@@ -100,10 +100,10 @@ class Follower:
         for _ in range(_ATTEMPTS_MAX):
             if not place.settled:
                 yield from self._settle(session, place)
-            inlet, question = session.stream_request(
+            stream, question = session.stream_request(
                 place.vbucket, place.asked(), flags, versions=versions
             )
-            opening(inlet)
+            opening(stream)
             (answer,) = yield Ask([question])
             if answer.status == Status.INVALID_ARGUMENTS and versions and question.value:
                 versions = False  # the node's upr.known_versions may be lower than what we name
@@ -113,13 +113,13 @@ class Follower:
                 raise NotNow(
                     f"vBucket {place.vbucket}: {session.place} does not stream it: {reason(answer)}"
                 )
-            elif not inlet.log:
+            elif not stream.log:
                 raise self._nonsense(session, place, "an answer before the question")
-            elif not inlet.dropped:
+            elif not stream.dropped:
                 yield from self._tell_branch(place)
                 return
             else:
-                yield Ask([session.close_stream(inlet)])
+                yield Ask([session.close_stream(stream)])
         raise NotNow(
             f"vBucket {place.vbucket}: its history at {session.place} does not stand still"
         )
@@ -159,7 +159,7 @@ class Follower:
 
     def _return_to(self, session: NodeSession, place: Place, shared: int, words: str) -> Task:
         vbucket, native = place.vbucket, self._handler.native_rollback
-        boundaries = self._ledger.boundaries(vbucket)
+        boundaries = self._writer.boundaries(vbucket)
         if native and self._handler.returns_anywhere:
             boundaries = [*boundaries, shared]
         target = place.target(shared, boundaries, native=native)
@@ -169,17 +169,17 @@ class Follower:
         if not target:
             yield from self._start_over(place)
             return
-        self._ledger.going_back(place, target)
+        self._writer.going_back(place, target)
         if (yield from told(self._handler.rollback(vbucket, target))):
             log = yield from self._log(session, place)
             if place.holds_until(log) < target:  # another history than when it sent us back
                 raise NotNow(f"vBucket {vbucket}: its history at {session.place} has changed")
-            self._ledger.went_back(place, target, log)
+            self._writer.went_back(place, target, log)
         elif native:
             yield from self._start_over(place)
         else:
             log, put_back = yield from self._undo(session, place, target)
-            self._ledger.went_back(place, target, log, put_back)
+            self._writer.went_back(place, target, log, put_back)
 
     def _settle(self, session: NodeSession, place: Place) -> Task:
         """Undo what a crash or an undo has left above the place, if it is of another history."""
@@ -192,7 +192,7 @@ class Follower:
             yield from self._start_over(place)
             return
         log, put_back = yield from self._undo(session, place, until)
-        self._ledger.settled(place, until, log, put_back)
+        self._writer.settled(place, until, log, put_back)
 
     def _undo(self, session: NodeSession, place: Place, above: int) -> Task:
         """Put the node's documents in place of all keys above a seqno.
@@ -201,7 +201,7 @@ class Follower:
         what is put back may be a version that was never handed over.
         """
         vbucket = place.vbucket
-        keys = self._ledger.keys_above(vbucket, above)
+        keys = self._writer.keys_above(vbucket, above)
         for _ in range(_ATTEMPTS_MAX):
             log = yield from self._log(session, place)
             if place.holds_until(log) < above:  # another history than when it sent us back
@@ -222,11 +222,11 @@ class Follower:
 
     def _start_over(self, place: Place) -> Task:
         vbucket = place.vbucket
-        self._ledger.going_back(place, 0)
+        self._writer.going_back(place, 0)
         yield from told(self._handler.rollback(vbucket, 0))
         yield from self._make_durable()
         self.restarts[vbucket] = self.restarts.get(vbucket, 0) + 1
-        self._ledger.start_over(place)
+        self._writer.start_over(place)
 
     def _make_durable(self) -> Task:
         durable = getattr(self._handler, "durable", None)

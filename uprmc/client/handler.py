@@ -11,44 +11,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-SET = "set"
-DELETE = "delete"
-EXPIRE = "expire"
+from uprmc.consume.batch import DELETE, EXPIRE, SET, Batch, Change
 
-
-class Change(NamedTuple):
-    """A document was set, deleted, or has expired.
-
-    What the node did not send is ``None``: a value that was not asked for, and whatever only sets
-    or only deletions have. Times are Unix seconds; 0 = never, or not known.
-
-    Attributes:
-        op: ``set``, ``delete`` or ``expire``.
-        vbucket: where.
-        seqno: place in the vBucket's order.
-        vb_uuid: the branch of history in which that seqno was given.
-        key: 1 to 250 bytes.
-        value: the body.
-        rev: count of changes of the document.
-        cas: version stamp.
-        flags: 32 bits of whoever wrote it.
-        expiry: when it expires.
-        datatype: bits of `protocol.opcodes.DataType`.
-        deleted_at: when it went.
-    """
-
-    op: str
-    vbucket: int
-    seqno: int
-    vb_uuid: int
-    key: bytes
-    value: bytes | None
-    rev: int
-    cas: int
-    flags: int | None = None
-    expiry: int | None = None
-    datatype: int | None = None
-    deleted_at: int | None = None
+__all__ = [
+    "DELETE",
+    "EXPIRE",
+    "SET",
+    "BatchHandler",
+    "Change",
+    "Document",
+    "DurableHandler",
+    "Handler",
+]
 
 
 class Document(NamedTuple):
@@ -117,3 +91,17 @@ class DurableHandler(Protocol):
 
     def durable(self) -> Any:
         """Return when everything that was handed over is durable."""
+
+
+class BatchHandler(Protocol):
+    """A handler that takes batches: the quick way, for programs that do much at a time.
+
+    Then `mutation`, `deletion`, `snapshot_begin` and `snapshot_end` are not called.
+    """
+
+    def changes(self, batch: Batch) -> Any:
+        """Take changes of any number of vBuckets.
+
+        `batch.whole` names the vBuckets that are at the end of a snapshot behind it. Return when
+        these are durable, as from `snapshot_end`.
+        """

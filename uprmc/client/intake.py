@@ -1,5 +1,6 @@
 """Handing over: what the streams have brought goes to the handler, and is noted as reached.
 
+A handler that has `changes` is given batches as they are; any other one each change by itself.
 Tasks yield whatever the handler returned to be waited for. What comes from a stream that its
 vBucket has left in the meantime is dropped.
 
@@ -8,14 +9,20 @@ Source: systems reference g.1; acceptance rows D44, D45.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
 
-from uprmc.client.events import Accepted, Event, Inlet, Run, SnapshotBegun
-from uprmc.client.handler import Change, Handler
-from uprmc.client.ledger import Ledger
+from uprmc.client.events import Accepted, Event
+from uprmc.client.handler import SET, Handler
 from uprmc.client.node_session import NodeSession, Task
+from uprmc.client.position_writer import PositionWriter
 from uprmc.client.routes import Route
+from uprmc.consume.batch import Batch, Run
+from uprmc.consume.stream import StreamState
 from uprmc.protocol.opcodes import MarkerFlag
+
+_DISK = int(MarkerFlag.DISK)
 
 
 class Intake:
@@ -23,81 +30,107 @@ class Intake:
 
     Attributes:
         routes: by vBucket.
-        now: the time of the batch.
+        now: the time of what was received last.
     """
 
-    def __init__(self, handler: Handler, ledger: Ledger) -> None:
+    def __init__(self, handler: Handler, positions: PositionWriter) -> None:
         self.routes: dict[int, Route] = {}
         self.now = 0.0
         self._handler = handler
-        self._ledger = ledger
+        self._positions = positions
+        self._take_batch: Callable[[Batch], Any] | None = None
+        if callable(getattr(type(handler), "changes", None)):  # objects may keep a list there
+            self._take_batch = partial(cast(Any, type(handler)).changes, handler)
 
-    def wanted(self, events: Iterable[Event]) -> list[Run]:
-        """Return the changes that are to be handed over; streams that were accepted, begin."""
-        runs = []
+    def wanted(self, events: Iterable[Event]) -> list[Batch]:
+        """Return the batches that are to be handed over; streams that were accepted, begin."""
+        batches = []
         for event in events:
-            if isinstance(event, Run):
-                if not event.inlet.dropped:
-                    runs.append(event)
-            elif isinstance(event, Accepted):
-                self._accepted(event.inlet)
-        return runs
+            if type(event) is Batch:
+                batches.append(event)
+            elif type(event) is Accepted:
+                self._accepted(event.stream)
+        return batches
 
-    def _accepted(self, inlet: Inlet) -> None:
+    def _accepted(self, stream: StreamState) -> None:
         """Take over the node's log, before anything of the stream is written or handed over."""
-        route = self.routes[inlet.vbucket]
-        if route.inlet is not inlet:
-            inlet.dropped = True
-        elif route.place.adopt(inlet.log):
-            route.place.term = max(route.place.term, inlet.term)
-            self._ledger.adopted(route.place)
+        route = self.routes[stream.vbucket]
+        if route.stream is not stream:
+            stream.dropped = True
+        elif route.place.adopt(stream.log):
+            route.place.term = max(route.place.term, stream.term)
+            self._positions.adopted(route.place)
         else:
-            inlet.dropped = True
+            stream.dropped = True
 
-    def hand_over(self, session: NodeSession, run: Run) -> Task:
-        """Hand over changes, and perhaps the end of their snapshot."""
-        inlet, changes, sets = run
-        route = self.routes[inlet.vbucket]
-        if route.inlet is not inlet or inlet.dropped:
+    def hand_over(self, session: NodeSession, batch: Batch) -> Task:
+        """Hand over a batch, and note what was reached."""
+        if self._take_batch is None:
+            yield from self._one_by_one(session, batch)
             return
-        for waited_for in map(self._handler.mutation if sets else self._handler.deletion, changes):
-            if waited_for is not None:
-                yield waited_for
-        if self._took(session, route, changes):
-            yield from self.complete(route, route.place.end)
-
-    def _took(self, session: NodeSession, route: Route, changes: list[Change]) -> bool:
-        """Note that changes were handed over; returns whether their snapshot is complete."""
-        place, seqno = route.place, changes[-1][2]
-        route.items += len(changes)
-        session.items += len(changes)
-        if seqno == place.end:
-            return True
-        place.take(seqno)
-        self._ledger.reached(place)
-        return False
-
-    def complete(self, route: Route, end: int) -> Task:
-        """The snapshot up to `end` was handed over completely."""
-        place = route.place
-        place.inside = False
-        waited_for = self._handler.snapshot_end(place.vbucket, end)
+        routes = self.routes
+        unwanted = {run.stream for run in batch.runs if not self._is_wanted(run.stream)}
+        if unwanted:
+            batch = batch.without(unwanted)
+        for run in batch.runs:
+            if run.begun is not None:
+                routes[run.stream.vbucket].place.begin(run.begun.end_seqno, run.begun.purge_seqno)
+        waited_for = self._take_batch(batch)
         if waited_for is not None:
             yield waited_for
+        for run in batch.runs:
+            route = routes[run.stream.vbucket]
+            self._took(session, route, batch, run)
+            if run.done is not None:
+                self._complete(route, run.done)
+
+    def _one_by_one(self, session: NodeSession, batch: Batch) -> Task:
+        handler = self._handler
+        mutation, deletion = handler.mutation, handler.deletion
+        for run in batch.runs:
+            if not self._is_wanted(run.stream):
+                continue
+            route = self.routes[run.stream.vbucket]
+            place = route.place
+            if run.begun is not None:
+                start, end, kind, purge_seqno = run.begun
+                place.begin(end, purge_seqno)
+                if not place.inside:
+                    place.inside = True
+                    from_disk = bool(kind & _DISK)
+                    waited_for = handler.snapshot_begin(place.vbucket, start, end, from_disk)
+                    if waited_for is not None:
+                        yield waited_for
+            for change in batch.changes_of(run):
+                waited_for = mutation(change) if change[0] is SET else deletion(change)
+                if waited_for is not None:
+                    yield waited_for
+            self._took(session, route, batch, run)
+            if run.done is not None:
+                place.inside = False
+                waited_for = handler.snapshot_end(place.vbucket, run.done)
+                if waited_for is not None:
+                    yield waited_for
+                self._complete(route, run.done)
+
+    def _is_wanted(self, stream: StreamState) -> bool:
+        return not stream.dropped and self.routes[stream.vbucket].stream is stream
+
+    def _took(self, session: NodeSession, route: Route, batch: Batch, run: Run) -> None:
+        """Note that a run was handed over."""
+        count = run.last - run.first
+        if count:
+            route.items += count
+            session.items += count
+            if run.done is None:
+                place = route.place
+                place.take(batch.seqnos[run.last - 1])
+                self._positions.reached(place)
+
+    def _complete(self, route: Route, end: int) -> None:
+        """The snapshot up to `end` was handed over completely."""
+        place = route.place
         place.complete(end)
         if end >= route.high_seqno:
             route.high_seqno, route.level_at = end, self.now
-        self._ledger.complete(place)
-
-    def begin(self, route: Route, event: SnapshotBegun) -> Task:
-        """A snapshot was announced, perhaps the same again."""
-        place = route.place
-        place.begin(event.end, event.purge_seqno)
-        if not place.inside:
-            place.inside = True
-            from_disk = bool(event.kind & MarkerFlag.DISK)
-            waited_for = self._handler.snapshot_begin(
-                place.vbucket, event.start, event.end, from_disk
-            )
-            if waited_for is not None:
-                yield waited_for
+        self._positions.complete(place)

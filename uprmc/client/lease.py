@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
-from uprmc.client.events import Event, Run, StreamEnded
+from uprmc.client.events import Event, StreamEnded
 from uprmc.client.handler import Change
 from uprmc.client.node_session import Ask, NodeSession, Task, reason
 from uprmc.client.nodes import check_place
@@ -26,6 +26,7 @@ from uprmc.client.position import Asked
 from uprmc.client.wire import Wire
 from uprmc.consume import features
 from uprmc.consume import lease as messages
+from uprmc.consume.batch import Batch
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SnapshotRange
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -82,8 +83,8 @@ class Lease:
             left = len(wanted)
             while left:
                 for event in talk.events():
-                    if type(event) is Run:
-                        yield from event.changes
+                    if type(event) is Batch:
+                        yield from event
                     elif type(event) is StreamEnded:
                         left -= 1
                         if event.reason != EndReason.OK:

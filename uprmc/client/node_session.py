@@ -20,7 +20,7 @@ from typing import Any
 from uprmc.client.ahead import Ahead
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
-from uprmc.client.events import Event, Inlet
+from uprmc.client.events import Event
 from uprmc.client.position import Asked
 from uprmc.consume import features
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
@@ -32,6 +32,7 @@ from uprmc.consume.conversation import (
     acknowledgement,
     keep_alive_answer,
 )
+from uprmc.consume.stream import StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, FailoverLog, VBucketState
 from uprmc.places import of_cluster_map
@@ -255,7 +256,7 @@ class NodeSession:
         """The connection is gone: return the tasks that will get no answers."""
         waiting = self._questions.clear()
         tasks = {id(ask): ask.task for ask, _ in waiting if ask.task is not None}
-        self.decoder.inlets.clear()
+        self.decoder.streams.clear()
         self.open = False
         return list(tasks.values())
 
@@ -368,7 +369,7 @@ class NodeSession:
 
     def stream_request(
         self, vbucket: int, asked: Asked, flags: int, *, lease: int = 0, versions: bool = True
-    ) -> tuple[Inlet, RequestFrame]:
+    ) -> tuple[StreamState, RequestFrame]:
         """Return a stream that is to be asked for, and the question.
 
         Args:
@@ -378,8 +379,8 @@ class NodeSession:
             lease: what to read from, 0 = the present.
             versions: whether to name all histories that are known; a node may have a limit.
         """
-        inlet = Inlet(vbucket, self.decoder.next_opaque(), asked.seqno, asked.snapshot)
-        self.decoder.inlets[inlet.opaque] = inlet
+        stream = StreamState(vbucket, self.decoder.next_opaque(), asked.seqno, asked.snapshot)
+        self.decoder.streams[stream.opaque] = stream
         options = StreamOptions(lease=lease, term=asked.term if self.knows_terms else 0)
         uuid = asked.uuid
         if versions and features.VERSIONS in self.granted and asked.known_versions:
@@ -391,15 +392,15 @@ class NodeSession:
             extras=request.encode(),
             value=encode_stream_options(options),
             vbucket=vbucket,
-            opaque=inlet.opaque,
+            opaque=stream.opaque,
         )
-        return inlet, frame
+        return stream, frame
 
-    def close_stream(self, inlet: Inlet) -> RequestFrame:
+    def close_stream(self, stream: StreamState) -> RequestFrame:
         """Return the request to end a stream; its frames are dropped from now on."""
-        inlet.dropped = True
-        self.decoder.inlets.pop(inlet.opaque, None)
-        return RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=inlet.vbucket)
+        stream.dropped = True
+        self.decoder.streams.pop(stream.opaque, None)
+        return RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=stream.vbucket)
 
 
 def reason(answer: ResponseFrame) -> str:

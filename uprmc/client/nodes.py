@@ -178,7 +178,8 @@ class Nodes:
         """Return the vBuckets that two nodes say they have, with the same term."""
         seen: dict[int, int] = {}
         twice: set[int] = set()
-        for session in self.sessions():
+        sessions = self.sessions()
+        for session in sessions if len(sessions) > 1 else ():
             for vbucket in session.active:
                 term = session.terms.get(vbucket, 0)
                 highest = seen.get(vbucket, -1)

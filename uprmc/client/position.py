@@ -112,8 +112,9 @@ class Place:
         seqno, end = (self.seqno, self.end) if inside else (self.whole, self.whole)
         if seqno == self.whole:
             end = seqno
-        snapshot = SnapshotRange(self.whole, end)
-        return Saved(seqno, snapshot, self.log, self.ring_from, self.purge_seqno, self.term)
+        snapshot = tuple.__new__(SnapshotRange, (self.whole, end))
+        numbers = (seqno, snapshot, self.log, self.ring_from, self.purge_seqno, self.term)
+        return tuple.__new__(Saved, numbers)
 
     def asked(self) -> Asked:
         """Return what to ask a node for.
@@ -247,15 +248,17 @@ class Place:
         At least `keep` are kept, and all above the last whole snapshot. Before the first one is
         whole the only way back is the beginning, so nothing more is needed.
         """
-        if self._chunks and self._chunks[-1][1] < keep // _PIECES and self.whole:
-            _, before = self._chunks.pop()
-            self._chunks.append((last_seqno, before + entries))
+        chunks = self._chunks
+        if chunks and chunks[-1][1] < keep // _PIECES and self.whole:
+            chunks[-1] = (last_seqno, chunks[-1][1] + entries)
         else:
-            self._chunks.append((last_seqno, entries))
+            chunks.append((last_seqno, entries))
         self._entries += entries
-        self.applied = max(self.applied, last_seqno)
-        chunks, limit = self._chunks, self.whole or self.seqno
-        trimmed = None
+        if last_seqno > self.applied:
+            self.applied = last_seqno
+        if self._entries < keep:
+            return None
+        limit, trimmed = self.whole or self.seqno, None
         while self._entries - chunks[0][1] >= keep and chunks[0][0] <= limit and len(chunks) > 1:
             trimmed, count = chunks.popleft()
             self._entries -= count

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from uprmc.client.events import Inlet
 from uprmc.client.node_session import NodeSession
 from uprmc.client.nodes import DELAY_MAX_S, DELAY_MIN_S
 from uprmc.client.position import Place
 from uprmc.consume.retry import Backoff
+from uprmc.consume.stream import StreamState
 
 
 class Route:
@@ -15,7 +15,7 @@ class Route:
     Attributes:
         place: where we stand.
         session: the node that is asked, or streams.
-        inlet: the stream, once it is asked for.
+        stream: the stream, once it is asked for.
         streaming: it was accepted.
         done: everything has come that was there.
         high_seqno: how far the node is, as it told last.
@@ -26,13 +26,13 @@ class Route:
         refusal: why there is none, in words, ``""`` = nobody has refused it.
     """
 
-    __slots__ = ("backoff", "done", "high_seqno", "inlet", "items", "level_at", "lost_at",
-                 "off_at", "place", "refusal", "session", "streaming")  # fmt: skip
+    __slots__ = ("backoff", "done", "high_seqno", "items", "level_at", "lost_at", "off_at",
+                 "place", "refusal", "session", "stream", "streaming")  # fmt: skip
 
     def __init__(self, place: Place, now: float) -> None:
         self.place = place
         self.session: NodeSession | None = None
-        self.inlet: Inlet | None = None
+        self.stream: StreamState | None = None
         self.streaming = self.done = False
         self.backoff = Backoff(DELAY_MIN_S, DELAY_MAX_S)
         self.high_seqno = self.items = 0
@@ -40,13 +40,13 @@ class Route:
         self.lost_at = 0.0
         self.level_at = self.off_at = now
 
-    def opening(self, inlet: Inlet) -> None:
+    def opening(self, stream: StreamState) -> None:
         """A stream is about to be asked for."""
-        self.inlet = inlet
+        self.stream = stream
 
     def off(self, now: float) -> None:
         """There is no stream any more."""
         if self.streaming:
             self.off_at = now
         self.lost_at = now
-        self.session, self.inlet, self.streaming = None, None, False
+        self.session, self.stream, self.streaming = None, None, False

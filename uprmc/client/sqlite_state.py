@@ -332,10 +332,12 @@ class SqliteState:
                     for data in [pack_entries(entries)]
                 ],
             )
-        known = self._saved.get
-        self._write_positions(
-            {n: new for n, new in saved.items() if not _same_history(known(n), new)}
-        )
+        known, changed = self._saved.get, {}
+        for vbucket, new in saved.items():
+            old = known(vbucket)
+            if old is None or old.term != new.term or old.log != new.log:
+                changed[vbucket] = new
+        self._write_positions(changed)
 
     def _write_positions(self, saved: Mapping[int, Saved]) -> None:
         if saved:
@@ -378,10 +380,6 @@ class SqliteState:
             if connection.in_transaction:
                 connection.rollback()
             raise
-
-
-def _same_history(known: Saved | None, new: Saved) -> bool:
-    return known is not None and known.log == new.log and known.term == new.term
 
 
 def _saved(row: Sequence[Any]) -> Saved:

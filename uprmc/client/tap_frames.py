@@ -18,7 +18,9 @@ from collections.abc import Iterator
 
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import NotANode
-from uprmc.client.events import Event, Inlet
+from uprmc.client.events import Event
+from uprmc.consume.batch import Received
+from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
@@ -71,19 +73,22 @@ class FramePasser(Decoder):
             ProducerError: what no producer may send.
             NotANode: these are no frames.
         """
-        events: list[Event] = []
-        position = self._complete_rest(data, events) if self._rest else 0
-        yield from events
+        position = 0
+        if self._rest:
+            position, events = self._complete_rest(data)
+            yield from events
         size = len(data)
         while True:
-            position = self._mutations(data, position)
+            try:
+                position = self._mutations(data, position)
+            except StreamFault as fault:
+                raise self._nonsense(str(fault)) from None
             if size - position < HEADER_BYTES:
                 break
             end = position + self._frame_bytes(data, position)
             if end > size:
                 break
-            events = []
-            self._other(data, position, end, events)
+            events = self._frame(data[position:end])
             position = end
             yield from events
         self._rest += data[position:]
@@ -111,7 +116,7 @@ class FramePasser(Decoder):
 
     def forget(self, opaque: int) -> None:
         """Drop what is held of a stream, and whatever of it comes yet."""
-        self.inlets.pop(opaque, None)
+        self.streams.pop(opaque, None)
         kept: deque[tuple[bytes, ...]] = deque()
         for pieces in self._held:
             if _OPAQUE.unpack_from(pieces[0])[0] == opaque:
@@ -125,7 +130,7 @@ class FramePasser(Decoder):
         """Drop everything."""
         self._held.clear()
         self._rest.clear()
-        self.inlets.clear()
+        self.streams.clear()
         self.held_bytes = 0
 
     def _hold(self, *pieces: bytes) -> None:
@@ -139,7 +144,7 @@ class FramePasser(Decoder):
         unpack, hold = MUTATION_FRAME.unpack_from, self._held.append
         began, size = position, len(data)
         current = low = high = good_place = -1
-        inlet: Inlet | None = None
+        stream: StreamState | None = None
         while position + _MUTATION_BYTES <= size:
             head, key_length, place, length, opaque, _, seqno, _, _, _, _, nmeta, _ = unpack(
                 data, position
@@ -148,55 +153,74 @@ class FramePasser(Decoder):
             if head != _MUTATION_HEAD or end > size:
                 break
             if opaque != current:
-                _settle(inlet, low)
-                inlet = self._inlet(opaque, place & 0xFFFF)
-                if inlet is None:
+                _settle(stream, low)
+                stream = self._stream(opaque, place & 0xFFFF)
+                if stream is None:
                     break
-                current, low, high, good_place = opaque, inlet.low, inlet.high, -1
+                current, low, high, good_place = opaque, stream.low, stream.high, -1
             if place != good_place:
-                assert inlet is not None
-                self._datatype(place, inlet.vbucket)
+                assert stream is not None
+                self._check_place(place, stream)
                 good_place = place
             if not (low < seqno <= high and 0 < key_length <= length - _EXTRAS_BYTES - nmeta):
-                raise self._bad_item(inlet, seqno, low, high)
+                assert stream is not None
+                raise stream.fault(seqno, low, high)
             low = seqno
             body = position + _MUTATION_BYTES
             hold((data[position:body], data[body:end]))
             position = end
-        _settle(inlet, low)
+        _settle(stream, low)
         self.held_bytes += position - began
         return position
 
-    def _inlet(self, opaque: int, vbucket: int) -> Inlet | None:
+    def _stream(self, opaque: int, vbucket: int) -> StreamState | None:
         # Opaques are whoever's asked for the stream, so one that is not known may be an old one.
-        return super()._inlet(opaque, vbucket) if opaque in self.inlets else None
+        return super()._stream(opaque, vbucket) if opaque in self.streams else None
 
-    def _other(self, data: bytes, position: int, end: int, events: list[Event]) -> int:
-        """Deal with any one frame; the number that is returned means nothing here."""
-        packet = data[position:end]
+    def _complete_rest(self, data: bytes) -> tuple[int, list[Event]]:
+        """Deal with the frame that was cut, if all of it is there; return where the next begins.
+
+        Only that one is copied: putting the rest before all of the data would copy all of it.
+        """
+        rest = self._rest
+        taken = max(0, HEADER_BYTES - len(rest))
+        rest += data[:taken]
+        if len(rest) < HEADER_BYTES:
+            return len(data), []
+        missing = self._frame_bytes(rest, 0) - len(rest)
+        rest += data[taken : taken + missing]
+        if len(data) - taken < missing:
+            return len(data), []
+        frame = bytes(rest)
+        rest.clear()
+        return taken + missing, self._frame(frame)
+
+    def _frame(self, packet: bytes) -> list[Event]:
+        """Deal with any one frame."""
         try:
             frame = decode_frame(packet)
         except RemoteProtocolError as error:
             raise NotANode(f"what answers at {self.place} is no UPR: {error}") from None
         if isinstance(frame, ResponseFrame):
-            events.append(self._answer(frame))
-        elif frame.opcode in (Opcode.UPR_NOOP, Opcode.NOOP):
-            events.append(frame)
-        else:
-            self._pass(frame, packet)
-        return 0
+            return [self._answer(frame)]
+        if frame.opcode in (Opcode.UPR_NOOP, Opcode.NOOP):
+            return [frame]
+        self._pass(frame, packet)
+        return []
 
     def _pass(self, frame: RequestFrame, packet: bytes) -> None:
         known = frame.opcode in _OF_CONSUMERS or frame.opcode in _OF_REPLICAS
-        inlet = self._inlet(frame.opaque, frame.vbucket) if known else None
-        if inlet is None:
-            self.dropped_bytes += len(packet)
-            return
         try:
+            stream = self._stream(frame.opaque, frame.vbucket) if known else None
+            if stream is None:
+                self.dropped_bytes += len(packet)
+                return
             if frame.opcode in _OF_CONSUMERS:
-                self._told(frame, [])
+                self._told(frame, packet, 0, Received(packet))
             elif len(packet) - HEADER_BYTES != _OF_REPLICAS[Opcode(frame.opcode)]:
                 raise RemoteProtocolError(f"{len(packet)} bytes")
+        except StreamFault as fault:
+            raise self._nonsense(str(fault)) from None
         except (struct.error, RemoteProtocolError) as error:
             raise self._nonsense(f"opcode {frame.opcode:#04x}: {error}") from None
         body = HEADER_BYTES + len(frame.extras)
@@ -206,7 +230,7 @@ class FramePasser(Decoder):
             self._hold(packet)
 
 
-def _settle(inlet: Inlet | None, low: int) -> None:
+def _settle(stream: StreamState | None, low: int) -> None:
     """Note how far a stream has come."""
-    if inlet is not None:
-        inlet.seqno = inlet.low = low
+    if stream is not None:
+        stream.seqno = stream.low = low

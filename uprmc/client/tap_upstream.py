@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from uprmc.client.errors import ClientError, ProducerError
-from uprmc.client.events import Accepted, Event, Inlet
+from uprmc.client.events import Accepted, Event
 from uprmc.client.node_session import Ask, Task
 from uprmc.client.tap_connection import ProducerSession
 from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
 from uprmc.consume.conversation import Questions
+from uprmc.consume.stream import StreamState
 from uprmc.model import Item, SnapshotRange
 from uprmc.ports import Dial, Dialled, Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -78,8 +79,10 @@ class RemoteUpstream:
         self._wake_wire: Callable[[], None] | None = None
         self._gone = False
         self._waiting: list[Callable[[], None]] = []
-        self._asked: Questions[tuple[Inlet, Callable[[int, bytes], None]]] = Questions(strict=False)
-        self._streams: dict[int, Inlet] = {}
+        self._asked: Questions[tuple[StreamState, Callable[[int, bytes], None]]] = Questions(
+            strict=False
+        )
+        self._streams: dict[int, StreamState] = {}
         self._rows: Questions[tuple[dict[str, str], Task]] = Questions(strict=False)
         self._dialled: Dialled | None = None
         dialled = dial(place, self._connected, self._not_connected)
@@ -206,9 +209,9 @@ class RemoteUpstream:
         found = self._asked.answered(frame.opcode, frame.opaque)
         if found is None:
             return  # closed meanwhile
-        inlet, done = found
+        stream, done = found
         if frame.status:
-            self._forget(inlet)
+            self._forget(stream)
         if frame.status == Status.ROLLBACK and len(frame.value) != ROLLBACK_VALUE.size:
             raise ProducerError(
                 f"the upstream at {self._session.place} sent a rollback of {len(frame.value)} bytes"
@@ -287,9 +290,9 @@ class RemoteUpstream:
 
         def ask() -> None:
             snapshot = SnapshotRange(request.snapshot_start, request.snapshot_end)
-            inlet = Inlet(number, opaque, request.start_seqno, snapshot)
-            self._session.decoder.inlets[opaque] = self._streams[number] = inlet
-            self._asked.expect(Opcode.UPR_STREAM_REQUEST, (inlet, done), opaque)
+            stream = StreamState(number, opaque, request.start_seqno, snapshot)
+            self._session.decoder.streams[opaque] = self._streams[number] = stream
+            self._asked.expect(Opcode.UPR_STREAM_REQUEST, (stream, done), opaque)
             frame = RequestFrame(
                 Opcode.UPR_STREAM_REQUEST, extras=request.encode(), vbucket=number, opaque=opaque
             )
@@ -300,23 +303,23 @@ class RemoteUpstream:
 
     def close_stream(self, number: int) -> None:
         """See `upstream.Upstream`; what was received of it and not pulled is dropped."""
-        inlet = self._streams.get(number)
-        if inlet is None or self._gone:
+        stream = self._streams.get(number)
+        if stream is None or self._gone:
             return
-        ended = inlet.opaque not in self._session.decoder.inlets
-        self._asked.forget(inlet.opaque)
-        self._forget(inlet)
+        ended = stream.opaque not in self._session.decoder.streams
+        self._asked.forget(stream.opaque)
+        self._forget(stream)
         if not ended:
             self._session.send(
-                RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=number, opaque=inlet.opaque)
+                RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=number, opaque=stream.opaque)
             )
         self._settle()
         self._stir()
 
-    def _forget(self, inlet: Inlet) -> None:
-        self._session.passer.forget(inlet.opaque)
-        if self._streams.get(inlet.vbucket) is inlet:
-            del self._streams[inlet.vbucket]
+    def _forget(self, stream: StreamState) -> None:
+        self._session.passer.forget(stream.opaque)
+        if self._streams.get(stream.vbucket) is stream:
+            del self._streams[stream.vbucket]
 
     def pull(self, out: list[bytes], budget: int) -> int:
         """See `upstream.Upstream`."""

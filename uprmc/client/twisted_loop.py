@@ -140,7 +140,7 @@ class Loop:
             await self._follow(reached, timeout_s)
             await self._drive(self.core.idle())
         except BaseException:
-            abandon = getattr(self.core.ledger.state, "abandon", None)
+            abandon = getattr(self.core.writer.state, "abandon", None)
             if abandon is not None:
                 abandon()
             raise

@@ -35,7 +35,6 @@ PERSISTED = b"uprmc_persisted"
 TERMS = b"uprmc_terms"
 FACTS = FACTS_KEY
 BARRIERS = b"uprmc_barrier"
-SNAPSHOT_ENDS = b"uprmc_snapshot_end"
 LEASES = b"uprmc_leases"
 
 #: Keys of CONTROLs that only a node like this one knows begin so.
@@ -55,7 +54,6 @@ CONTROLS: Mapping[bytes, str] = {
     TERMS: "true",
     FACTS: "true",
     BARRIERS: "true",
-    SNAPSHOT_ENDS: "true",
     LEASES: "true",
 }
 
@@ -130,7 +128,8 @@ SPLICED_REPLICA = Handshake(
     unnumbered=frozenset({MARKERS, TERMS, FACTS}),
 )
 
-#: A program over the client library. Tolerant.
+#: A program over the client library. Tolerant. It needs no frame at the end of a snapshot: the last
+#: item has the seqno that the marker gave as the end.
 PROGRAM = Handshake(
     asks=(
         FLOW_CONTROL,
@@ -141,7 +140,6 @@ PROGRAM = Handshake(
         MARKERS,
         VERSIONS,
         BARRIERS,
-        SNAPSHOT_ENDS,
         LEASES,
     ),
 )

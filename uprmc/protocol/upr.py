@@ -170,6 +170,11 @@ def _each_alone(layout: Layout) -> list[tuple[str, ...]]:
 MutationFrame = Layout(*RequestHeader.subcons, *MutationExtras.subcons)
 MUTATION_FRAME = derive_merged(MutationFrame, *_HEADER_GROUPS, *_each_alone(MutationExtras))
 
+#: The same, in the 7 numbers by which an item is judged.
+MUTATION_JUDGED = derive_merged(
+    MutationFrame, *_HEADER_GROUPS, *_each_alone(MutationExtras), unread=(5, 7, 8, 9, 10, 12)
+)
+
 #: Header and extras of a deletion, in 9 numbers.
 DeletionFrame = Layout(*RequestHeader.subcons, *DeletionExtras.subcons)
 DELETION_FRAME = derive_merged(DeletionFrame, *_HEADER_GROUPS, *_each_alone(DeletionExtras))
@@ -177,6 +182,18 @@ DELETION_FRAME = derive_merged(DeletionFrame, *_HEADER_GROUPS, *_each_alone(Dele
 #: Header and extras of a snapshot marker, in 9 numbers.
 MarkerFrame = Layout(*RequestHeader.subcons, *SnapshotMarkerExtras.subcons)
 MARKER_FRAME = derive_merged(MarkerFrame, *_HEADER_GROUPS, *_each_alone(SnapshotMarkerExtras))
+
+#: Header, extras and value of a snapshot marker of version 2.2, in the 9 numbers that are of use.
+VersionedMarkerFrame = Layout(
+    *RequestHeader.subcons, *VersionedMarkerExtras.subcons, *VersionedMarkerValue.subcons
+)
+VERSIONED_MARKER_FRAME = derive_merged(
+    VersionedMarkerFrame,
+    *_HEADER_GROUPS,
+    *_each_alone(VersionedMarkerExtras),
+    *_each_alone(VersionedMarkerValue),
+    unread=(0, 5, 10, 11, 13),
+)
 
 
 def frame_head(opcode: int) -> int:
@@ -189,6 +206,7 @@ def frame_place(extras_length: int, vbucket: int, datatype: int = 0) -> int:
     return extras_length << 24 | datatype << 16 | vbucket
 
 
+_VERSIONED_MARKER_PLACE = frame_place(VERSIONED_MARKER_EXTRAS.size, 0)
 _VERSION_2_2 = VERSIONED_MARKER_EXTRAS.pack(2)
 _MARKER_HEAD = frame_head(Opcode.UPR_SNAPSHOT_MARKER)
 _MARKER_BYTES = SNAPSHOT_MARKER_EXTRAS.size
@@ -210,6 +228,11 @@ def snapshot_marker(
         end_seqno,
         kind,
     )
+
+
+def versioned_marker_place(vbucket: int) -> int:
+    """Return the third number of a whole marker of version 2.2."""
+    return _VERSIONED_MARKER_PLACE | vbucket
 
 
 def versioned_marker(

@@ -11,22 +11,19 @@ Source: systems reference g.2; acceptance rows D13, D44, D45, D48.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
 from typing import Any
 
-from uprmc.client.events import Run
-from uprmc.client.handler import Change, Handler
+from uprmc.client.handler import Handler
 from uprmc.client.node_session import Task
 from uprmc.client.position import BOUNDARY, Place
 from uprmc.client.state import RingChunk, StateStore
+from uprmc.consume.batch import Batch
 from uprmc.model import FailoverLog
 
 _Entries = dict[int, list[tuple[int, bytes]]]
 
-_SEQNO_AND_KEY = itemgetter(Change._fields.index("seqno"), Change._fields.index("key"))
 
-
-class Ledger:
+class PositionWriter:
     """See the module docstring.
 
     Attributes:
@@ -67,13 +64,13 @@ class Ledger:
         if waited_for is not None:
             yield waited_for
 
-    def before(self, runs: Iterable[Run]) -> None:
+    def before(self, batches: Iterable[Batch]) -> None:
         """Write what was reached, and the ring entries of what is about to be handed over.
 
         Raises:
             StateError: it could not be written; nothing is to be handed over.
         """
-        entries = self._entries(runs)
+        entries = self._entries(batches)
         for vbucket in entries:
             place = self.places[vbucket]
             if not place.kept:
@@ -81,12 +78,27 @@ class Ledger:
         if entries:
             self._commit(entries)
 
-    def _entries(self, runs: Iterable[Run]) -> _Entries:
+    def _entries(self, batches: Iterable[Batch]) -> _Entries:
+        """Return what goes into the ring: keys, and behind them the ends of snapshots.
+
+        A native handler can return only to an end that it was told: these are written later.
+        """
         entries: _Entries = {}
-        for inlet, changes, _ in runs:
-            found = entries.setdefault(inlet.vbucket, [])
-            if not self._native:
-                found += map(_SEQNO_AND_KEY, changes)
+        for batch in batches:
+            seqnos, keys = batch.seqnos, batch.keys
+            for run in batch.runs:
+                first, last, done = run.first, run.last, run.done
+                if (first == last and done is None) or run.stream.dropped:
+                    continue
+                found = entries.setdefault(run.stream.vbucket, [])
+                if self._native:
+                    continue
+                if last - first == 1:
+                    found.append((seqnos[first], keys[first]))
+                else:
+                    found += zip(seqnos[first:last], keys[first:last], strict=True)
+                if done is not None:
+                    found.append((done, BOUNDARY))
         return entries
 
     def reached(self, place: Place) -> None:
@@ -96,7 +108,8 @@ class Ledger:
 
     def complete(self, place: Place) -> None:
         """A snapshot was handed over completely."""
-        self._boundaries.setdefault(place.vbucket, []).append((place.whole, BOUNDARY))
+        if self._native:
+            self._boundaries.setdefault(place.vbucket, []).append((place.whole, BOUNDARY))
         self._dirty[place.vbucket] = place
 
     def adopted(self, place: Place) -> None:
@@ -111,22 +124,21 @@ class Ledger:
             self._commit({})
 
     def _commit(self, entries: _Entries) -> None:
-        dirty = self._dirty
-        for vbucket in dirty:
-            if vbucket in self._boundaries:
-                entries.setdefault(vbucket, [])
+        dirty, places, keep = self._dirty, self.places, self._ring_items
+        for vbucket, ends in self._boundaries.items():
+            entries.setdefault(vbucket, []).extend(ends)
+        self._boundaries = {}
         chunks, trims = [], {}
-        for vbucket, keys in entries.items():
-            ends = self._boundaries.pop(vbucket, [])
-            if keys or ends:
-                found = ends + keys
+        for vbucket, found in entries.items():
+            if found:
                 chunks.append(RingChunk(vbucket, found))
-                place, count = self.places[vbucket], len(ends if self._native else keys)
-                trimmed = place.remember(found[-1][0], count, self._ring_items)
+                count = len(found) if self._native else _keys_among(found)
+                trimmed = places[vbucket].remember(found[-1][0], count, keep)
                 if trimmed is not None:
                     trims[vbucket] = trimmed
-                    dirty[vbucket] = place
-        saved = {vbucket: place.saved(inside=self._inside) for vbucket, place in dirty.items()}
+                    dirty[vbucket] = places[vbucket]
+        inside = self._inside
+        saved = {vbucket: place.saved(inside=inside) for vbucket, place in dirty.items()}
         self.state.commit(saved, chunks, trims, {})
         for place in dirty.values():
             place.kept = True
@@ -205,3 +217,8 @@ class Ledger:
         kept = [entry for entry in pending if entry[0] <= above]
         if kept:
             self._boundaries[vbucket] = kept
+
+
+def _keys_among(entries: list[tuple[int, bytes]]) -> int:
+    """Return how many entries are keys, not ends of snapshots."""
+    return len(entries) - [key for _, key in entries].count(BOUNDARY)

@@ -1,0 +1,107 @@
+"""One stream as the asking side knows it: what may come next, and what completes a snapshot.
+
+The rule for markers is here, once. A snapshot may be announced again with a later end as long as it
+is not complete. *Strict*, every snapshot ends with an item that has its last seqno. *Tolerant*,
+a marker that begins behind the announced end completes the snapshot before it: producers other than
+ours may leave out the item that had the last seqno.
+
+Source: UPR reference 2.5, 4.3; ``docs/streams.md``.
+"""
+
+from __future__ import annotations
+
+from uprmc.model import FailoverEntry, SnapshotRange
+from uprmc.protocol.upr import Marker
+
+#: Above every seqno: nothing may come before a marker.
+NOTHING = 2**64
+
+
+class StreamFault(ValueError):
+    """What no producer may send; the text says what and of which vBucket."""
+
+
+class StreamState:
+    """One stream that was asked for.
+
+    Attributes:
+        vbucket: whose.
+        opaque: names the stream on its connection.
+        seqno: the last one that came, or that we had before.
+        low: the next item must be above this.
+        high: and not above this, the end of the snapshot that the stream is in.
+        start: where that snapshot begins.
+        resumed: the stream was asked to go on inside of a snapshot that it has not announced yet.
+        log: the producer's failover log, once it has accepted.
+        term: the term that came with it, 0 = the producer knows none.
+        uuid: the newest history, which begins after `branch_at`.
+        dropped: nothing of it is wanted any more.
+    """
+
+    __slots__ = ("branch_at", "dropped", "high", "log", "low", "opaque", "resumed", "seqno",
+                 "start", "term", "uuid", "vbucket")  # fmt: skip
+
+    def __init__(self, vbucket: int, opaque: int, seqno: int, snapshot: SnapshotRange) -> None:
+        self.vbucket = vbucket
+        self.opaque = opaque
+        self.seqno = seqno
+        self.low = NOTHING
+        self.start = snapshot.start + 1
+        self.high = snapshot.end
+        self.resumed = seqno < snapshot.end
+        self.log: tuple[FailoverEntry, ...] = ()
+        self.uuid = self.term = 0
+        self.branch_at = 0
+        self.dropped = False
+
+    def accept(self, log: tuple[FailoverEntry, ...], term: int = 0) -> None:
+        """The producer has accepted the stream."""
+        self.log, self.term = log, term
+        self.uuid, self.branch_at = log[0]
+
+    def history_of(self, seqno: int) -> int:
+        """Return the vb_uuid of the branch in which a seqno was given."""
+        return next((entry.uuid for entry in self.log if entry.seqno < seqno), 0)
+
+    def announce(self, marker: Marker, *, strict: bool = False) -> int | None:
+        """Take a marker; return the end of the snapshot that it completes, if it does.
+
+        Raises:
+            StreamFault: it does not fit what came before.
+        """
+        start, end = marker.start_seqno, marker.end_seqno
+        if end <= self.seqno:
+            raise StreamFault(
+                f"vBucket {self.vbucket}: a snapshot {start}..{end} behind seqno {self.seqno}"
+            )
+        inside, completed = self.seqno < self.high, None
+        if inside and self.start < start:
+            if strict or start <= self.high or self.resumed:
+                raise StreamFault(
+                    f"vBucket {self.vbucket}: the snapshot {self.start}..{self.high} was cut "
+                    f"short at {self.seqno} by {start}..{end}"
+                )
+            completed = self.seqno = self.high
+            inside = False
+        if not inside:
+            self.start = start
+        self.resumed = False
+        self.low, self.high = max(self.seqno, start - 1), end
+        return completed
+
+    def complete(self) -> int | None:
+        """All of the snapshot was sent; return its end if its last item did not say so already."""
+        if self.seqno >= self.high:
+            return None
+        self.seqno = self.low = self.high
+        return self.high
+
+    def fault(self, seqno: int, low: int, high: int) -> StreamFault:
+        """Return what is wrong with an item that may not come between `low` and `high`."""
+        if low == NOTHING:
+            return StreamFault(f"vBucket {self.vbucket}: seqno {seqno} before any snapshot")
+        if seqno > high or self.start > seqno > low:
+            return StreamFault(f"vBucket {self.vbucket}: seqno {seqno} outside of its snapshot")
+        if seqno <= low:
+            return StreamFault(f"vBucket {self.vbucket}: seqno {seqno} after {low}")
+        return StreamFault(f"vBucket {self.vbucket}: a torn item at seqno {seqno}")
