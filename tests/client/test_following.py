@@ -115,7 +115,7 @@ def test_until_now_ends_when_everything_has_come() -> None:
     rig, mirror = node(), Mirror()
     write(rig, 1, a="1")
     world = World(mirror, rig, until_now=True)
-    world.until(lambda: world.core.finished)
+    world.until(lambda: world.core.completeness.finished)
     assert mirror.of(1) == live(rig, 1)
 
 

@@ -136,7 +136,7 @@ class Loop:
     def steps(self, reached: Callable[[], bool] | None, timeout_s: float | None) -> Iterator[None]:
         """Go on until told otherwise; yields now and then, having saved nothing on purpose."""
         began = time.monotonic()
-        while not self._stopping.is_set() and not self.core.finished:
+        while not self._stopping.is_set() and not self.core.completeness.finished:
             now = time.monotonic()
             if timeout_s is not None and now - began > timeout_s:
                 raise WaitedTooLong(f"the client has run for {timeout_s:g} s")

@@ -19,13 +19,14 @@ Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from uprmc.client.barriers import Barrier, Barriers
+from uprmc.client.completeness import Completeness
 from uprmc.client.documents import NotNow
-from uprmc.client.errors import ClientError, ConnectionLost, not_active
+from uprmc.client.errors import ClientError, ConnectionLost
 from uprmc.client.events import Accepted, Event, StreamEnded
 from uprmc.client.follow import Follower
 from uprmc.client.handler import Handler
@@ -35,14 +36,14 @@ from uprmc.client.metrics import Metrics
 from uprmc.client.node_session import Ask, NodeSession, Task
 from uprmc.client.nodes import Nodes
 from uprmc.client.options import Options, Start
-from uprmc.client.position import Place, Position
+from uprmc.client.position import Position
 from uprmc.client.position_writer import PositionWriter
 from uprmc.client.quiet import PatientCollector
+from uprmc.client.route_table import RouteTable
 from uprmc.client.routes import Route
 from uprmc.client.state import StateStore
 from uprmc.consume.batch import Batch
 from uprmc.consume.stream import StreamState
-from uprmc.model import FailoverEntry
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, StreamFlag
 
@@ -71,6 +72,7 @@ class UprCore:
         nodes: those it knows.
         writer: what is kept.
         options: how it behaves.
+        completeness: what of "everything up to now" is lacking.
         failure: what `received` has raised, if the connection is not to blame for it.
 
     Raises:
@@ -89,111 +91,12 @@ class UprCore:
         self._follower = Follower(handler, self.writer, options.on_rollback)
         self._barriers = Barriers()
         self.failure: ClientError | None = None
-        self._waiting: set[int] = set()
         self._following: dict[NodeSession, int] = {}
         self._logged: set[str] = set()
-        self._now = self._began = self._turned = 0.0
+        self._now = self._turned = 0.0
         options.check()
-        known = self.writer.load()
-        self._known = {
-            vbucket: place
-            for vbucket, place in known.items()
-            if options.vbuckets is None or vbucket in options.vbuckets
-        }
-        for vbucket in sorted(self._known if options.vbuckets is None else options.vbuckets):
-            self._add(vbucket)
-
-    # --- what follows what ----------------------------------------------------------------------
-
-    def _add(self, vbucket: int) -> None:
-        if vbucket in self._routes:
-            return
-        start, place = self.options.start, self._known.get(vbucket)
-        given = vbucket in start if isinstance(start, Mapping) else start != "checkpoint"
-        if given and place is not None:
-            place = self._begun_anew(place)
-        if place is None:
-            place = Place(vbucket)
-            if isinstance(start, Mapping) and vbucket in start:
-                seqno, uuid = start[vbucket]
-                place.stand_at(seqno, (FailoverEntry(uuid, 0),) if uuid else ())
-            place.at_now = start == "now" or isinstance(start, int)
-            place.begin_at = start if isinstance(start, int) else None
-        self.writer.places[vbucket] = place
-        self._routes[vbucket] = Route(place, self._now)
-        self._waiting.add(vbucket)
-
-    def _begun_anew(self, place: Place) -> Place | None:
-        """Forget a place that the program does not want to go on from."""
-        if self.options.start != "beginning":
-            self.writer.start_over(place)
-            return None
-        place.seqno = place.whole = place.end = 0  # kept, at zero: the handler is told to drop it
-        return place
-
-    @property
-    def finished(self) -> bool:
-        """Whether everything has come that was there, if that is the end."""
-        return (
-            self.options.until_now
-            and bool(self._routes)
-            and self.nodes.all_asked()
-            and bool(self.nodes.sessions())
-            and all(route.done for route in self._routes.values())
-        )
-
-    def hopeless(self, now: float, patience_s: float) -> ClientError | None:
-        """Return why what was there will not come, if it is to be waited for no longer.
-
-        Only a consumer that is to end asks too much of a vBucket that can be had nowhere: for
-        others a node may be promoted one day.
-        """
-        ends = self.options.until_now or not self.options.redial
-        if not ends or not self.nodes.all_asked():
-            return None
-        if not self._routes and self._began and self._began + patience_s < now:
-            return self._not_active([])
-        late = [n for n in self._waiting if self._routes[n].off_at + patience_s < now]
-        found = [number for number in sorted(late) if self._why_absent(number) is not None]
-        return self._not_active(found) if found else None
-
-    def give_up_barriers(self, now: float, patience_s: float) -> None:
-        """Break the barriers that wait for vBuckets which can be had nowhere."""
-        late = [each for each in self._barriers.unsent() if each.since + patience_s < now]
-        if late and self.nodes.all_asked():
-            found = [number for number in self._lacking() if self._why_absent(number) is not None]
-            for barrier in late if found else ():
-                self._barriers.give_up(barrier, self._not_active(found))
-
-    def _wanted(self) -> frozenset[int]:
-        """Return the vBuckets that "everything" means."""
-        return self.nodes.numbers() if self.options.vbuckets is None else self.options.vbuckets
-
-    def _lacking(self) -> list[int]:
-        """Return the vBuckets that are wanted and neither stream nor are done."""
-        routes = self._routes
-        lacking = {n for n, route in routes.items() if not (route.streaming or route.done)}
-        return sorted(lacking | (self._wanted() - routes.keys()))
-
-    def _why_absent(self, vbucket: int) -> str | None:
-        """Return why a vBucket is not streamed, ``""`` = it is nowhere; ``None`` = it soon is."""
-        route = self._routes.get(vbucket)
-        place = route.place if route is not None else Place(vbucket)
-        choice = self.nodes.choice(place)
-        if route is not None and route.refusal:
-            return route.refusal
-        if choice.place or self.nodes.replica(vbucket) is not None:
-            return None
-        return choice.why if choice.claimed else ""
-
-    def _not_active(self, vbuckets: list[int]) -> ClientError:
-        why = {number: self._why_absent(number) for number in vbuckets}
-        return not_active(
-            [number for number, each in why.items() if not each],
-            {number: each for number, each in why.items() if each},
-            [node.place for node in self.nodes.all()],
-            self.nodes.why_silent(),
-        )
+        self._table = RouteTable(self._routes, self.writer, options)
+        self.completeness = Completeness(self.nodes, self._table, self._barriers, options)
 
     # --- nodes come and go ----------------------------------------------------------------------
 
@@ -234,21 +137,14 @@ class UprCore:
             task.close()
         for route in self._routes.values():
             if route.session is session:
-                self._off(route)
-
-    def _off(self, route: Route, *, pause: bool = False) -> None:
-        route.off(self._now)
-        if pause:
-            route.backoff.failed(self._now, self.options.jitter())
-        if not route.done:
-            self._waiting.add(route.place.vbucket)
+                self._table.off(route, self._now)
 
     # --- time -----------------------------------------------------------------------------------
 
     def turn(self, now: float) -> Task:
         """Learn the (monotonic) time: poll, ask for streams, send barriers."""
-        if not self._began:
-            self._began = now
+        if not self.completeness.began:
+            self.completeness.began = now
             for route in self._routes.values():
                 route.level_at = route.off_at = now
         deaf_s = now - self._turned if self._turned else 0.0
@@ -294,13 +190,13 @@ class UprCore:
         session.polling = False
         node = self.nodes.named(session.place)
         node.told(failed=not session.polls)
-        pause = _SEARCH_S if self._waiting or self._barriers else self.options.poll_s
+        pause = _SEARCH_S if self._table.waiting or self._barriers else self.options.poll_s
         session.poll_at = self._now + min(pause, self.options.poll_s)
         if self.options.vbuckets is None:
             there = (session.active or session.replicas).keys()
             everything = self.nodes.numbers() if self.options.until_now else frozenset()
             for vbucket in sorted((there | everything) - self._routes.keys()):
-                self._add(vbucket)
+                self._table.add(vbucket, self._now)
         for vbucket, term in session.terms.items():
             route = self._routes.get(vbucket)
             if route is not None and route.place.term < term:
@@ -315,7 +211,7 @@ class UprCore:
     def _move(self, route: Route) -> Task:
         """Leave a node for the one that has better reason to call itself active."""
         session, stream = route.session, route.stream
-        self._off(route)
+        self._table.off(route, self._now)
         if session is not None and stream is not None:
             self._barriers.broken(session.place, ConnectionLost("a vBucket has moved"))
             yield from self._advance(session, _closing(session, stream), None)
@@ -326,7 +222,7 @@ class UprCore:
         if not self.nodes.all_asked():
             return  # one that has not told yet may have what another only believes to have
         room = sum(_FOLLOWING_MAX - self._following[session] for session in sessions)
-        for vbucket in sorted(self._waiting) if room else ():
+        for vbucket in sorted(self._table.waiting) if room else ():
             route = self._routes[vbucket]
             yield from self._try(route, now)
             room -= route.session is not None
@@ -349,7 +245,7 @@ class UprCore:
         claimed_at = self.nodes.named(session.place).since
         if not self.nodes.asked_since(max(route.lost_at, claimed_at), now):
             return
-        self._waiting.discard(route.place.vbucket)
+        self._table.waiting.discard(route.place.vbucket)
         self._following[session] += 1
         route.session = session
         yield from self._advance(session, self._follow(session, route), None)
@@ -369,7 +265,7 @@ class UprCore:
                 self._refused(route, str(error))  # else it was said why it is not followed
             session.gone(route.place.vbucket)
             session.poll_at = min(session.poll_at, self._now + _SEARCH_S)
-            self._off(route, pause=True)
+            self._table.off(route, self._now, pause=True)
         finally:
             if session in self._following:
                 self._following[session] -= 1
@@ -443,7 +339,7 @@ class UprCore:
     def _ended(self, route: Route, why: int) -> None:
         if why == EndReason.OK and self.options.until_now:
             route.done = True
-            self._off(route)
+            self._table.off(route, self._now)
             return
         session, vbucket = route.session, route.place.vbucket
         if session is not None:
@@ -453,7 +349,7 @@ class UprCore:
             if not self.options.redial:
                 raise ConnectionLost(f"{session.place}: {words}")
             self._barriers.broken(session.place, ConnectionLost(words))
-        self._off(route, pause=True)
+        self._table.off(route, self._now, pause=True)
 
     def _answered(self, session: NodeSession, answer: ResponseFrame) -> Task:
         ask = session.answered(answer)
@@ -497,7 +393,7 @@ class UprCore:
             bool(sessions)
             and self.nodes.all_asked()
             and all(session.polls >= barrier.polls.get(session.place, 1) for session in sessions)
-            and not self._lacking()
+            and not self.completeness.lacking()
         )
         if not ready:
             return

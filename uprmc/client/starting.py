@@ -114,12 +114,12 @@ def check_patience(core: UprCore, patience_s: float | None, waited_s: float, now
     """Raise why nothing will come of it, if that has lasted longer than the program's patience.
 
     Raises:
-        ClientError: no node was ever reached; or see `UprCore.hopeless`.
+        ClientError: no node was ever reached; or see `Completeness.hopeless`.
     """
     if patience_s is None:
         return
-    core.give_up_barriers(now, patience_s)
+    core.completeness.give_up_barriers(now, patience_s)
     error = core.nodes.never_reached() if waited_s > patience_s else None
-    error = error or core.hopeless(now, patience_s)
+    error = error or core.completeness.hopeless(now, patience_s)
     if error is not None:
         raise error

@@ -149,7 +149,7 @@ class Loop:
 
     async def _follow(self, reached: Callable[[], bool] | None, timeout_s: float | None) -> None:
         began = time.monotonic()
-        while not self._stopping and not self.core.finished:
+        while not self._stopping and not self.core.completeness.finished:
             now = time.monotonic()
             if timeout_s is not None and now - began > timeout_s:
                 raise WaitedTooLong(f"the client has run for {timeout_s:g} s")
