@@ -15,7 +15,10 @@ TOX_TESTS = $(shell $(BIN)/python -c 'import sys; print("py%d%d" % sys.version_i
 TOX_ENVS ?= $(TOX_TESTS),spark
 
 # What needs neither a JVM nor programs that we did not write, and starts few processes.
-FAST_ARGS ?= tests --seeds 2 $(addprefix --ignore=tests/,cli crash spark system)
+FAST_ARGS ?= tests --seeds 2 --hypothesis-profile quick \
+	$(addprefix --ignore=tests/,cli crash fuzz spark storage/test_kill.py system) \
+	$(addprefix --ignore=tests/sim/test_,replica_judges_speak.py upr_judges_speak.py \
+	tap_judges_speak.py judges_speak.py)
 
 SERVE_ARGS ?=
 BENCH_ARGS ?=

@@ -21,6 +21,7 @@ from random import Random
 from interop import upr_wire as u
 from interop import wire as w
 from interop.comparison import everything_of
+from interop.nursery import popen
 from interop.replica_pair import Node
 from interop.wire import frame, store
 
@@ -49,7 +50,7 @@ class Program:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("UPRMC_")}
         if unbuffered:
             environment["PYTHONUNBUFFERED"] = "1"
-        self._process = subprocess.Popen(
+        self._process = popen(
             self.command,
             stdout=self._said,
             stderr=self._said,

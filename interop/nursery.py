@@ -1,13 +1,13 @@
-"""Starts ``python -m uprmc ...`` by forking a process that has imported it already.
+"""Starts Python programs by forking a process that has imported `uprmc` already.
 
-Hundreds of tests start a node or a verb. Most of such a start is Python importing the same modules,
-so each test process keeps one nursery that has done so and forks it. Everything else is as in a
-process of its own: arguments, environment, directory, standard streams, signals and exit code; the
-test is the parent, and waits for it and kills it by `subprocess.Popen`'s own means.
+Hundreds of tests start a node, a verb or a client. Most of such a start is Python importing the
+same modules, so each test process keeps one nursery that has done so and forks it. Everything else
+is as in a process of its own: arguments, environment, directory, standard streams, signals and exit
+code; the test is the parent, and waits for it and kills it by `subprocess.Popen`'s own means.
 
-`popen` does so after `keep`, which the plugin `tests.interrupts` calls, and only on Linux. Else,
-and for any other command, it is `subprocess.Popen`. Benchmarks measure real starts, and the
-tests of `uprmc serve` make them.
+`popen` does so after `keep`, which the plugin `tests.interrupts` calls, and only on Linux. Else it
+is `subprocess.Popen`. Benchmarks measure real starts; the tests of `uprmc serve`, and of what an
+import brings with it, make them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import inspect
 import io
 import json
 import os
+import runpy
 import signal
 import socket
 import struct
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 _MODULES = (
@@ -40,7 +42,13 @@ _MODULES = (
     "uprmc.server.node",
     "uprmc.server.log",
     "uprmc.server.reactor",
+    "uprmc.client.kv",
+    "uprmc.client.sqlite_state",
+    "uprmc.storage.directory",
 )
+
+_ROOT = str(Path(__file__).parents[1])
+
 _LENGTH = struct.Struct(">I")
 _SET_CHILD_SUBREAPER = 36  # of prctl: orphans below this process become its children
 
@@ -56,7 +64,7 @@ class _Nursery:
     def start(
         self, words: Sequence[str], env: Mapping[str, str], place: Any, streams: Sequence[int]
     ) -> int:
-        """Run ``uprmc`` with these words; returns the process id of what is now our child."""
+        """Run Python with these words; returns the process id of what is now our child."""
         request = json.dumps([list(words), dict(env), str(place)]).encode()
         with self._lock:
             ours = self._socket or self._open()
@@ -110,7 +118,7 @@ class _Forked(subprocess.Popen[Any]):
         streams = [number if end == -1 else end for number, end in enumerate(ends)]
         assert _nursery is not None
         env = os.environ if of["env"] is None else of["env"]
-        self.pid = _nursery.start(of["args"][3:], env, of["cwd"] or os.getcwd(), streams)
+        self.pid = _nursery.start(of["args"][1:], env, of["cwd"] or os.getcwd(), streams)
         self._child_created = True
         self._close_pipe_fds(
             *(of["p2cread"], of["p2cwrite"]),
@@ -123,21 +131,36 @@ _EXECUTE_CHILD = inspect.signature(getattr(subprocess.Popen, "_execute_child")) 
 
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """`subprocess.Popen`, from the nursery if there is one and this is ``python -m uprmc``."""
+    """`subprocess.Popen`, from the nursery where that can make no difference."""
     known = options.keys() <= {"stdin", "stdout", "stderr", "env", "cwd", "text"}
     same = _of_python(options.get("env") or os.environ) == _of_python(os.environ)
-    if known and same and list(command[:3]) == [sys.executable, "-m", "uprmc"] and _nursery:
+    is_ours = command[0] == sys.executable and _is_program(command[1])
+    if _nursery is not None and known and same and is_ours:
         return _Forked(list(command), **options)
     return subprocess.Popen(command, **options)
 
 
+def run(command: Sequence[str], timeout: float = 60.0, **options: Any) -> tuple[int, Any, Any]:
+    """Run a program to its end; returns its exit code and what it wrote to each stream."""
+    with popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return process.returncode, out, err
+
+
+def _is_program(word: str) -> bool:
+    return word in ("-m", "-c") or word.endswith(".py")
+
+
 def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
-    """What changes how Python itself starts; the path serves to find what is imported already."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith("PYTHON") and name != "PYTHONPATH"
-    }
+    """The variables with which Python itself starts otherwise."""
+    found = {name: value for name, value in environment.items() if name.startswith("PYTHON")}
+    found.pop("PYTHONUNBUFFERED", None)  # is heeded
+    path = found.pop("PYTHONPATH", "").split(os.pathsep)
+    return {**found, "path": os.pathsep.join(set(path) - {_ROOT, ""})}
 
 
 # --- the nursery itself -------------------------------------------------------------------------
@@ -170,31 +193,40 @@ def _serve(ours: socket.socket) -> None:
 
 
 def _become(words: list[str], env: dict[str, str], place: str, streams: list[int]) -> NoReturn:
-    """Be a new process of ``uprmc``."""
+    """Be a new process of Python's."""
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
     for stream in streams:
         os.close(stream)
-    sys.stdin = _text(0, sys.stdin, "r")
-    sys.stdout = _text(1, sys.stdout, "w")
-    sys.stderr = _text(2, sys.stderr, "w")
+    at_once = "PYTHONUNBUFFERED" in env
+    sys.stdin = _text(0, sys.stdin, "r", at_once)
+    sys.stdout = _text(1, sys.stdout, "w", at_once)
+    sys.stderr = _text(2, sys.stderr, "w", at_once)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(place)
-    sys.argv = ["uprmc", *words]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.unfreeze()
-    from uprmc.cli.main import main
-
-    main()
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+        runpy.run_path(words[0], run_name="__main__")
     raise SystemExit
 
 
-def _text(number: int, like: Any, mode: str) -> Any:
+def _text(number: int, like: Any, mode: str, at_once: bool) -> Any:
     """A text stream over a descriptor, as Python makes it at its start."""
     raw = open(number, mode + "b", closefd=False)  # noqa: SIM115 - it stays open
     lines = number == 2 or os.isatty(number)
-    return io.TextIOWrapper(raw, like.encoding, like.errors, line_buffering=lines)
+    return io.TextIOWrapper(
+        raw, like.encoding, like.errors, line_buffering=lines or at_once, write_through=at_once
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Proves: what a stranger copies from the page works against a real node.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from interop.client_page import TEXT, Block, blocks
 from interop.consumer_program import Program, rows_of
+from interop.nursery import run
 from interop.replica_pair import ReplicaPair, replicate, wait_until, wait_until_level
 from tests.documents import names, rows, section
 from uprmc.client import Change, Handler, StateStore, connection, kv, lease, nodes, position
@@ -48,8 +48,8 @@ def test_every_program_of_the_page_runs(block: Block, pair: ReplicaPair, tmp_pat
     path.write_text(block.program([pair.a.upr, pair.b.upr]), encoding="utf-8")
     if not block.endless:
         command = [sys.executable, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
+        code, _, errors = run(command, text=True, cwd=tmp_path)
+        assert (code, errors) == (0, "")
         return
     with Program(path, directory=tmp_path) as program:
         program.start(unbuffered=True)

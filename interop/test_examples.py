@@ -10,7 +10,6 @@ Proves: exactly-once effects, rollback and restart of the consumer's library, on
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Protocol
 import pytest
 from pymemcache import Client
 
+from interop import nursery
 from interop.consumer_program import (
     ALL,
     OPTIONS,
@@ -341,11 +341,11 @@ def test_an_example_says_how_to_call_it_and_what_is_wrong(name: str, tmp_path: P
     rest = ["127.0.0.1:1"] * (name == "cache_invalidator") + [str(tmp_path / "file")]
     for words, expected in (([], "examples/" + name), (["nonsense", *rest], "")):
         command = [sys.executable, str(EXAMPLES / f"{name}.py"), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 1
-        assert "Traceback" not in done.stderr
-        assert expected in done.stderr
-        assert len(done.stderr.splitlines()) == 1 or not words
+        code, _, errors = nursery.run(command, text=True)
+        assert code == 1
+        assert "Traceback" not in errors
+        assert expected in errors
+        assert len(errors.splitlines()) == 1 or not words
 
 
 def test_an_example_is_short() -> None:

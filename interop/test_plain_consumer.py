@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import pytest
 
+from interop.nursery import popen
 from interop.server_process import Address, ServerProcess, start_uprmc
 
 ITEMS = int(os.environ.get("UPRMC_INTEROP_ITEMS", "30000"))
@@ -229,7 +230,7 @@ class Consumer:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stderr=log)
+            self.process = popen(self.command, stdin=subprocess.DEVNULL, stderr=log)
         wait_until(
             lambda: self.rows("SELECT name FROM sqlite_master WHERE name = 'tally'"), self.told
         )

@@ -3,7 +3,7 @@
 ``--acceptance`` (in `tests.acceptance_report`), ``--seeds N`` (in `tests.seeds`), and
 ``--crash-rounds N`` / ``--crash-seed N`` (used by ``tests/crash``). Hypothesis runs the same
 examples every time, so a red build is red for everyone; ``--hypothesis-profile explore`` looks for
-new ones.
+new ones, ``quick`` is for those who wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("explore", deadline=None, max_examples=1_000, print_blob=True)
+settings.register_profile("quick", settings.get_profile("uprmc"), max_examples=20)
 settings.load_profile("uprmc")
+
+#: For tests that start a JVM, or kill servers for as long as `--crash-rounds` says.
+_LONG_S = 600
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,3 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     ask_for(config.getoption("--seeds"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("spark") or item.get_closest_marker("crash"):
+            item.add_marker(pytest.mark.timeout(_LONG_S))

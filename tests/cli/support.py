@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from interop.nursery import popen
+from interop.nursery import run
 from interop.server_process import ANY_PORT
 
 TIMEOUT_S = 60
@@ -39,20 +38,14 @@ class Ended:
 def uprmc(*arguments: object, environment: Mapping[str, str] | None = None) -> Ended:
     """Run ``uprmc`` as a process until it ends."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("UPRMC_")}
-    process = popen(
-        [sys.executable, "-m", "uprmc", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**clean, **(environment or {})},
+    return Ended(
+        *run(
+            [sys.executable, "-m", "uprmc", *map(str, arguments)],
+            TIMEOUT_S,
+            text=True,
+            env={**clean, **(environment or {})},
+        )
     )
-    with process:
-        try:
-            out, err = process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    return Ended(process.returncode, out, err)
 
 
 def listeners() -> list[str]:

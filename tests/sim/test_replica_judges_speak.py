@@ -5,7 +5,6 @@ See `test_upr_judges_speak`; a break that no longer breaks fails here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.judges import Verdict
+from tests.sim.noticing import notice
 from tests.sim.replica_desk import ReplicaDesk
 from tests.sim.replica_mirror import AT_ENDS, AT_ONCE
 from tests.sim.replica_plan import Plan
@@ -550,21 +549,8 @@ def test_a_broken_rule_of_replicas_is_noticed(
 ) -> None:
     """By a judge, and by the right one where there is only one who can."""
     break_it(monkeypatch)
-    for seed in range(_SEEDS):
-        found = _verdict(seed, _PLANS.get(break_it))
-        if found:
-            assert re.search(verdict, found), found
-            return
-    pytest.fail(f"{_SEEDS} seeds noticed nothing")
-
-
-def _verdict(seed: int, plan: Plan | None) -> str:
-    """Return what the judges say of a run, nothing if they are content."""
-    try:
-        ReplicaRun.random(seed, plan)
-    except Verdict as verdict:
-        return str(verdict).split("\nthe last events", maxsplit=1)[0]
-    return ""
+    plan = _PLANS.get(break_it)
+    notice(break_it, lambda seed: ReplicaRun.random(seed, plan), verdict, _SEEDS)
 
 
 # --- who is followed ------------------------------------------------------------------------------
@@ -614,10 +600,9 @@ def test_a_program_that_follows_a_deposed_active_is_noticed(
     break_it: Patch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    for seed in range(10):
-        try:
-            deposed_active(ReplicaDesk("pair", seed=seed), AT_ENDS)
-        except Verdict as told:
-            assert re.search("deposed|never comes? to rest", str(told))  # noqa: PT017
-            return
-    pytest.fail("nobody notices")
+    notice(
+        break_it,
+        lambda seed: deposed_active(ReplicaDesk("pair", seed=seed), AT_ENDS),
+        "deposed|never comes? to rest",
+        10,
+    )

@@ -6,7 +6,6 @@ See `test_upr_judges_speak`; a break that no longer breaks fails here.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from tests.sim import tap_codec as tap
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.judges import Verdict
+from tests.sim.noticing import notice
 from tests.sim.tap_kinds import BACKUP, BUSY, DUMPER, LIVE, PLAIN, REGISTERED, REPLICA, TapKind
 from tests.sim.tap_master import Manners
 from tests.sim.tap_plan import SETTINGS, TapPlan
@@ -326,7 +325,7 @@ def test_a_broken_rule_of_the_producer_is_noticed(
     """By a judge, and by the right one where there is only one who can."""
     break_it(monkeypatch)
     plan = _PLANS.get(break_it, _PEACE)
-    _notice(lambda seed: TapRun.random(seed, plan), verdict)
+    notice(break_it, lambda seed: TapRun.random(seed, plan), verdict, _SEEDS)
 
 
 # --- a master's copy ------------------------------------------------------------------------------
@@ -400,15 +399,4 @@ def test_a_broken_rule_of_the_consumer_is_noticed(
 ) -> None:
     """By what the master, or who follows its copy, knows."""
     break_it(monkeypatch)
-    _notice(lambda seed: PushRun.random(seed, plan), verdict)
-
-
-def _notice(run: Callable[[int], object], verdict: str) -> None:
-    for seed in range(_SEEDS):
-        try:
-            run(seed)
-        except Verdict as found:
-            said = str(found).split("\nthe last events", maxsplit=1)[0]
-            assert re.search(verdict, said), said
-            return
-    pytest.fail(f"{_SEEDS} seeds noticed nothing")
+    notice(break_it, lambda seed: PushRun.random(seed, plan), verdict, _SEEDS)

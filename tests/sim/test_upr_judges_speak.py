@@ -6,14 +6,13 @@ move with it; a break that no longer breaks fails here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.judges import Verdict
+from tests.sim.noticing import notice
 from tests.sim.upr_judges import RequestJudge
 from tests.sim.upr_kinds import PLAIN, RARE, SLOW, VERSED
 from tests.sim.upr_plan import Plan
@@ -554,18 +553,5 @@ def test_a_broken_rule_of_streams_is_noticed(
 ) -> None:
     """By a judge, and by the right one where there is only one who can."""
     break_it(monkeypatch)
-    for seed in range(_SEEDS):
-        found = _verdict(seed, _PLANS.get(break_it))
-        if found:
-            assert re.search(verdict, found), found
-            return
-    pytest.fail(f"{_SEEDS} seeds noticed nothing")
-
-
-def _verdict(seed: int, plan: Plan | None) -> str:
-    """Return what the judges say of a run, nothing if they are content."""
-    try:
-        UprRun.random(seed, plan)
-    except Verdict as verdict:
-        return str(verdict).split("\nthe last events", maxsplit=1)[0]
-    return ""
+    plan = _PLANS.get(break_it)
+    notice(break_it, lambda seed: UprRun.random(seed, plan), verdict, _SEEDS)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from interop.nursery import popen
+from interop.nursery import run
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
@@ -38,23 +38,8 @@ def _environment(others: Mapping[str, str]) -> dict[str, str]:
 
 def uprmc(*arguments: str, cwd: Path | None = None, **environment: str) -> Ended:
     """Run a verb to its end."""
-    # A process of the nursery has imported its packages already, from wherever they were.
-    start = subprocess.Popen if "PYTHONPATH" in environment else popen
-    process = start(
-        _command(arguments),
-        cwd=cwd,
-        env=_environment(environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            out, err = process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    return Ended(process.returncode, out, err)
+    command, env = _command(arguments), _environment(environment)
+    return Ended(*run(command, TIMEOUT_S, cwd=cwd, env=env, text=True))
 
 
 def uprmc_struck(

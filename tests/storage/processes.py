@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+
+from interop.nursery import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,13 +18,6 @@ def python_command(code: str, *arguments: str) -> list[str]:
 
 def run_python(code: str, *arguments: str) -> str:
     """Run `code`, expect it to end well, and return what it printed."""
-    done = subprocess.run(
-        python_command(code, *arguments),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    ended, out, err = run(python_command(code, *arguments), cwd=ROOT, text=True)
+    assert ended == 0, err
+    return str(out)

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from interop.nursery import popen
 from tests.contracts.store_values import by_id, by_seq
 from tests.storage.processes import ROOT, python_command
 from uprmc.storage.directory import open_directory
@@ -40,7 +41,7 @@ while True:
 
 def killed_after(path: Path, mode: str, lines: int) -> int:
     """Let the writer tell of so many commits, kill it in the next, return the last one it told."""
-    with subprocess.Popen(
+    with popen(
         python_command(WRITER, str(path), mode), cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as writer:
         assert writer.stdout is not None

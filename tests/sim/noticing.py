@@ -1,0 +1,50 @@
+"""A rule that is broken on purpose is noticed by a judge, by the right one where only one can.
+
+Each run begins with the seed that noticed the break when somebody last looked (`_NOTICED_BY`; not
+there: seed 0). That is a hint: once it notices nothing, all seeds are tried, and only time is lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.sim.judges import Verdict
+
+#: Break -> the first seed that notices it, where that is not among the first few.
+_NOTICED_BY = {
+    "_answer_flush_at_once": 3,
+    "_call_every_part_a_snapshot": 11,
+    "_cut_dumps_short": 4,
+    "_cut_the_ring_too_early": 24,
+    "_forget_the_floor": 35,
+    "_forget_the_purge_seqno": 3,
+    "_forget_what_was_purged": 15,
+    "_keep_the_purge_seqno": 9,
+    "_let_followers_live_through_a_rollback": 4,
+    "_never_mind_what_was_purged": 25,
+    "_purge_replicas_freely": 9,
+    "_purge_what_is_not_due": 3,
+    "_report_parts_of_a_flush_as_on_disk": 10,
+    "_return_barriers_before_the_last_item": 42,
+    "_say_nothing_of_the_beginning": 9,
+}
+
+
+def notice(
+    break_it: Callable[..., None], run: Callable[[int], object], told: str, seeds: int
+) -> None:
+    """Run with one seed after the other until a judge complains, in words that `told` matches.
+
+    Fails when `seeds` seeds notice nothing.
+    """
+    for seed in (_NOTICED_BY.get(break_it.__name__, 0), *range(seeds)):
+        try:
+            run(seed)
+        except Verdict as verdict:
+            said = str(verdict).split("\nthe last events", maxsplit=1)[0]
+            assert re.search(told, said), said
+            return
+    pytest.fail(f"{seeds} seeds noticed nothing")
