@@ -160,7 +160,7 @@ def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in environment.items() if name.startswith("PYTHON")}
     found.pop("PYTHONUNBUFFERED", None)  # is heeded
     path = found.pop("PYTHONPATH", "").split(os.pathsep)
-    return {**found, "path": os.pathsep.join(set(path) - {_ROOT, ""})}
+    return {**found, "path": os.pathsep.join(sorted({*path} - {_ROOT, ""}))}
 
 
 # --- the nursery itself -------------------------------------------------------------------------
