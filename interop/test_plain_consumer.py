@@ -27,6 +27,7 @@ import pytest
 
 from interop.nursery import popen
 from interop.server_process import Address, ServerProcess, start_uprmc
+from tests.codec.frames import HEADER, frame
 
 ITEMS = int(os.environ.get("UPRMC_INTEROP_ITEMS", "30000"))
 MANY = ITEMS > 200_000
@@ -36,7 +37,6 @@ GET_KQ, SET_Q, DELETE_Q, NOOP, STAT, GETQ_META = 0x0D, 0x11, 0x14, 0x0A, 0x10, 0
 STOP_PERSISTENCE, SEQNO_PERSISTENCE, COMPACT_DB, SET_VBUCKET = 0x80, 0xB7, 0xB3, 0x3D
 ENABLE_TRAFFIC, DISABLE_TRAFFIC = 0xAD, 0xAE
 NOT_FOUND = 0x01
-HEADER = struct.Struct(">BBHBBHIIQ")
 
 Row = tuple[bytes, int, int, int, int]  # value, flags, expiry, CAS, rev
 
@@ -119,9 +119,7 @@ def request(
     vbucket: int = 0,
     opaque: int = 0,
 ) -> bytes:
-    size = len(extras) + len(key) + len(value)
-    header = HEADER.pack(0x80, opcode, len(key), len(extras), 0, vbucket, size, opaque, 0)
-    return header + extras + key + value
+    return frame(opcode, key, value, extras, vbucket=vbucket, opaque=opaque)
 
 
 def set_q(key: bytes, value: bytes, flags: int = 0, expiry: int = 0) -> bytes:

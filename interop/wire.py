@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from interop.server_process import Address
-
-HEADER = struct.Struct(">BBHBBHIIQ")
-REQUEST = 0x80
-RESPONSE = 0x81
+from tests.codec.frames import HEADER as HEADER
+from tests.codec.frames import REQUEST as REQUEST
+from tests.codec.frames import RESPONSE as RESPONSE
+from tests.codec.frames import frame as frame
 
 GET, SET, ADD, REPLACE, DELETE, INCR, DECR, QUIT, FLUSH, GETQ, NOOP, VERSION = range(12)
 GETK, GETKQ, APPEND, PREPEND, STAT, SETQ, ADDQ, REPLACEQ, DELETEQ, INCRQ, DECRQ = range(0x0C, 0x17)
@@ -45,36 +45,6 @@ class Reply:
     extras: bytes
     key: bytes
     value: bytes
-
-
-def frame(
-    opcode: int,
-    key: bytes = b"",
-    value: bytes = b"",
-    extras: bytes = b"",
-    *,
-    cas: int = 0,
-    opaque: int = 0,
-    vbucket: int = 0,
-    magic: int = REQUEST,
-    key_length: int | None = None,
-    extras_length: int | None = None,
-    body_length: int | None = None,
-) -> bytes:
-    """A binary request; the lengths can be forged."""
-    body = extras + key + value
-    header = HEADER.pack(
-        magic,
-        opcode,
-        len(key) if key_length is None else key_length,
-        len(extras) if extras_length is None else extras_length,
-        0,
-        vbucket,
-        len(body) if body_length is None else body_length,
-        opaque,
-        cas,
-    )
-    return header + body
 
 
 def store(

@@ -10,13 +10,13 @@ import struct
 from collections.abc import Callable
 from random import Random
 
+from tests.codec.frames import HEADER
 from tests.fuzz.upr_grammar import management_request, upr_request
 from tests.sim import codec
 
 #: Few keys, so that requests meet; the last ones are too long or odd.
 KEYS = [b"k%d" % number for number in range(20)] + [b"n", b"x" * 250, b"y" * 251, b"\xff\x00 \r\n"]
 
-_HEADER = struct.Struct(">BBHBBHIIQ")
 _STORES = (0x01, 0x02, 0x03, 0x11, 0x12, 0x13)
 _KEY_ONLY = (0x00, 0x04, 0x09, 0x0C, 0x0D, 0x14, 0x95)
 _EXTENDS = (0x0E, 0x0F, 0x19, 0x1A)
@@ -115,13 +115,13 @@ def spoil_header(random: Random, frame: bytes) -> bytes:
     """Change one field of a frame's header."""
     if len(frame) < 24:
         return frame
-    fields = list(_HEADER.unpack_from(frame))
+    fields = list(HEADER.unpack_from(frame))
     place = random.randrange(len(fields))
     limits = (0xFF, 0xFF, 0xFFFF, 0xFF, 0xFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 2**64 - 1)
     near = fields[place] + random.choice((-1, 1, 8, -8))
     some = (0, limits[place], random.randint(0, limits[place]), near, random.randrange(300))
     fields[place] = random.choice(some) & limits[place]
-    return _HEADER.pack(*fields) + frame[24:]
+    return HEADER.pack(*fields) + frame[24:]
 
 
 # --- text ---------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import struct
 from random import Random
 from typing import Any
 
+from tests.codec import frames
+from tests.codec.frames import HEADER
 from tests.fuzz.dialler import Dialler
 from tests.fuzz.grammar import Request, Spoil, spoiled
 from uprmc.config import (
@@ -60,7 +62,6 @@ UNSENT_MAX_BYTES = 16_384 + 3 * CHUNK_BYTES + 8_192
 #: Requests between two looks at everything.
 _CHECK_EVERY = 100
 
-_HEADER = struct.Struct(">BBHBBHIIQ")
 
 #: What a session may ask: UPR and its extensions, TAP.
 _ASKED = frozenset((*range(0x50, 0x5F), 0xD6, *range(0xE9, 0xED), 0xE7, *range(0x41, 0x48), 0x0A))
@@ -108,19 +109,19 @@ class FrameReader:
     def feed(self, data: bytes) -> None:
         """Check the frames that are complete now; a stream sends requests beside the replies."""
         buffer = self._buffer + data
-        while len(buffer) >= _HEADER.size:
-            magic, opcode, key, extras, _, status, body, _, _ = _HEADER.unpack_from(buffer)
+        while len(buffer) >= HEADER.size:
+            magic, opcode, key, extras, _, status, body, _, _ = HEADER.unpack_from(buffer)
             assert magic in (0x80, 0x81), f"a frame begins with {magic:#04x}"
             asked = opcode in _ASKED
             assert magic == 0x81 or asked, f"a session asks {opcode:#04x}"
             assert extras + key <= body, "lengths of a frame contradict each other"
-            if len(buffer) < _HEADER.size + body:
+            if len(buffer) < HEADER.size + body:
                 break
             if magic == 0x80:
                 self.sent.add(opcode)
             elif not status:
                 self.granted.add(opcode)
-            buffer = buffer[_HEADER.size + body :]
+            buffer = buffer[HEADER.size + body :]
         self._buffer = buffer
 
 
@@ -369,8 +370,7 @@ def _current(session: Session) -> Session:
 def _frame(
     opcode: int, key: bytes = b"", body: bytes = b"", *, extras: bytes = b"", vbucket: int = 2
 ) -> bytes:
-    lengths = len(key), len(extras), 0, vbucket, len(extras) + len(key) + len(body)
-    return _HEADER.pack(0x80, opcode, *lengths, 1, 0) + extras + key + body
+    return frames.frame(opcode, key, body, extras, vbucket=vbucket, opaque=1)
 
 
 def run(

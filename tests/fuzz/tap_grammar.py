@@ -116,7 +116,7 @@ def _answer(random: Random) -> bytes:
         extras=random.choice((b"", b"", b"", b"\0" * 8)),
         key=random.choice((b"", random.randbytes(36))),
         value=body,
-        place=status,
+        vbucket=status,
         opaque=_number(random),
         magic=0x81,
     )
@@ -223,10 +223,10 @@ def _misshapen(random: Random) -> bytes:
     return tap.frame(
         opcode,
         extras=extras,
-        specific=random.randbytes(random.choice((0, declared % 20, 8, 9))),
+        section=random.randbytes(random.choice((0, declared % 20, 8, 9))),
         key=key,
         value=random.randbytes(random.choice((0, 1, 7, 8, 20))),
-        place=random.randrange(4),
+        vbucket=random.randrange(4),
         opaque=_number(random),
     )
 

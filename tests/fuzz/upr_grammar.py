@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from random import Random
 
+from tests.codec.frames import RESPONSE, frame
 from tests.fuzz import replication_grammar as replicas
 from tests.sim import codec
 
@@ -315,5 +316,4 @@ def _answer(random: Random) -> bytes:
     if random.random() < 0.5:
         opcode, status, extras, value = replicas.answer_to_replica(random)
     opaque = random.choice((0, 1, 2, 3, random.getrandbits(32)))
-    lengths = 0, len(extras), 0, status, len(extras) + len(value)
-    return struct.pack(">BBHBBHIIQ", 0x81, opcode, *lengths, opaque, 1) + extras + value
+    return frame(opcode, b"", value, extras, vbucket=status, opaque=opaque, cas=1, magic=RESPONSE)

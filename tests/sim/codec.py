@@ -11,6 +11,8 @@ import struct
 from dataclasses import dataclass
 from zlib import crc32
 
+from tests.codec.frames import HEADER, frame
+
 GET, SET, ADD, REPLACE, DELETE, INCREMENT, DECREMENT = range(7)
 FLUSH, GETQ, NOOP = 0x08, 0x09, 0x0A
 APPEND, PREPEND = 0x0E, 0x0F
@@ -29,30 +31,16 @@ NEVER_CREATE = 0xFFFFFFFF
 
 WITH_SEQNOS, WITH_LOCK_STATUS = 0x04, 0x07
 
-_HEADER = struct.Struct(">BBHBBHIIQ")
 _KEY_HEAD = struct.Struct(">HH")
 _KEY_TAIL = struct.Struct(">BQ")
+
+
+request = frame
 
 
 def vbucket_of(key: bytes, vbuckets: int) -> int:
     """Return where a key belongs."""
     return ((crc32(key) >> 16) & 0x7FFF) % vbuckets
-
-
-def request(
-    opcode: int,
-    *,
-    key: bytes = b"",
-    extras: bytes = b"",
-    value: bytes = b"",
-    vbucket: int = 0,
-    opaque: int = 0,
-    cas: int = 0,
-) -> bytes:
-    """Return a frame."""
-    body = extras + key + value
-    header = _HEADER.pack(0x80, opcode, len(key), len(extras), 0, vbucket, len(body), opaque, cas)
-    return header + body
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +82,7 @@ class ReplyReader:
         buffer = self._buffer + data
         replies = []
         while len(buffer) >= 24:
-            magic, opcode, key, extras, _, status, body, opaque, cas = _HEADER.unpack_from(buffer)
+            magic, opcode, key, extras, _, status, body, opaque, cas = HEADER.unpack_from(buffer)
             assert magic == 0x81, f"a reply begins with {magic:#04x}"
             if len(buffer) < 24 + body:
                 break

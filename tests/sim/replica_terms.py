@@ -13,12 +13,12 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from tests.codec.frames import HEADER
 from tests.sim import upr_codec as codec
 from tests.sim.judges import complain
 from tests.sim.link import FAST, Link
 
 _TERMS = 0x5501
-_HEADER = struct.Struct(">BBHBBHIIQ")
 _PRODUCER = 1
 
 
@@ -134,11 +134,11 @@ class Herald:
     def receive(self, data: bytes) -> None:
         """Wait for the answer to the stream request, then hang up."""
         self._data += data
-        while len(self._data) >= _HEADER.size:
-            _, opcode, _, _, _, status, size, _, _ = _HEADER.unpack_from(self._data)
-            if len(self._data) < _HEADER.size + size:
+        while len(self._data) >= HEADER.size:
+            _, opcode, _, _, _, status, size, _, _ = HEADER.unpack_from(self._data)
+            if len(self._data) < HEADER.size + size:
                 return
-            self._data = self._data[_HEADER.size + size :]
+            self._data = self._data[HEADER.size + size :]
             if opcode == codec.STREAM_REQUEST and self._settle is not None:
                 settle, self._settle = self._settle, None
                 settle(status)

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tests.codec.frames import HEADER, REQUEST, RESPONSE, frame
+
 CONNECT, MUTATION, DELETE, FLUSH, OPAQUE, VBUCKET_SET, START, END = range(0x40, 0x48)
 NOOP, DEREGISTER = 0x0A, 0x9E
 SET_VBUCKET = 0x3D
@@ -39,8 +41,6 @@ FUTURE = 2**64 - 1
 #: Hops of a fresh message.
 TTL = 255
 
-_REQUEST, _REPLY = 0x80, 0x81
-_HEADER = struct.Struct(">BBHBBHIIQ")
 _COMMON = struct.Struct(">HHB3s")
 _ITEM = struct.Struct(">II")
 
@@ -118,12 +118,12 @@ class MessageReader:
         """Return the messages that are complete now."""
         buffer = self._buffer + data
         messages, at = [], 0
-        while len(buffer) - at >= _HEADER.size:
-            head = _HEADER.unpack_from(buffer, at)
-            end = at + _HEADER.size + head[6]
+        while len(buffer) - at >= HEADER.size:
+            head = HEADER.unpack_from(buffer, at)
+            end = at + HEADER.size + head[6]
             if len(buffer) < end:
                 break
-            messages.append(_message(head, buffer[at + _HEADER.size : end]))
+            messages.append(_message(head, buffer[at + HEADER.size : end]))
             at = end
         self._buffer = buffer[at:]
         return messages
@@ -131,9 +131,9 @@ class MessageReader:
 
 def _message(head: tuple[int, ...], body: bytes) -> Message:
     magic, opcode, key_length, extras, datatype, place, _, opaque, cas = head
-    assert magic in (_REQUEST, _REPLY), f"a frame begins with {magic:#04x}"
+    assert magic in (REQUEST, RESPONSE), f"a frame begins with {magic:#04x}"
     assert datatype == 0, f"datatype {datatype} in a TAP conversation"
-    if magic == _REPLY:
+    if magic == RESPONSE:
         middle = extras + key_length
         return Message(
             True, opcode, place, opaque, cas, key=body[extras:middle], value=body[middle:]
@@ -168,25 +168,6 @@ def _taken_apart(
 # --- what a client sends --------------------------------------------------------------------------
 
 
-def frame(
-    opcode: int,
-    *,
-    extras: bytes = b"",
-    specific: bytes = b"",
-    key: bytes = b"",
-    value: bytes = b"",
-    place: int = 0,
-    opaque: int = 0,
-    cas: int = 0,
-    magic: int = _REQUEST,
-) -> bytes:
-    """Return a frame; `specific` stands between extras and key and is counted in neither."""
-    body = extras + specific + key + value
-    return (
-        _HEADER.pack(magic, opcode, len(key), len(extras), 0, place, len(body), opaque, cas) + body
-    )
-
-
 def connect(
     name: bytes,
     flags: int,
@@ -211,7 +192,7 @@ def connect(
 
 def answer(opcode: int, sequence: int, status: int = OK, key: bytes = b"") -> bytes:
     """Return the answer to a message; some clients put a key into it."""
-    return frame(opcode, place=status, opaque=sequence, key=key, magic=_REPLY)
+    return frame(opcode, vbucket=status, opaque=sequence, key=key, magic=RESPONSE)
 
 
 # --- what a master sends --------------------------------------------------------------------------
@@ -236,10 +217,10 @@ def pushed(
     return frame(
         opcode,
         extras=extras,
-        specific=specific,
+        section=specific,
         key=key,
         value=value,
-        place=vbucket,
+        vbucket=vbucket,
         opaque=sequence,
         cas=cas,
     )

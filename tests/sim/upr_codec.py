@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tests.codec.frames import HEADER, REQUEST, RESPONSE, frame
+
 OPEN, ADD_STREAM, CLOSE_STREAM, STREAM_REQUEST = range(0x50, 0x54)
 FAILOVER_LOG, STREAM_END, SNAPSHOT_MARKER, MUTATION = range(0x54, 0x58)
 DELETION, EXPIRATION = 0x58, 0x59
@@ -44,29 +46,10 @@ NEVER = 2**64 - 1
 #: Frames of the producer that count for flow control, NOOP and responses do not.
 COUNTED = frozenset({*range(0x55, 0x5C), *range(0xE8, 0xED)})
 
-_REQUEST, _REPLY = 0x80, 0x81
-_HEADER = struct.Struct(">BBHBBHIIQ")
-
-
-def frame(
-    opcode: int,
-    *,
-    extras: bytes = b"",
-    key: bytes = b"",
-    value: bytes = b"",
-    vbucket: int = 0,
-    opaque: int = 0,
-    magic: int = _REQUEST,
-) -> bytes:
-    """Return a frame; in a reply the vBucket's place holds the status."""
-    body = extras + key + value
-    head = _HEADER.pack(magic, opcode, len(key), len(extras), 0, vbucket, len(body), opaque, 0)
-    return head + body
-
 
 def reply(opcode: int, opaque: int, status: int = OK) -> bytes:
     """Return the answer to a frame of the producer."""
-    return frame(opcode, opaque=opaque, vbucket=status, magic=_REPLY)
+    return frame(opcode, opaque=opaque, vbucket=status, magic=RESPONSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +82,10 @@ class FrameReader:
         buffer = self._buffer + data
         frames, at = [], 0
         while len(buffer) - at >= 24:
-            magic, opcode, key, extras, datatype, place, body, opaque, cas = _HEADER.unpack_from(
+            magic, opcode, key, extras, datatype, place, body, opaque, cas = HEADER.unpack_from(
                 buffer, at
             )
-            assert magic in (_REQUEST, _REPLY), f"a frame begins with {magic:#04x}"
+            assert magic in (REQUEST, RESPONSE), f"a frame begins with {magic:#04x}"
             assert datatype == 0, f"datatype {datatype} was not negotiated"
             end = at + 24 + body
             if len(buffer) < end:
@@ -110,7 +93,7 @@ class FrameReader:
             first = at + 24 + extras
             assert first + key <= end, "lengths of a frame contradict each other"
             parts = buffer[at + 24 : first], buffer[first : first + key], buffer[first + key : end]
-            frames.append(Frame(magic == _REPLY, opcode, place, opaque, cas, *parts))
+            frames.append(Frame(magic == RESPONSE, opcode, place, opaque, cas, *parts))
             at = end
         self._buffer = buffer[at:]
         return frames

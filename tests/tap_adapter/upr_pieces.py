@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
+from tests.codec.frames import HEADER
+
 VBUCKET, OPAQUE = 0x0103, 0x77
 
 
@@ -45,8 +47,7 @@ class Frame(NamedTuple):
     def parts(self) -> tuple[bytes, bytes, bytes]:
         """Return header and extras, key, and everything after it."""
         extras, rest = self.extras(), self.value + self.metadata
-        header = struct.pack(
-            ">BBHBBHIIQ",
+        header = HEADER.pack(
             0x80,
             self.opcode & 0xFF,
             len(self.key),
@@ -134,7 +135,7 @@ def read_messages(data: bytes) -> list[Message]:
     found = []
     while data:
         magic, opcode, key_bytes, extras_bytes, datatype, vbucket, body, sequence, cas = (
-            struct.unpack(">BBHBBHIIQ", data[:24])
+            HEADER.unpack_from(data)
         )
         assert (magic, datatype) == (0x80, 0)
         frame, data = data[24 : 24 + body], data[24 + body :]

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from tests.codec.frames import HEADER, REQUEST, RESPONSE, frame
 from tests.kv.harness import PULL_BYTES, Rig
 from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.session import Negotiation
@@ -20,9 +21,6 @@ from uprmc.ports import Session
 
 #: As the adapter's.
 PULLS_PER_TURN = 4
-
-HEADER = struct.Struct(">BBHBBHIIQ")
-REQUEST, RESPONSE = 0x80, 0x81
 
 GET, SET, DELETE, HELLO, SET_VBUCKET = 0x00, 0x01, 0x04, 0x1F, 0x3D
 OPEN, ADD_STREAM, CLOSE_STREAM, STREAM_REQUEST, FAILOVER_LOG = 0x50, 0x51, 0x52, 0x53, 0x54
@@ -102,26 +100,6 @@ class Frame(NamedTuple):
     def log(self) -> list[tuple[int, int]]:
         """The failover log that a reply carries."""
         return list(struct.iter_unpack(">QQ", self.value))  # type: ignore[arg-type]
-
-
-def frame(
-    opcode: int,
-    *,
-    key: bytes = b"",
-    value: bytes = b"",
-    extras: bytes = b"",
-    vbucket: int = 0,
-    opaque: int = 0,
-    cas: int = 0,
-    datatype: int = 0,
-    magic: int = REQUEST,
-) -> bytes:
-    """A frame's bytes; in a response `vbucket` is the status."""
-    body = extras + key + value
-    head = HEADER.pack(
-        magic, opcode, len(key), len(extras), datatype, vbucket, len(body), opaque, cas
-    )
-    return head + body
 
 
 def response(opcode: int, status: int = 0, *, opaque: int = 0, value: bytes = b"") -> bytes:

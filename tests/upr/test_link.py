@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.codec.frames import HEADER
 from tests.upr.link_rig import (
     ALL_SEQNOS,
     SEQNO_ACK,
@@ -434,8 +435,8 @@ def bad_frames(opaque: int) -> dict[str, list[bytes]]:
         "flush": [frame(0x5A, opaque=opaque)],
         "unknown frame": [frame(0x5F, extras=bytes(13), opaque=opaque)],
         "a client's request": [frame(0x00, key=b"k")],
-        "endless": [struct.pack(">BBHBBHIIQ", 0x80, 0x57, 1, 31, 0, 0, 2**32 - 1, opaque, 0)],
-        "lengths": [struct.pack(">BBHBBHIIQ", 0x80, 0x57, 9, 31, 0, 0, 31, opaque, 0) + bytes(31)],
+        "endless": [HEADER.pack(0x80, 0x57, 1, 31, 0, 0, 2**32 - 1, opaque, 0)],
+        "lengths": [HEADER.pack(0x80, 0x57, 9, 31, 0, 0, 31, opaque, 0) + bytes(31)],
     }
 
 
