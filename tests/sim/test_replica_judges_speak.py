@@ -5,7 +5,7 @@ See `test_upr_judges_speak`; a break that no longer breaks fails here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -269,9 +269,13 @@ def _leave_old_records_on_disk(patch: pytest.MonkeyPatch) -> None:
     """Roll back in memory only."""
     take = Flusher._take
 
-    def careless(flusher: Flusher, flush: Any, vbucket: VBucket, room: Any) -> None:
-        take(flusher, flush, vbucket, room)
-        flush.changes[-1] = flush.changes[-1]._replace(rewind=None, forget=())
+    def careless(
+        flusher: Flusher, flush: Any, vbucket: VBucket, room: Any, *, reset: bool
+    ) -> Generator[None, None, bool]:
+        taken = yield from take(flusher, flush, vbucket, room, reset=reset)
+        if flush.changes:
+            flush.changes[-1] = flush.changes[-1]._replace(rewind=None, forget=())
+        return taken
 
     patch.setattr(Flusher, "_take", careless)
 
