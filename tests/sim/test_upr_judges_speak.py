@@ -510,7 +510,10 @@ _STUCK = "never comes to rest|has not happened"
         (_take_the_store_view_too_late, f"{_WRONG}|lacks its newest"),
         (_send_a_key_at_both_places, _WRONG),
         (_send_deletions_without_cas, _WRONG),
-        (_announce_one_too_many, "is announced, the newest is|is announced in the middle"),
+        (
+            _announce_one_too_many,
+            "is announced, the newest is|is announced in the middle|snapshot end .* comes, None should",
+        ),
         (_announce_one_too_few, f"is announced to one who stands at|is owed|{_WRONG}"),
         (_announce_the_rest_as_new, "is announced in the middle of"),
         (_never_roll_back, "was answered"),
