@@ -35,7 +35,7 @@ class Block(NamedTuple):
     @property
     def endless(self) -> bool:
         """Whether it runs until it is interrupted."""
-        return "client.run()" in self.text or "changes(" in self.text
+        return "client.run()" in self.text or "in changes(" in self.text
 
     def program(self, nodes: Sequence[Address]) -> str:
         """The whole program, for these nodes."""

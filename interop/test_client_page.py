@@ -21,7 +21,7 @@ from uprmc.client import Change, Handler, StateStore, connection, kv, lease, nod
 from uprmc.client.barriers import BARRIERS_MAX
 from uprmc.client.core import Options
 from uprmc.client.errors import ClientError
-from uprmc.client.handler import DurableHandler
+from uprmc.client.handler import BatchHandler, DurableHandler
 from uprmc.client.metrics import NodeMetrics, VBucketMetrics
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
 
@@ -74,7 +74,11 @@ def test_the_page_has_programs_and_pictures_only() -> None:
 
 def _kinds(kind: type[ClientError]) -> set[str]:
     """Return the names of all kinds of an error that the library has for others."""
-    below = [_kinds(each) for each in kind.__subclasses__() if each.__module__.startswith("uprmc.")]
+    below = [
+        _kinds(each)
+        for each in kind.__subclasses__()
+        if each.__module__.startswith("uprmc.client.")
+    ]
     return {kind.__name__}.union(*below) if not kind.__name__.startswith("_") else set()
 
 
@@ -89,7 +93,8 @@ def test_every_method_of_a_handler_is_told_with_its_arguments() -> None:
     for name in names(section(TEXT, "## The handler")):
         method, _, arguments = name.rstrip(")").partition("(")
         told[method] = [each for each in arguments.split(", ") if each]
-    found = {**vars(Handler), "durable": DurableHandler.durable}
+    optional = {"changes": BatchHandler.changes, "durable": DurableHandler.durable}
+    found = {**vars(Handler), **optional}
     expected = {
         name: list(method.__code__.co_varnames[1 : method.__code__.co_argcount])
         for name, method in found.items()

@@ -512,7 +512,7 @@ _STUCK = "never comes to rest|has not happened"
         (_send_deletions_without_cas, _WRONG),
         (
             _announce_one_too_many,
-            "is announced, the newest is|is announced in the middle|snapshot end .* comes, None should",
+            "is announced, the newest is|is announced in the middle|snapshot end .*, None should",
         ),
         (_announce_one_too_few, f"is announced to one who stands at|is owed|{_WRONG}"),
         (_announce_the_rest_as_new, "is announced in the middle of"),
