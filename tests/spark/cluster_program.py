@@ -17,7 +17,7 @@ def seen(_):  # type: ignore[no-untyped-def]
 
     import uprmc
 
-    names = ("twisted", "construct", "pandas", "uprmc.engine")
+    names = ("twisted", "sortedcontainers", "pandas", "uprmc.engine")
     others = [name for name in names if importlib.util.find_spec(name) is not None]
     return uprmc.__file__, others
 

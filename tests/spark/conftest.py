@@ -1,8 +1,7 @@
 """What the tests of the Spark side share: a node, and one Spark for everything that needs a JVM.
 
-A JVM takes longer to start than most of these tests take together, so there is one for all of them,
-and pytest-xdist (``--dist loadgroup``) runs them in one of its processes while the others run what
-needs none, a file in one process. It tries a failed task once more (`local[2,2]`): so
+A JVM takes longer to start than most of these tests take together, so there is one of each worker
+of pytest-xdist, whatever the tests want of it. It tries a failed task once more (`local[2,2]`): so
 tests of repeated tasks can use it too, and a task that must fail does not fail four times.
 
 Tests of rules need neither: see `here` for documents and an independent reader.
@@ -39,15 +38,6 @@ SPARK_SETTINGS = {
     "spark.sql.streaming.pollingDelay": "10ms",
     "spark.sql.session.timeZone": "UTC",
 }
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        if file.startswith("tests/spark/"):
-            group = "jvm" if item.get_closest_marker("spark") else file
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="module")
