@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from interop.server_process import start_uprmc
 from tests.cli.support import Ended, listeners, uprmc
 from tests.server.certificates import make_certificate
 from uprmc.cli.main import run
+
+_REWORDED_NEXT = {"backup", "export", "load", "restore", "verify"}
 
 
 def here(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
@@ -131,6 +134,16 @@ def test_help_is_exit_code_0(capsys: pytest.CaptureFixture[str], arguments: list
     ended = here(capsys, *arguments)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("Usage: uprmc")
+
+
+@pytest.mark.parametrize("group", [["--help"], ["vbucket", "--help"]], ids=" ".join)
+def test_the_list_of_verbs_has_a_whole_sentence_of_one_line_for_each(
+    capsys: pytest.CaptureFixture[str], group: list[str]
+) -> None:
+    _, _, listed = here(capsys, *group).out.partition("Commands:\n")
+    told = dict(line.split(maxsplit=1) for line in listed.splitlines())
+    cut = {verb for verb, summary in told.items() if not re.fullmatch(r"[A-Z].*[^.]\.", summary)}
+    assert cut - _REWORDED_NEXT == set()
 
 
 # --- files and sockets: as processes, because they get as far as the reactor --------------------

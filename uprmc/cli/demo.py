@@ -113,7 +113,11 @@ def _facts(code: int, character: str, name: str) -> dict[str, object]:
 @click.option("--limit", type=click.IntRange(1), hidden=True, help="Load only this many documents.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def demo(keep: Path | None, limit: int | None, debug: bool) -> None:
-    """Load a node, kill it with SIGKILL, start it again, and verify every document."""
+    """Load a node, kill it, restart it, and check every document.
+
+    The node is killed with SIGKILL, and its data directory is removed afterwards unless --keep
+    names one.
+    """
     console = Console()
     with tempfile.TemporaryDirectory(prefix="uprmc-demo-") as temporary:
         node = _ThrowAwayNode(keep or Path(temporary) / "data")

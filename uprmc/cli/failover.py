@@ -24,14 +24,14 @@ _FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
 @click.option(
     "--vbuckets",
     type=VBUCKETS,
-    help="vBuckets to promote; all replicas of the node by default.",
+    help="vBuckets to promote.  [default: all replicas of the node]",
 )
 @talks_to_a_node("Print one JSON list of the new branches.")
 def failover(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> None:
-    """Promote replicas of a node after the node that they followed was lost.
+    """Promote replicas after their active node was lost.
 
-    Each vBucket begins a new branch of history after its last complete snapshot, and stops
-    following its source. While the other node is well, use 'uprmc takeover': it loses nothing.
+    Each vBucket stops following its source and begins a new branch of history after its last
+    complete snapshot. While the active node still works, use 'uprmc takeover': it loses nothing.
     """
     with node.connected() as connection:
         if vbuckets is None:

@@ -18,10 +18,11 @@ from uprmc.model import FailoverEntry
 @click.argument("vbuckets", nargs=-1, type=VBUCKETS, metavar="[N|A-B,...]...")
 @talks_to_a_node("Print one JSON list of vBuckets.")
 def failover_log(vbuckets: tuple[tuple[int, ...], ...], node: NodeAccess, as_json: bool) -> None:
-    """Print the failover logs of some vBuckets, or of all.
+    """Print the failover logs of vBuckets, or of all vBuckets.
 
-    An entry names a branch of history by its vb_uuid and says after which seqno it begins. The
-    newest comes first, with the vBucket's term: of two nodes that say "active" the higher is right.
+    Each entry is a branch of history: its vb_uuid, and the seqno after which it begins. The newest
+    comes first, together with the vBucket's term. If two nodes claim to be active for the same
+    vBucket, the one with the higher term is right.
     """
     with node.connected() as connection:
         logs, terms = _logs(connection, each_once(vbuckets))

@@ -71,7 +71,7 @@ def talks_to_a_node(
             multiple=True,
             envvar="UPRMC_NODE",
             metavar="HOST:PORT",
-            help="The node's upr listener; unix:/path works, too"
+            help="The node's upr listener: HOST:PORT or unix:/path"
             + ("; repeat it for several nodes." if several else ".")
             + f"  [default: {DEFAULT_NODE}]",
         ),

@@ -42,16 +42,16 @@ _UNSETTLED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
     "--vbuckets",
     "vbucket",
     type=click.IntRange(0, 0xFFFF),
-    help="vBucket of the document; computed from the key by default.",
+    help="vBucket of the document.  [default: computed from the key]",
 )
-@click.option("--wait", is_flag=True, help="Wait until its newest version is on disk.")
+@click.option("--wait", is_flag=True, help="Wait until the newest change is on disk.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=seconds(),
-    default=30.0,
+    default="30s",
     show_default=True,
-    help="Longest time that --wait waits.",
+    help="Longest time to wait with --wait.",
 )
 @talks_to_a_node("Print one JSON object.", timeout=False)
 def observe(
@@ -59,8 +59,8 @@ def observe(
 ) -> None:
     """Print whether a document is on disk, and its CAS.
 
-    With --wait the exit code is 1 if it is still not on disk when the time is up. A document that
-    is not there counts as settled: its deletion, if there was one, is on disk.
+    With --wait, the command ends as soon as the newest change of the document is on disk, even if
+    that change is a deletion. If --timeout is reached first, the exit code is 1.
     """
     name = os.fsencode(key)
     if not 1 <= len(name) <= KEY_MAX_BYTES:

@@ -26,25 +26,23 @@ _GLANCE_S = 3.0
 @click.option(
     "--source",
     metavar="HOST:PORT",
-    help="upr listener of the source, as the node is to dial it.",
+    help="The upr listener of the source; the node dials this address.",
 )
 @click.option(
     "--vbuckets",
     type=VBUCKETS,
-    help="vBuckets to fill; all of the node by default.",
+    help="vBuckets that follow the source.  [default: all]",
 )
-@click.option("--stop", is_flag=True, help="Stop following. The data stays.")
-@click.option(
-    "--demote", is_flag=True, help="Also replace active vBuckets that hold changes of their own."
-)
+@click.option("--stop", is_flag=True, help="Stop following the source, and keep the data.")
+@click.option("--demote", is_flag=True, help="Also demote active vBuckets that hold changes.")
 @click.option("--wait", is_flag=True, help="Wait until the replica has caught up.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=seconds(),
-    default=600.0,
+    default="10m",
     show_default=True,
-    help="Longest time that --wait waits.",
+    help="Longest time to wait with --wait.",
 )
 @talks_to_a_node("Print one JSON object.", timeout=False)
 def replicate_verb(
@@ -57,10 +55,11 @@ def replicate_verb(
     node: NodeAccess,
     as_json: bool,
 ) -> None:
-    """Make a node a replica of another node; restarts do not end it.
+    """Make a node follow another node as its replica.
 
-    Its vBuckets become replicas at once. Active ones that hold changes do so only with --demote:
-    changes that the source lacks are undone.
+    The node remembers its source over restarts. Its vBuckets become replicas at once. An active
+    vBucket that holds changes is refused unless you give --demote: its changes that the source
+    lacks are then undone.
     """
     if stop == bool(source):
         raise ConfigError("say either --source HOST:PORT or --stop")

@@ -30,12 +30,12 @@ _SHORTHANDS = {
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
-@click.option("--data", metavar="DIR", help="Data directory (./uprmc-data).")
+@click.option("--data", metavar="DIR", help="Data directory.  [default: ./uprmc-data]")
 @click.option("--memcached", metavar="HOST:PORT", help="Listener for memcached clients.")
 @click.option("--upr", metavar="HOST:PORT", help="Listener for UPR, TAP and vBucket-aware clients.")
 @click.option("--http", metavar="HOST:PORT", help="Listener for health and metrics, or 'off'.")
 @click.option(
-    "--vbuckets", type=int, metavar="N", help="Number of vBuckets of a new data directory."
+    "--vbuckets", type=int, metavar="N", help="Number of vBuckets in a new data directory."
 )
 @click.option("--memory", metavar="SIZE", help="Memory quota, such as 512M or 2G.")
 @click.option(
@@ -63,10 +63,11 @@ def serve(
     debug: bool,
     **options: Any,
 ) -> int:
-    """Run a node in the foreground; SIGTERM, SIGINT or SIGUSR1 stops it in order.
+    """Run a node in the foreground.
 
-    SIGHUP makes it read the level of the log and the TLS files again. Prints one line to standard
-    output when it serves; logs go to standard error.
+    When the node is ready for clients, it prints one line to standard output. The log goes to
+    standard error. SIGTERM, SIGINT or SIGUSR1 stops the node in order; SIGHUP makes it read the
+    log level and the TLS files again.
     """
     given = {**from_pairs(changes), **_from_options(options)}
     return _Server(lambda: load(config, os.environ, given, warn), source).run()

@@ -13,12 +13,13 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 @click.argument("group", nargs=-1)
 @talks_to_a_node("Print one JSON object.")
 def stats(group: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
-    """Print statistics of a running node: those of a GROUP, or the general ones.
+    """Print statistics of a running node.
 
-    Groups: settings, items, slabs, sizes, conns, warmup, memory, uprmc, timings, tap, tapagg,
-    dcp, upr, dcpagg, upragg, leases, replication, uuid, kvstore, kvtimings, scheduler, runtimes,
-    dispatcher, workload, config, vbucket, prev-vbucket, vbucket-details, vbucket-seqno,
-    failovers, checkpoint, hash; the last five take a vBucket number.
+    Without a GROUP, it prints the general statistics. Groups: settings, items, slabs, sizes, conns,
+    warmup, memory, uprmc, timings, tap, tapagg, dcp, upr, dcpagg, upragg, leases, replication,
+    uuid, kvstore, kvtimings, scheduler, runtimes, dispatcher, workload, config, vbucket,
+    prev-vbucket, vbucket-details, vbucket-seqno, failovers, checkpoint, hash. Each of the last five
+    can be followed by a vBucket number.
     """
     with node.connected() as connection:
         found = dict(connection.statistics(" ".join(group)))

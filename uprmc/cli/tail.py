@@ -69,7 +69,7 @@ def _uuid(text: str) -> int:
     "--vbuckets",
     type=VBUCKETS,
     multiple=True,
-    help="Only these vBuckets; may be repeated.  [default: all that are active]",
+    help="Only these vBuckets; may be repeated.  [default: all active ones]",
 )
 @click.option(
     "--start",
@@ -78,10 +78,13 @@ def _uuid(text: str) -> int:
     metavar="now|0|SEQNO",
     default=_NOW,
     show_default=True,
-    help="Print changes from now on, everything (0), or what follows a seqno.",
+    help="Print changes from now on, all changes (0), or those after a seqno.",
 )
 @click.option(
-    "--uuid", type=_uuid, metavar="VB_UUID", help="History that the seqno of --start belongs to."
+    "--uuid",
+    type=_uuid,
+    metavar="VB_UUID",
+    help="vb_uuid of the history that the seqno of --start belongs to.",
 )
 @click.option(
     "--on-rollback",
@@ -91,11 +94,9 @@ def _uuid(text: str) -> int:
     "else rewind]",
 )
 @click.option(
-    "--until-now", is_flag=True, help="End after printing everything that exists at the start."
+    "--until-now", is_flag=True, help="End after printing all changes that exist at the start."
 )
-@click.option(
-    "--once", is_flag=True, help="End when a node or a stream is lost, for use in scripts."
-)
+@click.option("--once", is_flag=True, help="End when a node or a stream is lost.")
 @click.option("--keys-only", is_flag=True, help="Omit values; the node does not send them.")
 @click.option("--snapshots", is_flag=True, help="Also print where snapshots begin and end.")
 @talks_to_a_node("Print one JSON object for each change.", several=True)
@@ -111,12 +112,11 @@ def tail(
     node: NodeAccess,
     as_json: bool,
 ) -> int:
-    """Print the changes of nodes as they happen, one line for each.
+    """Print the changes of nodes as they happen, one per line.
 
-    \b
-    A line shows vBucket:seqno, the operation, key, value and metadata.
-    After a lost connection it reconnects and resumes, at whichever node is active then.
-    Ctrl-C ends it.
+    Each line shows vBucket:seqno, the operation, the key, the value and metadata. When a
+    connection is lost, the command reconnects and resumes at the node that is active then. Press
+    Ctrl-C to end it.
     """
     wanted = each_once(vbuckets)
     start = _start(wanted, origin, uuid)

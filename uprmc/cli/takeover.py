@@ -44,19 +44,19 @@ class _Ended(NamedTuple):
     "target",
     required=True,
     metavar="HOST:PORT",
-    help="upr listener of the node that takes them over.",
+    help="The upr listener of the node that takes them over.",
 )
 @click.option(
     "--vbuckets",
     type=VBUCKETS,
-    help="vBuckets to move; all active ones of the node by default.",
+    help="vBuckets to move.  [default: all active ones]",
 )
 @click.option("--swap", is_flag=True, help="Afterwards make the old node a replica of the new one.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=seconds(1.0),
-    default=600.0,
+    default="10m",
     show_default=True,
     help="Longest time that the takeover may take.",
 )
@@ -69,11 +69,11 @@ def takeover(
     node: NodeAccess,
     as_json: bool,
 ) -> None:
-    """Move active vBuckets from one node to another without losing a write.
+    """Move active vBuckets to another node without losing a write.
 
-    The target dials the address given with --node. No consumer is rolled back. Afterwards the
-    vBuckets are dead at the old node, or replicas with --swap. If the takeover is interrupted, the
-    old node serves them again.
+    The target connects to the address given with --node. No consumer is rolled back. Afterwards
+    the vBuckets at the old node are dead, or replicas with --swap. If the takeover is interrupted,
+    the old node serves them again.
     """
     with node.connected() as source:
         numbers = _numbers(source, vbuckets)

@@ -28,7 +28,10 @@ _SHORTHANDS = {
 
 @click.command(name="tap-adapter")
 @click.option(
-    "--upstream", required=True, metavar="HOST:PORT", help="The producer: a node's upr listener."
+    "--upstream",
+    required=True,
+    metavar="HOST:PORT",
+    help="The server whose data is served: its UPR or DCP port.",
 )
 @click.option(
     "--listen", required=True, metavar="HOST:PORT", help="Address on which TAP clients connect."
@@ -36,27 +39,34 @@ _SHORTHANDS = {
 @click.option(
     "--state",
     type=click.Path(path_type=Path),
-    help="File that keeps the positions of registered clients.  [default: none]",
+    help="Keep the positions of registered clients in this file.  [default: in memory]",
 )
 @click.option(
     "--on-rollback",
     type=click.Choice(["rewind", "restart"]),
-    help="Correct clients after a rollback, or start over.  [default: rewind]",
+    help="After a rollback, send a client corrections (rewind) or everything from the beginning "
+    "(restart).  [default: rewind]",
 )
 @click.option(
     "--buffer",
     "buffer_bytes",
     type=Read(units.size, "SIZE", 64 * KIB, GIB, " bytes"),
     default="1M", show_default=True,
-              help="Bytes received ahead of each client.")  # fmt: skip
+              help="Bytes received in advance for each client.")  # fmt: skip
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate chain.")
 @click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert.")
 @click.option(
-    "--upstream-ca", metavar="FILE", help="Use TLS to the upstream; PEM file of its authority."
+    "--upstream-ca",
+    metavar="FILE",
+    help="Use TLS to the upstream, and trust the authority in this PEM file.",
 )
 @click.option(
-    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting, such as tap.names=50."
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change any setting, such as tap.names=50.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def tap_adapter(
@@ -69,11 +79,12 @@ def tap_adapter(
     debug: bool,
     **options: Any,
 ) -> int:
-    """Serve TAP clients with the data of a UPR or DCP server that does not speak TAP.
+    """Serve TAP clients from a server that speaks only UPR or DCP.
 
-    A node of uprmc needs no adapter: its listeners speak TAP. SIGTERM, SIGINT or
-    SIGUSR1 stops it in order; SIGHUP makes it read the level of the log and the TLS files again.
-    Prints one line to standard output when it serves; logs go to standard error.
+    A node of uprmc needs no adapter: its listeners speak TAP themselves. When the adapter is ready
+    for clients, it prints one line to standard output. The log goes to standard error. SIGTERM,
+    SIGINT or SIGUSR1 stops the adapter in order; SIGHUP makes it read the log level and the TLS
+    files again.
     """
     try:
         check_place(upstream)

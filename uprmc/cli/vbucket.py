@@ -39,7 +39,7 @@ class _Row(NamedTuple):
 @click.group()
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def vbucket() -> None:
-    """List the vBuckets of a node, change their states, remove them."""
+    """List or remove vBuckets of a node, or change their states."""
 
 
 # --- list ---------------------------------------------------------------------------------------
@@ -49,7 +49,11 @@ def vbucket() -> None:
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only vBuckets in this state.")
 @talks_to_a_node("Print one JSON list.")
 def list_(states: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
-    """Print state, term, newest vb_uuid, seqnos and number of documents of each vBucket."""
+    """Print the state, term, seqnos and size of each vBucket.
+
+    The columns are: vBucket, state, term, newest vb_uuid, highest seqno, highest persisted seqno,
+    and number of documents.
+    """
     with node.connected() as connection:
         details = dict(connection.statistics("vbucket-details"))
     numbers = (name.removeprefix("vb_") for name in details if ":" not in name)
@@ -84,10 +88,10 @@ def _line(*cells: object) -> str:
 @click.argument("state", type=_STATES, metavar="STATE")
 @talks_to_a_node("Print one JSON object.")
 def set_(numbers: Sequence[int], state: str, node: NodeAccess, as_json: bool) -> None:
-    """Change the STATE of vBuckets: active, replica, pending or dead.
+    """Make vBuckets active, replica, pending or dead.
 
-    A missing vBucket is created.
-    One that becomes active begins a new branch of history: its failover log gets an entry.
+    A vBucket that does not exist is created. A vBucket that becomes active begins a new branch of
+    history: its failover log gets an entry.
     """
     done: list[int] = []
     with node.connected() as connection:
@@ -103,14 +107,15 @@ def set_(numbers: Sequence[int], state: str, node: NodeAccess, as_json: bool) ->
     "--wait/--no-wait",
     default=True,
     show_default=True,
-    help="Wait until they are removed from disk. (uprmc always waits; other servers may not.)",
+    help="Wait until they are removed from disk. A node of uprmc always waits.",
 )
-@click.option("--force", is_flag=True, help="Make them dead first.")
+@click.option("--force", is_flag=True, help="Make vBuckets dead first if they are not.")
 @talks_to_a_node("Print one JSON object.")
 def rm(numbers: Sequence[int], wait: bool, force: bool, node: NodeAccess, as_json: bool) -> None:
     """Remove dead vBuckets and all their documents.
 
-    Nothing is removed unless all of them exist and are dead, or --force is given.
+    If one of them does not exist, none is removed. The same holds if one is not dead, unless you
+    give --force.
     """
     done: list[int] = []
     with node.connected() as connection:
