@@ -6,7 +6,9 @@ one is right for once is better reworded than excepted; ``held:`` is a value of 
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -31,6 +33,23 @@ PAGES = [
     "README.md",
     *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))),
 ]
+
+
+MODULES = sorted((ROOT / "uprmc").rglob("*.py"))
+
+
+def phrases(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each literal that has a blank: parts of messages, no docstrings.
+
+    Without a blank it is a name or a value.
+    """
+    tree = ast.parse(source)
+    docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in docs:
+            text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
+            if isinstance(text, str) and " " in text:
+                yield node.lineno, text
 
 
 def banned(text: str) -> list[str]:
@@ -58,6 +77,21 @@ def test_log_events_are_described_in_plain_words() -> None:
 @pytest.mark.parametrize("context", [*contexts()], ids=lambda context: context.command_path)
 def test_help_is_in_plain_words(context: click.Context) -> None:
     assert banned(context.get_help()) == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_messages_are_in_plain_words(path: Path) -> None:
+    found = [(line, banned(text)) for line, text in phrases(path.read_text(encoding="utf-8"))]
+    assert [each for each in found if each[1]] == []
+
+
+def test_a_banned_word_is_found_in_every_kind_of_message() -> None:
+    source = """
+def f(x):
+    'Whoever reads this reads a docstring.'
+    raise ValueError(f"vBucket {x} that nobody asked for", b"a whole frame", "whole", "fine")
+"""
+    assert [line for line, text in phrases(source) if banned(text)] == [4, 4]
 
 
 def test_a_banned_word_is_found_in_any_case_and_over_a_line_break() -> None:

@@ -69,7 +69,7 @@ NONSENSE: dict[str, tuple[Frames, str]] = {
         lambda o: [marker(0, o, 4, 9), frame(0xEC, extras=struct.pack(">QI", 8, 0), opaque=o)],
         "the end 8",
     ),
-    "a stream that nobody asked for": (lambda o: [marker(0, 99, 4, 9)], "nobody asked"),
+    "a stream that nobody asked for": (lambda o: [marker(0, 99, 4, 9)], "never requested"),
     "another vBucket in the stream": (
         lambda o: [marker(0, o, 4, 9), mutation(5, o, 5, b"a")],
         "vBucket 5",

@@ -114,7 +114,7 @@ def test_another_applications_database_is_refused(path: Path) -> None:
 def test_a_file_that_is_no_database_is_refused(path: Path, size: int) -> None:
     path.write_bytes(b"x" * size)
     assert refusal(path) == (
-        "it is no SQLite file, or a torn one: give another path, or move it away to begin anew; "
+        "it is no SQLite file, or a torn one: give another path, or move it away to start over; "
         "nothing was changed"
     )
 
@@ -160,8 +160,8 @@ def read_only() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("theirs.db", "it cannot be written: see to the permissions of file and directory"),
-        ("everybodys.db", "it cannot be written: see to the permissions of file and directory"),
+        ("theirs.db", "it cannot be written: check the permissions of file and directory"),
+        ("everybodys.db", "it cannot be written: check the permissions of file and directory"),
         ("new.db", "it cannot be opened: see that the directory exists and is writable"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_file_that_was_cut_short_is_refused(path: Path, pages: int) -> None:
     whole = made(path).read_bytes()
     path.write_bytes(whole[: pages * 4096])
     assert len(whole) > pages * 4096
-    with pytest.raises(StateRefused, match="it is torn: move it away to begin anew"):
+    with pytest.raises(StateRefused, match="it is torn: move it away to start over"):
         use_all(path)
     assert path.stat().st_size == pages * 4096
 
@@ -228,7 +228,7 @@ def test_a_page_that_was_lost_is_told(path: Path, page: int) -> None:
     whole = bytearray(made(path).read_bytes())
     whole[page * 4096 : (page + 1) * 4096] = bytes(4096)
     path.write_bytes(whole)
-    with pytest.raises(StateRefused, match="torn: move it away to begin anew"):
+    with pytest.raises(StateRefused, match="torn: move it away to start over"):
         use_all(path)
     assert path.read_bytes() == whole
 
@@ -254,7 +254,7 @@ def test_a_record_that_makes_no_sense_is_told(path: Path, change: str, what: str
     with pytest.raises(StateRefused) as refused:
         use_all(path)
     assert str(refused.value) == (
-        f"state {path}: {what} is torn: move it away to begin anew, or put a copy back"
+        f"state {path}: {what} is torn: move it away to start over, or put a copy back"
     )
 
 

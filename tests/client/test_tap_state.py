@@ -123,7 +123,7 @@ def test_a_torn_position_refuses_the_file(path: Path, damage: str) -> None:
         other.execute(damage)
     other.close()
     state = TapState(path)
-    with pytest.raises(StateRefused, match="is torn: move the file away"):
+    with pytest.raises(StateRefused, match="is damaged: restore a copy"):
         state.load()
     state.close()
 

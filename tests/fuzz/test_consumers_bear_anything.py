@@ -48,7 +48,7 @@ def test_the_lies_reach_the_places_where_they_could_hurt() -> None:
         seen |= fuzz.judge.seen
         errors += fuzz.errors
     assert seen >= {"whole", "rolled back", "undone"}
-    for words in ("outside of its snapshot", "before any snapshot", "no UPR", "nobody asked for"):
+    for words in ("outside of its snapshot", "before any snapshot", "no UPR", "never requested"):
         assert any(words in error for error in errors), words
 
 

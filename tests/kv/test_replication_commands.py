@@ -160,7 +160,7 @@ def test_another_managers_session_is_over(world: World, peer: Peer, request_: by
 
 def test_a_node_that_dials_nobody_says_so(world: World, peer: Peer) -> None:
     world.rig.services.replication = None
-    assert refused(peer, replicate()) == (NOT_SUPPORTED, "this node dials nobody")
+    assert refused(peer, replicate()) == (NOT_SUPPORTED, "this node opens no connections")
 
 
 def test_during_warm_up_it_is_to_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

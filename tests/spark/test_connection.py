@@ -129,9 +129,9 @@ def test_lost_connections_are_tried_again_as_often_as_allowed() -> None:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server answers at"),
         (b"\x81\x1f" + bytes(6) + b"\xff" * 4 + bytes(12), "body of 4294967295 bytes"),
         (b"\x81\x1f\x00\x05" + bytes(20), "a body of 0 bytes, a key of 5"),
-        (encode_response(Opcode.GET, opaque=1), "an answer to GET that nobody waits for"),
-        (encode_response(Opcode.HELLO, opaque=99), "an answer to HELLO that nobody waits for"),
-        (encode_request(Opcode.SET, key=b"k"), "SET that nobody asked for"),
+        (encode_response(Opcode.GET, opaque=1), "an unexpected answer to GET"),
+        (encode_response(Opcode.HELLO, opaque=99), "an unexpected answer to HELLO"),
+        (encode_request(Opcode.SET, key=b"k"), "an unexpected SET"),
     ],
 )
 def test_what_is_no_answer_is_protocol_error(sent: bytes, words: str) -> None:

@@ -297,7 +297,7 @@ def _vbucket(frame: bytearray) -> None:
         (opened(mutation(5, 1, 2, b"a"), mutation(5, 1, 2, b"b")), "seqno 2 after 2"),
         (opened(mutation(5, 1, 2, b"a"), mutation(5, 1, 1, b"b")), "seqno 1 after 2"),
         (opened(mutation(5, 1, 101, b"a")), "seqno 101 outside of 0..100"),
-        (opened(mutation(5, 2, 1, b"a")), "a stream of vb=5 that nobody asked for"),
+        (opened(mutation(5, 2, 1, b"a")), "a stream of vb=5 that was never requested"),
         (accepted(1) + mutation(5, 1, 1, b"a"), "seqno 1 before any snapshot"),
         (marker(5, 1, 0, 9), "a snapshot of a stream that was not accepted"),
         (accepted(1) + marker(5, 1, 2, 9), "a snapshot 2..9 at seqno 0"),

@@ -224,13 +224,13 @@ def test_a_refusal_is_final(opcode: int, status: int, kind: type[SparkError], wo
         (lambda o: mutation(0, o, 1, b"k1"), "vb=0: seqno 1 after 2"),
         (lambda o: mutation(0, o, 6, b"k6"), "vb=0: seqno 6 outside of 0..5"),
         (lambda o: mutation(1, o, 3, b"k3"), "vb=1 in a stream of vb=0"),
-        (lambda o: mutation(0, o + 1, 3, b"k3"), "a stream of vb=0 that nobody asked for"),
+        (lambda o: mutation(0, o + 1, 3, b"k3"), "a stream of vb=0 that was never requested"),
         (lambda o: stream_end(0, o), "the end of a stream at seqno 2 that goes to 5"),
         (lambda o: marker(0, o, 3, 9), "a snapshot 3..9 at seqno 2"),
         (lambda o: b"\x00" * 24, "what is no frame .magic 0x00"),
         (lambda o: b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n", "what is no frame .magic 0x47"),
         (lambda o: encode_response(Opcode.GET, opaque=o), "an answer to GET"),
-        (lambda o: encode_request(Opcode.SET, key=b"k", opaque=o), "SET, which nobody asked for"),
+        (lambda o: encode_request(Opcode.SET, key=b"k", opaque=o), "an unexpected SET"),
     ],
 )
 def test_what_no_node_may_send_ends_the_read(sent: Callable[[int], bytes], words: str) -> None:

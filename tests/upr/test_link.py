@@ -269,7 +269,7 @@ def test_a_vbucket_that_somebody_else_changes_is_filled_no_more(
     target.bucket.set_state(0, state)
     ((event, number, why, again),) = script.owner.take()
     assert (event, number, again) == ("ended", 0, retry)
-    assert "somebody else" in why
+    assert "something else" in why
     assert kinds(script.sent()) == [CLOSE_STREAM]
     script.say(mutation(0, opaque, 2, b"b"))
     assert list(target.bucket.vbuckets[0].table) == [b"a"]

@@ -262,7 +262,9 @@ class Decoder:
         stream = self.streams.get(opaque)
         if stream is None:
             if not 0 < opaque <= self._opaques:
-                raise StreamFault(f"vBucket {vbucket}: a stream that nobody asked for")
+                raise StreamFault(
+                    f"vBucket {vbucket}: a frame of a stream that was never requested"
+                )
             return None
         if stream.vbucket != vbucket:
             raise StreamFault(f"vBucket {vbucket} in a stream of vBucket {stream.vbucket}")

@@ -109,8 +109,9 @@ class RollbackRefused(ClientError):
 
     def __init__(self, vbucket: int, held_seqno: int, seqno: int, reason: str) -> None:
         super().__init__(
-            f"vBucket {vbucket}: {reason}; going on means to undo what came after seqno {seqno} "
-            f"of {held_seqno}: allow it with on_rollback='rewind', or begin anew"
+            f"vBucket {vbucket}: {reason}; to continue, the changes after seqno {seqno} "
+            f"(you are at {held_seqno}) must be undone: "
+            "allow it with on_rollback='rewind', or start over"
         )
         self.vbucket = vbucket
         self.held_seqno = held_seqno

@@ -60,8 +60,8 @@ UPGRADES = {
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _APPLICATION_ID = struct.Struct(">68xI")
-_START_OVER = "move it away to begin anew"
-_NOT_WRITABLE = "it cannot be written: see to the permissions of file and directory"
+_START_OVER = "move it away to start over"
+_NOT_WRITABLE = "it cannot be written: check the permissions of file and directory"
 _IN_USE = "another process uses it: stop that one, or give this one its own"
 _TORN = f"it is torn: {_START_OVER}, or put a copy back"
 

@@ -230,7 +230,7 @@ class SqliteState:
             yield
         except (ValueError, TypeError, struct.error):
             raise StateRefused(
-                f"state {self._place}: {what} is torn: move it away to begin anew, "
+                f"state {self._place}: {what} is torn: move it away to start over, "
                 "or put a copy back"
             ) from None
 

@@ -84,8 +84,8 @@ class TapState:
             whole = isinstance(name, bytes) and isinstance(document, bytes)
             if not whole or crc != _crc(name, document):
                 raise StateRefused(
-                    f"state {self._place}: the position of a client is torn: move the file away "
-                    "and registered clients begin anew, or put a copy back"
+                    f"state {self._place}: the saved position of a client is damaged: "
+                    "restore a copy of the file, or move it away, and registered clients start over"
                 )
         return {name: document for name, document, _ in rows}
 

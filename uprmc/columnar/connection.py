@@ -228,11 +228,11 @@ class Connection:
                 assert isinstance(answer, ResponseFrame)
                 if self._questions.waiting_for(answer.opcode, answer.opaque) is None:
                     raise self.protocol_error(
-                        f"an answer to {opcode_name(answer.opcode)} that nobody waits for"
+                        f"an unexpected answer to {opcode_name(answer.opcode)}"
                     )
                 return answer
             if frame[1] not in KEEP_ALIVES:
-                raise self.protocol_error(f"{opcode_name(frame[1])} that nobody asked for")
+                raise self.protocol_error(f"an unexpected {opcode_name(frame[1])}")
             _, sent, _, _, _, _, _, its_opaque, _ = RESPONSE_HEADER.unpack_from(frame)
             self.send(keep_alive_answer(sent, its_opaque))
 

@@ -249,7 +249,7 @@ class Decoder:
         """Return the stream of a frame; vBucket -1 = any. Raises `ValueError`."""
         state = self.states.get(opaque)
         if state is None:
-            raise ValueError(f"a stream of vb={vbucket} that nobody asked for")
+            raise ValueError(f"a frame of a stream of vb={vbucket} that was never requested")
         if vbucket not in (state.vbucket, -1):
             raise ValueError(f"vb={vbucket} in a stream of vb={state.vbucket}")
         return state

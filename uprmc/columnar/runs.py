@@ -119,7 +119,7 @@ class Judged:
         elif opcode == Opcode.UPR_STREAM_END:
             self._end(state, STREAM_END_EXTRAS.unpack(extras)[0])
         else:
-            raise ValueError(f"vb={vbucket}: {opcode_name(opcode)}, which nobody asked for")
+            raise ValueError(f"vb={vbucket}: an unexpected {opcode_name(opcode)}")
 
     def _answered(self, opcode: int, status: int, opaque: int, value: bytes) -> None:
         if opcode == Opcode.UPR_STREAM_REQUEST and status == Status.SUCCESS:

@@ -282,7 +282,7 @@ class Share:
         self._fresh.clear()
 
     def _protocol_error(self, opcode: int, opaque: int) -> None:
-        what = f"an answer that nobody waits for (opcode {opcode:#04x}, opaque {opaque:#x})"
+        what = f"an unexpected answer (opcode {opcode:#04x}, opaque {opaque:#x})"
         self.lost = self.connection.protocol_error(what)
 
 

@@ -117,7 +117,7 @@ class Leases:
         if bucket.gate.is_shut:
             raise TemporaryFailure("the store has to grow first")
         if len(self.open) >= self._settings.leases:
-            raise TemporaryFailure(f"{self._settings.leases} leases are held")
+            raise TemporaryFailure(f"there are {self._settings.leases} leases already")
         lease = self._hold(numbers, bucket.clock.monotonic() + granted_s)
         self.open[lease.id] = lease
         self.granted += 1

@@ -123,7 +123,7 @@ def _check(vbucket: VBucket, rewind: Rewind) -> None:
     """Refuse what would leave the vBucket in a state that no active can have had."""
     seqno, log, versions, later_seqno, *_ = rewind
     if not 0 < seqno <= vbucket.whole_seqno:
-        raise InvalidArguments(f"there is no whole state at {seqno} to roll back to")
+        raise InvalidArguments(f"there is no complete snapshot at {seqno} to roll back to")
     if not log:
         raise InvalidArguments("a failover log is never empty")
     if later_seqno and not seqno < later_seqno <= NUMBER_MAX:

@@ -138,7 +138,7 @@ def _replication(session: BinarySession, request: Request) -> Replication:
     _check_token(session, request)
     replication = session.services.replication
     if replication is None:
-        raise NotSupported("this node dials nobody")
+        raise NotSupported("this node opens no connections")
     return replication
 
 

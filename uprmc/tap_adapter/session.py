@@ -319,10 +319,10 @@ def _check_flags(connect: Connect) -> None:
         RemoteProtocolError: see the text.
     """
     if connect.flags & ~_KNOWN_FLAGS:
-        raise RemoteProtocolError(f"flags {connect.flags:#x}: nobody knows what they mean")
+        raise RemoteProtocolError(f"unknown flags {connect.flags:#x}")
     if connect.has(ConnectFlag.TAKEOVER_VBUCKETS):
         if connect.has(ConnectFlag.DUMP):
-            raise RemoteProtocolError("a dump that takes over")
+            raise RemoteProtocolError("a dump cannot take over vBuckets")
         if not connect.has(ConnectFlag.LIST_VBUCKETS):
             raise RemoteProtocolError("a takeover that does not say of which vBuckets")
 

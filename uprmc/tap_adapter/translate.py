@@ -371,7 +371,7 @@ def take_frame(pieces: Sequence[bytes], place: int) -> tuple[UprRequest, int]:
         beyond += 1
     key_end = extras_length + key_length
     if left or magic != MAGIC_REQUEST or key_end > body_length:
-        raise RemoteProtocolError(f"no whole frame: {pieces[place][:HEADER_BYTES].hex()}")
+        raise RemoteProtocolError(f"an incomplete frame: {pieces[place][:HEADER_BYTES].hex()}")
     body = b"".join(pieces[place:beyond])[HEADER_BYTES:]
     request = UprRequest(
         opcode,

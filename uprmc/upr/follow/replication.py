@@ -190,7 +190,7 @@ class Replication:
         left = [number for number in self._checked(numbers) if self._leave(number)]
         self._save(done)
         if left:
-            self.on_change("", f"{named(left)} follow nobody")
+            self.on_change("", f"{named(left)} no longer follow a source")
 
     def take_over(self, place: str, numbers: Iterable[int], done: HandoverDone) -> None:
         """Take vBuckets over from the node at `place`, where they are active.
@@ -259,7 +259,7 @@ class Replication:
 
     def _checked(self, numbers: Iterable[int] | None, *, busy: bool = True) -> list[int]:
         if not self._bucket.warm:
-            raise TemporaryFailure("warming up: try again in a moment")
+            raise TemporaryFailure("warming up: try again in a few seconds")
         count = self._bucket.settings.engine.vbuckets
         wanted = sorted(set(range(count) if numbers is None else numbers))
         beyond = [number for number in wanted if number >= count]
@@ -315,7 +315,7 @@ class Replication:
         """Somebody has made a vBucket active or dead, or removed it."""
         if self._leave(number):
             self._save(_no_matter)
-            self.on_change("", f"{named([number])} is no replica any more and follows nobody")
+            self.on_change("", f"{named([number])} is no longer a replica and follows no source")
 
     def _once_on_disk(self, then: Callable[[], None]) -> None:
         """Call `then` when the states of all vBuckets are on disk: persist before promise."""

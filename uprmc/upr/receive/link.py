@@ -174,7 +174,7 @@ class Link(LinkSession):
     def _take(self, request: UprRequest) -> None:
         handler = _HANDLERS.get(request.opcode)
         if handler is None:
-            raise RemoteProtocolError(f"a frame {request.opcode:#04x}, which nobody asked for")
+            raise RemoteProtocolError(f"an unexpected frame {request.opcode:#04x}")
         try:
             answer = handler(self, request)
         except KeyNotFound:
@@ -205,7 +205,7 @@ class Link(LinkSession):
             raise RangeExceeded(f"a snapshot that ends at {end}, after {high} was received")
         if not stream.whole and not start <= before.end <= end:
             raise RangeExceeded(
-                f"a snapshot from {start} to {end}, while that to {before.end} is not whole"
+                f"a snapshot from {start} to {end}, while that to {before.end} is incomplete"
             )
 
     def _hand_over(self, request: UprRequest) -> None:
@@ -213,9 +213,9 @@ class Link(LinkSession):
         stream = self.stream_of(request.vbucket, request.opaque)
         if stream is not None:
             if not stream.flags & _TAKEOVER:
-                raise RangeExceeded("it is handed over, and nobody has asked for that")
+                raise RangeExceeded("a hand-over of this vBucket was not requested")
             if not stream.whole or stream.vbucket.receiving is not None:
-                raise RangeExceeded("it is handed over in the middle of a snapshot")
+                raise RangeExceeded("it was handed over in the middle of a snapshot")
         self._set_state(request)
 
     # --- what becomes of streams ----------------------------------------------------------------
@@ -289,7 +289,9 @@ class Link(LinkSession):
         self._close_stream(stream)
         vbucket = self.hub.bucket.vbuckets.get(number)
         there = vbucket is stream.vbucket and vbucket.state != VBucketState.ACTIVE
-        self._tell_ended(number, f"it was changed here by somebody else: {why.value}", retry=there)
+        self._tell_ended(
+            number, f"something else on this node changed it: {why.value}", retry=there
+        )
 
     def _ended(self, stream: ReplicaStream, reason: int) -> None:
         number = stream.vbucket.id
