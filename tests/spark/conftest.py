@@ -4,7 +4,8 @@ A JVM takes longer to start than most of these tests take together, so there is 
 of pytest-xdist, whatever the tests want of it. It tries a failed task once more (`local[2,2]`): so
 tests of repeated tasks can use it too, and a task that must fail does not fail four times.
 
-Tests of rules need neither: see `here` for documents and an independent reader.
+Tests that need no JVM are elsewhere (`tests.columnar`, `backup`, `load`, `jobs`) but for those of
+modules of `uprmc.spark` itself.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from interop.server_process import ServerProcess, start_uprmc
+from tests.bulk.nodes import VBUCKETS, fresh_node, node, servers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-VBUCKETS = 64
+__all__ = ["VBUCKETS", "fresh_node", "node", "servers"]
 
 #: Loopback only, little memory, no compilation that never pays in a test of seconds.
 SPARK_SETTINGS = {
@@ -38,26 +38,6 @@ SPARK_SETTINGS = {
     "spark.sql.streaming.pollingDelay": "10ms",
     "spark.sql.session.timeZone": "UTC",
 }
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server process of the module's own, empty, with `VBUCKETS` vBuckets."""
-    with start_uprmc(tmp_path_factory.mktemp("data"), "--vbuckets", str(VBUCKETS)) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def servers(node: ServerProcess) -> str:
-    """HOST:PORT of the node's upr listener, as option `servers` wants it."""
-    return str(node.upr)
-
-
-@pytest.fixture
-def fresh_node(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server process for one test: to count what is in it, to kill it."""
-    with start_uprmc(tmp_path / "data", "--vbuckets", str(VBUCKETS)) as found:
-        yield found
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.cli_run import uprmc_struck
-from tests.spark.here import numbered, put
+from tests.bulk.cli_run import uprmc_struck
+from tests.bulk.here import numbered, put
 from uprmc.cli.main import run
 
 

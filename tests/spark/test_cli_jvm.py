@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.cli_run import uprmc
-from tests.spark.here import contents, numbered, put
+from tests.bulk.cli_run import uprmc
+from tests.bulk.here import contents, numbered, put
 from uprmc.cli.main import run
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.cli_run import ROOT, uprmc
+from tests.bulk.cli_run import ROOT, uprmc
 from uprmc.cli import bulk_options
 from uprmc.cli.bulk_progress import Shown, line_of
 from uprmc.cli.main import run

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark import bare_python, here
+from tests.bulk import here
+from tests.spark import bare_python
 from tests.spark.conftest import SPARK_SETTINGS
 from uprmc.spark.shipping import NAME, write_zip
 

@@ -18,7 +18,8 @@ from typing import IO
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark import bare_python, here
+from tests.bulk import here
+from tests.spark import bare_python
 from tests.spark.conftest import SPARK_SETTINGS
 
 pytest.importorskip("grpc", reason="grpcio is not installed")

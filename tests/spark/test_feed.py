@@ -18,8 +18,8 @@ import pytest
 
 from interop.replica_pair import Node
 from interop.server_process import ServerProcess
-from tests.spark.backup_world import flush
-from tests.spark.here import contents, numbered, put, remove
+from tests.bulk.here import contents, numbered, put, remove
+from tests.bulk.world import flush
 from tests.spark.stream_rows import Changes, Row
 from uprmc.columnar.errors import BadFile, BadOption, RolledBack
 from uprmc.jobs.engines import LocalEngine

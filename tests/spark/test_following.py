@@ -9,8 +9,8 @@ import pytest
 
 from interop.replica_pair import Node, ReplicaPair, fail_over, replicate, wait_until_level
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark.backup_world import ask, compact, flush, persist, stop_persistence
-from tests.spark.here import changes, contents, numbered, put, remove
+from tests.bulk.here import changes, contents, numbered, put, remove
+from tests.bulk.world import ask, compact, flush, persist, stop_persistence
 from tests.spark.stream_rows import Stream, options_for
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection

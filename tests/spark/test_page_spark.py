@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark.here import contents
+from tests.bulk.here import contents
 from tests.spark.page import NODES, Block, Story, blocks
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 
 import uprmc.spark
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark import here
+from tests.bulk import here
 from uprmc.client.kv import KvClient
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark import here
-from tests.spark.backup_world import ask
+from tests.bulk import here
+from tests.bulk.world import ask
 from tests.spark.conftest import VBUCKETS
 from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, VBucketsChanged
 from uprmc.columnar.lease import of_token

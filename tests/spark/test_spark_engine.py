@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark import backup_tasks as work
-from tests.spark.backup_world import access_to, flush, states, store
-from tests.spark.here import numbered, remove
+from tests.bulk.here import numbered, remove
+from tests.bulk.world import access_to, flush, states, store
+from tests.jobs import tasks as work
 from uprmc.backup.backups import backup
 from uprmc.backup.restoring import restore
 from uprmc.backup.verifying import verify

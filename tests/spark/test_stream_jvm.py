@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interop.replica_pair import Node
-from tests.spark.backup_world import persist, stop_persistence
-from tests.spark.here import contents, numbered, put
+from tests.bulk.here import contents, numbered, put
+from tests.bulk.world import persist, stop_persistence
 from tests.spark.stream_rows import Changes
 from uprmc.spark.api import current_offsets
 

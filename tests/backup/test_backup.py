@@ -1,6 +1,6 @@
 """Backups of a real node: what is restored is what was there, however history went meanwhile.
 
-The judge is the other client's lease (`backup_world.states`): key, value, revision, CAS, flags and
+The judge is the other client's lease (`world.states`): key, value, revision, CAS, flags and
 expiry of every document, and revision and CAS of every deletion.
 """
 
@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.backup_world import (
+from tests.bulk.here import numbered, remove
+from tests.bulk.world import (
     HERE,
     VBUCKETS,
     access_to,
@@ -29,7 +30,6 @@ from tests.spark.backup_world import (
     stop_persistence,
     store,
 )
-from tests.spark.here import numbered, remove
 from uprmc.backup import backups, plans
 from uprmc.backup.backups import backup
 from uprmc.backup.manifest import Manifest, read_manifest

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark.read_peer import FakeNode, refused
+from tests.columnar.read_peer import FakeNode, refused
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import (

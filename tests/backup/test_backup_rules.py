@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.spark.test_manifest import manifest_of
+from tests.backup.test_manifest import manifest_of
 from uprmc.backup.increments import (
     Beginning,
     Present,

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.backup_world import HERE, access_to, flush, start, states, store
-from tests.spark.here import numbered
+from tests.bulk.here import numbered
+from tests.bulk.world import HERE, access_to, flush, start, states, store
 from uprmc.backup.backups import backup
 from uprmc.backup.manifest import Manifest
 from uprmc.backup.repository import Repository

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.backup_world import HERE, access_to, start, store
-from tests.spark.here import contents, numbered
+from tests.bulk.here import contents, numbered
+from tests.bulk.world import HERE, access_to, start, store
 from uprmc.backup.backups import backup
 from uprmc.backup.repository import RUN_FILE, Repository
 from uprmc.backup.restoring import restore

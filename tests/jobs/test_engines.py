@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark import backup_tasks as work
+from tests.jobs import tasks as work
 from uprmc.columnar.errors import BadOption, BadRow, TaskFailed
 from uprmc.jobs.engines import ATTEMPTS, PROCESSES_MAX, LocalEngine
 
@@ -118,7 +118,7 @@ def test_workers_end_when_their_driver_is_killed(tmp_path: Path) -> None:
     places = [str(tmp_path / "one"), str(tmp_path / "two")]
     program = (
         "from uprmc.jobs.engines import LocalEngine\n"
-        "from tests.spark.backup_tasks import waits_for\n"
+        "from tests.jobs.tasks import waits_for\n"
         f"LocalEngine(2).run(waits_for, {places!r})\n"
     )
     # the workers hold the write end of this pipe, too: it ends when the last of them has ended

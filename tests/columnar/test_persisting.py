@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.spark.test_writing import KEYS, cluster, numbered, writer, written
-from tests.spark.write_peer import DO, LOSE_AFTER, Cluster, troubled
-from tests.spark.write_rows import HandClock, documents, versions
+from tests.columnar.test_writing import KEYS, cluster, numbered, writer, written
+from tests.columnar.write_peer import DO, LOSE_AFTER, Cluster, troubled
+from tests.columnar.write_rows import HandClock, documents, versions
 from uprmc.columnar import persisting
 from uprmc.columnar.errors import Refused
 from uprmc.protocol.header import RequestFrame

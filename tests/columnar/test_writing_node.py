@@ -12,9 +12,9 @@ import pytest
 
 from interop.replica_pair import Node, ReplicaPair, replicate, take_over, wait_until_level
 from interop.server_process import ServerProcess, start_uprmc
+from tests.bulk.here import changes, contents, numbered, put
+from tests.columnar.write_rows import documents, versions
 from tests.server.certificates import make_certificate
-from tests.spark.here import changes, contents, numbered, put
-from tests.spark.write_rows import documents, versions
 from uprmc.client.handler import DELETE, EXPIRE
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access, Tls

@@ -12,7 +12,7 @@ import pytest
 
 from interop.proxy import Proxy
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark.backup_world import compact
+from tests.bulk.world import compact
 from uprmc.client.kv import KvClient
 from uprmc.client.lease import Lease as ReferenceLease
 from uprmc.columnar.access import Access

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.spark.read_peer import UUID, accepted, deletion, marker, mutation, stream_end
+from tests.columnar.read_peer import UUID, accepted, deletion, marker, mutation, stream_end
 from uprmc.client.decoder import Decoder as Reference
 from uprmc.columnar.decoder import READ_BYTES, Block, Decoder, Noop
 from uprmc.columnar.errors import KeyNotText, ProtocolError

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.spark.write_peer import Line
+from tests.columnar.write_peer import Line
 from uprmc.columnar.errors import ProtocolError, Unreachable
 from uprmc.columnar.windows import WINDOWS_UNDER_WAY, Share, run
 from uprmc.protocol.binary import STORE_EXTRAS

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from tests.columnar.read_peer import FakeNode, refused
 from tests.server.test_dialer import certificate_for
-from tests.spark.read_peer import FakeNode, refused
 from uprmc.columnar.access import Access, Tls, parsed_place
 from uprmc.columnar.connection import PIPELINE_MAX, Connection
 from uprmc.columnar.errors import (

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.backup_world import (
+from tests.bulk.here import contents, numbered, remove
+from tests.bulk.world import (
     HERE,
     access_to,
     documents,
@@ -19,7 +20,6 @@ from tests.spark.backup_world import (
     states,
     store,
 )
-from tests.spark.here import contents, numbered, remove
 from uprmc.backup import restoring
 from uprmc.backup.backups import backup
 from uprmc.backup.restoring import RestoreReport, restore

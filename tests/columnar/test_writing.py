@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.spark.write_peer import ACCESS, DO, LOSE_AFTER, LOSE_BEFORE, Cluster, troubled
-from tests.spark.write_rows import HandClock, documents, versions
+from tests.columnar.write_peer import ACCESS, DO, LOSE_AFTER, LOSE_BEFORE, Cluster, troubled
+from tests.columnar.write_rows import HandClock, documents, versions
 from uprmc.columnar.error_rows import ErrorRow
 from uprmc.columnar.errors import (
     BadOption,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.spark.read_peer import FakeNode, refused
+from tests.columnar.read_peer import FakeNode, refused
 from uprmc.client.kv import KvClient
 from uprmc.client.kv_map import KvMap
 from uprmc.columnar.access import Access

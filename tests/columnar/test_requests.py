@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.spark.write_rows import documents, versions
+from tests.columnar.write_rows import documents, versions
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadSchema
 from uprmc.columnar.requests import PIECE_BYTES, PIECE_ROWS, Packer, Piece, pieces, value_in

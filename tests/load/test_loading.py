@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.here import changes, contents, put
+from tests.bulk.here import changes, contents, put
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadFile, BadOption, BadRow, TooManyErrors, Unreachable
 from uprmc.columnar.write_options import WriteOptions

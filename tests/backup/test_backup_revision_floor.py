@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.backup_world import HERE, access_to, compact, start, store
-from tests.spark.cli_run import uprmc
-from tests.spark.here import changes, remove
-from tests.spark.read_peer import FakeNode, refused
-from tests.spark.test_manifest import PART, manifest_of
+from tests.backup.test_manifest import PART, manifest_of
+from tests.bulk.cli_run import uprmc
+from tests.bulk.here import changes, remove
+from tests.bulk.world import HERE, access_to, compact, start, store
+from tests.columnar.read_peer import FakeNode, refused
 from uprmc.backup.backups import backup
 from uprmc.backup.manifest import VBucketPart
 from uprmc.backup.restoring import RestoreReport, restore

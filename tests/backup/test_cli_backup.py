@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark.cli_run import uprmc, uprmc_struck
-from tests.spark.here import changes, contents, numbered, put, remove
+from tests.bulk.cli_run import uprmc, uprmc_struck
+from tests.bulk.here import changes, contents, numbered, put, remove
 from uprmc.cli.main import run
 
 LOCAL = ("--engine", "local", "--parallelism", "1")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.read_peer import (
+from tests.columnar.read_peer import (
     FakeNode,
     Reply,
     accepted,

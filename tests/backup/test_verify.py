@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from interop.server_process import ServerProcess
-from tests.spark.backup_world import HERE, VBUCKETS, access_to, flush, start, store
-from tests.spark.here import numbered, remove
+from tests.bulk.here import numbered, remove
+from tests.bulk.world import HERE, VBUCKETS, access_to, flush, start, store
 from uprmc.backup import comparing, verifying
 from uprmc.backup.backups import backup
 from uprmc.backup.restoring import restore

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from interop.server_process import ServerProcess, start_uprmc
-from tests.spark.here import changes
+from tests.bulk.here import changes
 from uprmc.client.connection import NodeConnection
 from uprmc.client.handler import SET, Change
 from uprmc.client.kv import KvClient

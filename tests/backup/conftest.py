@@ -1,0 +1,3 @@
+from tests.bulk.nodes import fresh_node, node, servers
+
+__all__ = ["fresh_node", "node", "servers"]
