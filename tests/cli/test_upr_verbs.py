@@ -445,16 +445,16 @@ def test_bad_usage_is_one_line_and_exit_code_2(here: Here, arguments: list[str],
 
 @pytest.mark.parametrize(
     "verb",
-    [["tail"], ["vbucket", "list"], ["vbucket", "rm", "1"], ["failover-log"], ["observe", "k"]],
+    ["tail --timeout 100ms", "vbucket list", "vbucket rm 1", "failover-log", "observe k"],
 )
-def test_an_unreachable_node_is_one_line_and_exit_code_1(here: Here, verb: list[str]) -> None:
-    ended = here(*verb, "--node", "127.0.0.1:1")
+def test_an_unreachable_node_is_one_line_and_exit_code_1(here: Here, verb: str) -> None:
+    ended = here(*verb.split(), "--node", "127.0.0.1:1")
     assert ended.code == 1
     assert ended.line().startswith("no node answers at 127.0.0.1:1: ")
 
 
 def test_debug_adds_the_traceback(here: Here) -> None:
-    for arguments in (["tail", "--debug"], ["--debug", "tail"], ["vbucket", "--debug", "list"]):
+    for arguments in (["--debug", "vbucket", "list"], ["vbucket", "--debug", "list"]):
         ended = here(*arguments, "--node", "127.0.0.1:1")
         assert ended.err.splitlines()[0] == "Traceback (most recent call last):"
         assert ended.err.splitlines()[-1].startswith("uprmc: no node answers")

@@ -157,14 +157,14 @@ class Loop:
         self.reactor = EPollReactor()
         self._sockets: list[socket.socket] = []
 
-    def until(self, condition: Callable[[], object], limit_s: float = 5.0) -> None:
+    def until(self, condition: Callable[[], object], limit_s: float = 30.0) -> None:
         """Run the reactor until `condition` holds; the limit only ends a test that failed."""
         deadline = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < deadline, "what the test waits for did not happen"
             self.reactor.iterate(0.001)
 
-    def result(self, deferred, limit_s: float = 5.0):
+    def result(self, deferred, limit_s: float = 30.0):
         """Run the reactor until `deferred` fires; return its result or raise its error."""
         fired: list[object] = []
         errors: list[BaseException] = []

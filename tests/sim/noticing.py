@@ -7,7 +7,7 @@ there: seed 0). That is a hint: once it notices nothing, all seeds are tried, an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
@@ -52,3 +52,16 @@ def notice(
             assert re.search(told, said), said
             return
     pytest.fail(f"{seeds} seeds noticed nothing")
+
+
+def happens(wanted: Iterable[str], accounts: Iterable[Mapping[str, int]]) -> None:
+    """Run one after the other until everything wanted has happened; fails when something never has.
+
+    Judges that have nothing to judge find no fault.
+    """
+    lacking = set(wanted)
+    for account in accounts:
+        lacking -= {name for name, count in account.items() if count}
+        if not lacking:
+            return
+    pytest.fail(f"never happened: {sorted(lacking)}")

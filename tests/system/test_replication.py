@@ -93,7 +93,7 @@ class Cluster:
         self.loop.until(lambda: told)
         assert told[0][1] is True
 
-    def until_equal(self, *nodes: Node, limit_s: float = 10.0) -> None:
+    def until_equal(self, *nodes: Node, limit_s: float = 30.0) -> None:
         self.loop.until(lambda: len({contents(node) for node in nodes}) == 1, limit_s)
 
     def until_on_disk(self, node: Node) -> None:
