@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,23 @@ def test_it_goes_on_at_a_failover(tmp_path: Path, here: Here, named: str) -> Non
             assert here("failover", "--node", b.upr).code == 0
             write(b, b"after")
             assert keys_until(tailing, "after") == ["after"]
+        b.stop()
+
+
+def test_what_changes_before_it_is_connected_again_is_printed(tmp_path: Path, here: Here) -> None:
+    """Also where nothing was printed before: "now" is when it began, not when it came back."""
+    with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
+        write(a, b"old", vbucket=1)
+        assert here("replicate", "--source", a.upr, "--wait", "--node", b.upr).code == 0
+        with Tailing(b, "--json", "--node", a.upr) as tailing:
+            follows(tailing, a, vbucket=VBUCKETS - 1)
+            assert here("replicate", "--source", a.upr, "--wait", "--node", b.upr).code == 0
+            tailing.process.send_signal(signal.SIGSTOP)
+            a.kill()
+            assert here("failover", "--node", b.upr).code == 0
+            write(b, b"new", vbucket=1)
+            tailing.process.send_signal(signal.SIGCONT)
+            assert "new" in keys_until(tailing, "new")
         b.stop()
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.client.consumer_world import Mirror, World, node, write
+from tests.client.consumer_world import (
+    Mirror,
+    World,
+    fail_over,
+    node,
+    replicate,
+    standby,
+    write,
+)
 
 
 @pytest.mark.acceptance("P20")
@@ -24,3 +32,32 @@ def test_an_index_computes_anew_only_what_has_changed(restarts: bool) -> None:
         write(active, **{f"k{number}": "new"})
     world.settle(1)
     assert (before, len(mapped.changes)) == (50, 53)
+
+
+def test_now_is_decided_once_although_nothing_came_before_the_break() -> None:
+    active, mirror = node(), Mirror()
+    write(active, old="1")
+    world = World(mirror, active, vbuckets=frozenset({0}), start="now")
+    world.settle(1)
+    world.cut()
+    write(active, new="2")
+    world.settle(1)
+    assert mirror.of(0) == {b"new": b"2"}
+
+
+@pytest.mark.parametrize("shared", [0, 1])
+def test_of_a_history_that_was_lost_now_keeps_what_both_nodes_share(shared: int) -> None:
+    """Nothing was handed over, so nothing is undone and no document from before "now" comes."""
+    active, replica, mirror = node(), standby(500), Mirror()
+    if shared:
+        write(active, old="1")
+    replicate(active, replica)
+    write(active, lost="1")
+    world = World(mirror, active, replica, vbuckets=frozenset({0}), start="now")
+    world.settle(1)
+    world.lose_node("node0:1")
+    fail_over(active, replica)
+    write(replica, new="2")
+    world.settle(3)
+    assert mirror.of(0) == {b"new": b"2"}
+    assert mirror.told("rollback") == mirror.told("undo") == []

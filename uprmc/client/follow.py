@@ -89,7 +89,7 @@ class Follower:
             RollbackRefused: the program does not want to go back.
             ProducerError: the node's answer makes no sense.
         """
-        if place.at_now:
+        if place.at_now and not place.log:
             yield from self._begin_now(session, place)
         elif place.unfinished_from_zero:
             yield from self._start_over(place)
@@ -127,7 +127,10 @@ class Follower:
     # --- before the first stream ----------------------------------------------------------------
 
     def _begin_now(self, session: NodeSession, place: Place) -> Task:
-        """Take the node's present as the place, or a seqno of its newest history."""
+        """Take the node's present as the place, or a seqno of its newest history.
+
+        This happens once: what comes while there is no stream is new, too.
+        """
         log = yield from self._log(session, place)
         seqnos = yield from session.high_seqnos(_ANY_STATE)
         if place.vbucket not in seqnos:
@@ -151,6 +154,9 @@ class Follower:
         held = place.seqno
         if seqno >= held:
             raise self._nonsense(session, place, f"a rollback to {seqno}, we are at {held}")
+        if place.at_now and place.begin_at is None:  # nothing was handed over that could be undone
+            place.stand_at(seqno, (yield from self._log(session, place)))
+            return
         words = f"the node at {session.place} shares our history only up to seqno {seqno}"
         if not seqno and len(place.log) > 1 and features.VERSIONS not in session.granted:
             # It knows nothing of the one history we named, perhaps something of an older one.
