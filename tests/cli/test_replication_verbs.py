@@ -141,11 +141,11 @@ def test_a_source_that_is_not_there_is_told_and_written_down_all_the_same(
     nobody = f"127.0.0.1:{lasting_port()}"
     ended = here("replicate", "--node", b.upr, "--source", nobody)
     assert ended.code == 0
-    assert ended.err.startswith(f"uprmc: {nobody} is not reached yet: connection refused")
+    assert ended.err.startswith(f"uprmc: {nobody} does not send data yet: connection refused")
     assert "0 streaming" in ended.out
     ended = here("replicate", "--node", b.upr, "--source", nobody, "--wait", "--timeout", "0.3")
     assert ended.code == 1
-    assert "not level with" in ended.line()
+    assert "not up to date with" in ended.line()
     assert "connection refused" in ended.line()
 
 
@@ -158,7 +158,7 @@ def test_a_source_that_accepts_and_says_nothing_is_told(
         ended = here("replicate", "--node", b.upr, "--source", place)
     assert ended.code == 0
     assert ended.err == (
-        f"uprmc: {place} is not reached yet: no answer until now (the node tries on)\n"
+        f"uprmc: {place} does not send data yet: no answer so far (the node keeps trying)\n"
     )
 
 

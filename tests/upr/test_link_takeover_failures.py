@@ -74,7 +74,7 @@ def test_a_takeover_that_stands_still_is_given_up_after_a_minute_and_not_before(
     world.rig.fail_flush()  # nothing was taken, so the disk is asked once
     ((outcomes, why),) = told
     assert outcomes == {0: INTERRUPTED, 1: REFUSED}
-    assert "nothing has got on for 60 s: does the source persist" in why
+    assert "no progress for 60 s: does the source persist" in why
     assert link.left == [[0, 1]]
     assert world.calls[0].abandoned
     assert world.states()[:2] == [REPLICA, REPLICA]

@@ -74,9 +74,11 @@ def replicate_verb(
         standing = _settled(connection, source, vbuckets, timeout_s if wait else _GLANCE_S, wait)
     trouble = standing.trouble(source, _chosen(standing, source, vbuckets))
     if not trouble and standing.of_source(source, "state") == "connecting":
-        trouble = "no answer until now"
+        trouble = "no answer so far"
     if trouble and not wait:
-        click.echo(f"uprmc: {source} is not reached yet: {trouble} (the node tries on)", err=True)
+        click.echo(
+            f"uprmc: {source} does not send data yet: {trouble} (the node keeps trying)", err=True
+        )
     _tell(standing, vbuckets, as_json)
 
 
@@ -115,8 +117,8 @@ def _late(standing: Standing, source: str, chosen: list[int], for_s: float) -> s
     trouble = standing.trouble(source, late)
     lag = sum(standing.following[number].lag_items for number in late)
     return (
-        f"{named(late)} not level with {source} after {for_s:g} s: "
-        f"{trouble or f'{lag} changes are lacking'} (the node goes on)"
+        f"{named(late)} not up to date with {source} after {for_s:g} s: "
+        f"{trouble or f'{lag} changes are missing'} (the node continues)"
     )
 
 

@@ -164,7 +164,7 @@ def _remove(connection: NodeConnection, number: int, done: Iterable[int], *, wai
     answer = connection.ask(RequestFrame(Opcode.DEL_VBUCKET, value=value, vbucket=number))
     if answer.status == Status.TEMPORARY_FAILURE:
         raise NodeError(
-            f"vBucket {number} is removed, but not yet from disk: the node goes on trying"
+            f"vBucket {number} is removed, but not yet from disk: the node keeps trying"
             f"{_so_far(done)}"
         )
     _check(answer, f"removing vBucket {number}", done)

@@ -76,7 +76,7 @@ class Handover:
         elif link is not None and link.steps != self._steps:
             self._steps, self._moved_at = link.steps, now
         elif now - self._moved_at >= _STILL_S:
-            self.close(f"nothing has got on for {_STILL_S:g} s: {self._likely_cause()}")
+            self.close(f"no progress for {_STILL_S:g} s: {self._likely_cause()}")
 
     def _likely_cause(self) -> str:
         bucket = self._hub.bucket
