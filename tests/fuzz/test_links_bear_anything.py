@@ -116,11 +116,11 @@ def test_the_net_catches_versions_that_are_forgotten(monkeypatch: pytest.MonkeyP
 
 
 def test_the_net_catches_a_link_that_loses_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    came = Undo._version_came
+    came = Undo._came
 
-    def twice(one: Undo, key: bytes, reply: Any) -> None:
+    def twice(one: Undo, place: int, answer: Any) -> None:
         one._receiver.undos.asked -= 1
-        came(one, key, reply)
+        came(one, place, answer)
 
-    monkeypatch.setattr(Undo, "_version_came", twice)
+    monkeypatch.setattr(Undo, "_came", twice)
     _caught("asked, .* wait", 0.0)

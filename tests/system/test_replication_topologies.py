@@ -86,7 +86,7 @@ def test_a_replica_in_a_chain_gives_nothing_away(cluster: Cluster) -> None:
     cluster.until_equal(a, b)
     outcomes = cluster.take_over(c, b, 0, 1)
     assert outcomes == {0: Outcome.REFUSED, 1: Outcome.REFUSED}
-    assert "not my vbucket" in c.replication.last_handover_error
+    assert "Not my vbucket" in c.replication.last_handover_error
     states = [node.bucket.vbuckets[0].state for node in (a, b, c)]
     assert states == [ACTIVE, REPLICA, REPLICA]
 

@@ -23,7 +23,7 @@ def test_a_replica_hands_nothing_over() -> None:
     pair = Pair(source, target)
     pair.run()
     pair.link.take_over([0])
-    assert pair.run() == [("ended", 0, "the source refuses: not my vbucket", True)]
+    assert pair.run() == [("ended", 0, "the source refuses: Not my vbucket (0007)", True)]
     assert source.bucket.vbuckets[0].state is REPLICA
     assert target.bucket.vbuckets[0].state is REPLICA
 
@@ -121,7 +121,7 @@ def test_without_persistence_at_the_source_nothing_is_given_away() -> None:
     pair = Pair(source, target)
     pair.run()
     pair.link.take_over([0])
-    assert pair.run() == [("ended", 0, "the source refuses: temporary failure", True)]
+    assert pair.run() == [("ended", 0, "the source refuses: Temporary failure (0086)", True)]
     assert source.bucket.vbuckets[0].state is ACTIVE
 
 

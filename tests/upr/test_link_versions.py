@@ -37,6 +37,6 @@ def test_a_source_that_finds_even_a_bare_request_invalid_is_asked_no_more() -> N
     assert script.owner.take()[-1] == (
         "ended",
         0,
-        "the source refuses: invalid arguments",
+        "the source refuses: Invalid arguments (0004)",
         False,
     )

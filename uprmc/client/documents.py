@@ -66,13 +66,14 @@ def _by_version(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Ta
     session.has_versions = all(answer.status != Status.UNKNOWN_COMMAND for answer in answers)
     if not session.has_versions:
         return None
-    return [_version(key, answer) for key, answer in zip(keys, answers, strict=True)]
+    try:
+        return [_version(key, answer) for key, answer in zip(keys, answers, strict=True)]
+    except undo.Refused as refusal:
+        raise _refused(refusal.answer) from None
 
 
 def _version(key: bytes, answer: ResponseFrame) -> Version:
     found = undo.version(key, answer)
-    if found is None:
-        raise _refused(answer)
     item = found.item
     if item is None or item.value is None:
         return Version(found.seqno, None)
@@ -122,7 +123,7 @@ def _found(answer: ResponseFrame) -> bool:
 
 
 def _refused(answer: ResponseFrame) -> NotNow:
-    return NotNow(f"a document was refused with status {answer.status:#06x}")
+    return NotNow(f"a document was refused: {answer.reason}")
 
 
 def _question(opcode: int, vbucket: int, key: bytes, extras: bytes = b"") -> RequestFrame:

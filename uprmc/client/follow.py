@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from uprmc.client.documents import NotNow, fetch
@@ -31,6 +32,8 @@ from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
 from uprmc.consume import features
 from uprmc.consume.stream import StreamState
+from uprmc.consume.undo import undo
+from uprmc.model import FailoverLog
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
@@ -207,24 +210,30 @@ class Follower:
         what is put back may be a version that was never handed over.
         """
         vbucket = place.vbucket
-        keys = self._writer.keys_above(vbucket, above)
-        for _ in range(_ATTEMPTS_MAX):
-            log = yield from self._log(session, place)
+        newer: list[tuple[int, bytes]] = []
+
+        def keys_above(log: FailoverLog) -> list[bytes] | None:
+            newer.clear()
             if place.holds_until(log) < above:  # another history than when it sent us back
-                break
-            put_back: list[tuple[int, bytes]] = []
-            for first in range(0, len(keys), PIPELINE_MAX):
-                portion = keys[first : first + PIPELINE_MAX]
-                versions = yield from fetch(session, vbucket, portion)
-                for key, (seqno, document) in zip(portion, versions, strict=True):
-                    yield from told(self._handler.undo(vbucket, key, document))
-                    if seqno > place.ring_from:
-                        put_back.append((seqno, key))
-            if log == (yield from self._log(session, place)):
-                self.undone[vbucket] = self.undone.get(vbucket, 0) + len(keys)
-                yield from self._make_durable()
-                return log, put_back
-        raise NotNow(f"vBucket {vbucket}: its history at {session.place} does not stand still")
+                return None
+            return self._writer.keys_above(vbucket, above)
+
+        def put_back(keys: Sequence[bytes]) -> Task:
+            versions = yield from fetch(session, vbucket, keys)
+            for key, (seqno, document) in zip(keys, versions, strict=True):
+                yield from told(self._handler.undo(vbucket, key, document))
+                if seqno > place.ring_from:
+                    newer.append((seqno, key))
+
+        log = partial(self._log, session, place)
+        undone = yield from undo(
+            log, keys_above, put_back, portion=PIPELINE_MAX, attempts=_ATTEMPTS_MAX
+        )
+        if undone is None:
+            raise NotNow(f"vBucket {vbucket}: its history at {session.place} does not stand still")
+        self.undone[vbucket] = self.undone.get(vbucket, 0) + undone.keys
+        yield from self._make_durable()
+        return undone.log, newer
 
     def _start_over(self, place: Place) -> Task:
         vbucket = place.vbucket

@@ -161,11 +161,11 @@ def fetch(session: NodeSession, number: int, keys: Sequence[bytes]) -> Task:
     for key, answer in zip(keys, answers, strict=True):
         try:
             version = undo.version(key, answer)
+        except undo.Refused:
+            return None
         except RemoteProtocolError as error:
             words = f"the upstream at {session.place} sent a torn document: {error}"
             raise ProducerError(words) from None
-        if version is None:
-            return None
         found.append(_missing(key) if version.item is None else version.item)
     return found
 

@@ -1,8 +1,10 @@
-"""Versions of single documents, by which what came of a lost history is undone.
+"""How what came of a lost history is undone: log, keys above, their versions, log again.
 
 Whoever is sent back asks the source, for each key that it holds from above the point, which version
-was the newest up to some seqno (GET_VERSION), and puts that in its place. Only a node like this one
-knows the question.
+was the newest up to some seqno (GET_VERSION), and puts that in its place. The source's failover log
+is read before and after: as long as it is the same one, all versions are of one history. `undo` is
+that procedure; replicas and programs differ in what they hold above a seqno and how they put
+something back. Only a node like this one knows GET_VERSION.
 
 Source: UPR reference 3.4; ``docs/extensions.md``, GET_VERSION.
 """
@@ -10,11 +12,12 @@ Source: UPR reference 3.4; ``docs/extensions.md``, GET_VERSION.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 from uprmc.errors import RemoteProtocolError
-from uprmc.model import SEQNO_MAX, Item, Life
-from uprmc.protocol.header import RequestFrame
+from uprmc.model import SEQNO_MAX, FailoverLog, Item, Life
+from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.replication import (
     GET_VERSION_EXTRAS,
@@ -25,29 +28,60 @@ from uprmc.protocol.replication import (
 #: Highest seqno that a version can have: they are stored with a sign.
 _SEQNO_LIMIT = 2**63 - 1
 
+#: Yields what is to be awaited, in whatever form the caller awaits it, and is sent the outcome.
+Task = Generator[Any, Any, Any]
 
-class Answer(Protocol):
-    """A response, whoever has decoded it."""
 
-    @property
-    def status(self) -> int:
-        """A `Status` number, or one without a name."""
+class Undone(NamedTuple):
+    """What an undo has come to.
 
-    @property
-    def extras(self) -> bytes:
-        """Numbers of the version."""
+    Attributes:
+        log: of the source, before and after.
+        keys: how many were undone.
+    """
 
-    @property
-    def value(self) -> bytes:
-        """Its value."""
+    log: FailoverLog
+    keys: int
 
-    @property
-    def cas(self) -> int:
-        """Its CAS."""
 
-    @property
-    def datatype(self) -> int:
-        """Bits that say what the value is."""
+def undo(
+    log: Callable[[], Task],
+    keys_above: Callable[[FailoverLog], Sequence[bytes] | None],
+    put_back: Callable[[Sequence[bytes]], Task],
+    *,
+    portion: int,
+    attempts: int = 1,
+) -> Task:
+    """Put the source's versions in place of what a lost history has left; returns `Undone`.
+
+    Returns ``None`` if the source's history does not stand still meanwhile.
+
+    Args:
+        log: asks the source for its failover log.
+        keys_above: says which keys are to be undone, ``None`` = the log is not of the history any
+            more of which we were sent back. Called once in each attempt, before `put_back`.
+        put_back: asks for the versions of some keys and puts them in place.
+        portion: keys for one call of `put_back`.
+        attempts: how often to begin again when the log has changed.
+    """
+    for _ in range(attempts):
+        before = yield from log()
+        keys = keys_above(before)
+        if keys is None:
+            return None
+        for first in range(0, len(keys), portion):
+            yield from put_back(keys[first : first + portion])
+        if not keys or (yield from log()) == before:
+            return Undone(before, len(keys))
+    return None
+
+
+class Refused(Exception):
+    """The source does not tell; `answer` says why."""
+
+    def __init__(self, answer: ResponseFrame) -> None:
+        super().__init__(answer.reason)
+        self.answer = answer
 
 
 class Version(NamedTuple):
@@ -69,17 +103,18 @@ def question(vbucket: int, key: bytes, upto_seqno: int = SEQNO_MAX) -> RequestFr
     return RequestFrame(Opcode.GET_VERSION, key=key, vbucket=vbucket, extras=extras)
 
 
-def version(key: bytes, answer: Answer, datatypes: int = 0xFF) -> Version | None:
-    """Read the answer, with these bits of the datatype; ``None`` = it is a refusal.
+def version(key: bytes, answer: ResponseFrame, datatypes: int = 0xFF) -> Version:
+    """Read the answer, with these bits of the datatype.
 
     Raises:
+        Refused: it is a refusal.
         RemoteProtocolError: it is no answer to such a question.
     """
     if answer.status == Status.KEY_NOT_FOUND:
         told = len(answer.extras) == GET_VERSION_MISS_EXTRAS.size
         return Version(GET_VERSION_MISS_EXTRAS.unpack(answer.extras)[0] if told else 0, None)
     if answer.status != Status.SUCCESS:
-        return None
+        raise Refused(answer)
     try:
         seqno, rev, flags, expiry, number = GET_VERSION_REPLY_EXTRAS.unpack(answer.extras)
         life = Life(number)

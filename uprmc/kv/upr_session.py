@@ -20,11 +20,11 @@ from uprmc.errors import OutOfPlace, RemoteProtocolError, RollbackRequired, Stre
 from uprmc.kv.binary_commands import Request
 from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.refusals import REFUSALS
-from uprmc.protocol.header import encode_request, unpack_request
+from uprmc.protocol.header import ResponseFrame, encode_request, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
 from uprmc.upr.keepalive import Due
-from uprmc.upr.peer import Peer, Reply, UprRequest
+from uprmc.upr.peer import Peer, UprRequest
 from uprmc.upr.produce.producer import Producer
 from uprmc.upr.receive.consumer import Consumer
 
@@ -151,7 +151,9 @@ class UprSession(BinarySession):
         body = data[position + HEADER_BYTES : position + length]
         extras, value = body[:extras_length], body[extras_length + key_length :]
         try:
-            self.peer.answered(Reply(opcode, opaque, status, extras, value, cas, datatype))
+            self.peer.answered(
+                ResponseFrame(opcode, status, b"", extras, value, opaque, cas, datatype)
+            )
         except RemoteProtocolError as error:
             self._close(str(error))
         return length

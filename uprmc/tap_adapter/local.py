@@ -23,12 +23,13 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.model import Item
+from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
 from uprmc.tap_adapter.document_fetch import DocumentFetch
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import Reply, UprRequest
+from uprmc.upr.peer import UprRequest
 from uprmc.upr.produce.producer import Producer
 
 #: Before the client's name in statistics, as ep-engine has it.
@@ -127,7 +128,7 @@ class LocalUpstream:
 
     def answer(self, opcode: int, opaque: int, status: int) -> None:
         """See `upstream.Upstream`."""
-        self._producer.answered(Reply(opcode, opaque, status))
+        self._producer.answered(ResponseFrame(opcode, status, opaque=opaque))
 
     def acknowledged(self, size: int) -> None:
         """See `upstream.Upstream`; nothing is produced ahead, so there is nothing to count."""

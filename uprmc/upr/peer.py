@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from uprmc.protocol.header import ResponseFrame
 from uprmc.upr.keepalive import Due
 
 
@@ -27,18 +28,6 @@ class Answer(NamedTuple):
     value: bytes = b""
 
 
-class Reply(NamedTuple):
-    """What the other end has answered to a request of ours."""
-
-    opcode: int
-    opaque: int
-    status: int
-    extras: bytes = b""
-    value: bytes = b""
-    cas: int = 0
-    datatype: int = 0
-
-
 class Peer(Protocol):
     """A producer or a consumer, as its session sees it.
 
@@ -58,7 +47,7 @@ class Peer(Protocol):
             CommandError, RemoteProtocolError: refused; the connection goes on.
         """
 
-    def answered(self, reply: Reply) -> None:
+    def answered(self, reply: ResponseFrame) -> None:
         """Take a response to a frame of ours; strange ones are ignored.
 
         Raises:

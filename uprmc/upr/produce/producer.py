@@ -21,6 +21,7 @@ from uprmc.errors import (
     UnknownCommand,
 )
 from uprmc.model import FailoverLog, VBucketState
+from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status, StreamFlag
 from uprmc.protocol.upr import (
     BUFFER_ACK_EXTRAS,
@@ -37,7 +38,7 @@ from uprmc.protocol.upr_extensions import (
 )
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due, KeepAlive
-from uprmc.upr.peer import Answer, Reply, UprRequest
+from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.produce.admission import (
     Asked,
     admit,
@@ -156,7 +157,7 @@ class Producer:
             raise OutOfPlace(f"opcode {request.opcode:#04x} on a producer's connection")
         return handler(self, request)
 
-    def answered(self, reply: Reply) -> None:
+    def answered(self, reply: ResponseFrame) -> None:
         """Take a response of the peer to a frame of ours; strange ones are ignored."""
         opcode, opaque, status = reply.opcode, reply.opaque, reply.status
         if opcode == Opcode.UPR_NOOP:

@@ -18,12 +18,12 @@ from dataclasses import replace
 from uprmc.consume import features
 from uprmc.errors import KeyExists, NotMyVBucket, OutOfPlace, StreamNotFound, TemporaryFailure
 from uprmc.model import VBucketState
-from uprmc.protocol.header import encode_response
+from uprmc.protocol.header import ResponseFrame, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ADD_STREAM_EXTRAS, ADD_STREAM_REPLY_EXTRAS
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due
-from uprmc.upr.peer import Answer, Reply, UprRequest
+from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.receive.receiver import Receiver
 from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
 
@@ -79,7 +79,7 @@ class Consumer(Receiver):
         self.silence.broken = True
         return handler(self, request)
 
-    def answered(self, reply: Reply) -> None:
+    def answered(self, reply: ResponseFrame) -> None:
         """See `Receiver.answered`."""
         self.silence.broken = True
         super().answered(reply)

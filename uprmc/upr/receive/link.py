@@ -22,12 +22,12 @@ from uprmc.engine.terms import shares_history
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState
-from uprmc.protocol.header import encode_response
+from uprmc.protocol.header import ResponseFrame, encode_response
 from uprmc.protocol.opcodes import EndReason, Opcode, Status, StreamFlag
 from uprmc.protocol.upr import Marker
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import Answer, Reply, UprRequest
+from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.receive.link_session import LinkSession
 from uprmc.upr.receive.progress import Progress
 from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
@@ -228,7 +228,7 @@ class Link(LinkSession):
         term = vbucket.term if self.terms and vbucket.high_seqno and not stream.stranger else 0
         return encode_stream_options(StreamOptions(known, term=term))
 
-    def _stream_answered(self, stream: ReplicaStream, reply: Reply) -> None:
+    def _stream_answered(self, stream: ReplicaStream, reply: ResponseFrame) -> None:
         versions = features.VERSIONS in self.granted and not stream.bare
         refused = reply.status == Status.INVALID_ARGUMENTS and versions
         if refused and stream.state is not ReplicaState.DEAD:
@@ -244,8 +244,8 @@ class Link(LinkSession):
         alive = stream.state is not ReplicaState.DEAD
         return alive and self.terms and stream.vbucket.high_seqno > 0 and not stream.stranger
 
-    def _ask_for_history(self, stream: ReplicaStream, refusal: Reply) -> None:
-        def answered(reply: Reply) -> None:
+    def _ask_for_history(self, stream: ReplicaStream, refusal: ResponseFrame) -> None:
+        def answered(reply: ResponseFrame) -> None:
             if stream.state is ReplicaState.DEAD:
                 return
             theirs = () if reply.status else self.read_log(reply.value)
@@ -317,7 +317,7 @@ class Link(LinkSession):
             self._owner.ended(number, why, retry)
 
 
-def _ignore(reply: Reply) -> None:
+def _ignore(reply: ResponseFrame) -> None:
     """Take an answer that changes nothing."""
 
 

@@ -15,13 +15,12 @@ from functools import partial
 from uprmc.consume import features
 from uprmc.errors import CommandError, ProtocolError, RemoteProtocolError
 from uprmc.ports import Session
-from uprmc.protocol.header import RequestFrame, unpack_request
-from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, Opcode
+from uprmc.protocol.header import RequestFrame, ResponseFrame, unpack_request
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, Opcode, status_text
 from uprmc.protocol.shapes import shape_error
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import Reply, UprRequest
+from uprmc.upr.peer import UprRequest
 from uprmc.upr.receive.receiver import Receiver
-from uprmc.upr.receive.undo import status_text
 
 _AGENT = b"uprmc"
 
@@ -79,11 +78,11 @@ class LinkSession(Receiver):
             answered = partial(self._greeted, each)
             self.ask(each.opcode, answered, extras=each.extras, key=each.key, value=each.value)
 
-    def _greeted(self, asked: RequestFrame, reply: Reply) -> None:
+    def _greeted(self, asked: RequestFrame, reply: ResponseFrame) -> None:
         self._unanswered -= 1
         if features.REPLICA.is_fatal(asked, reply.status):
             what = f"{Opcode(asked.opcode).name.lower()} {asked.key.decode('latin-1')}"
-            raise RemoteProtocolError(f"it refuses {what}: {status_text(reply.status)}")
+            raise RemoteProtocolError(f"it refuses {what}: {reply.reason}")
         if asked.opcode == Opcode.HELLO:
             self.terms = features.tells_terms(reply.status, reply.value)
         elif asked.opcode == Opcode.UPR_CONTROL and not reply.status:
@@ -209,7 +208,7 @@ class LinkSession(Receiver):
         key_end = middle + key_length
         extras, key, value = data[start:middle], data[middle:key_end], data[key_end:end]
         if magic == MAGIC_RESPONSE:
-            self.answered(Reply(opcode, opaque, number, extras, value, cas, datatype))
+            self.answered(ResponseFrame(opcode, number, b"", extras, value, opaque, cas, datatype))
         else:
             refusal = shape_error(opcode, extras_length, key_length, body_length)
             if refusal is not None:

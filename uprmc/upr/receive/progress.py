@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from uprmc.consume import features
-from uprmc.protocol.header import encode_request
+from uprmc.protocol.header import ResponseFrame, encode_request
 from uprmc.protocol.management import decode_vbucket_seqno_terms, decode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import SEQNO_ACKNOWLEDGED_EXTRAS
-from uprmc.upr.peer import Reply
 from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
 from uprmc.upr.receive.term_watch import Asker, TermWatch
 
@@ -106,7 +105,7 @@ class Progress:
             self._far = far
             self._link.hub.bucket.flusher.filling += 1 if far else -1
 
-    def _seqnos_came(self, reply: Reply) -> None:
+    def _seqnos_came(self, reply: ResponseFrame) -> None:
         self._waiting = False
         if reply.status:
             return

@@ -29,7 +29,7 @@ from uprmc.errors import (
     RemoteProtocolError,
 )
 from uprmc.model import FailoverLog, Item, VBucketState
-from uprmc.protocol.header import encode_request, encode_response
+from uprmc.protocol.header import ResponseFrame, encode_request, encode_response
 from uprmc.protocol.opcodes import HEADER_BYTES, MarkerFlag, Opcode, Status
 from uprmc.protocol.upr import (
     ROLLBACK_VALUE,
@@ -40,10 +40,10 @@ from uprmc.protocol.upr import (
 )
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import Answer, Reply, UprRequest
+from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.receive.intake import deletion_of, mutation_of, read_run
 from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
-from uprmc.upr.receive.undo import Undo, UndoDesk, status_text
+from uprmc.upr.receive.undo import Undo, UndoDesk
 from uprmc.upr.receive.window import Window
 
 #: So many frames wait at most for a peer that causes ever more of them and takes none, and so many
@@ -67,7 +67,7 @@ _SEQNOS = int(Opcode.GET_ALL_VB_SEQNOS)
 
 _GRANTED = frozenset({ReplicaState.READING, ReplicaState.TAKEOVER_WAIT})
 
-Answered = Callable[[Reply], None]
+Answered = Callable[[ResponseFrame], None]
 
 
 class Receiver:
@@ -176,7 +176,7 @@ class Receiver:
         self._frames.append(frame)
         self._wake()
 
-    def answered(self, reply: Reply) -> None:
+    def answered(self, reply: ResponseFrame) -> None:
         """Take a response to a frame of ours; those that nobody waits for are ignored.
 
         Raises:
@@ -213,7 +213,7 @@ class Receiver:
         """Return the value of a stream request."""
         return b""
 
-    def _stream_answered(self, stream: ReplicaStream, reply: Reply) -> None:
+    def _stream_answered(self, stream: ReplicaStream, reply: ResponseFrame) -> None:
         if stream.state is ReplicaState.DEAD:
             return
         if reply.status == Status.ROLLBACK and stream.vbucket.high_seqno:
@@ -222,7 +222,7 @@ class Receiver:
             stream.accepted(self.read_log(reply.value), decode_term(reply.extras))
             self.began(stream)
         else:
-            self.refused(stream, reply.status, f"the source refuses: {status_text(reply.status)}")
+            self.refused(stream, reply.status, f"the source refuses: {reply.reason}")
 
     def read_log(self, value: bytes) -> FailoverLog:
         """Read a failover log, the newest entries of one that is too long.
@@ -235,7 +235,7 @@ class Receiver:
 
     # --- rolling back ---------------------------------------------------------------------------
 
-    def _sent_back(self, stream: ReplicaStream, reply: Reply) -> None:
+    def _sent_back(self, stream: ReplicaStream, reply: ResponseFrame) -> None:
         vbucket = stream.vbucket
         if len(reply.value) != ROLLBACK_VALUE.size:
             raise RemoteProtocolError("a rollback without a seqno")

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from uprmc.engine.terms import is_deposed, shares_history
 from uprmc.model import FailoverEntry
+from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import decode_term
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import Reply
 
 
 class Asker(Protocol):
@@ -23,7 +23,9 @@ class Asker(Protocol):
 
     hub: Hub
 
-    def ask(self, opcode: int, answered: Callable[[Reply], None], *, vbucket: int = 0) -> None:
+    def ask(
+        self, opcode: int, answered: Callable[[ResponseFrame], None], *, vbucket: int = 0
+    ) -> None:
         """Send a request; `answered` gets the reply."""
 
     def read_log(self, value: bytes) -> tuple[FailoverEntry, ...]:
@@ -47,7 +49,7 @@ class TermWatch:
             link.ask(Opcode.UPR_GET_FAILOVER_LOG, told, vbucket=number)
 
 
-def _told(link: Asker, number: int, reply: Reply) -> None:
+def _told(link: Asker, number: int, reply: ResponseFrame) -> None:
     bucket = link.hub.bucket
     vbucket = bucket.vbuckets.get(number)
     if vbucket is None or reply.status:

@@ -1,8 +1,7 @@
 """Taking a vBucket back to what it shares with its source, without starting over.
 
-The source says to what seqno. Every key that has a version above it here is asked for there, one by
-one; the versions that come back are what was overwritten (`engine.rewind`). The source's failover
-log is read before and after: as long as it is the same one, all versions are of one history.
+The source says to what seqno. The procedure is that of `consume.undo`; the versions that come back
+are what was overwritten (`engine.rewind`), and are put in place all at once in the end.
 
 Anything that speaks against it (a source that has no GET_VERSION, too many keys, too little memory)
 makes the vBucket start over; that is always right, only dear. What changed meanwhile makes us ask
@@ -14,26 +13,26 @@ Source: design, decision 10; UPR reference 3.4; row D13.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from uprmc.consume.undo import question, version
+from uprmc.consume.undo import Refused, Task, question, undo, version
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target
 from uprmc.errors import InvalidArguments, RemoteProtocolError, StoreError
-from uprmc.model import SEQNO_MAX, FailoverEntry, Item
+from uprmc.model import SEQNO_MAX, FailoverLog, Item
+from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import DataType, Opcode, Status
 from uprmc.protocol.upr import decode_term
 from uprmc.rollback import shared_until
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import Reply
 from uprmc.upr.receive.replica_stream import ReplicaStream
 
 #: So many vBuckets of a connection are taken back at the same time, others wait.
 _AT_ONCE = 8
 
-#: So many documents a connection asks for ahead of the answers.
+#: So many questions a connection asks ahead of the answers.
 _AHEAD = 256
 
 #: Versions that wait to be put to use may take this share of the memory quota, however full it is.
@@ -46,7 +45,7 @@ class UndoDesk:
     """The rollbacks of one connection: some at a time, with common limits.
 
     Attributes:
-        asked: documents that were asked for and have not come.
+        asked: questions without an answer.
         held_bytes: what versions take that came and are not put to use yet.
     """
 
@@ -70,13 +69,15 @@ class UndoDesk:
             self._next()
 
     def pump(self) -> None:
-        """Ask for as many documents as the limit allows."""
-        for undo in list(self._running.values()):
-            while self.asked < _AHEAD and undo.ask_for_one():
+        """Ask as many questions as the limit allows."""
+        for each in list(self._running.values()):
+            while self.asked < _AHEAD and each.ask_for_one():
                 self.asked += 1
 
     def close(self) -> None:
         """Forget all of them."""
+        for each in [*self._running.values(), *self._waiting.values()]:
+            each.finish()
         self._running.clear()
         self._waiting.clear()
 
@@ -96,7 +97,7 @@ class Filler(Protocol):
     def ask(
         self,
         opcode: int,
-        answered: Callable[[Reply], None],
+        answered: Callable[[ResponseFrame], None],
         *,
         vbucket: int = 0,
         extras: bytes = b"",
@@ -104,7 +105,7 @@ class Filler(Protocol):
     ) -> None:
         """Send a request; `answered` gets the reply."""
 
-    def read_log(self, value: bytes) -> tuple[FailoverEntry, ...]:
+    def read_log(self, value: bytes) -> FailoverLog:
         """Read a failover log; raises `RemoteProtocolError`."""
 
     def request(self, stream: ReplicaStream) -> None:
@@ -117,6 +118,10 @@ class Filler(Protocol):
         """Learn that a stream cannot begin."""
 
 
+class _TooMuch(Exception):
+    """It cannot be undone, or not within the limits."""
+
+
 class Undo:
     """One vBucket is taken back. See the module docstring."""
 
@@ -125,12 +130,13 @@ class Undo:
         self._receiver = receiver
         self._stream = stream
         self._seqno = seqno
+        self._procedure = self._run()
+        self._questions: deque[tuple[int, RequestFrame]] = deque()
+        self._answers: dict[int, ResponseFrame] = {}
+        self._unanswered = 0
         self._finished = False
-        self._log: tuple[FailoverEntry, ...] = ()
         self._term = 0
         self._high_seqno = 0
-        self._keys: deque[bytes] = deque()
-        self._unanswered = 0
         self._held_bytes = 0
         self._versions: list[Item] = []
         self._later_seqno = 0
@@ -138,136 +144,140 @@ class Undo:
 
     def start(self) -> None:
         """Begin by asking for the failover log."""
-        self._ask_for_log(self._log_came)
+        self._go_on(partial(next, self._procedure))
 
     def finish(self) -> None:
         """Ask for nothing more; what still comes is dropped."""
         self._finished = True
-        self._keys.clear()
-        self._receiver.undos.held_bytes -= self._held_bytes
-        self._held_bytes = 0
+        self._questions.clear()
+        self._procedure.close()
+        self._hold(-self._held_bytes)
 
-    # --- the log, before and after --------------------------------------------------------------
+    # --- questions and answers ------------------------------------------------------------------
 
-    def _ask_for_log(self, answered: Callable[[Reply], None]) -> None:
-        number = self._stream.vbucket.id
-        self._receiver.ask(Opcode.UPR_GET_FAILOVER_LOG, answered, vbucket=number)
-
-    def _log_came(self, reply: Reply) -> None:
-        if self._finished:
-            return
-        if reply.status:
-            self._give_up(reply.status, "its failover log")
-            return
-        vbucket = self._stream.vbucket
-        self._log = self._receiver.read_log(reply.value)
-        self._term = decode_term(reply.extras)
-        self._seqno = target(vbucket, self._seqno)
-        high = self._high_seqno = vbucket.high_seqno
-        shared = shared_until(self._log, SEQNO_MAX, vbucket.failover_log, high)
-        if shared is None or shared < self._seqno:
-            self._ask_for_stream()  # its history has changed since it sent us back
-        else:
-            self._look_for_lost_keys()
-
-    def _look_for_lost_keys(self) -> None:
-        hub = self._receiver.hub
-        limit = hub.settings.rollback_keys
+    def _go_on(self, step: Callable[[], Sequence[RequestFrame]]) -> None:
+        """Let the procedure take a step, and ask what it wants to know then, or do as it says."""
         try:
-            keys = lost_keys(hub.bucket, self._stream.vbucket, self._seqno, limit)
-        except StoreError:
-            self._give_up(Status.TEMPORARY_FAILURE, "what is on disk here")
-            return
-        if keys is None:
-            self._start_over()
-            return
-        self._keys.extend(keys)
-        self._receiver.undos.pump()
-        if not keys:
-            self._roll_back()
-
-    def _log_came_again(self, reply: Reply) -> None:
-        if self._finished:
-            return
-        if reply.status:
-            self._give_up(reply.status, "its failover log")
-        elif self._receiver.read_log(reply.value) == self._log:
-            self._term = decode_term(reply.extras)
-            self._roll_back()
+            frames = step()
+        except StopIteration as end:
+            conclude = end.value
         else:
-            self._ask_for_stream()
+            self._ask(frames)
+            return
+        self._receiver.undos.forget(self._stream)
+        conclude()
 
-    # --- the versions ---------------------------------------------------------------------------
+    def _ask(self, frames: Sequence[RequestFrame]) -> None:
+        self._questions.extend(enumerate(frames))
+        self._answers.clear()
+        self._unanswered = len(frames)
+        self._receiver.undos.pump()
 
     def ask_for_one(self) -> bool:
-        """Ask for the next document; says whether there is one."""
-        if not self._keys:
+        """Ask the next question; says whether there is one."""
+        if not self._questions:
             return False
-        key = self._keys.popleft()
-        self._unanswered += 1
-        asked = question(self._stream.vbucket.id, key, self._seqno)
+        place, asked = self._questions.popleft()
         self._receiver.ask(
             asked.opcode,
-            partial(self._version_came, key),
+            partial(self._came, place),
             vbucket=asked.vbucket,
             extras=asked.extras,
-            key=key,
+            key=asked.key,
         )
         return True
 
-    def _version_came(self, key: bytes, reply: Reply) -> None:
+    def _came(self, place: int, answer: ResponseFrame) -> None:
         undos = self._receiver.undos
-        self._unanswered -= 1
         undos.asked -= 1
         if not self._finished:
-            self._note(key, reply)
+            self._take(place, answer)
         undos.pump()
-        if not (self._finished or self._keys or self._unanswered):
-            self._ask_for_log(self._log_came_again)
 
-    def _note(self, key: bytes, reply: Reply) -> None:
-        found = version(key, reply, DataType.JSON)
-        if found is None:
-            if reply.status in _UNKNOWN:
-                self._start_over()
-            else:
-                self._give_up(reply.status, f"the version of {key!r}")
-        elif found.item is None:
-            self._purge_seqno = max(self._purge_seqno, found.seqno)
-        elif found.seqno > self._seqno:
-            self._later_seqno = max(self._later_seqno, found.seqno)
-        else:
-            self._keep(found.item)
+    def _take(self, place: int, answer: ResponseFrame) -> None:
+        """Note an answer; the procedure goes on with the last one, or at once with a bad one."""
+        self._answers[place] = answer
+        self._hold(len(answer.value))
+        self._unanswered -= 1
+        if answer.status not in (Status.SUCCESS, Status.KEY_NOT_FOUND):
+            self._go_on(partial(self._procedure.throw, Refused(answer)))
+        elif self._receiver.undos.held_bytes > self._room():
+            self._go_on(partial(self._procedure.throw, _TooMuch()))
+        elif not self._unanswered:
+            answers = [self._answers[each] for each in range(len(self._answers))]
+            self._go_on(partial(self._procedure.send, answers))
 
-    def _keep(self, item: Item) -> None:
-        self._versions.append(item)
-        size = len(item.key) + len(item.value or b"") + ITEM_OVERHEAD_BYTES
+    def _hold(self, size: int) -> None:
         self._held_bytes += size
-        undos, account = self._receiver.undos, self._receiver.hub.bucket.account
-        undos.held_bytes += size
-        room = max(account.mutation_limit - account.used, int(account.quota * _LEAST_SHARE))
-        if undos.held_bytes > room:
-            self._start_over()
+        self._receiver.undos.held_bytes += size
+
+    def _room(self) -> int:
+        account = self._receiver.hub.bucket.account
+        return max(account.mutation_limit - account.used, int(account.quota * _LEAST_SHARE))
+
+    # --- the procedure --------------------------------------------------------------------------
+
+    def _run(self) -> Task:
+        """Undo; returns what is to be done then."""
+        receiver, stream = self._receiver, self._stream
+        try:
+            undone = yield from undo(self._log, self._keys_above, self._fetch, portion=_AHEAD)
+        except _TooMuch:
+            return partial(receiver.start_over, stream)
+        except Refused as refusal:
+            answer = refusal.answer
+            if answer.opcode == Opcode.GET_VERSION and answer.status in _UNKNOWN:
+                return partial(receiver.start_over, stream)
+            return partial(self._refuse, answer.status, f"the source answers: {refusal}")
+        except StoreError:
+            return self._refuse_unreadable
+        if undone is None or stream.vbucket.high_seqno != self._high_seqno:
+            return partial(receiver.request, stream)  # history changed, or another one fills it too
+        return partial(self._roll_back, undone.log)
+
+    def _log(self) -> Task:
+        number = self._stream.vbucket.id
+        (answer,) = yield [RequestFrame(Opcode.UPR_GET_FAILOVER_LOG, vbucket=number)]
+        if answer.status:
+            raise Refused(answer)
+        self._term = decode_term(answer.extras)
+        return self._receiver.read_log(answer.value)
+
+    def _keys_above(self, log: FailoverLog) -> list[bytes] | None:
+        hub, vbucket = self._receiver.hub, self._stream.vbucket
+        self._seqno = target(vbucket, self._seqno)
+        high = self._high_seqno = vbucket.high_seqno
+        shared = shared_until(log, SEQNO_MAX, vbucket.failover_log, high)
+        if shared is None or shared < self._seqno:
+            return None
+        keys = lost_keys(hub.bucket, vbucket, self._seqno, hub.settings.rollback_keys)
+        if keys is None:
+            raise _TooMuch
+        return keys
+
+    def _fetch(self, keys: Sequence[bytes]) -> Task:
+        number = self._stream.vbucket.id
+        answers = yield [question(number, key, self._seqno) for key in keys]
+        for key, answer in zip(keys, answers, strict=True):
+            self._hold(-len(answer.value))
+            found = version(key, answer, DataType.JSON)
+            if found.item is None:
+                self._purge_seqno = max(self._purge_seqno, found.seqno)
+            elif found.seqno > self._seqno:
+                self._later_seqno = max(self._later_seqno, found.seqno)
+            else:
+                self._versions.append(found.item)
+                self._hold(len(key) + len(answer.value) + ITEM_OVERHEAD_BYTES)
+        if self._receiver.undos.held_bytes > self._room():
+            raise _TooMuch
 
     # --- how it ends ----------------------------------------------------------------------------
 
-    def _finish(self) -> None:
-        self._receiver.undos.forget(self._stream)
-
-    def _roll_back(self) -> None:
+    def _roll_back(self, log: FailoverLog) -> None:
         receiver, stream = self._receiver, self._stream
         bucket, vbucket = receiver.hub.bucket, stream.vbucket
-        self._finish()
-        if vbucket.high_seqno != self._high_seqno:
-            receiver.request(stream)  # somebody else fills it, too
-            return
         rewind = Rewind(
-            self._seqno,
-            self._log,
-            self._versions,
-            self._later_seqno,
-            self._purge_seqno,
-            self._term,
+            self._seqno, log, self._versions, self._later_seqno, self._purge_seqno, self._term
         )
         try:
             stream.change_state(
@@ -276,28 +286,10 @@ class Undo:
         except InvalidArguments as error:
             raise RemoteProtocolError(f"vBucket {vbucket.id}: {error}") from None
         except StoreError:
-            self._tell_refused(Status.TEMPORARY_FAILURE, "what is on disk here")
+            self._refuse_unreadable()
 
-    def _ask_for_stream(self) -> None:
-        self._finish()
-        self._receiver.request(self._stream)
+    def _refuse_unreadable(self) -> None:
+        self._refuse(Status.TEMPORARY_FAILURE, "what is on disk here cannot be read")
 
-    def _start_over(self) -> None:
-        self._finish()
-        self._receiver.start_over(self._stream)
-
-    def _give_up(self, status: int, what: str) -> None:
-        self._finish()
-        self._tell_refused(status, what)
-
-    def _tell_refused(self, status: int, what: str) -> None:
-        why = f"it cannot be rolled back: {what} is not to be had ({status_text(status)})"
-        self._receiver.refused(self._stream, status, why)
-
-
-def status_text(status: int) -> str:
-    """Return a status as words."""
-    try:
-        return Status(status).name.lower().replace("_", " ")
-    except ValueError:
-        return f"status {status:#x}"
+    def _refuse(self, status: int, why: str) -> None:
+        self._receiver.refused(self._stream, status, f"it cannot be rolled back: {why}")
