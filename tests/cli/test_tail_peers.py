@@ -19,6 +19,7 @@ from tests.cli.fake_node import (
 from tests.cli.here import Here, runner
 
 NOT_OPENED = "refuses to open a stream connection"
+AND_NAME = "and the consumer's name"
 
 #: How nonsense ends.
 ADVICE = (
@@ -127,7 +128,7 @@ def test_what_came_before_the_end_is_printed(here: Here) -> None:
     [
         (
             {"on_50": lambda node, asked: node.reply(asked, UNKNOWN, b"Unknown command")},
-            f"the node at PLACE {NOT_OPENED}: Unknown command; see its log and the consumer's name",
+            f"the node at PLACE {NOT_OPENED}: Unknown command (0081); see its log {AND_NAME}",
         ),
         (
             {"on_48": lambda node, asked: node.reply(asked, value=b"torn")},
@@ -135,7 +136,7 @@ def test_what_came_before_the_end_is_printed(here: Here) -> None:
         ),
         (
             {"on_53": lambda node, asked: node.reply(asked, NO_MEMORY)},
-            "vBucket 0: PLACE does not stream it: Out of memory",
+            "vBucket 0: PLACE does not stream it: Out of memory (0082)",
         ),
         (
             {"on_53": streaming(lambda node: node.mutation(5))},

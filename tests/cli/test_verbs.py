@@ -58,8 +58,8 @@ def test_stats_as_json(server: ServerProcess, group: list[str]) -> None:
     ("group", "said"),
     [
         (["bogus"], "the node has no statistics group 'bogus'"),
-        (["failovers", "4"], "statistics 'failovers 4' refused: Not my vbucket"),
-        (["failovers", "x"], "statistics 'failovers x' refused: Invalid arguments"),
+        (["failovers", "4"], "statistics 'failovers 4' refused: Not my vbucket (0007)"),
+        (["failovers", "x"], "statistics 'failovers x' refused: Invalid arguments (0004)"),
     ],
 )
 def test_a_group_that_cannot_be_had_is_one_line_and_exit_code_1(

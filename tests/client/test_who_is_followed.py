@@ -317,7 +317,7 @@ def test_the_words_of_a_refusal_are_in_error_metrics_and_log(
     for _ in range(100):
         joined.settle()
         joined.now += 0.1
-    words = "vBucket 0: fake:1 does not stream it: not today"
+    words = "vBucket 0: fake:1 does not stream it: not today (0082)"
     assert joined.core.metrics(joined.now).vbuckets[0].refusal == words
     assert [record.getMessage() for record in caplog.records] == [words], "once"
     error = joined.core.completeness.hopeless(joined.now, 3.0)

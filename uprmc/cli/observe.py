@@ -11,7 +11,7 @@ import click
 from uprmc.cli.arguments import seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable, text_or_base64
-from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.cluster_map import parsed_map
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.model import vbucket_of
@@ -83,7 +83,7 @@ def _vbucket_by_key(connection: NodeConnection, key: bytes) -> int:
     answer = connection.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
     try:
         if answer.status:
-            raise ValueError(reason(answer))
+            raise ValueError(answer.reason)
         return vbucket_of(key, parsed_map(answer.value).vbuckets)
     except ValueError as error:
         raise NodeError(
@@ -98,7 +98,7 @@ def _ask(connection: NodeConnection, number: int, key: bytes) -> tuple[KeyObserv
     if answer.status == Status.NOT_MY_VBUCKET:
         raise NodeError(f"vBucket {number} is not on this node, or dead")
     if answer.status:
-        raise NodeError(f"observing {readable(key)} was refused: {reason(answer)}")
+        raise NodeError(f"observing {readable(key)} was refused: {answer.reason}")
     try:
         (found,) = decode_observe_reply(answer.value)
     except (RemoteProtocolError, ValueError) as error:

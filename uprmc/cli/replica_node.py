@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
-from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.ranges import named
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -91,7 +91,7 @@ def state(connection: NodeConnection, number: int) -> VBucketState | None:
     if answer.status == Status.NOT_MY_VBUCKET:
         return None
     if answer.status:
-        raise NodeError(f"{connection.place}: asking for vBucket {number}: {reason(answer)}")
+        raise NodeError(f"{connection.place}: asking for vBucket {number}: {answer.reason}")
     try:
         return VBucketState(*GET_VBUCKET_REPLY.unpack(answer.value))
     except (struct.error, ValueError):
@@ -119,7 +119,7 @@ def command(connection: NodeConnection, request: RequestFrame) -> ResponseFrame:
     if answer.status == Status.UNKNOWN_COMMAND:
         raise NodeRefusal(f"{connection.place} does not know this command: is it an older uprmc?")
     if answer.status:
-        raise NodeRefusal(f"{connection.place}: {reason(answer)}")
+        raise NodeRefusal(f"{connection.place}: {answer.reason}")
     return answer
 
 

@@ -19,7 +19,7 @@ from uprmc.cli.replica_node import (
     state,
     states,
 )
-from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.ranges import named
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame
@@ -133,7 +133,7 @@ def _reactivated(
             extras = SET_VBUCKET_EXTRAS.pack(VBucketState.ACTIVE)
             answer = source.ask(RequestFrame(Opcode.SET_VBUCKET, extras=extras, vbucket=number))
             if answer.status:
-                raise NodeError(f"{source.place}: vBucket {number}: {reason(answer)}")
+                raise NodeError(f"{source.place}: vBucket {number}: {answer.reason}")
             done.append(number)
     return done
 

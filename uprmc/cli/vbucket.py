@@ -10,7 +10,7 @@ import click
 
 from uprmc.cli.arguments import VBUCKETS
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.model import VBucketState
@@ -172,7 +172,7 @@ def _remove(connection: NodeConnection, number: int, done: Iterable[int], *, wai
 
 def _check(answer: ResponseFrame, doing: str, done: Iterable[int]) -> None:
     if answer.status:
-        raise NodeError(f"{doing} was refused: {reason(answer)}{_so_far(done)}")
+        raise NodeError(f"{doing} was refused: {answer.reason}{_so_far(done)}")
 
 
 def _so_far(done: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from uprmc.client.errors import ClientError, MisuseError
-from uprmc.client.node_session import Ask, NodeSession, Task, reason
+from uprmc.client.node_session import Ask, NodeSession, Task
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
@@ -94,7 +94,7 @@ class Barriers:
         if answer.status == Status.KEY_NOT_FOUND:  # no stream is open there
             self.reached(session, barrier.cookie)
         elif answer.status:
-            words = f"the node at {session.place} takes no barrier: {reason(answer)}"
+            words = f"the node at {session.place} takes no barrier: {answer.reason}"
             self._fail(barrier, MisuseError(words))
 
     def reached(self, session: NodeSession, cookie: bytes) -> None:

@@ -15,7 +15,7 @@ from uprmc.connecting import connected
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import FRAME_MAX_BYTES, STATUS_TEXT, Opcode, Status
+from uprmc.protocol.opcodes import FRAME_MAX_BYTES, Opcode, Status
 
 _TIMEOUT_S = 30.0
 _READ_BYTES = 64 * 1024
@@ -91,7 +91,7 @@ class NodeConnection:
         if response.status == Status.KEY_NOT_FOUND:
             raise NodeError(f"the node has no statistics group {group!r}")
         if response.status:
-            raise NodeError(f"statistics {group!r} refused: {reason(response)}")
+            raise NodeError(f"statistics {group!r} refused: {response.reason}")
 
     def _send(self, data: bytes) -> None:
         try:
@@ -166,10 +166,3 @@ def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket
             f"the node at {place} does not agree on TLS: {why}; see whether its listener speaks "
             "TLS, and whether its certificate is trusted here"
         ) from None
-
-
-def reason(response: ResponseFrame) -> str:
-    """Return in words why a request was refused."""
-    text = response.value.decode("utf-8", "replace")
-    text = text or STATUS_TEXT.get(response.status, b"").decode()
-    return text or f"status {response.status:#06x}"

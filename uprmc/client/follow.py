@@ -27,7 +27,7 @@ from typing import Any, Literal
 from uprmc.client.documents import NotNow, fetch
 from uprmc.client.errors import ProducerError, RollbackRefused
 from uprmc.client.handler import Handler
-from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task, reason
+from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task
 from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
 from uprmc.consume import features
@@ -114,7 +114,7 @@ class Follower:
                 yield from self._told_to_go_back(session, place, answer)
             elif answer.status != Status.SUCCESS:
                 raise NotNow(
-                    f"vBucket {place.vbucket}: {session.place} does not stream it: {reason(answer)}"
+                    f"vBucket {place.vbucket}: {session.place} does not stream it: {answer.reason}"
                 )
             elif not stream.log:
                 raise self._nonsense(session, place, "an answer before the question")
@@ -266,7 +266,7 @@ class Follower:
     def _log(self, session: NodeSession, place: Place) -> Task:
         (answer,) = yield Ask([RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=place.vbucket)])
         if answer.status:
-            raise NotNow(f"vBucket {place.vbucket} at {session.place}: {reason(answer)}")
+            raise NotNow(f"vBucket {place.vbucket} at {session.place}: {answer.reason}")
         return session.decoder.log(answer, place.vbucket)
 
     def _tell_branch(self, place: Place) -> Task:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from uprmc.client.connection import NodeConnection, NodeError, reason
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.history import read_log
 from uprmc.consume.placement import Log, OtherBucket, Placement
 from uprmc.errors import NotMyVBucket, RemoteProtocolError, UprmcError
@@ -186,7 +186,7 @@ def _active(connection: NodeConnection, *, terms: bool) -> _Terms:
     answer = connection.ask(RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras))
     if answer.status:
         raise NodeError(
-            f"the node at {connection.place} does not tell its vBuckets: {reason(answer)}"
+            f"the node at {connection.place} does not tell its vBuckets: {answer.reason}"
         )
     try:
         if terms:

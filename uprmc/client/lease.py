@@ -20,7 +20,7 @@ from typing import Any, Self
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
 from uprmc.client.events import Event, StreamEnded
 from uprmc.client.handler import Change
-from uprmc.client.node_session import Ask, NodeSession, Task, reason
+from uprmc.client.node_session import Ask, NodeSession, Task
 from uprmc.client.nodes import check_place
 from uprmc.client.position import Asked
 from uprmc.client.wire import Wire
@@ -117,13 +117,13 @@ class Lease:
         answers = yield Ask(frames)
         for number, answer in zip(vbuckets, answers, strict=True):
             if answer.status:
-                raise LeaseRefused(f"vBucket {number} of the lease: {reason(answer)}")
+                raise LeaseRefused(f"vBucket {number} of the lease: {answer.reason}")
 
     def _ask(self, frame: RequestFrame, *allowed: int) -> ResponseFrame:
         with _Talk(self._place, self._tls) as talk:
             answer: ResponseFrame = talk.run(_asking(frame))
         if answer.status and answer.status not in allowed:
-            raise LeaseRefused(f"the node at {self._place} refuses the lease: {reason(answer)}")
+            raise LeaseRefused(f"the node at {self._place} refuses the lease: {answer.reason}")
         return answer
 
 

@@ -42,7 +42,7 @@ from uprmc.protocol.management import (
     VBUCKET_SEQNO_TERM,
     VBUCKET_SEQNOS_EXTRAS,
 )
-from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, OpenFlag
+from uprmc.protocol.opcodes import Opcode, OpenFlag
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
 
@@ -294,7 +294,7 @@ class NodeSession:
         greeted, opened, *granted, cluster_map = answers
         if opened.status:
             raise OpenRefused(
-                f"the node at {self.place} refuses to open a stream connection: {reason(opened)}; "
+                f"the node at {self.place} refuses to open a stream connection: {opened.reason}; "
                 "see its log and the consumer's name"
             )
         self.grant(features.granted(controls, granted))
@@ -401,10 +401,3 @@ class NodeSession:
         stream.dropped = True
         self.decoder.streams.pop(stream.opaque, None)
         return RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=stream.vbucket)
-
-
-def reason(answer: ResponseFrame) -> str:
-    """Return in words why a request was refused."""
-    text = answer.value.decode("utf-8", "replace") if len(answer.value) < 1000 else ""
-    text = text or STATUS_TEXT.get(answer.status, b"").decode()
-    return text or f"status {answer.status:#06x}"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from uprmc import __version__
 from uprmc.client.errors import OpenRefused, ProducerError
-from uprmc.client.node_session import Ask, NodeSession, Task, reason
+from uprmc.client.node_session import Ask, NodeSession, Task
 from uprmc.consume import features, undo
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, Item, Life, VBucketState
@@ -54,7 +54,7 @@ def handshake(session: NodeSession, name: bytes, buffer_bytes: int, *, values: b
     if opened.status == Status.INVALID_ARGUMENTS and not values:
         (opened,) = yield Ask([asked.open(name)])
     if opened.status:
-        raise OpenRefused(f"{session.place} refuses a UPR connection: {reason(opened)}")
+        raise OpenRefused(f"{session.place} refuses a UPR connection: {opened.reason}")
     controls = asked.controls(buffer_bytes=buffer_bytes, interval_s=NOOP_INTERVAL_S)
     answers = yield Ask(controls)
     session.grant(features.granted(controls, answers))
@@ -88,7 +88,7 @@ def survey(session: NodeSession, numbers: Sequence[int] | None) -> Task:
         if answer.status:
             raise ProducerError(
                 f"the upstream at {session.place} does not tell the failover log of vBucket "
-                f"{number}: {reason(answer)}"
+                f"{number}: {answer.reason}"
             )
         state, high_seqno = places[number]
         found[number] = Standing(state, high_seqno, session.decoder.log(answer, number)[0].uuid)
@@ -112,7 +112,7 @@ def _by_seqnos() -> Task:
 
 def _seqnos(answer: ResponseFrame) -> list[tuple[int, int]]:
     if answer.status:
-        raise ProducerError(f"the upstream does not tell its seqnos: {reason(answer)}")
+        raise ProducerError(f"the upstream does not tell its seqnos: {answer.reason}")
     try:
         return decode_vbucket_seqnos(answer.value)
     except RemoteProtocolError as error:
