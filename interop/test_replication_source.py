@@ -144,7 +144,7 @@ def test_a_source_that_contradicts_itself_is_named_and_costs_nothing(
         wire.remake(VB, u.REPLICA)
     with FakeSource(bad(frames), [(UUID, 0)], 20) as source:
         replicate(shared, source.address, [VB])
-        wait_until(lambda: source.accepted > 1, shared.log)
+        wait_until(lambda: source.connections > 1, shared.log)
         source.script = lambda vbucket, opaque: b""
         wait_until(lambda: high_seqno(shared) >= 9, shared.log)
         with shared.wire() as wire:
@@ -164,7 +164,7 @@ def test_a_failover_log_of_a_hundred_thousand_entries_is_survived(shared: Node) 
         wire.remake(VB, u.REPLICA)
     with FakeSource(bad(lambda opaque: b""), log, 9) as source:
         replicate(shared, source.address, [VB])
-        wait_until(lambda: source.accepted > 1 or high_seqno(shared) == 9, shared.log)
+        wait_until(lambda: source.connections > 1 or high_seqno(shared) == 9, shared.log)
         with shared.wire() as wire:
             assert len(standing_of(wire)[VB].log) <= 1_000
         replicate(shared, "", [VB], flags=STOP)

@@ -96,7 +96,7 @@ def test_a_floor_is_a_revision_and_older_manifests_have_none() -> None:
 @pytest.mark.parametrize("status", [Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED])
 def test_a_node_that_cannot_take_a_floor_is_named(status: Status) -> None:
     with FakeNode({0: 1, 1: 1}, vbuckets=2) as node:
-        node.answers[Opcode.VBUCKET_FACTS] = lambda frame: refused(frame, status)
+        node.instead[Opcode.VBUCKET_FACTS] = lambda frame: refused(frame, status)
         assert raise_floors(Access((node.place,)), {0: 9, 1: 8}, 2) == [node.place]
 
 
@@ -109,7 +109,7 @@ def test_the_report_says_so() -> None:
 
 def test_another_refusal_ends_the_restore() -> None:
     with FakeNode({0: 1}, vbuckets=1) as node:
-        node.answers[Opcode.VBUCKET_FACTS] = lambda frame: refused(frame, Status.INVALID_ARGUMENTS)
+        node.instead[Opcode.VBUCKET_FACTS] = lambda frame: refused(frame, Status.INVALID_ARGUMENTS)
         with pytest.raises(Refused, match="VBUCKET_FACTS"):
             raise_floors(Access((node.place,)), {0: 9}, 1)
 

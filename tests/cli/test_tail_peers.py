@@ -13,10 +13,10 @@ from tests.cli.fake_node import (
     DELETION,
     LOG,
     SNAPSHOT_END,
-    Asked,
     FakeNode,
 )
 from tests.cli.here import Here, runner
+from tests.codec.frames import Frame
 
 NOT_OPENED = "refuses to open a stream connection"
 AND_NAME = "and the consumer's name"
@@ -35,18 +35,18 @@ def _here(capsys: pytest.CaptureFixture[str]) -> Here:
     return runner(capsys)
 
 
-def streaming(tell: Callable[[FakeNode], object]) -> Callable[[FakeNode, Asked], object]:
+def streaming(tell: Callable[[FakeNode], object]) -> Callable[[FakeNode, Frame], object]:
     """Return an answer to a stream request: granted, then what `tell` sends."""
 
-    def granted(node: FakeNode, asked: Asked) -> object:
+    def granted(node: FakeNode, asked: Frame) -> object:
         node.reply(asked, value=LOG)
         return tell(node)
 
     return granted
 
 
-def refusing(*names: bytes) -> Callable[[FakeNode, Asked], None]:
-    def control(node: FakeNode, asked: Asked) -> None:
+def refusing(*names: bytes) -> Callable[[FakeNode, Frame], None]:
+    def control(node: FakeNode, asked: Frame) -> None:
         node.reply(asked, INVALID if asked.key in names else 0)
 
     return control
@@ -149,7 +149,7 @@ def test_what_came_before_the_end_is_printed(here: Here) -> None:
     ],
 )
 def test_whatever_a_peer_says_is_one_line_and_exit_code_1(
-    here: Here, answers: dict[str, Callable[[FakeNode, Asked], object]], said: str
+    here: Here, answers: dict[str, Callable[[FakeNode, Frame], object]], said: str
 ) -> None:
     with FakeNode(**answers) as node:
         ended = here("tail", "--once", "--node", node.place)

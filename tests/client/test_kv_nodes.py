@@ -16,11 +16,10 @@ from tests.client.fake_kv_node import (
     HANG_UP,
     NOT_MY_VBUCKET,
     TEMPORARY_FAILURE,
-    TIMEOUT_S,
-    Asked,
     FakeKvNode,
-    reply,
 )
+from tests.codec.frames import Frame, reply
+from tests.codec.node import TIMEOUT_S
 from uprmc.client import kv_pipeline
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv import KvClient, OutcomeUnknown, SomeFailed
@@ -42,7 +41,7 @@ def keys_of(vbucket: int, count: int) -> list[bytes]:
 def test_temporary_failures_are_tried_again(status: int) -> None:
     left = dict.fromkeys(list(DOCUMENTS)[::3], 2)
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         if left.get(asked.key):
             left[asked.key] -= 1
             return reply(asked, status)
@@ -58,7 +57,7 @@ def test_temporary_failures_are_tried_again(status: int) -> None:
 def test_a_failure_that_is_not_temporary_ends_when_the_time_is_up() -> None:
     first = next(iter(DOCUMENTS))
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         return reply(asked, TEMPORARY_FAILURE) if asked.key == first else None
 
     with FakeKvNode(script=script) as node, KvClient(node.place, retry_s=0.1) as kv:
@@ -76,7 +75,7 @@ def test_time_runs_from_the_last_progress() -> None:
     """Each round settles one key more, and all rounds together take longer than the limit."""
     refused = list(DOCUMENTS)[:40]
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         if asked.key not in refused:
             return None
         if asked.key == refused[-1]:
@@ -102,7 +101,7 @@ def test_a_vbucket_that_moved_is_asked_for_elsewhere() -> None:
 def test_a_vbucket_that_is_nowhere_for_a_moment_is_waited_for() -> None:
     rounds = []
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         rounds.append(asked.key)
         if len(rounds) == 3:
             node.active.add(vbucket_of(b"k", 4))
@@ -224,8 +223,8 @@ def test_one_node_of_several_may_be_away() -> None:
 # --- a node that goes away ----------------------------------------------------------------------
 
 
-def hangs_up_after(count: int) -> Callable[[FakeKvNode, Asked], object]:
-    def script(node: FakeKvNode, asked: Asked) -> object:
+def hangs_up_after(count: int) -> Callable[[FakeKvNode, Frame], object]:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         return HANG_UP if len(node.asked) == count + 1 else None
 
     return script
@@ -268,10 +267,10 @@ def test_a_request_that_did_not_leave_whole_is_repeated_on_another_connection() 
         documents = {b"small": b"v", b"large": b"v" * (64 << 20)}
         hung_up = []
 
-        def script(node: FakeKvNode, asked: Asked) -> object:
+        def script(node: FakeKvNode, asked: Frame) -> object:
             if not hung_up:
                 hung_up.append(asked.key)
-                node._peers[0].shutdown(socket.SHUT_RDWR)
+                node.lines[0].shutdown(socket.SHUT_RDWR)
             return None
 
         node.script = script
@@ -313,7 +312,7 @@ def test_an_interrupted_wait_leaves_no_answers_for_the_next_one(
     """Control-C while answers are on their way: they would come with the next one's."""
     held: list[bytes] = []
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         if node.connections > 1 or len(node.asked) == 1:
             return None
         held.append(node.usual(asked))
@@ -345,7 +344,7 @@ def test_what_is_answered_after_sending_failed_counts(monkeypatch: pytest.Monkey
             raise NodeError("the node is gone: Broken pipe")
         return send_some(connection, data)
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         assert failed.wait(TIMEOUT_S)
         return None
 
@@ -370,9 +369,9 @@ def test_what_is_answered_after_sending_failed_counts(monkeypatch: pytest.Monkey
     ],
 )
 def test_frames_that_make_no_sense_end_the_connection_by_name(
-    nonsense: Callable[[Asked], bytes],
+    nonsense: Callable[[Frame], bytes],
 ) -> None:
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         return nonsense(asked) if asked.key == b"odd" else None
 
     with FakeKvNode(script=script) as node, KvClient(node.place, retry_s=0.02) as kv:
@@ -386,7 +385,7 @@ def test_an_answer_too_many_answers_nothing_else() -> None:
     """It comes with the answer to what was asked next."""
     first: list[bytes] = []
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         answer = node.usual(asked)
         first.append(answer)
         return first[0] + answer if len(first) == 2 else answer
@@ -400,7 +399,7 @@ def test_an_answer_too_many_answers_nothing_else() -> None:
 
 @pytest.mark.parametrize("extras", [b"", b"123", b"12345"])
 def test_an_answer_without_its_parts_is_told(extras: bytes) -> None:
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         return reply(asked, extras=extras)
 
     with FakeKvNode(script=script) as node, KvClient(node.place) as kv:
@@ -414,7 +413,7 @@ def test_an_answer_without_its_parts_is_told(extras: bytes) -> None:
 def test_a_refusal_has_the_nodes_own_words_and_a_name() -> None:
     statuses = {b"memory": 0x82, b"unknown": 0x81, b"strange": 0x4242}
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         return reply(asked, statuses[asked.key], value=b"so it is")
 
     with FakeKvNode(script=script) as node, KvClient(node.place) as kv:
@@ -449,7 +448,7 @@ def test_a_torn_list_of_vbuckets_is_told() -> None:
     with FakeKvNode() as node:
         usual = node._answer
 
-        def torn(asked: Asked) -> object:
+        def torn(asked: Frame) -> object:
             return reply(asked, value=b"12345") if asked.opcode == 0x48 else usual(asked)
 
         node._answer = torn  # type: ignore[method-assign]
@@ -460,10 +459,10 @@ def test_a_torn_list_of_vbuckets_is_told() -> None:
 def test_answers_may_come_in_any_pieces() -> None:
     """One byte at a time, and then many answers at once."""
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         data = node.usual(asked)
         for byte in data[:-1]:
-            node._peers[-1].sendall(struct.pack("B", byte))
+            node.lines[-1].sendall(struct.pack("B", byte))
         return data[-1:]
 
     documents = dict(list(DOCUMENTS.items())[:30])
@@ -477,11 +476,11 @@ def test_no_more_than_a_window_is_under_way() -> None:
     """The node answers nothing until nothing more comes."""
     held: list[bytes] = []
 
-    def script(node: FakeKvNode, asked: Asked) -> object:
+    def script(node: FakeKvNode, asked: Frame) -> object:
         held.append(node.usual(asked))
         if len(held) < WINDOW:
             return b""
-        peer = node._peers[-1]
+        peer = node.lines[-1]
         peer.settimeout(0.1)
         with pytest.raises(TimeoutError):
             peer.recv(1, socket.MSG_PEEK)

@@ -7,6 +7,7 @@ peers, judges of the simulation and fuzzers stand on it.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 #: Magic, opcode, bytes of the key, of the extras, datatype, vBucket or status, bytes of the body,
 #: opaque, CAS.
@@ -47,3 +48,55 @@ def frame(
         cas,
     )
     return header + body
+
+
+class Frame(NamedTuple):
+    """A frame of either direction; `number` is a request's vBucket or a response's status."""
+
+    magic: int
+    opcode: int
+    number: int
+    opaque: int
+    datatype: int
+    cas: int
+    extras: bytes
+    key: bytes
+    value: bytes
+
+    @classmethod
+    def of(cls, packet: bytes) -> Frame:
+        magic, opcode, keys, extras, datatype, number, _, opaque, cas = HEADER.unpack_from(packet)
+        first, second = HEADER.size + extras, HEADER.size + extras + keys
+        parts = packet[HEADER.size : first], packet[first:second], packet[second:]
+        return cls(magic, opcode, number, opaque, datatype, cas, *parts)
+
+    @property
+    def is_reply(self) -> bool:
+        return self.magic == RESPONSE
+
+    @property
+    def vbucket(self) -> int:
+        assert not self.is_reply
+        return self.number
+
+    @property
+    def status(self) -> int:
+        assert self.is_reply
+        return self.number
+
+
+def reply(
+    asked: Frame,
+    status: int = 0,
+    *,
+    extras: bytes = b"",
+    value: bytes = b"",
+    cas: int = 0,
+    opaque: int | None = None,
+    magic: int = RESPONSE,
+) -> bytes:
+    """The answer to a request."""
+    number = asked.opaque if opaque is None else opaque
+    return frame(
+        asked.opcode, b"", value, extras, vbucket=status, opaque=number, cas=cas, magic=magic
+    )

@@ -1,29 +1,20 @@
 """A node that a test can make misbehave: right answers, unless the test says otherwise.
 
-It is built with the server's own declarations of the wire (`uprmc.protocol`), not with what
-`uprmc.spark` reads them by.
+What it sends is built with the server's own declarations of the wire (`uprmc.protocol`), not with
+what `uprmc.columnar` reads them by.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import struct
-import threading
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterable, Sequence
 
+from tests.codec.frames import Frame
+from tests.codec.node import HangUp, ScriptedNode
 from uprmc.model import FailoverEntry
 from uprmc.protocol.binary import encode_hello
-from uprmc.protocol.header import (
-    RequestFrame,
-    ResponseFrame,
-    decode_frame,
-    encode_request,
-    encode_response,
-)
+from uprmc.protocol.header import encode_request, encode_response
 from uprmc.protocol.management import encode_vbucket_seqno_terms, encode_vbucket_seqnos
 from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.upr import (
@@ -80,46 +71,45 @@ def accepted(opaque: int, log: Sequence[FailoverEntry] = (FailoverEntry(UUID, 0)
     return encode_response(Opcode.UPR_STREAM_REQUEST, value=value, opaque=opaque)
 
 
-def refused(frame: RequestFrame, status: Status, value: bytes = b"") -> bytes:
+def refused(frame: Frame, status: Status, value: bytes = b"") -> bytes:
     """An answer that is no success."""
     return encode_response(frame.opcode, status, value=value, opaque=frame.opaque)
 
 
-class FakeNode:
+class FakeNode(ScriptedNode):
     """See the module docstring.
 
     Attributes:
         high: the high seqno of each of its vBuckets.
         vbuckets: how many there are in all.
-        answers: by opcode, what to answer instead: called with the request.
+        instead: by opcode, what to answer instead: called with the request.
         stream: what to send for a stream request.
-        asked: every request that came, in order.
-        answered: every answer that came: to keep-alives.
-        connections: how many were accepted.
         term: of each vBucket, ``None`` = it knows no terms.
     """
 
     def __init__(self, high: dict[int, int], vbuckets: int = 4) -> None:
         self.high, self.vbuckets = high, vbuckets
-        self.answers: dict[int, Callable[[RequestFrame], Reply]] = {}
-        self.stream: Callable[[RequestFrame], Sequence[Reply]] = self.whole_stream
+        self.instead: dict[int, Callable[[Frame], Reply]] = {}
+        self.stream: Callable[[Frame], Sequence[Reply]] = self.whole_stream
         self.others: list[str] = []
         self.term: int | None = None
-        self.asked: list[RequestFrame] = []
-        self.answered: list[ResponseFrame] = []
-        self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.place = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._accepting = threading.Thread(target=self._accept, daemon=True)
-        self._accepting.start()
+        super().__init__()
+
+    @property
+    def asked(self) -> list[Frame]:
+        """Every request that came, in order."""
+        return [each for each in [*self.seen] if not each.is_reply]
+
+    @property
+    def answered(self) -> list[Frame]:
+        """Every answer that came: to keep-alives."""
+        return [each for each in [*self.seen] if each.is_reply]
 
     def count(self, opcode: int) -> int:
         """How often something was asked."""
-        return sum(each.opcode == opcode for each in self.asked)
+        return len(self.requests(opcode))
 
-    def whole_stream(self, frame: RequestFrame) -> list[Reply]:
+    def whole_stream(self, frame: Frame) -> list[Reply]:
         """Everything of a vBucket above the start that was asked for."""
         (start,) = struct.unpack_from(">Q", frame.extras, 8)
         vbucket, opaque, high = frame.vbucket, frame.opaque, self.high[frame.vbucket]
@@ -129,66 +119,15 @@ class FakeNode:
         markers = [marker(vbucket, opaque, 0, high)] if items else []
         return [accepted(opaque), *markers, *items, stream_end(vbucket, opaque)]
 
-    def __enter__(self) -> Self:
-        return self
+    def answers(self, asked: Frame) -> Iterable[bytes]:
+        for each in () if asked.is_reply else self._replies(asked):
+            if each is None:
+                raise HangUp
+            yield each
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for each in self._open:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in [self._accepting, *self._threads]:
-            thread.join(10)
-            assert not thread.is_alive()
-
-    # --- the threads ----------------------------------------------------------------------------
-
-    def hang_up(self) -> None:
-        """End every connection; new ones are accepted."""
-        for each in self._open:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        self._open.clear()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            self._open.append(connection)
-            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as reader, contextlib.suppress(OSError):
-            while True:
-                header = reader.read(24)
-                if len(header) < 24:
-                    return
-                (length,) = struct.unpack_from(">L", header, 8)
-                frame = decode_frame(header + reader.read(length))
-                if isinstance(frame, ResponseFrame):
-                    self.answered.append(frame)
-                    continue
-                self.asked.append(frame)
-                for reply in self._replies(frame):
-                    if reply is None:
-                        return
-                    connection.sendall(reply)
-
-    def _replies(self, frame: RequestFrame) -> Sequence[Reply]:
-        if frame.opcode in self.answers:
-            return [self.answers[frame.opcode](frame)]
+    def _replies(self, frame: Frame) -> Sequence[Reply]:
+        if frame.opcode in self.instead:
+            return [self.instead[frame.opcode](frame)]
         if frame.opcode == Opcode.UPR_STREAM_REQUEST:
             return self.stream(frame)
         if frame.opcode == Opcode.UPR_BUFFER_ACK:
@@ -196,7 +135,7 @@ class FakeNode:
         extras, value = self._body(frame)
         return [encode_response(frame.opcode, extras=extras, value=value, opaque=frame.opaque)]
 
-    def _body(self, frame: RequestFrame) -> tuple[bytes, bytes]:
+    def _body(self, frame: Frame) -> tuple[bytes, bytes]:
         if frame.opcode == Opcode.GET_CLUSTER_CONFIG:
             servers = {
                 "serverList": [self.place, *self.others],

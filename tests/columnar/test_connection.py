@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
 from tests.server.test_dialer import certificate_for
 from uprmc.columnar.access import Access, Tls, parsed_place
@@ -42,8 +43,8 @@ def peer() -> Iterator[FakeNode]:
         yield found
 
 
-def instead(node: FakeNode, opcode: int, reply: Callable[[RequestFrame], bytes | None]) -> None:
-    node.answers[opcode] = reply
+def instead(node: FakeNode, opcode: int, reply: Callable[[Frame], bytes | None]) -> None:
+    node.instead[opcode] = reply
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def test_a_refusal_is_named_and_a_busy_node_told_apart(servers: str) -> None:
 
 
 def test_keep_alives_are_answered_while_an_answer_is_waited_for() -> None:
-    def noop_first(frame: RequestFrame) -> bytes:
+    def noop_first(frame: Frame) -> bytes:
         noop = encode_request(Opcode.UPR_NOOP, opaque=77)
         return noop + encode_response(frame.opcode, opaque=frame.opaque)
 

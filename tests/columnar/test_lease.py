@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access
@@ -27,7 +28,7 @@ from uprmc.columnar.lease import (
     of_token,
 )
 from uprmc.columnar.nodes import Nodes
-from uprmc.protocol.header import RequestFrame, encode_response
+from uprmc.protocol.header import encode_response
 from uprmc.protocol.management import encode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS
@@ -133,9 +134,9 @@ class _Renewals:
     def __init__(self, node: FakeNode, *, known: int) -> None:
         self.asked = threading.Semaphore(0)
         self._known = known
-        node.answers[Opcode.LEASE_RENEW] = self._answer
+        node.instead[Opcode.LEASE_RENEW] = self._answer
 
-    def _answer(self, frame: RequestFrame) -> bytes:
+    def _answer(self, frame: Frame) -> bytes:
         self.asked.release()
         self._known -= 1
         if self._known < 0:
@@ -187,14 +188,14 @@ def test_a_kept_lease_is_left_although_its_node_hangs() -> None:
     with FakeNode({0: 1}) as node:
         hangs, over = threading.Event(), threading.Event()
 
-        def hang(frame: RequestFrame) -> bytes:
+        def hang(frame: Frame) -> bytes:
             hangs.set()
             over.wait(30)
             return refused(frame, Status.KEY_NOT_FOUND)
 
         quick = access(node.place, connect_timeout_s=0.1, read_timeout_s=20)
         lease = acquire(quick, [0], 600)
-        node.answers[Opcode.LEASE_RENEW] = hang
+        node.instead[Opcode.LEASE_RENEW] = hang
         began = time.monotonic()
         with KeptLease(quick, lease=lease, release=False):
             assert hangs.wait(10)
@@ -213,7 +214,7 @@ def test_a_lease_spans_nodes_and_one_refusal_releases_the_rest() -> None:
         assert {number: each.high_seqno for number, each in lease.held.items()} == {
             0: 1, 1: 3, 2: 5,
         }  # fmt: skip
-        two.answers[Opcode.LEASE_ACQUIRE] = lambda frame: refused(frame, Status.UNKNOWN_COMMAND)
+        two.instead[Opcode.LEASE_ACQUIRE] = lambda frame: refused(frame, Status.UNKNOWN_COMMAND)
         with pytest.raises(LeaseRefused, match=f"{two.place} has no leases"):
             acquire(both, None, 60)
         assert one.count(Opcode.LEASE_RELEASE) == 1
@@ -222,12 +223,12 @@ def test_a_lease_spans_nodes_and_one_refusal_releases_the_rest() -> None:
 def test_a_vbucket_that_moves_meanwhile_is_looked_for_again() -> None:
     with FakeNode({0: 1}) as old, FakeNode({}) as new:
 
-        def moved(frame: RequestFrame) -> bytes:
+        def moved(frame: Frame) -> bytes:
             old.high.clear()
             new.high[0] = 1
             return refused(frame, Status.NOT_MY_VBUCKET)
 
-        old.answers[Opcode.LEASE_ACQUIRE] = moved
+        old.instead[Opcode.LEASE_ACQUIRE] = moved
         lease = acquire(access(old.place, new.place), [0], 60)
         assert [grant.place for grant in lease.grants] == [new.place]
 
@@ -235,11 +236,11 @@ def test_a_vbucket_that_moves_meanwhile_is_looked_for_again() -> None:
 def test_a_node_that_is_away_keeps_nobody_from_renewing_at_the_others() -> None:
     with FakeNode({0: 1}) as one, FakeNode({1: 3}) as two:
         lease = acquire(access(one.place, two.place), None, 60)
-        one.answers[Opcode.LEASE_RENEW] = lambda frame: None  # it hangs up
+        one.instead[Opcode.LEASE_RENEW] = lambda frame: None  # it hangs up
         with pytest.raises(Unreachable):
             lease.renew()
         assert two.count(Opcode.LEASE_RENEW) == 1
-        two.answers[Opcode.LEASE_RENEW] = lambda frame: refused(frame, Status.KEY_NOT_FOUND)
+        two.instead[Opcode.LEASE_RENEW] = lambda frame: refused(frame, Status.KEY_NOT_FOUND)
         with pytest.raises(LeaseEnded, match=two.place):  # that is for good
             lease.renew()
         assert lease.only([0]).grants == lease.grants[:1]
@@ -249,14 +250,14 @@ def test_a_vbucket_whose_node_restarts_is_waited_for() -> None:
     with FakeNode({0: 1}) as one, FakeNode({1: 3}) as two:
         warming = iter([True, True, True, True])
 
-        def seqnos(frame: RequestFrame) -> bytes:
+        def seqnos(frame: Frame) -> bytes:
             if next(warming, False):
                 return refused(frame, Status.TEMPORARY_FAILURE)
             return encode_response(
                 frame.opcode, value=encode_vbucket_seqnos([(1, 3)]), opaque=frame.opaque
             )
 
-        two.answers[Opcode.GET_ALL_VB_SEQNOS] = seqnos
+        two.instead[Opcode.GET_ALL_VB_SEQNOS] = seqnos
         lease = acquire(access(one.place, two.place, retries=10), [0, 1], 60)
         assert [grant.place for grant in lease.grants] == [one.place, two.place]
 
@@ -264,7 +265,7 @@ def test_a_vbucket_whose_node_restarts_is_waited_for() -> None:
 @pytest.mark.parametrize("value", [b"123", b""])
 def test_a_torn_lease_is_protocol_error(value: bytes) -> None:
     with FakeNode({0: 1}) as node:
-        node.answers[Opcode.LEASE_ACQUIRE] = lambda frame: encode_response(
+        node.instead[Opcode.LEASE_ACQUIRE] = lambda frame: encode_response(
             frame.opcode, extras=LEASE_GRANT_EXTRAS.pack(7, 60), value=value, opaque=frame.opaque
         )
         with pytest.raises(ProtocolError, match=r"a lease of other|a torn lease"):

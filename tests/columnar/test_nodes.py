@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
 from uprmc.client.kv import KvClient
 from uprmc.client.kv_map import KvMap
@@ -16,7 +17,7 @@ from uprmc.columnar.errors import BadOption, NoVBucket, ProtocolError, Unreachab
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import Busy
 from uprmc.model import FailoverEntry, vbucket_of
-from uprmc.protocol.header import RequestFrame, encode_response
+from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import encode_failover_log
 
@@ -87,11 +88,11 @@ def test_a_vbucket_that_there_is_not_is_named(servers: str) -> None:
 
 
 def _log_of(node: FakeNode, *uuids: int) -> None:
-    def answer(frame: RequestFrame) -> bytes:
+    def answer(frame: Frame) -> bytes:
         log = [FailoverEntry(uuid, 0) for uuid in uuids]
         return encode_response(frame.opcode, value=encode_failover_log(log), opaque=frame.opaque)
 
-    node.answers[Opcode.GET_FAILOVER_LOG] = answer
+    node.instead[Opcode.GET_FAILOVER_LOG] = answer
 
 
 def test_of_two_claims_the_one_whose_history_goes_on_is_followed() -> None:
@@ -205,10 +206,10 @@ def test_no_node_at_all_is_one_line() -> None:
 
 def test_a_node_that_warms_up_is_asked_again() -> None:
     with FakeNode({0: 1}) as node:
-        right = node.answers
+        right = node.instead
         busy = [Status.TEMPORARY_FAILURE, Status.BUSY]
 
-        def answer(frame: RequestFrame) -> bytes:
+        def answer(frame: Frame) -> bytes:
             if len(busy) == 1:
                 del right[Opcode.GET_ALL_VB_SEQNOS]
             return refused(frame, busy.pop())
@@ -220,7 +221,7 @@ def test_a_node_that_warms_up_is_asked_again() -> None:
 
 def test_a_node_that_warms_up_for_ever_is_given_up() -> None:
     with FakeNode({0: 1}) as node:
-        node.answers[Opcode.GET_ALL_VB_SEQNOS] = lambda frame: refused(frame, Status.BUSY)
+        node.instead[Opcode.GET_ALL_VB_SEQNOS] = lambda frame: refused(frame, Status.BUSY)
         with pytest.raises(Busy, match="Server too busy"):
             Nodes(access(node.place))
         assert node.count(Opcode.GET_ALL_VB_SEQNOS) == 3
@@ -228,9 +229,9 @@ def test_a_node_that_warms_up_for_ever_is_given_up() -> None:
 
 def test_a_lost_connection_is_made_again() -> None:
     with FakeNode({0: 1}) as node, Nodes(access(node.place)) as nodes:
-        answers = node.answers
+        answers = node.instead
 
-        def hang_up(frame: RequestFrame) -> None:
+        def hang_up(frame: Frame) -> None:
             del answers[Opcode.GET_FAILOVER_LOG]
 
         answers[Opcode.GET_FAILOVER_LOG] = hang_up
@@ -248,7 +249,7 @@ def test_a_lost_connection_is_made_again() -> None:
 )
 def test_a_torn_answer_is_protocol_error(opcode: int, value: bytes, words: str) -> None:
     with FakeNode({0: 1}) as node:
-        node.answers[opcode] = lambda frame: encode_response(
+        node.instead[opcode] = lambda frame: encode_response(
             frame.opcode, value=value, opaque=frame.opaque
         )
         with pytest.raises(ProtocolError, match=words), Nodes(access(node.place)) as nodes:

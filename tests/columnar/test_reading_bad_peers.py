@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.codec.frames import Frame
 from tests.columnar.read_peer import (
     FakeNode,
     Reply,
@@ -33,14 +34,14 @@ from uprmc.columnar.lease import acquire
 from uprmc.columnar.reading import LEASES_MAX, Done, Range, read
 from uprmc.columnar.retry_policy import Silent
 from uprmc.columnar.schema import Columns
-from uprmc.protocol.header import RequestFrame, encode_request, encode_response
+from uprmc.protocol.header import encode_request, encode_response
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE, STREAM_REQUEST_EXTRAS
 from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS
 
 COLUMNS = Columns(("key", "_vb", "_seq", "_vbuuid"))
 
-Stream = Callable[[RequestFrame], Sequence[Reply]]
+Stream = Callable[[Frame], Sequence[Reply]]
 
 
 def access(node: FakeNode, **more: Any) -> Access:
@@ -57,13 +58,13 @@ def first_then(node: FakeNode, *streams: Stream) -> None:
     """The first stream requests are dealt with like this, all others as they should be."""
     left = list(streams)
 
-    def stream(frame: RequestFrame) -> Sequence[Reply]:
+    def stream(frame: Frame) -> Sequence[Reply]:
         return (left.pop(0) if left else node.whole_stream)(frame)
 
     node.stream = stream
 
 
-def begun(frame: RequestFrame, *more: Reply) -> list[Reply]:
+def begun(frame: Frame, *more: Reply) -> list[Reply]:
     """A stream up to seqno 2 of 5, and what comes instead of the rest."""
     vbucket, opaque = frame.vbucket, frame.opaque
     items = [mutation(vbucket, opaque, seqno, b"k%d" % seqno) for seqno in (1, 2)]
@@ -178,7 +179,7 @@ def test_rows_are_held_back_up_to_a_limit_and_then_they_are_out() -> None:
 
 def test_a_node_without_leases_is_named() -> None:
     with FakeNode({0: 5}) as node:
-        node.answers[Opcode.UPR_CONTROL] = lambda frame: refused(frame, Status.INVALID_ARGUMENTS)
+        node.instead[Opcode.UPR_CONTROL] = lambda frame: refused(frame, Status.INVALID_ARGUMENTS)
         with pytest.raises(LeaseRefused, match="has no leases: Invalid arguments"):
             seqnos(node)
 
@@ -205,7 +206,7 @@ def test_a_rollback_names_both_seqnos() -> None:
 )
 def test_a_refusal_is_final(opcode: int, status: int, kind: type[SparkError], words: str) -> None:
     with FakeNode({0: 5}) as node:
-        node.answers[opcode] = lambda frame: encode_response(
+        node.instead[opcode] = lambda frame: encode_response(
             frame.opcode, status, opaque=frame.opaque
         )
         with pytest.raises(kind, match=words) as caught:
@@ -247,7 +248,7 @@ def test_a_lease_of_more_than_the_stream_has_is_a_gap() -> None:
     with FakeNode({0: 5}) as node:
         short = FakeNode.whole_stream
 
-        def stream(frame: RequestFrame) -> Sequence[Reply]:
+        def stream(frame: Frame) -> Sequence[Reply]:
             node.high[0] = 4
             return short(node, frame)
 
@@ -259,7 +260,7 @@ def test_a_lease_of_more_than_the_stream_has_is_a_gap() -> None:
 @pytest.mark.parametrize("opcode", [Opcode.LEASE_ACQUIRE, Opcode.UPR_OPEN, Opcode.UPR_CONTROL])
 def test_garbage_instead_of_an_answer_is_protocol_error(opcode: int) -> None:
     with FakeNode({0: 5}) as node:
-        node.answers[opcode] = lambda frame: b"what?" * 10
+        node.instead[opcode] = lambda frame: b"what?" * 10
         with pytest.raises(ProtocolError, match="no frame"):
             seqnos(node)
 
@@ -312,7 +313,7 @@ def test_a_stream_of_which_enough_has_come_is_closed_once() -> None:
 
 def test_a_lease_is_renewed_while_it_is_read_and_released_at_the_end() -> None:
     with FakeNode({0: 5}) as node:
-        node.answers[Opcode.LEASE_RENEW] = lambda frame: encode_response(
+        node.instead[Opcode.LEASE_RENEW] = lambda frame: encode_response(
             frame.opcode, extras=LEASE_GRANT_EXTRAS.pack(7, 1), opaque=frame.opaque
         )
         batches = read(access(node), [Range(0)], COLUMNS, lease_s=1)

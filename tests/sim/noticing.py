@@ -13,12 +13,14 @@ import pytest
 
 from tests.sim.judges import Verdict
 
-#: Break -> the first seed that notices it, where that is not among the first few.
+#: Break -> a seed that notices it soon, where the first few do not.
 _NOTICED_BY = {
     "_answer_flush_at_once": 3,
     "_call_every_part_a_snapshot": 11,
-    "_cut_dumps_short": 4,
+    "_correct_nothing": 3,
+    "_cut_dumps_short": 10,
     "_cut_the_ring_too_early": 24,
+    "_fall_too_far": 11,
     "_follow_whoever_answers_first": 2,
     "_forget_a_key_of_the_ring": 48,
     "_forget_the_floor": 35,
@@ -26,14 +28,18 @@ _NOTICED_BY = {
     "_forget_what_was_purged": 15,
     "_keep_the_purge_seqno": 9,
     "_keep_what_is_to_be_dropped": 56,
-    "_let_followers_live_through_a_rollback": 4,
+    "_keep_what_is_to_be_emptied": 3,
+    "_let_followers_live_through_a_rollback": 8,
     "_never_mind_what_was_purged": 25,
+    "_never_see_that_nothing_comes": 44,
     "_purge_replicas_freely": 9,
     "_purge_what_is_not_due": 3,
-    "_remember_a_name_that_is_deregistered": 3,
+    "_remember_a_name_that_is_deregistered": 38,
     "_report_parts_of_a_flush_as_on_disk": 10,
     "_return_barriers_before_the_last_item": 42,
-    "_say_nothing_of_the_beginning": 9,
+    "_save_too_late": 12,
+    "_say_nothing_of_the_beginning": 10,
+    "_skip_what_is_unacknowledged": 8,
 }
 
 
