@@ -14,8 +14,8 @@ from tests.columnar.read_peer import UUID, accepted, deletion, marker, mutation,
 from uprmc.client.decoder import Decoder as Reference
 from uprmc.columnar.decoder import READ_BYTES, Block, Decoder, Noop
 from uprmc.columnar.errors import KeyNotText, ProtocolError
+from uprmc.columnar.read_state import Range, ReadState, StreamEnd
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
-from uprmc.columnar.stream_states import StreamEnd, StreamState
 from uprmc.consume.batch import Batch
 from uprmc.consume.stream import StreamState as ReferenceState
 from uprmc.model import FailoverEntry, SnapshotRange
@@ -31,7 +31,7 @@ from uprmc.protocol.upr import (
 ALL = Columns(DEFAULT + OPTIONAL, key_type="binary", u64="decimal")
 
 
-def decoder(columns: Columns = ALL, *states: StreamState, **more: Any) -> Decoder:
+def decoder(columns: Columns = ALL, *states: ReadState, **more: Any) -> Decoder:
     found = Decoder("node:1", columns, **{"rows": 1000, "size_bytes": 1 << 20} | more)
     found.states.update(dict(enumerate(states, 1)))
     return found
@@ -50,8 +50,8 @@ def feed(found: Decoder, data: bytes, cuts: Iterable[int] = ()) -> list[Any]:
     return notices
 
 
-def taken(data: bytes, columns: Columns = ALL, *states: StreamState, **more: Any) -> Block:
-    found = decoder(columns, *(states or (StreamState(5),)), **more)
+def taken(data: bytes, columns: Columns = ALL, *states: ReadState, **more: Any) -> Block:
+    found = decoder(columns, *(states or (ReadState(Range(5)),)), **more)
     feed(found, data)
     return found.take()
 
@@ -133,14 +133,14 @@ def test_a_row_belongs_to_the_history_in_which_it_was_made() -> None:
 
 
 def test_a_marker_of_today_tells_the_purge_seqno() -> None:
-    state = StreamState(5)
+    state = ReadState(Range(5))
     data = accepted(1) + versioned_marker(5, 1, 0, 9, 2, 4) + mutation(5, 1, 9, b"k")
     assert taken(data, ALL, state).batch.num_rows == 1
     assert state.purge_seqno == 4
 
 
 def test_a_snapshot_that_was_only_announced_contains_the_place_that_is_asked_for_again() -> None:
-    state = StreamState(5, start=10, uuid=1)
+    state = ReadState(Range(5, start=10, uuid=1))
     assert taken(accepted(1) + marker(5, 1, 11, 20), ALL, state).batch.num_rows == 0
     state.open()
     _, _, start, _, _, snap_start, snap_end = STREAM_REQUEST_EXTRAS.unpack(state.request())
@@ -148,36 +148,36 @@ def test_a_snapshot_that_was_only_announced_contains_the_place_that_is_asked_for
 
 
 def test_rows_above_the_limit_are_left_out_and_not_counted() -> None:
-    state = StreamState(5, limit=2)
+    state = ReadState(Range(5, end=2))
     frames = [mutation(5, 1, seqno, b"k%d" % seqno, b"12") for seqno in (1, 2, 3, 4)]
     assert taken(opened(*frames), ALL, state).batch["_seq"].to_pylist() == [1, 2]
-    assert (state.rows, state.size_bytes, state.seqno, state.enough) == (2, 8, 4, True)
+    assert (state.rows, state.bytes, state.seqno, state.enough) == (2, 8, 4, True)
     assert state.end == 100  # where the lease ends, though nobody has told us of it
 
 
 def test_a_stream_that_is_closed_is_not_looked_at_any_more() -> None:
-    state = StreamState(5)
+    state = ReadState(Range(5))
     found = decoder(ALL, state)
     feed(found, opened(mutation(5, 1, 1, b"a")))
     assert found.take().batch.num_rows == 1
-    state.closed = True
+    state.stream.dropped = True
     feed(found, mutation(5, 1, 2, b"b"))
     assert found.take().batch.num_rows == 0
     assert state.rows == 1
 
 
 def test_rows_are_counted_for_their_own_stream() -> None:
-    states = StreamState(5), StreamState(6)
+    states = ReadState(Range(5)), ReadState(Range(6))
     data = opened(mutation(5, 1, 1, b"a", b"123"), deletion(5, 1, 2, b"bb"))
     data += accepted(2) + marker(6, 2, 0, 1) + mutation(6, 2, 1, b"c", b"") + stream_end(6, 2)
     block = taken(data, ALL, *states)
-    assert [(each.rows, each.deletes, each.size_bytes) for each in states] == [(2, 1, 6), (1, 0, 1)]
+    assert [(each.rows, each.deletes, each.bytes) for each in states] == [(2, 1, 6), (1, 0, 1)]
     assert (block.states, block.ended) == ([*states], [states[1]])
     assert [each.ended for each in states] == [False, True]
 
 
 def test_the_end_of_a_stream_is_noticed_at_once() -> None:
-    state = StreamState(5)
+    state = ReadState(Range(5))
     found = decoder(ALL, state)
     assert feed(found, opened(high=1) + mutation(5, 1, 1, b"a") + stream_end(5, 1))[1:] == [
         StreamEnd(state, 0)
@@ -185,20 +185,20 @@ def test_the_end_of_a_stream_is_noticed_at_once() -> None:
 
 
 def test_a_noop_is_noticed_and_flow_control_does_not_count_it() -> None:
-    found = decoder(ALL, StreamState(5))
+    found = decoder(ALL, ReadState(Range(5)))
     assert feed(found, encode_request(Opcode.UPR_NOOP, opaque=9)) == [Noop(Opcode.UPR_NOOP, 9)]
     assert found.counted_bytes == 0
 
 
 def test_flow_control_counts_frames_of_streams_and_no_answers() -> None:
-    found = decoder(ALL, StreamState(5))
+    found = decoder(ALL, ReadState(Range(5)))
     item = mutation(5, 1, 1, b"a")
     feed(found, opened(item) + item[:30])
     assert found.counted_bytes == len(opened(item)) - len(accepted(1))
 
 
 def test_a_batch_shares_no_memory_with_what_is_received_next() -> None:
-    found = decoder(ALL, StreamState(5))
+    found = decoder(ALL, ReadState(Range(5)))
     feed(found, opened(mutation(5, 1, 1, b"first", b"AAAA")))
     batch = found.take().batch
     feed(found, opened(mutation(5, 1, 2, b"other", b"BBBB"))[len(opened()) :])
@@ -210,7 +210,7 @@ def test_a_batch_shares_no_memory_with_what_is_received_next() -> None:
 def test_a_document_may_be_larger_than_the_buffer(size: int) -> None:
     value = bytes(range(256)) * (size // 256 + 1)
     frames = (mutation(5, 1, 1, b"a", value), mutation(5, 1, 2, b"b", b"small"))
-    found = decoder(ALL, StreamState(5), size_bytes=1000)
+    found = decoder(ALL, ReadState(Range(5)), size_bytes=1000)
     feed(found, opened(*frames))
     assert found.full
     assert found.take().batch["value"].to_pylist() == [value, b"small"]
@@ -219,7 +219,7 @@ def test_a_document_may_be_larger_than_the_buffer(size: int) -> None:
 
 
 def test_a_block_is_full_at_so_many_rows_and_not_before() -> None:
-    found = decoder(ALL, StreamState(5), rows=2)
+    found = decoder(ALL, ReadState(Range(5)), rows=2)
     feed(found, opened(mutation(5, 1, 1, b"a")))
     assert not found.full
     feed(found, mutation(5, 1, 2, b"b"))
@@ -242,7 +242,7 @@ def test_a_key_that_is_no_text_can_be_spelled_out() -> None:
 
 
 def test_a_row_whose_key_is_no_text_can_be_dropped_and_is_not_counted() -> None:
-    state = StreamState(5)
+    state = ReadState(Range(5))
     columns = Columns(("key", "_seq"), mode="DROPMALFORMED")
     batch = taken(opened(*_KEYS), columns, state).batch
     assert batch.to_pylist() == [{"key": "grün", "_seq": 1}, {"key": "c", "_seq": 3}]
@@ -296,13 +296,13 @@ def _vbucket(frame: bytearray) -> None:
         (opened(mutation(5, 1, 1, b"a"), mutation(6, 1, 2, b"b")), "vb=6 in a stream of vb=5"),
         (opened(mutation(5, 1, 2, b"a"), mutation(5, 1, 2, b"b")), "seqno 2 after 2"),
         (opened(mutation(5, 1, 2, b"a"), mutation(5, 1, 1, b"b")), "seqno 1 after 2"),
-        (opened(mutation(5, 1, 101, b"a")), "seqno 101 outside of 0..100"),
+        (opened(mutation(5, 1, 101, b"a")), "seqno 101 outside of its snapshot"),
         (opened(mutation(5, 2, 1, b"a")), "a stream of vb=5 that was never requested"),
         (accepted(1) + mutation(5, 1, 1, b"a"), "seqno 1 before any snapshot"),
         (marker(5, 1, 0, 9), "a snapshot of a stream that was not accepted"),
-        (accepted(1) + marker(5, 1, 2, 9), "a snapshot 2..9 at seqno 0"),
-        (accepted(1) + marker(5, 1, 0, 2**63), "a snapshot 0..9223372036854775808"),
-        (opened(mutation(5, 1, 9, b"a"), marker(5, 1, 0, 9)), "a snapshot 0..9 at seqno 9"),
+        (accepted(1) + marker(5, 1, 2, 9), "a snapshot 2..9 leaves a hole behind seqno 0"),
+        (accepted(1) + marker(5, 1, 0, 2**63), "a snapshot to 9223372036854775808 of a lease"),
+        (opened(mutation(5, 1, 9, b"a"), marker(5, 1, 0, 9)), "a snapshot 0..9 behind seqno 9"),
         (opened(mutation(5, 1, 9, b"a"), stream_end(5, 1)), "at seqno 9 that goes to 100"),
         (stream_end(5, 1), "the end of a stream"),
         (opened(stream_end(6, 1)), "vb=6 in a stream of vb=5"),
@@ -314,7 +314,7 @@ def _vbucket(frame: bytearray) -> None:
     ],
 )
 def test_what_no_node_may_send_is_one_clear_line(data: bytes, words: str) -> None:
-    found = decoder(ALL, StreamState(5))
+    found = decoder(ALL, ReadState(Range(5)))
     if not words:  # a frame that is cut is no error: the rest may come
         feed(found, data)
         assert found.take().batch.num_rows == 0
@@ -327,7 +327,7 @@ def test_what_no_node_may_send_is_one_clear_line(data: bytes, words: str) -> Non
 
 
 def test_an_item_may_not_come_again_in_the_next_block() -> None:
-    found = decoder(ALL, StreamState(5))
+    found = decoder(ALL, ReadState(Range(5)))
     feed(found, opened(mutation(5, 1, 2, b"a")))
     found.take()
     feed(found, mutation(5, 1, 2, b"a"))
@@ -336,26 +336,26 @@ def test_an_item_may_not_come_again_in_the_next_block() -> None:
 
 
 def test_a_snapshot_may_not_go_beyond_the_lease() -> None:
-    state = StreamState(5)
-    state.hold(50, 0)
+    state = ReadState(Range(5))
+    state.held_high = 50
     with pytest.raises(ProtocolError, match="a snapshot to 51 of a lease to 50"):
         taken(accepted(1) + marker(5, 1, 0, 51), ALL, state)
 
 
 def test_a_stream_that_ends_below_the_lease_is_a_gap() -> None:
-    state = StreamState(5)
-    state.hold(50, 0)
+    state = ReadState(Range(5))
+    state.held_high = 50
     data = accepted(1) + marker(5, 1, 0, 40) + mutation(5, 1, 40, b"a") + stream_end(5, 1)
     with pytest.raises(ProtocolError, match="at seqno 40 that goes to 50"):
         taken(data, ALL, state)
 
 
 def test_the_rest_of_a_snapshot_is_announced_with_its_old_start() -> None:
-    state = StreamState(5, start=20, uuid=UUID, snap_start=10, snap_end=30)
+    state = ReadState(Range(5, start=20, uuid=UUID, snap_start=10, snap_end=30))
     data = accepted(1) + marker(5, 1, 10, 40) + mutation(5, 1, 21, b"a")
     assert taken(data, ALL, state).batch.num_rows == 1
-    late = StreamState(5, start=20, uuid=UUID, snap_start=10, snap_end=30)
-    with pytest.raises(ProtocolError, match=r"a snapshot 21\.\.40 at seqno 20"):
+    late = ReadState(Range(5, start=20, uuid=UUID, snap_start=10, snap_end=30))
+    with pytest.raises(ProtocolError, match=r"cut short at 20 by 21\.\.40"):
         taken(accepted(1) + marker(5, 1, 21, 40), ALL, late)
 
 
@@ -408,7 +408,7 @@ def test_rows_are_those_of_the_consumers_library_however_the_bytes_are_cut(
 ) -> None:
     data = _stream(items)
     columns = Columns(_COMPARED, key_type="binary", u64="decimal")
-    found = decoder(columns, StreamState(1), StreamState(2), StreamState(3), rows=20)
+    found = decoder(columns, ReadState(Range(1)), ReadState(Range(2)), ReadState(Range(3)), rows=20)
     batches, at = [], 0
     for cut in [*sorted(each for each in cuts if each < len(data)), len(data)]:
         feed(found, data[at:cut])
@@ -423,7 +423,7 @@ def test_rows_are_those_of_the_consumers_library_however_the_bytes_are_cut(
 
 @given(st.binary(max_size=200))
 def test_garbage_is_nonsense_or_not_yet_a_frame(data: bytes) -> None:
-    found = decoder(ALL, StreamState(5))
+    found = decoder(ALL, ReadState(Range(5)))
     try:
         feed(found, opened() + data)
         block = found.take()
@@ -437,7 +437,7 @@ def test_a_changed_byte_never_raises_anything_but_protocol_error(place: int, byt
     items = [(1, b"key%d" % n, b"v" * n, {"cas": n}) for n in range(20)]
     data = bytearray(_stream(items))  # type: ignore[arg-type]
     data[place % len(data)] = byte
-    found = decoder(ALL, StreamState(1), StreamState(2), StreamState(3))
+    found = decoder(ALL, ReadState(Range(1)), ReadState(Range(2)), ReadState(Range(3)))
     try:
         feed(found, bytes(data))
         found.take()

@@ -19,7 +19,8 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, Unreachable
 from uprmc.columnar.lease import KeptLease, Lease, acquire
 from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.reading import Done, Range, read
+from uprmc.columnar.read_state import Range, ReadState
+from uprmc.columnar.reading import read
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
 from uprmc.consume.lease import Grant
 
@@ -116,7 +117,7 @@ def test_rows_of_a_vbucket_come_in_their_order_and_all_batches_have_one_schema(
 
 
 def test_what_was_read_is_told_once_its_rows_are_out(filled: ServerProcess) -> None:
-    told: list[Done] = []
+    told: list[ReadState] = []
     seen = dict.fromkeys(range(VBUCKETS), 0)
     for batch in read(access(filled.upr), whole(), COLUMNS, on_done=told.append, batch_rows=500):
         for vbucket in batch["_vb"].to_pylist():
@@ -137,7 +138,7 @@ def test_what_was_read_is_told_once_its_rows_are_out(filled: ServerProcess) -> N
 
 
 def test_what_was_read_is_told_with_its_last_batch_and_not_before(filled: ServerProcess) -> None:
-    told: list[Done] = []
+    told: list[ReadState] = []
     rows = 0
     for batch in read(access(filled.upr), [Range(3)], COLUMNS, on_done=told.append, batch_rows=7):
         rows += batch.num_rows
@@ -154,7 +155,7 @@ def test_deletions_that_were_dropped_for_good_are_no_gap(tmp_path: Path) -> None
             kv.set_many({b"document-%d" % n: b"again" for n in range(500, 1_000)})
         uuid, high = _boundary(node.upr, 0)
         compact(node)
-        told: list[Done] = []
+        told: list[ReadState] = []
         rows = by_key(rows_of(read(access(node.upr), [Range(0)], COLUMNS, on_done=told.append)))
         assert set(rows) == {b"document-%d" % n for n in range(500, 3_000)}
         assert (told[0].end, told[0].purge_seqno, told[0].deletes) == (high, 3_500, 0)
@@ -179,7 +180,7 @@ def test_nothing_is_read_of_nothing(filled: ServerProcess) -> None:
 
 
 def test_an_empty_vbucket_has_no_rows_and_is_told(tmp_path: Path) -> None:
-    told: list[Done] = []
+    told: list[ReadState] = []
     with start_uprmc(tmp_path / "data", "--vbuckets", "2") as node:
         assert (
             list(read(access(node.upr), [Range(0), Range(1)], COLUMNS, on_done=told.append)) == []
@@ -228,7 +229,7 @@ def test_a_document_that_expired_is_told_from_one_that_was_deleted(
 
 
 def test_a_slow_reader_is_not_flooded(filled: ServerProcess) -> None:
-    told: list[Done] = []
+    told: list[ReadState] = []
     batches = read(
         access(filled.upr, flow_control_bytes=2_000), whole(), COLUMNS, on_done=told.append
     )
@@ -263,7 +264,7 @@ def test_a_range_has_what_lies_above_its_start_and_not_above_its_end(
 ) -> None:
     uuid, high = _boundary(filled.upr, 3)
     everything = rows_of(read(access(filled.upr), [Range(3)], COLUMNS))
-    told: list[Done] = []
+    told: list[ReadState] = []
     part = Range(3, start=400, uuid=uuid, end=600)
     rows = rows_of(read(access(filled.upr), [part], COLUMNS, on_done=told.append))
     assert rows == [row for row in everything if 400 < row["_seq"] <= 600]
@@ -296,7 +297,7 @@ def _read_a_little_of_much(place: str, proxy: Proxy) -> None:
     with KvClient([place]) as kv:
         for begin in range(0, len(keys), 20):
             kv.set_many(dict.fromkeys(keys[begin : begin + 20], b"v" * 200_000))
-    told: list[Done] = []
+    told: list[ReadState] = []
     rows = rows_of(read(access(proxy.address), [Range(0, end=5)], COLUMNS, on_done=told.append))
     assert [row["_seq"] for row in rows] == [1, 2, 3, 4, 5]
     assert told[0].rows == 5
@@ -305,7 +306,7 @@ def _read_a_little_of_much(place: str, proxy: Proxy) -> None:
 
 def test_a_range_above_everything_has_no_rows(filled: ServerProcess) -> None:
     uuid, high = _boundary(filled.upr, 3)
-    told: list[Done] = []
+    told: list[ReadState] = []
     part = Range(3, start=high, uuid=uuid)
     assert list(read(access(filled.upr), [part], COLUMNS, on_done=told.append)) == []
     assert (told[0].start, told[0].end, told[0].rows) == (high, high, 0)
@@ -422,7 +423,7 @@ def test_a_cut_connection_goes_on_inside_of_the_lease(filled: ServerProcess, pro
         batches = read(
             access(proxy.address), whole(), EVERYTHING, lease=lease.token if lease else None
         )
-        told: dict[int, Done] = {}
+        told: dict[int, ReadState] = {}
         rows = rows_of(batches)
         assert proxy.wait_for_cut(0)
         assert by_key(rows).keys() == by_key(expected).keys()
@@ -489,7 +490,7 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Mortal]:
 def test_a_node_that_is_killed_and_restarted_in_mid_read_gives_each_key_once(
     mortal: _Mortal,
 ) -> None:
-    told: list[Done] = []
+    told: list[ReadState] = []
     patient = access(mortal.proxy.address, retries=200, retry_backoff_s=0.05)
     mortal.kill_after(300_000)
     try:

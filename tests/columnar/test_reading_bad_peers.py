@@ -31,7 +31,8 @@ from uprmc.columnar.errors import (
     Unreachable,
 )
 from uprmc.columnar.lease import acquire
-from uprmc.columnar.reading import LEASES_MAX, Done, Range, read
+from uprmc.columnar.read_state import Range, ReadState
+from uprmc.columnar.reading import LEASES_MAX, read
 from uprmc.columnar.retry_policy import Silent
 from uprmc.columnar.schema import Columns
 from uprmc.protocol.header import encode_request, encode_response
@@ -140,7 +141,7 @@ def test_keep_alives_are_answered_while_a_stream_is_read() -> None:
 
 
 def test_a_lease_of_its_own_that_ended_is_replaced_and_nothing_comes_twice() -> None:
-    told: list[Done] = []
+    told: list[ReadState] = []
     with FakeNode({0: 5, 1: 5}) as node:
         first_then(
             node,
@@ -221,13 +222,13 @@ def test_a_refusal_is_final(opcode: int, status: int, kind: type[SparkError], wo
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (lambda o: mutation(0, o, 2, b"k2"), "vb=0: seqno 2 after 2"),
-        (lambda o: mutation(0, o, 1, b"k1"), "vb=0: seqno 1 after 2"),
-        (lambda o: mutation(0, o, 6, b"k6"), "vb=0: seqno 6 outside of 0..5"),
+        (lambda o: mutation(0, o, 2, b"k2"), "seqno 2 after 2"),
+        (lambda o: mutation(0, o, 1, b"k1"), "seqno 1 after 2"),
+        (lambda o: mutation(0, o, 6, b"k6"), "vBucket 0: seqno 6 outside of its snapshot"),
         (lambda o: mutation(1, o, 3, b"k3"), "vb=1 in a stream of vb=0"),
         (lambda o: mutation(0, o + 1, 3, b"k3"), "a stream of vb=0 that was never requested"),
         (lambda o: stream_end(0, o), "the end of a stream at seqno 2 that goes to 5"),
-        (lambda o: marker(0, o, 3, 9), "a snapshot 3..9 at seqno 2"),
+        (lambda o: marker(0, o, 3, 9), "the snapshot 0..5 was cut short at 2 by 3..9"),
         (lambda o: b"\x00" * 24, "what is no frame .magic 0x00"),
         (lambda o: b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n", "what is no frame .magic 0x47"),
         (lambda o: encode_response(Opcode.GET, opaque=o), "an answer to GET"),
@@ -303,7 +304,7 @@ def test_what_came_is_acknowledged() -> None:
 
 
 def test_a_stream_of_which_enough_has_come_is_closed_once() -> None:
-    told: list[Done] = []
+    told: list[ReadState] = []
     with FakeNode({0: 20_000}) as node:
         batches = read(access(node), [Range(0, end=3)], COLUMNS, on_done=told.append)
         assert [row["_seq"] for batch in batches for row in batch.to_pylist()] == [1, 2, 3]

@@ -51,6 +51,13 @@ def test_strict_every_snapshot_ends_with_its_last_item() -> None:
         stream.announce(marker(10, 12), strict=True)
 
 
+def test_strict_a_snapshot_begins_right_behind_the_last_item() -> None:
+    stream = stream_at(3)
+    with pytest.raises(StreamFault, match=r"a snapshot 5\.\.9 leaves a hole behind seqno 3"):
+        stream.announce(marker(5, 9), strict=True)
+    assert stream_at(3).announce(marker(5, 9)) is None
+
+
 def test_a_snapshot_is_not_cut_short_in_its_middle() -> None:
     stream = stream_at(3)
     stream.announce(marker(4, 9))

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from uprmc.columnar.lease import Held
-from uprmc.columnar.reading import Range
+from uprmc.columnar.read_state import Range
 from uprmc.spark.batch import skipping
 from uprmc.spark.pushdown import Wanted, meeting, push
 

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from uprmc.backup.digest import Digest, add_up, digests, is_deleted, row_hashes
 from uprmc.backup.latest import Layer, newest_rows
 from uprmc.columnar.access import Access
-from uprmc.columnar.reading import Range, read
+from uprmc.columnar.read_state import Range
+from uprmc.columnar.reading import read
 from uprmc.columnar.requests import vbuckets_of
 from uprmc.columnar.schema import Columns
 

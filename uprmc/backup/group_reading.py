@@ -19,7 +19,8 @@ from uprmc.backup.manifest import FilePart, VBucketPart
 from uprmc.backup.parts import PartWriter
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import LeaseEnded, ProtocolError
-from uprmc.columnar.reading import Done, Range, read
+from uprmc.columnar.read_state import Range, ReadState
+from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
 
 #: What files have; `value` is left out on request. Locks and places are the node's own affair.
@@ -129,7 +130,7 @@ class _Tally:
             batch = batch.filter(pa.array(~is_deleted(batch)))
         self._writer.write(batch)
 
-    def done(self, done: Done) -> None:
+    def done(self, done: ReadState) -> None:
         """See that the lease held what the plan says, and note the counts."""
         part = self._parts[done.vbucket]
         if (done.uuid, done.end) != (part.uuid, part.end):

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.errors import ProtocolError
+from uprmc.columnar.read_state import ReadState, StreamEnd
 from uprmc.columnar.records import FRAME_SCAN, MUTATION
 from uprmc.columnar.rows import Rows, build
 from uprmc.columnar.runs import Judged, Other
 from uprmc.columnar.schema import Columns
-from uprmc.columnar.stream_states import StreamEnd, StreamState
 from uprmc.protocol.header import REQUEST_HEADER, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
@@ -84,8 +84,8 @@ class Block(NamedTuple):
 
     batch: Any
     vbuckets: Any
-    states: list[StreamState]
-    ended: list[StreamState]
+    states: list[ReadState]
+    ended: list[ReadState]
 
     def without(self, lost: set[int]) -> Block:
         """Return the block without the rows of some vBuckets."""
@@ -114,7 +114,7 @@ class Decoder:
         no_value: bool = False,
     ) -> None:
         self.place = place
-        self.states: dict[int, StreamState] = {}
+        self.states: dict[int, ReadState] = {}
         self.counted_bytes = 0
         self._columns, self._schema = columns, columns.schema
         self._no_value = no_value
@@ -245,7 +245,7 @@ class Decoder:
         except (ValueError, struct.error) as error:
             raise self.protocol_error(f"a torn end of vb={vbucket}: {error}") from None
 
-    def _state(self, opaque: int, vbucket: int) -> StreamState:
+    def _state(self, opaque: int, vbucket: int) -> ReadState:
         """Return the stream of a frame; vBucket -1 = any. Raises `ValueError`."""
         state = self.states.get(opaque)
         if state is None:

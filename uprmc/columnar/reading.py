@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from uprmc.columnar.access import Access
@@ -22,66 +21,20 @@ from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block
 from uprmc.columnar.errors import BadOption, LeaseEnded, Unreachable
 from uprmc.columnar.lease import KeptLease, Lease, of_token
+from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
-from uprmc.columnar.stream_states import StreamState
 from uprmc.columnar.streams import LeaseGone, Streams
 from uprmc.consume.lease import Grant
-from uprmc.model import FailoverLog
 
 #: Rows of vBuckets that are not complete are kept back up to here; then the oldest are yielded.
 HOLD_BACK_BYTES = 64 * 1024 * 1024
 
+#: Gets each vBucket that was read completely; `ReadState` says what there is to know of it.
+OnDone = Callable[[ReadState], object]
+
 #: So many leases of its own a read takes, one after the other, before it gives up.
 LEASES_MAX = 5
-
-
-@dataclass(frozen=True)
-class Range:
-    """What is wanted of one vBucket: everything after `start`, which lies in a snapshot of `uuid`.
-
-    Attributes:
-        vbucket: by number.
-        start: the last seqno that the reader has; 0 = none.
-        uuid: the history that it belongs to; 0 for a start of 0.
-        snap_start, snap_end: the snapshot that `start` lies in; not given = it is complete.
-        end: rows above it are left out; ``None`` = all that the lease holds.
-        resumed: what came before `start` was read from the same lease.
-    """
-
-    vbucket: int
-    start: int = 0
-    uuid: int = 0
-    snap_start: int = 0
-    snap_end: int = 0
-    end: int | None = None
-    resumed: bool = False
-
-
-@dataclass(frozen=True)
-class Done:
-    """What was read of one vBucket.
-
-    Attributes:
-        uuid, log: the history that it follows, and the whole failover log.
-        start: where the range began.
-        end: the high seqno of the lease, also if the range ended before.
-        purge_seqno: deletions up to it may be missing.
-        rows, deletes, bytes: what was yielded: rows, how many of them are no documents, and the
-            bytes of keys and values.
-        place: HOST:PORT of the node.
-    """
-
-    vbucket: int
-    uuid: int
-    start: int
-    end: int
-    log: FailoverLog
-    purge_seqno: int
-    rows: int
-    deletes: int
-    bytes: int
-    place: str
 
 
 def read(
@@ -93,7 +46,7 @@ def read(
     batch_rows: int = 10_000,
     batch_bytes: int = 8 * 1024 * 1024,
     no_value: bool = False,
-    on_done: Callable[[Done], None] | None = None,
+    on_done: OnDone | None = None,
     lease_s: float = 600.0,
     hold_back_bytes: int = HOLD_BACK_BYTES,
 ) -> Iterator[Any]:
@@ -115,24 +68,12 @@ def read(
         RolledBack: a start is not in the history of its vBucket.
         NoVBucket, Unreachable, ProtocolError, KeyNotText, ...
     """
-    wanted = sorted(ranges, key=lambda each: each.vbucket)
-    states = [
-        StreamState(
-            each.vbucket,
-            each.start,
-            each.uuid,
-            each.snap_start,
-            each.snap_end,
-            each.end,
-            each.resumed,
-        )
-        for each in wanted
-    ]
+    states = [ReadState(each) for each in sorted(ranges, key=lambda each: each.vbucket)]
     if len({each.vbucket for each in states}) < len(states):
         raise BadOption("a vBucket is named in two ranges")
     if batch_rows < 1 or batch_bytes < 1:
         raise BadOption(f"batchRows={batch_rows} batchBytes={batch_bytes}: both are at least 1")
-    work = _Reading(access, columns, states, on_done or _ignore)
+    work = _Reading(access, columns, states, on_done)
     work.batch_rows, work.batch_bytes, work.no_value = batch_rows, batch_bytes, no_value
     if not states:
         return
@@ -143,10 +84,6 @@ def read(
         yield from work.own(lease_s)
 
 
-def _ignore(done: Done) -> None:
-    pass
-
-
 class _Reading:
     """One call of `read`: which rows may be yielded, and what is to be read again."""
 
@@ -154,8 +91,8 @@ class _Reading:
         self,
         access: Access,
         columns: Columns,
-        states: list[StreamState],
-        on_done: Callable[[Done], None],
+        states: list[ReadState],
+        on_done: OnDone | None,
     ) -> None:
         self.batch_rows = self.batch_bytes = 1
         self.no_value = False
@@ -164,8 +101,7 @@ class _Reading:
         self._states, self._on_done = states, on_done
         self._held: deque[Block] = deque()
         self._held_bytes = self._blocks = 0
-        self._places: dict[int, str] = {}
-        self._untold: list[StreamState] = []
+        self._untold: list[ReadState] = []
         self._name = f"{access.client_id or 'spark'}-{os.getpid()}-{os.urandom(4).hex()}"
 
     # --- leases ---------------------------------------------------------------------------------
@@ -206,19 +142,19 @@ class _Reading:
 
     def _from_lease(self, lease: Lease) -> Iterator[Any]:
         left = [each for each in self._states if not each.ended]
-        groups: dict[Grant, list[StreamState]] = {}
+        groups: dict[Grant, list[ReadState]] = {}
         for state in left:
             grant = lease.place_of(state.vbucket)
             groups.setdefault(grant, []).append(state)
-            self._places[state.vbucket] = grant.place
+            state.place = grant.place
             held = lease.held.get(state.vbucket)
             if held is not None:
-                state.hold(held.high_seqno, held.purge_seqno)
+                state.held_high, state.purge_seqno = held.high_seqno, held.purge_seqno
         for grant, states in groups.items():
             yield from self._from_node(grant, states)
         yield from self._release(0)
 
-    def _from_node(self, grant: Grant, states: list[StreamState]) -> Iterator[Any]:
+    def _from_node(self, grant: Grant, states: list[ReadState]) -> Iterator[Any]:
         """Read some vBuckets of one node, however often the connection is lost."""
         attempts = Attempts(self._access)
         while left := [each for each in states if not each.ended]:
@@ -233,7 +169,7 @@ class _Reading:
                 attempts.wait(error)
 
     def _streams(
-        self, connection: Connection, lease: int, states: list[StreamState]
+        self, connection: Connection, lease: int, states: list[ReadState]
     ) -> Iterator[Block]:
         streams = Streams(
             connection,
@@ -285,19 +221,6 @@ class _Reading:
         out = self._blocks - len(self._held)
         told = [each for each in self._untold if each.block < out]
         self._untold = [each for each in self._untold if each.block >= out]
-        for each in told:
-            self._on_done(self._done(each))
-
-    def _done(self, state: StreamState) -> Done:
-        return Done(
-            state.vbucket,
-            state.uuid,
-            state.start,
-            state.end,
-            state.log,
-            state.purge_seqno,
-            state.rows,
-            state.deletes,
-            state.size_bytes,
-            self._places[state.vbucket],
-        )
+        if self._on_done is not None:
+            for each in told:
+                self._on_done(each)

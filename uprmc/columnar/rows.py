@@ -6,7 +6,7 @@ column whose cells are key, value, rest, key, value, rest ..., of which every th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.errors import KeyNotText
+from uprmc.columnar.read_state import ReadState
 from uprmc.columnar.schema import DROP, PERMISSIVE, Columns
-from uprmc.columnar.stream_states import StreamState
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
 
 SET, DELETE, EXPIRE = "set", "delete", "expire"
@@ -98,7 +98,7 @@ class Rows:
         """Of each."""
         return self.records["vbucket"].astype(np.int64)
 
-    def count(self, states: Iterable[StreamState]) -> None:
+    def count(self, states: Iterable[ReadState]) -> None:
         """Add them up for the streams that they are of."""
         if not len(self):
             return
@@ -109,7 +109,7 @@ class Rows:
         for state in states:
             if state.vbucket < len(rows):
                 state.rows += int(rows[state.vbucket])
-                state.size_bytes += int(sizes[state.vbucket])
+                state.bytes += int(sizes[state.vbucket])
                 state.deletes += int(gone[state.vbucket])
 
     def where(self, mask: Any) -> Rows:
@@ -142,40 +142,23 @@ def build(
 
 
 def _column(name: str, columns: Columns, rows: Rows, cut: _Cut, no_value: bool) -> Any:
-    records, deleted = rows.records, rows.deleted
     if name == "key":
         return _keys(columns, rows, cut)
     if name == "value":
         return pa.nulls(len(rows), pa.binary()) if no_value else cut.values()
-    if name == "_op":
-        return _ops(rows)
-    if name == "_vb":
-        return pa.array(records["vbucket"].astype(np.int32))
-    if name == "_seq":
-        return pa.array(rows.seqno)
-    if name == "_rev":
-        return _u64(records["rev_seqno"], columns)
-    if name == "_cas":
-        return _u64(records["cas"], columns)
-    if name == "_flags":
-        return _of_sets(records["flags"], deleted, 0)
-    if name == "_exp":
-        timed = 0 if deleted is None else np.where(rows.extras >= _TIMED_BYTES, records["flags"], 0)
-        return _of_sets(records["expiration"], deleted, timed)
-    if name == "_lock":
-        return _of_sets(records["lock_time"], deleted, 0)
-    if name == "_vbuuid":
-        return pa.array(list(rows.uuids), pa.string()).take(pa.array(rows.uuid))
-    if name == "_datatype":
-        return pa.array(records["datatype"].astype(np.int32))
-    if name == "_snap_start":
-        return pa.array(rows.snap_start)
-    if name == "_snap_end":
-        return pa.array(rows.snap_end)
-    if name == "_backfill":
-        return pa.array(rows.disk)
-    assert name == "_meta"
-    return cut.metas()
+    if name == "_meta":
+        return cut.metas()
+    if name in ("_rev", "_cas"):
+        return _u64(rows.records["rev_seqno" if name == "_rev" else "cas"], columns)
+    return _OF_ROWS[name](rows)
+
+
+def _expiry(rows: Rows) -> Any:
+    """When a document expires, or when a deletion was made."""
+    records, timed = rows.records, 0
+    if rows.deleted is not None:
+        timed = np.where(rows.extras >= _TIMED_BYTES, records["flags"], 0)
+    return _of_sets(records["expiration"], rows.deleted, timed)
 
 
 def _ops(rows: Rows) -> Any:
@@ -202,6 +185,21 @@ def _u64(field: Any, columns: Columns) -> Any:
     halves[:, 0] = numbers
     buffers = [None, pa.py_buffer(halves)]
     return pa.Array.from_buffers(pa.decimal128(20, 0), len(numbers), buffers)
+
+
+_OF_ROWS: dict[str, Callable[[Rows], Any]] = {
+    "_op": _ops,
+    "_vb": lambda rows: pa.array(rows.records["vbucket"].astype(np.int32)),
+    "_seq": lambda rows: pa.array(rows.seqno),
+    "_flags": lambda rows: _of_sets(rows.records["flags"], rows.deleted, 0),
+    "_exp": _expiry,
+    "_lock": lambda rows: _of_sets(rows.records["lock_time"], rows.deleted, 0),
+    "_vbuuid": lambda rows: pa.array(list(rows.uuids), pa.string()).take(pa.array(rows.uuid)),
+    "_datatype": lambda rows: pa.array(rows.records["datatype"].astype(np.int32)),
+    "_snap_start": lambda rows: pa.array(rows.snap_start),
+    "_snap_end": lambda rows: pa.array(rows.snap_end),
+    "_backfill": lambda rows: pa.array(rows.disk),
+}
 
 
 # --- keys and values ------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from uprmc.columnar.read_state import ReadState
 from uprmc.columnar.rows import Rows
-from uprmc.columnar.stream_states import StreamState
 from uprmc.consume.history import read_log
+from uprmc.consume.stream import StreamFault
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import REQUEST_HEADER
 from uprmc.protocol.opcodes import (
@@ -48,12 +49,12 @@ class Judged:
     """
 
     def __init__(
-        self, find: Callable[[int, int], StreamState], rows: Rows, others: Sequence[Other]
+        self, find: Callable[[int, int], ReadState], rows: Rows, others: Sequence[Other]
     ) -> None:
         self._find, self._rows = find, rows
-        self._stretches: list[_Run] = []
-        self._seen: dict[StreamState, None] = {}
-        self.ended: list[StreamState] = []
+        self._runs: list[_Run] = []
+        self._seen: dict[ReadState, None] = {}
+        self.ended: list[ReadState] = []
         self._walk(others)
         self._check_vbuckets()
         self.rows = self._kept()
@@ -69,7 +70,7 @@ class Judged:
             while number < len(others) and others[number].row <= start:
                 self._told(others[number].frame)
                 number += 1
-            self._stretch(start, end)
+            self._run(start, end)
         for other in others[number:]:
             self._told(other.frame)
 
@@ -88,19 +89,20 @@ class Judged:
                 raise ValueError(f"vb={vbucket}: seqno {seqno[fall]} after {seqno[fall - 1]}")
         return sorted(found)
 
-    def _stretch(self, start: int, end: int) -> None:
+    def _run(self, start: int, end: int) -> None:
         records, seqno = self._rows.records, self._rows.seqno
         state = self._find(int(records["opaque"][start]), int(records["vbucket"][start]))
         first, last = int(seqno[start]), int(seqno[end - 1])
         wanted = end
-        if state.closed:
+        if state.stream.dropped:
             wanted = start
         else:
             _judge(state, lambda: state.items(first, last))
-            if state.limit is not None and last > state.limit:
-                at = np.searchsorted(seqno[start:end], state.limit, side="right")
+            limit = state.range.end
+            if limit is not None and last > limit:
+                at = np.searchsorted(seqno[start:end], limit, side="right")
                 wanted = start + int(at)
-        self._stretches.append(_Run(state, start, end, wanted, first))
+        self._runs.append(_Run(state, start, end, wanted, first))
         if wanted > start:
             self._seen[state] = None
 
@@ -115,7 +117,7 @@ class Judged:
             return
         state = self._find(opaque, vbucket)
         if opcode == Opcode.UPR_SNAPSHOT_MARKER:
-            _judge(state, lambda: state.marker(*decode_marker(extras, value)))
+            _judge(state, lambda: state.marker(decode_marker(extras, value)))
         elif opcode == Opcode.UPR_STREAM_END:
             self._end(state, STREAM_END_EXTRAS.unpack(extras)[0])
         else:
@@ -130,8 +132,8 @@ class Judged:
             state.ended = True
             self.ended.append(state)
 
-    def _end(self, state: StreamState, reason: int) -> None:
-        if reason == EndReason.OK and not state.closed:
+    def _end(self, state: ReadState, reason: int) -> None:
+        if reason == EndReason.OK and not state.stream.dropped:
             _judge(state, state.finish)
             self.ended.append(state)
 
@@ -139,13 +141,13 @@ class Judged:
 
     def _check_vbuckets(self) -> None:
         told = self._rows.vbucket
-        meant = self._spread([each.state.vbucket for each in self._stretches], np.int64)
+        meant = self._spread([each.state.vbucket for each in self._runs], np.int64)
         if not np.array_equal(told, meant):
             at = int(np.argmax(told != meant))
             raise ValueError(f"vb={told[at]} in a stream of vb={meant[at]}")
 
     def _kept(self) -> Rows:
-        rows, runs = self._rows, self._stretches
+        rows, runs = self._rows, self._runs
         self._name_histories()
         rows.snap_start = self._spread([each.snap_start for each in runs], np.int64)
         rows.snap_end = self._spread([each.snap_end for each in runs], np.int64)
@@ -162,7 +164,7 @@ class Judged:
         rows = self._rows
         numbers: dict[int, int] = {}
         codes: Any = np.empty(len(rows), np.int32)
-        for each in self._stretches:
+        for each in self._runs:
             log = each.state.log or ((0, 0),)
             if each.first > log[0][1]:
                 codes[each.start : each.end] = numbers.setdefault(log[0][0], len(numbers))
@@ -176,7 +178,7 @@ class Judged:
 
     def _spread(self, values: list[Any], kind: Any) -> Any:
         """One value for each run as one for each row."""
-        counts = [each.end - each.start for each in self._stretches]
+        counts = [each.end - each.start for each in self._runs]
         return np.repeat(np.array(values, kind), np.array(counts, np.int64))
 
 
@@ -185,14 +187,16 @@ class _Run:
 
     __slots__ = ("disk", "end", "first", "snap_end", "snap_start", "start", "state", "wanted")
 
-    def __init__(self, state: StreamState, start: int, end: int, wanted: int, first: int) -> None:
+    def __init__(self, state: ReadState, start: int, end: int, wanted: int, first: int) -> None:
         self.state, self.start, self.end, self.wanted = state, start, end, wanted
         self.first = first
-        self.snap_start, self.snap_end, self.disk = state.snap_start, state.snap_end, state.disk
+        self.snap_start, self.snap_end, self.disk = state.snap_start, state.stream.high, state.disk
 
 
-def _judge(state: StreamState, told: Callable[[], None]) -> None:
+def _judge(state: ReadState, told: Callable[[], None]) -> None:
     try:
         told()
+    except StreamFault:
+        raise  # names the vBucket itself
     except (ValueError, struct.error, RemoteProtocolError) as error:
         raise ValueError(f"vb={state.vbucket}: {error}") from None

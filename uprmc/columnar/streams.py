@@ -13,9 +13,9 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.decoder import Block, Decoder, Noop, Notice
 from uprmc.columnar.errors import LeaseEnded, LeaseRefused, RolledBack, SparkError, Unreachable
+from uprmc.columnar.read_state import ReadState, StreamEnd
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.schema import Columns
-from uprmc.columnar.stream_states import StreamEnd, StreamState
 from uprmc.consume import features
 from uprmc.consume.conversation import FlowControl, acknowledgement, keep_alive_answer
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -63,11 +63,11 @@ class Streams:
             connection.place, columns, rows=rows, size_bytes=size_bytes, no_value=self._no_value
         )
         self._error: SparkError | None = None
-        self._waiting: deque[StreamState] = deque()
-        self._open: set[StreamState] = set()
+        self._waiting: deque[ReadState] = deque()
+        self._open: set[ReadState] = set()
         self._flow = FlowControl(access.flow_control_bytes, _ACK_SHARE)
 
-    def read(self, states: Sequence[StreamState]) -> Iterator[Block]:
+    def read(self, states: Sequence[ReadState]) -> Iterator[Block]:
         """Yield blocks until everything wanted of the states has come.
 
         Raises:
@@ -76,7 +76,7 @@ class Streams:
             Busy, Unreachable: the rest may be asked for on another connection.
             ProtocolError, LeaseRefused, Refused, KeyNotText.
         """
-        limited = any(each.limit is not None for each in states)
+        limited = any(each.range.end is not None for each in states)
         if limited:
             self._flow.buffer_bytes = min(self._flow.buffer_bytes, _LIMITED_BYTES)
             self._decoder.size_bytes = min(self._decoder.size_bytes, _LIMITED_BYTES // 4)
@@ -150,8 +150,8 @@ class Streams:
 
     def _close_enough(self) -> None:
         """End streams of which only rows above the limit would come."""
-        for state in [each for each in self._open if each.enough and not each.closed]:
-            state.closed = True
+        for state in [each for each in self._open if each.enough and not each.stream.dropped]:
+            state.stream.dropped = True
             request = RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=state.vbucket)
             opaque = self._connection.next_opaque()
             self._decoder.states[opaque] = state
@@ -171,8 +171,8 @@ class Streams:
         else:
             raise self._decoder.protocol_error(f"an answer to {opcode_name(notice.opcode)}")
 
-    def _stream_end(self, state: StreamState, reason: int) -> None:
-        if state.closed:
+    def _stream_end(self, state: ReadState, reason: int) -> None:
+        if state.stream.dropped:
             return  # the answer to CLOSE_STREAM is yet to come
         if reason == EndReason.OK:
             self._open.discard(state)
@@ -184,7 +184,7 @@ class Streams:
     def _answered(self, answer: ResponseFrame) -> None:
         state = self._decoder.states.get(answer.opaque)
         if state is None or answer.status == Status.SUCCESS:
-            return  # `judging` has its say
+            return  # `runs` has its say
         if answer.status == Status.ROLLBACK:
             if len(answer.value) != ROLLBACK_VALUE.size:
                 raise self._decoder.protocol_error(f"a torn rollback of vb={state.vbucket}")

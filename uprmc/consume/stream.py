@@ -1,7 +1,8 @@
 """One stream as the asking side knows it: what may come next, and what completes a snapshot.
 
 The rule for markers is here, once. A snapshot may be announced again with a later end as long as it
-is not complete. *Strict*, every snapshot ends with an item that has its last seqno. *Tolerant*,
+is not complete. *Strict*, every snapshot ends with an item that has its last seqno, and the next
+one begins right behind it. *Tolerant*,
 a marker that begins behind the announced end completes the snapshot before it: producers other than
 ours may leave out the item that had the last seqno.
 
@@ -83,6 +84,11 @@ class StreamState:
                 )
             completed = self.seqno = self.high
             inside = False
+        if strict and not inside and start > self.seqno + 1:
+            raise StreamFault(
+                f"vBucket {self.vbucket}: a snapshot {start}..{end} leaves a hole behind seqno "
+                f"{self.seqno}"
+            )
         if not inside:
             self.start = start
         self.resumed = False

@@ -22,7 +22,7 @@ from typing import Any
 from uprmc.columnar.errors import BadOption, NoVBucket
 from uprmc.columnar.lease import Held, KeptLease, acquire, of_token
 from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.reading import Range
+from uprmc.columnar.read_state import Range
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, parts_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from uprmc.columnar.reading import Done, Range, read
+from uprmc.columnar.read_state import Range
+from uprmc.columnar.reading import OnDone, read
 from uprmc.spark.options import ReadOptions
 
 
@@ -14,7 +15,7 @@ def rows(
     ranges: Iterable[Range],
     *,
     lease: str | None = None,
-    on_done: Callable[[Done], None] | None = None,
+    on_done: OnDone | None = None,
 ) -> Iterator[Any]:
     """Yield Arrow batches with the schema of ``options.columns``; see `reading.read`."""
     return read(

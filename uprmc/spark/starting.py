@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from uprmc.columnar.errors import RolledBack, VBucketsChanged
 from uprmc.columnar.nodes import Nodes, Standing
-from uprmc.columnar.reading import Range
+from uprmc.columnar.read_state import Range
 from uprmc.consume.history import history_of
 from uprmc.model import SEQNO_MAX, FailoverEntry
 from uprmc.rollback import shared_until

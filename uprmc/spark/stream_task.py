@@ -12,7 +12,7 @@ handed over, though the batch's end lies below it. `batch_planner` says why that
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ import pyarrow as pa
 from uprmc.columnar.errors import LeaseEnded, Unreachable
 from uprmc.columnar.lease import Held, KeptLease
 from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.reading import Done, Range
+from uprmc.columnar.read_state import Range, ReadState
+from uprmc.columnar.reading import OnDone
 from uprmc.columnar.schema import Columns
 from uprmc.spark.batch_planner import Rules, Seen, Slice
 from uprmc.spark.options import ReadOptions
@@ -86,7 +87,7 @@ def _as_of_now(options: ReadOptions, left: dict[int, Slice], untouched: bool) ->
                 yield from _control_rows(options.columns, changed)
                 left.clear()
                 left.update(kept)
-                ends: list[Done] = []
+                ends: list[ReadState] = []
                 for batch in now.rows(again, _both(_strike_out(left), ends.append)):
                     untouched = False
                     yield batch
@@ -129,12 +130,12 @@ class _Now:
         again = (each.found_again(seen[each.vbucket], rules) for each in self._left.values())
         return [each for each in again if each is not None]
 
-    def rows(self, slices: Iterable[Slice], on_done: Callable[[Done], None]) -> Iterator[Any]:
+    def rows(self, slices: Iterable[Slice], on_done: OnDone) -> Iterator[Any]:
         """Yield everything that the lease holds of them."""
         ranges = [replace(_range(each, None), resumed=False) for each in slices]
         return rows(self._options, ranges, lease=self._kept.token, on_done=on_done)
 
-    def wait_until_on_disk(self, ends: Iterable[Done]) -> None:
+    def wait_until_on_disk(self, ends: Iterable[ReadState]) -> None:
         """Return once all that was read would outlive the node.
 
         Raises:
@@ -168,15 +169,15 @@ def _range(part: Slice, end: int | None) -> Range:
     return Range(part.vbucket, part.start, part.uuid, *part.snapshot, end, part.resumed)
 
 
-def _strike_out(left: dict[int, Slice]) -> Callable[[Done], None]:
-    def struck(done: Done) -> None:
+def _strike_out(left: dict[int, Slice]) -> OnDone:
+    def struck(done: ReadState) -> None:
         del left[done.vbucket]
 
     return struck
 
 
-def _both(first: Callable[[Done], None], second: Callable[[Done], None]) -> Callable[[Done], None]:
-    def told(done: Done) -> None:
+def _both(first: OnDone, second: OnDone) -> OnDone:
+    def told(done: ReadState) -> None:
         first(done)
         second(done)
 

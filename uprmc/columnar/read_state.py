@@ -1,0 +1,166 @@
+"""The read of one vBucket from a lease: how far it is, and what became of it.
+
+It outlives connections: when one is lost, the next one asks for the rest of the same snapshot of
+the same lease. What a stream may send is for `consume.stream` to say, strictly.
+
+Source: ``docs/streams.md``, how to write a consumer; ``docs/extensions.md``, leases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from uprmc.consume.stream import StreamState
+from uprmc.model import FailoverLog, SnapshotRange
+from uprmc.protocol.opcodes import MarkerFlag, StreamFlag
+from uprmc.protocol.upr import STREAM_REQUEST_EXTRAS, Marker
+
+#: A stream of a lease ends by itself.
+_NO_END = 0xFFFFFFFFFFFFFFFF
+
+#: Seqnos are 64 bits without sign on the wire, with sign in a column.
+SEQNO_MAX = 0x7FFFFFFFFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is wanted of one vBucket: everything after `start`, which lies in a snapshot of `uuid`.
+
+    Attributes:
+        vbucket: by number.
+        start: the last seqno that the reader has; 0 = none.
+        uuid: the history that it belongs to; 0 for a start of 0.
+        snap_start, snap_end: the snapshot that `start` lies in; not given = it is complete.
+        end: rows above it are left out; ``None`` = all that the lease holds.
+        resumed: what came before `start` was read from the same lease.
+    """
+
+    vbucket: int
+    start: int = 0
+    uuid: int = 0
+    snap_start: int = 0
+    snap_end: int = 0
+    end: int | None = None
+    resumed: bool = False
+
+    @property
+    def snapshot(self) -> SnapshotRange:
+        """The snapshot that `start` lies in."""
+        inside = self.snap_end > self.start
+        bounds = (self.snap_start, self.snap_end) if inside else (self.start, self.start)
+        return SnapshotRange(*bounds)
+
+
+class ReadState:
+    """See the module docstring. What contradicts the promise of a stream raises `ValueError`.
+
+    Attributes:
+        range: what is wanted.
+        place: HOST:PORT of the node that holds it.
+        stream: what came of it, on the present connection or the last one.
+        log: the failover log in force, newest first.
+        purge_seqno: deletions up to it may be missing.
+        held_high: up to where the lease holds it; ``None`` = not known.
+        snap_start, disk: of the present snapshot: as it was announced, and whether from disk.
+        rows, deletes, bytes: what was handed on: rows, how many of them are no documents, and the
+            bytes of keys and values.
+        ended: all of it has come.
+        begun: rows of it were yielded.
+        block: number of the last block with rows of it.
+    """
+
+    def __init__(self, wanted: Range) -> None:
+        self.range, self.vbucket = wanted, wanted.vbucket
+        self.place = ""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again: nothing has come, nothing is known of a lease."""
+        self.held_high: int | None = None
+        self.uuid = self.range.uuid
+        self.log: FailoverLog = ()
+        self.purge_seqno = 0
+        self.rows = self.deletes = self.bytes = 0
+        self.ended = self.begun = self.disk = False
+        self.snap_start, self.block = 0, -1
+        self.stream = StreamState(self.vbucket, 0, self.range.start, self.range.snapshot)
+
+    def open(self) -> None:
+        """Go on with a stream of a new connection."""
+        last = self.stream
+        snapshot = SnapshotRange(max(0, min(last.start - 1, last.seqno)), last.high)
+        self.stream = StreamState(self.vbucket, 0, last.seqno, snapshot)
+
+    @property
+    def seqno(self) -> int:
+        """The last one that came."""
+        return self.stream.seqno
+
+    @property
+    def start(self) -> int:
+        """The seqno after which the read begins."""
+        return self.range.start
+
+    @property
+    def enough(self) -> bool:
+        """Whether all that is wanted of it has come."""
+        return self.range.end is not None and self.seqno >= self.range.end
+
+    @property
+    def end(self) -> int:
+        """Up to where it goes: the high seqno of the lease, which its one snapshot has, too."""
+        return self.stream.high if self.held_high is None else self.held_high
+
+    def request(self) -> bytes:
+        """Return the extras of the stream request for what is missing.
+
+        In the middle of a lease no deletion was missed that the lease does not have: without the
+        flag the node would send us back to 0 where it has dropped some above our place.
+        """
+        stream = self.stream
+        inside = self.range.resumed or stream.seqno > self.start
+        flags = StreamFlag.IGNORE_PURGED if inside else 0
+        return STREAM_REQUEST_EXTRAS.pack(
+            flags, 0, stream.seqno, _NO_END, self.uuid, stream.start - 1, stream.high
+        )
+
+    # --- what comes -----------------------------------------------------------------------------
+
+    def accept(self, log: FailoverLog) -> None:
+        """The node has accepted the request."""
+        self.stream.accept(log)
+        self.log, self.uuid = log, log[0][0]
+
+    def marker(self, marker: Marker) -> None:
+        """A snapshot is announced."""
+        if not self.stream.log:
+            raise ValueError("a snapshot of a stream that was not accepted")
+        self.stream.announce(marker, strict=True)
+        high = SEQNO_MAX if self.held_high is None else self.held_high
+        if marker.end_seqno > high:
+            raise ValueError(f"a snapshot to {marker.end_seqno} of a lease to {high}")
+        self.snap_start, self.disk = marker.start_seqno, bool(marker.kind & MarkerFlag.DISK)
+        self.purge_seqno = max(self.purge_seqno, marker.purge_seqno)
+
+    def items(self, first: int, last: int) -> None:
+        """Items with rising seqnos from `first` to `last` have come."""
+        stream = self.stream
+        if not stream.low < first <= last <= stream.high:
+            wrong = first if first <= stream.low else last
+            raise stream.fault(wrong, stream.low, stream.high)
+        stream.seqno = stream.low = last
+
+    def finish(self) -> None:
+        """The stream ended because everything was sent."""
+        due = max(self.held_high or 0, self.stream.high)
+        if not self.stream.log or self.seqno < due:
+            raise ValueError(f"the end of a stream at seqno {self.seqno} that goes to {due}")
+        self.ended = True
+
+
+class StreamEnd(NamedTuple):
+    """No more of a stream will come; an `EndReason` says why."""
+
+    state: ReadState
+    reason: int
