@@ -24,7 +24,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip docs man test test-fast bench bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -94,13 +94,16 @@ test: system-packages $(VENV)/tox-installed ## run every test and check
 test-fast: $(VENV)/tox-installed ## run the checks and the tests that take no time
 	$(BIN)/python -m tox run -e $(TOX_TESTS) -- $(FAST_ARGS)
 
-bench: bench-kv bench-memory bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark ## run all benchmarks
+bench: bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark ## run all benchmarks
 
 bench-kv: $(VENV)/installed ## key-value operations against memcached
 	$(BIN)/python -m bench.kv $(BENCH_ARGS)
 
 bench-memory: $(VENV)/installed ## memory for each item against memcached
 	$(BIN)/python -m bench.memory $(BENCH_ARGS)
+
+bench-quota: $(VENV)/installed ## whether the memory quota holds while three times as much arrives
+	$(BIN)/python -m bench.quota $(BENCH_ARGS)
 
 bench-flush: $(VENV)/installed ## writing documents to disk against SQLite
 	$(BIN)/python -m bench.flush $(BENCH_ARGS)

@@ -214,7 +214,7 @@ class FlushSettings:
     commit_memory: int = _setting(
         128 * MIB,
         "bytes",
-        "Memory that the store may need to write one commit; limits the changes in it.",
+        "Memory that the store may need to write one commit, at most an eighth of the quota.",
         1 * MIB,
         64 * GIB,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.support import FaultyStore, Node, settings_of
-from uprmc.config import KIB, MIB, FlushSettings
+from uprmc.config import GIB, KIB, MIB, FlushSettings
 from uprmc.engine.commit_room import CommitRoom, commit_growing
 from uprmc.errors import StoreError, StoreMapFull
 from uprmc.model import Item
@@ -21,25 +21,49 @@ def item(seqno: int, value: bytes = b"") -> Item:
 
 
 def test_a_store_smaller_than_the_allowance_may_be_rewritten_in_one_commit() -> None:
-    assert CommitRoom(SETTINGS, 12 * MIB).items == 12 * MIB // 256
-    assert CommitRoom(replace(SETTINGS, batch_items=100), 0).items == 100
+    assert CommitRoom(SETTINGS, GIB, 12 * MIB).items == 12 * MIB // 256
+    assert CommitRoom(replace(SETTINGS, batch_items=100), GIB, 0).items == 100
 
 
 def test_in_a_larger_store_each_item_needs_pages_of_its_own() -> None:
-    assert CommitRoom(SETTINGS, 12 * MIB + 1).items == 1_024
+    assert CommitRoom(SETTINGS, GIB, 12 * MIB + 1).items == 1_024
 
 
 def test_the_room_ends_with_its_items_or_with_its_memory() -> None:
-    room = CommitRoom(replace(SETTINGS, batch_items=2), 0)
+    room = CommitRoom(replace(SETTINGS, batch_items=2), GIB, 0)
     room.use([item(1)])
     assert room.left
     room.use([item(2)])
     assert not room.left
-    room = CommitRoom(SETTINGS, 0)
-    room.use([item(1, bytes(12 * MIB - 257))])
-    assert room.left
-    room.use([item(2, bytes(1))])
+    room = CommitRoom(SETTINGS, GIB, 0)
+    for seqno in range(8 * KIB):
+        assert room.left
+        room.use([item(seqno, bytes(1_280))])
     assert not room.left
+
+
+def test_a_value_that_has_pages_of_its_own_takes_complete_ones() -> None:
+    assert _values_taken(1_999) == 12 * MIB // (1_999 + 256) + 1
+    assert _values_taken(2_000) == 12 * MIB // (4 * KIB + 256) + 1
+    assert _values_taken(4 * KIB) == 12 * MIB // (8 * KIB + 256) + 1
+
+
+def _values_taken(length: int) -> int:
+    room = CommitRoom(SETTINGS, GIB, 0)
+    taken = 0
+    while room.left:
+        room.use([item(taken, bytes(length))])
+        taken += 1
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("quota", "allowance"),
+    [(8 * MIB, 1 * MIB), (32 * MIB, 4 * MIB), (96 * MIB, 12 * MIB), (GIB, 12 * MIB)],
+)
+def test_a_commit_takes_at_most_an_eighth_of_the_quota(quota: int, allowance: int) -> None:
+    assert CommitRoom(SETTINGS, quota, 0).memory_bytes == allowance
+    assert CommitRoom(SETTINGS, quota, allowance + 1).items == allowance // (12 * KIB)
 
 
 def test_a_store_that_does_not_tell_its_size_gets_the_smaller_commits() -> None:
@@ -47,7 +71,7 @@ def test_a_store_that_does_not_tell_its_size_gets_the_smaller_commits() -> None:
         def usage(self) -> StoreUsage:
             raise StoreError("no answer")
 
-    assert CommitRoom.of(SETTINGS, Silent()).items == 1_024
+    assert CommitRoom.of(SETTINGS, GIB, Silent()).items == 1_024
 
 
 def test_large_values_are_written_in_several_commits_and_all_of_them_in_the_end() -> None:

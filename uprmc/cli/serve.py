@@ -93,6 +93,9 @@ class _Server:
 
     def __init__(self, read_settings: Callable[[], Settings], source: str | None) -> None:
         settings = read_settings()
+        from uprmc.server import allocator
+
+        allocator.keep_little()
         # The reactor and all that hangs on it are imported here, so that other verbs start fast.
         from uprmc.server.reactor import install
 

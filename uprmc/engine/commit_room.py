@@ -19,6 +19,19 @@ _SCATTERED_ITEM_BYTES = 12 * KIB
 #: An item's share of pages that it has in common with others.
 _CLOSE_ITEM_BYTES = 256
 
+#: The store's pages, and from which size on a record gets pages of its own (LMDB: two do not fit
+#: on one page beside its header), each with a header in the first one.
+_PAGE_BYTES = 4 * KIB
+_OWN_PAGES_FROM_BYTES = 2_000
+_PAGE_HEADER_BYTES = 16
+
+#: What a record takes beyond its key and value, roughly.
+_RECORD_BYTES = 64
+
+#: Share of the memory quota that one commit may take: the quota is for documents.
+_QUOTA_SHARE = 8
+_LEAST_BYTES = 1_024 * KIB
+
 
 def commit_growing(store: Store, batch: Batch) -> None:
     """Commit at once, growing the store's map as often as that takes; for when no view is open.
@@ -45,20 +58,26 @@ class CommitRoom:
 
     __slots__ = ("_item_bytes", "items", "memory_bytes")
 
-    def __init__(self, settings: FlushSettings, stored_bytes: int) -> None:
-        scattered = stored_bytes > settings.commit_memory
+    def __init__(self, settings: FlushSettings, quota: int, stored_bytes: int | None) -> None:
+        """Begin with a full allowance.
+
+        Args:
+            settings: they limit it.
+            quota: the memory quota, which limits it too.
+            stored_bytes: size of the store, ``None`` if it is not known.
+        """
+        self.memory_bytes = min(settings.commit_memory, max(quota // _QUOTA_SHARE, _LEAST_BYTES))
+        scattered = stored_bytes is None or stored_bytes > self.memory_bytes
         self._item_bytes = _SCATTERED_ITEM_BYTES if scattered else _CLOSE_ITEM_BYTES
-        self.items = min(settings.batch_items, max(1, settings.commit_memory // self._item_bytes))
-        self.memory_bytes = settings.commit_memory
+        self.items = min(settings.batch_items, max(1, self.memory_bytes // self._item_bytes))
 
     @classmethod
-    def of(cls, settings: FlushSettings, store: Store) -> CommitRoom:
-        """Return a whole commit's allowance; a cautious one if the store does not tell its size."""
+    def of(cls, settings: FlushSettings, quota: int, store: Store) -> CommitRoom:
+        """Return a full allowance for the next commit to `store`."""
         try:
-            usage = store.usage()
+            return cls(settings, quota, store.usage().used_bytes)
         except StoreError:
-            return cls(settings, settings.commit_memory + 1)
-        return cls(settings, usage.used_bytes)
+            return cls(settings, quota, None)
 
     @property
     def left(self) -> bool:
@@ -67,10 +86,17 @@ class CommitRoom:
 
     def use(self, items: list[Item]) -> None:
         """Account for items that were taken."""
-        self.memory_bytes -= sum([len(item.value) for item in items if item.value])
+        self.memory_bytes -= sum([_value_bytes(len(item.value)) for item in items if item.value])
         self.use_records(len(items))
 
     def use_records(self, count: int) -> None:
         """Account for the places of records that the commit touches, whatever it does there."""
         self.items -= count
         self.memory_bytes -= self._item_bytes * count
+
+
+def _value_bytes(length: int) -> int:
+    """Return what a value of this length takes of the pages that a commit writes."""
+    if length < _OWN_PAGES_FROM_BYTES:
+        return length
+    return -(-(length + _RECORD_BYTES + _PAGE_HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES

@@ -32,7 +32,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from uprmc.config import Settings
-from uprmc.engine.commit_room import CommitRoom
 from uprmc.engine.disposal import Record
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flusher, Waiter
@@ -272,8 +271,7 @@ class Compactor:
 
     def _most(self) -> int:
         """Return how many tombstones go in one commit."""
-        room = CommitRoom.of(self._settings.flush, self._store)
-        return min(self._settings.engine.compaction_slice, room.items)
+        return min(self._settings.engine.compaction_slice, self._flusher.commit_room().items)
 
     def _submit(self, current: _Compaction) -> None:
         """Have dropped what was found and is still allowed to go."""

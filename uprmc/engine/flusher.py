@@ -211,6 +211,10 @@ class Flusher:
         """Changes accepted and not yet persisted. O(vBuckets)."""
         return sum(vbucket.queue.live for vbucket in self._vbuckets.values())
 
+    def commit_room(self) -> CommitRoom:
+        """Return what one commit may take now."""
+        return CommitRoom.of(self._settings, self._account.quota, self._store)
+
     def durable_seqno(self, vbucket: VBucket) -> int:
         """Return up to where every change is on disk, itself or by a newer version of its key.
 
@@ -326,7 +330,7 @@ class Flusher:
     def _gather(self, flush: Flush, dirty: list[VBucket]) -> Iterator[None]:
         """Fill `flush` with as much as goes in one commit."""
         flush.changes += [VBucketChange(number, None) for number in flush.removed]
-        room = CommitRoom.of(self._settings, self._store)
+        room = self.commit_room()
         self._batch_items = room.items
         dirty = [each for each in dirty if not self._is_gone(each)]
         begun = [_begun(each) for each in dirty if each.header_dirty or each.reset_pending]
