@@ -6,7 +6,7 @@ import struct
 
 from interop.wire import HEADER, Reply, counter, frame, split_replies, store
 from tests.kv.harness import Rig, drained
-from uprmc.kv.binary_session import BinarySession
+from uprmc.kv.upr_session import ClientSession
 
 __all__ = ["Peer", "Reply", "answer", "counter", "error", "frame", "get_hit", "store", "u32", "u64"]
 
@@ -89,7 +89,7 @@ class Peer:
 
     def __init__(self, rig: Rig, *, by_key: bool = True) -> None:
         self.rig = rig
-        self.session = BinarySession(rig.services, rig.wake, by_key=by_key)
+        self.session = ClientSession(rig.services, rig.wake, by_key=by_key)
 
     def say(self, *frames: bytes) -> bytes:
         """Send frames in one piece and return every byte that comes back."""

@@ -6,9 +6,9 @@ import pytest
 
 from tests.kv.binary_peer import answer, error, frame, store
 from tests.kv.harness import Rig, talk
-from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.session import Negotiation
 from uprmc.kv.text_session import TextSession
+from uprmc.kv.upr_session import ClientSession
 from uprmc.ports import Session
 
 GET, SET, NOOP, VERSION = 0x00, 0x01, 0x0A, 0x0B
@@ -35,8 +35,8 @@ def rig() -> Rig:
 @pytest.mark.parametrize(
     ("request_", "reply", "kind"),
     [
-        (frame(NOOP), answer(NOOP), BinarySession),
-        (frame(VERSION), answer(VERSION, value=b"1.2.3"), BinarySession),
+        (frame(NOOP), answer(NOOP), ClientSession),
+        (frame(VERSION), answer(VERSION, value=b"1.2.3"), ClientSession),
         (b"version\r\n", b"VERSION 1.2.3\r\n", TextSession),
         (b"mn\r\n", b"MN\r\n", TextSession),
         (b"\r\n", b"ERROR\r\n", TextSession),

@@ -24,15 +24,15 @@ from interop.wire import GET, NOOP, SET, frame, store
 from tests.server.certificates import make_certificate
 from tests.server.support import Loop
 from tests.system.support import node_here
-from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.session import Negotiation
 from uprmc.kv.text_session import TextSession
+from uprmc.kv.upr_session import ClientSession
 from uprmc.server import collector
 from uprmc.server.adapter import SessionProtocol, _Rejection
 from uprmc.server.node import Node
 
 KINDS = (
-    *(Negotiation, BinarySession, TextSession, SessionProtocol, _Rejection),
+    *(Negotiation, ClientSession, TextSession, SessionProtocol, _Rejection),
     *(tcp.Server, unix.Server, TLSMemoryBIOProtocol, HTTPChannel, Request),
 )
 AT_A_TIME = 50
@@ -143,7 +143,7 @@ def test_those_who_are_turned_away_leave_nothing(tmp_path: Path) -> None:
             loop._sockets.remove(client.socket)
             client.socket.close()
         loop.until(lambda: sum(alive().values()) <= 3)
-        assert alive() == Counter(SessionProtocol=1, DirectServer=1, BinarySession=1)
+        assert alive() == Counter(SessionProtocol=1, DirectServer=1, ClientSession=1)
 
 
 def states(node: Node) -> list[str]:
@@ -164,7 +164,7 @@ def test_those_who_are_cut_off_in_mid_reply_leave_nothing(tmp_path: Path) -> Non
             loop._sockets.remove(client.socket)
             client.socket.close()
             loop.until(lambda: node.connections.current == 1)
-        assert alive() == Counter(SessionProtocol=1, DirectServer=1, BinarySession=1)
+        assert alive() == Counter(SessionProtocol=1, DirectServer=1, ClientSession=1)
 
 
 def test_connections_over_tls_leave_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from tests.codec.frames import HEADER, REQUEST, RESPONSE, frame
 from tests.kv.harness import PULL_BYTES, Rig
-from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.session import Negotiation
+from uprmc.kv.upr_session import ClientSession
 from uprmc.model import VBucketState
 from uprmc.ports import Session
 
@@ -437,6 +437,6 @@ def untouched(rig: Rig) -> None:
     assert not list(rig.store._views)
 
 
-def plain_binary(rig: Rig) -> BinarySession:
+def plain_binary(rig: Rig) -> ClientSession:
     """A binary session that was not opened for UPR."""
-    return BinarySession(rig.services, rig.wake, by_key=False)
+    return ClientSession(rig.services, rig.wake, by_key=False)

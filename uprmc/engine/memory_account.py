@@ -8,7 +8,7 @@ and below zero while the disk refuses commits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from uprmc.config import MemorySettings
 from uprmc.engine import cas_clock
@@ -16,9 +16,6 @@ from uprmc.engine.leftovers import Leftovers
 from uprmc.engine.timetable import Timetable
 from uprmc.errors import OutOfMemory, TemporaryFailure
 from uprmc.model import Item, item_overhead_bytes
-
-if TYPE_CHECKING:
-    from uprmc.engine.vbucket import VBucket
 
 #: Bytes an item costs beyond its key and value (measured at import).
 ITEM_OVERHEAD_BYTES = item_overhead_bytes()
@@ -40,7 +37,7 @@ class MemoryAccount:
         last_cas: the next CAS is one more: newest given out, taken, or below the clock's.
         cas_step: how far the next CAS stays above one that was taken from elsewhere.
         used: bytes of keys, values and bookkeeping in memory.
-        dirty: vBuckets with something for the flusher.
+        dirty: each `VBucket` that has something for the flusher.
         locked_until: monotonic time when the last lock ever granted lapses, 0 before the first.
             After it nothing is locked.
         write_limit: writes that need memory are refused while `used` is above it.
@@ -80,7 +77,7 @@ class MemoryAccount:
         self.used = 0
         self.exhausted = False
         self.locked_until = 0.0
-        self.dirty: list[VBucket] = []
+        self.dirty: list[Any] = []
         self.refused_memory = 0
         self.refused_disk = 0
         self.on_dirty: Callable[[], None] = _nothing
@@ -145,7 +142,7 @@ class MemoryAccount:
         self.on_pressure()
         raise TemporaryFailure("memory is short")
 
-    def mark_dirty(self, vbucket: VBucket) -> None:
+    def mark_dirty(self, vbucket: object) -> None:
         """Put a vBucket on the flusher's list; the caller has checked that it is not there."""
         self.dirty.append(vbucket)
         if len(self.dirty) == 1:

@@ -2,16 +2,15 @@
 
 A command gets its session and its request, whose shape is in order. It either answers through the
 session or raises what the engine raises; the session turns that into the protocol's own error.
-Quiet forms are the same functions: `BinarySession.succeed` and `miss` know when to say nothing.
+Quiet forms are the same functions: `succeed` and `miss` know when to say nothing.
 
 Source: memcached reference 2.3 to 2.9; UPR reference 2.13 and 6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
 
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.stats import Stats
@@ -25,6 +24,7 @@ from uprmc.errors import (
     RemoteProtocolError,
     TooLarge,
 )
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.model import Item, VBucketState
 from uprmc.protocol.binary import (
@@ -56,25 +56,6 @@ from uprmc.protocol.opcodes import (
     Opcode,
     Status,
 )
-
-if TYPE_CHECKING:
-    from uprmc.kv.binary_session import BinarySession
-
-
-class Request(NamedTuple):
-    """One request's fields; `number` is the vBucket, whoever decided it."""
-
-    opcode: int
-    number: int
-    opaque: int
-    cas: int
-    datatype: int
-    extras: bytes
-    key: bytes
-    value: bytes
-
-
-Handler = Callable[["BinarySession", Request], None]
 
 _STORE_MODES = {
     Opcode.SET: StoreMode.SET,
@@ -118,7 +99,7 @@ _GRANTED = frozenset(
 # --- reading ------------------------------------------------------------------------------------
 
 
-def get(session: BinarySession, request: Request) -> None:
+def get(session: BinaryConversation, request: Request) -> None:
     """Answer get, getk and their quiet forms."""
     vbucket = session.locate(request)
     stats = session.stats
@@ -134,7 +115,7 @@ def get(session: BinarySession, request: Request) -> None:
     _send_item(session, request, vbucket, item)
 
 
-def get_and_touch(session: BinarySession, request: Request) -> None:
+def get_and_touch(session: BinaryConversation, request: Request) -> None:
     """Answer gat, gatk and their quiet forms."""
     vbucket = session.locate(request)
     stats = session.stats
@@ -155,7 +136,7 @@ def get_and_touch(session: BinarySession, request: Request) -> None:
     _send_item(session, request, vbucket, item)
 
 
-def touch(session: BinarySession, request: Request) -> None:
+def touch(session: BinaryConversation, request: Request) -> None:
     """Give a document another expiry time; the reply carries flags and CAS."""
     stats = session.stats
     (exptime,) = TOUCH_EXTRAS.unpack(request.extras)
@@ -170,7 +151,7 @@ def touch(session: BinarySession, request: Request) -> None:
     session.reply(request, extras=GET_REPLY_EXTRAS.pack(item.flags), cas=item.cas)
 
 
-def get_and_lock(session: BinarySession, request: Request) -> None:
+def get_and_lock(session: BinaryConversation, request: Request) -> None:
     """Lock a document and answer it with the CAS that opens the lock."""
     settings = session.bucket.settings.engine
     seconds = GET_LOCK_EXTRAS.unpack(request.extras)[0] if request.extras else 0
@@ -187,7 +168,7 @@ def get_and_lock(session: BinarySession, request: Request) -> None:
     )
 
 
-def unlock(session: BinarySession, request: Request) -> None:
+def unlock(session: BinaryConversation, request: Request) -> None:
     """Open a lock early."""
     vbucket = session.locate(request)
     try:
@@ -199,7 +180,7 @@ def unlock(session: BinarySession, request: Request) -> None:
     session.reply(request, value=b"UNLOCKED")
 
 
-def _send_item(session: BinarySession, request: Request, vbucket: VBucket, item: Item) -> None:
+def _send_item(session: BinaryConversation, request: Request, vbucket: VBucket, item: Item) -> None:
     assert item.value is not None
     session.reply(
         request,
@@ -214,7 +195,7 @@ def _send_item(session: BinarySession, request: Request, vbucket: VBucket, item:
 # --- changing -----------------------------------------------------------------------------------
 
 
-def store(session: BinarySession, request: Request) -> None:
+def store(session: BinaryConversation, request: Request) -> None:
     """Carry out set, add and replace."""
     if session.exceeds_item_limit(len(request.key), len(request.value)):
         refuse_too_large(session, request)
@@ -242,7 +223,7 @@ def store(session: BinarySession, request: Request) -> None:
     session.changed(request, vbucket, item)
 
 
-def extend(session: BinarySession, request: Request) -> None:
+def extend(session: BinaryConversation, request: Request) -> None:
     """Carry out append and prepend."""
     if session.exceeds_item_limit(len(request.key), len(request.value)):
         raise TooLarge(request.key)
@@ -259,7 +240,7 @@ def extend(session: BinarySession, request: Request) -> None:
     session.changed(request, vbucket, item)
 
 
-def arithmetic(session: BinarySession, request: Request) -> None:
+def arithmetic(session: BinaryConversation, request: Request) -> None:
     """Carry out increment and decrement; creates a missing counter unless told not to."""
     delta, initial, exptime = ARITHMETIC_EXTRAS.unpack(request.extras)
     up = QUIET.get(request.opcode, request.opcode) == Opcode.INCREMENT
@@ -291,7 +272,7 @@ def _count_arithmetic(stats: Stats, up: bool, hit: bool) -> None:
         stats.decr_misses += not hit
 
 
-def delete(session: BinarySession, request: Request) -> None:
+def delete(session: BinaryConversation, request: Request) -> None:
     """Delete a document. memcached's reply has no CAS; today's servers' has, after HELLO."""
     vbucket = session.locate(request)
     try:
@@ -303,7 +284,7 @@ def delete(session: BinarySession, request: Request) -> None:
     session.changed(request, vbucket, tombstone, with_cas=session.greeted)
 
 
-def flush(session: BinarySession, request: Request) -> None:
+def flush(session: BinaryConversation, request: Request) -> None:
     """Forget everything, now or later. The answer to "now" says that it is on disk."""
     exptime = FLUSH_EXTRAS.unpack(request.extras)[0] if request.extras else 0
     bucket = session.bucket
@@ -323,7 +304,7 @@ def flush(session: BinarySession, request: Request) -> None:
     bucket.flush(at, answer)
 
 
-def refuse_too_large(session: BinarySession, request: Request) -> None:
+def refuse_too_large(session: BinaryConversation, request: Request) -> None:
     """Answer a store whose item exceeds the limit; a *set* also removes what was there.
 
     memcached does so: the client wanted that value gone. Append and replace remove nothing.
@@ -344,7 +325,7 @@ def count_cas_failure(stats: Stats, cas: int, error: CommandError) -> None:
 # --- what is persisted --------------------------------------------------------------------------
 
 
-def observe(session: BinarySession, request: Request) -> None:
+def observe(session: BinaryConversation, request: Request) -> None:
     """Tell for each key whether its present version is on disk.
 
     The reply's CAS is an estimate in milliseconds of when everything will be persisted (its high
@@ -359,7 +340,7 @@ def observe(session: BinarySession, request: Request) -> None:
     session.reply(request, value=encode_observe_reply(found), cas=wait_ms << 32)
 
 
-def _observable(session: BinarySession, number: int) -> VBucket:
+def _observable(session: BinaryConversation, number: int) -> VBucket:
     """Return a vBucket that may be observed: a replica too, clients wait for theirs.
 
     Raises:
@@ -373,7 +354,7 @@ def _observable(session: BinarySession, number: int) -> VBucket:
     return vbucket
 
 
-def _observed(session: BinarySession, asked: ObservedKey) -> KeyObservation:
+def _observed(session: BinaryConversation, asked: ObservedKey) -> KeyObservation:
     vbucket = _observable(session, session.number_of(asked.vbucket, asked.key))
     if vbucket.state == VBucketState.ACTIVE:
         vbucket.find(asked.key)  # an expired document is deleted on the way
@@ -390,7 +371,7 @@ def _observed(session: BinarySession, asked: ObservedKey) -> KeyObservation:
     return KeyObservation(*asked, state, item.cas)
 
 
-def observe_seqno(session: BinarySession, request: Request) -> None:
+def observe_seqno(session: BinaryConversation, request: Request) -> None:
     """Tell how far a vBucket is persisted, and whether the client's history is still the one."""
     if len(request.value) != OBSERVE_SEQNO_REQUEST.size:
         raise RemoteProtocolError("the value of observe-seqno is one vb_uuid")
@@ -414,29 +395,29 @@ def observe_seqno(session: BinarySession, request: Request) -> None:
 # --- the connection -----------------------------------------------------------------------------
 
 
-def noop(session: BinarySession, request: Request) -> None:
+def noop(session: BinaryConversation, request: Request) -> None:
     """Answer that everything before has been answered."""
     session.reply(request)
 
 
-def version(session: BinarySession, request: Request) -> None:
+def version(session: BinaryConversation, request: Request) -> None:
     """Answer the version."""
     session.reply(request, value=session.services.version)
 
 
-def quit_(session: BinarySession, request: Request) -> None:
+def quit_(session: BinaryConversation, request: Request) -> None:
     """Hang up; quitq without a word."""
     session.succeed(request)
     session.close()
 
 
-def verbosity(session: BinarySession, request: Request) -> None:
+def verbosity(session: BinaryConversation, request: Request) -> None:
     """Change how much is logged."""
     session.services.set_verbosity(VERBOSITY_EXTRAS.unpack(request.extras)[0])
     session.reply(request)
 
 
-def hello(session: BinarySession, request: Request) -> None:
+def hello(session: BinaryConversation, request: Request) -> None:
     """Grant the features we have, in the order asked, each once."""
     asked = dict.fromkeys(decode_hello(request.value))
     granted = [number for number in asked if number in _GRANTED]
@@ -449,12 +430,12 @@ def hello(session: BinarySession, request: Request) -> None:
     session.reply(request, value=encode_hello(granted))
 
 
-def no_login(session: BinarySession, request: Request) -> None:
+def no_login(session: BinaryConversation, request: Request) -> None:
     """Refuse SASL as a memcached without it does; clients go on without a login."""
     session.reply(request, Status.UNKNOWN_COMMAND)
 
 
-def stat(session: BinarySession, request: Request) -> None:
+def stat(session: BinaryConversation, request: Request) -> None:
     """Answer one packet for each statistic of a group, then an empty one."""
     words = " ".join(request.key.decode("latin-1").split())
     rows: StatRows | None

@@ -4,7 +4,8 @@ Job: find the frames in what has arrived, carry out each command, collect the re
 which are nearly all of the traffic, are done right in the loop from the header's fields; everything
 else goes through `command_table.HANDLERS`, after its shape was checked.
 
-Neighbours: `conversation` holds buffers and backpressure; `binary_commands` the commands.
+Neighbours: `conversation` holds buffers and backpressure, `binary_conversation` what commands use,
+`binary_commands` the commands.
 
 What surprises: nothing is ever answered twice. A command whose value is only on disk raises before
 it changed anything; its frame stays in the input and is carried out again once the value is there.
@@ -14,12 +15,11 @@ Source: memcached reference, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 from zlib import crc32
 
 from uprmc.engine.expiry import absolute_expiry
-from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     CommandError,
     NotResident,
@@ -27,21 +27,14 @@ from uprmc.errors import (
     RemoteProtocolError,
     TemporaryFailure,
 )
-from uprmc.kv.binary_commands import (
-    STORE_OPCODES,
-    Request,
-    count_cas_failure,
-    refuse_too_large,
-)
+from uprmc.kv.binary_commands import STORE_OPCODES, count_cas_failure, refuse_too_large
+from uprmc.kv.binary_conversation import BinaryConversation, Request
 from uprmc.kv.command_table import HANDLERS
-from uprmc.kv.conversation import Conversation, Pending
 from uprmc.kv.refusals import REFUSALS, refusal_of
 from uprmc.kv.services import Services, TapPush, TapStream
-from uprmc.model import Item
 from uprmc.protocol.binary import (
     GET_REPLY_EXTRAS,
     MERGED_GET_REPLY,
-    MUTATION_SEQNO_EXTRAS,
     STORE_EXTRAS,
 )
 from uprmc.protocol.header import (
@@ -57,7 +50,6 @@ from uprmc.protocol.opcodes import (
     KEY_MAX_BYTES,
     MAGIC_REQUEST,
     MAGIC_RESPONSE,
-    QUIET,
     STATUS_TEXT,
     Opcode,
     Status,
@@ -100,44 +92,15 @@ def _unheard(_: bool) -> None:
     """What cannot be read is asked for again by the command that needs it."""
 
 
-class BinarySession(Conversation):
-    """See the module docstring.
+class BinarySession(BinaryConversation):
+    """See the module docstring."""
 
-    Attributes:
-        by_key: whether the vBucket follows from the key (the field is ignored) or from the field.
-        datatypes: datatype bits the peer understands; others are hidden from it.
-        greeted: whether the peer has said HELLO: peers of 2014 hardly did.
-        with_seqnos: replies to changes carry (vb_uuid, seqno), after HELLO.
-        with_lock_errors: locked keys get their own status instead of temporary failure.
-        with_terms: failover logs and seqnos come with terms, after HELLO.
-    """
-
-    __slots__ = (
-        "_mask",
-        "_max_store_body_bytes",
-        "_push",
-        "bucket",
-        "by_key",
-        "datatypes",
-        "greeted",
-        "stats",
-        "with_lock_errors",
-        "with_seqnos",
-        "with_terms",
-    )
+    __slots__ = ("_mask", "_max_store_body_bytes", "_push")
 
     def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
-        super().__init__(services, wake)
-        self.bucket = services.bucket
-        self.stats = services.bucket.stats
+        super().__init__(services, wake, by_key=by_key)
         self._mask = services.bucket.settings.engine.vbuckets - 1
         self._max_store_body_bytes = services.most_value_bytes(0) + STORE_EXTRAS.size
-        self.by_key = by_key
-        self.datatypes = 0
-        self.greeted = False
-        self.with_seqnos = False
-        self.with_lock_errors = False
-        self.with_terms = False
         self._push: TapPush | None = None
 
     # --- the loop -------------------------------------------------------------------------------
@@ -357,13 +320,6 @@ class BinarySession(Conversation):
         self._fetch_failed = False
         return True
 
-    def open_upr(self, opening: Request, flags: int) -> None:
-        """Answer an OPEN and let a `UprSession` carry the conversation on."""
-        from uprmc.kv.upr_session import UprSession  # it is one of us, with more
-
-        self.successor = UprSession(self, self._wake, opening, flags)
-        self.reply(opening)
-
     def _hand_over(self, rest: bytes) -> None:
         """Give replies and input to the successor."""
         successor = cast(TapStream, self.successor)  # a `UprSession` inherits in the same way
@@ -445,125 +401,6 @@ class BinarySession(Conversation):
 
     def _send_status(self, opcode: int, status: Status, opaque: int) -> None:
         self._send(_error_reply(opcode, status, opaque, STATUS_TEXT[status]))
-
-    # --- what commands use ----------------------------------------------------------------------
-
-    def number_of(self, number: int, key: bytes) -> int:
-        """Return the vBucket a request is for: the key's on one listener, the field on the other.
-
-        A request without a key keeps its field.
-        """
-        return self.bucket.vbucket_of(key) if self.by_key and key else number
-
-    def locate(self, request: Request) -> VBucket:
-        """Return the request's vBucket; raises as `Bucket.locate`."""
-        return self.bucket.locate(request.number)
-
-    def reply(
-        self,
-        request: Request,
-        status: Status = Status.SUCCESS,
-        *,
-        extras: bytes = b"",
-        key: bytes = b"",
-        value: bytes = b"",
-        cas: int = 0,
-        datatype: int = 0,
-    ) -> None:
-        """Answer; an error without a value gets its text."""
-        if status and not value:
-            value = STATUS_TEXT[status]
-        header = pack_response(
-            MAGIC_RESPONSE,
-            request.opcode,
-            len(key),
-            len(extras),
-            datatype & self.datatypes,
-            status,
-            len(extras) + len(key) + len(value),
-            request.opaque,
-            cas,
-        )
-        self._send(header + extras + key, value)
-
-    def succeed(
-        self, request: Request, *, extras: bytes = b"", value: bytes = b"", cas: int = 0
-    ) -> None:
-        """Answer success, unless the request is a quiet one."""
-        if request.opcode not in QUIET:
-            self.reply(request, extras=extras, value=value, cas=cas)
-
-    def changed(
-        self,
-        request: Request,
-        vbucket: VBucket,
-        item: Item,
-        *,
-        value: bytes = b"",
-        with_cas: bool = True,
-    ) -> None:
-        """Answer an accepted change with its CAS, and its place in the order if that was asked."""
-        extras = b""
-        if self.with_seqnos:
-            extras = MUTATION_SEQNO_EXTRAS.pack(vbucket.failover_log[0].uuid, item.seqno)
-        self.succeed(request, extras=extras, value=value, cas=item.cas if with_cas else 0)
-
-    def miss(self, request: Request, *, with_key: bool) -> None:
-        """Answer a miss, unless the request is a quiet one; getk and gatk repeat the key."""
-        if request.opcode in QUIET:
-            return
-        if not with_key:
-            self.reply(request, Status.KEY_NOT_FOUND)
-            return
-        header = pack_response(
-            MAGIC_RESPONSE,
-            request.opcode,
-            len(request.key),
-            0,
-            0,
-            Status.KEY_NOT_FOUND,
-            len(request.key),
-            request.opaque,
-            0,
-        )
-        self._send(header + request.key)
-
-    def exceeds_item_limit(self, key_bytes: int, value_bytes: int) -> bool:
-        """Tell whether an item of these sizes is over the limit."""
-        return value_bytes > self.value_limit_bytes(key_bytes)
-
-    def value_limit_bytes(self, key_bytes: int) -> int:
-        """Return how long the value of a key of this length may be."""
-        return self._services.most_value_bytes(key_bytes)
-
-    def now(self) -> float:
-        """Return Unix time in seconds."""
-        return self.bucket.clock.now()
-
-    def suspend(self) -> Callable[[], None]:
-        """Let the commands behind this one wait; returns what ends that."""
-        return self._suspend()
-
-    def wait(self, pending: Pending) -> None:
-        """Let the commands behind this one wait until `pending` calls `resume`."""
-        self._wait(pending)
-
-    def send_from(self, source: Iterator[bytes]) -> None:
-        """Let the reply to the present command be made while it is being sent."""
-        self._send_from(source)
-
-    def resume(self) -> None:
-        """End a `wait`."""
-        self._resume()
-
-    def close(self) -> None:
-        """Hang up after what has been answered."""
-        self._close()
-
-    @property
-    def services(self) -> Services:
-        """What all conversations share."""
-        return self._services
 
 
 def _error_reply(opcode: int, status: Status, opaque: int, text: bytes) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from uprmc.kv.binary_commands import CLIENT_COMMANDS, Handler
+from uprmc.kv.binary_commands import CLIENT_COMMANDS
+from uprmc.kv.binary_conversation import Handler
 from uprmc.kv.compaction_commands import COMPACTION_COMMANDS
 from uprmc.kv.lease_commands import LEASE_COMMANDS
 from uprmc.kv.metadata_commands import METADATA_COMMANDS

@@ -5,18 +5,13 @@ Source: UPR reference, section 6.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.engine.compaction import PurgeRule
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.protocol.management import COMPACT_EXTRAS
 from uprmc.protocol.opcodes import Opcode, Status
 
-if TYPE_CHECKING:
-    from uprmc.kv.binary_commands import Handler, Request
-    from uprmc.kv.binary_session import BinarySession
 
-
-def compact(session: BinarySession, request: Request) -> None:
+def compact(session: BinaryConversation, request: Request) -> None:
     """Drop what the request names; temporary failure when it was given up on the way."""
     session.services.control.check_token(request.cas)
     before_s, upto_seqno, drop_deletes, _ = COMPACT_EXTRAS.unpack(request.extras)

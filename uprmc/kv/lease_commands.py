@@ -5,10 +5,8 @@ Source: design, decision 12; the bytes are our own, see ``docs/extensions.md``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.errors import StoreError, TemporaryFailure
-from uprmc.kv.binary_commands import Handler, Request
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr_extensions import (
     LEASE_ACQUIRE_EXTRAS,
@@ -20,11 +18,8 @@ from uprmc.protocol.upr_extensions import (
     encode_lease_grant,
 )
 
-if TYPE_CHECKING:
-    from uprmc.kv.binary_session import BinarySession
 
-
-def acquire(session: BinarySession, request: Request) -> None:
+def acquire(session: BinaryConversation, request: Request) -> None:
     """Hold vBuckets as they are now; the answer tells how they are."""
     (lifetime_s,) = LEASE_ACQUIRE_EXTRAS.unpack(request.extras)
     numbers = decode_lease_vbuckets(request.value)
@@ -40,14 +35,14 @@ def acquire(session: BinarySession, request: Request) -> None:
     session.reply(request, extras=extras, value=encode_lease_grant(leased))
 
 
-def renew(session: BinarySession, request: Request) -> None:
+def renew(session: BinaryConversation, request: Request) -> None:
     """Hold a lease for longer, or less long."""
     number, lifetime_s = LEASE_RENEW_EXTRAS.unpack(request.extras)
     granted_s = session.services.upr.leases.renew(number, lifetime_s)
     session.reply(request, extras=LEASE_GRANT_EXTRAS.pack(number, granted_s))
 
 
-def release(session: BinarySession, request: Request) -> None:
+def release(session: BinaryConversation, request: Request) -> None:
     """Let a lease go."""
     (number,) = LEASE_RELEASE_EXTRAS.unpack(request.extras)
     session.services.upr.leases.release(number)

@@ -5,8 +5,6 @@ Source: UPR reference, section 6; systems reference (b) for conflict resolution.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.engine.with_meta import Demand, accept_version
@@ -17,7 +15,7 @@ from uprmc.errors import (
     RemoteProtocolError,
     TooLarge,
 )
-from uprmc.kv.binary_commands import Handler, Request
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.model import Item, Life
 from uprmc.protocol.management import (
     GET_META_DATATYPE_REPLY_EXTRAS,
@@ -38,9 +36,6 @@ from uprmc.protocol.replication import (
 )
 from uprmc.upr.produce.admission import locate
 
-if TYPE_CHECKING:
-    from uprmc.kv.binary_session import BinarySession
-
 _PLAIN_META = 1
 _WITH_DATATYPE = 2
 
@@ -59,7 +54,7 @@ _SKIP_CONFLICT_RESOLUTION_2014 = 0x01
 # --- reading ------------------------------------------------------------------------------------
 
 
-def get_meta(session: BinarySession, request: Request) -> None:
+def get_meta(session: BinaryConversation, request: Request) -> None:
     """Answer a document's metadata, or its tombstone's; an expired document counts as deleted."""
     version = GET_META_EXTRAS.unpack(request.extras)[0] if request.extras else _PLAIN_META
     if version not in (_PLAIN_META, _WITH_DATATYPE):
@@ -79,7 +74,7 @@ def get_meta(session: BinarySession, request: Request) -> None:
     session.reply(request, extras=extras, cas=vbucket.visible_cas(item))
 
 
-def get_version(session: BinarySession, request: Request) -> None:
+def get_version(session: BinaryConversation, request: Request) -> None:
     """Answer a document's newest version as a stream would send it, with its seqno.
 
     Whoever may stream a vBucket may ask. Looking changes nothing: a document that has expired
@@ -108,7 +103,7 @@ def get_version(session: BinarySession, request: Request) -> None:
     )
 
 
-def _newest(session: BinarySession, vbucket: VBucket, key: bytes) -> Item | None:
+def _newest(session: BinaryConversation, vbucket: VBucket, key: bytes) -> Item | None:
     """Return the newest version of a key, a tombstone that is only on disk included."""
     item = vbucket.metadata(key)
     if item is None and vbucket.max_deleted_rev:
@@ -119,18 +114,20 @@ def _newest(session: BinarySession, vbucket: VBucket, key: bytes) -> Item | None
 # --- versions made elsewhere --------------------------------------------------------------------
 
 
-def store_with_meta(session: BinarySession, request: Request) -> None:
+def store_with_meta(session: BinaryConversation, request: Request) -> None:
     """Carry out set and add with metadata."""
     loud = QUIET.get(request.opcode, request.opcode)
     _accept(session, request, Life.LIVE, add=loud == Opcode.ADD_WITH_META)
 
 
-def delete_with_meta(session: BinarySession, request: Request) -> None:
+def delete_with_meta(session: BinaryConversation, request: Request) -> None:
     """Carry out delete with metadata; makes a tombstone where there was nothing."""
     _accept(session, request, Life.DELETED)
 
 
-def _accept(session: BinarySession, request: Request, life: Life, *, add: bool = False) -> None:
+def _accept(
+    session: BinaryConversation, request: Request, life: Life, *, add: bool = False
+) -> None:
     meta = decode_with_meta(request.extras)
     value = _without_extended_meta(request.value, meta.nmeta)
     if life and value:
@@ -194,7 +191,7 @@ def _without_extended_meta(value: bytes, nmeta: int) -> bytes:
 # --- changes that tell their metadata -----------------------------------------------------------
 
 
-def return_meta(session: BinarySession, request: Request) -> None:
+def return_meta(session: BinaryConversation, request: Request) -> None:
     """Set, add or delete as clients do, and answer the metadata of what that made."""
     kind, flags, exptime = RETURN_META_EXTRAS.unpack(request.extras)
     vbucket = session.locate(request)

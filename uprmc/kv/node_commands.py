@@ -7,32 +7,27 @@ Source: UPR reference, section 6; Couchbase SDK reference, sections 1 and 2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.errors import InvalidArguments, KeyNotFound, TemporaryFailure
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.kv.cluster_map import BUCKET_NAME, terms_of
 from uprmc.kv.parameters import NAME_MAX_BYTES, VALUE_MAX_BYTES, set_parameter
 from uprmc.protocol.management import SESSION_TOKEN_EXTRAS, SET_PARAM_EXTRAS
 from uprmc.protocol.opcodes import DataType, Opcode, Status
 
-if TYPE_CHECKING:
-    from uprmc.kv.binary_commands import Handler, Request
-    from uprmc.kv.binary_session import BinarySession
 
-
-def stop_persistence(session: BinarySession, request: Request) -> None:
+def stop_persistence(session: BinaryConversation, request: Request) -> None:
     """Begin no commit from now on. Changes are accepted as long as memory lasts."""
     session.bucket.flusher.pause()
     session.reply(request)
 
 
-def start_persistence(session: BinarySession, request: Request) -> None:
+def start_persistence(session: BinaryConversation, request: Request) -> None:
     """Commit again."""
     session.bucket.flusher.resume()
     session.reply(request)
 
 
-def enable_traffic(session: BinarySession, request: Request) -> None:
+def enable_traffic(session: BinaryConversation, request: Request) -> None:
     """Let clients in."""
     if not session.bucket.warm:
         raise TemporaryFailure("warming up")
@@ -40,7 +35,7 @@ def enable_traffic(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def disable_traffic(session: BinarySession, request: Request) -> None:
+def disable_traffic(session: BinaryConversation, request: Request) -> None:
     """Shut clients out: their commands get temporary failure."""
     if not session.bucket.warm:
         raise TemporaryFailure("warming up")
@@ -48,7 +43,7 @@ def disable_traffic(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def set_param(session: BinarySession, request: Request) -> None:
+def set_param(session: BinaryConversation, request: Request) -> None:
     """Change a setting of the running node; a refusal says why."""
     control = session.services.control
     control.check_token(request.cas)
@@ -66,7 +61,7 @@ def set_param(session: BinarySession, request: Request) -> None:
         session.reply(request, value=b"Updated")
 
 
-def set_token(session: BinarySession, request: Request) -> None:
+def set_token(session: BinaryConversation, request: Request) -> None:
     """Begin a manager's session: others' commands are refused from now on."""
     control = session.services.control
     (token,) = SESSION_TOKEN_EXTRAS.unpack(request.extras)
@@ -77,12 +72,12 @@ def set_token(session: BinarySession, request: Request) -> None:
     session.reply(request, cas=token)
 
 
-def get_token(session: BinarySession, request: Request) -> None:
+def get_token(session: BinaryConversation, request: Request) -> None:
     """Answer the session token as CAS, 0 = none was set."""
     session.reply(request, cas=session.services.control.token)
 
 
-def set_cluster_config(session: BinarySession, request: Request) -> None:
+def set_cluster_config(session: BinaryConversation, request: Request) -> None:
     """Keep a cluster map for those who ask, and learn its terms."""
     control, bucket = session.services.control, session.bucket
     control.check_token(request.cas)
@@ -96,7 +91,7 @@ def set_cluster_config(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def get_cluster_config(session: BinarySession, request: Request) -> None:
+def get_cluster_config(session: BinaryConversation, request: Request) -> None:
     """Answer the cluster map."""
     text = session.services.control.cluster_map.text(session.bucket)
     if text is None:
@@ -105,7 +100,7 @@ def get_cluster_config(session: BinarySession, request: Request) -> None:
         session.reply(request, value=text, datatype=DataType.JSON)
 
 
-def select_bucket(session: BinarySession, request: Request) -> None:
+def select_bucket(session: BinaryConversation, request: Request) -> None:
     """Accept the only bucket there is."""
     if request.key not in (b"", BUCKET_NAME.encode()):
         raise KeyNotFound(request.key)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from uprmc.engine.replica import outrank
 from uprmc.errors import InvalidArguments, KeyExists, NotSupported, RemoteProtocolError
-from uprmc.kv.binary_commands import Handler, Request
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.kv.refusals import REFUSALS
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.replication import (
@@ -32,9 +31,6 @@ from uprmc.protocol.replication import (
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.upr.follow.replication import Replication
 
-if TYPE_CHECKING:
-    from uprmc.kv.binary_session import BinarySession
-
 _KNOWN_FLAGS = int(ReplicateFlag.STOP | ReplicateFlag.DEMOTE)
 
 _NOT_ON_DISK = (
@@ -42,7 +38,7 @@ _NOT_ON_DISK = (
 )
 
 
-def replicate(session: BinarySession, request: Request) -> None:
+def replicate(session: BinaryConversation, request: Request) -> None:
     """Follow a source from now on, or nobody any more; answered when that is written down."""
     replication = _replication(session, request)
     (flags,) = REPLICATE_EXTRAS.unpack(request.extras)
@@ -63,7 +59,7 @@ def replicate(session: BinarySession, request: Request) -> None:
         )
 
 
-def take_over(session: BinarySession, request: Request) -> None:
+def take_over(session: BinaryConversation, request: Request) -> None:
     """Take vBuckets over from their active node; answered when each is decided."""
     replication = _replication(session, request)
     place, numbers = _place(request.key), decode_vbuckets(request.value)
@@ -80,7 +76,7 @@ def take_over(session: BinarySession, request: Request) -> None:
         replication.take_over(place, numbers, answer)
 
 
-def fail_over(session: BinarySession, request: Request) -> None:
+def fail_over(session: BinaryConversation, request: Request) -> None:
     """Make vBuckets active here; answered when their new branches are on disk."""
     replication = _replication(session, request)
     numbers = decode_vbuckets(request.value)
@@ -93,7 +89,7 @@ def fail_over(session: BinarySession, request: Request) -> None:
         replication.fail_over(numbers, answer)
 
 
-def raise_revision_floor(session: BinarySession, request: Request) -> None:
+def raise_revision_floor(session: BinaryConversation, request: Request) -> None:
     """Have keys that begin anew in an active vBucket outrank deletions that it never had."""
     _check_token(session, request)
     vbucket = session.locate(request)
@@ -107,7 +103,7 @@ def raise_revision_floor(session: BinarySession, request: Request) -> None:
 
 
 @contextmanager
-def _suspended(session: BinarySession) -> Iterator[Callable[[], None]]:
+def _suspended(session: BinaryConversation) -> Iterator[Callable[[], None]]:
     """Let the commands behind this one wait until what is given here is called.
 
     A command that is refused at once lets them go on.
@@ -121,7 +117,7 @@ def _suspended(session: BinarySession) -> Iterator[Callable[[], None]]:
 
 
 def _durable_answer(
-    session: BinarySession, request: Request, resume: Callable[[], None], value: bytes = b""
+    session: BinaryConversation, request: Request, resume: Callable[[], None], value: bytes = b""
 ) -> Callable[[bool], None]:
     def answer(durable: bool) -> None:
         if durable:
@@ -133,7 +129,7 @@ def _durable_answer(
     return answer
 
 
-def _replication(session: BinarySession, request: Request) -> Replication:
+def _replication(session: BinaryConversation, request: Request) -> Replication:
     """Return who carries it out, if this manager may ask for it."""
     _check_token(session, request)
     replication = session.services.replication
@@ -142,7 +138,7 @@ def _replication(session: BinarySession, request: Request) -> Replication:
     return replication
 
 
-def _check_token(session: BinarySession, request: Request) -> None:
+def _check_token(session: BinaryConversation, request: Request) -> None:
     try:
         session.services.control.check_token(request.cas)
     except KeyExists:

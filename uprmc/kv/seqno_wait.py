@@ -6,15 +6,10 @@ that is not even there yet is waited for too; replicas are asked so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.kv.binary_conversation import BinaryConversation, Request
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Status
-
-if TYPE_CHECKING:
-    from uprmc.kv.binary_commands import Request
-    from uprmc.kv.binary_session import BinarySession
 
 
 class SeqnoWait:
@@ -23,9 +18,9 @@ class SeqnoWait:
     __slots__ = ("_asked", "_deadline", "_request", "_seqno", "_session", "_vbucket")
 
     def __init__(
-        self, session: BinarySession, request: Request, vbucket: VBucket, seqno: int
+        self, session: BinaryConversation, request: Request, vbucket: VBucket, seqno: int
     ) -> None:
-        self._session: BinarySession | None = session
+        self._session: BinaryConversation | None = session
         self._request = request
         self._vbucket = vbucket
         self._seqno = seqno

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.services import Services
 from uprmc.kv.text_session import TextSession
+from uprmc.kv.upr_session import ClientSession
 from uprmc.ports import Session
 from uprmc.protocol.opcodes import MAGIC_REQUEST
 
@@ -28,7 +28,7 @@ class Negotiation:
     def receive_data(self, data: bytes) -> None:
         """Choose by the first byte and hand everything over."""
         if self.successor is None and data:
-            kind = BinarySession if data[0] == MAGIC_REQUEST else TextSession
+            kind = ClientSession if data[0] == MAGIC_REQUEST else TextSession
             self.successor = kind(self._services, self._wake, by_key=self._by_key)
         if self.successor is not None:
             self.successor.receive_data(data)

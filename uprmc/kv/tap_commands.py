@@ -9,16 +9,11 @@ Source: TAP reference 7.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.errors import InvalidArguments, NotMyVBucket, TemporaryFailure, UnknownCommand
-from uprmc.kv.binary_commands import Handler, Request
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.kv.services import TapGuest
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.tap import TAP_CHECKPOINT_VALUE, decode_filter
-
-if TYPE_CHECKING:
-    from uprmc.kv.binary_session import BinarySession
 
 #: Id of the last checkpoint on disk: none ever was.
 PERSISTED_CHECKPOINT = 0
@@ -29,13 +24,13 @@ def last_closed(guest: TapGuest | None, number: int) -> int:
     return guest.last_closed(number) if guest is not None else 0
 
 
-def deregister(session: BinarySession, request: Request) -> None:
+def deregister(session: BinaryConversation, request: Request) -> None:
     """Forget a TAP client; nobody minds if there was none."""
     _guest(session).deregister(request.key)
     session.reply(request)
 
 
-def change_filter(session: BinarySession, request: Request) -> None:
+def change_filter(session: BinaryConversation, request: Request) -> None:
     """Have a TAP client get other vBuckets from now on."""
     guest = _guest(session)
     if not request.value:
@@ -44,13 +39,13 @@ def change_filter(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def reset_chain(session: BinarySession, request: Request) -> None:
+def reset_chain(session: BinaryConversation, request: Request) -> None:
     """Have every TAP client begin anew."""
     _guest(session).reset_chain()
     session.reply(request)
 
 
-def last_closed_checkpoint(session: BinarySession, request: Request) -> None:
+def last_closed_checkpoint(session: BinaryConversation, request: Request) -> None:
     """Answer the id of a vBucket's last closed checkpoint."""
     if not session.bucket.traffic:
         raise TemporaryFailure("warming up")
@@ -60,7 +55,7 @@ def last_closed_checkpoint(session: BinarySession, request: Request) -> None:
     session.reply(request, value=TAP_CHECKPOINT_VALUE.pack(closed))
 
 
-def create_checkpoint(session: BinarySession, request: Request) -> None:
+def create_checkpoint(session: BinaryConversation, request: Request) -> None:
     """Answer the ids of an active vBucket's open checkpoint, and of its last persisted one."""
     session.locate(request)
     opened = last_closed(session.services.tap, request.number) + 1
@@ -68,7 +63,7 @@ def create_checkpoint(session: BinarySession, request: Request) -> None:
     session.reply(request, value=b"".join(ids))
 
 
-def _guest(session: BinarySession) -> TapGuest:
+def _guest(session: BinaryConversation) -> TapGuest:
     guest = session.services.tap
     if guest is None:
         raise UnknownCommand("TAP is not spoken here")

@@ -5,16 +5,11 @@ Source: UPR reference 2, 2.1, 2.5.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments, NotMyVBucket, OutOfPlace
-from uprmc.kv.binary_commands import Handler, Request
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.protocol.opcodes import Opcode, OpenFlag
 from uprmc.protocol.upr import OPEN_EXTRAS, TERM_EXTRAS, encode_failover_log
-
-if TYPE_CHECKING:
-    from uprmc.engine.vbucket import VBucket
-    from uprmc.kv.binary_session import BinarySession
 
 #: Longest name of a connection, in bytes.
 NAME_MAX_BYTES = 200
@@ -29,7 +24,7 @@ _KNOWN_FLAGS = (
 )
 
 
-def open_(session: BinarySession, request: Request) -> None:
+def open_(session: BinaryConversation, request: Request) -> None:
     """Turn the connection into one of UPR."""
     _, flags = OPEN_EXTRAS.unpack(request.extras)
     if len(request.key) > NAME_MAX_BYTES:
@@ -39,7 +34,7 @@ def open_(session: BinarySession, request: Request) -> None:
     session.open_upr(request, flags)
 
 
-def get_failover_log(session: BinarySession, request: Request) -> None:
+def get_failover_log(session: BinaryConversation, request: Request) -> None:
     """Answer a vBucket's failover log; before OPEN only to peers of today, who ask so."""
     if not session.greeted:
         raise OutOfPlace("failover log asked for before OPEN")
@@ -49,13 +44,13 @@ def get_failover_log(session: BinarySession, request: Request) -> None:
     send_failover_log(session, request, vbucket)
 
 
-def send_failover_log(session: BinarySession, request: Request, vbucket: VBucket) -> None:
+def send_failover_log(session: BinaryConversation, request: Request, vbucket: VBucket) -> None:
     """Answer a vBucket's failover log, with its term for who was granted terms."""
     extras = TERM_EXTRAS.pack(vbucket.term) if session.with_terms else b""
     session.reply(request, extras=extras, value=encode_failover_log(vbucket.failover_log))
 
 
-def out_of_place(session: BinarySession, request: Request) -> None:
+def out_of_place(session: BinaryConversation, request: Request) -> None:
     """Hang up: the peer has not opened the connection."""
     raise OutOfPlace(f"opcode {request.opcode:#04x} before OPEN")
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uprmc.errors import OutOfPlace, RemoteProtocolError, RollbackRequired, StreamNotFound
-from uprmc.kv.binary_commands import Request
+from uprmc.kv.binary_conversation import Request
 from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.refusals import REFUSALS
 from uprmc.protocol.header import ResponseFrame, encode_request, unpack_request
@@ -211,3 +211,14 @@ class UprSession(BinarySession):
             if answer is not None:
                 self.reply(request, extras=answer.extras, value=answer.value)
         return True
+
+
+class ClientSession(BinarySession):
+    """A binary conversation before an OPEN."""
+
+    __slots__ = ()
+
+    def open_upr(self, opening: Request, flags: int) -> None:
+        """Answer the OPEN and let a `UprSession` carry the conversation on."""
+        self.successor = UprSession(self, self._wake, opening, flags)
+        self.reply(opening)

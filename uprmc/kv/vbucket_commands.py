@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
+from uprmc.engine.bucket import Bucket
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
@@ -23,6 +23,7 @@ from uprmc.errors import (
     RemoteProtocolError,
     TemporaryFailure,
 )
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.kv.cluster_map import json_object
 from uprmc.kv.seqno_wait import SeqnoWait
 from uprmc.kv.upr_commands import send_failover_log
@@ -41,11 +42,6 @@ from uprmc.protocol.management import (
     encode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Opcode, Status
-
-if TYPE_CHECKING:
-    from uprmc.engine.bucket import Bucket
-    from uprmc.kv.binary_commands import Handler, Request
-    from uprmc.kv.binary_session import BinarySession
 
 #: What DEL_VBUCKET's value may say; either way the answer says that it is done.
 _DELETE_WAITS = (b"", b"async=0")
@@ -67,7 +63,7 @@ _RANDOM_DEPTH = 1_000
 # --- states -------------------------------------------------------------------------------------
 
 
-def set_vbucket(session: BinarySession, request: Request) -> None:
+def set_vbucket(session: BinaryConversation, request: Request) -> None:
     """Put a vBucket into a state, making it if there is none."""
     session.services.control.check_token(request.cas)
     if len(request.extras) == SET_VBUCKET_SHORT_EXTRAS.size and request.value:
@@ -77,7 +73,7 @@ def set_vbucket(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def get_vbucket(session: BinarySession, request: Request) -> None:
+def get_vbucket(session: BinaryConversation, request: Request) -> None:
     """Answer a vBucket's state. An old client has the number as text in the key."""
     number = _number_in(request.key) if request.key else request.number
     state = _vbucket(session.bucket, number).state
@@ -90,7 +86,7 @@ def _number_in(key: bytes) -> int:
     return int(key)
 
 
-def delete_vbucket(session: BinarySession, request: Request) -> None:
+def delete_vbucket(session: BinaryConversation, request: Request) -> None:
     """Remove a dead vBucket; the answer says that it is gone from disk too."""
     session.services.control.check_token(request.cas)
     if request.value not in _DELETE_WAITS:
@@ -112,7 +108,7 @@ def delete_vbucket(session: BinarySession, request: Request) -> None:
 # --- order --------------------------------------------------------------------------------------
 
 
-def all_seqnos(session: BinarySession, request: Request) -> None:
+def all_seqnos(session: BinaryConversation, request: Request) -> None:
     """Answer how far each vBucket has come; of those that are not active, what is complete."""
     states = _states_asked(request.extras)
     vbuckets = sorted(_warm(session.bucket).vbuckets.items())
@@ -147,12 +143,12 @@ def _safe_seqno(vbucket: VBucket) -> int:
     return last_complete_seqno(vbucket.high_seqno, vbucket.snapshot)
 
 
-def failover_log(session: BinarySession, request: Request) -> None:
+def failover_log(session: BinaryConversation, request: Request) -> None:
     """Answer a vBucket's failover log, whatever its state."""
     send_failover_log(session, request, _vbucket(session.bucket, request.number))
 
 
-def seqno_persistence(session: BinarySession, request: Request) -> None:
+def seqno_persistence(session: BinaryConversation, request: Request) -> None:
     """Answer when everything up to a seqno is on disk, or that it took too long."""
     (seqno,) = SEQNO_PERSISTENCE_EXTRAS.unpack(request.extras)
     vbucket = _warm(session.bucket).vbuckets.get(request.number)
@@ -169,7 +165,7 @@ def seqno_persistence(session: BinarySession, request: Request) -> None:
 # --- documents ----------------------------------------------------------------------------------
 
 
-def get_replica(session: BinarySession, request: Request) -> None:
+def get_replica(session: BinaryConversation, request: Request) -> None:
     """Answer a replica's version of a document; an expired one is a miss and stays as it is."""
     bucket = session.bucket
     if not bucket.traffic:
@@ -187,7 +183,7 @@ def get_replica(session: BinarySession, request: Request) -> None:
     _send_document(session, request, item, item.cas)
 
 
-def evict_key(session: BinarySession, request: Request) -> None:
+def evict_key(session: BinaryConversation, request: Request) -> None:
     """Leave a document's value to the disk, if it is there."""
     vbucket = session.locate(request)
     item = vbucket.find(request.key)
@@ -203,7 +199,7 @@ def evict_key(session: BinarySession, request: Request) -> None:
         session.reply(request, value=b"Ejected.")
 
 
-def get_keys(session: BinarySession, request: Request) -> None:
+def get_keys(session: BinaryConversation, request: Request) -> None:
     """Answer a vBucket's keys in order, from the one given on."""
     vbucket = session.locate(request)
     count = GET_KEYS_EXTRAS.unpack(request.extras)[0] if request.extras else _KEYS_DEFAULT
@@ -215,7 +211,7 @@ def get_keys(session: BinarySession, request: Request) -> None:
     session.reply(request, value=encode_keys(nsmallest(count, keys)))
 
 
-def random_key(session: BinarySession, request: Request) -> None:
+def random_key(session: BinaryConversation, request: Request) -> None:
     """Answer any document."""
     bucket = session.bucket
     if not bucket.traffic:
@@ -263,7 +259,7 @@ def _is_live(item: Item, now: float) -> bool:
     return not item.life and not (item.expiry and item.expiry <= now)
 
 
-def _send_document(session: BinarySession, request: Request, item: Item, cas: int) -> None:
+def _send_document(session: BinaryConversation, request: Request, item: Item, cas: int) -> None:
     assert item.value is not None
     session.reply(
         request,

@@ -10,23 +10,19 @@ Source: UPR reference 6.1; statistics of ep-engine 3.0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.engine.timings import Histogram
 from uprmc.kv.services import StatGroup
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
+from uprmc.server.observed import ObservedNode
 
 _BACKEND = "lmdb"
 
 
-def uuid(node: Node) -> StatGroup:
+def uuid(node: ObservedNode) -> StatGroup:
     """Return the identity of the data, which the cluster map tells as the bucket's."""
     return [("uuid", f"{node.uuid:032x}")]
 
 
-def kvstore(node: Node) -> StatGroup:
+def kvstore(node: ObservedNode) -> StatGroup:
     """Return what the store has done."""
     bucket, stats = node.bucket, node.bucket.stats
     return [
@@ -39,7 +35,7 @@ def kvstore(node: Node) -> StatGroup:
     ]
 
 
-def kvtimings(node: Node) -> StatGroup:
+def kvtimings(node: ObservedNode) -> StatGroup:
     """Return how long the store took."""
     timings = node.bucket.timings
     return [
@@ -48,12 +44,12 @@ def kvtimings(node: Node) -> StatGroup:
     ]
 
 
-def scheduler(node: Node) -> StatGroup:
+def scheduler(node: ObservedNode) -> StatGroup:
     """Return how long tasks waited until they ran."""
     return _histogram("bg_fetcher_tasks", node.bucket.timings.bg_wait)
 
 
-def runtimes(node: Node) -> StatGroup:
+def runtimes(node: ObservedNode) -> StatGroup:
     """Return how long tasks ran."""
     timings = node.bucket.timings
     return [
@@ -62,7 +58,7 @@ def runtimes(node: Node) -> StatGroup:
     ]
 
 
-def dispatcher(node: Node) -> StatGroup:
+def dispatcher(node: ObservedNode) -> StatGroup:
     """Return what each thread of the pool is doing."""
     pool = node.disk_pool
     busy = len(pool.working)
@@ -72,7 +68,7 @@ def dispatcher(node: Node) -> StatGroup:
     ]
 
 
-def workload(node: Node) -> StatGroup:
+def workload(node: ObservedNode) -> StatGroup:
     """Return by how many threads the work is done, and what waits for one."""
     pool = node.disk_pool
     return [
@@ -83,7 +79,7 @@ def workload(node: Node) -> StatGroup:
     ]
 
 
-def config(node: Node) -> StatGroup:
+def config(node: ObservedNode) -> StatGroup:
     """Return those settings in force that the engine has, too."""
     settings, account = node.bucket.settings, node.bucket.account
     engine, tap = settings.engine, settings.tap

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import TYPE_CHECKING
 
 from uprmc import MEMCACHED_VERSION, __version__
 from uprmc.engine.bucket import Bucket
 from uprmc.kv.services import StatGroup
 from uprmc.model import VBucketState
 from uprmc.server import stat_node
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
+from uprmc.server.observed import ObservedNode
 
 #: memcached counts these; here they cannot happen, or are counted under another name.
 _NEVER = (
@@ -27,7 +24,7 @@ _NEVER = (
 )
 
 
-def general(node: Node) -> StatGroup:
+def general(node: ObservedNode) -> StatGroup:
     """Return the general group."""
     bucket = node.bucket
     group = _process(node) + _connections(node)
@@ -44,7 +41,7 @@ def general(node: Node) -> StatGroup:
     return group + _vbuckets(bucket)
 
 
-def _process(node: Node) -> StatGroup:
+def _process(node: ObservedNode) -> StatGroup:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return [
         ("pid", str(os.getpid())),
@@ -58,7 +55,7 @@ def _process(node: Node) -> StatGroup:
     ]
 
 
-def _connections(node: Node) -> StatGroup:
+def _connections(node: ObservedNode) -> StatGroup:
     connections = node.connections
     return [
         ("max_connections", str(connections.limit)),
@@ -76,7 +73,7 @@ def _connections(node: Node) -> StatGroup:
     ]
 
 
-def _engine(node: Node) -> StatGroup:
+def _engine(node: ObservedNode) -> StatGroup:
     bucket, stats = node.bucket, node.bucket.stats
     account, flusher = bucket.account, bucket.flusher
     usage = bucket.store.usage()

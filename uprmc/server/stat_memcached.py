@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.config import values_of
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.walk import slices
 from uprmc.kv.services import StatGroup, StatRows
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
+from uprmc.server.observed import ObservedNode
 
 #: Item sizes are counted in classes of so many bytes in ``stats sizes``.
 _SIZE_CLASS_BYTES = 32
@@ -22,7 +18,7 @@ _COUNTED_AT_ONCE = 1_000
 _SLAB_CLASS = 1
 
 
-def settings(node: Node) -> StatGroup:
+def settings(node: ObservedNode) -> StatGroup:
     """Return what is in force, by memcached's names and by our own."""
     group: StatGroup = [
         ("maxbytes", str(node.bucket.account.quota)),
@@ -39,7 +35,7 @@ def settings(node: Node) -> StatGroup:
     return group + [(name, str(value)) for name, value in values_of(node.bucket.settings)]
 
 
-def items(node: Node) -> StatGroup:
+def items(node: ObservedNode) -> StatGroup:
     """Return what the one class holds; nothing on an empty node."""
     bucket = node.bucket
     if not bucket.item_count:
@@ -54,7 +50,7 @@ def items(node: Node) -> StatGroup:
     ]
 
 
-def slabs(node: Node) -> StatGroup:
+def slabs(node: ObservedNode) -> StatGroup:
     """Return the one class: a chunk may be as large as an item, pages are what memory is used."""
     bucket = node.bucket
     group: StatGroup = []
@@ -79,7 +75,7 @@ def slabs(node: Node) -> StatGroup:
     return [*group, ("active_slabs", active), ("total_malloced", str(bucket.account.used))]
 
 
-def sizes(node: Node) -> StatRows:
+def sizes(node: ObservedNode) -> StatRows:
     """Count items by size; looks at every item, as memcached's did."""
     found: dict[int, int] = {}
     for group in slices(list(node.bucket.active.values()), _COUNTED_AT_ONCE):
@@ -92,7 +88,7 @@ def sizes(node: Node) -> StatRows:
     yield from ((str(size), str(found[size])) for size in sorted(found))
 
 
-def connections(node: Node) -> StatRows:
+def connections(node: ObservedNode) -> StatRows:
     """Yield every open connection."""
     for info in node.connections.infos():
         place = str(info.number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import MemoryAccount
@@ -16,12 +16,10 @@ from uprmc.engine.stats import Stats
 from uprmc.server import stat_node, stat_replication, stat_tap, stat_upr, stat_vbuckets
 from uprmc.server.connections import Connections
 from uprmc.server.metrics import Metric
+from uprmc.server.observed import ObservedNode
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
 
 #: What one scrape reads: a number, or one for each value of the metric's labels.
 _Reading = float | Mapping[tuple[str, ...], float]
@@ -39,7 +37,7 @@ class Scrape:
     replication: Replication
     uptime_s: float
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ObservedNode) -> None:
         self.bucket = node.bucket
         self.stats = node.bucket.stats
         self.account = node.bucket.account
@@ -387,7 +385,7 @@ _REPLICATION = (
 METRICS = (*_COMMANDS, *_MEMORY_AND_DISK, *_CONNECTIONS, *_STREAMS, *_REPLICATION)
 
 
-def metrics(node: Node) -> Iterator[Metric]:
+def metrics(node: ObservedNode) -> Iterator[Metric]:
     """Read every metric of a node."""
     scrape = Scrape(node)
     for info in METRICS:

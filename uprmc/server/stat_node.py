@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import resource
-from typing import TYPE_CHECKING
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.kv.services import StatGroup
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
+from uprmc.server.observed import ObservedNode
 
 
-def warmup(node: Node) -> StatGroup:
+def warmup(node: ObservedNode) -> StatGroup:
     """Return how far warm-up is, or how it went."""
     progress = node.warmup
     return [
@@ -28,7 +25,7 @@ def warmup(node: Node) -> StatGroup:
     ]
 
 
-def memory(node: Node) -> StatGroup:
+def memory(node: ObservedNode) -> StatGroup:
     """Return what is used, against which marks."""
     account = node.bucket.account
     rss = _resident_bytes()
@@ -45,7 +42,7 @@ def memory(node: Node) -> StatGroup:
     ]
 
 
-def own(node: Node) -> StatGroup:
+def own(node: ObservedNode) -> StatGroup:
     """Return what no other server has a name for."""
     account = node.bucket.account
     return [
@@ -60,7 +57,7 @@ def own(node: Node) -> StatGroup:
     ]
 
 
-def timings(node: Node) -> StatGroup:
+def timings(node: ObservedNode) -> StatGroup:
     """Return ``NAME_FROM,BELOW`` in microseconds and how often; what never happened is left out."""
     return [
         (f"{name}_{low},{high}", str(count))

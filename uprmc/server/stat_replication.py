@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from uprmc.kv.services import StatGroup, StatRows
+from uprmc.server.observed import ObservedNode
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.follow.source import Followed, LineState, Source
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
 
 
 class Totals(NamedTuple):
@@ -24,7 +22,7 @@ class Totals(NamedTuple):
     lag_s: float
 
 
-def replication(node: Node) -> StatRows:
+def replication(node: ObservedNode) -> StatRows:
     """Return totals, each source, each followed vBucket."""
     return _rows(node.replication)
 

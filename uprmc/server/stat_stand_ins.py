@@ -9,17 +9,13 @@ Source: UPR reference 6.1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uprmc.kv.services import StatGroup
 from uprmc.kv.tap_commands import PERSISTED_CHECKPOINT, last_closed
+from uprmc.server.observed import ObservedNode
 from uprmc.server.stat_vbuckets import bytes_per_document
 
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
 
-
-def checkpoints(node: Node, numbers: list[int]) -> StatGroup:
+def checkpoints(node: ObservedNode, numbers: list[int]) -> StatGroup:
     """Return each vBucket's write queue as one open checkpoint."""
     group: StatGroup = []
     for number in numbers:
@@ -44,7 +40,7 @@ def checkpoints(node: Node, numbers: list[int]) -> StatGroup:
     return group
 
 
-def hash_tables(node: Node, numbers: list[int]) -> StatGroup:
+def hash_tables(node: ObservedNode, numbers: list[int]) -> StatGroup:
     """Return each vBucket's table as a hash table; its memory is an estimate."""
     bytes_each = bytes_per_document(node.bucket)
     group: StatGroup = []

@@ -9,10 +9,11 @@ Source: TAP reference 4, 5 and 7; ep-engine 2.x, ``stats tap``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.server import stat_upr
+from uprmc.server.observed import ObservedNode
 from uprmc.tap_adapter.client_rows import client_rows, prefix_of, text_of
 from uprmc.tap_adapter.consumer import TapConsumer
 from uprmc.tap_adapter.local import PREFIX
@@ -21,9 +22,6 @@ from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.tap_adapter.producer import TapProducer
 from uprmc.tap_adapter.tap_statistics import TapStatistics
 from uprmc.upr.produce.producer import Producer
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
 
 #: Settings of the original that mean nothing here, with its defaults.
 _UNUSED_SETTINGS: StatGroup = [
@@ -69,7 +67,7 @@ class Load(NamedTuple):
         return Load(*map(sum, zip(self, other, strict=True)))
 
 
-def tap(node: Node) -> StatRows:
+def tap(node: ObservedNode) -> StatRows:
     """Return totals and settings, then each client, then each connection that pushes."""
     yield from _totals(node)
     yield from _settings(node)
@@ -83,7 +81,7 @@ def tap(node: Node) -> StatRows:
             yield from _pusher(pusher)
 
 
-def totals(node: Node, separator: str) -> StatGroup:
+def totals(node: ObservedNode, separator: str) -> StatGroup:
     """Return sums over clients, by what their names begin with up to `separator`."""
     groups: dict[str, Load] = {"_total": Load()}
     for known in _connected(node):
@@ -96,7 +94,7 @@ def totals(node: Node, separator: str) -> StatGroup:
     return [row for prefix, load in groups.items() for row in _sums(prefix, load)]
 
 
-def takeover(node: Node, words: str) -> StatGroup:
+def takeover(node: ObservedNode, words: str) -> StatGroup:
     """Return what is left to send of one vBucket to one client.
 
     Raises:
@@ -136,12 +134,12 @@ def _statistics(names: Iterable[TapName]) -> Iterator[TapStatistics]:
             yield known.producer.statistics()
 
 
-def _connected(node: Node) -> list[TapName]:
+def _connected(node: ObservedNode) -> list[TapName]:
     names = node.tap.registry.names if node.tap is not None else ()
     return [known for known in names if isinstance(known.producer, TapProducer)]
 
 
-def _load(node: Node, known: TapName) -> Load:
+def _load(node: ObservedNode, known: TapName) -> Load:
     producer = known.producer
     assert isinstance(producer, TapProducer)
     found = producer.statistics()
@@ -157,7 +155,7 @@ def _load(node: Node, known: TapName) -> Load:
     )
 
 
-def _totals(node: Node) -> StatGroup:
+def _totals(node: ObservedNode) -> StatGroup:
     load = Load()
     if node.tap is not None:
         past = node.tap.registry.past
@@ -182,7 +180,7 @@ def _totals(node: Node) -> StatGroup:
     return [(name, str(value)) for name, value in rows]
 
 
-def _settings(node: Node) -> StatGroup:
+def _settings(node: ObservedNode) -> StatGroup:
     settings = node.settings.tap
     rows: list[tuple[str, float]] = [
         ("ep_tap_ack_grace_period", settings.ack_grace_s),
@@ -195,7 +193,7 @@ def _settings(node: Node) -> StatGroup:
     return [*((name, f"{value:.16g}") for name, value in rows), *_UNUSED_SETTINGS]
 
 
-def _client(node: Node, known: TapName, offset_s: float) -> StatGroup:
+def _client(node: ObservedNode, known: TapName, offset_s: float) -> StatGroup:
     rows = dict(client_rows(known, offset_s))
     if isinstance(known.producer, TapProducer):
         left = str(_load(node, known).backlog)

@@ -6,32 +6,29 @@ Source: UPR reference 6.1; rows D36, D39.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.model import Life
 from uprmc.protocol.opcodes import MarkerFlag
+from uprmc.server.observed import ObservedNode
 from uprmc.upr.hub import Hub
 from uprmc.upr.produce.producer import Producer
 from uprmc.upr.produce.stream import Stream
 from uprmc.upr.receive.consumer import Consumer
 
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
 
-
-def dcp(node: Node) -> StatRows:
+def dcp(node: ObservedNode) -> StatRows:
     """Return all connections and streams under today's names."""
     return _connections(node.upr, "dcp")
 
 
-def upr(node: Node) -> StatRows:
+def upr(node: ObservedNode) -> StatRows:
     """Return the same under the names of 2014."""
     return _connections(node.upr, "upr")
 
 
-def totals(node: Node, separator: str) -> StatGroup:
+def totals(node: ObservedNode, separator: str) -> StatGroup:
     """Return sums over connections, by what their names begin with up to `separator`."""
     hub = node.upr
     groups: dict[str, list[Producer]] = {"_total": _producers(hub)}
@@ -42,7 +39,7 @@ def totals(node: Node, separator: str) -> StatGroup:
     return [row for prefix, members in groups.items() for row in _sums(prefix, members)]
 
 
-def takeover(node: Node, words: str) -> StatGroup:
+def takeover(node: ObservedNode, words: str) -> StatGroup:
     """Return what is left to send of one vBucket to one connection.
 
     Raises:
@@ -73,7 +70,7 @@ def takeover(node: Node, words: str) -> StatGroup:
     ]
 
 
-def leases(node: Node) -> StatGroup:
+def leases(node: ObservedNode) -> StatGroup:
     """Return the snapshot leases that are held."""
     held = node.upr.leases
     now = node.bucket.clock.monotonic()

@@ -9,7 +9,7 @@ what cannot be known is 0.
 from __future__ import annotations
 
 from sys import getsizeof
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.failover_log import last_complete_seqno
@@ -17,9 +17,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Origin
 from uprmc.kv.services import StatGroup
 from uprmc.model import SnapshotRange, VBucketState
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
+from uprmc.server.observed import ObservedNode
 
 #: Couchbase counts these for each vBucket; here they are not known, or cannot happen.
 _UNKNOWN = (
@@ -46,7 +44,7 @@ class _Doings(NamedTuple):
     deletes: int
 
 
-def states(node: Node) -> StatGroup:
+def states(node: ObservedNode) -> StatGroup:
     """Return every vBucket's state."""
     return [
         (f"vb_{number}", _STATE_NAMES[vbucket.state])
@@ -54,7 +52,7 @@ def states(node: Node) -> StatGroup:
     ]
 
 
-def previous_states(node: Node) -> StatGroup:
+def previous_states(node: ObservedNode) -> StatGroup:
     """Return what the states were when the node began."""
     return [
         (f"vb_{number}", _STATE_NAMES[origin.state])
@@ -68,7 +66,7 @@ def state_counts(bucket: Bucket) -> dict[str, int]:
     return {name: found.count(state) for state, name in _STATE_NAMES.items()}
 
 
-def details(node: Node, numbers: list[int]) -> StatGroup:
+def details(node: ObservedNode, numbers: list[int]) -> StatGroup:
     """Return what each vBucket holds and what was done to it."""
     bucket, origins = node.bucket, node.warmup.origins
     durable_seqno = bucket.flusher.durable_seqno
@@ -103,7 +101,7 @@ def details(node: Node, numbers: list[int]) -> StatGroup:
     return group
 
 
-def seqnos(node: Node, numbers: list[int]) -> StatGroup:
+def seqnos(node: ObservedNode, numbers: list[int]) -> StatGroup:
     """Return how far each vBucket is.
 
     What a replica holds of an incomplete snapshot shows in ``abs_high_seqno`` only.
@@ -128,7 +126,7 @@ def seqnos(node: Node, numbers: list[int]) -> StatGroup:
     return group
 
 
-def failovers(node: Node, numbers: list[int]) -> StatGroup:
+def failovers(node: ObservedNode, numbers: list[int]) -> StatGroup:
     """Return the failover logs, newest entry first."""
     group: StatGroup = []
     for number in numbers:

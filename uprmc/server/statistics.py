@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from uprmc import __version__
 from uprmc.errors import InvalidArguments, NotMyVBucket
@@ -28,10 +27,8 @@ from uprmc.server import (
     stat_vbuckets,
 )
 from uprmc.server.metrics import Metric
+from uprmc.server.observed import ObservedNode
 from uprmc.server.turn_budget import SLICE_S
-
-if TYPE_CHECKING:
-    from uprmc.server.node import Node
 
 #: A number of more digits than this is no vBucket's, and not worth reading.
 _MOST_DIGITS = 20
@@ -39,7 +36,7 @@ _MOST_DIGITS = 20
 #: vBuckets whose rows are made in one go.
 _VBUCKETS_AT_ONCE = 4
 
-_GROUPS: dict[str, Callable[[Node], StatRows]] = {
+_GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "": stat_general.general,
     "settings": stat_memcached.settings,
     "items": stat_memcached.items,
@@ -67,7 +64,7 @@ _GROUPS: dict[str, Callable[[Node], StatRows]] = {
     "config": stat_engine.config,
 }
 
-_BY_VBUCKET: dict[str, Callable[[Node, list[int]], StatGroup]] = {
+_BY_VBUCKET: dict[str, Callable[[ObservedNode, list[int]], StatGroup]] = {
     "vbucket-details": stat_vbuckets.details,
     "vbucket-seqno": stat_vbuckets.seqnos,
     "failovers": stat_vbuckets.failovers,
@@ -75,7 +72,7 @@ _BY_VBUCKET: dict[str, Callable[[Node, list[int]], StatGroup]] = {
     "hash": stat_stand_ins.hash_tables,
 }
 
-_BY_WORDS: dict[str, Callable[[Node, str], StatGroup]] = {
+_BY_WORDS: dict[str, Callable[[ObservedNode, str], StatGroup]] = {
     "tap-vbtakeover": stat_tap.takeover,
     "tapagg": stat_tap.totals,
     "dcpagg": stat_upr.totals,
@@ -87,7 +84,7 @@ _BY_WORDS: dict[str, Callable[[Node, str], StatGroup]] = {
 class Statistics:
     """Reads a node; implements `http.NodeView`. Costs nothing until somebody asks."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ObservedNode) -> None:
         self._node = node
         self._groups = _GROUPS
         self._by_vbucket = _BY_VBUCKET
@@ -150,7 +147,7 @@ class Statistics:
         return None
 
     def _of_each(
-        self, make: Callable[[Node, list[int]], StatGroup], numbers: list[int]
+        self, make: Callable[[ObservedNode, list[int]], StatGroup], numbers: list[int]
     ) -> StatRows:
         """Yield the rows of one vBucket after the other; one that is gone meanwhile has none."""
         vbuckets = self._node.bucket.vbuckets

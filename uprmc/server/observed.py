@@ -1,0 +1,47 @@
+"""What statistics read of a node."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from twisted.python.threadpool import ThreadPool
+
+from uprmc.config import Settings
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.warmup import Warmup
+from uprmc.server.connections import Connections
+from uprmc.tap_adapter.node_tap import NodeTap
+from uprmc.upr.follow.replication import Replication
+from uprmc.upr.hub import Hub
+
+
+class ObservedNode(Protocol):
+    """A running node; see `node.Node`.
+
+    Attributes:
+        uuid: of its data directory.
+        warmup_s: how long warm-up took.
+        verbosity: how much it logs, 0 to 2.
+        tap: ``None`` = TAP is not spoken here.
+    """
+
+    uuid: int
+    settings: Settings
+    bucket: Bucket
+    upr: Hub
+    tap: NodeTap | None
+    replication: Replication
+    connections: Connections
+    warmup: Warmup
+    warmup_s: float
+    verbosity: int
+
+    @property
+    def disk_pool(self) -> ThreadPool:
+        """The threads that do all work on the disk."""
+
+    def addresses(self) -> dict[str, str]:
+        """Return where each listener really listens."""
+
+    def uptime_s(self) -> float:
+        """Return seconds since the node was made."""
