@@ -378,7 +378,7 @@ def test_a_flush_while_it_is_planned_begins_it_again(
     source: ServerProcess, target: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(source, numbered(50))
-    present, times = plans.present_of, []
+    present, times = plans.logs_of, []
 
     def flushed_at_first(*given: Any) -> Any:
         if not times:
@@ -386,7 +386,7 @@ def test_a_flush_while_it_is_planned_begins_it_again(
             store(source, numbered(5, value="after"))
         return present(*given)
 
-    monkeypatch.setattr(plans, "present_of", flushed_at_first)
+    monkeypatch.setattr(plans, "logs_of", flushed_at_first)
     assert add(source, tmp_path / "b").rows == 5
     assert_restored(tmp_path / "b", target, 0, states(source))
 

@@ -6,6 +6,7 @@ forgets deletions and is flushed, with backups in between.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from tests.backup.test_manifest import manifest_of
 from uprmc.backup.increments import (
     Beginning,
-    Present,
     beginning,
     boundaries_of,
     check_same_bucket,
@@ -23,6 +23,8 @@ from uprmc.backup.increments import (
 )
 from uprmc.backup.manifest import VBucketPart
 from uprmc.columnar.errors import BackupForeign
+from uprmc.model import FailoverEntry
+from uprmc.rollback import Held
 
 A, B, C = 0xA, 0xB, 0xC
 
@@ -31,29 +33,33 @@ def part(uuid: int, start: int, end: int, *log: tuple[int, int], **rest: object)
     return VBucketPart(uuid, start, end, log=log or ((uuid, 0),), **rest)  # type: ignore[arg-type]
 
 
+def now_at(high: int, purge: int, log: Sequence[tuple[int, int]]) -> Held:
+    return Held(tuple(FailoverEntry(*each) for each in log), high, purge)
+
+
 FULL_TO_50 = part(A, 0, 50)
 
 
 def test_nothing_known_begins_at_the_beginning() -> None:
-    assert beginning([], Present(10, 0, ((A, 0),))) == Beginning()
+    assert beginning([], now_at(10, 0, ((A, 0),))) == Beginning()
 
 
 def test_the_same_history_goes_on_at_the_end_of_the_parent() -> None:
-    assert beginning([FULL_TO_50], Present(80, 0, ((A, 0),))) == Beginning(50, A)
+    assert beginning([FULL_TO_50], now_at(80, 0, ((A, 0),))) == Beginning(50, A)
 
 
 def test_a_new_history_that_kept_everything_goes_on_too() -> None:
-    assert beginning([FULL_TO_50], Present(60, 0, ((B, 50), (A, 0)))) == Beginning(50, A)
+    assert beginning([FULL_TO_50], now_at(60, 0, ((B, 50), (A, 0)))) == Beginning(50, A)
 
 
 def test_a_history_that_lost_what_the_parent_has_begins_again_if_there_is_no_other() -> None:
-    assert beginning([FULL_TO_50], Present(60, 0, ((B, 40), (A, 0)))) == Beginning(reset=True)
+    assert beginning([FULL_TO_50], now_at(60, 0, ((B, 40), (A, 0)))) == Beginning(reset=True)
 
 
 @pytest.mark.acceptance("P09")
 def test_the_newest_boundary_that_is_still_shared_is_gone_back_to() -> None:
     parts = [part(A, 0, 20), part(A, 20, 35), part(A, 35, 50)]
-    now = Present(60, 0, ((B, 40), (A, 0)))
+    now = now_at(60, 0, ((B, 40), (A, 0)))
     assert beginning(parts, now) == Beginning(35, A, cut=35)
     assert beginning(parts[2:], now) == Beginning(reset=True), "one known version: from 0"
 
@@ -61,25 +67,25 @@ def test_the_newest_boundary_that_is_still_shared_is_gone_back_to() -> None:
 @pytest.mark.acceptance("P09")
 def test_two_branches_that_were_missed_do_no_more_harm_than_they_must() -> None:
     parts = [part(A, 0, 20), part(A, 20, 30), part(B, 30, 45, (B, 30), (A, 0))]
-    now = Present(60, 0, ((C, 25), (A, 0)))
+    now = now_at(60, 0, ((C, 25), (A, 0)))
     assert beginning(parts, now) == Beginning(20, A, cut=20)
 
 
 def test_a_boundary_belongs_to_the_history_in_which_its_seqno_was_given() -> None:
     # B began right at 30 and died before anything was written in it: nobody knows it any more
     parts = [part(B, 0, 30, (B, 30), (A, 0))]
-    assert beginning(parts, Present(60, 0, ((C, 30), (A, 0)))) == Beginning(30, A)
+    assert beginning(parts, now_at(60, 0, ((C, 30), (A, 0)))) == Beginning(30, A)
 
 
 def test_deletions_that_were_dropped_begin_again() -> None:
-    assert beginning([FULL_TO_50], Present(80, 50, ((A, 0),))) == Beginning(50, A)
-    assert beginning([FULL_TO_50], Present(80, 51, ((A, 0),))) == Beginning(reset=True)
+    assert beginning([FULL_TO_50], now_at(80, 50, ((A, 0),))) == Beginning(50, A)
+    assert beginning([FULL_TO_50], now_at(80, 51, ((A, 0),))) == Beginning(reset=True)
 
 
 def test_an_empty_parent_has_nothing_to_cut() -> None:
-    assert beginning([part(A, 0, 0)], Present(9, 0, ((B, 0),))) == Beginning()
+    assert beginning([part(A, 0, 0)], now_at(9, 0, ((B, 0),))) == Beginning()
     parts = [part(A, 0, 0), part(A, 0, 5)]
-    assert beginning(parts, Present(9, 0, ((B, 0),))) == Beginning(reset=True)
+    assert beginning(parts, now_at(9, 0, ((B, 0),))) == Beginning(reset=True)
 
 
 def test_boundaries_that_were_cut_off_are_none_any_more() -> None:
@@ -116,10 +122,10 @@ def test_a_later_cut_that_goes_back_further_counts_for_all_before_it() -> None:
 
 def test_a_node_that_shares_nothing_is_foreign() -> None:
     chain = [manifest_of(vb={1: part(A, 0, 20), 2: part(A, 0, 0)})]
-    other = Present(20, 0, ((C, 0),))
+    other = now_at(20, 0, ((C, 0),))
     with pytest.raises(BackupForeign, match="there shares no history"):
         check_same_bucket(chain, {1: other, 2: other}, "there")
-    check_same_bucket(chain, {1: Present(30, 0, ((B, 10), (A, 0))), 2: other}, "there")
+    check_same_bucket(chain, {1: now_at(30, 0, ((B, 10), (A, 0))), 2: other}, "there")
     check_same_bucket([manifest_of(vb={2: part(A, 0, 0)})], {2: other}, "there")
 
 
@@ -167,8 +173,8 @@ class VBucket:
         self.save()
 
     @property
-    def present(self) -> Present:
-        return Present(self.high, self.purge, tuple(self.log))
+    def present(self) -> Held:
+        return now_at(self.high, self.purge, tuple(self.log))
 
     def documents(self) -> dict[str, tuple[int, str]]:
         return {key: row for key, row in self.rows.items() if row[1]}

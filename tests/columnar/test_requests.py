@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.columnar.write_rows import documents, versions
+from uprmc.columnar import requests
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadSchema
-from uprmc.columnar.requests import PIECE_BYTES, PIECE_ROWS, Packer, Piece, pieces, value_in
+from uprmc.columnar.requests import PIECE_BYTES, PIECE_ROWS, Piece, pieces, value_in
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.model import vbucket_of
 from uprmc.protocol.binary import STORE_EXTRAS
@@ -28,7 +29,7 @@ ACCESS = Access(("node:1",))
 
 
 def packed(batch: pa.RecordBatch, vbuckets: int = 64, first_row: int = 0, **options: Any) -> Piece:
-    return Packer(WriteOptions(ACCESS, **options), lambda: NOW).pack(batch, first_row, vbuckets)
+    return requests.packed(WriteOptions(ACCESS, **options), batch, first_row, vbuckets, NOW)
 
 
 def frames(piece: Piece) -> list[RequestFrame]:

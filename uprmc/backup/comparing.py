@@ -6,7 +6,7 @@ ten documents, ten are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -178,17 +178,62 @@ class CompareTask:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a task found: how many, and as many of them as it lists."""
+    """Differences: how many, and as many of them as are listed.
 
-    counts: dict[str, int]
+    Attributes:
+        counts: of only_a, only_b and differ.
+        newer_b: of them are newer on side b; `behind`: of them are newer on side a, or undecided.
+        listed: by vBucket and key.
+    """
+
+    counts: Mapping[str, int]
     behind: int
     newer_b: int
     listed: tuple[Difference, ...]
 
+    @classmethod
+    def of(cls, found: Iterable[Difference]) -> Compared:
+        """Count some differences, and list as many as there is room for."""
+        counts = dict.fromkeys((ONLY_A, ONLY_B, DIFFER), 0)
+        listed: list[Difference] = []
+        behind = newer_b = 0
+        for each in found:
+            counts[each.what] += 1
+            newer_b += each.b_is_newer
+            behind += each.a is not None and not each.b_is_newer
+            if len(listed) < LISTED_MAX:
+                listed.append(each)
+        listed.sort(key=lambda each: (each.vbucket, each.key))
+        return cls(counts, behind, newer_b, tuple(listed))
+
+    @classmethod
+    def together(cls, parts: Sequence[Compared]) -> Compared:
+        """Return what tasks found of different vBuckets."""
+        return cls(
+            {what: sum(each.counts[what] for each in parts) for what in (ONLY_A, ONLY_B, DIFFER)},
+            sum(each.behind for each in parts),
+            sum(each.newer_b for each in parts),
+            tuple(difference for each in parts for difference in each.listed),
+        )
+
     @property
-    def complete(self) -> bool:
-        """Whether all are listed."""
-        return len(self.listed) == sum(self.counts.values())
+    def total(self) -> int:
+        """How many there are."""
+        return sum(self.counts.values())
+
+    def unsettled_since(self, first: Compared) -> Compared:
+        """Return those that were there at the first look, too, with a side that stood still.
+
+        With so many that not all are listed, nothing is left out.
+        """
+        if first.total > len(first.listed) or self.total > len(self.listed):
+            return self
+        before = {each.key: each for each in first.listed}
+        return Compared.of(
+            each
+            for each in self.listed
+            if (old := before.get(each.key)) and (old.a == each.a or old.b == each.b)
+        )
 
 
 def compare(task: CompareTask) -> Compared:
@@ -197,20 +242,11 @@ def compare(task: CompareTask) -> Compared:
     b = _gathered(task.b, task.rules, task.spread_b)
     different_a = _versions(a, ~np.isin(a.column("hash"), b.column("hash")))
     different_b = _versions(b, ~np.isin(b.column("hash"), a.column("hash")))
-    counts = dict.fromkeys((ONLY_A, ONLY_B, DIFFER), 0)
-    listed: list[Difference] = []
-    behind = newer_b = 0
-    for key in different_a.keys() | different_b.keys():
-        found = _difference(key, different_a.get(key), different_b.get(key), task.rules.deletes)
-        if found is None:
-            continue
-        counts[found.what] += 1
-        newer_b += found.b_is_newer
-        behind += found.a is not None and not found.b_is_newer
-        if len(listed) < LISTED_MAX:
-            listed.append(found)
-    listed.sort(key=lambda each: (each.vbucket, each.key))
-    return Compared(counts, behind, newer_b, tuple(listed))
+    found = (
+        _difference(key, different_a.get(key), different_b.get(key), task.rules.deletes)
+        for key in different_a.keys() | different_b.keys()
+    )
+    return Compared.of(each for each in found if each is not None)
 
 
 _Found = tuple[int, Version]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from uprmc.backup.manifest import Manifest, VBucketPart
 from uprmc.columnar.errors import BackupForeign
 from uprmc.consume.history import history_of
-from uprmc.model import FailoverLog, SnapshotRange
+from uprmc.model import SnapshotRange
 from uprmc.rollback import Held, Position, rollback_point
 
 
@@ -38,21 +38,12 @@ class Beginning:
     reset: bool = False
 
 
-@dataclass(frozen=True)
-class Present:
-    """What a vBucket is like at the increment's moment, and what it has been through."""
-
-    high_seqno: int
-    purge_seqno: int
-    log: FailoverLog
-
-
-def beginning(parts: Sequence[VBucketPart], present: Present) -> Beginning:
+def beginning(parts: Sequence[VBucketPart], present: Held) -> Beginning:
     """Return where the next increment of a vBucket begins.
 
     Args:
         parts: of this vBucket, in the increments of the chain, oldest first; none = it is new.
-        present: see there.
+        present: what the vBucket is like at the moment of the increment.
     """
     boundaries = boundaries_of(parts)
     for place, (uuid, seqno) in enumerate(boundaries):
@@ -80,14 +71,11 @@ def _history_of(part: VBucketPart) -> int:
     return history_of(part.log, part.end) if part.log and part.end else part.uuid
 
 
-def _is_shared(uuid: int, seqno: int, present: Present) -> bool:
-    held = Held(present.log, present.high_seqno, present.purge_seqno)
-    return rollback_point(Position(seqno, SnapshotRange(seqno, seqno), uuid), held) is None
+def _is_shared(uuid: int, seqno: int, present: Held) -> bool:
+    return rollback_point(Position(seqno, SnapshotRange(seqno, seqno), uuid), present) is None
 
 
-def check_same_bucket(
-    chain: Sequence[Manifest], present: Mapping[int, Present], where: str
-) -> None:
+def check_same_bucket(chain: Sequence[Manifest], present: Mapping[int, Held], where: str) -> None:
     """See that a node's documents have something to do with those of a chain.
 
     A node of which no vBucket shares any history with the chain is another one, or was flushed: to
@@ -102,7 +90,7 @@ def check_same_bucket(
         if not any(seqno for _, seqno in boundaries):
             continue
         with_history += 1
-        known = {uuid for uuid, _ in now.log}
+        known = {uuid for uuid, _ in now.failover_log}
         if any(uuid in known for uuid, _ in boundaries):
             return
     if with_history:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from uprmc.backup.increments import limits
-from uprmc.backup.manifest import FilePart
+from uprmc.backup.manifest import FilePart, group_of
 from uprmc.backup.parts import read_parts
 from uprmc.backup.repository import Increment
 
@@ -67,7 +67,7 @@ def layers_of(
         by_group: dict[int, dict[int, int]] = {}
         for vbucket, limit in counting.items():
             if (wanted is None or vbucket in wanted) and manifest.vb[vbucket].rows:
-                group = vbucket * groups // manifest.vbuckets
+                group = group_of(vbucket, manifest.vbuckets, groups)
                 by_group.setdefault(group, {})[vbucket] = limit
         for group, its_limits in by_group.items():
             files = tuple(file for file in manifest.files if file.group == group)

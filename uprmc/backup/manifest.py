@@ -35,6 +35,8 @@ _KINDS = (FULL, INCREMENTAL)
 
 NO_ROWS = Digest()
 
+_COUNTS = ("start", "end", "rows", "deletes", "bytes", "purge_seqno")
+
 
 @dataclass(frozen=True)
 class VBucketPart:
@@ -72,40 +74,22 @@ class VBucketPart:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the manifest has of it."""
-        return {
-            "uuid": f"{self.uuid:016x}",
-            "start": self.start,
-            "end": self.end,
-            "rows": self.rows,
-            "deletes": self.deletes,
-            "bytes": self.bytes,
-            "purge_seqno": self.purge_seqno,
-            "log": [[f"{uuid:016x}", seqno] for uuid, seqno in self.log],
-            "digest": str(self.digest),
-            "cut": self.cut,
-            "reset": self.reset,
-            "term": self.term,
-            "rev_floor": self.rev_floor,
-        }
+        log = [[f"{uuid:016x}", seqno] for uuid, seqno in self.log]
+        return vars(self) | {"uuid": f"{self.uuid:016x}", "log": log, "digest": str(self.digest)}
 
     @classmethod
     def of_dict(cls, found: Mapping[str, Any]) -> VBucketPart:
         """Read what `to_dict` wrote; raises whatever does not fit."""
-        cut, reset = found["cut"], found["reset"]
+        counts = {name: _count(found[name]) for name in _COUNTS}
+        later = {name: _count(found.get(name, 0)) for name in ("term", "rev_floor")}
         part = cls(
             int(found["uuid"], 16),
-            _count(found["start"]),
-            _count(found["end"]),
-            _count(found["rows"]),
-            _count(found["deletes"]),
-            _count(found["bytes"]),
-            _count(found["purge_seqno"]),
-            tuple((int(uuid, 16), _count(seqno)) for uuid, seqno in found["log"]),
-            Digest.parse(found["digest"]),
-            None if cut is None else _count(cut),
-            bool(reset),
-            _count(found.get("term", 0)),
-            _count(found.get("rev_floor", 0)),
+            **counts,
+            **later,
+            log=tuple((int(uuid, 16), _count(seqno)) for uuid, seqno in found["log"]),
+            digest=Digest.parse(found["digest"]),
+            cut=None if found["cut"] is None else _count(found["cut"]),
+            reset=bool(found["reset"]),
         )
         if not part.start <= part.end or part.deletes > part.rows or part.digest.rows != part.rows:
             raise ValueError("a vBucket's numbers contradict one another")
@@ -270,6 +254,11 @@ class Manifest:
         if cut or reset:
             lines.append(f"history branched: {cut} vBuckets were cut, {reset} are complete again")
         return "\n".join(lines)
+
+
+def group_of(vbucket: int, vbuckets: int, groups: int) -> int:
+    """Return the group that a vBucket is in: neighbours are together."""
+    return vbucket * groups // vbuckets
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from uprmc.backup.digest import FIELDS, Digest, add_up, digests, row_hashes
 from uprmc.backup.manifest import FilePart
-from uprmc.columnar.errors import BackupDamaged, BadOption
+from uprmc.columnar.errors import BackupDamaged, BadOption, why
 from uprmc.jobs.files import sha256_of, whole_file
 
 #: Rows are gathered in memory until they are so many bytes; then they are a file.
@@ -147,8 +147,7 @@ def check_file(increment: Path, file: FilePart) -> str | None:
 
 def damaged(path: Path, error: Exception) -> BackupDamaged:
     """Return the error that says so."""
-    text = " ".join(str(error).split())
-    return BackupDamaged(f"{path}: {text}")
+    return BackupDamaged(f"{path}: {why(error)}")
 
 
 def column_types(schema: Any) -> dict[str, str]:

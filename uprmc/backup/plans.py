@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from uprmc import __version__
 from uprmc.backup.group_reading import COLUMNS, GroupTask
-from uprmc.backup.increments import Present, beginning, check_same_bucket, parts_of
-from uprmc.backup.manifest import FULL, INCREMENTAL, Manifest, VBucketPart
+from uprmc.backup.increments import beginning, check_same_bucket, parts_of
+from uprmc.backup.manifest import FULL, INCREMENTAL, Manifest, VBucketPart, group_of
 from uprmc.backup.parts import check_compression, column_types
 from uprmc.backup.repository import Chain, Repository, increments_of
 from uprmc.columnar.access import Access
@@ -25,12 +25,12 @@ from uprmc.columnar.errors import (
     BackupForeign,
     BackupIncomplete,
     BadOption,
-    LeaseEnded,
     VBucketsChanged,
 )
-from uprmc.columnar.lease import KeptLease, Lease
+from uprmc.columnar.lease import KeptLease, Lease, logs_of
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.schema import Columns
+from uprmc.rollback import Held
 
 Kind = Literal["auto", "full", "incremental"]
 KINDS: tuple[Kind, ...] = ("auto", "full", "incremental")
@@ -134,20 +134,23 @@ def draft_of(
 ) -> Manifest:
     """Return the manifest as far as it is known before anything is read."""
     manifests = increments_of(chain) if chain else []
-    present = present_of(lease, nodes)
+    logs = logs_of(nodes, lease.held)
+    present = {
+        number: Held(logs[number], each.high_seqno, each.purge_seqno)
+        for number, each in lease.held.items()
+    }
     if manifests:
         check_same_bucket(manifests, present, ", ".join(wish.access.servers))
     last = manifests[-1] if manifests else None
     vb = {}
     for vbucket, now in sorted(present.items()):
         begin = beginning(parts_of(manifests, vbucket), now)
-        held = lease.held[vbucket]
         vb[vbucket] = VBucketPart(
-            held.uuid,
+            lease.held[vbucket].uuid,
             begin.start,
             now.high_seqno,
             purge_seqno=now.purge_seqno,
-            log=now.log,
+            log=now.failover_log,
             cut=begin.cut,
             reset=begin.reset,
             term=nodes.terms.get(vbucket, 0),
@@ -173,21 +176,6 @@ def draft_of(
     )
 
 
-def present_of(lease: Lease, nodes: Nodes) -> dict[int, Present]:
-    """Return what the vBuckets of a lease are like.
-
-    Raises:
-        LeaseEnded: a history has ended since it was granted.
-    """
-    found = {}
-    for vbucket, standing in nodes.standings(lease.held).items():
-        held = lease.held[vbucket]
-        if standing.log[0][0] != held.uuid:
-            raise LeaseEnded(f"vb={vbucket}: a new history began just now")
-        found[vbucket] = Present(held.high_seqno, held.purge_seqno, standing.log)
-    return found
-
-
 def options_of(wish: Wish, last: Manifest | None, vbuckets: int) -> dict[str, Any]:
     """Return what the manifest says of how it was made; what concerns readers is the chain's."""
     groups = wish.groups or max(GROUPS_MIN, vbuckets // GROUP_VBUCKETS)
@@ -203,11 +191,6 @@ def options_of(wish: Wish, last: Manifest | None, vbuckets: int) -> dict[str, An
 def without_value(columns: Columns) -> Columns:
     """Return columns without the value."""
     return replace(columns, names=tuple(name for name in columns.names if name != "value"))
-
-
-def group_of(vbucket: int, vbuckets: int, groups: int) -> int:
-    """Return the group that a vBucket is in: neighbours are together."""
-    return vbucket * groups // vbuckets
 
 
 def tasks_of(

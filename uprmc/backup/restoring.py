@@ -12,7 +12,6 @@ end the target is compared with the backup.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from uprmc.backup.verifying import BackupSide, VerifyReport, verify
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BackupDamaged, BackupForeign, BadOption
 from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.report import Report, TaskReport, merge
+from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.jobs.engines import Engine, LocalEngine, current_attempt
@@ -43,7 +42,7 @@ _FILES_AT_A_TIME = 16
 
 
 @dataclass
-class RestoreReport:
+class RestoreReport(JsonReport):
     """What a restore has done.
 
     Attributes:
@@ -78,10 +77,6 @@ class RestoreReport:
         plain = asdict(replace(self, written=Report(), check=None))
         check = self.check.to_dict() if self.check else None
         return plain | {"written": self.written.to_dict(), "check": check}
-
-    def to_json(self) -> str:
-        """Return it as one line of JSON."""
-        return json.dumps(self.to_dict(), sort_keys=True)
 
     def summary(self) -> str:
         """Return a few lines for people."""
@@ -262,11 +257,14 @@ def _write_groups(
     )
     tasks = [_GroupTask(group, tuple(layers[group]), selection.prefix, shared) for group in left]
 
+    def tell() -> None:
+        progress(Step("restoring", len(done), len(layers), journal.rows, journal.bytes))
+
     def noted(index: int, result: TaskReport) -> None:
         journal.add(left[index], result)
-        progress(_step(done, len(layers)))
+        tell()
 
-    progress(_step(done, len(layers)))
+    tell()
     engine.run(restore_group, tasks, noted)
 
 
@@ -280,12 +278,6 @@ def restore_group(task: _GroupTask) -> TaskReport:
 
 def _rows(layers: Sequence[Layer]) -> int:
     return sum(file.rows for layer in layers for file in layer.files)
-
-
-def _step(done: Mapping[int, TaskReport], total: int) -> Step:
-    rows = sum(report.rows for report in done.values())
-    size = sum(report.bytes for report in done.values())
-    return Step("restoring", len(done), total, rows, size)
 
 
 # --- files ----------------------------------------------------------------------------------------

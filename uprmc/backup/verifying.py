@@ -12,9 +12,8 @@ Deletions count only if that is asked for: nodes may forget them at different ti
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from uprmc.backup.comparing import (
     ONLY_B,
     Compared,
     CompareTask,
-    Difference,
     DigestTask,
     Rules,
     compare,
@@ -36,6 +34,7 @@ from uprmc.backup.differences import write_differences
 from uprmc.backup.digest import FIELDS, Digest, add_up, check_fields
 from uprmc.backup.endpoints import BackupSide, NodeSide, OpenSide, Side, open_side, parts_of
 from uprmc.columnar.errors import BadOption
+from uprmc.columnar.report import JsonReport
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.progress import Progress, Step, unseen
 
@@ -48,7 +47,7 @@ EXAMPLES_MAX = 10
 
 
 @dataclass(frozen=True)
-class VerifyReport:
+class VerifyReport(JsonReport):
     """What the comparison found.
 
     Attributes:
@@ -94,10 +93,6 @@ class VerifyReport:
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON knows it."""
         return asdict(self) | {"same": self.same}
-
-    def to_json(self) -> str:
-        """Return it as one line of JSON."""
-        return json.dumps(self.to_dict(), sort_keys=True)
 
     def summary(self) -> str:
         """Return a few lines for people."""
@@ -163,7 +158,7 @@ def verify(
     work = _Verify(sides, rules, vbuckets, engine or LocalEngine(), progress or unseen)
     work.lease_s, work.now = lease_s, now
     differing, report, first = work.first_look()
-    if not first.is_empty and lag_s is not None and any(isinstance(s, NodeSide) for s in sides):
+    if first.total and lag_s is not None and any(isinstance(s, NodeSide) for s in sides):
         sleep(lag_s)
         second = work.look_again(differing)
         found = second.unsettled_since(first)
@@ -171,7 +166,7 @@ def verify(
         report = replace(report, looks=2, settled=settled)
     else:
         found = first
-    report = found.counted(report)
+    report = _counted(found, report)
     if out is not None:
         write_differences(Path(out), found.listed)
         report = replace(report, out=str(out))
@@ -235,7 +230,7 @@ class _Verify:
     def _is_part(side: OpenSide) -> bool:
         return len(side.there) < side.vbuckets
 
-    def first_look(self) -> tuple[frozenset[int], VerifyReport, _Findings]:
+    def first_look(self) -> tuple[frozenset[int], VerifyReport, Compared]:
         """Return the vBuckets whose digests differ, and in which rows they do."""
         a, b = self._sides
         with self._looking(self._wanted) as (held, rules):
@@ -256,7 +251,7 @@ class _Verify:
             )
             return differing, report, self._compared(held, differing, rules)
 
-    def look_again(self, differing: frozenset[int]) -> _Findings:
+    def look_again(self, differing: frozenset[int]) -> Compared:
         """Return the rows in which vBuckets differ now."""
         with self._looking(differing) as (held, rules):
             return self._compared(held, differing, rules)
@@ -289,7 +284,7 @@ class _Verify:
             add_up(found, each)
         return found
 
-    def _compared(self, held: list[Any], vbuckets: frozenset[int], rules: Rules) -> _Findings:
+    def _compared(self, held: list[Any], vbuckets: frozenset[int], rules: Rules) -> Compared:
         tasks = []
         for part in parts_of(vbuckets, self._engine.parallelism * _TASKS_EACH):
             numbers = frozenset(part)
@@ -297,7 +292,7 @@ class _Verify:
             here = replace(rules, wanted=numbers)
             tasks.append(CompareTask(a, b, here, self._spread(0), self._spread(1)))
         told = self._telling("comparing", len(tasks))
-        return _Findings.of(self._engine.run(compare, tasks, told))
+        return Compared.together(self._engine.run(compare, tasks, told))
 
     def _telling(self, what: str, total: int) -> Callable[[int, object], None]:
         done = 0
@@ -310,63 +305,17 @@ class _Verify:
         return tell
 
 
-@dataclass(frozen=True)
-class _Findings:
-    """All differences of a look."""
-
-    counts: Mapping[str, int]
-    behind: int
-    newer_b: int
-    listed: tuple[Difference, ...]
-
-    @classmethod
-    def of(cls, found: Sequence[Compared]) -> _Findings:
-        counts = {
-            what: sum(each.counts[what] for each in found) for what in (ONLY_A, ONLY_B, DIFFER)
-        }
-        return cls(
-            counts,
-            sum(each.behind for each in found),
-            sum(each.newer_b for each in found),
-            tuple(difference for each in found for difference in each.listed),
-        )
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.total
-
-    def unsettled_since(self, first: _Findings) -> _Findings:
-        """Return those that were there at the first look, too, with a side that stood still.
-
-        With so many that not all are listed, nothing is left out.
-        """
-        if first.total > len(first.listed) or self.total > len(self.listed):
-            return self
-        before = {each.key: each for each in first.listed}
-        left = [
-            each
-            for each in self.listed
-            if (old := before.get(each.key)) and (old.a == each.a or old.b == each.b)
-        ]
-        counts = {what: sum(each.what == what for each in left) for what in self.counts}
-        behind = sum(each.a is not None and not each.b_is_newer for each in left)
-        return _Findings(counts, behind, sum(each.b_is_newer for each in left), tuple(left))
-
-    def counted(self, report: VerifyReport) -> VerifyReport:
-        """Return the report with these differences."""
-        return replace(
-            report,
-            only_a=self.counts[ONLY_A],
-            only_b=self.counts[ONLY_B],
-            differ=self.counts[DIFFER],
-            behind=self.behind,
-            newer_b=self.newer_b,
-            examples=tuple(_text(each.key) for each in self.listed[:EXAMPLES_MAX]),
-        )
+def _counted(found: Compared, report: VerifyReport) -> VerifyReport:
+    """Return the report with these differences."""
+    return replace(
+        report,
+        only_a=found.counts[ONLY_A],
+        only_b=found.counts[ONLY_B],
+        differ=found.counts[DIFFER],
+        behind=found.behind,
+        newer_b=found.newer_b,
+        examples=tuple(_text(each.key) for each in found.listed[:EXAMPLES_MAX]),
+    )
 
 
 def _text(key: bytes) -> str:

@@ -95,7 +95,9 @@ class Shown:
 
     def _figures(self, step: Step) -> str:
         seconds = max(time.monotonic() - self._began, 0.001)
-        words = [f"{step.rows:,} rows", f"{step.rows / seconds:,.0f} rows/s"]
+        words = []
+        if step.rows:
+            words += [f"{step.rows:,} rows", f"{step.rows / seconds:,.0f} rows/s"]
         if step.size_bytes:
             words.append(f"{step.size_bytes / seconds / 1e6:,.1f} MB/s")
         return ", ".join(words)
@@ -112,4 +114,4 @@ def _own_stderr() -> IO[str]:
 def line_of(step: Step, figures: str) -> str:
     """Return a step as a plain line."""
     of = f" of {step.of:,}" if step.of is not None else ""
-    return f"uprmc: {step.what}: {step.done:,}{of} tasks, {figures}"
+    return f"uprmc: {step.what}: {step.done:,}{of} tasks" + (f", {figures}" if figures else "")

@@ -13,10 +13,17 @@ import ssl
 from collections.abc import Sequence
 from typing import Self
 
-from uprmc.columnar.access import Access, parsed_place
-from uprmc.columnar.errors import LoginRefused, ProtocolError, Refused, TlsFailed, Unreachable
+from uprmc.columnar.access import Access, Tls, parsed_place
+from uprmc.columnar.errors import (
+    BadOption,
+    LoginRefused,
+    ProtocolError,
+    Refused,
+    TlsFailed,
+    Unreachable,
+    why,
+)
 from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
-from uprmc.columnar.tls import context_of
 from uprmc.connecting import connected
 from uprmc.consume import features
 from uprmc.consume.conversation import KEEP_ALIVES, Questions, keep_alive_answer
@@ -178,11 +185,11 @@ class Connection:
 
     def _connected(self) -> socket.socket:
         where = parsed_place(self.place)
-        context = context_of(self._access.tls) if self._access.tls else None
+        context = _context_of(self._access.tls) if self._access.tls else None
         try:
             plain = connected(where, self._access.connect_timeout_s)
         except (OSError, UnicodeError) as error:
-            raise Unreachable(f"no node answers at {self.place}: {_why(error)}") from None
+            raise Unreachable(f"no node answers at {self.place}: {why(error)}") from None
         if context is None:
             return plain
         try:
@@ -191,7 +198,7 @@ class Connection:
             plain.close()
             said = isinstance(error, (ssl.SSLError, ValueError))
             kind = TlsFailed if said and not isinstance(error, ssl.SSLEOFError) else TlsCut
-            raise kind(f"{self.place} does not agree on TLS: {_why(error)}") from None
+            raise kind(f"{self.place} does not agree on TLS: {why(error)}") from None
 
     def _introduce(self) -> None:
         access = self._access
@@ -212,10 +219,10 @@ class Connection:
             return
         if answer.status not in _LOGIN:
             raise self.refusal(answer, "the login")
-        why = answer.reason
+        reason = answer.reason
         if answer.status != Status.AUTH_ERROR:
-            why += "; the node knows no logins: leave username out"
-        raise LoginRefused(f"{self.place} does not let {username!r} in: {why}")
+            reason += "; the node knows no logins: leave username out"
+        raise LoginRefused(f"{self.place} does not let {username!r} in: {reason}")
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -272,7 +279,7 @@ class Connection:
         if isinstance(error, TimeoutError):
             limit = self.socket.gettimeout() or 0.0
             return Silent(f"{self.place} said nothing for {limit:g} s{self._hint()}")
-        return Unreachable(f"the connection to {self.place} was lost: {_why(error)}{self._hint()}")
+        return Unreachable(f"the connection to {self.place} was lost: {why(error)}{self._hint()}")
 
     def _hint(self) -> str:
         if self._heard or self._access.tls:
@@ -280,6 +287,27 @@ class Connection:
         return "; is it the upr listener, and does that speak TLS?"
 
 
-def _why(error: Exception) -> str:
-    found = getattr(error, "verify_message", None) or getattr(error, "strerror", None)
-    return str(found or error or type(error).__name__)
+def _context_of(tls: Tls) -> ssl.SSLContext:
+    """Return a context.
+
+    Raises:
+        BadOption: a file cannot be read, or holds no certificate or key.
+    """
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise BadOption(f"tlsCaFile={tls.ca_file}: {_tls_reason(error)}") from None
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if tls.cert_file is not None:
+        try:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+        except (OSError, ssl.SSLError) as error:
+            files = f"tlsCertFile={tls.cert_file} tlsKeyFile={tls.key_file}"
+            raise BadOption(f"{files}: {_tls_reason(error)}") from None
+    return context
+
+
+def _tls_reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or why(error))

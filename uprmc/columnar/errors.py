@@ -48,6 +48,12 @@ class TaskFailed(SparkError):
     code = "UPRMC_TASK"
 
 
+def why(error: Exception) -> str:
+    """Return what an error of the system, of TLS or of a library says, as one line."""
+    found = getattr(error, "verify_message", None) or getattr(error, "strerror", None)
+    return " ".join(str(found or error or type(error).__name__).split())
+
+
 # --- nodes ----------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,6 +28,7 @@ from uprmc.consume import lease as messages
 from uprmc.consume.lease import Grant, parsed_token, token_of, whole_seconds
 from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.errors import RemoteProtocolError
+from uprmc.model import FailoverLog
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
@@ -65,6 +66,11 @@ class Lease:
         self.held = held
         self.seconds = seconds
         self.token = token_of(self.grants, seconds)
+
+    @property
+    def places(self) -> dict[int, str]:
+        """The node that holds each vBucket; it need not have it active any more."""
+        return {number: grant.place for grant in self.grants for number in grant.vbuckets}
 
     def place_of(self, vbucket: int) -> Grant:
         """Return the grant that holds a vBucket; raises `LeaseEnded` if none does."""
@@ -170,6 +176,21 @@ def of_token(access: Access, token: str) -> Lease:
     except ValueError:
         raise BadOption(f"lease={token!r} is no token of a lease") from None
     return Lease(access, grants, {}, seconds)
+
+
+def logs_of(nodes: Nodes, held: Mapping[int, Held]) -> dict[int, FailoverLog]:
+    """Return the failover logs that belong to what a lease holds.
+
+    Raises:
+        LeaseEnded: a vBucket has got another history or another node meanwhile.
+    """
+    found = {}
+    for number, now in nodes.standings(held).items():
+        there = held[number]
+        if (now.log[0][0], now.place) != (there.uuid, there.place):
+            raise LeaseEnded(f"vb={number} got another history while its lease was taken")
+        found[number] = now.log
+    return found
 
 
 class KeptLease:

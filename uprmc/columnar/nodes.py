@@ -8,8 +8,9 @@ connection that was kept open and fails is no silent node: it is dialled once mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Self, TypeVar
 
 from uprmc.columnar.access import Access
@@ -163,8 +164,12 @@ class Nodes:
         wanted = sorted(seqnos) if vbuckets is None else sorted(set(vbuckets))
         found: dict[int, Standing] = {}
         for place, numbers in self.by_place(wanted).items():
-            found |= self.at(place, _Survey(place, numbers, seqnos, items))
-        return {number: replace(found[number], term=self.terms.get(number, 0)) for number in wanted}
+            logs, counts = self.at(place, partial(_survey, numbers, items))
+            for number, log in zip(numbers, logs, strict=True):
+                term = self.terms.get(number, 0)
+                count = counts.get(number, 0)
+                found[number] = Standing(number, place, seqnos[number], log, count, term)
+        return {number: found[number] for number in wanted}
 
     def by_place(self, vbuckets: Iterable[int]) -> dict[str, list[int]]:
         """Return vBuckets grouped by the node that has them; raises `NoVBucket`."""
@@ -288,21 +293,11 @@ class Nodes:
         return "; ".join(words)
 
 
-class _Survey:
-    """Asks one node of its vBuckets, all of them in one pipeline."""
-
-    def __init__(
-        self, place: str, numbers: list[int], seqnos: Mapping[int, int], items: bool
-    ) -> None:
-        self._place, self._numbers, self._seqnos, self._items = place, numbers, seqnos, items
-
-    def __call__(self, connection: Connection) -> dict[int, Standing]:
-        logs = _logs(connection, self._numbers)
-        counts = details(connection, "num_items") if self._items else {}
-        return {
-            number: Standing(number, self._place, self._seqnos[number], log, counts.get(number, 0))
-            for number, log in zip(self._numbers, logs, strict=True)
-        }
+def _survey(
+    numbers: list[int], items: bool, connection: Connection
+) -> tuple[list[FailoverLog], dict[int, int]]:
+    """Ask one node for failover logs, all in one pipeline, and for the numbers of documents."""
+    return _logs(connection, numbers), details(connection, "num_items") if items else {}
 
 
 def _active(connection: Connection) -> _Active:

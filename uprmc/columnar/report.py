@@ -26,8 +26,20 @@ FIRST_ERRORS_MAX = 5
 OUTCOMES = ("applied", "conflicts", "existed", "missing", "skipped", "errors")
 
 
+class JsonReport:
+    """A dataclass that says what work came to, for programs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON knows it."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+
 @dataclass
-class Counts:
+class Counts(JsonReport):
     """What tasks and whole writes count.
 
     Attributes:
@@ -64,14 +76,6 @@ class Counts:
     def balanced(self) -> bool:
         """Tell whether each row has come to something."""
         return self.rows == sum(int(getattr(self, name)) for name in OUTCOMES)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON knows it."""
-        return asdict(self)
-
-    def to_json(self) -> str:
-        """Return it as one line of JSON."""
-        return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -13,7 +13,7 @@ Source: reference memcached, sections 2.1, 2.3 and 4.1; reference UPR, section 6
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -93,37 +93,30 @@ def value_in(frame: bytes) -> bytes:
     return frame[HEADER_BYTES + frame[4] + key_bytes :]
 
 
-class Packer:
-    """Packs batches by options.
+def packed(
+    options: WriteOptions,
+    batch: pa.RecordBatch,
+    first_row: int,
+    vbuckets: int,
+    now: float,
+    item_limit_bytes: int | None = None,
+) -> Piece:
+    """Return the requests for a batch.
 
     Args:
         options: how to write.
-        now: returns Unix time in seconds.
-
-    Attributes:
+        batch: the rows.
+        first_row: the first one's number in the task.
+        vbuckets: how many there are; 0 = it does not matter where keys belong (dry run).
+        now: Unix time in seconds.
         item_limit_bytes: key and value together may have no more, as a node says; ``None`` if it
             has not been asked. It would refuse the row all the same, but the document that was
             there would be gone: that is what memcached does with a set that is too large.
+
+    Raises:
+        BadSchema: a column is missing or has the wrong type.
     """
-
-    def __init__(self, options: WriteOptions, now: Callable[[], float]) -> None:
-        self.item_limit_bytes: int | None = None
-        self._options = options
-        self._now = now
-
-    def pack(self, batch: pa.RecordBatch, first_row: int, vbuckets: int) -> Piece:
-        """Return the requests for a batch.
-
-        Args:
-            batch: the rows.
-            first_row: the first one's number in the task.
-            vbuckets: how many there are; 0 = nobody asks where the keys belong (dry run).
-
-        Raises:
-            BadSchema: a column is missing or has the wrong type.
-        """
-        now, limit = self._now(), self.item_limit_bytes
-        return _Packing(self._options, batch, first_row, now, limit).packed(vbuckets)
+    return _Packing(options, batch, first_row, now, item_limit_bytes).packed(vbuckets)
 
 
 class _Packing:

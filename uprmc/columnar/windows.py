@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 from uprmc.columnar.connection import Connection
-from uprmc.columnar.errors import SparkError, Unreachable
+from uprmc.columnar.errors import SparkError, Unreachable, why
 from uprmc.protocol.header import RESPONSE_HEADER, RequestFrame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
@@ -204,8 +204,7 @@ class Share:
         self.lost = self._deaf or Unreachable(f"{self.connection.place} {why}")
 
     def _failure(self, error: OSError) -> Unreachable:
-        why = error.strerror or str(error) or type(error).__name__
-        return Unreachable(f"the connection to {self.connection.place} was lost: {why}")
+        return Unreachable(f"the connection to {self.connection.place} was lost: {why(error)}")
 
     def _take(self, data: bytes) -> None:
         position, size = 0, len(data)

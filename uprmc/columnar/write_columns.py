@@ -21,6 +21,13 @@ from uprmc.columnar.errors import BadSchema
 Array: TypeAlias = Any
 
 
+_TEXT_OR_BINARY = (
+    *(pa.types.is_null, pa.types.is_string, pa.types.is_binary, pa.types.is_fixed_size_binary),
+    *(pa.types.is_large_string, pa.types.is_large_binary),
+)
+_VIEWS = (pa.string_view(), pa.binary_view())
+
+
 @dataclass(frozen=True)
 class Bytes:
     """A column of keys or values.
@@ -84,21 +91,16 @@ def required(batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
 def bytes_of(column: pa.Array, name: str) -> Bytes:
     """Return a column of text or binary; raises `BadSchema` when it is neither."""
     kind = column.type
-    if pa.types.is_null(kind):
-        return no_bytes(len(column))
-    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-        column = _as_binary(column, name)
-    wide = pa.types.is_large_binary(column.type)
+    if not any(is_kind(kind) for is_kind in _TEXT_OR_BINARY) and kind not in _VIEWS:
+        raise BadSchema(f"column {name!r} has type {kind}, neither text nor binary")
+    null = _nulls(column)
+    column = column.cast(pa.large_binary())
     _, offsets, data = column.buffers()
-    first = column.offset
-    if not len(column) or offsets is None:
-        return no_bytes(len(column))
-    starts = np.frombuffer(offsets, np.int64 if wide else np.int32)[
-        first : first + len(column) + 1
-    ].astype(np.int64)
+    if not len(column) or data is None:
+        return Bytes(b"", np.zeros(len(column) + 1, np.int64), null)
+    starts = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
     begin, end = int(starts[0]), int(starts[-1])
-    held = data.slice(begin, end - begin).to_pybytes() if data is not None else b""
-    return Bytes(held, starts - begin, _nulls(column))
+    return Bytes(data.slice(begin, end - begin).to_pybytes(), starts - begin, null)
 
 
 def no_bytes(rows: int) -> Bytes:
@@ -146,19 +148,6 @@ def texts_of(column: pa.Array, name: str) -> tuple[list[str | None], Array]:
 
 def _plain(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _as_binary(column: pa.Array, name: str) -> pa.Array:
-    kind = column.type
-    if pa.types.is_string(kind):
-        return column.cast(pa.binary())
-    if pa.types.is_large_string(kind):
-        return column.cast(pa.large_binary())
-    if pa.types.is_fixed_size_binary(kind):
-        return column.cast(pa.binary())
-    if kind in (pa.string_view(), pa.binary_view()):
-        return column.cast(pa.large_binary())
-    raise BadSchema(f"column {name!r} has type {kind}, neither text nor binary")
 
 
 def _nulls(column: pa.Array) -> Array:

@@ -6,8 +6,8 @@
     report = writer.finish()
 
 A batch is cut into pieces; a piece is packed (`requests`), carried out (`rounds`, `windows`),
-judged (`judging`) and then held until it is on disk, if that was asked for (`persisting`). Only
-then comes the next one, so the order of the rows is the order of the changes of every key.
+judged (`result_classifier`) and held until it is on disk, if that was asked for (`persisting`).
+Only then comes the next one, so the order of the rows is the order of the changes of every key.
 
 Every row comes to something: `TaskReport` has the counters, and rows that cannot be written are
 errors, never left out in silence.
@@ -33,7 +33,7 @@ from uprmc.columnar.errors import BadRow, TooManyErrors
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.persisting import UnpersistedRows
 from uprmc.columnar.report import FIRST_ERRORS_MAX, TaskReport
-from uprmc.columnar.requests import PIECE_ROWS, Packer, Piece, pieces
+from uprmc.columnar.requests import PIECE_ROWS, Piece, packed, pieces
 from uprmc.columnar.result_classifier import ResultClassifier
 from uprmc.columnar.rounds import Rounds
 from uprmc.columnar.write_options import WriteOptions
@@ -77,7 +77,8 @@ class Writer:
         self._make_nodes = nodes
         self._clock, self._sleep = clock, sleep
         self._began = clock()
-        self._packer = Packer(options, now)
+        self._now = now
+        self._item_limit_bytes: int | None = None
         self._pace = _Pace(options.rate, clock, sleep)
         self._file = (
             ErrorFile(options.errors_path, partition, attempt)
@@ -100,7 +101,8 @@ class Writer:
         for part in pieces(batch, self._pace.rows_max):
             self._pace.wait(part.num_rows)
             vbuckets = 0 if self._options.dry_run else self._connected().vbuckets
-            piece = self._packer.pack(part, self.report.rows, vbuckets)
+            limit = self._item_limit_bytes
+            piece = packed(self._options, part, self.report.rows, vbuckets, self._now(), limit)
             self.report.rows += part.num_rows
             self.report.skipped += piece.skipped
             self.report.bytes += piece.bytes
@@ -147,7 +149,7 @@ class Writer:
         if self._nodes is None:
             options = self._options
             nodes = self._nodes = self._make_nodes(options.access)
-            self._packer.item_limit_bytes = _item_limit(nodes)
+            self._item_limit_bytes = _item_limit(nodes)
             rounds = self._rounds = Rounds(options, nodes, self._clock, self._sleep)
             self._classifier = ResultClassifier(options, rounds, self._fail)
             if options.durability == "persist":

@@ -34,6 +34,7 @@ class Journal:
 
     Attributes:
         done: reports of the tasks that are done, by number.
+        rows, bytes, errors: of all of them.
 
     Raises:
         BadFile: the file is something else, of another work, in use, or cannot be written.
@@ -48,6 +49,7 @@ class Journal:
         read_only: bool = False,
     ) -> None:
         self.done: dict[int, TaskReport] = {}
+        self.rows = self.bytes = self.errors = 0
         self._path, self._work, self._read_only = path, work, read_only
         self._file: IO[bytes] | None = None
         if path is None or (read_only and not path.exists()):
@@ -65,7 +67,7 @@ class Journal:
 
     def add(self, number: int, report: TaskReport) -> None:
         """Note a task as done; it is on disk when this returns. Raises `BadFile`."""
-        self.done[number] = report
+        self._note(number, report)
         self._append({"task": number, "report": report.to_dict()})
 
     def remove(self) -> None:
@@ -132,7 +134,13 @@ class Journal:
         number, report = entry.get("task"), entry.get("report")
         if not isinstance(number, int) or not isinstance(report, dict):
             raise BadFile(f"{self._path} is damaged: begin with a new file")
-        self.done[number] = TaskReport.from_dict(report)
+        self._note(number, TaskReport.from_dict(report))
+
+    def _note(self, number: int, report: TaskReport) -> None:
+        self.done[number] = report
+        self.rows += report.rows
+        self.bytes += report.bytes
+        self.errors += report.errors
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._file is None or self._read_only:

@@ -19,7 +19,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uprmc.columnar.errors import BadFile
+from uprmc.columnar.errors import BadFile, why
 from uprmc.load.inputs import LINE_BYTES_MAX, Task, csv_options, open_bytes
 
 #: So much of a bad line is shown.
@@ -100,7 +100,7 @@ def rows_of(task: Task, columns: Sequence[str] | None = None) -> Iterator[Row | 
                 row.fields.update(constants)
             yield row
     except (OSError, EOFError, pa.ArrowException) as error:
-        raise BadFile(f"cannot read {task.path}: {' '.join(str(error).split())}") from None
+        raise BadFile(f"cannot read {task.path}: {why(error)}") from None
 
 
 # --- lines ----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uprmc.columnar.errors import BadFile, BadOption
+from uprmc.columnar.errors import BadFile, BadOption, why
 
 FORMATS = ("csv", "jsonl", "parquet")
 
@@ -257,12 +257,7 @@ def _tasks_of(path: str, format: str, dialect: Dialect, task_bytes: int) -> Iter
         elif whole.last:
             yield from _ranges(whole, 0, task_bytes if not whole.compressed else whole.last)
     except (OSError, pa.ArrowException) as error:
-        raise BadFile(f"cannot read {path}: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split())
+        raise BadFile(f"cannot read {path}: {why(error)}") from None
 
 
 def _ranges(whole: Task, first: int, task_bytes: int) -> Iterator[Task]:

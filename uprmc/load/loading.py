@@ -9,7 +9,6 @@ run side by side; within one task the last one wins.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from typing import Any
 from uprmc.columnar.error_rows import ErrorRow
 from uprmc.columnar.errors import BadOption, TooManyErrors
 from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.report import Report, TaskReport, merge
+from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
 from uprmc.columnar.write_options import WINDOW_MAX, WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.jobs.engines import Engine, current_attempt
@@ -43,7 +42,7 @@ class Job:
 
 
 @dataclass
-class LoadReport:
+class LoadReport(JsonReport):
     """What a load has done.
 
     Attributes:
@@ -71,10 +70,6 @@ class LoadReport:
         """Return it as JSON knows it."""
         own = {name: value for name, value in asdict(self).items() if name != "counts"}
         return {"verb": "load", **self.counts.to_dict(), **own}
-
-    def to_json(self) -> str:
-        """Return it as one line of JSON."""
-        return json.dumps(self.to_dict(), sort_keys=True)
 
     def summary(self) -> str:
         """Return a few lines for people."""
@@ -197,30 +192,22 @@ class _Watch:
     ) -> None:
         self._journal, self._tasks, self._of = journal, tasks, of
         self._write, self._progress = write, progress
-        reports = journal.done.values()
-        self._rows = sum(report.rows for report in reports)
-        self._bytes = sum(report.bytes for report in reports)
-        self._errors = sum(report.errors for report in reports)
         self._tell()
 
     def done(self, index: int, report: TaskReport) -> None:
         """Note a task; raises `TooManyErrors`."""
         self._journal.add(self._tasks[index].number, report)
-        self._rows += report.rows
-        self._bytes += report.bytes
-        self._errors += report.errors
         self._tell()
-        most = self._write.max_errors
-        if most is not None and self._errors > most:
+        most, errors = self._write.max_errors, self._journal.errors
+        if most is not None and errors > most:
             reasons = merge(self._journal.done.values()).first_errors
             raise TooManyErrors(
-                f"{self._errors:,} rows with errors, {most:,} are allowed; the first: {reasons[0]}"
+                f"{errors:,} rows with errors, {most:,} are allowed; the first: {reasons[0]}"
             )
 
     def _tell(self) -> None:
-        done = len(self._journal.done)
-        verb = "checking" if self._write.dry_run else "loading"
-        self._progress(Step(verb, done, self._of, self._rows, self._bytes))
+        journal, verb = self._journal, "checking" if self._write.dry_run else "loading"
+        self._progress(Step(verb, len(journal.done), self._of, journal.rows, journal.bytes))
 
 
 # --- in a worker ----------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ Source: reference spark, section 3.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,14 +22,11 @@ from uprmc.columnar.errors import BadOption, NoVBucket
 from uprmc.columnar.lease import Held, KeptLease, acquire, of_token
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.read_state import Range
+from uprmc.columnar.reading import OnDone, read
 from uprmc.spark.options import ReadOptions
-from uprmc.spark.partitions import groups, parts_for
+from uprmc.spark.partitions import groups, tasks_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting
-from uprmc.spark.source_rows import rows
 from uprmc.spark.starting import ends_of, starts_of
-
-#: Tasks for each processor, so that one slow task does not leave the others idle.
-TASKS_PER_PROCESSOR = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
         SparkError: the nodes do not answer, refuse, ...
     """
     token = options.lease
-    holders = _holders(options)
+    holders = {} if token is None else of_token(options.access, token).places
     with Nodes(options.access) as nodes:
         chosen = _chosen(nodes, options, wanted, holders)
         known = [number for number in chosen if number in nodes.owners]
@@ -75,7 +71,7 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
     owners = holders or {number: each.place for number, each in standings.items()}
     found = [
         Task(tuple(ranges[number] for number in group), token)
-        for group in groups(items, owners, _parts(options, items))
+        for group in groups(items, owners, tasks_for(options.partitions, items))
     ]
     return found or [Task()]
 
@@ -87,6 +83,27 @@ def run(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
         narrowed = meets(batch)
         if narrowed.num_rows:
             yield narrowed
+
+
+def rows(
+    options: ReadOptions,
+    ranges: Iterable[Range],
+    *,
+    lease: str | None = None,
+    on_done: OnDone | None = None,
+) -> Iterator[Any]:
+    """Yield Arrow batches with the schema of ``options.columns``; see `reading.read`."""
+    return read(
+        options.access,
+        ranges,
+        options.columns,
+        lease=lease,
+        batch_rows=options.batch_rows,
+        batch_bytes=options.batch_bytes,
+        no_value=options.no_value or not options.columns.wants_value,
+        on_done=on_done,
+        lease_s=options.lease_s,
+    )
 
 
 def skipping(ranges: Mapping[int, Range], held: Mapping[int, Held], after: int) -> dict[int, Range]:
@@ -119,14 +136,6 @@ def _batches(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
         yield from rows(options, tuple(left.values()), lease=kept.token)
 
 
-def _holders(options: ReadOptions) -> dict[int, str]:
-    """Return the node of each vBucket of a lease that was given; that node need not be active."""
-    if options.lease is None:
-        return {}
-    lease = of_token(options.access, options.lease)
-    return {number: grant.place for grant in lease.grants for number in grant.vbuckets}
-
-
 def _chosen(
     nodes: Nodes, options: ReadOptions, wanted: Wanted, holders: Mapping[int, str]
 ) -> list[int]:
@@ -147,10 +156,3 @@ def _chosen(
             "(failOnDataLoss=false leaves them out)"
         )
     return [number for number in asked if number not in missing]
-
-
-def _parts(options: ReadOptions, items: Mapping[int, int]) -> int:
-    if options.partitions is not None:
-        return options.partitions
-    most = TASKS_PER_PROCESSOR * (os.cpu_count() or 1)
-    return parts_for(sum(items.values()), len(items), most)

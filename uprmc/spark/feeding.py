@@ -9,16 +9,16 @@ A node that is away is waited for while the feed runs for ever; one that looks o
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uprmc.columnar import errors
 from uprmc.columnar.errors import BadOption, SparkError, TaskFailed, Unreachable
+from uprmc.columnar.report import JsonReport
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.progress import Progress, Step, unseen
 from uprmc.spark.feed_checkpoint import Checkpoint, Shape
@@ -40,7 +40,7 @@ _CODE_WORD = re.compile(r"(UPRMC_[A-Z0-9_]+) ([^\n]+)")
 
 
 @dataclass
-class FeedReport:
+class FeedReport(JsonReport):
     """What a feed did while it ran.
 
     Attributes:
@@ -59,16 +59,12 @@ class FeedReport:
     repeated: int = 0
     seconds: float = 0.0
 
-    def to_json(self) -> str:
-        """Return it as one line of JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
-
     def summary(self) -> str:
         """Return a line for people."""
         again = ", one of them begun by an earlier run" if self.repeated else ""
         return (
-            f"{self.rows} changes in {self.files} files of {self.bytes} bytes, "
-            f"{self.batches} batches{again}, {self.seconds:.1f} s"
+            f"{self.rows:,} changes in {self.files:,} files of {self.bytes:,} bytes, "
+            f"{self.batches:,} batches{again}, {self.seconds:.1f} s"
         )
 
 

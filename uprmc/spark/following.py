@@ -8,7 +8,6 @@ is in the offsets; the object only keeps leases alive and ends them when no batc
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,13 +15,12 @@ from dataclasses import replace
 from uprmc.columnar.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
 from uprmc.columnar.lease import KeptLease, acquire, of_token
 from uprmc.columnar.nodes import Nodes, Standing
-from uprmc.consume.history import history_of
 from uprmc.spark import batch_planner
-from uprmc.spark.batch import TASKS_PER_PROCESSOR
 from uprmc.spark.batch_planner import Seen, Settled, Slice
-from uprmc.spark.offsets import Offset, Position, starting_at
+from uprmc.spark.offsets import Offset, starting_at
 from uprmc.spark.options import ReadOptions
-from uprmc.spark.partitions import groups, parts_for
+from uprmc.spark.partitions import groups, tasks_for
+from uprmc.spark.starting import latest
 from uprmc.spark.stream_task import BatchTask, rules_of, seen_of
 
 #: A lease is taken so often when history branches at the same moment.
@@ -72,14 +70,9 @@ class Follower:
 
     def _latest_of(self, nodes: Nodes) -> Offset:
         """Return the present as a place at or below which nothing was handed over."""
-        positions = {
-            number: Position(
-                history_of(each.log, each.high_seqno), each.high_seqno, origin=each.high_seqno
-            )
-            for number, each in self._standings(nodes).items()
-            if each.high_seqno
-        }
-        return Offset(nodes.vbuckets, positions)
+        found = latest(nodes.vbuckets, self._standings(nodes))
+        positions = {n: replace(each, origin=each.seqno) for n, each in found.positions.items()}
+        return replace(found, positions=positions)
 
     def stop_at_now(self) -> None:
         """From now on `latest` ends with what there is when it is next asked."""
@@ -110,10 +103,7 @@ class Follower:
         if live and start.under_way:
             return batch_planner.carried_on(start, rows)
         here = batch_planner.settled(start, live, places, self._rules)
-        seen = {
-            number: Seen(each.log, each.high_seqno, 0, each.place)
-            for number, each in standings.items()
-        }
+        seen = {number: _seen(each) for number, each in standings.items()}
         if batch_planner.unchanged(here, seen, self._rules):
             return batch_planner.at_rest(here)
         if self._has_seen_now and not start.under_way:
@@ -153,22 +143,15 @@ class Follower:
         by_number = {each.vbucket: each for each in parts}
         return [
             BatchTask(tuple(by_number[number] for number in group), lease)
-            for group in groups(weights, owners, self._tasks(weights))
+            for group in groups(weights, owners, tasks_for(self._options.partitions, weights))
         ]
 
     def _without_lease(self, nodes: Nodes, parts: Iterable[Slice]) -> dict[int, str]:
         """Return who has the vBuckets now; what tasks would fail for is raised here."""
         standings = nodes.standings(each.vbucket for each in parts)
         for each in parts:
-            there = standings[each.vbucket]
-            each.found_again(Seen(there.log, there.high_seqno, 0, there.place), self._rules)
+            each.found_again(_seen(standings[each.vbucket]), self._rules)
         return {number: each.place for number, each in standings.items()}
-
-    def _tasks(self, weights: Mapping[int, int]) -> int:
-        if self._options.partitions is not None:
-            return self._options.partitions
-        most = TASKS_PER_PROCESSOR * (os.cpu_count() or 1)
-        return parts_for(sum(weights.values()), len(weights), most)
 
     def rows_of(self, size_bytes: int) -> int:
         """Return about how many documents are so many bytes, by what the nodes say they have."""
@@ -227,8 +210,7 @@ class Follower:
         """Return the nodes of an offset's lease, by vBucket."""
         if offset.lease is None:
             return {}
-        lease = of_token(self._options.access, offset.lease)
-        return {number: grant.place for grant in lease.grants for number in grant.vbuckets}
+        return of_token(self._options.access, offset.lease).places
 
     def _lives_on(
         self, offset: Offset, places: Mapping[int, str], standings: Mapping[int, Standing]
@@ -277,3 +259,7 @@ class Follower:
                 nodes.close()
             self._nodes = None
             raise
+
+
+def _seen(now: Standing) -> Seen:
+    return Seen(now.log, now.high_seqno, 0, now.place)

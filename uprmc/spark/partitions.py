@@ -9,6 +9,7 @@ Source: reference spark, sections 4 and 6.
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Mapping
 
 #: A task of fewer documents than this costs more to start than to run.
@@ -18,14 +19,20 @@ TASK_ITEMS_MIN = 10_000
 VBUCKET_WEIGHT = 20
 
 
-def parts_for(items: int, vbuckets: int, most: int) -> int:
-    """Return how many tasks are worth starting.
+#: Tasks for each processor, so that one slow task does not leave the others idle.
+TASKS_PER_PROCESSOR = 2
 
-    Args:
-        items: documents of all vBuckets.
-        vbuckets: how many there are.
-        most: tasks that can be of use (two for each processor).
-    """
+
+def tasks_for(asked: int | None, items: Mapping[int, int]) -> int:
+    """Return how many tasks to make: as many as were asked for, or as are worth starting."""
+    if asked is not None:
+        return asked
+    most = TASKS_PER_PROCESSOR * (os.cpu_count() or 1)
+    return parts_for(sum(items.values()), len(items), most)
+
+
+def parts_for(items: int, vbuckets: int, most: int) -> int:
+    """Return how many tasks are worth starting for so many documents, `most` at most."""
     return max(1, min(most, vbuckets, -(-items // TASK_ITEMS_MIN)))
 
 

@@ -56,13 +56,13 @@ def ends_of(
 
 def current(nodes: Nodes) -> str:
     """Return how far all active vBuckets are, as JSON; see `api.current_offsets`."""
-    return _latest(nodes.vbuckets, nodes.standings()).to_json()
+    return latest(nodes.vbuckets, nodes.standings()).to_json()
 
 
 def _offset(text: str, count: int, standings: Mapping[int, Standing]) -> Offset:
     offset = starting_at(text, count)
     if offset is None:
-        return _latest(count, standings)
+        return latest(count, standings)
     if offset.vbuckets != count:
         raise VBucketsChanged(
             f"the offsets are of {offset.vbuckets} vBuckets, the nodes have {count}"
@@ -70,7 +70,8 @@ def _offset(text: str, count: int, standings: Mapping[int, Standing]) -> Offset:
     return offset
 
 
-def _latest(count: int, standings: Mapping[int, Standing]) -> Offset:
+def latest(count: int, standings: Mapping[int, Standing]) -> Offset:
+    """Return how far vBuckets are, as an offset."""
     positions = {
         number: Position(history_of(each.log, each.high_seqno), each.high_seqno)
         for number, each in standings.items()

@@ -19,14 +19,14 @@ from typing import Any
 import pyarrow as pa
 
 from uprmc.columnar.errors import LeaseEnded, Unreachable
-from uprmc.columnar.lease import Held, KeptLease
+from uprmc.columnar.lease import Held, KeptLease, logs_of
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import OnDone
 from uprmc.columnar.schema import Columns
+from uprmc.spark.batch import rows
 from uprmc.spark.batch_planner import Rules, Seen, Slice
 from uprmc.spark.options import ReadOptions
-from uprmc.spark.source_rows import rows
 
 #: What a control row has as `_op`.
 ROLLBACK = "rollback"
@@ -156,13 +156,11 @@ def seen_of(nodes: Nodes, held: Mapping[int, Held]) -> dict[int, Seen]:
     Raises:
         LeaseEnded: a vBucket has got another history or another node meanwhile.
     """
-    found = {}
-    for number, each in nodes.standings(held).items():
-        there = held[number]
-        if each.log[0][0] != there.uuid or each.place != there.place:
-            raise LeaseEnded(f"vb={number} got another history while its lease was taken")
-        found[number] = Seen(each.log, there.high_seqno, there.purge_seqno, there.place)
-    return found
+    logs = logs_of(nodes, held)
+    return {
+        number: Seen(logs[number], each.high_seqno, each.purge_seqno, each.place)
+        for number, each in held.items()
+    }
 
 
 def _range(part: Slice, end: int | None) -> Range:
