@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.client.consumer_world import (
+    CrashingState,
     Mirror,
     World,
     fail_over,
@@ -61,3 +62,24 @@ def test_of_a_history_that_was_lost_now_keeps_what_both_nodes_share(shared: int)
     world.settle(3)
     assert mirror.of(0) == {b"new": b"2"}
     assert mirror.told("rollback") == mirror.told("undo") == []
+
+
+@pytest.mark.acceptance("D45")
+@pytest.mark.parametrize("shared", [False, True], ids=["own file", "shared transaction"])
+def test_a_reached_position_is_saved_when_nothing_has_come_for_a_while(shared: bool) -> None:
+    """Changes that come in quick succession share a commit; a shared transaction never waits."""
+    active, state = node(), CrashingState()
+    state.shared = shared  # type: ignore[attr-defined]
+    world = World(Mirror(), active, state=state, vbuckets=frozenset({0}))
+    write(active, a="1")
+    world.settle(1)
+    written = write(active, a="2")
+    (session,) = world.core.nodes.sessions()
+    world._carry(session)
+    world._carry(session)
+    assert world.handler.of(0) == {b"a": b"2"}  # type: ignore[attr-defined]
+    seqnos = [state.load()[0].seqno]
+    for later in (0.09, 0.11):
+        world.drive(world.core.idle(world.now + later))
+        seqnos.append(state.load()[0].seqno)
+    assert seqnos == [written - 1, written if shared else written - 1, written]

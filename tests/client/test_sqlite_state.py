@@ -20,6 +20,7 @@ import pytest
 from tests.client.state_contract import LOG, at, chunk, commit, ring_seqnos
 from uprmc.client.commit_record import pack_record
 from uprmc.client.ring_chunk import pack_entries
+from uprmc.client.ring_columns import RingColumns
 from uprmc.client.ring_rows import SMALL_ENTRIES, SMALL_ROWS_MAX, RowChanges
 from uprmc.client.sqlite_file import APPLICATION_ID
 from uprmc.client.sqlite_state import DIRECT_ENTRIES, FOLD_RECORDS, SqliteState
@@ -303,7 +304,7 @@ def test_a_file_size_limit_fails_the_commit_and_keeps_what_was(path: Path) -> No
         many = RingChunk(0, [(seqno, b"k" * 200) for seqno in range(2, 1000)])
         for _ in range(2):
             try:
-                commit(state, {0: at(999)}, [many])
+                commit(state, {0: at(9_999)}, [many])
             except StateError as error:
                 print(error)
         assert state.load() == {0: at(1)}
@@ -465,14 +466,14 @@ def test_a_commit_is_one_row_of_the_log_until_the_log_is_folded(path: Path) -> N
         commit(state, dict.fromkeys(vbuckets, at(seqno)), [chunk(n, seqno) for n in vbuckets])
     assert count(state, "uprmc_log") == FOLD_RECORDS
     assert count(state, "uprmc_ring") == 0
-    commit(state, dict.fromkeys(vbuckets, at(999)), [chunk(n, 999) for n in vbuckets])
+    commit(state, dict.fromkeys(vbuckets, at(9_999)), [chunk(n, 9_999) for n in vbuckets])
     assert count(state, "uprmc_log") == 1
     assert rows(state) == [FOLD_RECORDS] * len(vbuckets)
-    assert ring_seqnos(state, 3) == [*range(1, FOLD_RECORDS + 1), 999]
+    assert ring_seqnos(state, 3) == [*range(1, FOLD_RECORDS + 1), 9_999]
     state.close()
     state = opened(path)
-    assert state.load() == dict.fromkeys(vbuckets, at(999))
-    assert ring_seqnos(state, 3) == [*range(1, FOLD_RECORDS + 1), 999]
+    assert state.load() == dict.fromkeys(vbuckets, at(9_999))
+    assert ring_seqnos(state, 3) == [*range(1, FOLD_RECORDS + 1), 9_999]
     state.close()
 
 
@@ -634,7 +635,7 @@ def test_the_position_on_disk_is_what_was_promised(path: Path) -> None:
     assert row[:6] == (3, 110, 100, 120, 50, 7)
     assert row[6] == b"".join(n.to_bytes(8, "little") for entry in LOG for n in entry)
     ((data,),) = connection.execute("SELECT data FROM uprmc_log").fetchall()
-    assert data == pack_record({3: saved}, {}, [chunk(3, 110)])
+    assert data == pack_record({3: saved}, {}, RingColumns.of([chunk(3, 110)]))
     connection.close()
 
 

@@ -156,7 +156,7 @@ class Loop:
         ready = self._selector.select(0)
         if not ready and not any(wire.pending for wire in self._wires):
             with self._lock:
-                self._drive(self.core.idle())
+                self._drive(self.core.idle(time.monotonic()))
             ready = self._selector.select(_TURN_S)
         with self._lock:
             for key, events in ready:

@@ -12,11 +12,12 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 from zlib import crc32
 
-from uprmc.client.state import RingChunk, Saved
+from uprmc.client.ring_columns import RingColumns
+from uprmc.client.state import Saved
 
 _HEAD = struct.Struct("<5I")
 _CRC_BYTES = 4
@@ -32,34 +33,28 @@ class CommitRecord(NamedTuple):
     Attributes:
         positions: by vBucket.
         trims: by vBucket, the seqno up to which older entries were forgotten.
-        chunks: entries that were added after that.
+        ring: entries that were added after that.
     """
 
     positions: Mapping[int, Numbers]
     trims: Mapping[int, int]
-    chunks: Sequence[RingChunk]
+    ring: RingColumns
 
 
-def pack_record(
-    saved: Mapping[int, Saved], trims: Mapping[int, int], chunks: Sequence[RingChunk]
-) -> bytes:
-    """Return a commit as bytes; failover logs and terms are left out. No chunk is empty."""
-    vbuckets = [vbucket for vbucket, _ in chunks]
-    lengths = [len(entries) for _, entries in chunks]
-    entries = list(chain.from_iterable([entries for _, entries in chunks]))
-    seqnos, keys = zip(*entries, strict=True) if entries else ((), ())
+def pack_record(saved: Mapping[int, Saved], trims: Mapping[int, int], ring: RingColumns) -> bytes:
+    """Return a commit as bytes; failover logs and terms are left out."""
     body = b"".join(
         (
-            _HEAD.pack(0, len(saved), len(trims), len(chunks), len(entries))[_CRC_BYTES:],
+            _HEAD.pack(0, len(saved), len(trims), len(ring), len(ring.seqnos))[_CRC_BYTES:],
             _column("I", saved),
             *_numbers(saved),
             _column("I", trims),
             _column("Q", trims.values()),
-            _column("I", vbuckets),
-            _column("I", lengths),
-            _column("Q", seqnos),
-            _column("H", map(len, keys)),
-            *keys,
+            _column("I", ring.vbuckets),
+            _column("I", ring.lengths),
+            _column("Q", ring.seqnos),
+            _column("H", map(len, ring.keys)),
+            *ring.keys,
         )
     )
     return crc32(body).to_bytes(_CRC_BYTES, "little") + body
@@ -93,17 +88,12 @@ def unpack_record(data: bytes) -> CommitRecord:
     moved = reader.column("I", positions)
     columns = [reader.column("Q", positions) for _ in range(_NUMBERS)]
     trimmed = dict(zip(reader.column("I", trims), reader.column("Q", trims), strict=True))
-    vbuckets, lengths = reader.column("I", chunks), reader.column("I", chunks)
-    found = list(zip(reader.column("Q", entries), reader.keys(entries), strict=True))
-    ends = accumulate(lengths, initial=0)
-    return CommitRecord(
-        dict(zip(moved, zip(*columns, strict=True), strict=True)),
-        trimmed,
-        [
-            RingChunk(vbucket, found[start:end])
-            for vbucket, (start, end) in zip(vbuckets, pairwise(ends), strict=True)
-        ],
-    )
+    ring = RingColumns()
+    ring.vbuckets += reader.column("I", chunks)
+    ring.lengths += reader.column("I", chunks)
+    ring.seqnos += reader.column("Q", entries)
+    ring.keys += reader.keys(entries)
+    return CommitRecord(dict(zip(moved, zip(*columns, strict=True), strict=True)), trimmed, ring)
 
 
 class _Reader:

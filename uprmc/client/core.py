@@ -19,6 +19,7 @@ Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,9 @@ _LOGGED_MAX = 100
 
 #: Who listens tells the time more often than this.
 _LISTENING_S = 1.0
+
+#: What was reached is saved with the next batch; by itself when none has come for this long.
+_SAVE_AFTER_S = 0.1
 
 #: While a vBucket is nowhere, nodes are asked so often.
 _SEARCH_S = 0.25
@@ -315,13 +319,16 @@ class UprCore:
             else:
                 yield from self._deal_with(session, event)
 
-    def idle(self) -> Task:
-        """Save what was reached: nothing more is there to be read.
+    def idle(self, now: float = math.inf) -> Task:
+        """Save what was reached: nothing more is there to be read, nor was for a while.
+
+        What the handler wrote in a transaction that it shares with the state is committed at once.
 
         Raises:
             StateError: it could not be written.
         """
-        return self.writer.idle()
+        if self.writer.shared or now - self._intake.now >= _SAVE_AFTER_S:
+            yield from self.writer.idle()
 
     def _deal_with(self, session: NodeSession, event: Event) -> Task:
         if isinstance(event, Accepted):

@@ -16,7 +16,7 @@ import struct
 
 from uprmc.client.errors import NotANode, ProducerError
 from uprmc.client.events import Accepted, Event, StreamEnded
-from uprmc.consume.batch import Received, Run, deletion_numbers
+from uprmc.consume.batch import Batch, Received, Run, deletion_numbers
 from uprmc.consume.history import read_log
 from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
@@ -51,6 +51,8 @@ _MUTATION_BYTES = MUTATION_JUDGED.size
 _MUTATION_PLACE = frame_place(MUTATION_EXTRAS.size, 0)
 _MARKER_HEAD = frame_head(Opcode.UPR_SNAPSHOT_MARKER)
 _MARKER_BYTES = VERSIONED_MARKER_FRAME.size
+_MARKER_PLACE = versioned_marker_place(0)
+_unpack_marker = VERSIONED_MARKER_FRAME.unpack_from
 #: All of a merged frame's third number but the datatype.
 _PLACE_MASK = 0xFF00FFFF
 _MAGICS = (MAGIC_REQUEST, MAGIC_RESPONSE)
@@ -116,6 +118,7 @@ class Decoder:
         last_start = size - frame_bytes
         position = uncounted = 0
         current = low = high = good_place = -1
+        batch: Batch | None = None
         run: Run | None = None
         while position <= last_start:
             head, key_length, place, length, opaque, seqno, nmeta = unpack(data, position)
@@ -126,34 +129,36 @@ class Decoder:
                 if run is not None:
                     received.settle(run, low)
                     run, current = None, -1
-                if head == _MARKER_HEAD and end - position == _MARKER_BYTES:
-                    self._marker(data, position, received)
-                else:
+                if head != _MARKER_HEAD or end - position != _MARKER_BYTES:
                     uncounted += self._other(data, position, end, received)
+                elif (run := self._marker(data, position, received)) is not None:
+                    current, low, high = opaque, run.stream.low, run.stream.high
+                    good_place = -1
                 position = end
                 continue
             if opaque != current:
                 if run is not None:
                     received.settle(run, low)
-                    run = None
+                    run, current = None, -1
                 stream = self._stream(opaque, place & 0xFFFF)
                 if stream is None:  # it has ended
-                    current = -1
                     position = end
                     continue
-                batch, run = received.run_of(stream)
-                add_seqno, add_key = batch.seqnos.append, batch.keys.append
-                add_position, add_end = batch.positions.append, batch.ends.append
+                run = received.run_of(stream)
                 current, low, high = opaque, stream.low, stream.high
                 good_place = -1
             if place != good_place:
-                self._check_place(place, stream)  # type: ignore[arg-type]
+                if received.batch is not batch:
+                    batch = received.current
+                    add_seqno, add_key = batch.seqnos.append, batch.keys.append
+                    add_position, add_end = batch.positions.append, batch.ends.append
+                self._check_place(place, run.stream)  # type: ignore[union-attr]
                 good_place = place
             key_at = position + frame_bytes
             value_at = key_at + key_length
             value_end = end - nmeta
             if not low < seqno <= high or not key_at < value_at <= value_end:
-                raise stream.fault(seqno, low, high)  # type: ignore[union-attr]
+                raise run.stream.fault(seqno, low, high)  # type: ignore[union-attr]
             low = seqno
             add_seqno(seqno)
             add_key(data[key_at:value_at])
@@ -187,18 +192,19 @@ class Decoder:
             raise self._nonsense(f"opcode {opcode:#04x} with a body of {length} bytes")
         return HEADER_BYTES + int(length)
 
-    def _marker(self, data: bytes, position: int, received: Received) -> None:
+    def _marker(self, data: bytes, position: int, received: Received) -> Run | None:
         """Deal with a marker of version 2.2, in the form that our own nodes send."""
-        key_length, place, _, opaque, version, start, end, kind, purge_seqno = (
-            VERSIONED_MARKER_FRAME.unpack_from(data, position)
+        key_length, place, _, opaque, version, start, end, kind, purge_seqno = _unpack_marker(
+            data, position
         )
         vbucket = place & 0xFFFF
-        if key_length or place != versioned_marker_place(vbucket) or version != 2 or start > end:
+        if key_length or place - vbucket != _MARKER_PLACE or version != 2 or start > end:
             self._other(data, position, position + _MARKER_BYTES, received)
-            return
+            return None
         stream = self._stream(opaque, vbucket)
-        if stream is not None:
-            received.begin(stream, tuple.__new__(Marker, (start, end, kind, purge_seqno)))
+        if stream is None:
+            return None
+        return received.begin(stream, tuple.__new__(Marker, (start, end, kind, purge_seqno)))
 
     def _other(self, data: bytes, position: int, end: int, received: Received) -> int:
         """Deal with any one frame; returns its bytes if flow control leaves it out."""
@@ -284,9 +290,9 @@ class Decoder:
         is_set = frame.opcode == Opcode.UPR_MUTATION
         if not stream.low < seqno <= stream.high or not frame.key:
             raise stream.fault(seqno, stream.low, stream.high)
-        batch, run = received.run_of(stream)
+        run = received.run_of(stream)
         end = position + HEADER_BYTES + len(frame.extras) + len(frame.key) + len(frame.value)
-        batch.append(seqno, frame.key, position, end - nmeta if is_set else 0)
+        received.current.append(seqno, frame.key, position, end - nmeta if is_set else 0)
         received.settle(run, seqno)
 
     def _snapshot_end(self, stream: StreamState, frame: RequestFrame, received: Received) -> None:

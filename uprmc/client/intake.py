@@ -66,71 +66,52 @@ class Intake:
     def hand_over(self, session: NodeSession, batch: Batch) -> Task:
         """Hand over a batch, and note what was reached."""
         if self._take_batch is None:
-            yield from self._one_by_one(session, batch)
-            return
-        routes = self.routes
-        unwanted = {run.stream for run in batch.runs if not self._is_wanted(run.stream)}
-        if unwanted:
-            batch = batch.without(unwanted)
-        for run in batch.runs:
-            if run.begun is not None:
-                routes[run.stream.vbucket].place.begin(run.begun.end_seqno, run.begun.purge_seqno)
-        waited_for = self._take_batch(batch)
-        if waited_for is not None:
-            yield waited_for
-        for run in batch.runs:
-            route = routes[run.stream.vbucket]
-            self._took(session, route, batch, run)
-            if run.done is not None:
-                self._complete(route, run.done)
+            yield from self._one_by_one(batch)
+        else:
+            batch = batch.without({run.stream for run in batch.runs if run.stream.dropped})
+            waited_for = self._take_batch(batch)
+            if waited_for is not None:
+                yield waited_for
+            for run in batch.runs:
+                self._took(batch, run)
+        session.items += len(batch)
 
-    def _one_by_one(self, session: NodeSession, batch: Batch) -> Task:
+    def _one_by_one(self, batch: Batch) -> Task:
         handler = self._handler
         mutation, deletion = handler.mutation, handler.deletion
         for run in batch.runs:
-            if not self._is_wanted(run.stream):
+            if run.stream.dropped:
                 continue
-            route = self.routes[run.stream.vbucket]
-            place = route.place
-            if run.begun is not None:
-                start, end, kind, purge_seqno = run.begun
-                place.begin(end, purge_seqno)
-                if not place.inside:
-                    place.inside = True
-                    from_disk = bool(kind & _DISK)
-                    waited_for = handler.snapshot_begin(place.vbucket, start, end, from_disk)
-                    if waited_for is not None:
-                        yield waited_for
+            place = self.routes[run.stream.vbucket].place
+            if run.begun is not None and not place.inside:
+                place.inside = True
+                start, end, kind, _ = run.begun
+                waited_for = handler.snapshot_begin(place.vbucket, start, end, bool(kind & _DISK))
+                if waited_for is not None:
+                    yield waited_for
             for change in batch.changes_of(run):
                 waited_for = mutation(change) if change[0] is SET else deletion(change)
                 if waited_for is not None:
                     yield waited_for
-            self._took(session, route, batch, run)
             if run.done is not None:
                 place.inside = False
                 waited_for = handler.snapshot_end(place.vbucket, run.done)
                 if waited_for is not None:
                     yield waited_for
-                self._complete(route, run.done)
+            self._took(batch, run)
 
-    def _is_wanted(self, stream: StreamState) -> bool:
-        return not stream.dropped and self.routes[stream.vbucket].stream is stream
-
-    def _took(self, session: NodeSession, route: Route, batch: Batch, run: Run) -> None:
+    def _took(self, batch: Batch, run: Run) -> None:
         """Note that a run was handed over."""
-        count = run.last - run.first
-        if count:
-            route.items += count
-            session.items += count
-            if run.done is None:
-                place = route.place
-                place.take(batch.seqnos[run.last - 1])
-                self._positions.reached(place)
-
-    def _complete(self, route: Route, end: int) -> None:
-        """The snapshot up to `end` was handed over completely."""
-        place = route.place
-        place.complete(end)
-        if end >= route.high_seqno:
-            route.high_seqno, route.level_at = end, self.now
-        self._positions.complete(place)
+        route = self.routes[run.stream.vbucket]
+        place, count, end = route.place, run.last - run.first, run.done
+        route.items += count
+        if run.begun is not None:
+            place.begin(run.begun.end_seqno, run.begun.purge_seqno)
+        if end is not None:
+            place.complete(end)
+            if end >= route.high_seqno:
+                route.high_seqno, route.level_at = end, self.now
+            self._positions.complete(place)
+        elif count:
+            place.take(batch.seqnos[run.last - 1])
+            self._positions.reached(place)

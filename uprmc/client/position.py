@@ -11,8 +11,6 @@ seqnos matter, in this order: `ring_from` <= `whole` <= `seqno` <= `applied`.
   (documents were fetched that are newer than the place). As long as it is, a history that leaves
   ours below it makes those keys wrong, although the node would stream from `seqno` without a word.
 
-Ring entries with an empty key are boundaries: ends of snapshots.
-
 Source: ``docs/streams.md``, rollback; systems reference g.2, g.3; acceptance rows D13, D14, D44 to
 D49, P09, P10, P19.
 """
@@ -27,9 +25,6 @@ from uprmc import rollback
 from uprmc.client.state import Saved
 from uprmc.model import SEQNO_MAX, FailoverEntry, FailoverLog, SnapshotRange
 from uprmc.rollback import Held, rollback_point, shared_until
-
-#: Key of the ring entry that marks the end of a snapshot.
-BOUNDARY = b""
 
 #: A node reads so many known versions of a stream request.
 VERSIONS_MAX = 25
@@ -109,9 +104,8 @@ class Place:
 
     def saved(self, *, inside: bool) -> Saved:
         """Return what to save: the place, or only its last whole snapshot unless `inside`."""
-        seqno, end = (self.seqno, self.end) if inside else (self.whole, self.whole)
-        if seqno == self.whole:
-            end = seqno
+        seqno = self.seqno if inside else self.whole
+        end = seqno if seqno == self.whole else self.end
         snapshot = tuple.__new__(SnapshotRange, (self.whole, end))
         numbers = (seqno, snapshot, self.log, self.ring_from, self.purge_seqno, self.term)
         return tuple.__new__(Saved, numbers)
@@ -229,12 +223,14 @@ class Place:
     def begin(self, end: int, purge_seqno: int) -> None:
         """A snapshot up to `end` was announced."""
         self.end = end
-        self.purge_seqno = max(self.purge_seqno, purge_seqno)
+        if purge_seqno > self.purge_seqno:
+            self.purge_seqno = purge_seqno
 
     def take(self, seqno: int) -> None:
         """Everything up to `seqno` was handed over."""
         self.seqno = seqno
-        self.applied = max(self.applied, seqno)
+        if seqno > self.applied:
+            self.applied = seqno
         self.at_now = False
 
     def complete(self, end: int) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 
 from uprmc.client.handler import Handler
 from uprmc.client.node_session import Task
-from uprmc.client.position import BOUNDARY, Place
+from uprmc.client.position import Place
+from uprmc.client.ring_columns import BOUNDARY, RingColumns
 from uprmc.client.state import RingChunk, StateStore
 from uprmc.consume.batch import Batch
 from uprmc.model import FailoverLog
-
-_Entries = dict[int, list[tuple[int, bytes]]]
 
 
 class PositionWriter:
@@ -29,6 +28,7 @@ class PositionWriter:
     Attributes:
         places: by vBucket, those that are followed.
         state: where they are kept.
+        shared: whether the handler's own writes are in the state's transactions.
     """
 
     def __init__(self, state: StateStore, handler: Handler, ring_items: int) -> None:
@@ -37,9 +37,10 @@ class PositionWriter:
         self._ring_items = ring_items
         self._native = handler.native_rollback
         self._durable: Callable[[], Any] | None = getattr(handler, "durable", None)
-        self._inside = self._durable is not None or bool(getattr(state, "shared", False))
+        self.shared = bool(getattr(state, "shared", False))
+        self._inside = self._durable is not None or self.shared
         self._dirty: dict[int, Place] = {}
-        self._boundaries: dict[int, list[tuple[int, bytes]]] = {}
+        self._boundaries: dict[int, list[int]] = {}
 
     def load(self) -> dict[int, Place]:
         """Return the places that the state has."""
@@ -70,36 +71,44 @@ class PositionWriter:
         Raises:
             StateError: it could not be written; nothing is to be handed over.
         """
-        entries = self._entries(batches)
-        for vbucket in entries:
-            place = self.places[vbucket]
-            if not place.kept:
-                self._dirty[vbucket] = place
-        if entries:
-            self._commit(entries)
+        ring, trims = RingColumns(), dict[int, int]()
+        moved = [self._about_to(batch, ring, trims) for batch in batches]
+        if any(moved):
+            self._commit(ring, trims)
 
-    def _entries(self, batches: Iterable[Batch]) -> _Entries:
-        """Return what goes into the ring: keys, and behind them the ends of snapshots.
+    def _about_to(self, batch: Batch, ring: RingColumns, trims: dict[int, int]) -> bool:
+        """Add the keys of a batch to the ring, and behind them the ends of its snapshots.
 
         A native handler can return only to an end that it was told: these are written later.
+        Returns whether there is anything.
         """
-        entries: _Entries = {}
-        for batch in batches:
-            seqnos, keys = batch.seqnos, batch.keys
-            for run in batch.runs:
-                first, last, done = run.first, run.last, run.done
-                if (first == last and done is None) or run.stream.dropped:
-                    continue
-                found = entries.setdefault(run.stream.vbucket, [])
-                if self._native:
-                    continue
-                if last - first == 1:
-                    found.append((seqnos[first], keys[first]))
-                else:
-                    found += zip(seqnos[first:last], keys[first:last], strict=True)
-                if done is not None:
-                    found.append((done, BOUNDARY))
-        return entries
+        batch = batch.without({run.stream for run in batch.runs if run.stream.dropped})
+        places, dirty, keep, native = self.places, self._dirty, self._ring_items, self._native
+        seqnos, moved = batch.seqnos, False
+        whole: dict[int, int] = {}
+        for run in batch.runs:
+            count, done = run.last - run.first, run.done
+            if not count and done is None:
+                continue
+            moved, vbucket = True, run.stream.vbucket
+            place = places[vbucket]
+            if not place.kept:
+                dirty[vbucket] = place
+            if native:
+                continue
+            if count:
+                ring.vbuckets.append(vbucket)
+                ring.lengths.append(count)
+            if done is not None:
+                whole[vbucket] = done
+            trimmed = place.remember(done or seqnos[run.last - 1], count, keep)
+            if trimmed is not None:
+                trims[vbucket], dirty[vbucket] = trimmed, place
+        if not native:
+            ring.seqnos += seqnos
+            ring.keys += batch.keys
+            ring.add_boundaries([*whole], [*whole.values()])
+        return moved
 
     def reached(self, place: Place) -> None:
         """The place has moved."""
@@ -109,7 +118,7 @@ class PositionWriter:
     def complete(self, place: Place) -> None:
         """A snapshot was handed over completely."""
         if self._native:
-            self._boundaries.setdefault(place.vbucket, []).append((place.whole, BOUNDARY))
+            self._boundaries.setdefault(place.vbucket, []).append(place.whole)
         self._dirty[place.vbucket] = place
 
     def adopted(self, place: Place) -> None:
@@ -121,25 +130,20 @@ class PositionWriter:
         """Write what was reached: nothing more comes for now."""
         if self._dirty:
             yield from self.make_durable()
-            self._commit({})
+            self._commit(RingColumns(), {})
 
-    def _commit(self, entries: _Entries) -> None:
-        dirty, places, keep = self._dirty, self.places, self._ring_items
+    def _commit(self, ring: RingColumns, trims: dict[int, int]) -> None:
+        dirty = self._dirty
         for vbucket, ends in self._boundaries.items():
-            entries.setdefault(vbucket, []).extend(ends)
+            ring.add(vbucket, ends, [BOUNDARY] * len(ends))
+            place = self.places[vbucket]
+            trimmed = place.remember(ends[-1], len(ends), self._ring_items)
+            if trimmed is not None:
+                trims[vbucket], dirty[vbucket] = trimmed, place
         self._boundaries = {}
-        chunks, trims = [], {}
-        for vbucket, found in entries.items():
-            if found:
-                chunks.append(RingChunk(vbucket, found))
-                count = len(found) if self._native else _keys_among(found)
-                trimmed = places[vbucket].remember(found[-1][0], count, keep)
-                if trimmed is not None:
-                    trims[vbucket] = trimmed
-                    dirty[vbucket] = places[vbucket]
         inside = self._inside
         saved = {vbucket: place.saved(inside=inside) for vbucket, place in dirty.items()}
-        self.state.commit(saved, chunks, trims, {})
+        self.state.commit(saved, ring, trims, {})
         for place in dirty.values():
             place.kept = True
         self._dirty = {}
@@ -153,9 +157,8 @@ class PositionWriter:
 
     def boundaries(self, vbucket: int) -> list[int]:
         """Return the ends of snapshots that are remembered."""
-        pending = self._boundaries.get(vbucket, [])
-        entries = [*self.state.ring_after(vbucket, 0), *pending]
-        return [seqno for seqno, key in entries if key == BOUNDARY]
+        kept = [seqno for seqno, key in self.state.ring_after(vbucket, 0) if key == BOUNDARY]
+        return kept + self._boundaries.get(vbucket, [])
 
     def going_back(self, place: Place, seqno: int) -> None:
         """Write that a place is at `seqno`, before the handler undoes anything.
@@ -214,11 +217,6 @@ class PositionWriter:
 
     def _drop_boundaries(self, vbucket: int, above: int) -> None:
         pending = self._boundaries.pop(vbucket, [])
-        kept = [entry for entry in pending if entry[0] <= above]
+        kept = [end for end in pending if end <= above]
         if kept:
             self._boundaries[vbucket] = kept
-
-
-def _keys_among(entries: list[tuple[int, bytes]]) -> int:
-    """Return how many entries are keys, not ends of snapshots."""
-    return len(entries) - [key for _, key in entries].count(BOUNDARY)

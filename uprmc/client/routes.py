@@ -49,4 +49,6 @@ class Route:
         if self.streaming:
             self.off_at = now
         self.lost_at = now
+        if self.stream is not None:
+            self.stream.dropped = True
         self.session, self.stream, self.streaming = None, None, False

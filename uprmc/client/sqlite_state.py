@@ -20,11 +20,13 @@ import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from typing import Any, Literal
 from zlib import crc32
 
 from uprmc.client.commit_record import pack_record, unpack_record
 from uprmc.client.ring_chunk import pack_entries, unpack_entries
+from uprmc.client.ring_columns import RingColumns
 from uprmc.client.ring_rows import Row, RowChanges
 from uprmc.client.sqlite_file import TABLES, UPGRADES, VERSION, check_shared, open_file, told
 from uprmc.client.state import RingChunk, Saved, StateError, StateRefused
@@ -34,8 +36,8 @@ from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
 DIRECT_ENTRIES = 64
 
 #: The log is folded when it has this many entries, or this many records.
-FOLD_ENTRIES = 65_536
-FOLD_RECORDS = 256
+FOLD_ENTRIES = 131_072
+FOLD_RECORDS = 1_024
 
 _LOCK_TIMEOUT_S = 1.0
 _NO_FLOOR = -1
@@ -50,29 +52,41 @@ class _Log:
     """What the log's rows say, in memory.
 
     Attributes:
-        chunks: entries by vBucket, in the order in which they came.
-        entries: how many there are.
+        size: how many entries of the ring there are.
         records: how many rows.
         moved: vBuckets whose positions have moved.
     """
 
     def __init__(self) -> None:
-        self.chunks: dict[int, list[Sequence[tuple[int, bytes]]]] = {}
-        self.entries = self.records = 0
+        self.size = self.records = 0
         self.moved: set[int] = set()
+        self._entries: dict[int, list[tuple[int, bytes]]] = {}
+        self._new: list[RingColumns] = []
 
-    def add(self, moved: Iterable[int], chunks: Iterable[RingChunk]) -> None:
+    def add(self, moved: Iterable[int], ring: RingColumns) -> None:
         """Take in a record."""
         self.records += 1
         self.moved.update(moved)
-        for vbucket, entries in chunks:
-            self.chunks.setdefault(vbucket, []).append(entries)
-            self.entries += len(entries)
+        self.size += len(ring.seqnos)
+        self._new.append(ring)
+
+    @property
+    def entries(self) -> Mapping[int, Sequence[tuple[int, bytes]]]:
+        """Entries by vBucket, in the order in which they came."""
+        found = self._entries
+        for ring in self._new:
+            each = chain.from_iterable(map(repeat, ring.vbuckets, ring.lengths))
+            for vbucket, seqno, key in zip(each, ring.seqnos, ring.keys, strict=True):
+                if vbucket in found:
+                    found[vbucket].append((seqno, key))
+                else:
+                    found[vbucket] = [(seqno, key)]
+        self._new.clear()
+        return found
 
     def after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
         """Return a vBucket's entries above a seqno."""
-        chunks = self.chunks.get(vbucket, ())
-        return [entry for entries in chunks for entry in entries if entry[0] > seqno]
+        return [entry for entry in self.entries.get(vbucket, ()) if entry[0] > seqno]
 
 
 class SqliteState:
@@ -160,7 +174,7 @@ class SqliteState:
                 self._saved[vbucket] = Saved(seqno, snapshot, log, ring_from, purge, term)
             for vbucket, floor in record.trims.items():
                 self._floors[vbucket] = max(floor, self._floors.get(vbucket, 0))
-            self._log.add(record.positions, record.chunks)
+            self._log.add(record.positions, record.ring)
 
     def _recognise(self, name: str, vbuckets: int) -> None:
         """Check that the state is this consumer's; make it if there is none."""
@@ -244,7 +258,7 @@ class SqliteState:
     def commit(
         self,
         saved: Mapping[int, Saved],
-        ring: Sequence[RingChunk],
+        ring: Iterable[RingChunk],
         trims: Mapping[int, int],
         cuts: Mapping[int, int],
     ) -> None:
@@ -252,10 +266,10 @@ class SqliteState:
         floors = self._floors
         if trims:
             floors = floors | {n: max(at, floors.get(n, 0)) for n, at in trims.items()}
-        chunks = [chunk for chunk in ring if chunk.entries]
-        below = [n for n, found in chunks if found[0][0] <= floors.get(n, _NO_FLOOR)]
-        log = self._log
-        folds = cuts or below or log.entries >= FOLD_ENTRIES or log.records >= FOLD_RECORDS
+        added, log = RingColumns.of(ring), self._log
+        firsts = added.firsts() if floors else ()
+        below = [n for n, first in firsts if first <= floors.get(n, _NO_FLOOR)]
+        folds = cuts or below or log.size >= FOLD_ENTRIES or log.records >= FOLD_RECORDS
         changes = RowChanges(self._rows, self._next_id, self._entries)
         with self._changing():
             for vbucket, seqno in trims.items():
@@ -266,10 +280,9 @@ class SqliteState:
                 for vbucket in {*below, *cuts}:
                     limits = floors.pop(vbucket, _NO_FLOOR), cuts.get(vbucket, SEQNO_MAX)
                     changes.limit(vbucket, *limits)
-            for vbucket, entries in chunks:
-                if len(entries) >= DIRECT_ENTRIES:
-                    changes.append(vbucket, entries)
-            few = [chunk for chunk in chunks if len(chunk.entries) < DIRECT_ENTRIES]
+            many, few = added.parted(DIRECT_ENTRIES)
+            for vbucket, entries in many:
+                changes.append(vbucket, entries)
             self._write(changes, saved)
             if folds:
                 trims = floors
@@ -294,7 +307,7 @@ class SqliteState:
                 "DELETE FROM uprmc_position WHERE vbucket = ?", [(number,) for number in numbers]
             )
             if floors:
-                self._insert_record(pack_record({}, floors, ()))
+                self._insert_record(pack_record({}, floors, RingColumns()))
         changes.applied()
         self._log, self._floors, self._next_id = _Log(), floors, changes.next_id
         for number in numbers:
@@ -312,7 +325,7 @@ class SqliteState:
 
     def _fold(self, changes: RowChanges, floors: Mapping[int, int]) -> None:
         """Make rows of what the log says, and empty it."""
-        for vbucket in self._log.chunks:
+        for vbucket in self._log.entries:
             entries = self._log.after(vbucket, floors.get(vbucket, _NO_FLOOR))
             if entries:
                 changes.append(vbucket, sorted(entries))
@@ -335,7 +348,7 @@ class SqliteState:
         known, changed = self._saved.get, {}
         for vbucket, new in saved.items():
             old = known(vbucket)
-            if old is None or old.term != new.term or old.log != new.log:
+            if old is None or old.log is not new.log or old.term != new.term:
                 changed[vbucket] = new
         self._write_positions(changed)
 

@@ -78,7 +78,7 @@ class StateStore(Protocol):
     def commit(
         self,
         saved: Mapping[int, Saved],
-        ring: Sequence[RingChunk],
+        ring: Iterable[RingChunk],
         trims: Mapping[int, int],
         cuts: Mapping[int, int],
     ) -> None:
@@ -131,7 +131,7 @@ class MemoryState:
     def commit(
         self,
         saved: Mapping[int, Saved],
-        ring: Sequence[RingChunk],
+        ring: Iterable[RingChunk],
         trims: Mapping[int, int],
         cuts: Mapping[int, int],
     ) -> None:

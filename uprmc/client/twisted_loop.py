@@ -165,7 +165,7 @@ class Loop:
         heard = self.heard
         await self._gather()
         if heard == self.heard and not self._stopping:
-            await self._drive(self.core.idle())
+            await self._drive(self.core.idle(time.monotonic()))
             self._tell_barriers()
             if heard == self.heard:
                 await self._wait(_TURN_S)

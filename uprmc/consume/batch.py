@@ -198,7 +198,9 @@ class Batch:
                       deleted_at)  # fmt: skip
 
     def without(self, unwanted: set[StreamState]) -> Batch:
-        """Return the batch without the items of some streams."""
+        """Return the batch without the items of some streams, itself if that is all of it."""
+        if not unwanted:
+            return self
         found = Batch(self._data, has_values=self._has_values)
         for run in self.runs:
             if run.stream not in unwanted:
@@ -255,8 +257,8 @@ class Received:
         self.events.append(event)
         self.batch = None
 
-    def begin(self, stream: StreamState, marker: Marker) -> None:
-        """Take a snapshot marker.
+    def begin(self, stream: StreamState, marker: Marker) -> Run:
+        """Take a snapshot marker; returns where its items go; `settle` must follow.
 
         Raises:
             StreamFault: it does not fit what came before.
@@ -264,8 +266,7 @@ class Received:
         completed = stream.announce(marker)
         if completed is not None:
             self._done(stream, completed)
-        batch = self._batch_for(stream)
-        batch.runs.append(Run(stream, len(batch.keys), marker))
+        return self._new_run(stream, marker)
 
     def complete(self, stream: StreamState) -> None:
         """All of the snapshot was sent."""
@@ -273,35 +274,42 @@ class Received:
         if end is not None:
             self._done(stream, end)
 
-    def run_of(self, stream: StreamState) -> tuple[Batch, Run]:
+    def run_of(self, stream: StreamState) -> Run:
         """Return where the next item of a stream goes; `settle` must follow."""
-        batch = self._batch_for(stream)
-        run = batch.runs[-1] if batch.runs else None
-        if run is None or run.stream is not stream:
-            run = Run(stream, len(batch.keys))
-            batch.runs.append(run)
-        return batch, run
+        batch = self.batch
+        if batch is not None and batch.runs and stream not in self._complete:
+            run = batch.runs[-1]
+            if run.stream is stream:
+                return run
+        return self._new_run(stream)
 
     def settle(self, run: Run, seqno: int) -> None:
-        """Note that items up to `seqno` were added to the last run."""
-        stream, batch = run.stream, self.batch
-        assert batch is not None
-        stream.seqno = stream.low = seqno
-        run.last = len(batch.keys)
-        if seqno == stream.high:
-            run.done = seqno
-            self._complete.add(stream)
+        """Note that items up to `seqno` were added to the last run, or none."""
+        stream = run.stream
+        last = run.last = len(self.current.keys)
+        if last > run.first:
+            stream.seqno = stream.low = seqno
+            if seqno == stream.high:
+                run.done = seqno
+                self._complete.add(stream)
+
+    @property
+    def current(self) -> Batch:
+        """The batch of the last run."""
+        assert self.batch is not None
+        return self.batch
 
     def _done(self, stream: StreamState, end: int) -> None:
-        _, run = self.run_of(stream)
-        run.done = end
+        self.run_of(stream).done = end
         self._complete.add(stream)
 
-    def _batch_for(self, stream: StreamState) -> Batch:
-        """Return a batch in which no snapshot of the stream is complete yet."""
+    def _new_run(self, stream: StreamState, marker: Marker | None = None) -> Run:
+        """Begin a run in a batch in which no snapshot of the stream is complete yet."""
         batch = self.batch
         if batch is None or stream in self._complete:
             batch = self.batch = Batch(self._data, has_values=self._has_values)
             self.events.append(batch)
             self._complete.clear()
-        return batch
+        run = Run(stream, len(batch.keys), marker)
+        batch.runs.append(run)
+        return run
