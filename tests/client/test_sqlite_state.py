@@ -646,7 +646,14 @@ def test_many_entries_of_one_vbucket_are_a_row_of_the_ring(path: Path) -> None:
     state.close()
     connection = sqlite3.connect(path)
     (ring,) = connection.execute("SELECT * FROM uprmc_ring").fetchall()
-    assert ring == (1, 3, 1, DIRECT_ENTRIES, DIRECT_ENTRIES, pack_entries(many.entries))
+    assert ring == (
+        1,
+        3,
+        1,
+        DIRECT_ENTRIES,
+        DIRECT_ENTRIES,
+        pack_entries(*zip(*many.entries, strict=True)),
+    )
     connection.close()
 
 

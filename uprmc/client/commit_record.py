@@ -9,13 +9,10 @@ of their entries. Columns are written and read in a few calls, however many vBuc
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Mapping
 from typing import NamedTuple
-from zlib import crc32
 
+from uprmc.client.ring_chunk import ColumnReader, check, column, with_checksum
 from uprmc.client.ring_columns import RingColumns
 from uprmc.client.state import Saved
 
@@ -43,21 +40,20 @@ class CommitRecord(NamedTuple):
 
 def pack_record(saved: Mapping[int, Saved], trims: Mapping[int, int], ring: RingColumns) -> bytes:
     """Return a commit as bytes; failover logs and terms are left out."""
-    body = b"".join(
+    return with_checksum(
         (
             _HEAD.pack(0, len(saved), len(trims), len(ring), len(ring.seqnos))[_CRC_BYTES:],
-            _column("I", saved),
+            column("I", saved),
             *_numbers(saved),
-            _column("I", trims),
-            _column("Q", trims.values()),
-            _column("I", ring.vbuckets),
-            _column("I", ring.lengths),
-            _column("Q", ring.seqnos),
-            _column("H", map(len, ring.keys)),
+            column("I", trims),
+            column("Q", trims.values()),
+            column("I", ring.vbuckets),
+            column("I", ring.lengths),
+            column("Q", ring.seqnos),
+            column("H", map(len, ring.keys)),
             *ring.keys,
         )
     )
-    return crc32(body).to_bytes(_CRC_BYTES, "little") + body
 
 
 def _numbers(saved: Mapping[int, Saved]) -> list[bytes]:
@@ -65,14 +61,7 @@ def _numbers(saved: Mapping[int, Saved]) -> list[bytes]:
         return []
     seqnos, snapshots, _, rings_from, purge_seqnos, _ = zip(*saved.values(), strict=True)
     starts, ends = zip(*snapshots, strict=True)
-    return [_column("Q", each) for each in (seqnos, starts, ends, rings_from, purge_seqnos)]
-
-
-def _column(kind: str, numbers: Iterable[int]) -> bytes:
-    found = array(kind, numbers)
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found.tobytes()
+    return [column("Q", each) for each in (seqnos, starts, ends, rings_from, purge_seqnos)]
 
 
 def unpack_record(data: bytes) -> CommitRecord:
@@ -81,10 +70,9 @@ def unpack_record(data: bytes) -> CommitRecord:
     Raises:
         ValueError, struct.error: these are not the bytes that it returned.
     """
-    crc, positions, trims, chunks, entries = _HEAD.unpack_from(data)
-    if crc != crc32(memoryview(data)[_CRC_BYTES:]):
-        raise ValueError("a record with a wrong checksum")
-    reader = _Reader(data)
+    check(data, "a record")
+    _, positions, trims, chunks, entries = _HEAD.unpack_from(data)
+    reader = ColumnReader(data, _HEAD.size)
     moved = reader.column("I", positions)
     columns = [reader.column("Q", positions) for _ in range(_NUMBERS)]
     trimmed = dict(zip(reader.column("I", trims), reader.column("Q", trims), strict=True))
@@ -94,26 +82,3 @@ def unpack_record(data: bytes) -> CommitRecord:
     ring.seqnos += reader.column("Q", entries)
     ring.keys += reader.keys(entries)
     return CommitRecord(dict(zip(moved, zip(*columns, strict=True), strict=True)), trimmed, ring)
-
-
-class _Reader:
-    """Reads columns one after the other."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = _HEAD.size
-
-    def column(self, kind: str, count: int) -> Sequence[int]:
-        found = array(kind)
-        end = self._at + count * found.itemsize
-        found.frombytes(self._data[self._at : end])
-        self._at = end
-        if sys.byteorder == "big":
-            found.byteswap()
-        return found
-
-    def keys(self, count: int) -> list[bytes]:
-        lengths = self.column("H", count)
-        return [
-            self._data[start:end] for start, end in pairwise(accumulate(lengths, initial=self._at))
-        ]

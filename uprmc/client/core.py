@@ -225,6 +225,9 @@ class UprCore:
     def _try_all(self, sessions: list[NodeSession], now: float) -> Task:
         if not self.nodes.all_asked():
             return  # one that has not told yet may have what another only believes to have
+        connected = [self.nodes.named(session.place).since for session in sessions]
+        if not any(self.nodes.asked_since(since, now) for since in connected):
+            return  # see `_try`
         room = sum(_FOLLOWING_MAX - self._following[session] for session in sessions)
         for vbucket in sorted(self._table.waiting) if room else ():
             route = self._routes[vbucket]

@@ -69,14 +69,17 @@ class RingColumns:
         seqnos = self.seqnos
         return zip(self.vbuckets, [seqnos[start] for start, _ in self._ranges()], strict=True)
 
-    def parted(self, size: int) -> tuple[RingColumns, RingColumns]:
-        """Return the chunks with at least this many entries, and the others."""
-        large, small = RingColumns(), RingColumns()
+    def parted(self, size: int) -> tuple[list[tuple[int, list[int], list[bytes]]], RingColumns]:
+        """Return vBucket, seqnos and keys of chunks with at least so many entries, and the rest."""
         if not self.lengths or max(self.lengths) < size:
-            return large, self
+            return [], self
+        large, small = [], RingColumns()
         for vbucket, (start, end) in zip(self.vbuckets, self._ranges(), strict=True):
-            found = large if end - start >= size else small
-            found.add(vbucket, self.seqnos[start:end], self.keys[start:end])
+            chunk = vbucket, self.seqnos[start:end], self.keys[start:end]
+            if end - start >= size:
+                large.append(chunk)
+            else:
+                small.add(*chunk)
         return large, small
 
     def _ranges(self) -> Iterable[tuple[int, int]]:

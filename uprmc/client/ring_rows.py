@@ -7,7 +7,7 @@ one vBucket are packed into one when the next comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 #: Rows with fewer entries are small; this many of one vBucket become one.
@@ -36,7 +36,7 @@ class RowChanges:
 
     Attributes:
         gone: ids of rows to delete.
-        added: rows to write by id, with their vBuckets and entries.
+        added: rows to write by id, with their vBuckets, seqnos and keys.
         next_id: above every row's, those in `added` included.
     """
 
@@ -44,7 +44,7 @@ class RowChanges:
         self, rows: dict[int, list[Row]], next_id: int, read: Callable[[Row, int], Entries]
     ) -> None:
         self.gone: list[tuple[int]] = []
-        self.added: dict[int, tuple[Row, int, Entries]] = {}
+        self.added: dict[int, tuple[Row, int, Sequence[int], Sequence[bytes]]] = {}
         self.next_id = next_id
         self._index = rows
         self._read = read
@@ -76,15 +76,17 @@ class RowChanges:
                 continue
             rest = [entry for entry in self._take(row, vbucket) if above < entry[0] <= up_to]
             if rest:
-                kept.append(self._add(vbucket, rest))
+                kept.append(self._add(vbucket, *zip(*rest, strict=True)))
         self._rows[vbucket] = kept
 
-    def append(self, vbucket: int, entries: Entries) -> None:
+    def append(self, vbucket: int, seqnos: Sequence[int], keys: Sequence[bytes]) -> None:
         """Add a row, or put the entries into one with all small rows if there are too many."""
         rows = self._of(vbucket)
-        if len(rows) >= SMALL_ROWS_MAX:
-            entries = sorted([*self._small_ones(vbucket, rows), *entries])
-        rows.append(self._add(vbucket, entries))
+        small = self._small_ones(vbucket, rows) if len(rows) >= SMALL_ROWS_MAX else ()
+        if small:
+            entries = sorted([*small, *zip(seqnos, keys, strict=True)])
+            seqnos, keys = zip(*entries, strict=True)
+        rows.append(self._add(vbucket, seqnos, keys))
 
     def _of(self, vbucket: int) -> list[Row]:
         rows = self._rows.get(vbucket)
@@ -92,7 +94,7 @@ class RowChanges:
             rows = self._rows[vbucket] = list(self._index.get(vbucket, ()))
         return rows
 
-    def _small_ones(self, vbucket: int, rows: list[Row]) -> Iterable[tuple[int, bytes]]:
+    def _small_ones(self, vbucket: int, rows: list[Row]) -> Entries:
         """Take small rows out of `rows` when there are too many, and return their entries."""
         small = [row for row in rows if row.entries < SMALL_ENTRIES]
         if len(small) < SMALL_ROWS_MAX:
@@ -102,16 +104,19 @@ class RowChanges:
 
     def _take(self, row: Row, vbucket: int) -> Entries:
         """Return a row's entries, and have it deleted."""
-        entries = self.added[row.id][2] if row.id in self.added else self._read(row, vbucket)
+        if row.id in self.added:
+            found: Entries = list(zip(*self.added[row.id][2:], strict=True))
+        else:
+            found = self._read(row, vbucket)
         self._drop(row)
-        return entries
+        return found
 
     def _drop(self, row: Row) -> None:
         if self.added.pop(row.id, None) is None:
             self.gone.append((row.id,))
 
-    def _add(self, vbucket: int, entries: Entries) -> Row:
-        row = Row(self.next_id, entries[0][0], entries[-1][0], len(entries))
+    def _add(self, vbucket: int, seqnos: Sequence[int], keys: Sequence[bytes]) -> Row:
+        row = Row(self.next_id, seqnos[0], seqnos[-1], len(seqnos))
         self.next_id += 1
-        self.added[row.id] = (row, vbucket, entries)
+        self.added[row.id] = (row, vbucket, seqnos, keys)
         return row

@@ -281,8 +281,8 @@ class SqliteState:
                     limits = floors.pop(vbucket, _NO_FLOOR), cuts.get(vbucket, SEQNO_MAX)
                     changes.limit(vbucket, *limits)
             many, few = added.parted(DIRECT_ENTRIES)
-            for vbucket, entries in many:
-                changes.append(vbucket, entries)
+            for chunk in many:
+                changes.append(*chunk)
             self._write(changes, saved)
             if folds:
                 trims = floors
@@ -328,7 +328,7 @@ class SqliteState:
         for vbucket in self._log.entries:
             entries = self._log.after(vbucket, floors.get(vbucket, _NO_FLOOR))
             if entries:
-                changes.append(vbucket, sorted(entries))
+                changes.append(vbucket, *zip(*sorted(entries), strict=True))
         self._write_positions({vbucket: self._saved[vbucket] for vbucket in self._log.moved})
         self._connection.execute("DELETE FROM uprmc_log")
 
@@ -340,11 +340,11 @@ class SqliteState:
             self._connection.executemany(
                 "INSERT INTO uprmc_ring VALUES (?, ?, ?, ?, ?, ?)",
                 [
-                    (row.id, vbucket, _signed(row.first), _signed(row.last), row.entries, data)
-                    for row, vbucket, entries in changes.added.values()
-                    for data in [pack_entries(entries)]
+                    (row.id, vbucket, _signed(row.first), _signed(row.last), row.entries,
+                     pack_entries(seqnos, keys))
+                    for row, vbucket, seqnos, keys in changes.added.values()
                 ],
-            )
+            )  # fmt: skip
         known, changed = self._saved.get, {}
         for vbucket, new in saved.items():
             old = known(vbucket)
