@@ -28,7 +28,7 @@ def settings_page() -> str:
     """List every setting, by section."""
     parts = [
         "# Settings",
-        "How they are set is told in [Operating a node](../operations.md#settings).",
+        "[Operating a node](../operations.md#settings) describes how to set them.",
     ]
     by_section: dict[str, list[SettingInfo]] = {}
     for info in describe():
@@ -81,7 +81,7 @@ def metrics_page() -> str:
     ]
     return page(
         "# Metrics",
-        "[Operating a node](../operations.md#metrics) says which are worth an alarm.",
+        "[Operating a node](../operations.md#metrics) lists those that deserve an alarm.",
         table(("name", "kind", "labels", "meaning"), rows),
     )
 
@@ -94,7 +94,7 @@ def log_events_page() -> str:
     rows = [(f"`{name}`", info.level, info.meaning) for name, info in EVENTS.items()]
     return page(
         "# Log events",
-        "The form of the log is described in [Operating a node](../operations.md#log).",
+        "[Operating a node](../operations.md#log) describes the format of the log.",
         table(("event", "level", "meaning"), rows),
     )
 

@@ -54,12 +54,12 @@ class ServerSettings:
     upr: str = _setting(
         "127.0.0.1:11210",
         "address",
-        "Listener for UPR, TAP and vBucket-aware clients: the request's vBucket is used as sent.",
+        "Listener for UPR, TAP and vBucket-aware clients; it uses the vBucket in the request.",
     )
     http: str = _setting(
         "127.0.0.1:8091",
         "address",
-        "Listener for health checks, status and metrics; 'off' for none.",
+        "Listener for health checks, status and metrics; 'off' switches it off.",
     )
     tls_cert: str = _setting(
         "", "path", "PEM certificate chain; with tls_key it turns on TLS for both listeners."
@@ -112,7 +112,11 @@ class KvSettings:
         2_048, "bytes", "Close a connection that sends a longer text line.", 512, 64 * KIB
     )
     max_retrieval_line_bytes: int = _setting(
-        1 * MIB, "bytes", "The same limit for lines that begin with get or gets.", 2 * KIB, 64 * MIB
+        1 * MIB,
+        "bytes",
+        "Close a connection that sends a longer text line beginning with get or gets.",
+        2 * KIB,
+        64 * MIB,
     )
     max_unsent_bytes: int = _setting(
         1 * MIB,
@@ -140,7 +144,7 @@ class EngineSettings:
     vbuckets: int = _setting(
         0,
         "count",
-        "Number of vBuckets, a power of two; fixed once data exists. 0 = as stored, 1024 if new.",
+        "Number of vBuckets, a power of two; it cannot change later. 0 = as stored, 1024 if new.",
         0,
         1_024,
     )
@@ -181,7 +185,7 @@ class MemorySettings:
     low_mark: float = _setting(
         0.75,
         "share",
-        "Share of the quota at which eviction stops, and warm-up stops loading values.",
+        "Share of the quota at which eviction stops, and at which warm-up stops loading values.",
         0.1,
         0.98,
     )
@@ -290,7 +294,7 @@ class UprSettings:
     rollback_rule: str = _setting(
         "current",
         "current|3.0.0",
-        "How the position of a consumer is judged: current, or by the rule of UPR 3.0.0 (2014).",
+        "Rule that judges a consumer's position: the current one, or that of UPR 3.0.0 (2014).",
     )
     add_stream_on_active: bool = _setting(
         False,
@@ -308,7 +312,11 @@ class UprSettings:
         64, "streams", "Streams that may read the disk at the same time.", 1, 1_024
     )
     backfills_per_connection: int = _setting(
-        8, "streams", "The same limit for each connection; its other streams wait.", 1, 1_024
+        8,
+        "streams",
+        "Streams of one connection that may read the disk at the same time; its others wait.",
+        1,
+        1_024,
     )
     reading_max_s: float = _setting(
         30.0,
@@ -328,7 +336,7 @@ class UprSettings:
     consumer_buffer: int = _setting(
         10 * MIB,
         "bytes",
-        "As a consumer: bytes that a producer may send ahead of our acknowledgements.",
+        "Bytes that a source may send to this node before it waits for an acknowledgement.",
         64 * KIB,
         1 * GIB,
     )
@@ -413,7 +421,7 @@ class TapSettings:
     registered_expiry_s: float = _setting(
         604_800.0,
         "seconds",
-        "The same for registered clients, whose positions survive restarts.",
+        "How long a registered client's position is kept after it disconnects, also over restarts.",
         60,
         31_536_000,
     )

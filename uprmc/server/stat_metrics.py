@@ -110,13 +110,13 @@ _RESULTS = {"hits": "hit", "misses": "miss"}
 _COMMANDS = (
     _stats(
         "commands_total",
-        "Get, set, touch and flush commands of every protocol; a get of several keys counts each.",
+        "Get, set, touch and flush commands; a get of several keys counts each key.",
         ("command",),
         {f"cmd_{name}": (name,) for name in ("get", "set", "touch", "flush")},
     ),
     _stat(
         "meta_commands_total",
-        "Text meta commands; what they do counts under commands, too.",
+        "Text meta commands; the commands that they carry out are counted, too.",
         "cmd_meta",
     ),
     _stats(
@@ -362,7 +362,7 @@ _REPLICATION = (
     ),
     _gauge(
         "replication_lag_items",
-        "Changes that this node's replicas lack, at most.",
+        "Upper bound of the changes that this node's replicas lack.",
         lambda s: s.replicated.lag_items,
     ),
     _gauge(
