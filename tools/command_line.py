@@ -41,9 +41,9 @@ def _paragraphs(context: click.Context) -> list[str]:
 
 
 def _options(context: click.Context) -> list[tuple[str, str]]:
-    """Return what help shows of each option: its forms, and its text."""
+    """Return what help shows of each option: its forms, and its text. Arguments have none."""
     records = (param.get_help_record(context) for param in context.command.get_params(context))
-    shown = [(forms, text) for forms, text in filter(None, records)]
+    shown = [(forms, text) for forms, text in filter(None, records) if text]
     return shown if context.parent is None else [each for each in shown if each[0] not in _OF_ALL]
 
 

@@ -15,11 +15,16 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 def stats(group: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     """Print statistics of a running node.
 
-    Without a GROUP, it prints the general statistics. Groups: settings, items, slabs, sizes, conns,
-    warmup, memory, uprmc, timings, tap, tapagg, dcp, upr, dcpagg, upragg, leases, replication,
-    uuid, kvstore, kvtimings, scheduler, runtimes, dispatcher, workload, config, vbucket,
-    prev-vbucket, vbucket-details, vbucket-seqno, failovers, checkpoint, hash. Each of the last five
-    can be followed by a vBucket number.
+    Without a GROUP, it prints the general statistics. Groups:
+
+    \b
+    settings, items, slabs, sizes, conns, warmup, memory, uprmc, timings,
+    tap, tapagg, dcp, upr, dcpagg, upragg, leases, replication, uuid,
+    kvstore, kvtimings, scheduler, runtimes, dispatcher, workload, config,
+    vbucket, prev-vbucket, vbucket-details, vbucket-seqno, failovers,
+    checkpoint, hash
+
+    A vBucket number can follow each of the last five groups.
     """
     with node.connected() as connection:
         found = dict(connection.statistics(" ".join(group)))
