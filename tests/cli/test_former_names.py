@@ -61,7 +61,7 @@ def test_verbs_take_former_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tail", "--from", "yesterday"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "'--from' of 'uprmc tail' is now '--start'" in first
-    assert "'yesterday' is no seqno" in second
+    assert "'yesterday' is not a seqno" in second
 
 
 def test_a_setting_takes_former_values() -> None:

@@ -167,8 +167,8 @@ def test_a_source_that_accepts_and_says_nothing_is_told(
     [
         (("replicate",), "say either --source HOST:PORT or --stop"),
         (("replicate", "--stop", "--source", "a:1"), "say either --source HOST:PORT or --stop"),
-        (("replicate", "--stop", "--wait"), "--stop goes with --vbuckets only"),
-        (("replicate", "--stop", "--demote"), "--stop goes with --vbuckets only"),
+        (("replicate", "--stop", "--wait"), "only --vbuckets can be combined with --stop"),
+        (("replicate", "--stop", "--demote"), "only --vbuckets can be combined with --stop"),
         (("replicate", "--source", "a:1", "--vbuckets", "3-1"), "'3-1' is not a list of vBuckets"),
         (("replicate", "--form", "a:1"), "No such option '--form'"),
         (("replicate", "--source", "a:1", "--node", "a"), "'a' is no node: say HOST:PORT"),

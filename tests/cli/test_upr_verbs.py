@@ -178,8 +178,8 @@ def test_a_seqno_that_the_node_does_not_have_is_one_line(shared: ServerProcess, 
     ended = here("tail", *options)
     assert ended.code == 1
     said = ended.line()
-    assert said.startswith("vBucket 7: the node cannot go on from seqno 60, ")
-    assert "it agrees only up to 1: drop what came later and say --start 1" in said
+    assert said.startswith("vBucket 7: the node cannot continue from seqno 60, ")
+    assert "its history agrees only up to 1: discard later lines and use --start 1" in said
 
 
 def test_a_rollback_can_be_obeyed(shared: ServerProcess, here: Here) -> None:
@@ -191,8 +191,8 @@ def test_a_rollback_can_be_obeyed(shared: ServerProcess, here: Here) -> None:
     first, *rest = rows(ended.out)
     assert first == {"op": "rollback", "vbucket": 7, "seqno": 0}
     assert [row["key"] for row in rest] == ["k0"]
-    assert ended.err.startswith("uprmc: vBucket 7: the node cannot go on from seqno 1, ")
-    assert ended.err.endswith("; going on from there\n")
+    assert ended.err.startswith("uprmc: vBucket 7: the node cannot continue from seqno 1, ")
+    assert ended.err.endswith("; continuing from there\n")
 
 
 @pytest.mark.acceptance("D24", "D25")
@@ -215,7 +215,7 @@ def test_an_older_history_goes_on_up_to_where_it_branched(
         assert [row["key"] for row in rows(agreed.out)] == ["k1"]
         beyond = here("tail", *options, "--start", 2, "--uuid", old)
         assert beyond.code == 1
-        assert "it agrees only up to 1" in beyond.line()
+        assert "its history agrees only up to 1" in beyond.line()
         again.stop()
 
 
@@ -356,7 +356,7 @@ def test_a_node_of_replicas_is_followed_as_it_is(server: ServerProcess, here: He
 
 def test_numbers_that_the_node_cannot_have(shared: ServerProcess, here: Here) -> None:
     said = here("vbucket", "set", "8-9", "active", "--node", shared.upr).refused()
-    assert said == "the node can have no vBucket 8: too high"
+    assert said == "vBucket 8 is above the highest number that the node can have"
     ended = here("failover-log", "8-9", "--node", shared.upr)
     assert ended.code == 1
     assert ended.line().startswith("vBuckets 8-9: not on this node")
@@ -418,12 +418,12 @@ def test_observe_needs_the_vbucket(server: ServerProcess, here: Here) -> None:
     ("arguments", "said"),
     [
         (["tail", "--form", "0"], "--form"),
-        (["tail", "--start", "yesterday"], "say now, 0 for everything, or a number"),
-        (["tail", "--start", "-1"], "'-1' is no seqno"),
-        (["tail", "--start", str(2**64)], "is no seqno"),
+        (["tail", "--start", "yesterday"], "say now, 0 for all changes, or a number"),
+        (["tail", "--start", "-1"], "'-1' is not a seqno"),
+        (["tail", "--start", str(2**64)], "is not a seqno"),
         (["tail", "--vbuckets", "7-3"], "'7-3' is not a list of vBuckets"),
         (["tail", "--uuid", "5"], "give --start SEQNO, too"),
-        (["tail", "--start", "5", "--uuid", "zz"], "'zz' is no vb_uuid"),
+        (["tail", "--start", "5", "--uuid", "zz"], "'zz' is not a vb_uuid"),
         (["tail", "--on-rollback", "never"], "'never' is not one of 'fail', 'rewind', 'restart'"),
         (["tail", "--node", "127.0.0.1:99999"], "say HOST:PORT"),
         (["vbucket", "lst"], "lst"),

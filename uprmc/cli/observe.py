@@ -87,7 +87,7 @@ def _vbucket_by_key(connection: NodeConnection, key: bytes) -> int:
         return vbucket_of(key, parsed_map(answer.value).vbuckets)
     except ValueError as error:
         raise NodeError(
-            f"the node does not tell how many vBuckets it has ({error}): say --vbuckets N"
+            f"the node does not report how many vBuckets it has ({error}): name one with --vbuckets"
         ) from None
 
 

@@ -64,7 +64,7 @@ def replicate_verb(
     if stop == bool(source):
         raise ConfigError("say either --source HOST:PORT or --stop")
     if stop and (demote or wait):
-        raise ConfigError("--stop goes with --vbuckets only")
+        raise ConfigError("only --vbuckets can be combined with --stop")
     flags = ReplicateFlag.STOP if stop else ReplicateFlag.DEMOTE if demote else ReplicateFlag(0)
     with node.connected() as connection:
         replicate(connection, source or "", vbuckets or (), flags)

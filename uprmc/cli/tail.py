@@ -48,7 +48,9 @@ def _origin(text: str) -> str | int:
     if text.lower() == _NOW:
         return _NOW
     if not (text.isascii() and text.isdecimal()) or int(text) > SEQNO_MAX:
-        raise click.BadParameter(f"{text!r} is no seqno: say now, 0 for everything, or a number")
+        raise click.BadParameter(
+            f"{text!r} is not a seqno: say now, 0 for all changes, or a number"
+        )
     return int(text)
 
 
@@ -59,7 +61,7 @@ def _uuid(text: str) -> int:
         number = -1
     if not 0 < number <= SEQNO_MAX:
         raise click.BadParameter(
-            f"{text!r} is no vb_uuid: say it as --json prints it, or in hex with 0x"
+            f"{text!r} is not a vb_uuid: write it as --json prints it, or in hex with 0x"
         )
     return number
 
@@ -147,8 +149,8 @@ def tail(
             _run(client, screen, teller, _NOW if until_now else None, look_s)
     except RollbackRefused as error:
         raise NodeError(
-            f"{_disagreement(error.vbucket, error.held_seqno, error.seqno)}: drop what came later "
-            f"and say --start {error.seqno}, or --on-rollback rewind"
+            f"{_disagreement(error.vbucket, error.held_seqno, error.seqno)}: discard later lines "
+            f"and use --start {error.seqno}, or use --on-rollback rewind"
         ) from None
     return 0
 
@@ -158,9 +160,9 @@ def _start(vbuckets: Sequence[int], origin: str | int, uuid: int | None) -> Star
     if uuid is None:
         return "now" if isinstance(origin, str) else origin or "beginning"
     if isinstance(origin, str):
-        raise ConfigError("--uuid says where the seqno of --start belongs: give --start SEQNO, too")
+        raise ConfigError("--uuid names the history of a seqno: give --start SEQNO, too")
     if not vbuckets:
-        raise ConfigError("--uuid is of a vBucket: name it with --vbuckets")
+        raise ConfigError("--uuid belongs to a vBucket: name it with --vbuckets")
     return dict.fromkeys(vbuckets, Position(origin, uuid))
 
 
@@ -253,7 +255,8 @@ class _Teller(logging.Handler):
 
 def _disagreement(vbucket: int, held: int, seqno: int) -> str:
     return (
-        f"vBucket {vbucket}: the node cannot go on from seqno {held}, it agrees only up to {seqno}"
+        f"vBucket {vbucket}: the node cannot continue from seqno {held}, "
+        f"its history agrees only up to {seqno}"
     )
 
 
@@ -332,7 +335,7 @@ class _Printer(Handler):
         if self._on_rollback != "fail":
             where = "there" if self._on_rollback == "rewind" else "the beginning"
             click.echo(
-                f"uprmc: {_disagreement(vbucket, held, seqno)}; going on from {where}", err=True
+                f"uprmc: {_disagreement(vbucket, held, seqno)}; continuing from {where}", err=True
             )
         return self._on_rollback
 

@@ -149,8 +149,8 @@ def _unknown(source: NodeConnection, target: str, numbers: Sequence[int], error:
         if isinstance(error, NodeRefusal):
             return f"{error}; nothing has changed, they are active at {source.place}"
         return (
-            f"{error}; they are active at {source.place} now; if {target} is only slow it goes on "
-            f"taking them: see 'uprmc stats replication --node {target}'"
+            f"{error}; they are active at {source.place} now; if {target} is only slow, it still "
+            f"takes them over: see 'uprmc stats replication --node {target}'"
         )
     return (
         f"{error}; {named(given_away)} dead at {source.place}: see 'uprmc vbucket list --node "

@@ -155,7 +155,9 @@ def _set(connection: NodeConnection, number: int, state: VBucketState, done: Ite
     extras = SET_VBUCKET_EXTRAS.pack(state)
     answer = connection.ask(RequestFrame(Opcode.SET_VBUCKET, extras=extras, vbucket=number))
     if answer.status == Status.RANGE_ERROR:
-        raise ConfigError(f"the node can have no vBucket {number}: too high{_so_far(done)}")
+        raise ConfigError(
+            f"vBucket {number} is above the highest number that the node can have{_so_far(done)}"
+        )
     _check(answer, f"setting vBucket {number} {state.name.lower()}", done)
 
 
