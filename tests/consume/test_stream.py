@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uprmc.consume.stream import NOTHING, StreamFault, StreamState
+from uprmc.consume.stream import NOTHING, StreamFault, StreamState, judge
 from uprmc.model import FailoverEntry, SnapshotRange
 from uprmc.protocol.upr import Marker
 
@@ -56,6 +56,19 @@ def test_strict_a_snapshot_begins_right_behind_the_last_item() -> None:
     with pytest.raises(StreamFault, match=r"a snapshot 5\.\.9 leaves a hole behind seqno 3"):
         stream.announce(marker(5, 9), strict=True)
     assert stream_at(3).announce(marker(5, 9)) is None
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_one_that_is_complete_may_be_followed_by_any_behind_it(strict: bool) -> None:
+    assert not judge(5, 9, (4, 9), marker(10, 12), strict=strict)
+    with pytest.raises(StreamFault, match="behind seqno 9"):
+        judge(5, 9, (4, 9), marker(4, 9), strict=strict)
+
+
+def test_strict_a_snapshot_that_is_announced_again_does_not_shrink() -> None:
+    assert not judge(5, 5, (4, 9), marker(4, 8), strict=False)
+    with pytest.raises(StreamFault, match=r"cut short at 5 by 4\.\.8"):
+        judge(5, 5, (4, 9), marker(4, 8), strict=True)
 
 
 def test_a_snapshot_is_not_cut_short_in_its_middle() -> None:

@@ -54,7 +54,7 @@ def test_the_lies_reach_the_places_where_they_could_hurt() -> None:
     assert seen >= {"whole", "back", "taken", "crashed", "hung up"}
     for words in (
         "after",
-        "is incomplete",
+        "was cut short",
         "which has no stream",
         "was not requested",
         "a failover log",

@@ -198,7 +198,7 @@ def test_of_a_silent_source_the_first_snapshot_off_its_disk_counts_as_purged(
     part, opaque = target.bucket.vbuckets[0], receiver.opaque
     receiver.say(marker(0, opaque, 0, 3, DISK), mutation(0, opaque, 2, b"a"))
     assert part.purge_seqno == 3
-    receiver.say(marker(0, opaque, 3, 6, DISK), mutation(0, opaque, 6, b"b"))
+    receiver.say(marker(0, opaque, 0, 6, DISK), mutation(0, opaque, 6, b"b"))
     assert part.purge_seqno == 6, "it was announced again, from a later reading"
     receiver.say(marker(0, opaque, 7, 9, DISK), mutation(0, opaque, 9, b"c"))
     assert part.purge_seqno == 6

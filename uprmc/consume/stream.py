@@ -1,10 +1,10 @@
 """One stream as the asking side knows it: what may come next, and what completes a snapshot.
 
-The rule for markers is here, once. A snapshot may be announced again with a later end as long as it
-is not complete. *Strict*, every snapshot ends with an item that has its last seqno, and the next
-one begins right behind it. *Tolerant*,
-a marker that begins behind the announced end completes the snapshot before it: producers other than
-ours may leave out the item that had the last seqno.
+The rule for markers is here, once: `judge`. A snapshot may be announced again with a later end as
+long as it is not complete. *Strict*, every snapshot ends with an item that has its last seqno; that
+is for replicas and for leases, which have no holes either. *Tolerant*, a marker that begins behind
+the announced end completes the snapshot before it: producers other than ours may leave out the item
+that had the last seqno.
 
 Source: UPR reference 2.5, 4.3; ``docs/streams.md``.
 """
@@ -20,6 +20,42 @@ NOTHING = 2**64
 
 class StreamFault(ValueError):
     """What no producer may send; the text says what and of which vBucket."""
+
+
+def judge(
+    vbucket: int,
+    seqno: int,
+    snapshot: tuple[int, int],
+    marker: Marker,
+    *,
+    strict: bool,
+    resumed: bool = False,
+) -> bool:
+    """Judge a marker that comes after `seqno`; returns whether it completes the snapshot before it.
+
+    Args:
+        vbucket: whose.
+        seqno: the last one that came.
+        snapshot: the first and last seqno of what was announced before.
+        marker: the next one.
+        strict: see the module docstring.
+        resumed: the snapshot was asked for, so that it must be this one that is announced.
+
+    Raises:
+        StreamFault: it does not fit what came before.
+    """
+    (first, last), start, end = snapshot, marker.start_seqno, marker.end_seqno
+    if end <= seqno:
+        raise StreamFault(f"vBucket {vbucket}: a snapshot {start}..{end} behind seqno {seqno}")
+    shrinks = strict and end < last
+    if seqno >= last or (start <= first and not shrinks):
+        return False
+    if strict or resumed or start <= last:
+        raise StreamFault(
+            f"vBucket {vbucket}: the snapshot {first}..{last} was cut short at {seqno} by "
+            f"{start}..{end}"
+        )
+    return True
 
 
 class StreamState:
@@ -71,19 +107,10 @@ class StreamState:
             StreamFault: it does not fit what came before.
         """
         start, end = marker.start_seqno, marker.end_seqno
-        if end <= self.seqno:
-            raise StreamFault(
-                f"vBucket {self.vbucket}: a snapshot {start}..{end} behind seqno {self.seqno}"
-            )
-        inside, completed = self.seqno < self.high, None
-        if inside and self.start < start:
-            if strict or start <= self.high or self.resumed:
-                raise StreamFault(
-                    f"vBucket {self.vbucket}: the snapshot {self.start}..{self.high} was cut "
-                    f"short at {self.seqno} by {start}..{end}"
-                )
+        snapshot, completed = (self.start, self.high), None
+        if judge(self.vbucket, self.seqno, snapshot, marker, strict=strict, resumed=self.resumed):
             completed = self.seqno = self.high
-            inside = False
+        inside = self.seqno < self.high
         if strict and not inside and start > self.seqno + 1:
             raise StreamFault(
                 f"vBucket {self.vbucket}: a snapshot {start}..{end} leaves a hole behind seqno "

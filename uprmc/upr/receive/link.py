@@ -18,6 +18,7 @@ from typing import Protocol
 
 from uprmc.consume import features
 from uprmc.consume.history import check_presentable
+from uprmc.consume.stream import StreamFault, judge
 from uprmc.engine.terms import shares_history
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
@@ -199,14 +200,11 @@ class Link(LinkSession):
             raise RangeExceeded(f"{request.key!r} is larger than kv.max_item_bytes allows here")
 
     def _check_marker(self, stream: ReplicaStream, marker: Marker) -> None:
-        start, end = marker.start_seqno, marker.end_seqno
-        high, before = stream.vbucket.high_seqno, stream.snapshot
-        if end < high:
-            raise RangeExceeded(f"a snapshot that ends at {end}, after {high} was received")
-        if not stream.whole and not start <= before.end <= end:
-            raise RangeExceeded(
-                f"a snapshot from {start} to {end}, while that to {before.end} is incomplete"
-            )
+        vbucket = stream.vbucket
+        try:
+            judge(vbucket.id, vbucket.high_seqno, stream.snapshot, marker, strict=True)
+        except StreamFault as fault:
+            raise RemoteProtocolError(str(fault)) from None
 
     def _hand_over(self, request: UprRequest) -> None:
         """Carry out SET_VBUCKET_STATE."""

@@ -99,7 +99,7 @@ class ReplicaStream:
     def request(self) -> StreamRequest:
         """Return what to ask for: everything after what the vBucket holds."""
         self.asked = self._request()
-        self._floor = self.asked.snapshot_start
+        self._floor = self.asked.snapshot_start + 1
         return self.asked
 
     def _request(self) -> StreamRequest:
