@@ -24,7 +24,10 @@ from uprmc.places import parsed
 EVENTS = (
     "stats sizes",
     "stats, all groups",
+    "9,000 connect",
     "9,000 connections",
+    "9,000 hang up",
+    "warm-up",
     "300,000 due at once",
     "values ejected",
     "tombstones purged",
@@ -102,17 +105,40 @@ class Events:
         address = self._node.addresses()["memcached"]
         for name, groups in (("stats sizes", ("sizes",)), ("stats, all groups", _GROUPS)):
             yield from self._during(name, deferToThread, _ask_all, address, groups)
-        sockets = yield deferToThread(_connect, address, _CLIENTS)
-        yield from self._during("9,000 connections", self._pause, _CONNECTIONS_S)
-        for each in sockets:
-            each.close()
-        yield from self._until(lambda: self._node.connections.current == 0)
+        yield from self._connections(address)
+        yield self._node.stop()
+        yield from self._during("warm-up", self._warm_node)
+        address = self._node.addresses()["memcached"]
         yield from self._expiry()
         yield from self._ejection()
         yield from self._purge()
         yield from self._during("flush_all", deferToThread, _flush_all, address)
         yield self._node.stop()
         return self._figures
+
+    def _connections(self, address: str) -> Generator[Any, Any, None]:
+        from twisted.internet.threads import deferToThread
+
+        sockets: list[socket.socket] = []
+
+        def current() -> int:
+            count: int = self._node.connections.current
+            return count
+
+        def hang_up() -> Any:
+            closing = deferToThread(_close, sockets)
+            return closing.addCallback(lambda _: self._when(lambda: not current()))
+
+        yield from self._during("9,000 connect", deferToThread, _connect, address, sockets)
+        yield from self._until(lambda: current() == _CLIENTS)
+        yield from self._during("9,000 connections", self._pause, _CONNECTIONS_S)
+        yield from self._during("9,000 hang up", hang_up)
+
+    def _warm_node(self) -> Any:
+        from twisted.internet.defer import inlineCallbacks
+
+        started = inlineCallbacks(self._start)()
+        return started.addCallback(lambda _: self._when(lambda: self._node.bucket.warm))
 
     def _start(self) -> Generator[Any, Any, None]:
         from uprmc.config import build
@@ -235,7 +261,12 @@ def _flush_all(address: str) -> None:
             raise BenchError("flush_all was refused")
 
 
-def _connect(address: str, count: int) -> list[socket.socket]:
+def _connect(address: str, sockets: list[socket.socket]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return [_dial(address) for _ in range(count)]
+    sockets += [_dial(address) for _ in range(_CLIENTS)]
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        each.close()

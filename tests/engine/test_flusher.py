@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 
 import pytest
@@ -673,3 +674,15 @@ def test_a_rest_ends_when_somebody_asks_whether_a_change_is_on_disk() -> None:
     node.flush()
     write(node, 10)
     assert flusher.delay(0.4, 0.05) > 0, "the hurry is over with the flush it asked for"
+
+
+def test_what_was_written_is_freed_a_little_at_a_time() -> None:
+    """Of deletions a flush has the last reference, and freeing 50,000 takes 7 ms."""
+    node = Node(settings_of(vbuckets=1))
+    write(node, 2_000)
+    flush = node.bucket.flusher.begin()
+    assert flush is not None
+    items = flush.parts[0].items
+    sizes = [len(items)] + [len(items) for _ in flush.let_go()]
+    assert not items
+    assert max(before - after for before, after in itertools.pairwise(sizes)) <= 256

@@ -94,6 +94,39 @@ def test_closing_a_view_twice_is_harmless() -> None:
     queue.check()
 
 
+def test_what_a_view_has_passed_by_is_freed_when_it_retires() -> None:
+    """Both ways in which an entry retires; what lies ahead of the reader stays for it."""
+    queue = filled(4)
+    freed = [weakref.ref(entry) for entry in queue.since(0)]
+    view = queue.open_view()
+    view.pass_by(2)
+    queue.put(item(5, b"key-1"), 1)
+    queue.put(item(6, b"key-3"), 3)
+    queue.drop_persisted(2)
+    assert [ref() is None for ref in freed] == [True, True, False, False]
+    assert seqnos(view, 2) == [3, 4]
+    queue.check()
+    view.pass_by(4)
+    queue.drop_persisted(4)
+    assert [ref() is None for ref in freed] == [True, True, False, True]
+    view.close()
+    assert freed[2]() is None
+    queue.check()
+
+
+def test_what_one_view_has_passed_by_stays_for_an_older_one_that_has_not() -> None:
+    queue = filled(3)
+    older, newer = queue.open_view(), queue.open_view()
+    newer.pass_by(3)
+    queue.drop_persisted(3)
+    assert seqnos(older) == [1, 2, 3]
+    newer.close()
+    assert seqnos(older) == [1, 2, 3]
+    older.close()
+    queue.check()
+    assert queue.held == 0
+
+
 # --- D07: independent views ---------------------------------------------------------------------
 
 

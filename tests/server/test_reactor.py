@@ -12,7 +12,7 @@ from twisted.internet.base import ReactorBase
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.selectreactor import SelectReactor
 
-from uprmc.server.reactor import LeanReactor, count_monotonic_time
+from uprmc.server.reactor import EVENTS_MAX, LeanReactor, count_monotonic_time
 from uprmc.server.wake_list import WakeList
 
 
@@ -81,6 +81,28 @@ def test_an_exception_ends_that_connection_and_nothing_else() -> None:
         for read_end, write_end in ends:
             os.close(read_end)
             os.close(write_end)
+
+
+def test_a_turn_ends_although_more_is_to_be_read_and_nobody_is_forgotten() -> None:
+    """Timers have their turn between, and who was served last comes behind those who wait."""
+    reactor = LeanReactor()
+    ends = [os.pipe() for _ in range(3 * EVENTS_MAX)]
+    pipes = [_Pipe(reactor, read_end) for read_end, _ in ends]
+    try:
+        for pipe, (_, write_end) in zip(pipes, ends, strict=True):
+            reactor.addReader(pipe)
+            os.write(write_end, b"x" * 200)  # read 100 at a time, so it stays readable
+        for turn in range(1, 7):
+            reactor.doIteration(5)
+            assert sum(len(pipe.reads) for pipe in pipes) == turn * EVENTS_MAX
+            if turn == 3:
+                assert all(len(pipe.reads) == 1 for pipe in pipes)
+        assert all(len(pipe.reads) == 2 for pipe in pipes)
+    finally:
+        _close(reactor)
+        for pair in ends:
+            for end in pair:
+                os.close(end)
 
 
 def _close(reactor: EPollReactor) -> None:

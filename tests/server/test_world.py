@@ -20,8 +20,8 @@ def test_the_monotonic_clock_never_goes_back() -> None:
 
 
 def test_uuid48_spans_1_to_the_largest(monkeypatch) -> None:
-    for drawn, uuid in ((0, 1), (2**48 - 2, 2**48 - 1)):
-        monkeypatch.setattr(world.secrets, "randbelow", lambda bound, drawn=drawn: drawn)
+    for drawn, uuid in ((bytes(6), 1), (b"\0" * 5 + b"\x02", 2), (b"\xff" * 6, 2**48 - 1)):
+        monkeypatch.setattr(world.os, "urandom", lambda size, drawn=drawn: drawn[:size])
         assert SystemEntropy().uuid48() == uuid
 
 

@@ -47,7 +47,7 @@ _FILLING_BATCHES = 32
 #: Most items taken from a queue before the room is looked at again and others may run.
 _TAKE_ITEMS = 64
 
-#: Most items of one vBucket that are settled before others may run.
+#: Most items of one vBucket that are settled, or freed, before others may run.
 _SETTLE_ITEMS = 256
 
 
@@ -119,6 +119,13 @@ class Flush:
         """Tell who waits what came of it, each once. If one raises, call again for the others."""
         while self.waiters:
             self.waiters.popleft()(ok)
+
+    def let_go(self) -> Iterator[None]:
+        """Free what was written in steps: of tombstones and old versions it has the last."""
+        for part in self.parts:
+            while part.items:
+                del part.items[-_SETTLE_ITEMS:]
+                yield
 
 
 class Flusher:

@@ -23,6 +23,8 @@ from uprmc.engine.write_queue import WriteQueue
 from uprmc.model import FailoverLog, Item, SnapshotRange, VBucketState
 from uprmc.ports import Clock
 
+_NOTHING_PERSISTED = SnapshotRange(0, 0)
+
 
 class Forgetting(NamedTuple):
     """What the store must forget of a vBucket that was rolled back, with the next commit.
@@ -128,7 +130,7 @@ class HashTable:
         self.failover_log = log
         self.high_seqno = 0
         self.persisted_seqno = 0
-        self.persisted_snapshot = SnapshotRange(0, 0)
+        self.persisted_snapshot = _NOTHING_PERSISTED
         self.max_deleted_rev = 0
         self.receiving: SnapshotRange | None = None
         self.forgetting: Forgetting | None = None

@@ -196,6 +196,8 @@ class History(HashTable):
 
     def interrupt(self, why: Interruption) -> None:
         """Tell everybody who follows that they cannot go on, and forget them."""
+        if not self.watchers and not self.waiting:
+            return
         watchers, self.watchers, self.waiting = self.watchers, [], []
         for watcher in watchers:
             watcher.interrupted(why)

@@ -24,6 +24,9 @@ from uprmc.server.slices import LongWork
 #: The store cannot grow while a worker reads it: how often it is tried whether it is done.
 _GROW_RETRY_S = 0.005
 
+#: A flush of more documents is freed in steps.
+_FREED_AT_ONCE = 256
+
 _log = Log("flush")
 
 
@@ -120,6 +123,8 @@ class FlushDriver:
         except Exception:  # of somebody who waited; it must not end flushing for good
             _log.failure("waiter_broke")
             self._tell_others(flush, ok=True)
+        if flush.item_count > _FREED_AT_ONCE:
+            self._work.add(flush.let_go())
 
     def _fail(self, flush: Flush, error: StoreError) -> None:
         try:

@@ -8,6 +8,10 @@ the same way as before: `_doReadOrWrite` has its own handler.
 What was woken by the events of a turn is served when all of them have been dealt with, in the same
 turn (`WakeList`): by `callLater(0)` it would cost a timer, and another look at the sockets.
 
+A turn handles so many events at most. The rest is still there when the sockets are looked at next,
+first those that have waited longest; meanwhile timers and long work have their share. Nine thousand
+clients that hang up at once took a turn of a third of a second.
+
 Timers count monotonic time. Twisted's own reactors count the wall clock's, so a clock that is set
 back an hour would keep every timer waiting for an hour.
 
@@ -31,6 +35,10 @@ try:
     from twisted.internet.epollreactor import EPollReactor
 except ImportError:  # not Linux: Twisted's own choice serves as well
     EPollReactor = None  # type: ignore[assignment,misc]
+
+
+#: Events handled in one turn; to close a connection takes 40 us, to answer a request 7.
+EVENTS_MAX = 64
 
 
 def install() -> Any:
@@ -71,7 +79,7 @@ if EPollReactor is not None:
                 if wake_list.waiting:
                     timeout = 0
             try:
-                ready = self._poller.poll(-1 if timeout is None else timeout, len(selectables))
+                ready = self._poller.poll(-1 if timeout is None else timeout, EVENTS_MAX)
             except InterruptedError:
                 ready = []
             for wake_list in self._wake_lists:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 
 
@@ -23,4 +23,4 @@ class SystemEntropy:
 
     def uuid48(self) -> int:
         """Return a random number in ``1 .. 2**48 - 1``."""
-        return secrets.randbelow(2**48 - 1) + 1
+        return int.from_bytes(os.urandom(6)) or 1
