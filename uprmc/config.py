@@ -248,6 +248,9 @@ class FlushSettings:
     fetch_batch: int = _setting(
         1_000, "keys", "Most evicted values that are read from disk in one round.", 1, 100_000
     )
+    fetch_rounds: int = _setting(
+        4, "rounds", "Most rounds of reading evicted values that run at the same time.", 1, 64
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,75 @@ def test_a_round_takes_whole_requests_and_stops_at_its_limit() -> None:
     assert node.fetch(b"0"), "what is there already is no failure"
 
 
+def test_a_round_leaves_a_part_to_those_that_can_be_begun_beside_it() -> None:
+    keys = [b"%d" % number for number in range(40)]
+    node = with_ejected(*keys)
+    fetcher = node.bucket.fetcher
+    for key in keys:
+        fetcher.want([(0, key)], lambda _: None)
+    rounds = [fetcher.begin(share) for share in (3, 2, 1)]
+    assert [len(each.wanted) for each in rounds if each] == [14, 13, 13]
+    assert fetcher.begin(3) is None
+    fetcher.want([(0, b"0")], lambda _: None)
+    fetcher.want([(0, b"1")], lambda _: None)
+    last = fetcher.begin(3)
+    assert last is not None
+    assert len(last.wanted) == 2, "for so few one round is enough"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_rounds_that_read_one_key_may_end_in_any_order(changed: bool) -> None:
+    node = with_ejected(b"k", b"other")
+    fetcher = node.bucket.fetcher
+    values: list[bytes | None] = []
+
+    def look(ok: bool) -> None:
+        item = node.vbucket.get(b"k")
+        assert ok
+        assert item is not None
+        values.append(item.value)
+
+    fetcher.want([(0, b"k")], look)
+    first = begun(node)
+    fetcher.commit(first)
+    if changed:
+        node.set(b"k", b"new")
+        node.flush()
+        node.eject(b"k")
+    fetcher.want([(0, b"k"), (0, b"other")], look)
+    second = begun(node)
+    fetcher.commit(second)
+    fetcher.finish(second)
+    fetcher.finish(first)
+    assert values == [b"new" if changed else b"value of k"] * 2
+    node.check()
+
+
+def test_each_round_answers_for_its_own_tombstones() -> None:
+    node = Node(settings_of())
+    fetcher = node.bucket.fetcher
+    for key in (b"a", b"b"):
+        node.set(key, b"v")
+        node.vbucket.delete(key)
+    node.flush()
+    found: list[bytes] = []
+
+    def look(key: bytes) -> None:
+        item = fetcher.tombstone(node.vbucket, key)
+        assert item is not None
+        found.append(item.key)
+
+    rounds = []
+    for key in (b"a", b"b"):
+        fetcher.want([(0, key)], lambda _, key=key: look(key))
+        rounds.append(begun(node))
+    for each in rounds:
+        fetcher.commit(each)
+    for each in reversed(rounds):
+        fetcher.finish(each)
+    assert found == [b"b", b"a"]
+
+
 def test_wanting_is_announced_once_until_a_round_begins() -> None:
     node = with_ejected(b"a")
     announced: list[None] = []

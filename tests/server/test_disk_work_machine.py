@@ -163,10 +163,11 @@ class Reader:
 class DiskWorkMachine(RuleBasedStateMachine):
     """See the module docstring."""
 
-    @initialize(delay_s=st.sampled_from([0.0, 0.02]))
-    def start(self, delay_s: float) -> None:
+    @initialize(delay_s=st.sampled_from([0.0, 0.02]), rounds=st.sampled_from([1, 3]))
+    def start(self, delay_s: float, rounds: int) -> None:
         self.store = RecordingStore()
-        flush = {"min_delay_s": delay_s, "max_delay_s": delay_s, "batch_items": 2, "fetch_batch": 2}
+        delays = {"min_delay_s": delay_s, "max_delay_s": delay_s}
+        flush = {**delays, "batch_items": 2, "fetch_batch": 2, "fetch_rounds": rounds}
         self.node = Node(settings_of(2, flush=flush), store=self.store)
         self.node.flush()
         self.reactor, self.pool = HandReactor(), HandPool()

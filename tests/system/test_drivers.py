@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,66 @@ def test_a_read_that_breaks_is_answered_and_the_next_one_works(tmp_path: Path) -
         assert b"Temporary failure" in ask(client, frame(GET, b"k"), 24 + 17)
         assert ask(client, frame(GET, b"k"), 24 + 4 + 5).endswith(b"value")
         assert node.bucket.stats.bg_fetched == 1
+
+
+def ejected(node, loop, *keys: bytes) -> None:
+    """Store documents whose values are on disk only."""
+    for key in keys:
+        put(node, key, b"value of " + key)
+    loop.until(lambda: node.bucket.flusher.queued == 0)
+    for key in keys:
+        vbucket = node.bucket.of_key(key)
+        vbucket.eject(vbucket.table[key])
+
+
+@contextmanager
+def slow_reads(node, *slow: bytes) -> Iterator[list[bytes]]:
+    """Keep the rounds that read these keys in their workers; gives the keys that are being read."""
+    commit, end, under_way = node.bucket.fetcher.commit, threading.Event(), []
+
+    def wait(fetch) -> None:
+        keys = [key for _, key in fetch.wanted if key in slow]
+        under_way.extend(keys)
+        if keys:
+            end.wait(60)
+        commit(fetch)
+
+    node.bucket.fetcher.commit = wait
+    try:
+        yield under_way
+    finally:
+        end.set()
+
+
+def test_a_slow_read_keeps_no_other_reader_waiting(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, loop):
+        ejected(node, loop, b"slow", b"k")
+        first, second = (loop.client(node.addresses()["memcached"]) for _ in range(2))
+        with slow_reads(node, b"slow") as under_way:
+            first.socket.send(frame(GET, b"slow"))
+            loop.until(lambda: under_way == [b"slow"])
+            assert ask(second, frame(GET, b"k"), 24 + 4 + 10).endswith(b"value of k")
+        assert first.read(24 + 4 + 13).endswith(b"value of slow")
+
+
+def test_no_more_rounds_of_reading_than_the_setting_says_and_commits_go_on(tmp_path: Path) -> None:
+    keys = [b"key-%d" % number for number in range(4)]
+    with node_here(tmp_path, flush__fetch_rounds=2) as (node, loop):
+        ejected(node, loop, *keys)
+        clients = [loop.client(node.addresses()["memcached"]) for _ in keys]
+        with slow_reads(node, *keys) as under_way:
+            for number, (key, client) in enumerate(zip(keys, clients, strict=True), start=1):
+                client.socket.send(frame(GET, key))
+                if number <= 2:
+                    loop.until(lambda number=number: len(under_way) == number)
+                else:
+                    loop.until(lambda number=number: node.bucket.fetcher.waiting == number - 2)
+            put(node, b"other", b"v")
+            loop.until(lambda: node.bucket.flusher.queued == 0)
+            assert under_way == keys[:2]
+            assert node.bucket.fetcher.waiting == 2
+        for key, client in zip(keys, clients, strict=True):
+            assert client.read(24 + 4 + 14).endswith(b"value of " + key)
 
 
 def damage(node, key: bytes, seqno: int) -> None:

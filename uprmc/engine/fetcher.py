@@ -2,7 +2,8 @@
 
 The same three steps as the flusher: `begin` collects what is wanted and opens a store view,
 `commit` reads (any thread), `finish` puts the values into the tables and wakes those who asked, all
-in one turn: a woken session finds its value before the pager could eject it again.
+in one turn: a woken session finds its value before the pager could eject it again. Any number of
+rounds may be under way, also of one key, and end in any order.
 
 A key that is not in the table may have a tombstone on disk; whoever must know asks `tombstone`. The
 answer is not put into the table, which holds no tombstones that are on disk. It is kept only while
@@ -26,6 +27,9 @@ from uprmc.engine.view_gate import ViewGate
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import FailoverLog, Item
 from uprmc.storage.interface import Store, StoreView
+
+#: A round takes so many requests before others get a part: for fewer a worker is too dear.
+_LEAST_PART = 8
 
 #: (vBucket, key)
 Wanted = tuple[int, bytes]
@@ -119,10 +123,13 @@ class Fetcher:
             raise NotResident(vbucket.id, (key,))
         return answer.tombstone
 
-    def begin(self) -> Fetch | None:
+    def begin(self, share: int = 1) -> Fetch | None:
         """Take a round's worth of requests, whole ones, at least one; ``None`` if there is none.
 
         ``None`` as well while the gate is shut; `on_wanted` is called when it opens.
+
+        Args:
+            share: how many rounds can be begun now; this one takes its part of what waits.
 
         Raises:
             StoreError: the store cannot be read; everybody who waits has been told so.
@@ -135,7 +142,10 @@ class Fetcher:
         view = self._view()
         taken: list[_Request] = []
         wanted: set[Wanted] = set()
-        while self._waiting and (not taken or len(wanted) < self._batch_keys):
+        part = max(_LEAST_PART, -(-len(self._waiting) // share))
+        while self._waiting and (
+            not taken or (len(wanted) < self._batch_keys and len(taken) < part)
+        ):
             request = self._waiting.popleft()
             taken.append(request)
             wanted.update(request.wanted)

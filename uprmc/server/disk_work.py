@@ -52,7 +52,9 @@ class DiskWork:
         self._pool = pool
         self._bucket = bucket
         self._flushing = FlushDriver(reactor, pool, bucket, settings, work)
-        self._fetching = FetchDriver(reactor, pool, bucket.fetcher, bucket.timings)
+        self._fetching = FetchDriver(
+            reactor, pool, bucket.fetcher, bucket.timings, settings.fetch_rounds
+        )
         self._compacting = CompactionDriver(reactor, pool, bucket.compactor)
         self.preread = PrereadDriver(reactor, pool, bucket)
 

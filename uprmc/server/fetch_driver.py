@@ -1,4 +1,4 @@
-"""Running the fetcher: ejected values are read in a worker thread, a round at a time."""
+"""Running the fetcher: ejected values are read in worker threads, some rounds at a time."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ _log = Log("fetch")
 class FetchDriver:
     """Drives one bucket's fetcher until `stop`.
 
-    One round is under way at a time; the next gathers meanwhile.
+    At most `rounds` rounds are under way at a time; what is wanted then gathers for the next.
     """
 
-    def __init__(self, reactor: Any, pool: ThreadPool, fetcher: Fetcher, timings: Timings) -> None:
+    def __init__(
+        self, reactor: Any, pool: ThreadPool, fetcher: Fetcher, timings: Timings, rounds: int
+    ) -> None:
         self._reactor = reactor
         self._pool = pool
         self._fetcher = fetcher
         self._timings = timings
+        self._rounds = rounds
         self._wanted_at: float | None = None
-        self._began_at = 0.0
-        self._busy = False
+        self._under_way = 0
         self._scheduled = False
         self._stopped: Deferred[None] | None = None
         self._unread_log = Throttle(_UNREAD_LOG_S, reactor.seconds)
@@ -42,7 +44,7 @@ class FetchDriver:
     @property
     def busy(self) -> bool:
         """Whether a round is under way or about to begin."""
-        return self._busy or self._scheduled
+        return bool(self._under_way) or self._scheduled
 
     def stop(self) -> Deferred[None]:
         """Begin no round any more; fires when none is under way. Call it once.
@@ -50,7 +52,7 @@ class FetchDriver:
         Whoever waits for a later one is not told: they have left before the node stops.
         """
         self._stopped = Deferred()
-        if not self._busy:
+        if not self._under_way:
             self._stopped.callback(None)
         return self._stopped
 
@@ -58,7 +60,7 @@ class FetchDriver:
         """Start at the end of this turn, so that everything wanted in it shares a round."""
         if self._wanted_at is None:
             self._wanted_at = self._reactor.seconds()
-        if not (self._scheduled or self._busy) and self._stopped is None:
+        if not self._scheduled and self._under_way < self._rounds and self._stopped is None:
             self._scheduled = True
             self._reactor.callLater(0, self._start)
 
@@ -67,23 +69,29 @@ class FetchDriver:
         if self._stopped is not None:
             return
         wanted_at, self._wanted_at = self._wanted_at, None
-        try:
-            fetch = self._fetcher.begin()
-        except StoreError:
-            _log.failure("failed")
-            return
-        if fetch is None:
-            return
-        self._busy = True
-        self._began_at = self._reactor.seconds()
-        if wanted_at is not None:
-            self._timings.bg_wait.add(self._began_at - wanted_at)
-        reading = deferToThreadPool(self._reactor, self._pool, self._fetcher.commit, fetch)
-        reading.addCallbacks(self._finished, self._failed, (fetch,), {}, (fetch,))
+        while self._under_way < self._rounds:
+            try:
+                fetch = self._fetcher.begin(self._rounds - self._under_way)
+            except StoreError:
+                _log.failure("failed")
+                return
+            if fetch is None:
+                return
+            self._begun(fetch, wanted_at)
+        if self._fetcher.waiting:
+            self._wanted_at = wanted_at
 
-    def _finished(self, _: None, fetch: Fetch) -> None:
-        self._busy = False
-        self._timings.bg_load.add(self._reactor.seconds() - self._began_at)
+    def _begun(self, fetch: Fetch, wanted_at: float | None) -> None:
+        self._under_way += 1
+        now = self._reactor.seconds()
+        if wanted_at is not None:
+            self._timings.bg_wait.add(now - wanted_at)
+        reading = deferToThreadPool(self._reactor, self._pool, self._fetcher.commit, fetch)
+        reading.addCallbacks(self._finished, self._failed, (fetch, now), {}, (fetch,))
+
+    def _finished(self, _: None, fetch: Fetch, began_at: float) -> None:
+        self._under_way -= 1
+        self._timings.bg_load.add(self._reactor.seconds() - began_at)
         self._note_unread(fetch)
         self._tell(self._fetcher.finish, fetch)
         self._next()
@@ -106,12 +114,13 @@ class FetchDriver:
 
     def _failed(self, failure: Failure, fetch: Fetch) -> None:
         _log.failure("failed", failure)
-        self._busy = False
+        self._under_way -= 1
         self._tell(self._fetcher.failed, fetch)
         self._next()
 
     def _next(self) -> None:
         if self._stopped is not None:
-            self._stopped.callback(None)
+            if not self._under_way:
+                self._stopped.callback(None)
         elif self._fetcher.waiting:
             self._wanted()

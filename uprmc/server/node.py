@@ -97,7 +97,8 @@ class Node:
         self._work = LongWork(reactor, collector.tend)
         self.statistics = Statistics(self)
         self._started_at = self._clock.monotonic()
-        self._pool = ThreadPool(minthreads=1, maxthreads=3, name="uprmc-disk")
+        threads = 3 + settings.flush.fetch_rounds  # a flush, a compaction, a stream
+        self._pool = ThreadPool(minthreads=1, maxthreads=threads, name="uprmc-disk")
         self._disk_work = DiskWork(reactor, self._pool, self.bucket, settings.flush, self._work)
         self.upr.preread = self._disk_work.preread
         self._housekeeping = Housekeeping(reactor, self.bucket, self.upr, self._work)
