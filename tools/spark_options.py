@@ -1,4 +1,4 @@
-"""Write the tables of Spark's options in ``docs/spark.md`` from the code that reads them.
+"""Write the tables of Spark's options in ``docs/spark-reference.md`` from the code that reads them.
 
 ``python -m tools.spark_options`` rewrites the page; a test holds that it says the same.
 """
@@ -13,7 +13,7 @@ from tools.reference import table
 from uprmc.columnar.option import Option
 from uprmc.spark.options import ACCESS, READ, WRITE
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "spark.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "spark-reference.md"
 
 _OWN_OF_READ = [each for each in READ if each not in ACCESS]
 _OWN_OF_WRITE = [each for each in WRITE if each not in ACCESS]

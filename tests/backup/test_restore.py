@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +255,31 @@ def test_a_node_that_is_killed_in_the_middle_gets_the_rest_later(
         # what the killed node had not written to its disk is sent again, because all of it is
         assert again(made, node).complete
         assert states(node) == states(source)
+
+
+@pytest.mark.crash
+def test_a_node_that_restarts_in_the_middle_is_waited_for(
+    made: Path, source: ServerProcess, tmp_path: Path
+) -> None:
+    with start(tmp_path / "data") as node, ExitStack() as stack:
+        place = str(node.upr)
+        started: list[ServerProcess] = []
+
+        def start_again() -> None:
+            started.append(stack.enter_context(start(tmp_path / "data", "--upr", place)))
+
+        def restart(step: Step) -> None:
+            if (step.what, step.done) == ("restoring", 1) and not timer.is_alive():
+                node.kill()
+                timer.start()
+
+        timer = threading.Timer(0.5, start_again)
+        try:
+            report = restore(made, Access((place,), retries=0), engine=HERE, progress=restart)
+        finally:
+            timer.join()
+        assert report.complete
+        assert states(started[0]) == states(source)
 
 
 # --- bad input ------------------------------------------------------------------------------------

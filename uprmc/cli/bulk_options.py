@@ -88,7 +88,7 @@ _CONNECTING = (
         show_default=True,
         envvar="UPRMC_NODE",
         metavar="HOST:PORT,...",
-        help="upr listeners; one of a cluster is enough.",
+        help="upr listeners of the nodes. One of a cluster is enough.",
     ),
     declared(Access, "bucket"),
     declared(Access, "username"),
@@ -105,18 +105,24 @@ _RUNNING = (
     click.option(
         "--engine",
         type=click.Choice(["local", "spark"]),
-        help="local: processes of this machine; spark: Apache Spark, which needs Java.  "
-        "[default: local, or spark with --master, --remote or --conf]",
+        help="Where tasks run. local: in processes of this machine. spark: on Apache Spark, which "
+        "needs Java.  [default: local, or spark with --master, --remote or --conf]",
     ),
     click.option(
-        "--master", metavar="URL", help="Of Spark: local[*] (default), spark://..., yarn, k8s://..."
+        "--master",
+        metavar="URL",
+        help="Where Spark runs: local[*] (the default), spark://..., yarn or k8s://...",
     ),
-    click.option("--remote", metavar="URL", help="Of Spark Connect: sc://HOST:PORT."),
-    click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark; repeat."),
+    click.option(
+        "--remote", metavar="URL", help="Address of a Spark Connect server: sc://HOST:PORT."
+    ),
+    click.option(
+        "--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark. It may be repeated."
+    ),
     click.option(
         "--parallelism",
         type=whole(least=1),
-        help="Tasks at a time; one for each processor.",
+        help="Number of tasks that run at the same time. By default one for each processor.",
     ),
 )
 
@@ -126,19 +132,56 @@ _SHOWING = (
         type=click.Choice(["auto", "bar", "plain", "none"]),
         default="auto",
         show_default=True,
-        help="auto: a bar on a terminal, a line every 10 s elsewhere.",
+        help="How to show progress. auto: a bar on a terminal, a line every 10 s elsewhere.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document."),
     click.option(
         "--report",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Write the report there, as JSON.",
+        help="Write the report to FILE as JSON.",
     ),
     click.option(
         "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
     ),
 )
+
+#: Options of several verbs.
+DRY_RUN = click.option(
+    "--dry-run", is_flag=True, help="Read, check and count everything, but write nothing."
+)
+RATE = click.option(
+    "--rate", type=whole("ROWS", 1), help="Maximum number of rows per second, over all tasks."
+)
+PREFIX = click.option(
+    "--prefix", default="", metavar="TEXT", help="Use only keys that begin with this text."
+)
+RESUME = click.option(
+    "--resume",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Note finished parts of the work in FILE, and skip those that it names.",
+)
+_BAD_ROWS = (
+    click.option(
+        "--errors",
+        type=click.Path(file_okay=False),
+        help="Go on after rows that cannot be written, and write them to files in this directory.",
+    ),
+    click.option(
+        "--max-errors",
+        type=whole(),
+        help="Go on after rows that cannot be written, up to this many.",
+    ),
+)
+
+
+def bad_rows(function: _Function) -> _Function:
+    """Add the options for rows that cannot be written; `on_error_of` reads them."""
+    for option in reversed(_BAD_ROWS):
+        function = option(function)
+    return function
+
 
 #: What `split` gives to `access_of`, `engine_of` and `bulk_run.running`.
 _ACCESS_NAMES = (

@@ -1,7 +1,7 @@
 """Runs the work of a bulk verb: progress, report, and what goes wrong in one line.
 
-A package that is missing becomes a sentence that says what to install. Ctrl-C and SIGTERM become
-one line that says whether the same command goes on where it stopped.
+A package that is missing becomes a sentence that says what to install. Ctrl-C, SIGTERM and a node
+that is lost become one line that says whether the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 import click
 
 from uprmc.cli.bulk_progress import Shown
-from uprmc.columnar.errors import BadOption, MissingPackage
+from uprmc.columnar.errors import BadOption, MissingPackage, Unreachable
 from uprmc.errors import UprmcError
 from uprmc.jobs.progress import Step
 
@@ -63,6 +63,10 @@ def running(
                 yield run
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted: {afterwards(shown.last)}") from None
+        except Unreachable as error:
+            if shown.last is not None:
+                error.text += f"; {afterwards(shown.last)}"
+            raise
         except ImportError as error:
             raise _missing(error) from error
     if run.report is not None:

@@ -28,38 +28,46 @@ Examples:
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     metavar="DIR",
-    help="Where it notes how far it is.",
+    help="Directory that remembers how far the export is.",
 )
 @click.option(
-    "--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True
+    "--format",
+    type=click.Choice(["parquet", "jsonl"]),
+    default="parquet",
+    show_default=True,
+    help="Format of the files.",
 )
 @click.option(
     "--trigger",
     default="available-now",
     show_default=True,
-    metavar="available-now|SECONDS",
-    help="What there is now, then end; or look again and again.",
+    metavar="available-now|TIME",
+    help="available-now: export what there is, then end. A time: look for changes that often.",
 )
 @click.option(
     "--start",
     default="earliest",
     show_default=True,
     metavar="earliest|latest|JSON|MANIFEST",
-    help="Where to begin; later the checkpoint counts.",
+    help="Where a new export begins. Later the checkpoint decides.",
 )
 @click.option(
     "--on-rollback",
     type=click.Choice(["fail", "rewind", "restart"]),
     default="fail",
     show_default=True,
+    help="What to do when history branched. fail: stop. rewind: go back to the branch. restart: "
+    "read the vBucket from its beginning.",
 )
-@click.option("--max-rows", type=whole(least=1), help="Of one batch.")
-@click.option("--columns", type=NAMES, help="Only these columns.")
+@click.option(
+    "--max-rows", type=whole(least=1), help="Approximate maximum number of rows in a batch."
+)
+@click.option("--columns", type=NAMES, help="Write only these columns.")
 @common()
 def export(shared: Common, to: Path, **given: Any) -> None:
-    """Follow changes into files of DIR, every batch once.
+    """Write changes to files in DIR, each batch exactly once.
 
-    With a trigger in seconds it runs until SIGTERM (exit code 0) or Ctrl-C.
+    With a time as --trigger it runs until SIGTERM (exit code 0) or Ctrl-C.
     """
     stopped = threading.Event()
     with running(**shared.showing, afterwards=_afterwards) as run:

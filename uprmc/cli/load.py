@@ -7,8 +7,18 @@ from typing import Any
 
 import click
 
-from uprmc.cli.arguments import NAMES, SIZE, whole
-from uprmc.cli.bulk_options import BulkVerb, Common, common, declared, on_error_of
+from uprmc.cli.arguments import NAMES, SIZE
+from uprmc.cli.bulk_options import (
+    DRY_RUN,
+    RATE,
+    RESUME,
+    BulkVerb,
+    Common,
+    bad_rows,
+    common,
+    declared,
+    on_error_of,
+)
 from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadRow
 from uprmc.columnar.write_options import WriteOptions
@@ -25,48 +35,63 @@ Examples:
 @click.command(cls=BulkVerb, epilog=_EPILOG)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
-    "--format", type=click.Choice(["csv", "jsonl", "parquet"]), help="Default: by the file's name."
+    "--format",
+    type=click.Choice(["csv", "jsonl", "parquet"]),
+    help="Format of the files. By default their names tell it.",
 )
 @click.option(
     "--key",
     default="key",
     show_default=True,
     metavar="COLUMN|TEMPLATE",
-    help="Column, or text with columns: user:{id}.",
+    help="Column of the key, or a text with columns in it, such as user:{id}.",
 )
 @click.option(
     "--value",
     default="value",
     show_default=True,
     metavar="COLUMN|TEMPLATE|json|json:all",
-    help="json: a document of the other columns; json:all: of all columns.",
+    help="Column of the value, or a text with columns in it. json: a document of the other "
+    "columns. json:all: a document of all columns.",
 )
-@click.option("--ttl", metavar="COLUMN|SECONDS", help="How long documents live.")
-@click.option("--flags", metavar="COLUMN|NUMBER", help="Flags of the documents.")
+@click.option(
+    "--ttl", metavar="COLUMN|SECONDS", help="Seconds that documents live, or a column with them."
+)
+@click.option("--flags", metavar="COLUMN|NUMBER", help="Flags of documents, or a column with them.")
 @declared(WriteOptions, "mode", "--mode")
 @declared(WriteOptions, "force")
 @declared(WriteOptions, "ignore_null", "--on-null")
-@click.option("--errors", type=click.Path(file_okay=False), help="Directory for bad rows: go on.")
+@bad_rows
 @click.option(
-    "--max-errors",
-    type=whole(),
-    help="Continue after up to this many bad rows; default 0.",
+    "--delimiter",
+    metavar="CHAR",
+    help="Character between the fields of a CSV file. By default a comma, or a tab in .tsv files.",
 )
-@click.option("--delimiter", metavar="CHAR", help="Of CSV; default comma, tab for .tsv.")
-@click.option("--quote", default='"', show_default=True, metavar="CHAR", help="Of CSV.")
-@click.option("--escape", metavar="CHAR", help="Of CSV, where quotes are not doubled.")
-@click.option("--columns", type=NAMES, help="Of CSV, in place of its header.")
-@click.option("--no-header", is_flag=True, help="Of CSV: the first line is a row.")
-@click.option("--null", metavar="TEXT", help="Of CSV: a field with this text is NULL.")
-@click.option("--infer", is_flag=True, help="Of CSV: numbers, true and false in JSON documents.")
 @click.option(
-    "--resume",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Note done tasks in FILE, and pass over those that it names.",
+    "--quote",
+    default='"',
+    show_default=True,
+    metavar="CHAR",
+    help="Character around the fields of a CSV file.",
 )
-@declared(WriteOptions, "dry_run")
-@click.option("--rate", type=whole("ROWS", 1), help="Rows a second, all tasks together.")
+@click.option(
+    "--escape",
+    metavar="CHAR",
+    help="Character before a quote inside of a CSV field, if quotes are not doubled.",
+)
+@click.option("--columns", type=NAMES, help="Names of the columns of a CSV file without header.")
+@click.option(
+    "--no-header", is_flag=True, help="The first line of a CSV file is a row, not a header."
+)
+@click.option("--null", metavar="TEXT", help="A CSV field with this text is NULL.")
+@click.option(
+    "--infer",
+    is_flag=True,
+    help="In JSON documents made of CSV, store numbers, true and false as such, not as texts.",
+)
+@RESUME
+@DRY_RUN
+@RATE
 @declared(WriteOptions, "window")
 @declared(WriteOptions, "window_bytes")
 @declared(WriteOptions, "retry_deadline_s")
@@ -77,11 +102,14 @@ Examples:
     type=SIZE,
     default="8m",
     show_default=True,
-    help="About how much of a file is one task.",
+    help="Approximate amount of a file that one task reads.",
 )
 @common()
 def load(shared: Common, paths: tuple[str, ...], **given: Any) -> None:
-    """Write rows of files to nodes: CSV, JSON lines or Parquet; files, directories, patterns."""
+    """Store the rows of CSV, JSON lines or Parquet files as documents.
+
+    A PATH is a file, a directory, or a pattern such as 'data/*.parquet'.
+    """
     resume: Path | None = given["resume"]
     with running(**shared.showing, afterwards=lambda step: _afterwards(step, resume)) as run:
         from uprmc.load.inputs import plan

@@ -8,9 +8,21 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import VBUCKETS, whole
-from uprmc.cli.bulk_options import BulkVerb, Common, common, on_error_of
+from uprmc.cli.bulk_options import (
+    DRY_RUN,
+    PREFIX,
+    RATE,
+    RESUME,
+    BulkVerb,
+    Common,
+    bad_rows,
+    common,
+    declared,
+    on_error_of,
+)
 from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadRow, SparkError
+from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
@@ -24,36 +36,36 @@ Examples:
 @click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR"
 )
-@click.option("--at", type=whole(), help="Number of the increment; default newest.")
-@click.option("--chain", metavar="NAME", help="Directory of the chain; default the newest.")
+@click.option(
+    "--at", type=whole(), help="Number of the increment to restore. By default the newest."
+)
+@click.option("--chain", metavar="NAME", help="Directory of the chain. By default the newest.")
 @click.option(
     "--mode",
     type=click.Choice(["append-meta", "upsert"]),
     default="append-meta",
     show_default=True,
-    help="append-meta: newer versions of the node win; upsert: as new documents.",
+    help="append-meta: keep revisions and CAS; newer versions at the nodes win. upsert: store new "
+    "documents.",
 )
-@click.option("--force", is_flag=True, help="append-meta: the backup wins over newer versions.")
-@click.option("--vbuckets", type=VBUCKETS, help="Only these, as the backup numbers them.")
-@click.option("--prefix", default="", metavar="TEXT", help="Only keys that begin so.")
-@click.option("--no-check", is_flag=True, help="Do not compare at the end.")
-@click.option("--errors", type=click.Path(file_okay=False), help="Directory for bad rows: go on.")
-@click.option("--max-errors", type=whole(), help="Continue after up to this many bad rows.")
+@declared(WriteOptions, "force")
 @click.option(
-    "--resume",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Note done groups in FILE, and pass over those that it names.",
+    "--vbuckets", type=VBUCKETS, help="Restore only these vBuckets, as the backup numbers them."
 )
-@click.option("--dry-run", is_flag=True, help="Read and check every row, send nothing.")
-@click.option("--rate", type=whole("ROWS", 1), help="Rows a second, all tasks together.")
+@PREFIX
+@click.option(
+    "--no-check", is_flag=True, help="Do not compare the nodes with the backup at the end."
+)
+@bad_rows
+@RESUME
+@DRY_RUN
+@RATE
 @common()
 def restore(shared: Common, directory: Path, **given: Any) -> None:
     """Write the newest state of a backup in DIR to nodes, and compare them with it."""
     resume: Path | None = given["resume"]
     with running(**shared.showing, afterwards=lambda step: _afterwards(step, resume)) as run:
         from uprmc.backup.restoring import restore as work
-        from uprmc.columnar.write_options import WriteOptions
 
         access = shared.access()
         options = WriteOptions(

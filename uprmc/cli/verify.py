@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import NAMES, VBUCKETS, seconds, whole
-from uprmc.cli.bulk_options import BulkVerb, Common, common
+from uprmc.cli.bulk_options import PREFIX, BulkVerb, Common, common
 from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadOption, Differences
 from uprmc.jobs.progress import Step
@@ -26,29 +26,42 @@ Examples:
 @click.option(
     "--by",
     type=NAMES,
-    help="What must be the same, of value,rev,cas,flags,exp; default: all that both sides have.",
+    help="What to compare besides keys, of value,rev,cas,flags,exp. By default all that both sides "
+    "have.",
 )
-@click.option("--vbuckets", type=VBUCKETS, help="Only these, as the first one numbers them.")
-@click.option("--prefix", default="", metavar="TEXT", help="Only keys that begin so.")
-@click.option("--deletes", is_flag=True, help="Deletions count, too.")
+@click.option(
+    "--vbuckets", type=VBUCKETS, help="Compare only these vBuckets, as the first side numbers them."
+)
+@PREFIX
+@click.option("--deletes", is_flag=True, help="Compare deletions, too.")
 @click.option(
     "--lag",
     type=seconds(),
     default="2",
     show_default=True,
-    help="What differs is looked at again after this; 0 = at once.",
+    help="Look at differences again after this time, and report those that remain.",
 )
-@click.option("--at", type=whole(), help="Of a backup: number of the increment.")
-@click.option("--chain", metavar="NAME", help="Of a backup: directory of the chain.")
+@click.option(
+    "--at", type=whole(), help="Number of the increment, if a side is a backup. Default: newest."
+)
+@click.option(
+    "--chain",
+    metavar="NAME",
+    help="Directory of the chain, if a side is a backup. Default: newest.",
+)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Every difference: JSON lines, or Parquet by its name.",
+    help="Write every difference to FILE: as Parquet if its name ends with .parquet, otherwise as "
+    "JSON lines.",
 )
 @common(servers=False)
 def verify(shared: Common, a: str, b: str, **given: Any) -> None:
-    """Compare two nodes or clusters, or one with a backup; exit code 0: they are the same."""
+    """Compare two nodes or clusters, or one of them with a backup.
+
+    The exit code is 0 if both sides are the same, and 1 if they differ.
+    """
     with running(**shared.showing, afterwards=_afterwards) as run:
         from uprmc.backup.verifying import verify as work
 

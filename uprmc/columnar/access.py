@@ -22,11 +22,16 @@ class Tls:
     """How to speak TLS: which certificates to trust, and which to show."""
 
     ca_file: str | None = option(
-        "tlsCaFile", units.text, "", "Certificates to trust in place of the system's (PEM)."
+        "tlsCaFile",
+        units.text,
+        "",
+        "File with the certificates to trust instead of the system's (PEM).",
     )
-    cert_file: str | None = option("tlsCertFile", units.text, "", "Certificate to show (PEM).")
+    cert_file: str | None = option(
+        "tlsCertFile", units.text, "", "File with the certificate to present (PEM)."
+    )
     key_file: str | None = option(
-        "tlsKeyFile", units.text, "", "Private key of that certificate (PEM)."
+        "tlsKeyFile", units.text, "", "File with the private key of that certificate (PEM)."
     )
     verify: bool = option(
         "tlsVerify", units.switch, "true", "Check the node's certificate and host name."
@@ -41,39 +46,42 @@ class Access:
         tls: ``None`` = no TLS.
         terms: by vBucket, the highest term that is known from elsewhere, such as the last backup: a
             node that has a lower one was deposed.
+        patience_s: how long a lost or busy node is tried again, in place of `retries`: for tasks
+            of a driver that has reached the nodes before, which restart if they are away.
     """
 
     servers: tuple[str, ...] = option(
         "servers",
         places.several,
         "",
-        "HOST:PORT of upr listeners, separated by commas; one is enough if a cluster map names the "
-        "others.",
+        "HOST:PORT of upr listeners, separated by commas. One is enough if its cluster map "
+        "names the others.",
         absent=(),
         aliases=("server", "path"),
     )
     username: str | None = option(
-        "username", units.text, "", "User to log in as (SASL PLAIN).", aliases=("user",)
+        "username", units.text, "", "Name of the user to log in as (SASL PLAIN).", aliases=("user",)
     )
     password: str | None = option(
         "password",
         units.text,
         "",
-        "Password; Spark's plans show options, so prefer one of the next two.",
+        "Password of that user. Spark shows options in its plans, so prefer passwordFile or "
+        "passwordEnv.",
         secret=True,
     )
     password_file: str | None = option(
         "passwordFile", units.text, "", "File whose first line is the password."
     )
     password_env: str | None = option(
-        "passwordEnv", units.text, "", "Environment variable that holds the password."
+        "passwordEnv", units.text, "", "Name of an environment variable that holds the password."
     )
     tls: Tls | None = None
     connect_timeout_s: float = option(
         "connectTimeout",
         units.seconds,
         "5",
-        "Time for an attempt to connect, TLS and login included.",
+        "Time limit for one attempt to connect, including TLS and login.",
         least=0.01,
         most=3600,
     )
@@ -81,14 +89,14 @@ class Access:
         "readTimeout",
         units.seconds,
         "60",
-        "Time of silence after which a node counts as lost.",
+        "A node that sends nothing for this long counts as lost.",
         least=0.1,
     )
     retries: int = option(
         "retries",
         units.whole,
         "5",
-        "Consecutive attempts to reach a node that was lost or is busy.",
+        "How many attempts in a row to reach a lost or busy node may fail.",
         least=0,
         most=1_000_000,
     )
@@ -96,7 +104,7 @@ class Access:
         "retryBackoff",
         units.seconds,
         "0.1",
-        "Wait before the first of these attempts; it doubles up to 5 s.",
+        "Wait before the first of these attempts. It doubles each time, up to 5 s.",
         least=0,
         most=60,
     )
@@ -104,7 +112,7 @@ class Access:
         "flowControlBytes",
         units.size,
         "10m",
-        "Bytes that a node may send ahead on each connection.",
+        "How many bytes a node may send before they are acknowledged, on each connection.",
         least=65_536,
         most=2**30,
     )
@@ -112,9 +120,14 @@ class Access:
         "clientId", units.text, "", "Name of this job in the nodes' statistics.", absent=""
     )
     bucket: str = option(
-        "bucket", units.text, "", "Bucket to select; a node of uprmc has one.", absent=""
+        "bucket",
+        units.text,
+        "",
+        "Name of the bucket to select. A node of uprmc has only one.",
+        absent="",
     )
     terms: Mapping[int, int] = field(default_factory=dict, hash=False)
+    patience_s: float | None = None
 
     def secret(self) -> str:
         """Return the password, from wherever it is kept.

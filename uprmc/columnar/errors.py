@@ -1,7 +1,8 @@
 """Every way in which the Spark side fails, each with a code word that stays the same.
 
 An exception that crosses from a worker into Spark arrives as text inside another exception, so the
-text begins with the code word: jobs and operators can look for it. ``docs/spark.md`` lists them.
+text begins with the code word: jobs and operators can look for it. ``docs/spark-reference.md``
+lists them.
 """
 
 from __future__ import annotations

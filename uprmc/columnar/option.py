@@ -1,7 +1,7 @@
 """Options as fields of dataclasses: each is declared once, with its name, default, limits and help.
 
 From the declaration come the dataclass's field and the check of its value, the option of Spark's
-source or sink, the option of the command line and the row in ``docs/spark.md``.
+source or sink, the option of the command line and the row in ``docs/spark-reference.md``.
 """
 
 from __future__ import annotations

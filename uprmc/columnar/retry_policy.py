@@ -41,20 +41,23 @@ class Attempts:
     """Counts attempts that failed in a row, and waits between them."""
 
     def __init__(self, access: Access) -> None:
+        patience_s = access.patience_s
         self._policy = RetryPolicy(
-            Backoff(access.retry_backoff_s, BACKOFF_MAX_S), retries=access.retries
+            Backoff(access.retry_backoff_s, BACKOFF_MAX_S),
+            retries=access.retries if patience_s is None else None,
+            patience_s=patience_s,
         )
         self.worked()
 
     def worked(self) -> None:
         """Something went well: what fails from now on is counted anew."""
-        self._policy.good()
+        self._policy.good(time.monotonic())
         self._silences = 0
 
     def wait(self, error: SparkError) -> None:
         """Wait before the next attempt; raises the error if there was enough of them."""
         self._silences += isinstance(error, Silent)
-        wait_s = self._policy.wait_s(chance=random.random())
+        wait_s = self._policy.wait_s(time.monotonic(), random.random())
         if wait_s is None or self._silences > _SILENCES:
             raise error
         time.sleep(wait_s)

@@ -64,19 +64,23 @@ class Columns:
     """
 
     names: tuple[str, ...] = option(
-        "columns", units.names, "", "The columns to read; others are not made.", absent=DEFAULT
+        "columns",
+        units.names,
+        "",
+        "Names of the columns to read. Other columns are not made.",
+        absent=DEFAULT,
     )
-    key_type: str = choice("keyType", KEY_TYPES, "Type of column key.")
+    key_type: str = choice("keyType", KEY_TYPES, "Type of the column key.")
     u64: str = choice(
         "u64",
         U64_FORMS,
-        "Type of _cas and _rev: bigint, which may be negative, or decimal(20,0).",
+        "Type of _cas and _rev. signed: bigint, which may be negative. decimal: decimal(20,0).",
     )
     mode: str = choice(
         "mode",
         MODES,
-        "Keys that are not UTF-8, as strings: FAILFAST: an error; PERMISSIVE: their bytes as "
-        "\\xNN; DROPMALFORMED: no row.",
+        "What to do with a key that is not UTF-8 if keys are strings. FAILFAST: fail. "
+        "PERMISSIVE: show its bytes as \\xNN. DROPMALFORMED: leave the row out.",
     )
 
     def __post_init__(self) -> None:

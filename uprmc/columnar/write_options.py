@@ -12,7 +12,7 @@ Source: reference spark, section 7.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from uprmc import units
@@ -42,32 +42,40 @@ class WriteOptions:
     mode: Mode = choice(
         "writeMode",
         ("upsert", "insert", "append-meta", "delete"),
-        "insert: only new documents; append-meta: with the rows' _rev and _cas, so that a repeat "
-        "changes nothing.",
+        "upsert: store documents. insert: store only new ones. append-meta: store them with "
+        "the _rev and _cas of their rows, so that a repeat changes nothing. delete: remove "
+        "them.",
         former={"meta": "append-meta"},
     )
-    key_column: str = option("keyColumn", units.text, "key", "Column of the keys.")
-    value_column: str = option("valueColumn", units.text, "value", "Column of the values.")
+    key_column: str = option("keyColumn", units.text, "key", "Name of the column with the keys.")
+    value_column: str = option(
+        "valueColumn", units.text, "value", "Name of the column with the values."
+    )
     flags_column: str | None = option(
-        "flagsColumn", units.text, "", "Column of the flags; without it _flags, if there is one."
+        "flagsColumn",
+        units.text,
+        "",
+        "Name of the column with the flags. By default _flags, if there is one.",
     )
     ttl_column: str | None = option(
         "ttlColumn",
         units.text,
         "",
-        "Column of the seconds to live, NULL or 0 = no expiry; without it _ttl, if there is one.",
+        "Name of the column with the seconds to live; NULL or 0 means no expiry. By default "
+        "_ttl, if there is one.",
     )
     exp_column: str | None = option(
         "expColumn",
         units.text,
         "",
-        "Column of the expiry in seconds since 1970; without it _exp, if there is one.",
+        "Name of the column with the time of expiry in seconds since 1970. By default _exp, "
+        "if there is one.",
     )
     window: int = option(
         "window",
         units.whole,
         "1000",
-        "Requests sent before their answers are awaited.",
+        "Number of requests to send before waiting for their answers.",
         least=1,
         most=WINDOW_MAX,
     )
@@ -75,7 +83,7 @@ class WriteOptions:
         "windowBytes",
         units.size,
         "1m",
-        "The same limit in bytes; a single request may be larger.",
+        "The same limit in bytes. A single request may be larger.",
         least=1,
         most=WINDOW_BYTES_MAX,
     )
@@ -91,7 +99,7 @@ class WriteOptions:
         "retryBackoff",
         units.seconds,
         "0.005",
-        "Wait before the first of these retries; it doubles up to 0.5 s.",
+        "Wait before the first of these retries. It doubles each time, up to 0.5 s.",
         least=0,
         most=60,
     )
@@ -107,37 +115,49 @@ class WriteOptions:
     on_error: OnError = choice(
         "onError",
         ("fail", "skip", "file"),
-        "Rows that cannot be written: stop the task, count them, or also write them to errorsPath.",
+        "What to do with rows that cannot be written. fail: stop the task. skip: count "
+        "them. file: count them and write them to errorsPath.",
     )
     errors_path: str | None = option(
         "errorsPath",
         units.text,
         "",
-        "Directory for such rows; workers must be able to write to it.",
+        "Directory for such rows. Workers must be able to write to it.",
     )
     max_errors: int | None = option(
-        "maxErrors", units.whole, "", "Number of such rows after which the work stops.", least=0
+        "maxErrors",
+        units.whole,
+        "",
+        "Stop when more than this many rows could not be written.",
+        least=0,
     )
     ignore_null: NullValue = choice(
         "ignoreNullValue",
         ("fail", "skip", "delete"),
-        "Rows without a value: an error, left out, or a deletion.",
+        "What to do with rows that have no value. fail: treat them as errors. skip: leave "
+        "them out. delete: delete the document.",
     )
     rate: float | None = option(
-        "rateLimit", units.whole, "", "Rows per second of each task.", aliases=("rate",)
+        "rateLimit",
+        units.whole,
+        "",
+        "Maximum number of rows per second in each task.",
+        aliases=("rate",),
     )
-    dry_run: bool = option("dryRun", units.switch, "false", "Check and count rows, send nothing.")
+    dry_run: bool = option(
+        "dryRun", units.switch, "false", "Check and count the rows, but send nothing."
+    )
     force: bool = option(
-        "force", units.switch, "false", "append-meta: write also over newer versions."
+        "force", units.switch, "false", "With append-meta, also overwrite newer versions."
     )
     durability: Durability = choice(
         "durability",
         ("persist", "none"),
-        "persist: a task ends when its documents are on the nodes' disks; none: when they are "
-        "accepted.",
+        "When a task ends. persist: when its documents are on the nodes' disks. none: when "
+        "the nodes have accepted them.",
     )
     value_limit_bytes: int = option(
-        "valueLimit", units.size, "20m", "Larger values are errors.", least=0, most=2**30
+        "valueLimit", units.size, "20m", "Values larger than this are errors.", least=0, most=2**30
     )
 
     def __post_init__(self) -> None:
@@ -145,6 +165,10 @@ class WriteOptions:
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise BadOption(f"rateLimit={self.rate}: say a number of rows a second above 0")
         self._check_together()
+
+    def patient(self) -> WriteOptions:
+        """Return the same for tasks that wait for a node which restarts, see `Access`."""
+        return replace(self, access=replace(self.access, patience_s=self.retry_deadline_s))
 
     def _check_together(self) -> None:
         if self.on_error == "file" and not self.errors_path:

@@ -147,7 +147,7 @@ def load(
         if left and not write.dry_run:
             Nodes(write.access).close()  # a node that is away is told at once, and only once
         watch = _Watch(journal, left, len(tasks), write, progress or unseen)
-        engine.run(load_task, [Job(task, rules, write) for task in left], watch.done)
+        engine.run(load_task, [Job(task, rules, write.patient()) for task in left], watch.done)
         return LoadReport(
             counts=merge(journal.done.values()),
             files=len({task.path for task in tasks}),

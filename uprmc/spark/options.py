@@ -47,44 +47,45 @@ class ReadOptions:
     access: Access
     columns: Columns
     no_value: bool = option(
-        "noValue", units.switch, "false", "Do not send values; there is no column value."
+        "noValue", units.switch, "false", "Do not send values. There is no column value then."
     )
     partitions: int | None = option(
         "numPartitions",
         units.whole,
         "",
-        "Maximum number of tasks; without it 2 for each processor, fewer for few documents.",
+        "Maximum number of tasks. By default two for each processor, or fewer if there are "
+        "few documents.",
         least=1,
         most=VBUCKETS_MAX,
         only=BATCH,
         aliases=("parallelism",),
     )
     vbuckets: tuple[int, ...] | None = option(
-        "vbuckets", ranges.parsed, "", "Only these vBuckets: 0-511,600."
+        "vbuckets", ranges.parsed, "", "Read only these vBuckets, such as 0-511,600."
     )
     pushdown: bool = option(
         "pushdown",
         units.switch,
         "false",
-        "Apply filters on _vb, _seq, _op and beginnings of key in the source; needs "
-        "spark.sql.python.filterPushdown.enabled.",
+        "Apply filters on _vb, _seq, _op and the beginning of key in the source. Spark "
+        "needs spark.sql.python.filterPushdown.enabled for it.",
         only=BATCH,
     )
     snapshot: str = choice(
         "snapshot",
         ("complete", "held", "bounded"),
-        "complete: each task reads one moment; held: all tasks and retries read the same moment; "
-        "bounded: no change after the planning.",
+        "complete: each task reads its vBuckets at one moment. held: all tasks and retries "
+        "read the same moment. bounded: changes after the planning are left out.",
         only=BATCH,
     )
     lease: str | None = option(
-        "lease", units.text, "", "Token of a lease: read its moment.", only=BATCH
+        "lease", units.text, "", "Token of a lease. What the lease holds is read.", only=BATCH
     )
     lease_s: int = option(
         "leaseSeconds",
         units.whole,
         "600",
-        "Lifetime of leases; upr.lease_max_s of the node limits it.",
+        "Lifetime of leases. The node limits it with upr.lease_max_s.",
         least=5,
         most=86_400,
     )
@@ -92,44 +93,60 @@ class ReadOptions:
         "startingOffsets",
         units.text,
         "earliest",
-        "earliest, latest, JSON, or the path of a backup's manifest.",
+        "Where to begin: earliest, latest, JSON, or the path of a backup's manifest.",
     )
     ending_offsets: str = option(
         "endingOffsets",
         units.text,
         "latest",
-        "With snapshot=bounded: latest, JSON, or the path of a backup's manifest.",
+        "Where to end, with snapshot=bounded: latest, JSON, or the path of a backup's manifest.",
         only=BATCH,
     )
     max_rows: int | None = option(
-        "maxRowsPerTrigger", units.whole, "", "Rows of a micro-batch, about.", least=1, only=STREAM
+        "maxRowsPerTrigger",
+        units.whole,
+        "",
+        "Approximate number of rows in a micro-batch.",
+        least=1,
+        only=STREAM,
     )
     max_bytes: int | None = option(
-        "maxBytesPerTrigger", units.size, "", "Bytes of a micro-batch, about.", least=1, only=STREAM
+        "maxBytesPerTrigger",
+        units.size,
+        "",
+        "Approximate number of bytes in a micro-batch.",
+        least=1,
+        only=STREAM,
     )
     on_rollback: str = choice(
         "onRollback",
         ("fail", "rewind", "restart"),
-        "When history branched below the position: stop, go back to the branch, or read the "
-        "vBucket from its beginning; a control row says so.",
+        "What to do when history branched below the position. fail: stop. rewind: go back "
+        "to the branch. restart: read the vBucket from its beginning. A control row "
+        "announces the last two.",
         only=STREAM,
     )
     fail_on_data_loss: bool = option(
         "failOnDataLoss",
         units.switch,
         "true",
-        "Stop when deletions were dropped unseen, or a vBucket is on no node.",
+        "Stop when deletions were dropped before they were read, or when a vBucket is on no node.",
     )
     batch_rows: int = option(
         "batchRows",
         units.whole,
         "10000",
-        "Maximum rows of an Arrow batch.",
+        "Maximum number of rows in an Arrow batch.",
         least=1,
         most=1_000_000,
     )
     batch_bytes: int = option(
-        "batchBytes", units.size, "8m", "Bytes of an Arrow batch, about.", least=1_024, most=2**30
+        "batchBytes",
+        units.size,
+        "8m",
+        "Approximate size of an Arrow batch.",
+        least=1_024,
+        most=2**30,
     )
 
 
@@ -143,7 +160,7 @@ class SinkOptions:
     )
 
 
-_TLS = Option("tls", units.switch, "", "Speak TLS; also implied by a TLS file.")
+_TLS = Option("tls", units.switch, "", "Connect with TLS. Naming a TLS file implies it.")
 
 #: Of one side alone: what is tried again, and how long.
 _RETRIES = tuple(each for each in table(Access) if each.field.startswith("retr"))
