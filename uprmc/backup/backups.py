@@ -47,7 +47,7 @@ from uprmc.jobs.progress import Progress, Step, unseen
 
 __all__ = ["Kind", "backup"]
 
-#: So often an increment is begun when its lease is lost in the middle, or history changes.
+#: Attempts at an increment whose lease is lost in the middle, or whose history changes.
 ATTEMPTS = 3
 
 
@@ -80,10 +80,10 @@ def backup(
         compression: zstd, snappy, lz4, gzip or none.
         no_value: keys and metadata only: for comparing, cannot be restored.
         include_deletes: whether a full backup has the deletions that the nodes remember.
-        lease_s: how long a node holds the moment when nobody renews it any more.
+        lease_s: how long a node keeps the moment when it is not renewed any more.
         dry_run: say what would be read, touch nothing.
         rate: rows a second, over all tasks.
-        progress: is told of every group.
+        progress: called after every group.
 
     Raises:
         BackupForeign: the directory is something else, or the chain is of another bucket.
@@ -201,7 +201,7 @@ class _Backup:
 
         self._progress(run.step(total))
         self._engine.run(read_group, tasks, noted)
-        # floors only rise: one that is told after the reading is above every deletion before it
+        # floors only rise: one asked for after the reading is above every deletion before it
         manifest = _manifest(run, told_floors(self._wish.access, lease))
         _remove_strays(run.path, manifest.files)
         finish_increment(run.path, manifest)
@@ -250,7 +250,7 @@ class _Run:
 
 
 def _manifest(run: _Run, floors: Mapping[int, int]) -> Manifest:
-    """Return the manifest with what the tasks and the nodes have told."""
+    """Return the manifest with what the tasks and the nodes have said."""
     vb: dict[int, VBucketPart] = {}
     files: list[FilePart] = []
     for _, done in sorted(run.done.items()):

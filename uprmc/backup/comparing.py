@@ -88,7 +88,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class DigestTask:
-    """Take digests. `vbuckets`: the number that keys are spread over anew; 0 = as they are."""
+    """Take digests. `vbuckets`: the number that keys are spread over for this; 0 = as they are."""
 
     source: Source
     rules: Rules
@@ -224,7 +224,7 @@ class Compared:
     def unsettled_since(self, first: Compared) -> Compared:
         """Return those that were there at the first look, too, with a side that stood still.
 
-        With so many that not all are listed, nothing is left out.
+        If not all of them are listed, nothing is left out.
         """
         if first.total > len(first.listed) or self.total > len(self.listed):
             return self

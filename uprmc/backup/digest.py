@@ -3,7 +3,7 @@
 Every row has a hash of 64 bits over key, value and metadata; a vBucket's `Digest` is the number of
 rows and the sum of their hashes. So it can be taken in pieces, in any order, on any node and from
 any file, and pieces can be added up. It finds mistakes, torn files and lost rows; it is no defence
-against somebody who wants two contents to look alike.
+against an attacker who wants two contents to look alike.
 
 Everything is numpy over the buffers of Arrow: a byte string is read as words of 8 bytes (the last
 one cut by a mask), each word is mixed with its place, and a row's words are added up. That costs

@@ -64,7 +64,7 @@ class Held:
     token: str
 
     def sources(self, vbuckets: Iterable[int], parts: int) -> list[Source]:
-        """Return what to read of vBuckets, in about so many parts."""
+        """Return what to read of vBuckets, in about this number of parts."""
         return [NodeSource(self.access, self.token, each) for each in parts_of(vbuckets, parts)]
 
 
@@ -102,7 +102,7 @@ def open_side(side: Side | Path | str) -> OpenSide:
 
 
 def parts_of(vbuckets: Iterable[int], parts: int) -> list[tuple[int, ...]]:
-    """Return vBuckets in at most so many parts of neighbours."""
+    """Return vBuckets in at most this number of parts of neighbours."""
     numbers = sorted(vbuckets)
     size = max(1, -(-len(numbers) // parts))
     return [tuple(numbers[at : at + size]) for at in range(0, len(numbers), size)]

@@ -169,7 +169,7 @@ class Pace:
         self._rows = 0
 
     def took(self, rows: int) -> None:
-        """Wait until so many more rows are due."""
+        """Wait until this number of rows more is due."""
         self._rows += rows
         if self._rate:
             ahead_s = self._rows / self._rate - (time.monotonic() - self._began)

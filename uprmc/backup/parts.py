@@ -1,6 +1,6 @@
 """Rows into Parquet files and out of them again.
 
-A file is sorted by vBucket and seqno, so that whoever wants one vBucket reads few row groups. Rows
+A file is sorted by vBucket and seqno, so that a reader of one vBucket reads few row groups. Rows
 come mixed, as the node's streams do: they are gathered up to `PART_BYTES`, sorted, and written as
 one file. Digests of the rows are taken on the way, from the very buffers that are written.
 """
@@ -21,7 +21,7 @@ from uprmc.backup.manifest import FilePart
 from uprmc.columnar.errors import BackupDamaged, BadOption, why
 from uprmc.jobs.files import sha256_of, whole_file
 
-#: Rows are gathered in memory until they are so many bytes; then they are a file.
+#: Rows are gathered in memory up to this size; then they are a file.
 PART_BYTES = 64 << 20
 #: What is read from a file at a time, about.
 ROW_GROUP_BYTES = 8 << 20

@@ -123,7 +123,7 @@ def held(wish: Wish, chain: Chain | None) -> Iterator[tuple[Lease, Nodes]]:
             wanted = wish.vbuckets
         else:
             wanted = range(nodes.vbuckets)
-        nodes.by_place(wanted)  # a node that is down must not make a hole that nobody sees
+        nodes.by_place(wanted)  # a node that is down must not leave a hole unseen
         access = replace(wish.access, terms=nodes.terms)
         with KeptLease(access, wanted, wish.lease_s) as kept:
             yield kept.lease, nodes

@@ -1,7 +1,7 @@
 """The directory of a backup: which increments there are, and that they fit together.
 
     DIR/repo.json                               makes it a backup; its id is in every manifest
-    DIR/lock                                    held while somebody writes
+    DIR/lock                                    held by the process that writes
     DIR/chain-0001/0000-full/manifest.json      written last: without it there is no increment
     DIR/chain-0001/0000-full/run.json           while it is being made
     DIR/chain-0001/0000-full/data/vbg=0003/part-*.parquet
@@ -142,7 +142,7 @@ class Repository:
         """Be the only one that writes here, in this process or any other.
 
         Raises:
-            BackupBusy: somebody else is.
+            BackupBusy: another process is.
         """
         with (self.path / LOCK_FILE).open("ab") as file:
             try:
@@ -320,7 +320,7 @@ def increments_of(chain: Chain) -> list[Manifest]:
     """Return the manifests of a chain, oldest first.
 
     Raises:
-        BadOption: it has so many that the next has to be a full one.
+        BadOption: it has the most there may be; the next has to be a full one.
     """
     if len(chain.increments) >= INCREMENTS_MAX:
         raise BadOption(f"{chain.path} has {INCREMENTS_MAX} increments: make a full backup")

@@ -4,7 +4,7 @@ Documents go where their keys belong now, so the target may have another number 
 nodes, and documents of its own: a version that is newer there wins (unless `force`), which also
 makes it harmless to do all of it twice. Deletions are restored as deletions: they win over what is
 older. Of deletions that were dropped before the backup only the highest revision is known; the
-target is told it last, so that their keys begin above it (`revision_floors`).
+target gets it last, so that their keys begin above it (`revision_floors`).
 
 Nothing is written before all files of the chain were found to be as their manifests say. At the
 end the target is compared with the backup.
@@ -141,7 +141,7 @@ def restore(
             removed at the end.
         options: how rows are written otherwise: windows, errors, retries; if none are given, a
             group is done when its rows are on the nodes' disks.
-        progress: is told of every group.
+        progress: called after every group.
 
     Raises:
         BackupDamaged, BackupForeign, BackupIncomplete: nothing was written.
@@ -160,7 +160,7 @@ def restore(
     check_files(increments, runner, tell)
     if not dry_run:
         with Nodes(access):
-            pass  # an unreachable target is told before any work
+            pass  # an unreachable target is an error before any work
     report = _written(found, increments, selection, writing, runner, state, tell)
     if not dry_run:
         manifests = [each.manifest for each in increments]

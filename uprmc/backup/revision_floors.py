@@ -1,8 +1,8 @@
 """What a backup keeps of deletions that were dropped for good: their highest revision.
 
-A node gives a key that begins anew a revision above those of all deletions that it ever had, the
+A node gives a key that begins again a revision above those of all deletions that it ever had, the
 dropped ones included, or the document would lose against the same deletion in another cluster. Each
-increment has this floor of every vBucket; a restore tells it to the nodes after the documents.
+increment has this floor of every vBucket; a restore gives it to the nodes after the documents.
 
 Source: ``docs/extensions.md``, VBUCKET_FACTS.
 """

@@ -40,7 +40,7 @@ from uprmc.jobs.progress import Progress, Step, unseen
 
 __all__ = ["BackupSide", "Side", "VerifyReport", "verify"]
 
-#: Tasks of a look: so many for each that runs at the same time.
+#: Tasks of a look, for each that runs at the same time.
 _TASKS_EACH = 4
 #: Keys that a report names itself.
 EXAMPLES_MAX = 10
@@ -142,9 +142,9 @@ def verify(
         key_prefix: only keys that begin so.
         deletes: whether deletions count.
         lag_s: seconds until the second look; ``None`` = what the first look finds is reported.
-        lease_s: how long nodes hold a moment when nobody renews it any more.
+        lease_s: how long nodes keep a moment when it is not renewed any more.
         out: file for the differences: Parquet if its name ends so, else JSON lines.
-        progress: is told of every task.
+        progress: called after every task.
         now, sleep: the clock (Unix time in seconds), and waiting.
 
     Raises:

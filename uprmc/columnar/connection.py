@@ -39,7 +39,7 @@ from uprmc.protocol.opcodes import (
     opcode_name,
 )
 
-#: So many questions are on their way at a time: more could fill both sockets' buffers and hang.
+#: Questions that are under way at a time: more could fill both sockets' buffers and hang.
 PIPELINE_MAX = 256
 
 #: More statistics than this are not a node's.
@@ -55,11 +55,11 @@ class Connection:
 
     Attributes:
         place: HOST:PORT.
-        socket: for whoever has to wait for several things at once.
+        socket: for callers that have to wait for several things at once.
         knows_terms: the node tells the terms of vBuckets.
 
     Raises:
-        Unreachable: nobody answers there.
+        Unreachable: nothing answers there.
         TlsFailed, LoginRefused, Refused: the node does not want us.
     """
 

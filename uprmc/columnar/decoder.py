@@ -42,10 +42,10 @@ from uprmc.protocol.upr import (
     TIMED_DELETION_EXTRAS,
 )
 
-#: So much is asked of the socket at a time.
+#: Asked of the socket at a time.
 READ_BYTES = 1024 * 1024
 
-#: Not less, however small a block is to be.
+#: The least that is asked of it, however small a block is to be.
 READ_BYTES_MIN = 64 * 1024
 
 #: Behind the received bytes, so that the fixed fields of a short frame at the end can be gathered
@@ -135,7 +135,7 @@ class Decoder:
         return memoryview(self._buffer)[self._filled : end]
 
     def received(self, count: int) -> list[Notice]:
-        """Look for frames in what has come; returns those that somebody waits for.
+        """Look for frames in what has come; returns those that are waited for.
 
         Raises:
             ProtocolError: these are no frames.
@@ -198,7 +198,7 @@ class Decoder:
         self._buffer = buffer
 
     def _close_up(self) -> None:
-        """Move a frame that has not come wholly to the beginning."""
+        """Move a frame of which only a part has come to the beginning."""
         rest = bytes(memoryview(self._buffer)[self._scanned : self._filled])
         if len(self._buffer) > 2 * self.size_bytes + 2 * READ_BYTES:
             self._filled = 0

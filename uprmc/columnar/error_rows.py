@@ -1,10 +1,10 @@
-"""Rows that could not be written: what is told of each, and the file they are put into.
+"""Rows that could not be written: what is said of each, and the file they are put into.
 
 The file has a line of JSON for each row. Keys and values are base64, because they need not be text,
-and of a value there is only the beginning: whoever looks wants to recognise the row. Lines are
-written as they come, so a task that is killed leaves what it had found.
+and of a value there is only the beginning: enough to recognise the row. Lines are written
+ as they come, so a task that is killed leaves what it had found.
 
-What surprises: files of attempts that failed stay. An attempt that is given up because of its
+Note: files of attempts that failed stay. An attempt that is given up because of its
 errors would otherwise take the explanation with it. Nor does a later write into the same directory
 touch them, such as the next micro-batch, whose tasks have the same numbers: its files have a number
 more. The report names the files that count.
@@ -25,13 +25,13 @@ from typing import IO
 
 from uprmc.columnar.errors import BadFile
 
-#: So much of a value is shown.
+#: The beginning of a value that is shown.
 VALUE_SHOWN_BYTES = 256
 
-#: So much of a key is shown: more than a key may have, so that one that is too long can be found.
+#: The beginning of a key that is shown: more than a key may have, to find one that is too long.
 KEY_SHOWN_BYTES = 1024
 
-#: So many files of the same task and attempt, of different writes, a directory may have.
+#: Files of the same task and attempt, of different writes, that a directory may have.
 FILES_MAX = 10_000
 
 #: Why a row was not written; `code` of an error row. REFUSED: the node did not take it;

@@ -33,7 +33,7 @@ from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
 
-#: A lease is renewed so often in its life, so that two renewals may fail.
+#: Renewals in the life of a lease: two of them may fail.
 _RENEWALS = 3
 
 
@@ -80,9 +80,9 @@ class Lease:
         raise LeaseEnded(f"vb={vbucket} is not in the lease {self.token}")
 
     def renew(self, seconds: float | None = None) -> int:
-        """Let it live for so long from now; returns what was granted, in seconds.
+        """Let it live for this time from now; returns what was granted, in seconds.
 
-        A node that is away keeps nobody from renewing at the others.
+        A node that is away does not hinder renewing at the others.
 
         Raises:
             LeaseEnded: a node does not know it any more.
@@ -196,7 +196,7 @@ def logs_of(nodes: Nodes, held: Mapping[int, Held]) -> dict[int, FailoverLog]:
 class KeptLease:
     """A lease that is renewed, by a thread, for as long as its ``with`` statement lasts.
 
-    One that somebody else acquired is renewed at once: most of its life may be over.
+    One that was acquired elsewhere is renewed at once: most of its life may be over.
 
     Attributes:
         lease: the lease itself.
@@ -233,11 +233,11 @@ class KeptLease:
         self.close()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it is lost, so long at most."""
+        """Wait until it is lost, but no longer than this."""
         self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Stop renewing, and release it unless it is somebody else's."""
+        """Stop renewing, and release it unless it was acquired elsewhere."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(self._access.connect_timeout_s)  # it may wait for a node that hangs

@@ -2,7 +2,7 @@
 
 Every node tells the vBuckets that it has active; its cluster map tells how many there are in all,
 and of other nodes. After a failover the old active may come back and believe in itself:
-`consume.placement` says which of two is followed. Nobody is followed before all were asked, and a
+`consume.placement` says which of two is followed. No node is followed before all were asked, and a
 connection that was kept open and fails is no silent node: it is dialled once more.
 """
 
@@ -38,7 +38,7 @@ from uprmc.protocol.management import (
 )
 from uprmc.protocol.opcodes import Opcode
 
-#: An error says of so many vBuckets why they are refused.
+#: vBuckets of which an error says why they are refused.
 _REASONS_MAX = 5
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class Nodes:
         return patiently(self._access, attempt)
 
     def refresh(self) -> None:
-        """Ask every node anew what it has; one that does not answer has nothing.
+        """Ask every node again what it has; one that does not answer has nothing.
 
         Raises:
             As the class.

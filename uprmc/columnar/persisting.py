@@ -3,10 +3,11 @@
 A node answers before it has written to disk. When it is killed and comes back it lacks the last
 changes of each vBucket, and says so: the vBucket goes on in a new history (another vb_uuid). So
 what was sent is held here, in generations. When a generation is full, each of its vBuckets is asked
-how far it is; as soon as it is on disk up to there, in the same history, the generation is let go.
-A vBucket that has changed its history meanwhile gets all that is held of it once more, in order.
+how far it is; as soon as it is on disk up to there, in the same history, the generation is
+released. A vBucket that has changed its history meanwhile gets all that is held of it once more, in
+order.
 
-What surprises: rows that lost, or were there already, are held as well. What they lost to may be
+Note: rows that lost, or were there already, are held as well. What they lost to may be
 the same row of an earlier attempt, not on disk yet.
 
 Source: reference spark, section 7; reference UPR, section 6 (OBSERVE_SEQNO).
@@ -30,10 +31,10 @@ from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status, status_text
 
-#: So much is sent before it is asked what of it is on disk.
+#: What is sent before asking how much of it is on disk.
 GENERATION_BYTES = 8 * 1024 * 1024
 
-#: So much is held: then writing waits for the disks.
+#: What is kept at most: then writing waits for the disks.
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
 #: What a request costs in memory beside its key and value, about.
@@ -156,7 +157,7 @@ class UnpersistedRows:
             else:
                 self._reached(number, persisted, current)
         self._repeat(changed)
-        self._let_go()
+        self._release()
         persisted_now = {number: seen[number][1] for number in numbers}
         moved = bool(changed) or any(
             self._persisted.get(number) != seqno for number, seqno in persisted_now.items()
@@ -187,7 +188,7 @@ class UnpersistedRows:
                     again = np.unique(piece.vbuckets[places]).tolist()
                     generation.targets.update(dict.fromkeys(again))
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         kept = [generation for generation in self._closed if generation.targets]
         self.held_bytes -= sum(each.bytes for each in self._closed if not each.targets)
         self._closed = kept

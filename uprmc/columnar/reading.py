@@ -3,8 +3,8 @@
 Every read goes through a snapshot lease, its own or one that is given. A lost connection is made
 again and the rest of the same snapshot asked for. When a lease of its own ends, what was read of a
 vBucket is thrown away and read again from a new one, unless rows of it have been yielded; so rows
-are kept back for a while. A given lease that has ended cannot be replaced: whoever gave it compares
-its rows with others.
+are kept back for a while. A given lease that has ended cannot be replaced: its rows are
+compared with others.
 
 Source: design of this part, section 2; Spark reference, section 3.
 """
@@ -33,7 +33,7 @@ HOLD_BACK_BYTES = 64 * 1024 * 1024
 #: Gets each vBucket that was read completely; `ReadState` says what there is to know of it.
 OnDone = Callable[[ReadState], object]
 
-#: So many leases of its own a read takes, one after the other, before it gives up.
+#: Leases of its own that a read takes, one after the other, before it gives up.
 LEASES_MAX = 5
 
 
@@ -57,9 +57,9 @@ def read(
         ranges: one for each vBucket that is wanted.
         columns: of the batches.
         lease: token of a lease to read from, which is renewed meanwhile; ``None`` = one of its own.
-        batch_rows, batch_bytes: about so much in a batch, a single long row excepted.
+        batch_rows, batch_bytes: approximate limits of a batch; a single row may be longer.
         no_value: documents are sent without their values, which are NULL.
-        on_done: told of each vBucket once all its rows are yielded, or in the batch to come.
+        on_done: called with each vBucket once all its rows are yielded, or in the batch to come.
         lease_s: lifetime of a lease of its own.
         hold_back_bytes: see `HOLD_BACK_BYTES`.
 
@@ -107,7 +107,7 @@ class _Reading:
     # --- leases ---------------------------------------------------------------------------------
 
     def given(self, lease: Lease) -> Iterator[Any]:
-        """Read from a lease that somebody else acquired."""
+        """Read from a lease that was acquired elsewhere."""
         ours = lease.only(each.vbucket for each in self._states)
         with KeptLease(self._access, lease=ours, release=False) as kept:
             yield from self._from_lease(kept.lease)
@@ -209,7 +209,7 @@ class _Reading:
         self._tell()
 
     def _cut(self, block: Block) -> Iterator[Any]:
-        """Yield batches of a block that is out; told is with the last of them."""
+        """Yield batches of a block that is out; `on_done` is called with the last of them."""
         last = len(block.batch) - self.batch_rows
         for start in range(0, len(block.batch), self.batch_rows):
             if start >= last:

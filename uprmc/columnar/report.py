@@ -3,7 +3,7 @@
 A task's report is its commit message (`sink`), is kept by resumable loads (`load`) and compared by
 `restore`: plain values only, and the same through JSON.
 
-Every row is in exactly one of `OUTCOMES`. What surprises: after a task was tried again its earlier
+Every row is in exactly one of `OUTCOMES`. Note: after a task was tried again its earlier
 attempt has written already; those rows are `applied` once more (upsert), `conflicts` (append-meta),
 `existed` (insert) or `missing` (delete) in the report of the later one.
 
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from uprmc.columnar.errors import BadFile
 
-#: So many texts of errors are kept; the error files have all.
+#: Texts of errors that are kept; the error files have all.
 FIRST_ERRORS_MAX = 5
 
 #: The counters that each row is in one of.
@@ -48,7 +48,7 @@ class Counts(JsonReport):
         conflicts: append-meta: the version that the node has wins, or is the same one.
         existed: insert: the same document is there already.
         missing: a document to be deleted is not there.
-        skipped: no value, and told to pass such rows over.
+        skipped: no value, and such rows are to be left out.
         errors: could not be written.
         retried: requests sent once more: temporary failures, moved vBuckets, lost connections.
         resent: requests sent once more because a node lost what it had answered for.

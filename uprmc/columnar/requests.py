@@ -4,7 +4,7 @@ All heads of a batch are packed at once by numpy, as the records say; then each 
 three slices, one checksum and one concatenation. A frame's opaque is its place in its piece: that
 is how an answer finds its row, however the rows are spread over nodes and windows.
 
-What surprises: an expiry of at most 30 days counts from the moment the node gets it, as memcached
+Note: an expiry of at most 30 days counts from the moment the node gets it, as memcached
 has it. So a time to live is sent as it is up to there and as Unix time above, and an absolute time
 that small is an error.
 
@@ -37,8 +37,8 @@ from uprmc.columnar.write_options import WriteOptions
 from uprmc.protocol.management import WithMetaOption
 from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, MAGIC_REQUEST, DataType, Opcode
 
-#: A piece of a batch is packed and held until it is answered: so many rows and bytes at most, but
-#: at least one row.
+#: Limits of a piece of a batch, which is packed and kept until it is answered; it has at least
+#: one row.
 PIECE_ROWS = 10_000
 PIECE_BYTES = 16 * 1024 * 1024
 
@@ -279,7 +279,7 @@ class _Packing:
     # --- faults ---------------------------------------------------------------------------------
 
     def _fault(self, where: Array, code: str, reason: str) -> None:
-        """Note rows that cannot be written; the first fault of a row is the one that is told."""
+        """Note rows that cannot be written; the first fault of a row is the one that counts."""
         if where.any():
             for row in np.flatnonzero(where).tolist():
                 self._faults.setdefault(row, (code, reason))

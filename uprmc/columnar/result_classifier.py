@@ -7,7 +7,7 @@
 | delete, or a row that deletes | not found | missing |
 | any | anything else but success | an error |
 
-What surprises: between the refusal of an insert and the look at what took its place, that document
+Note: between the refusal of an insert and the look at what took its place, that document
 may have gone. Then the insert is tried again.
 
 Source: reference spark, section 7.
@@ -26,7 +26,7 @@ from uprmc.protocol.binary import GET_REPLY_EXTRAS, STORE_EXTRAS
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, status_name, status_text
 
-#: So often an insert is tried whose key is taken one moment and free the next.
+#: Attempts at an insert whose key is taken one moment and free the next.
 INSERT_TRIES = 5
 
 #: Documents that are compared at a time: their values are all on their way to us.
@@ -39,12 +39,12 @@ _SAME, _OTHER = 0x10000, 0x10001
 
 
 class ResultClassifier:
-    """Carries out pieces and tells what came of each row.
+    """Carries out pieces and says what came of each row.
 
     Args:
         options: how to write.
         rounds: carries out.
-        fail: is told of every row that cannot be written.
+        fail: called with every row that cannot be written.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class Attempts:
         self.worked()
 
     def worked(self) -> None:
-        """Something went well: what fails from now on is counted anew."""
+        """Something went well: what fails from now on counts from one again."""
         self._policy.good(time.monotonic())
         self._silences = 0
 

@@ -1,14 +1,14 @@
-"""Requests until each is carried out or refused for good: round after round, to whoever owns them.
+"""Requests until each is carried out or refused for good, in rounds, by the nodes that own them.
 
 After a round, what time or another node makes good goes into the next: temporary failures, a
-vBucket that has moved (the nodes are asked anew what they have), and all that a lost connection
+vBucket that has moved (the nodes are asked again what they have), and all that a lost connection
 left open.
 
 **The last request for a key wins, as if there had been no trouble.** When one is repeated, all
 later ones for the same key are repeated behind it, those that went well too. They are in the same
 piece, because a piece ends before the next begins.
 
-What surprises: limits count from the last progress, not from the beginning. A node that takes a few
+Note: limits count from the last progress, not from the beginning. A node that takes a few
 rows at a time is slow, not dead.
 
 Source: reference spark, section 7.
@@ -50,7 +50,7 @@ class Rounds:
 
     Args:
         options: how patient to be.
-        nodes: whom to ask; their connections are used by nobody else meanwhile.
+        nodes: to ask; their connections are used for nothing else meanwhile.
         clock: seconds that only grow.
         sleep: waits.
 
@@ -115,7 +115,7 @@ class Rounds:
     def _round(
         self, requests: Requests, todo: Sequence[int], answers: dict[int, int], read: Reader
     ) -> tuple[set[int], SparkError, bool]:
-        """Ask once. Return what is to be repeated, why, and whether to ask for owners anew."""
+        """Ask once. Return what is to be repeated, why, and whether to ask for owners again."""
         shares, again, why = self._shares(requests, todo, read)
         look = bool(again)
         try:
@@ -142,7 +142,7 @@ class Rounds:
     def _shares(
         self, requests: Requests, todo: Sequence[int], read: Reader
     ) -> tuple[list[Share], set[int], SparkError | None]:
-        """Spread requests over the nodes; return those that nobody can be sent, too, and why."""
+        """Spread requests over the nodes; return those without a node, too, and why."""
         options = self._options
         shares: list[Share] = []
         homeless: set[int] = set()
@@ -150,7 +150,7 @@ class Rounds:
         for place, order in self._by_owner(requests.vbuckets, todo).items():
             try:
                 if not place:
-                    raise _nobody(requests.vbuckets, order)
+                    raise _homeless(requests.vbuckets, order)
                 connection = self._nodes.connection(place)
             except (Unreachable, Busy, NoVBucket) as error:
                 homeless.update(order)
@@ -194,5 +194,5 @@ def _refused(place: str, status: int) -> Refused:
     return Refused(f"{place} keeps answering: {status_text(status)}")
 
 
-def _nobody(vbuckets: np.ndarray, order: Sequence[int]) -> NoVBucket:
+def _homeless(vbuckets: np.ndarray, order: Sequence[int]) -> NoVBucket:
     return NoVBucket(f"vb={int(vbuckets[order[0]])} is active on no node that answers")

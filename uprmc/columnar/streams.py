@@ -1,7 +1,7 @@
 """Streams of one lease over one connection: asks for a few vBuckets at a time, yields blocks.
 
 Only a few, because rows of a vBucket that is not complete may have to be kept back, and because the
-node reads its disk best in one place. The next one is asked for when one ends, so nobody waits.
+node reads its disk best in one place. When one ends the next is asked for, so neither side waits.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, opcode_name
 from uprmc.protocol.upr import ROLLBACK_VALUE
 
-#: So many streams are open at a time.
+#: Streams that are open at a time.
 STREAMS_OPEN = 8
 
-#: Where rows above a limit are left out, the node may be so far ahead, and no more.
+#: How far the node may be ahead where rows above a limit are left out.
 _LIMITED_BYTES = 1024 * 1024
 
 #: What share of the buffer is acknowledged at a time.
 _ACK_SHARE = 1 / 2
 
-#: A node that is idle is heard of so often within `read_timeout_s`.
+#: Keep-alives of an idle node within `read_timeout_s`.
 _NOOPS = 3
 
 

@@ -3,13 +3,13 @@
 Requests are quiet: a node answers what it refuses, and a NOOP after each window tells that all
 before it was looked at. One window is with the node while the next is on its way, so neither waits
 for the other, and what is answered is read while sending: a node that refuses all of a large window
-would otherwise stop reading when nobody takes its answers, and both would wait for ever.
+would otherwise stop reading when its answers are not taken, and both would wait for ever.
 
-What surprises: when a connection is lost, nothing is known of windows whose NOOP was not answered,
+Note: when a connection is lost, nothing is known of windows whose NOOP was not answered,
 not even of requests that were refused. They are unsettled as a whole.
 TLS may have to read before it can send, or send before it can read: then that is waited for, and
 not the thing that was wanted.
-A node of which more than half a window wants patience is sent no more of this round.
+A node that answers more than half of a window with "later" is sent no more in this round.
 
 Source: reference memcached, section 2.5; reference spark, section 7.
 """
@@ -36,7 +36,7 @@ from uprmc.protocol.opcodes import (
     Status,
 )
 
-#: So many windows of a node are under way.
+#: Windows of a node that are under way.
 WINDOWS_UNDER_WAY = 2
 
 #: Statuses that time, or another node, makes good.

@@ -3,7 +3,7 @@
 No row becomes an object here. A column of the wrong type is one clear error, because all its rows
 would fail alike; a single row that is NULL or out of range is left to `requests`, as a mask.
 
-What surprises: Spark has no unsigned numbers, so the source gives CAS and revision as signed 64-bit
+Note: Spark has no unsigned numbers, so the source gives CAS and revision as signed 64-bit
 ones. A negative one is therefore no error but a large one.
 """
 

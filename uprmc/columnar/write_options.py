@@ -3,7 +3,7 @@
 `options` turns what a user says into these; `requests`, `rounds` and `writing` obey. Secrets are
 not in here but behind `Access`, which says where they are.
 
-What surprises: `retries` counts rounds that brought nothing. Its default does not bite before
+Note: `retries` counts rounds that brought nothing. Its default does not bite before
 `retry_deadline_s` does, because ten tries of at most half a second would be over before a node that
 was restarted answers again.
 

@@ -12,7 +12,7 @@ Only then comes the next one, so the order of the rows is the order of the chang
 Every row comes to something: `TaskReport` has the counters, and rows that cannot be written are
 errors, never left out in silence.
 
-What surprises: a writer that raised has done some of its rows, and nobody takes that back. A task
+Note: a writer that raised has done some of its rows, which is not taken back. A task
 is repeated as a whole; every mode but insert of what others write too then ends in the same state.
 
 Source: reference spark, section 7.
@@ -38,7 +38,7 @@ from uprmc.columnar.result_classifier import ResultClassifier
 from uprmc.columnar.rounds import Rounds
 from uprmc.columnar.write_options import WriteOptions
 
-#: With a rate, so much of a second is written at a time.
+#: With a rate, what is written at a time takes this part of a second.
 RATE_STEP_S = 0.1
 
 
@@ -211,7 +211,7 @@ def _settings(connection: Connection) -> dict[str, str]:
 
 
 class _Pace:
-    """Holds a writer to so many rows a second; time that was not used is not saved up."""
+    """Keeps a writer to a number of rows per second; time that was not used is not saved up."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class _Pace:
         self._due_s = 0.0
 
     def wait(self, rows: int) -> None:
-        """Wait until so many rows may be written."""
+        """Wait until this number of rows may be written."""
         if self._rate is None:
             return
         now = self._clock()

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 from uprmc.columnar.errors import BadOption, SparkError, TaskFailed, Unreachable
 from uprmc.columnar.retry_policy import Busy
 
-#: A task that fails for a passing reason is run so often, as Spark does by default.
+#: Attempts at a task that fails for a passing reason, as many as Spark makes by default.
 ATTEMPTS = 4
 #: More processes than this are a slip of the finger.
 PROCESSES_MAX = 256

@@ -1,7 +1,7 @@
 """Files that are there whole or not at all, also after a power cut.
 
-A file is written under a name nobody looks for, synced, and renamed; the directory is synced after
-it. The name has a random part, so two attempts of one task never write into the same file.
+A file is written under a name that readers ignore, synced, and renamed; the directory is synced
+after it. The name has a random part, so two attempts of one task never write into the same file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_note(path: Path, text: str) -> None:
-    """Replace a text file that nobody misses after a power cut: whole or old, but not synced."""
+    """Replace a text file that may be lost in a power cut: complete or old, but not synced."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)

@@ -1,10 +1,10 @@
 """Remembers which tasks of a load or restore are done: the same command goes on where it stopped.
 
 A journal is a file of JSON lines: first what the work is, then the report of each task that is
-done, written before anybody is told of it. A driver that is killed leaves at most one torn line at
+done, written before it is reported. A driver that is killed leaves at most one torn line at
 the end, which counts for nothing: that task runs again.
 
-What surprises: a task that was under way is repeated in whole. Upserts and versions with their own
+Note: a task that was under way is repeated in whole. Upserts and versions with their own
 metadata come to the same; inserts find their own documents and count them as `existed`.
 """
 

@@ -1,8 +1,7 @@
-"""How long work tells whoever started it how far it is: plain values, called on the driver.
+"""How long work reports how far it is: plain values, given to a function on the driver.
 
-The command line draws a bar or lines from them (`uprmc.cli.bulk_progress`); without anybody who
-looks, `unseen` takes them. Calls are cheap and may come often: the one who shows decides how often
-to show.
+The command line draws a bar or lines from them (`uprmc.cli.bulk_progress`); otherwise
+`unseen` takes them. Calls are cheap and may come often: the display decides how often to show.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class Step:
     Attributes:
         what: the work in one or two words: ``loading``, ``reading``, ``comparing``.
         done: units that are done (tasks, groups of vBuckets, batches).
-        of: how many units there are; ``None`` = nobody knows, the work has no end.
+        of: how many units there are; ``None`` = the work has no end.
         rows: rows of all units that are done.
         size_bytes: bytes of keys and values of these rows, or of the input, where that is known.
     """
@@ -35,4 +34,4 @@ Progress = Callable[[Step], None]
 
 
 def unseen(step: Step) -> None:
-    """Take a step that nobody looks at."""
+    """Ignore a step."""

@@ -3,8 +3,8 @@
     python -m uprmc.jobs.worker
 
 Both are pickles of bytes that are pickles again: what cannot be unpickled is then the task's
-failure and not the pipe's. When standard input ends, whoever gave the tasks has gone or has lost
-interest, and the process ends at once, in the middle of a task too: tasks can bear that.
+failure and not the pipe's. When standard input ends, the driver is gone or has no more use for it,
+and the process ends at once, in the middle of a task too: tasks can bear that.
 
 There is no pandas here: pyarrow imports it for its first array, which takes longer than most tasks,
 and no task needs it.

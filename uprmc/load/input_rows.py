@@ -3,7 +3,7 @@
 A line that cannot be read is a `BadLine` that names file and line, never an exception: the rows
 after it are still read. Only a file that is gone, changed or cut in its middle ends a task.
 
-What surprises: text of a CSV file that is not UTF-8 is kept as it is (surrogate escapes), because a
+Note: text of a CSV file that is not UTF-8 is kept as it is (surrogate escapes), because a
 value may be any bytes; in a JSON document it is refused later. The number of a line in the middle
 of a file is counted only when a bad line has to be named.
 """
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from uprmc.columnar.errors import BadFile, why
 from uprmc.load.inputs import LINE_BYTES_MAX, Task, csv_options, open_bytes
 
-#: So much of a bad line is shown.
+#: The beginning of a bad line that is shown.
 EXCERPT_BYTES = 256
 
 _PARQUET_ROWS = 2048
@@ -111,7 +111,7 @@ class _Lines:
 
     Attributes:
         number: lines that were read.
-        too_long: numbers and beginnings of lines over the limit, until somebody takes them.
+        too_long: numbers and beginnings of lines over the limit, until they are taken.
     """
 
     def __init__(self, task: Task, file: IO[bytes]) -> None:

@@ -5,7 +5,7 @@ fields hold no line ends), row groups (Parquet), or a whole file (compressed one
 ends in fields). The cut depends on the files and `task_bytes` alone, not on how many processes
 work: so an interrupted load that begins again has the same tasks, and can skip those that are done.
 
-What surprises: a CSV file that is larger than a task is read once on the driver, to learn whether a
+Note: a CSV file that is larger than a task is read once on the driver, to learn whether a
 field holds a line end. A line with an odd number of quotes is where one begins or ends; without
 such a line, every line is a row.
 
@@ -36,7 +36,7 @@ FORMATS = ("csv", "jsonl", "parquet")
 #: A task is about so large; a load that is interrupted repeats at most one per process.
 TASK_BYTES = 8 * 1024 * 1024
 
-#: With more data tasks grow, so that there are never many more than so many.
+#: With more data tasks grow, so that there are never many more than this.
 TASKS_MAX = 10_000
 
 FILES_MAX = 100_000

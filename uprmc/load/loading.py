@@ -3,7 +3,7 @@
 An engine runs the tasks, each of them perhaps more than once. The driver adds up their reports,
 keeps the journal of what is done (`jobs.journal`), and ends the work when too many rows were bad.
 
-What surprises: a key that is in the input several times ends with any of its values, because tasks
+Note: a key that is in the input several times ends with any of its values, because tasks
 run side by side; within one task the last one wins.
 """
 
@@ -145,7 +145,7 @@ def load(
         share = None if rate is None else rate / together
         write = _with_columns(replace(write, rate=share), rules)
         if left and not write.dry_run:
-            Nodes(write.access).close()  # a node that is away is told at once, and only once
+            Nodes(write.access).close()  # a node that is away is an error at once, and only one
         watch = _Watch(journal, left, len(tasks), write, progress or unseen)
         engine.run(load_task, [Job(task, rules, write.patient()) for task in left], watch.done)
         return LoadReport(

@@ -4,7 +4,7 @@ A key, and a value too, is a column or a template such as ``user:{id}``; ``{{`` 
 braces. A value may also be the JSON document of the row's other columns. Nothing is made up: a row
 that lacks a column, or has NULL where a key needs text, is a `BadLine`.
 
-What surprises: numbers of JSON keep their value but not their spelling (``1.50`` becomes ``1.5``),
+Note: numbers of JSON keep their value but not their spelling (``1.50`` becomes ``1.5``),
 unless the document is a whole line (``json:all`` of JSON lines), which is kept byte by byte.
 """
 

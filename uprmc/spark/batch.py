@@ -3,7 +3,7 @@
 `plan` runs where the driver runs, `run` on the workers; in between a `Task` is pickled. Everything
 here is plain Python, and `source` dresses it for Spark.
 
-What surprises: a read that stops at a seqno noted on the driver would lose every document that is
+Note: a read that stops at a seqno noted on the driver would lose every document that is
 rewritten before the task comes to it, because a rewritten document moves up in the order. So a
 task reads to the end of a lease of its own (``complete``) or of one that all tasks share
 (``held``); only ``bounded`` stops at the noted seqno, and says "the newest version of each
@@ -63,7 +63,9 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
     if options.snapshot == "bounded":
         ranges = ends_of(options.ending_offsets, ranges, standings, count)
     elif options.snapshot == "held" and token is None:
-        lease = acquire(options.access, chosen, options.lease_s)  # it lapses: nobody tells the end
+        lease = acquire(
+            options.access, chosen, options.lease_s
+        )  # it lapses: Spark does not say when a read is over
         token = lease.token
         if wanted.after is not None:
             ranges = skipping(ranges, lease.held, wanted.after)

@@ -269,7 +269,7 @@ def _taken(opened: Offset, rows: int | None) -> Offset:
 
 
 def _read(position: Position, count: int) -> Position:
-    """Return the end of reading so many more seqnos."""
+    """Return the end of reading this number of seqnos more."""
     assert position.snapshot is not None
     boundary, target = position.snapshot
     seqno = position.seqno + count

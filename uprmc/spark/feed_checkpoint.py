@@ -27,7 +27,7 @@ from uprmc.spark.offsets import Offset, parsed
 #: Goes up when an older program would misread what a newer one wrote.
 VERSION = 1
 
-#: So many old offsets and commits are kept, for people who want to see them.
+#: Old offsets and commits that are kept, for people who want to see them.
 KEPT_BATCHES = 100
 
 MARKER = "_uprmc_feed.json"
@@ -130,9 +130,9 @@ class Checkpoint:
         """Return whether a batch was committed."""
         return number == 0 or (self._commits / str(number)).exists()
 
-    def commit(self, number: int, told: dict[str, Any]) -> None:
-        """A batch is over; what is told of it is for people."""
-        write_whole(self._commits / str(number), json.dumps(told) + "\n")
+    def commit(self, number: int, facts: dict[str, Any]) -> None:
+        """A batch is over; what is noted of it is for people."""
+        write_whole(self._commits / str(number), json.dumps(facts) + "\n")
         for directory in (self._offsets, self._commits):
             for old in _numbers(directory):
                 if old <= number - KEPT_BATCHES:

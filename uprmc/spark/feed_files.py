@@ -1,6 +1,6 @@
-"""Batches of a local feed into files, each batch wholly or not at all.
+"""Batches of a local feed into files, each batch completely or not at all.
 
-Tasks write under names that nobody looks for. When all of a batch are done the files get their
+Tasks write under names that readers ignore. When all of a batch are done the files get their
 names, and what an earlier attempt at the same batch may have left is removed; then the batch is
 committed. A batch's number is in the names, so an attempt replaces what another one wrote.
 

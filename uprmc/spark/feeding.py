@@ -29,7 +29,7 @@ from uprmc.units import seconds
 
 AVAILABLE_NOW = "available-now"
 
-#: A feed that runs for ever waits so long for nodes that are away.
+#: How long a feed that runs for ever waits for nodes that are away.
 AWAY_MAX_S = 3600.0
 
 #: What is asked to stop waits no longer than this.
@@ -46,8 +46,7 @@ class FeedReport(JsonReport):
     Attributes:
         batches: with rows or without.
         rows: all, control rows included.
-        files: with rows.
-        bytes: of the files.
+        files, bytes: with rows; 0 if Spark writes them, which does not say.
         repeated: a batch that an earlier run had not finished was read again.
         seconds: since it was begun.
     """
@@ -62,14 +61,14 @@ class FeedReport(JsonReport):
     def summary(self) -> str:
         """Return a line for people."""
         again = ", one of them begun by an earlier run" if self.repeated else ""
+        files = f" in {self.files:,} files of {self.bytes:,} bytes" if self.files else ""
         return (
-            f"{self.rows:,} changes in {self.files:,} files of {self.bytes:,} bytes, "
-            f"{self.batches:,} batches{again}, {self.seconds:.1f} s"
+            f"{self.rows:,} changes{files}, {self.batches:,} batches{again}, {self.seconds:.1f} s"
         )
 
 
 def never() -> bool:
-    """Return ``False``: nobody stops it."""
+    """Return ``False``: it is not stopped."""
     return False
 
 
@@ -93,11 +92,11 @@ def feed(
         to: directory of the files; of this feed only.
         checkpoint: directory where it keeps how far it is.
         format: ``parquet`` or ``jsonl``.
-        trigger: ``available-now``: what there is now, then return; seconds: look so often.
+        trigger: ``available-now``: what there is now, then return; seconds: look at this interval.
         spark: a session: run it there; otherwise in processes of this machine.
         engine: the processes, or a `SparkEngine`, whose session is used.
         stop: asked now and then; ``True`` ends the feed after the present batch.
-        progress: told after each batch.
+        progress: called after each batch.
         **options: of the streaming source, for instance ``starting_offsets``, ``on_rollback``,
             ``max_rows_per_trigger``, ``columns``.
 

@@ -23,7 +23,7 @@ from uprmc.spark.partitions import groups, tasks_for
 from uprmc.spark.starting import latest
 from uprmc.spark.stream_task import BatchTask, rules_of, seen_of
 
-#: A lease is taken so often when history branches at the same moment.
+#: Attempts to take a lease when history branches at the same moment.
 _LEASES_MAX = 5
 
 #: Bytes of a document where a node tells nothing.
@@ -154,7 +154,7 @@ class Follower:
         return {number: each.place for number, each in standings.items()}
 
     def rows_of(self, size_bytes: int) -> int:
-        """Return about how many documents are so many bytes, by what the nodes say they have."""
+        """Return about how many documents have this size together, by what the nodes say."""
         nodes = self._asked()
         held_bytes = items = 0
         for place in set(nodes.owners.values()):

@@ -13,7 +13,7 @@ from typing import Any
 from uprmc.columnar.errors import BadOption, BadSchema
 from uprmc.spark.api import Servers, read
 
-#: Documents that a schema is found by, unless somebody says how many.
+#: Documents that a schema is found by, unless a number is given.
 SAMPLE_SIZE = 1000
 
 _CORRUPT = "_corrupt_record"

@@ -34,7 +34,7 @@ from uprmc.consume.ranges import VBUCKETS_MAX
 #: Goes up when an older program would misread what a newer one wrote.
 VERSION = 1
 
-#: So many older complete states are remembered of each vBucket.
+#: Older complete states that are remembered of each vBucket.
 BOUNDARIES_MAX = 6
 
 

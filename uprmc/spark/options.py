@@ -1,6 +1,6 @@
 """Options as Spark hands them over, checked: one value for each side, every refusal by name.
 
-A wrong name is told together with the nearest right one; a wrong value together with what was
+A wrong name is refused together with the nearest right one, a wrong value together with what was
 expected. What one side does not know is refused rather than ignored: a misspelt option would
 otherwise be a silent default.
 

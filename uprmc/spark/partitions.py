@@ -1,7 +1,7 @@
 """How vBuckets are spread over tasks: by what they hold, each task at one node if that can be.
 
 One task for each vBucket would be a disaster (starting a task costs more than most vBuckets), and
-equal numbers of vBuckets are not equal work. So the heaviest goes first, to whoever has least.
+equal numbers of vBuckets are not equal work. So the heaviest goes first, to the lightest task.
 
 Source: reference spark, sections 4 and 6.
 """
@@ -32,7 +32,7 @@ def tasks_for(asked: int | None, items: Mapping[int, int]) -> int:
 
 
 def parts_for(items: int, vbuckets: int, most: int) -> int:
-    """Return how many tasks are worth starting for so many documents, `most` at most."""
+    """Return how many tasks are worth starting for a number of documents, `most` at most."""
     return max(1, min(most, vbuckets, -(-items // TASK_ITEMS_MIN)))
 
 

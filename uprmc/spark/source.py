@@ -97,7 +97,7 @@ class PushingReader(UprmcReader):
     """A reader that applies filters itself.
 
     A class of its own, because Spark refuses any reader that has this method while
-    ``spark.sql.python.filterPushdown.enabled`` is off, which it is unless somebody turns it on.
+    ``spark.sql.python.filterPushdown.enabled`` is off, which is the default.
     """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name

@@ -5,8 +5,8 @@ works with Spark Connect, too, which has no RDDs. Workers get the tasks with the
 have to be small. A task that fails for good returns its error instead of raising it, because Spark
 would try it again; all others are left to Spark's own attempts.
 
-Results are told in waves, of a few tasks for each that runs at the same time: Spark tells them at
-the end of a job only, and whoever resumes an interrupted work wants to know them before.
+Results come in waves, of a few tasks for each that runs at the same time: Spark gives them at
+the end of a job only, and interrupted work is resumed by what is known before.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from uprmc.spark.options import ReadOptions
 #: What a control row has as `_op`.
 ROLLBACK = "rollback"
 
-#: So many leases of its own a task takes before it gives up; each is lost with its node.
+#: Leases of its own that a task takes before it gives up; each is lost with its node.
 LEASES_MAX = 3
 
 _ASK_AGAIN_S = 0.02
