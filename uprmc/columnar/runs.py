@@ -65,12 +65,22 @@ class Judged:
     def _walk(self, others: Sequence[Other]) -> None:
         starts = self._starts(others)
         ends = [*starts[1:], len(self._rows)]
+        records, seqno, at = self._rows.records, self._rows.seqno, np.array(starts, np.int64)
+        runs = zip(
+            starts,
+            ends,
+            records["opaque"][at].tolist(),
+            records["vbucket"][at].tolist(),
+            seqno[at].tolist(),
+            seqno[np.array(ends[: len(starts)], np.int64) - 1].tolist(),
+            strict=False,
+        )
         number = 0
-        for start, end in zip(starts, ends, strict=False):
+        for start, end, opaque, vbucket, first, last in runs:
             while number < len(others) and others[number].row <= start:
                 self._told(others[number].frame)
                 number += 1
-            self._run(start, end)
+            self._run(start, end, self._find(opaque, vbucket), first, last)
         for other in others[number:]:
             self._told(other.frame)
 
@@ -89,18 +99,15 @@ class Judged:
                 raise ValueError(f"vb={vbucket}: seqno {seqno[fall]} after {seqno[fall - 1]}")
         return sorted(found)
 
-    def _run(self, start: int, end: int) -> None:
-        records, seqno = self._rows.records, self._rows.seqno
-        state = self._find(int(records["opaque"][start]), int(records["vbucket"][start]))
-        first, last = int(seqno[start]), int(seqno[end - 1])
+    def _run(self, start: int, end: int, state: ReadState, first: int, last: int) -> None:
         wanted = end
         if state.stream.dropped:
             wanted = start
         else:
-            _judge(state, lambda: state.items(first, last))
+            state.items(first, last)
             limit = state.range.end
             if limit is not None and last > limit:
-                at = np.searchsorted(seqno[start:end], limit, side="right")
+                at = np.searchsorted(self._rows.seqno[start:end], limit, side="right")
                 wanted = start + int(at)
         self._runs.append(_Run(state, start, end, wanted, first))
         if wanted > start:
