@@ -120,15 +120,15 @@ def test_every_metric_is_told() -> None:
 def test_every_limit_is_told() -> None:
     told = {row[0]: row[1] for row in rows(section(TEXT, "## Limits"))}
     options = Options()
-    assert told["what a node may send ahead of the handler"] == (
+    assert told["bytes that a node may send ahead of the handler"] == (
         f"`buffer_bytes`, {options.buffer_bytes >> 20} MiB"
     )
-    assert f"`ring_items`, {options.ring_items:,}" in told["keys of the ring of each vBucket"]
-    assert f"({options.noop_interval_s:g} s)" in told["silence until a node is given up"]
-    assert told["barriers that wait"] == f"{BARRIERS_MAX:,}, fixed"
+    assert f"`ring_items`, {options.ring_items:,}" in told["keys in the ring of each vBucket"]
+    assert f"({options.noop_interval_s:g} s)" in told["silence after which a connection is closed"]
+    assert told["waiting barriers"] == f"{BARRIERS_MAX:,}, fixed"
     assert told["text of a barrier"] == f"{COOKIE_MAX_BYTES} bytes, fixed"
-    assert told["nodes that are learnt from cluster maps"] == f"{nodes.NODES_MAX}, fixed"
-    offered = told["known versions of a history that are offered to a node"]
+    assert told["nodes learned from cluster maps"] == f"{nodes.NODES_MAX}, fixed"
+    offered = told["known versions that are sent to a node"]
     assert offered == f"{position.VERSIONS_MAX}, fixed"
 
 
@@ -136,4 +136,4 @@ def test_how_many_methods_a_state_needs_is_told() -> None:
     methods = [name for name in vars(StateStore) if callable(getattr(StateStore, name))]
     public = [name for name in methods if not name.startswith("_")]
     words = {5: "five", 6: "six", 7: "seven"}
-    assert f"({words[len(public)]} methods, " in section(TEXT, "## Once, and at least once")
+    assert f"({words[len(public)]} methods, " in section(TEXT, "## Delivery guarantees")
