@@ -212,7 +212,7 @@ def test_what_a_node_refuses_is_said_in_its_words(
 ) -> None:
     a, _ = nodes
     for arguments, words in (
-        (("replicate", "--source", "nonsense"), "'nonsense' is no source: say HOST:PORT"),
+        (("replicate", "--source", "nonsense"), "'nonsense' is not a source: use HOST:PORT"),
         (("replicate", "--source", a.upr), "is this node itself"),
         (("replicate", "--source", "b:1", "--vbuckets", 8), "this node's highest is 7"),
         (("failover", "--vbuckets", 8), "this node's highest is 7"),
@@ -260,7 +260,7 @@ def test_a_bad_source_of_a_new_node_is_refused_at_the_start(tmp_path: Path, plac
     assert ended.code == 2
     last = ended.err.splitlines()[-1]
     assert last.startswith("uprmc: --source: ")
-    assert last.endswith("is no source: say HOST:PORT")
+    assert last.endswith("is not a source: use HOST:PORT")
     assert ended.out == ""
 
 

@@ -83,7 +83,7 @@ def test_stop_takes_vbuckets_and_no_source(world: World, peer: Peer) -> None:
     assert one(peer, replicate("", 0, flags=1)).status == OK
     assert world.followed() == {A: [1, 2, 3]}
     status, text = refused(peer, replicate(A, flags=1))
-    assert (status, "takes no source" in text) == (INVALID, True)
+    assert (status, "not a source" in text) == (INVALID, True)
     assert one(peer, replicate("", flags=1)).status == OK
     assert world.followed() == {}
 
@@ -100,13 +100,13 @@ def test_a_disk_that_refuses_is_told(world: World, peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("request_", "status", "words"),
     [
-        (replicate("nowhere"), INVALID, "say HOST:PORT"),
-        (replicate(""), INVALID, "say HOST:PORT"),
+        (replicate("nowhere"), INVALID, "use HOST:PORT"),
+        (replicate(""), INVALID, "use HOST:PORT"),
         (replicate(A, 4), RANGE, "vBucket 4: this node's highest is 3"),
         (replicate(A, flags=4), INVALID, "flags 0x4"),
         (frame(REPLICATE, A.encode(), b"\0\1\0", bytes(4)), INVALID, "malformed"),
-        (frame(REPLICATE, b"\xff:1", b"", bytes(4)), INVALID, "say HOST:PORT"),
-        (frame(TAKEOVER, b"nowhere", vbuckets(0)), INVALID, "say HOST:PORT"),
+        (frame(REPLICATE, b"\xff:1", b"", bytes(4)), INVALID, "use HOST:PORT"),
+        (frame(TAKEOVER, b"nowhere", vbuckets(0)), INVALID, "use HOST:PORT"),
         (frame(TAKEOVER, A.encode(), b"\0"), INVALID, "malformed"),
         (frame(TAKEOVER, A.encode(), vbuckets(4)), RANGE, "vBucket 4"),
         (frame(FAILOVER, b"", vbuckets(4)), RANGE, "vBucket 4"),

@@ -149,7 +149,7 @@ def test_merged_groups_must_be_all_fields_in_order() -> None:
 
 
 def test_merged_groups_must_be_as_wide_as_a_number() -> None:
-    with pytest.raises(LocalProtocolError, match="no numbers"):
+    with pytest.raises(LocalProtocolError, match="not numbers"):
         derive_merged(binary.ArithmeticExtras, ("delta", "initial"), ("expiration",))
 
 

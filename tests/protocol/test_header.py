@@ -98,8 +98,8 @@ def test_a_field_that_does_not_fit_is_our_own_error(fields: dict[str, object]) -
 @pytest.mark.parametrize(
     ("packet", "reason"),
     [
-        (b"", "no frame"),
-        (bytes(23), "no frame"),
+        (b"", "not a frame"),
+        (bytes(23), "not a frame"),
         (b"\x82" + bytes(23), "unknown magic 0x82"),
         (encode_request(0x00, key=b"key")[:-1], "2 bytes came instead"),
         (encode_request(0x00, key=b"key") + b"!", "4 bytes came instead"),

@@ -124,9 +124,9 @@ def test_an_operator_who_follows_again_has_a_refused_stream_asked_for_again(worl
     ],
 )
 def test_what_is_no_place_is_refused(world: World, place: str) -> None:
-    with pytest.raises(InvalidArguments, match="say HOST:PORT"):
+    with pytest.raises(InvalidArguments, match="use HOST:PORT"):
         world.follow(place)
-    with pytest.raises(InvalidArguments, match="say HOST:PORT"):
+    with pytest.raises(InvalidArguments, match="use HOST:PORT"):
         world.take_over(place)
     assert world.states() == [ACTIVE] * 4
 

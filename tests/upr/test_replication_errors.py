@@ -40,5 +40,5 @@ def test_a_source_of_300_characters_is_one_and_a_longer_one_is_none(
     world = World(monkeypatch)
     place = "a" * 298 + ":1"
     assert world.follow(place, [0]) == [True]
-    with pytest.raises(InvalidArguments, match="say HOST:PORT"):
+    with pytest.raises(InvalidArguments, match="use HOST:PORT"):
         world.follow("a" + place, [1])

@@ -1,5 +1,5 @@
 """The rules of one node: order, versions, memory, and what reaches the disk when.
 
-The engine speaks domain words (item, seqno, `KeyExists`), never opcodes; it is handed a store, a
-clock and a source of identifiers, and does nothing by itself: `server` drives it.
+The engine uses domain terms (item, seqno, `KeyExists`), never opcodes. It is given a store, a clock
+and a source of identifiers, and does nothing on its own: `server` drives it.
 """

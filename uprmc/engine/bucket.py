@@ -1,14 +1,13 @@
 """The bucket: all vBuckets of a node, and the front door for key operations.
 
-Job: know which vBucket a key belongs to and whether it may be used now; own what the vBuckets share
-(account, counters) and the helpers that move data between memory and store.
+Job: know which vBucket a key belongs to and whether clients may use it now; own what the vBuckets
+share (memory account, counters) and the helpers that move data between memory and store.
 
-Neighbours: sessions look vBuckets up here; `server` drives `flusher`, `fetcher`, `pager` and
-`tick`; `warmup` fills it before traffic is let in.
+Neighbours: sessions look vBuckets up here; `server` drives `flusher`, `fetcher`, `evictor` and
+`tick`; `warmup` fills the bucket before clients are admitted.
 
-What surprises: `active` holds the vBuckets that may serve clients *now*. It is empty until warm-up
-is over, so the hot path needs one lookup to know everything; only a failed lookup asks why
-(`locate`).
+Note: `active` contains the vBuckets that may serve clients *now*. It is empty until warm-up is
+over, so the hot path needs a single lookup; only a failed lookup asks for the reason (`locate`).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from uprmc.storage.interface import Store
 
 
 class ViewHolder(Protocol):
-    """Somebody who may hold a reading of the store for long, and can go on from a new one."""
+    """A holder of a long-lived reading of the store, which can continue from a new one."""
 
     def release_views(self) -> None:
         """Close the views of the store now: it cannot grow while one is open."""
@@ -52,20 +51,20 @@ class Bucket:
     Attributes:
         vbuckets: number -> vBucket, whatever its state.
         active: number -> vBucket, those that serve clients now.
-        lookups: the account's.
-        traffic: whether clients are let in.
+        lookups: the `lookups` of the memory account.
+        traffic: whether clients are admitted.
         warm: whether warm-up is over.
-        marks: what meta commands have marked as stale or being fetched.
-        purge_limit: up to which seqno tombstones of a vBucket may be dropped for good.
-        view_holders: who is asked to close views of the store when it needs room.
+        marks: documents that meta commands have marked as stale or being fetched.
+        purge_limit: returns the seqno up to which tombstones of a vBucket may be dropped for good.
+        view_holders: objects that are asked to close their views when the store must grow.
         gate: shut while the store has to grow.
-        flushes: how often all vBuckets were emptied at once.
-        numbered: number -> uuid of the history in which a vBucket gets its seqnos here even if it
-            is not active, as long as nobody sets its state; see `overwrite`.
-        removed_terms: number -> highest known term of a vBucket that was removed; one that is made
-            again under that number begins above it.
-        timings: how long things took, told by whoever has a clock.
-        on_deposed: told of an active vBucket that died because of a higher term.
+        flushes: number of times that all vBuckets were emptied at once.
+        numbered: number -> uuid of the history in which a vBucket gets its seqnos from this node
+            although it is not active, until its state is set; see `overwrite`.
+        removed_terms: number -> highest known term of a removed vBucket; a new vBucket with that
+            number begins above it.
+        timings: durations, reported by callers that have a clock.
+        on_deposed: called with an active vBucket that became dead because of a higher term.
     """
 
     def __init__(self, settings: Settings, store: Store, clock: Clock, entropy: Entropy) -> None:
@@ -134,10 +133,10 @@ class Bucket:
         return self.locate(self.vbucket_of(key))
 
     def create(self, number: int, state: VBucketState) -> VBucket:
-        """Make an empty vBucket with a history of its own.
+        """Create an empty vBucket with a new history.
 
-        What the store has under that number is of a removed vBucket and goes in the commit that
-        brings the new header, so that no crash ever leaves the one's records to the other.
+        Records that the store has under that number belong to a removed vBucket. The commit that
+        writes the new header also deletes them, so no crash can mix the two.
         """
         vbucket = self._new(number, state)
         vbucket.known_term = self.removed_terms.get(number, 0)
@@ -148,14 +147,14 @@ class Bucket:
         return vbucket
 
     def restore(self, number: int, header: VBucketHeader, *, clean: bool) -> VBucket:
-        """Make a vBucket from its stored header; its items are installed afterwards.
+        """Create a vBucket from its stored header; its items are installed afterwards.
 
         Args:
             number: its number.
-            header: as stored.
+            header: the stored header.
             clean: whether the node was stopped in order. If not, it cannot know what it had
-                promised beyond what is stored, so an active vBucket begins a new branch (D11), or
-                waits to be made active, by ``engine.after_unclean_start``.
+                promised beyond what is stored. Then an active vBucket begins a new branch (D11) or
+                waits to be made active, depending on ``engine.after_unclean_start``.
         """
         vbucket = self._new(number, header.state)
         vbucket.failover_log = header.failover_log
@@ -171,7 +170,7 @@ class Bucket:
             vbucket.receiving = header.snapshot
         if not clean and header.state == VBucketState.ACTIVE:
             if self.settings.engine.after_unclean_start == "pending":
-                vbucket.state = VBucketState.PENDING  # it branches when somebody makes it active
+                vbucket.state = VBucketState.PENDING  # it branches when it is made active
             else:
                 self._branch(vbucket)
                 self.leave_lost_cas_behind(vbucket)
@@ -179,14 +178,14 @@ class Bucket:
         return vbucket
 
     def set_state(self, number: int, state: VBucketState, *, takeover: bool = False) -> VBucket:
-        """Put a vBucket into a state, making it if there is none, and return it.
+        """Set the state of a vBucket, create it if it does not exist, and return it.
 
-        One that becomes active gets a higher term, and begins a branch, because nobody knows what
-        the last active one had promised; not so in a takeover, whose source gave everything away
-        before, if it did.
+        A vBucket that becomes active gets a higher term and begins a branch, because the node
+        cannot know what the last active node had promised. A takeover begins no branch: its source
+        has sent everything before.
 
         Raises:
-            RangeExceeded: there can be no vBucket of that number.
+            RangeExceeded: the number is too high for a vBucket.
         """
         if not 0 <= number <= self._mask:
             raise RangeExceeded(number)
@@ -209,15 +208,15 @@ class Bucket:
         return vbucket
 
     def leave_lost_cas_behind(self, vbucket: VBucket) -> None:
-        """See to it that no CAS which was given out for this vBucket and lost comes again."""
+        """Make sure that a CAS which was given out for this vBucket and then lost is not reused."""
         name = vbucket.failover_log[0].uuid
         cas = max(self.account.last_cas, beyond(vbucket.max_cas, self.clock.now(), name))
         vbucket.max_cas = self.account.last_cas = cas
 
     def learn_term(self, vbucket: VBucket, term: int) -> None:
-        """Learn that somebody has this term; an active vBucket with a lower one was deposed.
+        """Take note of a term of another node; an active vBucket with a lower one was deposed.
 
-        It is dead from now on, until an operator or a manager says otherwise.
+        It is dead from now on, until an operator or a manager changes its state.
         """
         if term <= vbucket.known_term:
             return
@@ -229,10 +228,10 @@ class Bucket:
             self.on_deposed(vbucket)
 
     def remove(self, number: int, done: Waiter) -> None:
-        """Forget a dead vBucket with everything in it.
+        """Remove a dead vBucket with everything in it.
 
-        It is gone from memory at once. `done` is called when it is gone from the disk, too
-        (``False``: that failed or persistence is stopped, it will go later).
+        It is gone from memory at once. `done` is called when it is gone from disk too, or with
+        ``False`` if that failed or persistence is stopped; then it will be removed later.
 
         Raises:
             NotMyVBucket: there is none of that number.
@@ -253,9 +252,10 @@ class Bucket:
         self.flusher.remove(vbucket, done)
 
     def compact(self, number: int, rule: PurgeRule, done: Waiter) -> None:
-        """Drop those tombstones of a vBucket for good which `rule` names; see `compaction`.
+        """Purge the tombstones of a vBucket that match `rule`; see `compaction`.
 
-        `done` is called later: ``True`` when it is over and on disk, ``False`` if it was given up.
+        `done` is called later: with ``True`` when the result is on disk, ``False`` if it was
+        cancelled.
 
         Raises:
             TemporaryFailure: warm-up is going on, or persistence is stopped.
@@ -270,9 +270,10 @@ class Bucket:
         self.compactor.want(number, rule, done)
 
     def _purge_limit_of(self, vbucket: VBucket) -> int:
-        """Let a replica drop no deletion that its source may still have (X22).
+        """Return how far a vBucket may purge: a replica keeps what its source may have (X22).
 
-        It knows how far the source has come. One that numbers its versions itself has none.
+        A replica knows its source's purge seqno. A vBucket that numbers its own versions has no
+        source.
         """
         filled = vbucket.state in (VBucketState.REPLICA, VBucketState.PENDING)
         numbered = self.numbered.get(vbucket.id) == vbucket.failover_log[0].uuid
@@ -285,12 +286,12 @@ class Bucket:
             last_complete_seqno(vbucket.high_seqno, vbucket.snapshot),
             self.settings.engine.max_failover_entries,
         )
-        # What lies above was never part of this branch; a consumer at its end lacks nothing.
+        # Later seqnos were never part of this branch, so a consumer at its end lacks nothing.
         vbucket.purge_seqno = min(vbucket.purge_seqno, vbucket.high_seqno)
         vbucket.receiving = None
 
     def _settle_traffic(self, vbucket: VBucket) -> None:
-        """Let clients in where they may be, and nowhere else."""
+        """Admit clients to exactly those vBuckets that may serve them."""
         number = vbucket.id
         if self.traffic and vbucket.state == VBucketState.ACTIVE:
             self.active[number] = vbucket
@@ -301,28 +302,29 @@ class Bucket:
             self.lookups.pop(number, None)
 
     def release_views(self) -> None:
-        """Have those who hold readings of the store for long give them up."""
+        """Ask the holders of long-lived readings of the store to close them."""
         for holder in list(self.view_holders):
             holder.release_views()
 
     def let_traffic_in(self) -> None:
-        """Open the doors: warm-up is over."""
+        """Admit clients: warm-up is over."""
         self.traffic = self.warm = True
         for vbucket in self.vbuckets.values():
             self._settle_traffic(vbucket)
 
     def shut_traffic_out(self) -> None:
-        """Close the doors: from now on commands get temporary failure."""
+        """Refuse clients: from now on commands get temporary failure."""
         self.traffic = False
         self.active.clear()
         self.lookups.clear()
 
     def flush(self, at: float, done: Waiter) -> None:
-        """Forget every document at Unix time `at`, now if that has passed.
+        """Delete every document at Unix time `at`, or now if that has passed.
 
-        Each vBucket starts again at seqno 0 under a new history. An immediate flush calls `done`
-        when it is on disk (``False``: that failed or persistence is stopped, it will be on disk
-        later); a later one at once, and what is stored until its time comes goes too.
+        Each vBucket starts again at seqno 0 with a new history. An immediate flush calls `done`
+        when it is on disk, or with ``False`` if that failed or persistence is stopped; then it will
+        be on disk later. A later flush calls `done` at once, and also deletes what is stored until
+        its time comes.
         """
         if at > self.clock.now():
             self._flush_at = at
@@ -333,7 +335,7 @@ class Bucket:
         self.flusher.when_durable(done, patient=False)
 
     def tick(self) -> None:
-        """Do what has become due; call it a few times a second."""
+        """Do whatever is due; call it a few times a second."""
         self.account.tell_time(self.clock.now())
         if self._flush_at is not None and self._flush_at <= self.clock.now():
             self._flush_at = None
@@ -359,7 +361,7 @@ class Bucket:
         return vbucket
 
     def _reset_all(self) -> None:
-        """Forget every document in one turn, however many there are."""
+        """Delete every document in one turn, no matter how many there are."""
         self.marks.clear()
         self.expirer.forget_all()
         self.flushes += 1

@@ -4,11 +4,11 @@ A `Reading` takes a view of the queue and, where that is not enough, a view of t
 same turn**. Together they hold the vBucket as it was then: every key at its newest version, once,
 by rising seqno. `changes` reads it from any seqno on, as often as wanted.
 
-How the two fit: the store's own header says up to which seqno the store view is complete (the
-hand-over seqno; a commit may be on disk whose `finish` has not run yet, so memory's idea of it can
-lag behind). Up to there the disk is read, but for keys that have a newer version in the queue view:
-those come at their newer place, in the second part, from the queue. So a key is never sent twice
-and nothing newer than the reading appears in it (ruling R3).
+How the two fit together: the store's own header says up to which seqno the store view is complete
+(the hand-over seqno; memory's idea of it can lag behind, when a commit is on disk but its `finish`
+has not run yet). Up to there changes are read from disk, except those of keys that have a newer
+version in the queue view, which are read from the queue in the second part. So a key is never sent
+twice, and nothing newer than the reading appears in it (ruling R3).
 
 Source: seed 000, "how a client is served"; seed 003; design, decision 8; rows D40 to D42.
 """
@@ -37,7 +37,7 @@ class Reading:
         end_seqno: the newest seqno in it.
         purge_seqno: deletions up to here may be missing from it.
         from_disk: whether the store is read too.
-        newer: keys that the queue's part has newer than the store's; not to be read there.
+        newer: keys whose version in the queue is newer than in the store; skip them in the store.
     """
 
     def __init__(self, vbucket: VBucket, view: StoreView | None, *, owns_view: bool = True) -> None:
@@ -52,7 +52,7 @@ class Reading:
             StoreError: the view cannot be read. A view that is owned has been closed.
         """
         assert view is None or vbucket.queue.persisted, "the store may hold a former history"
-        assert not vbucket.rewinding, "the store holds what was rolled back"
+        assert not vbucket.rewinding, "the store still has the history that was rolled back"
         self._view = view
         self._owns_view = owns_view
         header = self._header(vbucket.id)
@@ -73,10 +73,10 @@ class Reading:
     def changes(self, after: int) -> Iterator[Item]:
         """Yield everything above seqno `after`, by rising seqno, one item for each key.
 
-        It is `records` without those of `newer` keys, then `queued`; streams read these themselves.
+        This is `records` without `newer` keys, followed by `queued`; streams read these directly.
 
         Raises:
-            StoreError: the disk cannot be read, or the reading was closed meanwhile.
+            StoreError: the disk cannot be read, or the reading was closed in the meantime.
         """
         stored = map(unpack_record, self.records(after))
         return chain((item for item in stored if item.key not in self.newer), self.queued(after))
@@ -84,8 +84,8 @@ class Reading:
     def records(self, after: int) -> Iterator[bytes]:
         """Yield the store's part above seqno `after` as records, those of `newer` keys included.
 
-        What a backfill consists of: most of a record is copied to the wire as it is. `queued` has
-        the rest. Raises as `changes`.
+        A backfill consists of these, because most of a record is copied to the wire unchanged.
+        `queued` has the rest. Raises as `changes`.
         """
         if self._closed:
             raise StoreError("the reading is closed")
@@ -98,7 +98,7 @@ class Reading:
         return self._queued(max(after, self._handover))
 
     def close(self) -> None:
-        """Let go of the views; items that were read stay valid. Closing twice is harmless."""
+        """Close the views; items that were read stay valid. Closing twice is harmless."""
         self._closed = True
         self._queue_view.close()
         self._close_view()

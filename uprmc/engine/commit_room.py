@@ -1,9 +1,9 @@
-"""How much one commit may take, so that writing it costs bounded memory; and room in the store.
+"""How much one commit may contain, so that writing it takes bounded memory; room in the store.
 
 A copy-on-write store holds every page that a commit touches in memory until it is written: a few
 pages for an item at a random place of a large store, whatever the item's size, but in a small store
-never more than the store has. So large batches are for small stores, where many items share a page
-and gain by it; in a large store each item has its pages to itself and a large batch gains little.
+never more than the store has. So large batches help in small stores, where many items share a page.
+In a large store each item has pages of its own, and a large batch gains little.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from uprmc.storage.interface import Batch, Store
 #: By-id leaf, the old by-seq leaf and a share of the new one.
 _SCATTERED_ITEM_BYTES = 12 * KIB
 
-#: An item's share of pages that it has in common with others.
+#: An item's share of the pages that it shares with others.
 _CLOSE_ITEM_BYTES = 256
 
 #: The store's pages, and from which size on a record gets pages of its own (LMDB: two do not fit
@@ -81,7 +81,7 @@ class CommitRoom:
 
     @property
     def left(self) -> bool:
-        """Whether anything more may be taken; the last taken may exceed what was left."""
+        """Whether anything more may be taken; the last item may exceed the allowance."""
         return self.items > 0 and self.memory_bytes > 0
 
     def use(self, items: list[Item]) -> None:
@@ -90,7 +90,7 @@ class CommitRoom:
         self.use_records(len(items))
 
     def use_records(self, count: int) -> None:
-        """Account for the places of records that the commit touches, whatever it does there."""
+        """Account for the records that the commit touches, whatever it does to them."""
         self.items -= count
         self.memory_bytes -= self._item_bytes * count
 

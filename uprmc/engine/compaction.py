@@ -1,24 +1,23 @@
-"""Compaction: tombstones that nobody needs any more are dropped for good.
+"""Compaction: tombstones that are no longer needed are dropped for good.
 
-The fetcher's steps, again and again until a vBucket's records have all been looked at: `begin`
-(rules) opens a view of the store, `read` (any thread, touches no rules) looks for tombstones in it,
-`finish` (rules) closes the view and hands what was found to the flusher, which drops it in one
-commit with the header. Each step takes a bounded number of records, no view outlives its step, and
-one compaction goes on at a time; whoever drives it calls `begin` whenever something is `waiting`.
+Compaction repeats these steps until all records of a vBucket have been examined: `begin` (rules)
+opens a view of the store, `read` (any thread, touches no rules) looks for tombstones in it,
+`finish` (rules) closes the view and passes the tombstones to the flusher, which drops them in one
+commit with the header. Each step examines a bounded number of records, no view outlives its step,
+and only one compaction runs at a time. The driver calls `begin` whenever something is `waiting`.
 
-Which tombstones go, in all of the vBucket's records or none beyond what all of these allow:
+A tombstone is dropped only if all of these allow it:
 
-* what `PurgeRule` names;
-* nothing above `Bucket.purge_limit`;
-* nothing that is not on disk together with everything before it, and nothing of a snapshot that is
-  half received;
-* never the newest item on disk, so that the highest seqno always belongs to a record.
+* `PurgeRule` selects it;
+* it is not above `Bucket.purge_limit`;
+* it is on disk together with everything before it, and not in a half-received snapshot;
+* it is not the newest item on disk, so that the highest seqno always belongs to a record.
 
 A vBucket's `purge_seqno` rises to the highest seqno dropped, before the commit that drops it begins
-and on disk within that commit. A consumer that has not come so far must begin at 0.
+and on disk within that commit. A consumer that has not reached it must begin at 0.
 
-What surprises: the table needs no looking at. A tombstone leaves it as soon as it is on disk, and
-what is not on disk is not dropped.
+Note: the table need not be examined. A tombstone leaves it as soon as it is on disk, and what is
+not on disk is not dropped.
 
 Source: `reference/systems.md` a.5; `reference/upr.md` 6 (COMPACT_DB) and 7; rows X03, X17.
 """
@@ -40,20 +39,21 @@ from uprmc.engine.view_gate import ViewGate
 from uprmc.model import SEQNO_MAX, Item
 from uprmc.storage.interface import Store, StoreView
 
-#: Records looked at in one scan: some milliseconds in a worker thread.
+#: Records examined in one scan: some milliseconds in a worker thread.
 _READ_RECORDS = 2_000
 
 
 class PurgeRule(NamedTuple):
-    """Which tombstones a compaction is asked to drop.
+    """Which tombstones a compaction shall drop.
 
-    A bound of 0 is not given; what is given must hold, both if both are. Without any bound none
-    goes. This is ep-engine's rule, but that its purge-before-seq alone dropped nothing.
+    A bound of 0 counts as absent; the bounds that are given must all hold. Without any bound
+    nothing is dropped. ep-engine has the same rule, except that its purge-before-seq alone dropped
+    nothing.
 
     Attributes:
-        before_s: those of deletions before this Unix time.
-        upto_seqno: those with this seqno or a lower one.
-        every: all of them, whatever the bounds.
+        before_s: tombstones of deletions before this Unix time.
+        upto_seqno: tombstones with this seqno or a lower one.
+        every: all tombstones, whatever the bounds.
     """
 
     before_s: int = 0
@@ -61,7 +61,7 @@ class PurgeRule(NamedTuple):
     every: bool = False
 
     def names(self, tombstone: Item) -> bool:
-        """Tell whether this tombstone is to go."""
+        """Tell whether to drop this tombstone."""
         if self.every:
             return True
         if not (self.before_s or self.upto_seqno):
@@ -75,10 +75,10 @@ class Scan:
     """One look into the store.
 
     Attributes:
-        after: the last key looked at.
+        after: the last key examined.
         found: tombstones to drop, by key.
-        oldest_left: when the oldest of those was made that stay.
-        exhausted: the vBucket's last record was looked at.
+        oldest_left: when the oldest tombstone that stays was created.
+        exhausted: the vBucket's last record has been examined.
     """
 
     view: StoreView
@@ -99,7 +99,7 @@ class _Request(NamedTuple):
 
 
 class _Compaction:
-    """The one that goes on. It watches its vBucket: one that begins anew gives seqnos out again."""
+    """The compaction in progress. It watches its vBucket, whose seqnos repeat after a reset."""
 
     __slots__ = (
         "_flusher",
@@ -125,12 +125,12 @@ class _Compaction:
         self.exhausted = self.committing = self.over = False
 
     def changed(self) -> None:
-        """Go on: what is new is not on disk."""
+        """Continue: what is new is not on disk."""
 
     def interrupted(self, why: Interruption) -> None:
-        """Drop nothing more: what was found may stand for other documents from now on.
+        """Drop nothing more: the seqnos that were found may now belong to other documents.
 
-        Who waits is told at the next step, not in the middle of what interrupts.
+        Those who wait are called at the next step, not in the middle of the interruption.
         """
         self.over = True
         self._flusher.forget_drops(self.vbucket)
@@ -140,9 +140,9 @@ class Compactor:
     """See the module docstring.
 
     Attributes:
-        oldest_left: when the oldest tombstone was made that the last compaction to end left there,
-            a number beyond all times if it left none.
-        on_wanted: called when `begin` has something to do and nobody is about to call it.
+        oldest_left: when the oldest tombstone that the last finished compaction left was created; a
+            number beyond all times if it left none.
+        on_wanted: called when `begin` has something to do and no call of it is pending.
     """
 
     def __init__(
@@ -173,18 +173,18 @@ class Compactor:
         return bool(self._requests)
 
     def want(self, number: int, rule: PurgeRule, done: Waiter) -> None:
-        """Ask for a compaction; `done` is called once, ``False`` if it was given up."""
+        """Ask for a compaction; `done` is called once, with ``False`` if it was cancelled."""
         self._requests.append(_Request(number, rule, done))
         if self._current is None and len(self._requests) == 1:
             self.on_wanted()
 
     def begin(self) -> Scan | None:
-        """Open a view for the next look; ``None`` when there is nothing to look for now.
+        """Open a view for the next scan; ``None`` when there is nothing to scan now.
 
         ``None`` as well while the gate is shut; `on_wanted` is called when it opens.
 
         Raises:
-            StoreError: the store cannot be read; whoever waits has been told so.
+            StoreError: the store cannot be read; those who wait have been informed.
         """
         if not self.waiting:
             return None
@@ -206,7 +206,7 @@ class Compactor:
         return Scan(view, current.vbucket.id, current.rule, limit, most, current.after)
 
     def read(self, scan: Scan) -> None:
-        """Look. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
+        """Scan. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
         looked = 0
         dump = scan.view.dump_metadata(scan.vbucket, scan.after)
         for _, item, _ in islice(dump, _READ_RECORDS):
@@ -223,7 +223,7 @@ class Compactor:
         scan.exhausted = looked < _READ_RECORDS
 
     def finish(self, scan: Scan) -> None:
-        """Take what was found; hand a slice of it to the flusher."""
+        """Take the tombstones that were found; pass a slice of them to the flusher."""
         scan.view.close()
         current = self._current
         assert current is not None
@@ -238,7 +238,7 @@ class Compactor:
             self._submit(current)
 
     def failed(self, scan: Scan) -> None:
-        """Learn that the scan failed; the compaction is given up."""
+        """Cancel the compaction, because the scan failed."""
         scan.view.close()
         assert self._current is not None
         self._end(self._current, False)
@@ -248,7 +248,7 @@ class Compactor:
             self.on_wanted()
 
     def _next(self) -> _Compaction | None:
-        """Turn to the next request; those for vBuckets that are gone are given up."""
+        """Turn to the next request; cancel those for vBuckets that no longer exist."""
         while self._requests:
             request = self._requests.popleft()
             vbucket = self._vbuckets.get(request.number)
@@ -270,11 +270,11 @@ class Compactor:
         )
 
     def _most(self) -> int:
-        """Return how many tombstones go in one commit."""
+        """Return how many tombstones may be dropped in one commit."""
         return min(self._settings.engine.compaction_slice, self._flusher.commit_room().items)
 
     def _submit(self, current: _Compaction) -> None:
-        """Have dropped what was found and is still allowed to go."""
+        """Ask the flusher to drop what was found and may still be dropped."""
         limit = self._limit(current.vbucket)
         records = [record for record in current.found if record[1] <= limit]
         if len(records) < len(current.found):
@@ -298,7 +298,7 @@ class Compactor:
             self.on_wanted()
 
     def _end(self, current: _Compaction, ok: bool) -> None:
-        """Tell who asked, and turn to the next."""
+        """Report to the caller, and turn to the next request."""
         current.vbucket.unwatch(current)
         self._current = None
         self.oldest_left = current.oldest_left

@@ -1,6 +1,6 @@
-"""Which of two versions of a document survives, when both were made without knowing the other.
+"""Which of two versions of a document survives, when each was created without the other.
 
-Every place decides alone and all must decide alike, so the rule looks at nothing but the versions.
+Every place decides alone, and all must decide alike, so the rule uses only the two versions.
 
 Source: UPR reference, section 6, "Conflict resolution"; systems reference b.3, revision policy.
 """
@@ -13,9 +13,9 @@ from uprmc.model import Item
 def incoming_wins(incoming: Item, present: Item) -> bool:
     """Tell whether `incoming` takes the place of `present`, a document or a tombstone.
 
-    The higher revision wins, then the higher CAS. For a deletion that is all; two documents go on
-    to the later expiry and the higher flags. What is equal in everything stays as it is, so a
-    version that comes back to where it was made ends there.
+    The higher revision wins, then the higher CAS. For a deletion that is all. Between two documents
+    the later expiry wins, then the higher flags. If everything is equal the present version stays,
+    so a version that returns to its origin ends there.
     """
     ours, theirs = (present.rev, present.cas), (incoming.rev, incoming.cas)
     if theirs != ours or incoming.life:
@@ -26,12 +26,12 @@ def incoming_wins(incoming: Item, present: Item) -> bool:
 def outranks_tombstones(incoming: Item, max_deleted_rev: int) -> bool:
     """Tell whether `incoming` wins against any tombstone of up to this revision, unseen.
 
-    It is `incoming_wins` for a tombstone that nobody has looked at, so it holds because revisions
-    come first there. A rule that begins with the CAS has to look at the tombstone.
+    This is `incoming_wins` for a tombstone that has not been read. It is correct because revisions
+    are compared first; a rule that compares the CAS first would have to read the tombstone.
     """
     return incoming.rev > max_deleted_rev
 
 
 def _expiry(item: Item) -> int:
-    """Return when a version expires; a tombstone keeps the time of the deletion in that field."""
+    """Return when a version expires; a tombstone has the time of the deletion in that field."""
     return 0 if item.life else item.expiry

@@ -1,11 +1,10 @@
-"""What is to leave the store with the next commit: whole vBuckets, and single tombstones.
+"""What the next commit removes from the store: complete vBuckets, and single tombstones.
 
-The flusher asks here when it makes a batch, so that what goes is in one commit with the header that
-tells of it: a purge seqno is on disk not later than the loss that it stands for.
+The flusher asks here when it makes a batch, so that a removal is in one commit with the header that
+reports it: a purge seqno is on disk no later than the loss that it describes.
 
-What surprises: a vBucket that is made again under a removed one's number needs nothing here. It
-begins with a reset, which forgets the old one's records in the very commit that brings the new
-header.
+Note: a vBucket that is created with the number of a removed one needs nothing here. It begins with
+a reset, which deletes the old records in the same commit that writes the new header.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ class Disposals:
 
     @property
     def pending(self) -> bool:
-        """Whether a vBucket is to be removed. Who drops tombstones marks the vBucket dirty."""
+        """Whether a vBucket is to be removed. Callers that drop tombstones mark it dirty."""
         return bool(self._removed)
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Have vBuckets removed, or once more after that failed."""
+        """Schedule vBuckets for removal, or again after a failure."""
         self._removed.update(numbers)
 
     def take_removed(self) -> list[int]:
-        """Return the vBuckets to remove now; not those that were made again."""
+        """Return the vBuckets to remove now, except those that were created again."""
         removed, self._removed = self._removed, set()
         return sorted(removed - self._vbuckets.keys())
 
     def drop(self, vbucket: VBucket, records: Sequence[Record]) -> None:
-        """Have tombstones of a vBucket dropped."""
+        """Schedule tombstones of a vBucket to be dropped."""
         self._drops[vbucket.id] = records
 
     def forget_drops(self, vbucket: VBucket) -> None:
-        """Drop nothing of this vBucket, unless that is under way already."""
+        """Cancel the drops of this vBucket that are not already under way."""
         self._drops.pop(vbucket.id, None)
 
     def take_drops(self, vbucket: VBucket) -> Sequence[Record]:

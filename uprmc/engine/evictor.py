@@ -1,8 +1,8 @@
 """The memory pager: when memory runs short, values that are safe on disk leave it, coldest first.
 
-Only clean values go, never keys or metadata, never anything unpersisted: no data is lost. Each item
-carries a 2-bit age (`Item.nru`): a read sets it to 0, each sweep of the pager raises it, and a
-sweep ejects what it finds at 3. After four sweeps everything clean has had its turn.
+Only clean values are evicted, never keys or metadata and never anything unpersisted, so no data is
+lost. Each item has a 2-bit age (`Item.nru`): a read sets it to 0, each sweep raises it, and a sweep
+evicts values whose age is 3. After four sweeps every clean value has been considered.
 
 Source: `reference/systems.md` (f).
 """
@@ -22,7 +22,7 @@ _SWEEPS = 4
 
 
 class Evictor:
-    """Ejects values while `MemoryAccount.used` is high, a slice at a time."""
+    """Evicts values while `MemoryAccount.used` is high, a slice at a time."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Evictor:
     def needed(self) -> bool:
         """Whether a run should start, or is under way.
 
-        After a run that found nothing to eject none starts until something has become clean or has
-        been fetched since.
+        After a run that found nothing to evict, the next one waits until something has become clean
+        or has been fetched.
         """
         if self._run is not None:
             return True

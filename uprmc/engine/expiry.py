@@ -1,7 +1,7 @@
-"""Expiry: times as memcached's clients write them, and who deletes what nobody asks for.
+"""Expiry: times as memcached's clients write them, and deletion of documents that are not accessed.
 
-An expired item is a miss at once (lazily, on access). It becomes a deletion with a seqno when it is
-next touched, or soon after it is due: every stream sees an expiry exactly once.
+An expired item is a miss at once. It becomes a deletion with a seqno when it is next accessed, or
+soon after it is due: every stream sees an expiry exactly once.
 
 Source: `reference/memcached.md` 4.1; `reference/systems.md` (f).
 """
@@ -22,7 +22,7 @@ RELATIVE_MAX_S = 30 * 24 * 3600
 #: An absolute time that has passed whatever the clock says (0 would mean "never").
 LONG_AGO = 1
 
-#: The timetable may have so many entries more than twice the number of documents.
+#: The timetable may have this many entries more than twice the number of documents.
 SPARE_ENTRIES = 100_000
 
 #: Documents looked at between two looks at the clock.
@@ -41,12 +41,12 @@ def absolute_expiry(exptime: int, now: float) -> int:
 class Expirer:
     """Turns documents whose time has come into deletions, in active vBuckets.
 
-    It goes by the account's timetable. A vBucket that becomes active with documents in it is
-    surveyed: all of them are looked at once, and entered. A replica's are entered nowhere, for
-    their active expires them.
+    It uses the timetable of the memory account. When a vBucket that has documents becomes active,
+    all of them are examined once and entered. Documents of a replica are not entered, because the
+    active node expires them.
 
     Attributes:
-        timetable: when which documents expire.
+        timetable: when documents expire.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Expirer:
         self.timetable = account.timetable
 
     def survey(self, number: int) -> None:
-        """Have a vBucket's documents entered that came there while it was not active."""
+        """Schedule a survey of a vBucket that received documents while it was not active."""
         self._unseen[number] = None
 
     def bound(self) -> None:
-        """Begin a new timetable if most entries of this one have become useless."""
+        """Begin a new timetable if most entries of this one are obsolete."""
         entries = self.timetable.entries
         if entries <= SPARE_ENTRIES:
             return
@@ -71,18 +71,18 @@ class Expirer:
             self.begin_anew()
 
     def forget_all(self) -> None:
-        """Learn that there are no documents any more."""
+        """Forget all entries, because there are no documents any more."""
         for slot in self.timetable.take_all():
             self._leftovers.add(slot)
 
     def begin_anew(self) -> None:
-        """Throw the timetable away and enter every document again, in the next run."""
+        """Discard the timetable and enter every document again, in the next run."""
         self.forget_all()
         for number in self._vbuckets:
             self.survey(number)
 
     def run(self, now: float) -> Iterator[None]:
-        """Delete every document that is due at `now`, and survey what is to be surveyed.
+        """Delete every document that is due at `now`, and do the scheduled surveys.
 
         Between two steps anything may change.
         """

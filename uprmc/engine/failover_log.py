@@ -12,16 +12,16 @@ from uprmc.model import FailoverEntry, FailoverLog, SnapshotRange
 
 
 def new_log(uuid: int) -> FailoverLog:
-    """Return the log of a vBucket that begins now."""
+    """Return the log of a new vBucket."""
     return (FailoverEntry(uuid, 0),)
 
 
 def branched(log: FailoverLog, uuid: int, seqno: int, limit: int) -> FailoverLog:
     """Return `log` with a branch at `seqno` in front.
 
-    Entries that began after `seqno` describe a future that did not happen here and go. Beyond
-    `limit` entries those go first in which nothing was written, then the oldest: a node that starts
-    uncleanly again and again must not forget the histories that its consumers hold.
+    Entries that began after `seqno` describe a future that did not happen here and are dropped.
+    Beyond `limit` entries, those without any change are dropped first, then the oldest: a node that
+    starts uncleanly again and again must not forget the histories of its consumers.
     """
     kept = [FailoverEntry(uuid, seqno), *(entry for entry in log if entry.seqno <= seqno)]
     while len(kept) > limit:
@@ -30,9 +30,9 @@ def branched(log: FailoverLog, uuid: int, seqno: int, limit: int) -> FailoverLog
 
 
 def _least_needed(log: list[FailoverEntry]) -> int:
-    """Return the place of the oldest branch that holds no seqno, or of the oldest of all.
+    """Return the index of the oldest branch without a seqno, or of the oldest of all.
 
-    The branch before the newest stays in any case: who was connected until now follows that one.
+    The branch before the newest always stays, because consumers connected until now follow it.
     """
     for place in range(len(log) - 1, 1, -1):
         if log[place].seqno == log[place - 1].seqno:
@@ -41,9 +41,9 @@ def _least_needed(log: list[FailoverEntry]) -> int:
 
 
 def last_complete_seqno(high_seqno: int, snapshot: SnapshotRange) -> int:
-    """Return the end of the last snapshot that is held completely.
+    """Return the end of the last complete snapshot.
 
-    Items of a half-received snapshot are kept, but nobody may trust them as a consistent state:
-    the branch is recorded where the snapshot began (ruling R11).
+    Items of a half-received snapshot are kept, but they are not a consistent state: the branch
+    begins where the snapshot began (ruling R11).
     """
     return snapshot.end if high_seqno >= snapshot.end else snapshot.start

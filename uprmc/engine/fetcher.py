@@ -1,15 +1,15 @@
-"""Bringing ejected values back from disk without making anybody else wait.
+"""Bringing evicted values back from disk without making other commands wait.
 
-The same three steps as the flusher: `begin` collects what is wanted and opens a store view,
+It has the same three steps as the flusher: `begin` collects what is wanted and opens a store view,
 `commit` reads (any thread), `finish` puts the values into the tables and wakes those who asked, all
-in one turn: a woken session finds its value before the pager could eject it again. Any number of
+in one turn: a woken session finds its value before the evictor could evict it again. Any number of
 rounds may be under way, also of one key, and end in any order.
 
-A key that is not in the table may have a tombstone on disk; whoever must know asks `tombstone`. The
-answer is not put into the table, which holds no tombstones that are on disk. It is kept only while
-`finish` wakes those who asked, and only believed while it must be true: a tombstone leaves the
-table with `VBucket.persisted`, so as long as the history and the persisted seqno are those of the
-moment when the view was opened, what is not in the table is as the view shows it.
+A key that is not in the table may have a tombstone on disk; `tombstone` returns it. The answer is
+not put into the table, which contains no tombstones that are on disk. It is kept only while
+`finish` wakes those who asked, and used only while it must be true. A tombstone leaves the table
+with `VBucket.persisted`. So as long as the history and the persisted seqno are the same as when the
+view was opened, the view is right about keys that are not in the table.
 
 Source: `reference/systems.md` (f), background fetch.
 """
@@ -42,7 +42,7 @@ class _Request:
 
 
 class _Answer(NamedTuple):
-    """What is on disk of a key that is not in the table, and what that was true for."""
+    """The record on disk of a key that is not in the table, and the state for which it is valid."""
 
     log: FailoverLog
     persisted_seqno: int
@@ -54,9 +54,9 @@ class Fetch:
     """One round of reading.
 
     Attributes:
-        found: what the store has of what is wanted.
-        unread: what could not be read, and why; the rest of the round does not suffer.
-        answers: who has to be told what came of it.
+        found: records that were found in the store.
+        unread: what could not be read, and why; the rest of the round is not affected.
+        answers: callers that wait for the result.
     """
 
     view: StoreView
@@ -72,7 +72,7 @@ class Fetcher:
     """See the module docstring.
 
     Attributes:
-        on_wanted: called when something is wanted while nothing was, or can be read again.
+        on_wanted: called when the first value is wanted, or when reading is possible again.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Fetcher:
         return len(self._waiting)
 
     def want(self, wanted: Sequence[Wanted], done: Callable[[bool], None]) -> None:
-        """Ask for values; `done` is called once, with ``False`` if they cannot be had.
+        """Ask for values; `done` is called once, with ``False`` if they cannot be read.
 
         ``True`` means "run the command again": the value is there, or the document has changed.
         """
@@ -107,7 +107,7 @@ class Fetcher:
             self.on_wanted()
 
     def tombstone(self, vbucket: VBucket, key: bytes) -> Item | None:
-        """Return the persisted tombstone of a key that is not in the table, ``None`` = never was.
+        """Return the persisted tombstone of a key that is not in the table, ``None`` = none.
 
         Raises:
             NotResident: ask for it with `want` and run the command again when `done` is called;
@@ -124,7 +124,7 @@ class Fetcher:
         return answer.tombstone
 
     def begin(self, share: int = 1) -> Fetch | None:
-        """Take a round's worth of requests, whole ones, at least one; ``None`` if there is none.
+        """Take requests for one round, at least one; ``None`` if there is none.
 
         ``None`` as well while the gate is shut; `on_wanted` is called when it opens.
 
@@ -132,7 +132,7 @@ class Fetcher:
             share: how many rounds can be begun now; this one takes its part of what waits.
 
         Raises:
-            StoreError: the store cannot be read; everybody who waits has been told so.
+            StoreError: the store cannot be read; those who wait have been informed.
         """
         if not self._waiting:
             return None
@@ -166,7 +166,7 @@ class Fetcher:
                 fetch.unread[place] = error
 
     def finish(self, fetch: Fetch) -> None:
-        """Put the values in and wake everybody who asked."""
+        """Put the values into the tables and wake those who asked."""
         fetch.view.close()
         self._answers = self._answers_of(fetch)
         lost = {place for place in fetch.wanted if not self._install(fetch, place)}
@@ -179,14 +179,14 @@ class Fetcher:
         self.tell(fetch)
 
     def failed(self, fetch: Fetch) -> None:
-        """Learn that reading failed; everybody who asked is told so."""
+        """Report to those who asked that reading failed."""
         fetch.view.close()
         self._stats.bg_fetch_failures += len(fetch.wanted)
         fetch.answers.extend((request.done, False) for request in fetch.requests)
         self.tell(fetch)
 
     def tell(self, fetch: Fetch) -> None:
-        """Tell who asked, each once. If one raises, call again for the others."""
+        """Call those who asked, each once. If one raises, call again for the others."""
         while fetch.answers:
             done, ok = fetch.answers.popleft()
             done(ok)
@@ -209,8 +209,8 @@ class Fetcher:
     def _answers_of(self, fetch: Fetch) -> dict[Wanted, _Answer]:
         """Return what was found of the keys that are not in the tables.
 
-        A record above the persisted seqno is left from a history that is over but not yet gone from
-        the store.
+        A record above the persisted seqno belongs to a former history that is not yet gone from the
+        store.
         """
         answers: dict[Wanted, _Answer] = {}
         for place in fetch.wanted:
@@ -227,7 +227,7 @@ class Fetcher:
         return answers
 
     def _install(self, fetch: Fetch, place: Wanted) -> bool:
-        """Bring one value in; ``False`` if the store should have it and does not."""
+        """Put one value into its table; ``False`` if the store should have it but does not."""
         number, key = place
         vbucket = self._vbuckets.get(number)
         if vbucket is None:

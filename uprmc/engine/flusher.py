@@ -2,17 +2,16 @@
 
 `begin` (rules) takes views of the dirty vBuckets and makes one batch; `commit` (any thread, touches
 no rules) writes it; `finish` (rules) drops what was written from the queues and forgets deleted
-documents that were not written again meanwhile. One flush is under way at a time; whoever drives
-the flusher calls the three in order, or `begin`, `commit`, `failed`. With many changes `begin` and
-`finish` take a while; they also come in short steps.
+documents that were not written again in the meantime. Only one flush is under way at a time; the
+driver calls the three in order, or `begin`, `commit`, `failed`. With many changes `begin` and
+`finish` take a while, so there are also versions of them in short steps.
 
-What surprises: a queue longer than a batch is written from *one* view in several commits. Until the
-last of them the stored snapshot range says "incomplete", so that a crash in between is seen for
-what it is: the items are kept, but history branches at the last complete state. What a replica has
-of a snapshot that it is receiving is stored with that snapshot's range, for the same reason.
+Note: a queue longer than a batch is written from *one* view in several commits. Until the last of
+them the stored snapshot range says "incomplete". After a crash in between, the items are kept, but
+history branches at the last complete state. For the same reason, the part of a snapshot that a
+replica has received is stored with that snapshot's range.
 
-While the flusher is paused whoever drives it begins no flush; a stop in order drains it all the
-same.
+While the flusher is paused the driver begins no flush, but an orderly stop still drains it.
 
 Source: seed 000 "How items in the partition write queue flow to couchstore"; rows D21 to D23.
 """
@@ -38,16 +37,16 @@ from uprmc.storage.interface import Batch, Store, VBucketChange
 
 Waiter = Callable[[bool], None]
 
-#: How often at most it is asked whether a flush is due.
+#: Shortest time between two questions whether a flush is due.
 _LEAST_LOOK_S = 0.001
 
-#: So many batches may gather while replicas are far behind their source.
+#: This many batches may gather while replicas are far behind their source.
 _FILLING_BATCHES = 32
 
-#: Most items taken from a queue before the room is looked at again and others may run.
+#: Most items taken from a queue before the room is checked again and others may run.
 _TAKE_ITEMS = 64
 
-#: Most items of one vBucket that are settled, or freed, before others may run.
+#: Most items of one vBucket that are marked persisted, or freed, before others may run.
 _SETTLE_ITEMS = 256
 
 
@@ -56,9 +55,9 @@ class _Cursor:
     """How far one view of one queue has been written.
 
     Attributes:
-        start: what was persisted when the view was opened.
-        whole: up to where what was persisted then is a whole state.
-        snapshot: the range that the view's newest items belong to.
+        start: the persisted seqno when the view was opened.
+        whole: the end of the last complete snapshot that was persisted then.
+        snapshot: the range to which the view's newest items belong.
     """
 
     queue: WriteQueue
@@ -70,12 +69,12 @@ class _Cursor:
 
 
 class _Begun(NamedTuple):
-    """A vBucket whose header is in the flush whatever becomes of the vBucket in the meantime.
+    """A vBucket whose header is in the flush, even if the vBucket changes in the meantime.
 
     Attributes:
-        table: of its history when the flush was begun.
-        header: what is stored if that history is over before its items are taken.
-        reset: whether the store has to forget what was before that history.
+        table: the table of its history when the flush was begun.
+        header: what is stored if that history ends before its items are taken.
+        reset: whether the store must delete what precedes that history.
     """
 
     vbucket: VBucket
@@ -86,7 +85,7 @@ class _Begun(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """One vBucket's share of a flush; without a queue just a header of a history that is over."""
+    """One vBucket's share of a flush; without a queue only the header of an ended history."""
 
     vbucket: VBucket
     queue: WriteQueue | None
@@ -116,7 +115,7 @@ class Flush:
         return sum(len(part.items) for part in self.parts)
 
     def tell(self, ok: bool) -> None:
-        """Tell who waits what came of it, each once. If one raises, call again for the others."""
+        """Report the result to the waiters, each once. If one raises, call again for the others."""
         while self.waiters:
             self.waiters.popleft()(ok)
 
@@ -132,9 +131,9 @@ class Flusher:
     """See the module docstring.
 
     Attributes:
-        paused: no flush is to begin, except for a stop in order.
+        paused: no flush may begin, except for an orderly stop.
         last_commit_items: changes that the last finished commit wrote.
-        filling: connections by which replicas are being filled that are far behind.
+        filling: connections that fill replicas which are far behind.
     """
 
     def __init__(
@@ -162,14 +161,14 @@ class Flusher:
         self._batch_items = settings.batch_items
 
     def delay(self, age_s: float, last_flush_s: float) -> float:
-        """Return in how many seconds to ask again whether a flush is due; 0 = it is.
+        """Return the seconds after which to ask again whether a flush is due; 0 = it is due now.
 
-        The flusher rests a multiple of the time that it worked: a commit that is quick is repeated
-        soon, one that is dear waits for more company, because a document in a batch of 30,000 costs
-        half of one in a batch of 10,000 and a tenth of one in a batch of 100. Nobody rests when the
-        batch is full, memory is short, or somebody waits; `hurry` cuts the rest short. While
-        replicas are being filled many batches may gather: their source has it all, and writing
-        takes the time that receiving needs.
+        The flusher rests for a multiple of the time that it worked. A fast commit is repeated soon;
+        a slow one waits for more changes, because a document in a batch of 30,000 costs half of one
+        in a batch of 10,000 and a tenth of one in a batch of 100. There is no rest when the batch
+        is full, memory is short, or something waits; `hurry` cuts the rest short. While replicas
+        are being filled many batches may gather: their source has everything, and writing would
+        take time from receiving.
 
         Args:
             age_s: how long something has been dirty.
@@ -185,15 +184,15 @@ class Flusher:
         return min(max(wait - age_s, 0.0), max(settings.min_delay_s, _LEAST_LOOK_S))
 
     def hurry(self) -> None:
-        """End the rest: somebody has asked whether a change is on disk yet."""
+        """End the rest, because a client has asked whether a change is on disk."""
         self._hurried = True
 
     def configure(self, settings: FlushSettings) -> None:
-        """Work by other settings from now on."""
+        """Use other settings from now on."""
         self._settings = settings
 
     def pause(self) -> None:
-        """Begin no flush from now on; one that is under way goes on to its end.
+        """Begin no flush from now on; one that is under way is finished.
 
         Waiters that are not patient get ``False``, unless they wait for the one under way.
         """
@@ -202,7 +201,7 @@ class Flusher:
             self._impatient.pop(0)(False)
 
     def resume(self) -> None:
-        """Go on; what has gathered is announced as if it had just come."""
+        """Continue; changes that have gathered are announced as if they were new."""
         self.paused = False
         if self.pending:
             self._account.on_dirty()
@@ -223,10 +222,10 @@ class Flusher:
         return CommitRoom.of(self._settings, self._account.quota, self._store)
 
     def durable_seqno(self, vbucket: VBucket) -> int:
-        """Return up to where every change is on disk, itself or by a newer version of its key.
+        """Return the seqno up to which every change, or a newer version of its key, is on disk.
 
-        This is what a client may be told. While a long queue is written in several commits it lags
-        behind `VBucket.persisted_seqno`: a key that was changed twice since the view before comes
+        This is what clients see. While a long queue is written in several commits it lags behind
+        `VBucket.persisted_seqno`: a key that was changed twice since the previous view is written
         with its newer seqno, perhaps in a later commit, and until then with neither.
         """
         cursor = self._cursors.get(vbucket.id)
@@ -237,13 +236,13 @@ class Flusher:
     def when_durable(self, waiter: Waiter, *, patient: bool = True) -> None:
         """Call `waiter` once everything accepted until now in the headers is on disk.
 
-        It gets ``True`` after the next flush that is begun has finished, ``False`` if that failed
-        (the flush itself will be tried again all the same).
+        It gets ``True`` when the next flush to begin has finished, or ``False`` if that failed (the
+        flush itself will be retried in any case).
 
         Args:
             waiter: called once.
-            patient: it waits until persistence is started again if it is stopped. One that is not
-                patient gets ``False`` then, at once if persistence is stopped already.
+            patient: whether it waits if persistence is stopped, until it is started again.
+                Otherwise it gets ``False`` then, at once if persistence is already stopped.
         """
         if patient:
             self._waiters.append(waiter)
@@ -259,16 +258,16 @@ class Flusher:
     ) -> None:
         """Write a local document of the store (``None`` deletes) with the next commit.
 
-        It is in one commit with what has changed in headers until now. After a failure it is tried
-        again, unless there is a newer one. `done` is a waiter as of `when_durable`.
+        It is in one commit with all changes of headers until now. After a failure it is retried,
+        unless there is a newer one. `done` is a waiter as of `when_durable`.
         """
         self._local[name] = document
         self.when_durable(done, patient=patient)
 
     def remove(self, vbucket: VBucket, done: Waiter) -> None:
-        """Forget a vBucket that the node has no more; the store forgets it with the next commit.
+        """Forget a vBucket that the node has removed; the next commit deletes it from the store.
 
-        A part of it that is under way is written first. `done` is an impatient waiter as of
+        A part of it that is already under way is written first. `done` is an impatient waiter as of
         `when_durable`.
         """
         cursor = self._cursors.pop(vbucket.id, None)
@@ -283,14 +282,14 @@ class Flusher:
     def drop(self, vbucket: VBucket, records: Sequence[Record], done: Waiter) -> None:
         """Drop tombstones for good with the next commit.
 
-        The purge seqno rises at once: a stream that is let in before the commit may open its view
-        after it. It stays where it is if the commit fails; then nobody tries again. Watch the
-        vBucket and call `forget_drops` when it is interrupted: one that begins anew gives the same
-        seqnos to other documents.
+        The purge seqno rises at once, because a stream that is accepted before the commit may open
+        its view after it. It stays raised if the commit fails, and the drop is not retried. Watch
+        the vBucket and call `forget_drops` when it is interrupted: after a reset the same seqnos
+        belong to other documents.
 
         Args:
-            vbucket: theirs.
-            records: not empty; (key, seqno), persisted all.
+            vbucket: the vBucket of the tombstones.
+            records: (key, seqno) of each, all persisted; not empty.
             done: an impatient waiter as of `when_durable`.
         """
         vbucket.purge_seqno = max(vbucket.purge_seqno, *[seqno for _, seqno in records])
@@ -299,11 +298,11 @@ class Flusher:
         self.when_durable(done, patient=False)
 
     def forget_drops(self, vbucket: VBucket) -> None:
-        """Drop nothing of what was asked for, unless that is under way already."""
+        """Cancel the requested drops that are not already under way."""
         self._disposals.forget_drops(vbucket)
 
     def begin(self) -> Flush | None:
-        """Take what is dirty, up to a batch; ``None`` when nothing is."""
+        """Take dirty vBuckets, up to one batch; ``None`` when there are none."""
         steps = self.begin_in_slices()
         while True:
             try:
@@ -315,9 +314,9 @@ class Flusher:
     def begin_in_slices(self) -> Generator[None, None, Flush | None]:
         """Do what `begin` does, yielding after each short step so that others can run.
 
-        Headers, resets and removals of before the first step are in this batch: a `Bucket.flush` is
-        in one batch as a whole, this one or, if it comes later, the next. What raises leaves
-        everything for the next flush, and tells waiters as `failed` does.
+        Headers, resets and removals from before the first step are in this batch: a `Bucket.flush`
+        is completely in one batch, this one or, if it comes later, the next. An exception leaves
+        everything for the next flush, and informs waiters as `failed` does.
         """
         self._hurried = False
         dirty, self._account.dirty = self._account.dirty, []
@@ -329,13 +328,13 @@ class Flusher:
         flush = Flush(deque(waiters), removed, local)
         try:
             yield from self._gather(flush, dirty)
-        except Exception as error:  # a bug of ours must not lose what is dirty
+        except Exception as error:  # a bug here must not lose what is dirty
             self._put_back(flush, dirty, error)
             raise
         return flush
 
     def _gather(self, flush: Flush, dirty: list[VBucket]) -> Iterator[None]:
-        """Fill `flush` with as much as goes in one commit."""
+        """Fill `flush` with as much as fits in one commit."""
         flush.changes += [VBucketChange(number, None) for number in flush.removed]
         room = self.commit_room()
         self._batch_items = room.items
@@ -357,7 +356,7 @@ class Flusher:
     def _take_begun(
         self, flush: Flush, begun: _Begun, room: CommitRoom
     ) -> Generator[None, None, None]:
-        """Add a vBucket's share, or just the header if the history that it was for is over."""
+        """Add a vBucket's share, or only the header if its history has ended."""
         vbucket, table, header, reset = begun
         if vbucket.table is table and (yield from self._take(flush, vbucket, room, reset=reset)):
             return
@@ -367,21 +366,21 @@ class Flusher:
         self._take_next_time(vbucket)
 
     def _take_next_time(self, vbucket: VBucket) -> None:
-        """Leave a dirty vBucket to the next flush."""
+        """Leave a dirty vBucket for the next flush."""
         if not self._is_gone(vbucket):
             self._account.dirty.append(vbucket)
 
     def _put_back(self, flush: Flush, dirty: list[VBucket], error: Exception) -> None:
-        """Have everything tried again that a flush took which could not be begun."""
+        """Put back everything that was taken by a flush which could not begin."""
         left = set(self._account.dirty)
         self._account.dirty += [each for each in dirty if each.dirty and each not in left]
         try:
             self.failed(flush, StoreError(f"{type(error).__name__}: {error}"))
-        finally:  # whoever comes after a waiter that breaks is told by the next flush
+        finally:  # waiters after one that raises are called by the next flush
             self._waiters += flush.waiters
 
     def commit(self, flush: Flush) -> None:
-        """Write the batch. The only step that is slow; safe in a worker thread.
+        """Write the batch. This is the only slow step; it is safe in a worker thread.
 
         Raises:
             StoreError: nothing was written; call `failed`, not `finish`.
@@ -389,7 +388,7 @@ class Flusher:
         self._store.commit(flush.batch)
 
     def finish(self, flush: Flush) -> None:
-        """Learn that the batch is on disk."""
+        """Take note that the batch is on disk."""
         for _ in self.finish_in_slices(flush):
             pass
 
@@ -400,18 +399,18 @@ class Flusher:
             yield
         self._account.disk_works()
         if flush.item_count:
-            self._account.exhausted = False  # what is clean now may be ejected
+            self._account.exhausted = False  # what is clean now may be evicted
         self._stats.commits += 1
         self.last_commit_items = flush.item_count
         self._stats.items_flushed += flush.item_count
         flush.tell(True)
 
     def failed(self, flush: Flush, error: StoreError) -> None:
-        """Learn that nothing of the batch was written: refuse writes, keep everything queued."""
+        """Handle a failed commit: nothing was written; refuse writes, keep everything queued."""
         self._stats.commit_failures += 1
         if (
             flush.parts or flush.removed or flush.local
-        ):  # will be tried again; nothing else ends the refusal
+        ):  # will be retried; nothing else ends the refusal
             self._account.disk_failed(str(error))
         self._disposals.remove(flush.removed)
         self._local = {**flush.local, **self._local}
@@ -425,7 +424,7 @@ class Flusher:
     def _take(
         self, flush: Flush, vbucket: VBucket, room: CommitRoom, *, reset: bool
     ) -> Generator[None, None, bool]:
-        """Add a vBucket's share to `flush`; ``False`` if it is of another history by now."""
+        """Add a vBucket's share to `flush`; ``False`` if its history has changed."""
         if self._is_gone(vbucket) or vbucket.reset_pending != reset:
             return False
         cursor = self._cursor(vbucket)
@@ -464,9 +463,9 @@ class Flusher:
     def _portion(
         self, cursor: _Cursor, vbucket: VBucket, room: CommitRoom
     ) -> Generator[None, None, list[Item] | None]:
-        """Return what is next of a view, as much as there is room for.
+        """Return the next items of a view, as many as there is room for.
 
-        ``None`` if the vBucket began another history or went away meanwhile.
+        ``None`` if the vBucket began another history or was removed in the meantime.
         """
         items: list[Item] = []
         view, upto = cursor.view, cursor.position
@@ -497,7 +496,7 @@ class Flusher:
         return cursor
 
     def _settle(self, part: _Part) -> Iterator[None]:
-        """Let a vBucket know what of it is on disk, a little at a time if that is much."""
+        """Tell a vBucket what is on disk, a little at a time if that is much."""
         vbucket = part.vbucket
         cursor = self._cursors.get(vbucket.id)
         if cursor is None or cursor.queue is not part.queue:
@@ -521,11 +520,11 @@ class Flusher:
             vbucket.persisted(part.items[settled:], part.upto, part.snapshot)
             if vbucket.queue.live:  # beyond this batch, or accepted since the view was opened
                 self._mark_dirty(vbucket)
-            elif part.snapshot != vbucket.snapshot:  # a branch has made it whole meanwhile
+            elif part.snapshot != vbucket.snapshot:  # a branch has completed it in the meantime
                 vbucket.change_header()
 
     def _is_gone(self, vbucket: VBucket) -> bool:
-        """Tell whether a vBucket was removed, even if there is another of that number."""
+        """Tell whether a vBucket was removed, even if another one has its number now."""
         return self._vbuckets.get(vbucket.id) is not vbucket
 
     def _mark_dirty(self, vbucket: VBucket) -> None:

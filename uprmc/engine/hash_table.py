@@ -1,14 +1,14 @@
-"""What a vBucket holds: its table of current items, what is not yet on disk of them, its history.
+"""The contents of a vBucket: its table of current items, its unpersisted changes, its history.
 
-Job: keep the table, the counts and the memory account together. Whatever puts an item into the
-table or takes one out of it has its account here.
+Job: keep the table, the counts and the memory account consistent. Everything that puts an item into
+the table or takes one out of it goes through here.
 
-Neighbours: `history` takes finished versions and starts histories, `vbucket` has the rules for
-clients' commands; both are this class with more on top of it, because they share every field and
-the hot path visits it once.
+Neighbours: `history` takes finished versions and begins histories; `vbucket` has the rules for
+clients' commands. Both are subclasses of this class, because they share every field and the hot
+path visits it once.
 
-What surprises: a deleted document stays in the table as a tombstone until its deletion is on disk
-(D19), so `table` holds live items and fresh tombstones.
+Note: a deleted document stays in the table as a tombstone until its deletion is on disk (D19), so
+`table` contains live items and fresh tombstones.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NOTHING_PERSISTED = SnapshotRange(0, 0)
 
 
 class Forgetting(NamedTuple):
-    """What the store must forget of a vBucket that was rolled back, with the next commit.
+    """What the next commit must delete of a vBucket that was rolled back.
 
     Attributes:
         above: every record above this seqno.
-        keys: what is stored of these keys, whatever its seqno.
+        keys: the records of these keys, whatever their seqno.
     """
 
     above: int
@@ -39,29 +39,30 @@ class Forgetting(NamedTuple):
 
 
 class HashTable:
-    """See the module docstring. Attributes are public for the hot path and read-only for others.
+    """See the module docstring. Attributes are public for the hot path, read-only for others.
 
     Attributes:
         id: its number.
-        state: what the node may do with it.
-        table: key -> current item or fresh tombstone; another dict in each history.
+        state: what the node may do with the vBucket.
+        table: key -> current item or fresh tombstone; each history has another dict.
         queue: changes not yet persisted.
         high_seqno: highest seqno assigned.
         persisted_seqno: everything up to here is in a finished commit.
-        persisted_snapshot: the range stored by that commit.
-        max_cas: highest CAS that any version or lock had here, whatever became of it.
+        persisted_snapshot: the snapshot range that this commit stored.
+        max_cas: highest CAS that any version or lock ever had here.
         locks: key -> (lock CAS, monotonic time when the lock lapses).
-        receiving: the snapshot that a replica holds a part of, ``None`` = nothing is half received.
-        waiting: watchers to be told, once, of the next change, while a snapshot is received of its
-            end; they put themselves there.
-        watchers: everybody who is to be told when the vBucket changes its state or begins anew.
+        receiving: the snapshot that a replica has received in part, ``None`` = there is none.
+        waiting: watchers that are called once, at the next change, or, while a snapshot is
+            received, at its end; they add themselves.
+        watchers: watchers that are called when the vBucket changes its state or is reset.
         tombstones: number of tombstones in `table`.
         non_resident: number of items in `table` whose value is only on disk.
-        term: how many promotions led to the history that is held; nothing lowers it, see `terms`.
-        known_term: the highest term that anybody is known to have for this vBucket.
-        forgetting: what the store has not yet forgotten of a history that was rolled back.
-        expired: documents that have expired here, of whatever history, since the node began.
-        deletions: documents that were deleted or expired since this history or the node began.
+        term: number of promotions that led to the present history; it never decreases, see `terms`.
+        known_term: the highest term that any node is known to have for this vBucket.
+        forgetting: what the store has not yet deleted of a history that was rolled back.
+        expired: documents that have expired here since the node started, in any history.
+        deletions: documents that were deleted or expired since this history began or the node
+            started.
     """
 
     __slots__ = (
@@ -139,7 +140,7 @@ class HashTable:
         self.deletions = 0
 
     def know_cas(self, cas: int) -> None:
-        """Take note of a CAS that somebody else has given out, here or elsewhere."""
+        """Take note of a CAS that was given out elsewhere."""
         self.max_cas = max(self.max_cas, cas)
         account = self._account
         if cas > account.last_cas:
@@ -151,33 +152,33 @@ class HashTable:
 
     @property
     def snapshot(self) -> SnapshotRange:
-        """The range that the newest items belong to; empty while nothing is half received."""
+        """The range to which the newest items belong; empty if no snapshot is half received."""
         return self.receiving or SnapshotRange(self.high_seqno, self.high_seqno)
 
     @property
     def whole_seqno(self) -> int:
-        """Up to where this is a state that the active had: below the high seqno in mid-snapshot."""
+        """The end of the last complete snapshot: below the high seqno inside a snapshot."""
         return self.high_seqno if self.receiving is None else self.receiving.start
 
     @property
     def rewinding(self) -> bool:
-        """Whether a rollback is not on disk yet: the store is of another history than this.
+        """Whether a rollback is not on disk yet, so that the store has another history.
 
-        Until then nothing of it counts as persisted, and nobody may open a reading.
+        Until then nothing counts as persisted, and no reading may be opened.
         """
         return self.forgetting is not None
 
     @property
     def item_count(self) -> int:
-        """Number of documents, those that expired unnoticed included."""
+        """Number of documents, including those whose expiry has not been noticed yet."""
         return len(self.table) - self.tombstones
 
     # --- values that come and go ----------------------------------------------------------------
 
     def install(self, items: list[Item]) -> None:
-        """Put items that the store holds into the empty table, at warm-up.
+        """Put stored items into the empty table, at warm-up.
 
-        Those without a value are documents whose value stays on disk for now.
+        Items without a value are documents whose value stays on disk for now.
         """
         table = self.table
         size = absent = 0
@@ -193,9 +194,10 @@ class HashTable:
         self._account.used += size + ITEM_OVERHEAD_BYTES * len(items)
 
     def bring_in(self, item: Item) -> bool:
-        """Give a fetched value to the table's entry if that is still the same version.
+        """Put a fetched value into the table's entry if that is still the same version.
 
-        The CAS tells versions apart that a flush in between gave the same seqno; touch keeps it.
+        The CAS distinguishes versions that have the same seqno because of a flush in between; touch
+        keeps it.
         """
         current = self.table.get(item.key)
         if current is None or current.seqno != item.seqno or current.cas != item.cas:
@@ -209,7 +211,7 @@ class HashTable:
         return True
 
     def eject(self, item: Item) -> None:
-        """Leave the value of a clean item to the disk; key and metadata stay."""
+        """Drop the value of a clean item from memory; key and metadata stay."""
         assert item.seqno <= self.persisted_seqno
         assert item.value is not None
         self.table[item.key] = item.with_value(None)
@@ -217,7 +219,7 @@ class HashTable:
         self._account.used -= len(item.value)
 
     def memory_bytes(self) -> int:
-        """Return what the table is accounted for; O(items)."""
+        """Return the accounted bytes of the table; O(items)."""
         return sum(
             len(item.key) + ITEM_OVERHEAD_BYTES + (len(item.value) if item.value else 0)
             for item in self.table.values()
@@ -237,14 +239,14 @@ class HashTable:
             dirty = item.seqno > self.persisted_seqno
             assert dirty or not item.life, "a persisted tombstone stayed"
             resident = item.life or item.value is not None
-            assert resident or not dirty or self.rewinding, "a dirty value was ejected"
+            assert resident or not dirty or self.rewinding, "a dirty value was evicted"
         assert tombstones == self.tombstones
         assert non_resident == self.non_resident
 
     # --- the table's account --------------------------------------------------------------------
 
     def _take_out(self, old: Item) -> None:
-        """Account for a version that another one takes the place of in the table."""
+        """Account for a version that another one replaces in the table."""
         if old.life:
             self.tombstones -= 1
         elif old.value is None:
@@ -269,7 +271,7 @@ class HashTable:
         self.table[item.key] = item
 
     def _forget_tombstones(self, items: list[Item]) -> None:
-        """Drop persisted deletions whose key was not written again meanwhile (D23)."""
+        """Drop persisted deletions whose key was not written again in the meantime (D23)."""
         table = self.table
         for item in items:
             if item.life and table.get(item.key) is item:

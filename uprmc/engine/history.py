@@ -1,9 +1,9 @@
-"""Finished versions come into a vBucket, and histories begin and end; who follows is told.
+"""Finished versions enter a vBucket, histories begin and end, and watchers are informed.
 
-Job: everything that an active and a replica have in common. `adopt` and `adopt_all` take versions
-that have their seqnos; `reset` and `roll_back` leave a history for another one; `persisted` and
-`header` are the flusher's side of it. Nothing is refused here: conflicts, locks and memory are for
-`vbucket`, the order of a stream for `replica`.
+Job: everything that an active vBucket and a replica have in common. `adopt` and `adopt_all` take
+versions that already have seqnos; `reset` and `roll_back` replace the history by another one;
+`persisted` and `header` are for the flusher. Nothing is refused here: conflicts, locks and memory
+are the job of `vbucket`, the order of a stream is that of `replica`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class History(HashTable):
     # --- versions -------------------------------------------------------------------------------
 
     def adopt(self, item: Item) -> None:
-        """Take a finished version into table and queue; its seqno is above all before.
+        """Put a finished version into table and queue; its seqno is above all earlier ones.
 
-        Nothing is checked, neither conflicts nor memory. The CAS may be a stranger's: those that
-        are given out from now on are above it. The document's lock is opened, as by any change.
+        Nothing is checked, neither conflicts nor memory. The CAS may come from elsewhere; new ones
+        will be above it. Like any change, this opens the document's lock.
         """
         assert item.seqno > self.high_seqno
         key, account = item.key, self._account
@@ -52,7 +52,7 @@ class History(HashTable):
         if item.life:
             self.tombstones += 1
             self.deletions += old is not None and not old.life
-            # At least 1, so that 0 says that there never was a tombstone.
+            # At least 1, so that 0 means that there never was a tombstone.
             self.max_deleted_rev = max(self.max_deleted_rev, item.rev, 1)
         self.queue.put(item, 0 if old is None else old.seqno)
         self._become_dirty()
@@ -64,7 +64,7 @@ class History(HashTable):
             self._tell_waiting()
 
     def adopt_all(self, items: list[Item]) -> None:
-        """Do what `adopt` does for each, by rising seqno; who waits is told once, at the end."""
+        """Do what `adopt` does for each, by rising seqno; call those who wait once, at the end."""
         account, table = self._account, self.table
         max_cas, size, added = 0, 0, 0
         replaced: list[int] = []
@@ -101,14 +101,14 @@ class History(HashTable):
             self._tell_waiting()
 
     def _enter_expiry(self, item: Item, old: Item | None) -> None:
-        """See `timetable`: who expires not sooner than before has an entry that is due in time."""
+        """Enter an expiry, unless the present entry is due in time; see `timetable`."""
         if old is None or old.life or not old.expiry or item.expiry < old.expiry:
             self._account.timetable.add(self.id, item.key, item.expiry)
 
     def outrank(self, rev: int) -> None:
-        """Have new documents outrank deletions of up to this revision, which were made elsewhere.
+        """Make new documents outrank deletions of up to this revision, which were made elsewhere.
 
-        It is on disk with the next commit; less than before changes nothing.
+        The next commit stores it; a lower revision than before changes nothing.
         """
         if rev > self.max_deleted_rev:
             self.max_deleted_rev = rev
@@ -124,16 +124,16 @@ class History(HashTable):
         log: FailoverLog,
         receiving: SnapshotRange | None,
     ) -> None:
-        """Go back to a state of another history; see `rewind.roll_back`, which has the rule.
+        """Return to a state of another history; see `rewind.roll_back`, which has the rule.
 
-        Nothing of it counts as persisted until a commit holds all of it.
+        Nothing of it counts as persisted until a commit contains all of it.
 
         Args:
-            high_seqno: the newest seqno that is held afterwards; not 0.
-            versions: of single documents, by rising seqno, none above `high_seqno`.
-            keys: of which the store is to forget what it has.
+            high_seqno: the newest seqno afterwards; not 0.
+            versions: versions of documents, by rising seqno, none above `high_seqno`.
+            keys: keys whose records the store must delete.
             log: the history from now on.
-            receiving: the snapshot that is held a part of.
+            receiving: the snapshot of which a part has been received.
         """
         assert self.purge_seqno <= high_seqno
         table = self.table
@@ -158,13 +158,13 @@ class History(HashTable):
         self.interrupt(Interruption.ROLLED_BACK)
 
     def reset(self, uuid: int, size: int | None = None) -> None:
-        """Forget everything: an empty vBucket with a history of its own, seqno 0.
+        """Delete everything: the vBucket is empty afterwards, with a new history and seqno 0.
 
-        Open views keep what they show. The store forgets with the next commit.
+        Open views keep their content. The next commit deletes the records from the store.
 
         Args:
-            uuid: of the history that begins.
-            size: what to take off the memory account, if the caller knows; else it is counted.
+            uuid: the uuid of the new history.
+            size: bytes to subtract from the memory account, if known; otherwise they are counted.
         """
         account = self._account
         account.used -= self.memory_bytes() if size is None else size
@@ -180,13 +180,13 @@ class History(HashTable):
     # --- terms ----------------------------------------------------------------------------------
 
     def promote(self) -> None:
-        """Get the term of a history that begins here; it is on disk with the next header."""
+        """Take the next term for a history that begins here; the next header stores it."""
         self.term = self.known_term = promoted(self.term, self.known_term)
 
     def take_term(self, term: int) -> None:
-        """Take the term of a log that comes from elsewhere, 0 = it is not known.
+        """Take the term of a failover log that another node sent, 0 = not known.
 
-        The highest known one stays, so that a promotion is above all that was ever seen.
+        The highest known term is kept, so that a promotion is above every term ever seen.
         """
         if term and term != self.term:
             self.term, self.known_term = term, max(term, self.known_term)
@@ -195,7 +195,7 @@ class History(HashTable):
     # --- who follows ----------------------------------------------------------------------------
 
     def interrupt(self, why: Interruption) -> None:
-        """Tell everybody who follows that they cannot go on, and forget them."""
+        """Tell all watchers that they cannot continue, and forget them."""
         if not self.watchers and not self.waiting:
             return
         watchers, self.watchers, self.waiting = self.watchers, [], []
@@ -203,14 +203,14 @@ class History(HashTable):
             watcher.interrupted(why)
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Tell `watcher` nothing any more; harmless when it was told nothing before."""
+        """Stop informing `watcher`; harmless if it was not watching."""
         if watcher in self.watchers:
             self.watchers.remove(watcher)
         if watcher in self.waiting:
             self.waiting.remove(watcher)
 
     def complete_snapshot(self) -> None:
-        """What was half received turns out to be whole: from now on it may be passed on."""
+        """Mark a half-received snapshot as complete: it may be passed on from now on."""
         if self.receiving is None:
             return
         self.receiving = None
@@ -230,12 +230,12 @@ class History(HashTable):
     # --- persistence ----------------------------------------------------------------------------
 
     def change_header(self) -> None:
-        """Have the header written with the next commit though no item changed."""
+        """Write the header with the next commit although no item changed."""
         self.header_dirty = True
         self._become_dirty()
 
     def header(self, high_seqno: int, snapshot: SnapshotRange) -> VBucketHeader:
-        """Return the header to store beside items up to `high_seqno`."""
+        """Return the header to store with items up to `high_seqno`."""
         return VBucketHeader(
             self.state,
             high_seqno,
@@ -249,7 +249,7 @@ class History(HashTable):
         )
 
     def persisted(self, items: list[Item], upto: int, snapshot: SnapshotRange) -> None:
-        """Learn that a commit holding `items`, the queue's content up to `upto`, is finished."""
+        """Take note of a finished commit of `items`, the queue's content up to `upto`."""
         self.queue.drop_persisted(upto)
         self.persisted_seqno = upto
         self.persisted_snapshot = snapshot

@@ -1,9 +1,10 @@
-"""Snapshot leases: some vBuckets held as they are now, for a limited time, to be read repeatedly.
+"""Snapshot leases: vBuckets kept as they are now, for a limited time, to be read repeatedly.
 
-A lease is a set of readings (`change_source`) taken in one turn over one view of the store. Whoever
-names it reads the same bytes as often as it likes, from any connection, while writes go on. It pins
-pages of the store and queue entries, so its number and its lifetime are limited, and when the store
-must grow all leases go: a node that cannot write is worse than a reader that has to start again.
+A lease is a set of readings (`change_source`) taken in one turn over one view of the store. Streams
+that name it read the same bytes as often as needed, from any connection, while writes continue. It
+pins pages of the store and queue entries, so the number and lifetime of leases are limited. When
+the store must grow all leases end: a node that cannot write is worse than a reader that has to
+start again.
 
 Source: design, decision 12; `reference/spark.md` 3.
 """
@@ -34,10 +35,10 @@ class Lease:
     Attributes:
         id: its name, a number of 48 bits.
         expires_at: monotonic time in seconds.
-        vbuckets: by number; a removed one, too, and not the one that was made in its place.
+        vbuckets: by number; also a removed one, and not the one that was created in its place.
         readings: by vBucket.
-        held: what each vBucket's history was, by vBucket.
-        readers: called when the lease ends; who reads from it puts itself there.
+        held: the history of each vBucket, by vBucket.
+        readers: called when the lease ends; readers add themselves.
         reads: how many streams have read from it.
     """
 
@@ -60,12 +61,12 @@ class Lease:
         self._view = view
 
     def read(self, vbucket: VBucket) -> Reading:
-        """Take the reading of one of its vBuckets, in the turn in which the lease is made."""
+        """Take the reading of one of its vBuckets, in the turn in which the lease is created."""
         on_disk = vbucket.queue.persisted > 0
         return Reading(vbucket, self._view if on_disk else None, owns_view=False)
 
     def close(self) -> None:
-        """Let go of everything; readers are told first."""
+        """Release everything; readers are called first."""
         readers, self.readers = self.readers, {}
         for ended in readers:
             ended()
@@ -78,7 +79,7 @@ class Leases:
     """All leases of a node.
 
     Attributes:
-        open: by their number, oldest first.
+        open: the open leases by number, oldest first.
         granted, expired, withdrawn: counters.
     """
 
@@ -89,20 +90,20 @@ class Leases:
         self._settings = settings
 
     def acquire(self, vbuckets: Sequence[int], lifetime_s: int) -> tuple[Lease, int]:
-        """Hold vBuckets as they are now.
+        """Keep vBuckets as they are now.
 
         Args:
-            vbuckets: their numbers; none = all active ones.
-            lifetime_s: for how long; more than the limit is cut to it.
+            vbuckets: their numbers; empty = all active ones.
+            lifetime_s: for how long; reduced to the limit if it is longer.
 
         Returns:
             The lease and its lifetime in seconds.
 
         Raises:
-            TemporaryFailure: warm-up is going on, the store has to grow first, a replica holds half
-                of a snapshot or is rolling back, or there are as many leases as there may be.
+            TemporaryFailure: warm-up is going on, the store has to grow first, a replica is inside
+                a snapshot or is rolling back, or the maximum number of leases is reached.
             NotMyVBucket: one of them is neither active nor a replica here.
-            InvalidArguments: a number comes twice, or the lifetime is 0.
+            InvalidArguments: a number occurs twice, or the lifetime is 0.
             StoreError: the store cannot be read.
         """
         bucket = self._bucket
@@ -131,7 +132,7 @@ class Leases:
         return lease
 
     def renew(self, number: int, lifetime_s: int) -> int:
-        """Hold it for so long from now; returns what was granted, in seconds.
+        """Set the lifetime from now on; returns what was granted, in seconds.
 
         Raises:
             KeyNotFound, InvalidArguments: as `find` and `acquire`.
@@ -148,7 +149,7 @@ class Leases:
         lease.close()
 
     def tick(self) -> None:
-        """End those whose time is over; call it about once a second."""
+        """End leases whose time is over; call it about once a second."""
         now = self._bucket.clock.monotonic()
         for number, lease in list(self.open.items()):
             if lease.expires_at <= now:
@@ -156,7 +157,7 @@ class Leases:
                 self.expired += 1
 
     def release_views(self) -> None:
-        """End all, because the store needs room that they hold."""
+        """End all leases, because the store needs the room that they pin."""
         self.withdrawn += len(self.open)
         for number in list(self.open):
             self.release(number)

@@ -1,8 +1,8 @@
-"""What nobody needs any more, taken apart a little at a time.
+"""Discarded objects that are freed a little at a time.
 
-To free a table of a million items takes a fifth of a second, in one go and in whatever turn the
-last reference goes. So who throws a large table or list away puts it here, and housekeeping has
-`steps` done while others have their turns.
+To free a table of a million items takes a fifth of a second, all at once, in the turn in which the
+last reference goes. So code that discards a large table or list puts it here, and housekeeping runs
+`steps` while others have their turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STEP_ENTRIES = 500
 
 
 class Leftovers:
-    """See the module docstring. What is put here belongs to nobody else."""
+    """See the module docstring. What is put here must not be referenced elsewhere."""
 
     __slots__ = ("_kept",)
 
@@ -27,12 +27,12 @@ class Leftovers:
         return bool(self._kept)
 
     def add(self, thing: dict[Any, Any] | list[Any]) -> None:
-        """Have it taken apart; O(1)."""
+        """Schedule something to be freed; O(1)."""
         if thing:
             self._kept.append(thing)
 
     def steps(self) -> Iterator[None]:
-        """Free everything that is here or comes meanwhile, a step at a time."""
+        """Free everything that is here or is added in the meantime, a step at a time."""
         while self._kept:
             thing = self._kept[-1]
             if isinstance(thing, dict):

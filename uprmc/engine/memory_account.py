@@ -22,26 +22,27 @@ ITEM_OVERHEAD_BYTES = item_overhead_bytes()
 
 
 def _nothing() -> None:
-    """Stand in until the node says what is to happen."""
+    """Do nothing: the default of callbacks."""
 
 
 class MemoryAccount:
     """Shared accounts. Plain attributes, because the hot path reads and writes them.
 
     Attributes:
-        timetable: when which documents expire.
-        leftovers: what was thrown away and is still to be freed.
-        lookups: number -> how to find a key in an active vBucket's table, for the hot path: going
-            by way of the vBucket costs a visit to memory more.
-        exhausted: nothing is left that could be ejected: keys and metadata fill the quota.
-        last_cas: the next CAS is one more: newest given out, taken, or below the clock's.
-        cas_step: how far the next CAS stays above one that was taken from elsewhere.
+        timetable: when documents expire.
+        leftovers: discarded objects that are still to be freed.
+        lookups: number -> lookup function of an active vBucket's table, for the hot path: it saves
+            one memory access compared with going through the vBucket.
+        exhausted: nothing is left that could be evicted: keys and metadata fill the quota.
+        last_cas: the next CAS is one more than this: the newest one given out or received, or one
+            below the clock's.
+        cas_step: distance of the next CAS from one that was received from another node.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: each `VBucket` that has something for the flusher.
         locked_until: monotonic time when the last lock ever granted lapses, 0 before the first.
             After it nothing is locked.
         write_limit: writes that need memory are refused while `used` is above it.
-        on_dirty: called when something becomes dirty while nothing was.
+        on_dirty: called when the first vBucket becomes dirty.
         on_pressure: called when a write was refused for lack of memory.
     """
 
@@ -86,7 +87,7 @@ class MemoryAccount:
         self.set_quota(settings.quota, settings)
 
     def set_quota(self, quota: int, shares: MemorySettings) -> None:
-        """Set the quota in bytes, and the marks by their shares of it."""
+        """Set the quota in bytes, and the marks as shares of it."""
         self.quota = quota
         self.low_mark = int(quota * shares.low_mark)
         self.high_mark = int(quota * shares.high_mark)
@@ -95,7 +96,7 @@ class MemoryAccount:
             self.write_limit = self.mutation_limit
 
     def tell_time(self, now_s: float) -> None:
-        """Learn Unix time: the next CAS is not below it. Once for each turn is often enough."""
+        """Set Unix time: the next CAS is not below it. Once per turn is often enough."""
         below = cas_clock.reading(now_s) - 1
         if below > self.last_cas:
             self.last_cas = below
@@ -106,7 +107,7 @@ class MemoryAccount:
         return self.last_cas
 
     def disk_failed(self, reason: str) -> None:
-        """Refuse every write from now on: what is accepted could not be kept."""
+        """Refuse every write from now on, because it could not be stored."""
         self._disk_reason = reason or "the store refuses commits"
         self.write_limit = -1
 
@@ -130,8 +131,8 @@ class MemoryAccount:
         """Raise the refusal that fits; call it when ``used > write_limit``.
 
         Raises:
-            TemporaryFailure: the disk is full, or ejection may yet make room.
-            OutOfMemory: an item of `size` bytes could never fit, or nothing can be ejected for it.
+            TemporaryFailure: the disk is full, or eviction may still make room.
+            OutOfMemory: an item of `size` bytes could never fit, or nothing can be evicted for it.
         """
         self.check_disk()
         self.refused_memory += 1

@@ -1,11 +1,11 @@
-"""MetaMarks that meta commands leave on documents: "stale", and "somebody is fetching a new one".
+"""Marks that meta commands put on documents: "stale", and "a client is fetching a new value".
 
 They are a hint among caches that recompute a document together, not data: in memory only, not
-replicated, gone with the process, and bounded (the oldest mark goes first). Losing one costs a
-client that recomputes although another does, or one that takes a stale value for fresh.
+replicated, gone with the process, and bounded (the oldest mark goes first). If one is lost, two
+clients may recompute a document, or a client may take a stale value for fresh.
 
-A mark belongs to one version. It is kept beside the version's CAS, so a document that is written
-again, flushed, or deleted and made anew has none, and nobody has to tell the table.
+A mark belongs to one version. It is stored with the version's CAS, so a document that is written
+again, flushed, or deleted and created again has none, without any change of the table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uprmc.model import Item
 #: The document was invalidated; its value may be served but should be replaced.
 STALE = 1
 
-#: One client has been told to recompute the document; the others are told to wait.
+#: One client shall recompute the document; the others shall wait.
 WON = 2
 
 

@@ -1,21 +1,21 @@
-"""A vBucket that a foreign master fills: it imposes versions, and this node numbers them.
+"""A vBucket that a foreign master fills: it sends versions, and this node numbers them.
 
-Such a master knows CAS and revisions but neither seqnos nor histories. So its versions overwrite
-what is here without a look at conflicts, and get the next seqno of this node, in a history of this
-node. `replica` is for masters that number by themselves, `with_meta` for writers that compete.
+Such a master knows CAS and revisions but neither seqnos nor histories. Its versions overwrite
+existing ones without conflict resolution, and get the next seqno of this node, in a history of this
+node. `replica` is for masters that number their versions, `with_meta` for writers that compete.
 
-What surprises:
+Note:
 
-- **A replica may have to begin a branch.** Seqnos that are given out here, in a vBucket that is not
-  active, are safe to give out only under a name of a history that nobody else continues and of
-  which nothing was lost. A name that came from a peer is not, nor one from before a crash (what was
-  numbered but not yet on disk would be numbered again, as something else), nor one from before the
-  vBucket was active or somebody set its state. So the first version begins a branch, unless
-  `Bucket.numbered` says that this process has begun one and nothing has happened since. An active
-  vBucket has had its branch by other rules.
-- **The end of a snapshot is not known** while it is received, only that there is more to come. It
-  is written down as one beyond the newest seqno, so that memory and disk show a snapshot that is
-  not whole, and `VBucket.complete_snapshot` ends it.
+- **A replica may have to begin a branch.** This node may give out seqnos in a vBucket that is not
+active only in a history that no other node continues and of which nothing was lost. A history that
+came from a peer does not qualify, nor one from before a crash (changes that were numbered but not
+yet on disk would get the same numbers again for other changes), nor one from before the vBucket was
+active or its state was set. So the first version begins a branch, unless `Bucket.numbered` shows
+that this process has begun one and nothing has happened since. An active vBucket has begun its
+branch by other rules.
+- **The end of a snapshot is not known** while it is received, only that more will come. It is
+recorded as one beyond the newest seqno, so that memory and disk show an incomplete snapshot, and
+`VBucket.complete_snapshot` ends it.
 
 Source: TAP reference, sections 9 and 11; design, "history" (D11, D53).
 """
@@ -35,20 +35,20 @@ _NANOS = 1_000_000_000
 def overwrite(
     bucket: Bucket, vbucket: VBucket, version: Item, *, plain: bool, within_snapshot: bool
 ) -> Item | None:
-    """Take `version`, whose seqno is still to be given, whatever is here.
+    """Store `version` under the next seqno, whatever the present version is.
 
-    A tombstone is dated now whatever its sender wrote: purging asks how long it has been here.
+    A tombstone gets the present time, not the sender's, because purging depends on its age here.
 
     Args:
-        bucket: what the vBucket is part of.
-        vbucket: its state allows it; the caller has looked.
-        version: with CAS 0 it gets one of this node.
-        plain: whether CAS and revision are to be those of an ordinary change of this node.
-        within_snapshot: whether more has to come until this is a state that the master had; without
-            meaning for an active vBucket.
+        bucket: the bucket of the vBucket.
+        vbucket: its state allows this; the caller has checked.
+        version: with CAS 0 it gets a new CAS of this node.
+        plain: whether CAS and revision shall be those of an ordinary change of this node.
+        within_snapshot: whether more must follow before this is a state that the master had;
+            ignored for an active vBucket.
 
     Returns:
-        The version as it is stored; ``None`` for a plain deletion of what is not here.
+        The version as it is stored; ``None`` for a plain deletion of a key that is not here.
 
     Raises:
         InvalidArguments: the revision is too high, or the CAS too far in the future.
@@ -84,7 +84,7 @@ def overwrite(
 
 
 def begin_anew(bucket: Bucket, vbucket: VBucket) -> None:
-    """Empty a vBucket, under a history of its own; who follows it has to begin anew, too."""
+    """Empty a vBucket and give it a new history; its consumers have to start over too."""
     vbucket.reset(bucket.entropy.uuid48())
     _remember(bucket, vbucket)
 
@@ -97,7 +97,7 @@ def flush_all(bucket: Bucket) -> None:
 
 
 def outrank(vbucket: VBucket, rev: int) -> None:
-    """Have new documents outrank deletions of up to this revision, which the master has had.
+    """Make new documents outrank deletions of up to this revision at the master.
 
     Raises:
         InvalidArguments: the revision is too high.
@@ -108,7 +108,7 @@ def outrank(vbucket: VBucket, rev: int) -> None:
 
 
 def _no_matter(_durable: bool) -> None:
-    """Stand in where nobody waits: the flusher tries again by itself."""
+    """Do nothing: nothing waits, and the flusher retries on its own."""
 
 
 def _check_numbers(version: Item, now: float) -> None:
@@ -143,9 +143,9 @@ def _remember(bucket: Bucket, vbucket: VBucket) -> None:
 
 
 def _open_snapshot(vbucket: VBucket, *, within_snapshot: bool) -> None:
-    """Say that the next version is one of a snapshot with more to come, if it is one.
+    """Open a snapshot if the next version belongs to one that continues after it.
 
-    What was left open by somebody else stays open: a version more does not make it whole.
+    A snapshot that was already open stays open: one more version does not complete it.
     """
     if vbucket.receiving is not None or within_snapshot:
         vbucket.receiving = SnapshotRange(vbucket.whole_seqno, vbucket.high_seqno + 2)

@@ -1,8 +1,8 @@
-"""Tombstones go for good once they are old enough.
+"""Tombstones are dropped for good once they are old enough.
 
-A consumer that has not come by for so long begins anew: it may have missed a deletion. One active
-vBucket is looked through after the other, and only one that can have tombstones which are due; a
-replica leaves it to its active.
+A consumer that was absent for that long starts over, because it may have missed a deletion. Active
+vBuckets are compacted one after the other, and only those that can have tombstones which are due; a
+replica leaves this to its active node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uprmc.ports import Clock
 
 
 class Purger:
-    """Goes over a bucket's vBuckets whenever `begin` is called."""
+    """Purges a bucket's vBuckets whenever `begin` is called."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Purger:
         self._settings = settings
         self._left: list[int] = []
         self._waiting = False
-        #: Number -> history that was looked through, and when its oldest tombstone was made.
+        #: Number -> history that was examined, and when its oldest tombstone was created.
         self._oldest: dict[int, tuple[int, int]] = {}
 
     def begin(self) -> None:
-        """Look through all vBuckets that may have something to purge; harmless while it goes on."""
+        """Examine all vBuckets that may have something to purge; harmless while this goes on."""
         if not self._waiting:
             self._left = sorted(self._vbuckets, reverse=True)
             self._next()

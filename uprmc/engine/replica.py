@@ -1,8 +1,8 @@
-"""A vBucket that is filled by another node: versions come with their seqnos, in snapshots.
+"""A vBucket that another node fills: versions arrive with their seqnos, in snapshots.
 
-Seqnos, CAS, revisions and times are the active's; nothing is resolved and nothing renumbered. While
-a snapshot is half received the vBucket says so (`VBucket.receiving`), in memory and on disk:
-what it holds then is no state that the active ever had.
+Seqnos, CAS, revisions and times are those of the active node; no conflict is resolved and nothing
+is renumbered. While a snapshot is half received, `VBucket.receiving` records this in memory and on
+disk, because the vBucket is then in no state that the active node ever had.
 
 Source: UPR reference 3.2, 5; row D51.
 """
@@ -15,7 +15,7 @@ from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments, RangeExceeded
 from uprmc.model import FailoverEntry, Item, SnapshotRange, VBucketState
 
-#: As many more can be counted from here as can be taken.
+#: From here, as many more numbers can be counted as can be received.
 NUMBER_MAX = 2**63 - 1
 
 
@@ -24,8 +24,8 @@ def apply(vbucket: VBucket, item: Item, snapshot: SnapshotRange, purge_seqno: in
 
     Raises:
         RangeExceeded: as `apply_all`.
-        InvalidArguments: no version that a server made has such a CAS, revision or seqno; after
-            them our own counters would come to their end.
+        InvalidArguments: the CAS, revision or seqno is higher than any that a server makes; our own
+            counters would overflow after it.
     """
     _check_place(vbucket, item.seqno, item.seqno, snapshot)
     if max(item.cas, item.rev, item.seqno) > NUMBER_MAX:
@@ -39,22 +39,22 @@ def apply_all(
     """Take versions of the snapshot that was announced last.
 
     Args:
-        vbucket: a replica, or an active one that is being filled by order: what that holds is a
-            state of its own at any time, so nothing is half received there.
+        vbucket: a replica, or an active one that is filled on request: an active one is in a state
+            of its own at any time, so no snapshot is half received there.
         items: at least one, by rising seqno, with no number above `NUMBER_MAX`; the caller has
-            looked.
-        snapshot: as announced.
+            checked.
+        snapshot: the announced range.
         purge_seqno: deletions up to here may be missing from the snapshot.
 
     Raises:
-        RangeExceeded: the seqnos are not above all before, or not inside of the snapshot.
+        RangeExceeded: the seqnos are not above all earlier ones, or not inside the snapshot.
     """
     last = items[-1].seqno
     _check_place(vbucket, items[0].seqno, last, snapshot)
     receiving = vbucket.receiving
     whole, end = vbucket.high_seqno, snapshot.end
     if receiving is not None and snapshot.start <= receiving.end:
-        # The same one, announced again. It is whole where the first announcement said, or later.
+        # The same snapshot, announced again: complete at the first announced end, or later.
         whole, end = receiving.start, max(end, receiving.end)
     half = last < end and vbucket.state != VBucketState.ACTIVE
     vbucket.receiving = SnapshotRange(whole, end) if half else None
@@ -64,10 +64,10 @@ def apply_all(
 
 
 def outrank(vbucket: VBucket, rev: int) -> None:
-    """Have documents that begin here outrank another node's deletions, those it dropped included.
+    """Make new documents outrank another node's deletions, including those that it dropped.
 
     Raises:
-        InvalidArguments: no version that a server made has such a revision.
+        InvalidArguments: the revision is higher than any that a server makes.
     """
     if rev > NUMBER_MAX:
         raise InvalidArguments(f"revision {rev}")
@@ -83,15 +83,15 @@ def _check_place(vbucket: VBucket, first: int, last: int, snapshot: SnapshotRang
 
 
 def take_history(vbucket: VBucket, log: Sequence[FailoverEntry], term: int = 0) -> None:
-    """Take over the active's failover log and its term; they are on disk with the next commit.
+    """Take over the active node's failover log and term; the next commit stores them.
 
-    Who follows this vBucket is told when that is another one: they know what comes by its name.
-    An active keeps its own: it has given out seqnos under that name and goes on doing so.
+    If the history is another one its watchers are interrupted, because they know it by its name. An
+    active vBucket keeps its own log: it has given out seqnos in that history and continues to.
 
     Args:
         vbucket: a replica.
-        log: the active's.
-        term: the log's; 0 where the source knows none, then ours stays as it is.
+        log: the log of the active node.
+        term: the term of that log; 0 if the source knows none: then ours does not change.
     """
     if vbucket.state == VBucketState.ACTIVE:
         return

@@ -1,22 +1,24 @@
-"""A replica rolls back by seqno: its by-seq index is the ring, the active has what was before.
+"""A replica rolls back by seqno, using its by-seq index and the versions of the active node.
 
-The active has sent us back to a seqno: what lies above it here, it has not, or has otherwise. Every
-key whose newest version here lies above it is **lost**. Whoever streams (`upr`) asks `target` how
-far to fall, fetches the active's versions of the `lost_keys`, and hands them to `roll_back`:
+The active node has sent us back to a seqno: it lacks the changes above it here, or has others. A
+key whose newest version here is above that seqno is **lost**. The streaming code (`upr`) asks
+`target` how far to go back, fetches the active node's versions of the `lost_keys`, and passes them
+to `roll_back`:
 
-* a version at or below the seqno is what was here before it was overwritten: it comes back at its
-  own seqno;
-* one above it is of the active's own history and comes with the stream. Until the stream has
-  brought the highest of those the vBucket holds no state that the active ever had, and says so
-  (`VBucket.receiving` from 0);
-* a key that the active has not goes.
+* a version at or below the seqno was here before it was overwritten: it is restored with its own
+  seqno;
+* a version above it belongs to the active node's history and arrives with the stream. Until the
+  stream has reached the highest of those, the vBucket is in no state that the active node ever had,
+  and records this (`VBucket.receiving` from 0);
+* a key that the active node does not have is removed.
 
-In memory this happens at once, on disk in one commit: what is above goes, versions come, and the
-header tells of the new history. A crash before it shows the old state, which is sent back again.
+In memory this happens at once, on disk in one commit, which removes what is above, restores
+versions, and writes a header with the new history. After a crash before it, the old state is there
+and is sent back again.
 
-What surprises: a lost key that is only queued may have an older version on disk, from before the
-seqno. It is forgotten by its name (`VBucket.forgetting`), whatever a flush that is under way still
-writes of it.
+Note: a lost key that is only queued may have an older version on disk, from before the seqno. The
+store deletes it by its key (`VBucket.forgetting`), even if a flush that is under way writes it once
+more.
 
 Source: design, decision 10; UPR reference 3.4; row P10.
 """
@@ -37,17 +39,17 @@ from uprmc.model import FailoverLog, Item, SnapshotRange
 
 
 class Rewind(NamedTuple):
-    """What the active says.
+    """The answers of the active node.
 
     Attributes:
-        seqno: how far we fall, as `target` returned it.
-        log: its whole failover log.
+        seqno: the seqno to go back to, as `target` returned it.
+        log: its complete failover log.
         versions: its newest versions of lost keys that lie at or below `seqno`, with values;
             tombstones too.
-        later_seqno: the highest seqno among its versions of lost keys that lie above, 0 = none.
-        purge_seqno: its own, 0 when it does not tell. A lost key that it has not may be one whose
-            deletion, at or below `seqno`, it has dropped.
-        term: its log's, 0 where it knows none.
+        later_seqno: the highest seqno of its versions of lost keys that are above, 0 = none.
+        purge_seqno: its purge seqno, 0 if unknown. It may lack a lost key because it has dropped
+            the deletion, which was at or below `seqno`.
+        term: the term of its log, 0 if it knows none.
     """
 
     seqno: int
@@ -59,9 +61,9 @@ class Rewind(NamedTuple):
 
 
 def target(vbucket: VBucket, seqno: int) -> int:
-    """Return how far to fall when the active says `seqno`: to a whole state, here and there.
+    """Return the seqno to go back to when the active node says `seqno`: a complete state on both.
 
-    Of a half-received snapshot we were not sent what was overwritten before its end.
+    Inside a half-received snapshot we lack versions that were overwritten before its end.
     """
     return min(seqno, vbucket.whole_seqno)
 
@@ -70,8 +72,8 @@ def lost_keys(bucket: Bucket, vbucket: VBucket, seqno: int, limit: int) -> list[
     """Return the keys that have a version above `seqno`, live or a tombstone.
 
     Returns:
-        ``None`` when the vBucket cannot be rolled back and must start over: nothing is left at
-        that seqno, deletions below it were dropped for good, or it is more than `limit` keys.
+        ``None`` when the vBucket cannot be rolled back and must start over: nothing is left at that
+        seqno, deletions below it were dropped, or there are more than `limit` keys.
 
     Raises:
         StoreError: the store cannot be read.
@@ -90,14 +92,14 @@ def lost_keys(bucket: Bucket, vbucket: VBucket, seqno: int, limit: int) -> list[
 
 
 def roll_back(bucket: Bucket, vbucket: VBucket, rewind: Rewind, done: Waiter) -> None:
-    """Take the active's history; `done` as of `Flusher.when_durable`.
+    """Take the active node's history; `done` as of `Flusher.when_durable`.
 
-    Nothing changes when it raises. If nothing is left, or deletions above what is left were
-    dropped, here or at the active, the vBucket begins anew (`VBucket.reset`).
+    Nothing changes when it raises. If nothing is left, or deletions above what is left were dropped
+    here or at the active node, the vBucket is reset (`VBucket.reset`).
 
     Raises:
         InvalidArguments: the active's answers cannot be true: versions above the seqno, or two at
-            one seqno or of one key; or there is no whole state at that seqno here.
+            one seqno or of one key; or there is no complete state at that seqno here.
         StoreError: the store cannot be read.
     """
     _check(vbucket, rewind)
@@ -107,7 +109,7 @@ def roll_back(bucket: Bucket, vbucket: VBucket, rewind: Rewind, done: Waiter) ->
     high = _newest_in_memory(vbucket, rewind.seqno, given)
     high = _newest_tombstone(bucket, vbucket, rewind.seqno, high, forgotten | given.keys())
     purge_seqno = max(vbucket.purge_seqno, rewind.purge_seqno)
-    if high < max(1, purge_seqno):  # what is held is not the state that this seqno had
+    if high < max(1, purge_seqno):  # this is not the state at that seqno
         vbucket.reset(bucket.entropy.uuid48())
     else:
         later = rewind.later_seqno
@@ -120,7 +122,7 @@ def roll_back(bucket: Bucket, vbucket: VBucket, rewind: Rewind, done: Waiter) ->
 
 
 def _check(vbucket: VBucket, rewind: Rewind) -> None:
-    """Refuse what would leave the vBucket in a state that no active can have had."""
+    """Refuse what would leave the vBucket in a state that no active node can have had."""
     seqno, log, versions, later_seqno, *_ = rewind
     if not 0 < seqno <= vbucket.whole_seqno:
         raise InvalidArguments(f"there is no complete snapshot at {seqno} to roll back to")
@@ -141,7 +143,7 @@ def _check(vbucket: VBucket, rewind: Rewind) -> None:
 
 
 def _newest_in_memory(vbucket: VBucket, seqno: int, given: Mapping[bytes, Item]) -> int:
-    """Return the highest seqno at or below `seqno` that stays in the table or comes to it.
+    """Return the highest seqno at or below `seqno` that stays in the table or is put into it.
 
     Raises:
         InvalidArguments: a version has the seqno of another document.
@@ -161,12 +163,12 @@ def _newest_tombstone(
 ) -> int:
     """Return the highest seqno at or below `seqno` that only the disk knows, or `floor`.
 
-    That is a tombstone: the table holds none that are on disk, and everything else. Those at or
-    below the purge seqno do not count: a commit that is under way may drop them.
+    It belongs to a tombstone, because the table has everything except tombstones on disk. Those at
+    or below the purge seqno do not count: a commit that is under way may drop them.
     """
     forgetting = vbucket.forgetting
     if forgetting is None and not vbucket.queue.persisted:
-        return floor  # the store is of a former history
+        return floor  # the store has a former history
     gone: Container[bytes] = ()
     if forgetting is not None:
         seqno, gone = min(seqno, forgetting.above), forgetting.keys

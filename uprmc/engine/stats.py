@@ -1,4 +1,4 @@
-"""Counters of one bucket, by the names that memcached's users know.
+"""Counters of one bucket, with the names that memcached's users know.
 
 Plain integer attributes: the hot path adds to them once per received chunk, not per command.
 """

@@ -1,8 +1,8 @@
-"""Terms: of several nodes that say "active" about a vBucket, the one with the higher term is right.
+"""Terms: if several nodes claim a vBucket as active, the one with the higher term is right.
 
-A term counts promotions: FAILOVER, SET_VBUCKET to active where it was not active, the hand-over of
-a takeover. Nothing else raises it, neither a restart nor a crash, and nothing lowers it. It goes
-where the failover log goes: into the vBucket's header, in the same commit, and to replicas.
+A term counts promotions: FAILOVER, SET_VBUCKET to active where it was not active, and the hand-over
+of a takeover. Nothing else raises it, not even a restart or a crash, and nothing lowers it. It
+accompanies the failover log: into the vBucket's header in the same commit, and to replicas.
 
 Source: contracts of the systems to come, section 1.
 """
@@ -25,15 +25,15 @@ def promoted(term: int, known: int) -> int:
 
 
 def is_deposed(state: VBucketState, term: int, known: int) -> bool:
-    """Tell whether a vBucket is active here although somebody else was promoted since."""
+    """Tell whether a vBucket is active here although another node was promoted since."""
     return state == VBucketState.ACTIVE and known > term
 
 
 def shares_history(log: FailoverLog, uuids: Iterable[int]) -> bool:
-    """Tell whether a log holds one of these histories.
+    """Tell whether a log contains one of these histories.
 
-    Who shows a higher term without one is a stranger to this data, say of a cluster that was wiped,
-    and deposes nobody.
+    A peer that shows a higher term without one does not belong to this data, for example after its
+    cluster was wiped, and deposes no node.
     """
     ours = {entry.uuid for entry in log}
     return not ours.isdisjoint(uuids)
@@ -45,10 +45,10 @@ def encode_removed(terms: Mapping[int, int]) -> bytes:
 
 
 def decode_removed(document: bytes | None) -> dict[int, int]:
-    """Read it back, nothing where there is none; raises `StoreCorrupt`."""
+    """Read it back, empty if there is none; raises `StoreCorrupt`."""
     if document is None:
         return {}
     try:
         return {int(number): int(term) for number, term in json.loads(document).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise StoreCorrupt("what is stored of removed vBuckets' terms cannot be read") from None
+        raise StoreCorrupt("the stored terms of removed vBuckets cannot be read") from None

@@ -1,15 +1,16 @@
-"""When which documents expire: entries in slots of time, so that nobody looks at all documents.
+"""When documents expire: entries in slots of time, so that no scan of all documents is needed.
 
-An entry is a key and the number of its vBucket, and says: look at that document then. For each
-document of an active vBucket that expires there is one in a slot that is due not later than the
-document. So a document whose expiry is put off needs no other entry: when its slot is due it is
-entered again. One that was replaced, deleted or made to stay is forgotten then.
+An entry is a key and the number of its vBucket, and means: check this document at that time. Each
+document of an active vBucket that expires has an entry in a slot that is due no later than the
+document. So a document whose expiry is postponed needs no other entry: when its slot is due it is
+entered again. The entry of a document that was replaced, deleted or no longer expires is then
+dropped.
 
-A slot is the narrower the sooner it is due, a second in the end: there are some hundred slots
-whatever the times are, and an entry moves a few times in its life.
+The sooner a slot is due the narrower it is, down to one second: there are only some hundred slots,
+and an entry moves only a few times.
 
-What surprises: expiry put forth and back again leaves entries that nobody needs. `entries` tells
-their number; who keeps the timetable throws it away when there are too many, and makes it anew.
+Note: moving an expiry back and forth leaves obsolete entries. `entries` is their number; the owner
+of the timetable discards it when there are too many, and creates a new one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Timetable:
     """See the module docstring.
 
     Attributes:
-        entries: how many there are.
+        entries: number of entries.
         now: Unix time in whole seconds when the due ones were last asked for.
     """
 
@@ -34,11 +35,11 @@ class Timetable:
     def __init__(self, now: float) -> None:
         self.now = int(now)
         self.entries = 0
-        # Number and key of each entry one after the other: half of what pairs would take.
+        # Number and key of each entry one after the other: half the size of pairs.
         self._slots: dict[int, list[int | bytes]] = {}
 
     def add(self, number: int, key: bytes, expiry: int) -> None:
-        """Have the document `key` of vBucket `number` looked at by `expiry`."""
+        """Schedule the document `key` of vBucket `number` to be checked by `expiry`."""
         slot, left = expiry, expiry - self.now
         if left >= _FINE_S:
             shift = left.bit_length() - _FINE_BITS
@@ -55,12 +56,12 @@ class Timetable:
         self.now = int(now)
         for slot in sorted(slot for slot in self._slots if slot <= now):
             entries = self._slots.pop(slot, None)
-            if entries is not None:  # nobody took them all meanwhile
+            if entries is not None:  # they were not all taken in the meantime
                 self.entries -= len(entries) // 2
                 yield entries
 
     def take_all(self) -> list[list[int | bytes]]:
-        """Return all slots; there are none any more."""
+        """Return all slots and forget them."""
         slots, self._slots = self._slots, {}
         self.entries = 0
         return list(slots.values())

@@ -1,8 +1,8 @@
 """How long things took, as counts in powers of two of microseconds.
 
-The rules have no clock, so nothing is measured here: whoever does the work and has one (drivers,
-the statistics themselves) tells how long it took. Commands on documents are not timed: every one of
-them would pay for two readings of the clock.
+The rules have no clock, so nothing is measured here: code that does the work and has a clock
+(drivers, the statistics themselves) reports how long it took. Commands on documents are not timed,
+because each would pay for two readings of the clock.
 
 Source: UPR reference 6.1, group ``timings``.
 """

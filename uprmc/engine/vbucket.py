@@ -1,15 +1,15 @@
-"""One vBucket: the order in which it accepts changes, and which it refuses.
+"""One vBucket: the order in which it accepts changes, and which changes it refuses.
 
 Job: decide whether a change is accepted (CAS, locks, memory), give an accepted one the next seqno,
-put it into the table and the write queue. A refused change leaves no trace, not even in the seqno
-(D17). Nothing here waits: a value that is only on disk raises `NotResident` before anything
-changed, and the caller runs the command again once it has been fetched.
+and put it into the table and the write queue. A refused change leaves no trace, not even in the
+seqno (D17). Nothing here waits: if a value is only on disk, `NotResident` is raised before anything
+changes, and the caller runs the command again once the value has been fetched.
 
-Neighbours: `contents` and `history` are what it stands on; `bucket` picks the vBucket; `flusher`
-persists the queue and then calls `persisted`; `pager` ejects values; `warmup` fills the table.
+Neighbours: `hash_table` and `history` are its base classes; `bucket` picks the vBucket; `flusher`
+persists the queue and then calls `persisted`; `evictor` evicts values; `warmup` fills the table.
 
-What surprises: touch is a change like any other (it takes a seqno, so that replicas learn of it)
-but keeps the CAS, as memcached does.
+Note: touch is a change like any other (it takes a seqno, so that replicas learn of it) but keeps
+the CAS, as in memcached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Interruption", "StoreMode", "VBucket", "Watcher"]
 
 
 class StoreMode(IntEnum):
-    """What `VBucket.store` demands of the document that is there."""
+    """What `VBucket.store` demands of the existing document."""
 
     SET = 0
     ADD = 1
@@ -92,12 +92,12 @@ class VBucket(History):
     ) -> Item:
         """Set, add or replace a document and return its new version.
 
-        With a `cas` all three are the same compare-and-store, as in memcached.
+        With a `cas` all three are the same compare-and-swap, as in memcached.
 
         Raises:
-            KeyExists: the CAS differs, or add found a document.
-            KeyNotFound: replace or a CAS found none.
-            Locked: somebody else's lock.
+            KeyExists: the CAS differs, or add finds a document.
+            KeyNotFound: replace or a CAS finds none.
+            Locked: another client's lock.
             TemporaryFailure, OutOfMemory: see `MemoryAccount.refuse_write`.
         """
         account = self._account
@@ -151,7 +151,7 @@ class VBucket(History):
         """Append or prepend to the value; flags and expiry stay.
 
         Raises:
-            NotStored: nothing there, or the whole would exceed `limit_bytes`.
+            NotStored: there is no document, or the result would exceed `limit_bytes`.
             KeyExists, Locked, NotResident, TemporaryFailure, OutOfMemory.
         """
         old = self.get(key)
@@ -183,8 +183,8 @@ class VBucket(History):
             key: the counter.
             delta: what to add.
             cas: must match when it is not 0 and the counter exists.
-            initial: value and `expiry` of a counter that has to be made; ``None`` = do not make it.
-            expiry: see `initial`.
+            initial: value of a new counter; ``None`` = do not create one.
+            expiry: expiry of a new counter.
             padded: whether the text keeps at least its length, as memcached's does; Couchbase's
                 takes the length of the number.
 
@@ -224,10 +224,10 @@ class VBucket(History):
         now = self._monotonic()
         for other, (_, until) in list(self.locks.items()):
             if until > now:
-                break  # nearly in order of lapsing, so what is behind lapses later or soon after
+                break  # nearly in order of expiry, so later entries expire later or soon after
             del self.locks[other]
         cas = self._next_cas()
-        self.change_header()  # no version has this CAS, and it must not come again
+        self.change_header()  # no version has this CAS, and it must not be given out again
         until = now + seconds
         self.locks[key] = (cas, until)
         self._account.locked_until = max(self._account.locked_until, until)
@@ -238,7 +238,7 @@ class VBucket(History):
 
         Raises:
             KeyNotFound: no such document.
-            NotLocked: it is not locked, or by another CAS.
+            NotLocked: it is not locked, or with another CAS.
         """
         if self.find(key) is None:
             raise KeyNotFound(key)
@@ -248,13 +248,13 @@ class VBucket(History):
         del self.locks[key]
 
     def expire(self, item: Item) -> Item:
-        """Turn an item whose time has come into a tombstone, so that every replica learns of it."""
+        """Turn an expired item into a tombstone, so that every replica learns of it."""
         self.locks.pop(item.key, None)
         self.expired += 1
         return self._bury(item, Life.EXPIRED)
 
     def check_change(self, key: bytes, cas: int, mode: int) -> None:
-        """Raise what `store` would raise for its `cas`, its `mode`, or somebody else's lock."""
+        """Raise what `store` would raise for its `cas`, its `mode`, or another client's lock."""
         self._check_store(key, self.table.get(key), cas, mode)
 
     # --- rules ----------------------------------------------------------------------------------
@@ -269,9 +269,10 @@ class VBucket(History):
         datatype: int,
         cas: int = 0,
     ) -> Item:
-        """Take a change: next seqno, next CAS, table, queue. Everything was checked before.
+        """Accept a change: next seqno, next CAS, table, queue. Everything was checked before.
 
-        It opens the document's lock: only the lock's holder gets here, or a lock that has lapsed.
+        It opens the document's lock: only the holder of the lock gets here, or the lock has
+        expired.
         """
         account = self._account
         seqno = self.high_seqno = self.high_seqno + 1
@@ -341,14 +342,14 @@ class VBucket(History):
             self._check_lock(key, 0)
 
     def _check_cas(self, key: bytes, old: Item, cas: int) -> None:
-        """Let a change pass whose CAS is 0, the item's, or opens the item's lock."""
+        """Accept a change whose CAS is 0 or the item's, or opens the item's lock."""
         if self.locks and self._check_lock(key, cas):
             return
         if cas and cas != old.cas:
             raise KeyExists(key)
 
     def _check_lock(self, key: bytes, cas: int) -> bool:
-        """Raise `Locked` for a foreign lock; say whether `cas` opens the one that is there."""
+        """Raise `Locked` for another client's lock; return whether `cas` opens the present one."""
         lock = self._live_lock(key)
         if lock is None:
             return False

@@ -1,8 +1,9 @@
 """Whether readings of the store may begin.
 
-A store grows only while nobody reads it. Whoever grows it shuts the gate, has everybody let go, and
-opens it again when the store has grown: without it those who were sent away would be back before
-the last reading that a worker has under way is over, and the store might never grow.
+A store can grow only while it is not being read. The code that grows it shuts the gate, asks all
+readers to close their views, and opens the gate again when the store has grown. Without the gate
+those readers would be back before the last reading in a worker thread is over, and the store might
+never grow.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class ViewGate:
         self.is_shut = True
 
     def open(self) -> None:
-        """Let readings begin, and tell those who wait."""
+        """Let readings begin, and call those who wait."""
         self.is_shut = False
         waiting, self._waiting = self._waiting, {}
         for opened in waiting:
             opened()
 
     def when_open(self, opened: Callable[[], object]) -> None:
-        """Call `opened` once when the gate, which is shut, opens; once however often it is said."""
+        """Call `opened` once when the shut gate opens, even if it is passed several times."""
         self._waiting[opened] = None

@@ -1,4 +1,4 @@
-"""Going over all items a slice at a time, so that nobody waits for a long walk."""
+"""Walking over all items a slice at a time, so that other work need not wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uprmc.model import Item
 def slices(
     vbuckets: Iterable[VBucket], slice_items: int
 ) -> Iterator[list[tuple[VBucket, list[Item]]]]:
-    """Yield groups of about `slice_items` items; each vBucket's are those it holds when reached.
+    """Yield groups of about `slice_items` items, of each vBucket those that it has when reached.
 
     Between two slices anything may change: check an item against the table before acting on it.
     """

@@ -1,11 +1,11 @@
 """Warm-up: from what is on disk to a node that answers.
 
 The order is that of the states below: vBucket headers, then every key with its metadata, then
-values until the memory low mark. The keys come first because they decide hits, misses and CAS; a
-value that did not fit is fetched when it is asked for. What certainly fits is read in one go, keys
-and values together. Clients are let in when all of it is done.
+values until the memory low mark. Keys are first because they decide hits, misses and CAS; a value
+that did not fit is fetched when it is needed. If everything is sure to fit, keys and values are
+read together. Clients are admitted when all of this is done.
 
-The work comes as a generator so that whoever drives it can let others run between steps.
+The work is a generator, so that its driver can let others run between steps.
 
 Source: `reference/systems.md` (f), warm-up states; row D11 for the clean mark.
 """
@@ -25,18 +25,18 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
 from uprmc.storage.interface import Batch, StoreView
 
-#: Local document that is there exactly while a data directory was left in order.
+#: Local document that exists exactly while a data directory was left in order.
 CLEAN_MARK = b"uprmc/clean"
 
-#: Local document that is there once the first vBuckets are: from then on a node without any has had
-#: them removed, and makes none by itself.
+#: Local document that exists once the first vBuckets were created: from then on a node without any
+#: has had them removed, and creates none on its own.
 POPULATED_MARK = b"uprmc/populated"
 
 _STEP_ITEMS = 1_000
 
 
 class WarmupState(Enum):
-    """Where warm-up stands; the texts are what ``stats warmup`` shows."""
+    """The progress of warm-up; the texts are those of ``stats warmup``."""
 
     INITIALIZE = "initialize"
     CREATE_VBUCKETS = "creating vbuckets"
@@ -46,11 +46,11 @@ class WarmupState(Enum):
 
 
 class Origin(NamedTuple):
-    """What a vBucket was when the node began; changes since then are counted from here.
+    """A vBucket as it was when the node started; changes since then are counted from here.
 
     Attributes:
         state: its state.
-        uuid: the history it was in.
+        uuid: its history.
         high_seqno: its newest change.
         item_count: its documents; 0 until they are loaded.
     """
@@ -65,12 +65,12 @@ class Warmup:
     """One warm-up of one bucket.
 
     Attributes:
-        state: where it stands.
+        state: the present state of warm-up.
         records: number of records in the store, tombstones included.
         keys: how many of them have been read for their keys.
-        values: how many values have been brought in.
+        values: how many values have been loaded.
         was_clean: whether the data directory had been left in order (or is new).
-        origins: number -> what each vBucket was at the start, those of a new directory included.
+        origins: number -> each vBucket at the start, including those of a new directory.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -85,13 +85,13 @@ class Warmup:
 
     @property
     def share(self) -> float:
-        """How much of the keys is loaded, 0 to 1."""
+        """The share of the keys that is loaded, 0 to 1."""
         if self.state is WarmupState.DONE:
             return 1.0
         return self.keys / self.records if self.records else 0.0
 
     def steps(self) -> Iterator[None]:
-        """Do it, yielding between steps of about a millisecond.
+        """Do the warm-up, yielding between steps of about a millisecond.
 
         Raises:
             StoreError: the store cannot be read or written; the node cannot start.
@@ -159,23 +159,23 @@ class Warmup:
                 vbucket.change_header()
 
     def _remember_documents(self) -> None:
-        """Add what was loaded; the states stay those of the start, whatever was commanded since."""
+        """Add what was loaded; the states remain those of the start, despite later commands."""
         for number, vbucket in self._bucket.vbuckets.items():
             origin = self.origins.get(number)
             if origin is not None:
                 self.origins[number] = origin._replace(item_count=vbucket.item_count)
 
     def _all_fits(self) -> bool:
-        """Tell whether keys and values fit below the low mark for certain.
+        """Tell whether keys and values are sure to fit below the low mark.
 
-        Keys and metadata are in the file twice, so what the file uses is more than they will.
+        Keys and metadata are in the file twice, so the file uses more than they will need.
         """
         usage = self._bucket.store.usage()
         stored = usage.used_bytes
         return stored + self.records * ITEM_OVERHEAD_BYTES <= self._bucket.account.low_mark
 
     def _load_all(self, view: StoreView) -> Iterator[None]:
-        """Bring in keys and values together: one reading instead of two."""
+        """Load keys and values together: one reading instead of two."""
         for number, vbucket in self._bucket.vbuckets.items():
             changes = view.changes_after(number, 0)
             while items := list(islice(changes, _STEP_ITEMS)):
@@ -191,7 +191,7 @@ class Warmup:
                 yield
 
     def _install(self, vbucket: VBucket, items: list[Item]) -> int:
-        """Put the live ones into the table; return how many those are."""
+        """Put live items into the table; return their number."""
         max_cas = max([item.cas for item in items])
         if max_cas > vbucket.max_cas:
             vbucket.know_cas(max_cas)

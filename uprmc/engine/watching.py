@@ -1,7 +1,7 @@
-"""Who follows a vBucket, and what they are told.
+"""Watchers of a vBucket, and the calls that they get.
 
-Streams, compaction and commands that wait put themselves on `watchers`, to learn that the vBucket
-as it was is over, and on `waiting`, to learn once of the next change.
+Streams, compaction and waiting commands add themselves to `watchers`, to learn that the vBucket in
+its present form has ended, and to `waiting`, to learn once of the next change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Interruption(Enum):
-    """Why whoever follows a vBucket cannot go on."""
+    """Why a watcher of a vBucket cannot continue."""
 
     STATE_CHANGED = "state changed"
     RESET = "reset"
@@ -19,10 +19,10 @@ class Interruption(Enum):
 
 
 class Watcher(Protocol):
-    """Somebody who follows a vBucket: a stream."""
+    """Something that watches a vBucket, such as a stream."""
 
     def changed(self) -> None:
-        """Learn of the first change since it was put on `VBucket.waiting`; must be cheap."""
+        """Take note of the first change since it was added to `VBucket.waiting`; must be cheap."""
 
     def interrupted(self, why: Interruption) -> None:
-        """Learn that this vBucket, as it was, is over; it is no longer watched after this."""
+        """Take note that the vBucket in its present form has ended; it is no longer watched."""

@@ -1,17 +1,17 @@
-"""Versions that were made elsewhere and come with their own revision, CAS and expiry.
+"""Versions that were created elsewhere and have their own revision, CAS and expiry.
 
-Job: decide whether such a version is accepted, by what its sender demands and by conflict
-resolution against the version that is here, and then let the vBucket adopt it.
+Job: decide whether such a version is accepted, by the sender's demands and by conflict resolution
+against the present version, and then let the vBucket adopt it.
 
-What surprises: the version that is here may be a tombstone which is only on disk. It is looked for
-only if it could matter. `VBucket.max_deleted_rev` is at least the revision of every tombstone that
-the vBucket ever made or adopted, and it is stored in the same commits as they are. So an incoming
-version of a higher revision outranks whatever tombstone there may be: no look at the disk can
-change the outcome. Otherwise the look is taken without blocking: `NotResident` is raised before
-anything changed, and the command is run again with the answer at hand (`Fetcher.tombstone`).
+Note: the present version may be a tombstone which is only on disk. It is read only if it could
+matter. `VBucket.max_deleted_rev` is at least the revision of every tombstone that the vBucket ever
+created or adopted, and is stored in the same commits as they are. So an incoming version with a
+higher revision outranks every tombstone, and reading the disk cannot change the outcome. Otherwise
+the disk is read without blocking: `NotResident` is raised before anything changes, and the command
+is run again when the answer is available (`Fetcher.tombstone`).
 
-An expired document that nobody has touched counts as it is: made into a tombstone first it would
-get a revision more, and refuse a newer version that its other copies accept.
+A document whose expiry has not been noticed counts as it is. If it were made a tombstone first, its
+revision would rise by one, and it would refuse a newer version that its other copies accept.
 
 Source: UPR reference, section 6; systems reference b.3.
 """
@@ -28,12 +28,13 @@ from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import InvalidArguments, KeyExists
 from uprmc.model import CAS_LOCKED, Item, Life
 
-#: Highest revision taken from a peer; as many more changes can be counted here before 64 bits end.
+#: Highest revision accepted from a peer; as many more changes can be counted here before 64 bits
+#: overflow.
 REV_MAX = 2**63 - 1
 
-#: How far a peer's CAS may be ahead of nanoseconds of Unix time, which is what the servers of today
-#: count in. Ours must stay above every one we take, so a peer whose clock is mad would take us, and
-#: everybody we replicate to, along to the end of the 64 bits.
+#: How far a peer's CAS may be ahead of Unix time in nanoseconds, which is what present servers use.
+#: Our CAS must stay above every one that we accept, so a peer with a wrong clock would take us, and
+#: everything that we replicate to, along to the end of the 64 bits.
 CAS_AHEAD_MAX_S = 24 * 3600
 
 _NANOS = 1_000_000_000
@@ -41,10 +42,10 @@ _NANOS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the sender demands of the version that is here.
+    """What the sender demands of the present version.
 
     Attributes:
-        cas: 0 or the CAS it must have. The CAS of a tombstone will do too: that is how a sender
+        cas: 0, or the CAS it must have. It may be the CAS of a tombstone: this is how a sender
             makes sure that nothing has changed since it asked for the metadata.
         add: whether there must be no document.
         skip_conflicts: whether the incoming version wins in any case.
@@ -58,13 +59,13 @@ class Demand:
 
 
 def accept_version(bucket: Bucket, vbucket: VBucket, version: Item, demand: Demand) -> Item:
-    """Take `version`, whose seqno is still to be given, and return it as it is stored.
+    """Store `version` under the next seqno, and return it as it is stored.
 
-    A tombstone is dated now whatever its sender wrote: purging asks how long it has been here.
+    A tombstone gets the present time, not the sender's, because purging depends on its age here.
 
     Raises:
-        KeyExists: the version lost, or its CAS is none; a document has another CAS than demanded,
-            or is there though none should be.
+        KeyExists: the version lost, or its CAS is invalid; a document has another CAS than
+            demanded, or exists although none should.
         KeyNotFound: a CAS is demanded and there is no document.
         InvalidArguments: the revision is too high, or the CAS too far in the future.
         Locked, NotResident, TemporaryFailure, OutOfMemory.
@@ -99,7 +100,7 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: Item, demand: Dema
 
 def _check_numbers(version: Item, now: float) -> None:
     if version.cas in (0, CAS_LOCKED):
-        raise KeyExists(version.key)  # no version has it; servers of today answer the same
+        raise KeyExists(version.key)  # no version has it; present servers answer the same
     if version.cas > int(now + CAS_AHEAD_MAX_S) * _NANOS:
         raise InvalidArguments(f"the CAS {version.cas} is far in the future")
     if version.rev > REV_MAX:
@@ -107,7 +108,7 @@ def _check_numbers(version: Item, now: float) -> None:
 
 
 def check_room(account: MemoryAccount, version: Item, present: Item | None) -> None:
-    """Refuse what cannot be kept; a deletion takes memory only if its key is not in the table.
+    """Refuse what cannot be stored; a deletion needs memory only if its key is not in the table.
 
     Raises:
         TemporaryFailure, OutOfMemory: see `MemoryAccount.refuse_write`.

@@ -1,18 +1,18 @@
 """The write queue of one vBucket: unpersisted changes by seqno, with views that cost nothing.
 
-Job: hold every change from the moment it is accepted until it is on disk, in seqno order, while any
-number of readers (the flusher, streams) each see the queue as it was when they opened their view.
+Job: keep every change from its acceptance until it is on disk, in seqno order, while any number of
+readers (the flusher, streams) each see the queue as it was when they opened their view.
 
-Neighbours: `vbucket` puts, `flusher` drains, `change_source` will read it together with a store
-view taken in the same turn.
+Neighbours: `vbucket` puts, `flusher` drains, `change_source` reads it together with a store view
+taken in the same turn.
 
-What surprises: opening a view copies nothing. A view is two numbers, the high seqno and its own
-running number. An entry that was **retired** (superseded by a newer version of its key, or
-persisted) while views are open stays, stamped with the number of the next view: views opened before
-see it, later ones do not. Each retired entry hangs on the newest view that needs it; when that view
-closes, the entry moves to the next older view or goes at once. So nothing outlives the last view
-that can need it, and a key that is overwritten a million times while one slow view is open costs
-one extra entry, not a million.
+Note: opening a view copies nothing. A view is two numbers, the high seqno and its own running
+number. An entry that was **retired** (superseded by a newer version of its key, or persisted) while
+views are open stays, stamped with the number of the next view: views opened before see it, later
+ones do not. Each retired entry belongs to the newest view that needs it; when that view closes, the
+entry moves to the next older view or is freed at once. So nothing outlives the last view that can
+need it, and a key that is overwritten a million times while one slow view is open costs one extra
+entry, not a million.
 
 Entries live in short segments, ``SortedDict[seqno >> SEGMENT_BITS -> dict[seqno -> item]]``: order
 is kept between segments by the sorted dict and within one by insertion, since seqnos only rise.
@@ -33,7 +33,7 @@ SEGMENT_BITS = 6
 
 
 class QueueView:
-    """The queue as it was at one moment. Close it; holding it keeps superseded entries alive."""
+    """The queue as it was at one moment. Close it: an open view keeps superseded entries alive."""
 
     __slots__ = ("_held", "_passed", "_queue", "high_seqno", "number")
 
@@ -47,7 +47,7 @@ class QueueView:
     def items(self, after: int = 0) -> Iterator[Item]:
         """Yield the entries with ``after < seqno <= high_seqno`` by rising seqno.
 
-        Writes, flushes and other views may come and go while this is being read.
+        Writes, flushes and other views may happen while this is being read.
         """
         while batch := self.take(1 << SEGMENT_BITS, after):
             yield from batch
@@ -56,22 +56,22 @@ class QueueView:
     def take(self, limit: int, after: int = 0) -> list[Item]:
         """Return the first entries after seqno `after`, at least one if any is left.
 
-        Whole segments are taken until `limit` is reached, so the list may be a segment longer.
+        Complete segments are taken until `limit` is reached, so the list may be a segment longer.
         """
         assert self.number in self._queue._views, "the view is closed"
         return self._queue._read(self, after, limit)
 
     def pass_by(self, seqno: int) -> None:
-        """Say that nothing up to `seqno` will be read any more: what retires of it goes at once."""
+        """Read nothing up to `seqno` again: entries of it that retire are freed at once."""
         self._passed = seqno
 
     def close(self) -> None:
-        """Let go; entries that only this view needed are freed now. Closing twice is harmless."""
+        """Close the view and free the entries that only it needed. Closing twice is harmless."""
         self._queue._close(self)
 
 
 class WriteQueue:
-    """Unpersisted changes of one vBucket. All methods cost O(1) or O(log n) unless they say else.
+    """Unpersisted changes of one vBucket. Methods cost O(1) or O(log n) unless stated otherwise.
 
     Attributes:
         live: number of entries that a view opened now would show.
@@ -103,7 +103,7 @@ class WriteQueue:
         self.persisted = high_seqno
 
     def restarted(self) -> WriteQueue:
-        """Return an empty queue before seqno 1: this very one if nobody reads what is in it."""
+        """Return an empty queue before seqno 1: this one if no view is open."""
         if self._segments or self._views:
             return WriteQueue()
         self.high_seqno = self.persisted = 0
@@ -111,7 +111,7 @@ class WriteQueue:
         return self
 
     def put(self, item: Item, replaced_seqno: int) -> None:
-        """Append a change; its seqno must be above all before.
+        """Append a change; its seqno must be above all earlier ones.
 
         Args:
             item: the new version.
@@ -148,7 +148,7 @@ class WriteQueue:
     def since(self, seqno: int) -> list[Item]:
         """Return the entries above `seqno` that a view opened now would show, in order.
 
-        For a reader that is done with them before anything else can happen; it costs no view.
+        For a reader that uses them before anything else can happen; it needs no view.
         O(entries returned).
         """
         found: list[Item] = []
@@ -319,4 +319,4 @@ class WriteQueue:
                 self._remove(seqno)
         view._held = []
         if not self._dead:
-            self._dead = {}  # an emptied dict keeps its room
+            self._dead = {}  # an emptied dict keeps its memory

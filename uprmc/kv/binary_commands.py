@@ -1,8 +1,8 @@
 """The client commands of the binary protocol, one small function each; `command_table` has all.
 
-A command gets its session and its request, whose shape is in order. It either answers through the
-session or raises what the engine raises; the session turns that into the protocol's own error.
-Quiet forms are the same functions: `succeed` and `miss` know when to say nothing.
+A command gets its session and its request, whose layout has been checked. It either answers through
+the session or raises an error of the engine, which the session turns into an error of the protocol.
+Quiet forms are the same functions: `BinarySession.succeed` and `miss` know when to send nothing.
 
 Source: memcached reference 2.3 to 2.9; UPR reference 2.13 and 6.
 """
@@ -82,7 +82,7 @@ _STATS_DETAIL: dict[str, StatGroup] = {
     "detail dump": [("detailed", "END\r\n")],
 }
 
-#: What HELLO grants when it is asked for.
+#: Features that HELLO grants.
 _GRANTED = frozenset(
     {
         Feature.TCP_NODELAY,
@@ -152,7 +152,7 @@ def touch(session: BinaryConversation, request: Request) -> None:
 
 
 def get_and_lock(session: BinaryConversation, request: Request) -> None:
-    """Lock a document and answer it with the CAS that opens the lock."""
+    """Lock a document and return it with the CAS that opens the lock."""
     settings = session.bucket.settings.engine
     seconds = GET_LOCK_EXTRAS.unpack(request.extras)[0] if request.extras else 0
     if not 0 < seconds <= settings.lock_max_s:
@@ -175,7 +175,7 @@ def unlock(session: BinaryConversation, request: Request) -> None:
         vbucket.unlock(request.key, request.cas)
     except NotLocked:
         if session.with_lock_errors and request.key in vbucket.locks:
-            raise Locked(request.key) from None  # by somebody else, who still holds it
+            raise Locked(request.key) from None  # by another client, whose lock has not expired
         raise
     session.reply(request, value=b"UNLOCKED")
 
@@ -241,7 +241,7 @@ def extend(session: BinaryConversation, request: Request) -> None:
 
 
 def arithmetic(session: BinaryConversation, request: Request) -> None:
-    """Carry out increment and decrement; creates a missing counter unless told not to."""
+    """Carry out increment and decrement; creates a missing counter unless that is forbidden."""
     delta, initial, exptime = ARITHMETIC_EXTRAS.unpack(request.extras)
     up = QUIET.get(request.opcode, request.opcode) == Opcode.INCREMENT
     vbucket = session.locate(request)
@@ -273,7 +273,7 @@ def _count_arithmetic(stats: Stats, up: bool, hit: bool) -> None:
 
 
 def delete(session: BinaryConversation, request: Request) -> None:
-    """Delete a document. memcached's reply has no CAS; today's servers' has, after HELLO."""
+    """Delete a document. memcached's reply has no CAS; that of present servers has, after HELLO."""
     vbucket = session.locate(request)
     try:
         tombstone = vbucket.delete(request.key, request.cas)
@@ -285,7 +285,7 @@ def delete(session: BinaryConversation, request: Request) -> None:
 
 
 def flush(session: BinaryConversation, request: Request) -> None:
-    """Forget everything, now or later. The answer to "now" says that it is on disk."""
+    """Delete everything, now or later. The answer to "now" means that it is on disk."""
     exptime = FLUSH_EXTRAS.unpack(request.extras)[0] if request.extras else 0
     bucket = session.bucket
     session.stats.cmd_flush += 1
@@ -307,10 +307,11 @@ def flush(session: BinaryConversation, request: Request) -> None:
 def refuse_too_large(session: BinaryConversation, request: Request) -> None:
     """Answer a store whose item exceeds the limit; a *set* also removes what was there.
 
-    memcached does so: the client wanted that value gone. Append and replace remove nothing.
+    memcached does this, because the client wanted to replace that value. Append and replace remove
+    nothing.
     """
     if QUIET.get(request.opcode, request.opcode) == Opcode.SET:
-        with suppress(CommandError):  # nothing there, or not now: the answer is the same
+        with suppress(CommandError):  # no such document, or not now: the answer is the same
             session.locate(request).delete(request.key)
     session.reply(request, Status.TOO_LARGE)
 
@@ -326,10 +327,10 @@ def count_cas_failure(stats: Stats, cas: int, error: CommandError) -> None:
 
 
 def observe(session: BinaryConversation, request: Request) -> None:
-    """Tell for each key whether its present version is on disk.
+    """Answer for each key whether its present version is on disk.
 
-    The reply's CAS is an estimate in milliseconds of when everything will be persisted (its high
-    half) and replicated (its low half: nobody knows).
+    The CAS of the reply estimates the milliseconds until everything is persisted (high half) and
+    replicated (low half: 0, not known).
     """
     asked = decode_observe_request(request.value, session.services.settings.max_listed_keys)
     found = [_observed(session, each) for each in asked]
@@ -341,16 +342,16 @@ def observe(session: BinaryConversation, request: Request) -> None:
 
 
 def _observable(session: BinaryConversation, number: int) -> VBucket:
-    """Return a vBucket that may be observed: a replica too, clients wait for theirs.
+    """Return a vBucket that may be observed; also a replica, because clients wait for replicas.
 
     Raises:
-        TemporaryFailure: clients are shut out.
+        TemporaryFailure: clients are not admitted.
         NotMyVBucket: absent or dead.
     """
     bucket = session.bucket
     vbucket = bucket.vbuckets.get(number)
     if vbucket is None or vbucket.state == VBucketState.DEAD or not bucket.traffic:
-        return bucket.locate(number)  # says why not
+        return bucket.locate(number)  # raises the reason
     return vbucket
 
 
@@ -372,7 +373,7 @@ def _observed(session: BinaryConversation, asked: ObservedKey) -> KeyObservation
 
 
 def observe_seqno(session: BinaryConversation, request: Request) -> None:
-    """Tell how far a vBucket is persisted, and whether the client's history is still the one."""
+    """Answer how far a vBucket is persisted, and whether the client's history is the newest."""
     if len(request.value) != OBSERVE_SEQNO_REQUEST.size:
         raise RemoteProtocolError("the value of observe-seqno is one vb_uuid")
     (uuid,) = OBSERVE_SEQNO_REQUEST.unpack(request.value)
@@ -396,7 +397,7 @@ def observe_seqno(session: BinaryConversation, request: Request) -> None:
 
 
 def noop(session: BinaryConversation, request: Request) -> None:
-    """Answer that everything before has been answered."""
+    """Confirm that everything before has been answered."""
     session.reply(request)
 
 
@@ -406,7 +407,7 @@ def version(session: BinaryConversation, request: Request) -> None:
 
 
 def quit_(session: BinaryConversation, request: Request) -> None:
-    """Hang up; quitq without a word."""
+    """Close the connection; quitq sends no reply."""
     session.succeed(request)
     session.close()
 
@@ -431,7 +432,7 @@ def hello(session: BinaryConversation, request: Request) -> None:
 
 
 def no_login(session: BinaryConversation, request: Request) -> None:
-    """Refuse SASL as a memcached without it does; clients go on without a login."""
+    """Refuse SASL like a memcached without it; clients continue without a login."""
     session.reply(request, Status.UNKNOWN_COMMAND)
 
 

@@ -1,7 +1,7 @@
 """A client's conversation in the binary protocol, as its commands see it.
 
-A command gets this and a `Request`. It answers here, or raises what the engine raises. How frames
-are found is the business of `binary_session`.
+A command gets this and a `Request`. It answers here, or raises what the engine raises.
+`binary_session` finds the frames.
 
 Source: memcached reference, section 2.
 """
@@ -21,7 +21,7 @@ from uprmc.protocol.opcodes import MAGIC_RESPONSE, QUIET, STATUS_TEXT, Status
 
 
 class Request(NamedTuple):
-    """One request's fields; `number` is the vBucket, whoever decided it."""
+    """The fields of one request; `number` is the vBucket, from the key or from the header."""
 
     opcode: int
     number: int
@@ -37,12 +37,13 @@ class BinaryConversation(Conversation):
     """See the module docstring.
 
     Attributes:
-        by_key: whether the vBucket follows from the key (the field is ignored) or from the field.
-        datatypes: datatype bits the peer understands; others are hidden from it.
-        greeted: whether the peer has said HELLO: peers of 2014 hardly did.
-        with_seqnos: replies to changes carry (vb_uuid, seqno), after HELLO.
-        with_lock_errors: locked keys get their own status instead of temporary failure.
-        with_terms: failover logs and seqnos come with terms, after HELLO.
+        by_key: whether the vBucket is computed from the key (the header field is ignored) or taken
+            from the header.
+        datatypes: datatype bits that the peer understands; others are not sent to it.
+        greeted: whether the peer has sent HELLO, which peers of 2014 rarely did.
+        with_seqnos: whether replies to changes carry (vb_uuid, seqno), after HELLO.
+        with_lock_errors: whether locked keys get their own status instead of temporary failure.
+        with_terms: whether failover logs and seqnos include terms, after HELLO.
     """
 
     __slots__ = (
@@ -72,9 +73,9 @@ class BinaryConversation(Conversation):
         raise NotImplementedError  # abstract
 
     def number_of(self, number: int, key: bytes) -> int:
-        """Return the vBucket a request is for: the key's on one listener, the field on the other.
+        """Return the vBucket of a request: from the key on one listener, the field on the other.
 
-        A request without a key keeps its field.
+        A request without a key uses the field.
         """
         return self.bucket.vbucket_of(key) if self.by_key and key else number
 
@@ -93,7 +94,7 @@ class BinaryConversation(Conversation):
         cas: int = 0,
         datatype: int = 0,
     ) -> None:
-        """Answer; an error without a value gets its text."""
+        """Answer; an error without a value gets the text of its status."""
         if status and not value:
             value = STATUS_TEXT[status]
         header = pack_response(
@@ -125,7 +126,7 @@ class BinaryConversation(Conversation):
         value: bytes = b"",
         with_cas: bool = True,
     ) -> None:
-        """Answer an accepted change with its CAS, and its place in the order if that was asked."""
+        """Answer an accepted change with its CAS, and with its seqno if the peer asked for that."""
         extras = b""
         if self.with_seqnos:
             extras = MUTATION_SEQNO_EXTRAS.pack(vbucket.failover_log[0].uuid, item.seqno)
@@ -164,15 +165,15 @@ class BinaryConversation(Conversation):
         return self.bucket.clock.now()
 
     def suspend(self) -> Callable[[], None]:
-        """Let the commands behind this one wait; returns what ends that."""
+        """Make the commands behind this one wait; returns a function that ends the wait."""
         return self._suspend()
 
     def wait(self, pending: Pending) -> None:
-        """Let the commands behind this one wait until `pending` calls `resume`."""
+        """Make the commands behind this one wait until `pending` calls `resume`."""
         self._wait(pending)
 
     def send_from(self, source: Iterator[bytes]) -> None:
-        """Let the reply to the present command be made while it is being sent."""
+        """Create the reply to the present command while it is being sent."""
         self._send_from(source)
 
     def resume(self) -> None:
@@ -180,12 +181,12 @@ class BinaryConversation(Conversation):
         self._resume()
 
     def close(self) -> None:
-        """Hang up after what has been answered."""
+        """Close the connection after the replies so far."""
         self._close()
 
     @property
     def services(self) -> Services:
-        """What all conversations share."""
+        """The services that all conversations share."""
         return self._services
 
 

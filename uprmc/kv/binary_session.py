@@ -1,14 +1,14 @@
 """A client's conversation in the binary protocol: frames in, replies out.
 
-Job: find the frames in what has arrived, carry out each command, collect the replies. Get and set,
-which are nearly all of the traffic, are done right in the loop from the header's fields; everything
-else goes through `command_table.HANDLERS`, after its shape was checked.
+Job: find the frames in the input, carry out each command, collect the replies. Get and set, which
+are nearly all of the traffic, are done directly in the loop from the header's fields; everything
+else goes through `command_table.HANDLERS`, after its layout was checked.
 
 Neighbours: `conversation` holds buffers and backpressure, `binary_conversation` what commands use,
 `binary_commands` the commands.
 
-What surprises: nothing is ever answered twice. A command whose value is only on disk raises before
-it changed anything; its frame stays in the input and is carried out again once the value is there.
+Note: no command is answered twice. A command whose value is only on disk raises before it changes
+anything; its frame stays in the input and is carried out again once the value has been read.
 
 Source: memcached reference, section 2.
 """
@@ -70,7 +70,7 @@ _pack_reply = MERGED_RESPONSE_HEADER.pack
 _pack_get_reply = MERGED_GET_REPLY.pack
 _unpack_store = STORE_EXTRAS.unpack_from
 
-#: Versions made elsewhere, which may have to be compared with tombstones on disk.
+#: Versions created elsewhere, which may have to be compared with tombstones on disk.
 _WITH_META = frozenset(
     {
         *(Opcode.SET_WITH_META, Opcode.SETQ_WITH_META),
@@ -78,18 +78,18 @@ _WITH_META = frozenset(
         *(Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
     }
 )
-#: So many tombstones are looked for with one round of reading, for one connection.
+#: Tombstones that are read in one round for one connection.
 _AHEAD_MAX = 256
 
 #: TAP_CONNECT and what producers of TAP send: the adapter judges their shapes.
 TAP_OPCODES = frozenset({Opcode.TAP_CONNECT, *PUSHED})
 
-#: Extras, section and key of a message that is pushed take no more than this.
+#: Extras, section and key of a pushed message are no longer than this.
 _PUSH_MOST_BESIDE_VALUE = HEADER_BYTES + 2 * KEY_MAX_BYTES
 
 
 def _unheard(_: bool) -> None:
-    """What cannot be read is asked for again by the command that needs it."""
+    """Ignore the result: the command that needs an unreadable value asks for it again."""
 
 
 class BinarySession(BinaryConversation):
@@ -188,7 +188,7 @@ class BinarySession(BinaryConversation):
             position += used
             if self._waiting or self.closing or self.successor is not None:
                 break
-            max_body, unlocked = self._short_ways()  # it may have been a HELLO, or a lock
+            max_body, unlocked = self._short_ways()  # the command may have been a HELLO, or a lock
         self._unsent = unsent
         self._running = self._fetch_failed = False
         self._count(hits, misses, sets, refused)
@@ -200,11 +200,11 @@ class BinarySession(BinaryConversation):
             self._keep(data[position:] if position else data, wanted)
 
     def _short_ways(self) -> tuple[int, bool]:
-        """Tell which commands the loop may carry out by itself.
+        """Tell which commands the loop may carry out directly.
 
         Returns:
-            The longest body of a set, -1 for none at all; and whether gets may, because no lock
-            can be there whose CAS would have to be hidden.
+            The longest body of a set, -1 for none; and whether gets may be, because there can be no
+            lock whose CAS would have to be hidden.
         """
         locked_until = self.bucket.account.locked_until
         return (
@@ -223,8 +223,8 @@ class BinarySession(BinaryConversation):
     def _one(self, data: bytes, position: int, size: int) -> int:
         """Carry out the frame at `position`; return its length.
 
-        0 means that the frame waits for something (or did) and is to be carried out again; a number
-        below 0 that so many bytes are needed before anything can be done.
+        0 means that the frame waits for something (or did) and must be carried out again; a
+        negative number means that this many bytes are needed first.
         """
         magic, opcode, key_length, extras_length, datatype, number, body_length, opaque, cas = (
             unpack_request(data, position)
@@ -269,9 +269,9 @@ class BinarySession(BinaryConversation):
         return 0
 
     def _want_ahead(self, data: bytes, position: int, size: int) -> None:
-        """Ask for the tombstones of the versions behind one that waits for a tombstone.
+        """Ask for the tombstones of the versions that follow one that waits for a tombstone.
 
-        The answers are there while it is carried out again, and so are the versions behind it.
+        The answers are available while it and the versions behind it are carried out again.
         """
         wanted: list[tuple[int, bytes]] = []
         while position + HEADER_BYTES <= size and len(wanted) < _AHEAD_MAX:
@@ -299,7 +299,7 @@ class BinarySession(BinaryConversation):
         return self.number_of(number, key)
 
     def _carry_out(self, request: Request) -> bool:
-        """Run the command; ``False`` if it has to be run again later."""
+        """Run the command; ``False`` if it must be run again later."""
         handler = HANDLERS.get(request.opcode)
         if handler is None:
             self._send_status(request.opcode, Status.UNKNOWN_COMMAND, request.opaque)
@@ -321,7 +321,7 @@ class BinarySession(BinaryConversation):
         return True
 
     def _hand_over(self, rest: bytes) -> None:
-        """Give replies and input to the successor."""
+        """Pass replies and input to the successor."""
         successor = cast(TapStream, self.successor)  # a `UprSession` inherits in the same way
         successor.inherit(self._out, self._unsent)
         self._out, self._unsent = [], 0
@@ -335,13 +335,13 @@ class BinarySession(BinaryConversation):
         return self._services.tap is not None
 
     def _open_tap(self) -> int:
-        """Let the adapter carry the conversation on, from the TAP_CONNECT itself."""
+        """Let the adapter continue the conversation, beginning with the TAP_CONNECT."""
         assert self._services.tap is not None
         self.successor = self._services.tap.connect(self._wake, self._services.report_misuse)
         return 0
 
     def _take_push(self, data: bytes, position: int, size: int) -> int:
-        """Give a message of a TAP producer to who takes them; returns as `_one`."""
+        """Pass a message of a TAP producer to the consumer; returns as `_one`."""
         _, opcode, key_length, extras_length, _, number, body_length, opaque, cas = unpack_request(
             data, position
         )
@@ -371,7 +371,7 @@ class BinarySession(BinaryConversation):
             push.close()
 
     def connection_lost(self) -> None:
-        """See `Conversation`; who pushes by TAP is gone too."""
+        """See `Conversation`; also ends a push by TAP."""
         super().connection_lost()
         self._end_push()
 
@@ -383,9 +383,9 @@ class BinarySession(BinaryConversation):
         return self._skip(length, available)
 
     def _skip(self, length: int, available: int) -> int:
-        """Drop a frame of which perhaps only a part is there; return how much of it is.
+        """Drop a frame of which only a part may have arrived; return the size of that part.
 
-        The peer of a frame beyond the frame limit has to go: reading it to its end is not worth it.
+        A peer that exceeds the frame limit is disconnected, because reading on is not worth it.
         """
         if length > self._services.settings.max_frame_bytes and not self.closing:
             self._close(f"a frame of {length} bytes is announced")

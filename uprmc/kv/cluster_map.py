@@ -1,7 +1,7 @@
 """The cluster map: which node has which vBucket, as JSON that Couchbase's clients read.
 
 A manager may set one. Until then a node describes itself: one node that has every active vBucket.
-``$HOST`` stands for the host that the client has dialled.
+``$HOST`` stands for the host to which the client has connected.
 
 Source: Couchbase SDK reference, sections 1 and 2.
 """
@@ -19,7 +19,7 @@ from uprmc.model import TERM_MAX, VBucketState
 #: The bucket's name. There is one.
 BUCKET_NAME = "default"
 
-#: What clients may rely on beyond key-value operations.
+#: Capabilities that clients may use beyond key-value operations.
 _CAPABILITIES = ["cccp", "cbhello", "nodesExt", "touch", "dcp"]
 
 _ABSENT = -1
@@ -55,18 +55,18 @@ class ClusterMap:
         self._epoch = 0
 
     def replace(self, text: bytes) -> None:
-        """Answer this from now on.
+        """Use this map from now on.
 
         Raises:
-            InvalidArguments: it is no JSON object, or its terms are none.
+            InvalidArguments: it is not a JSON object, or its terms are invalid.
         """
         terms_of(text)
         self._set = text
 
     def text(self, bucket: Bucket) -> bytes | None:
-        """Return the map, ``None`` if the node has no port that clients could be sent to.
+        """Return the map, ``None`` if the node has no port for clients.
 
-        The node's own map gets a new revision whenever it says something new.
+        The node's own map gets a new revision whenever its content changes.
         """
         if self._set:
             return self._set
@@ -114,7 +114,7 @@ class ClusterMap:
 
 
 def _places(bucket: Bucket) -> list[int]:
-    """Return for each vBucket the index of the node that has it active."""
+    """Return for each vBucket the index of the node where it is active."""
     vbuckets = bucket.vbuckets
     return [
         0 if number in vbuckets and vbuckets[number].state == VBucketState.ACTIVE else _ABSENT
@@ -132,22 +132,22 @@ def _terms(bucket: Bucket) -> list[int]:
 
 
 def terms_of(text: bytes) -> list[int]:
-    """Return the terms that a map tells, by vBucket, none if it tells none.
+    """Return the terms in a map, by vBucket; empty if it has none.
 
     Raises:
-        InvalidArguments: it is no JSON object, or its terms are no list of terms.
+        InvalidArguments: it is not a JSON object, or its terms are not a list of terms.
     """
     inner = json_object(text).get("vBucketServerMap")
     terms = inner.get("terms", []) if isinstance(inner, dict) else []
     if not isinstance(terms, list) or len(terms) > _VBUCKETS_MAX:
-        raise InvalidArguments("terms is no list with one for each vBucket")
+        raise InvalidArguments("terms is not a list with one term for each vBucket")
     if any(type(term) is not int or not 0 <= term <= TERM_MAX for term in terms):
         raise InvalidArguments("a term is a number of promotions")
     return terms
 
 
 def json_object(text: bytes) -> dict[str, Any]:
-    """Return the object that `text` holds; raises `InvalidArguments` if it holds none."""
+    """Return the JSON object in `text`; raises `InvalidArguments` if there is none."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

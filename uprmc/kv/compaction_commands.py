@@ -1,4 +1,4 @@
-"""COMPACT_DB: drop tombstones of a vBucket for good, and answer when they are off the disk.
+"""COMPACT_DB: drop tombstones of a vBucket for good, and answer when they are gone from disk.
 
 Source: UPR reference, section 6.
 """
@@ -12,7 +12,7 @@ from uprmc.protocol.opcodes import Opcode, Status
 
 
 def compact(session: BinaryConversation, request: Request) -> None:
-    """Drop what the request names; temporary failure when it was given up on the way."""
+    """Drop what the request names; temporary failure if that was cancelled."""
     session.services.control.check_token(request.cas)
     before_s, upto_seqno, drop_deletes, _ = COMPACT_EXTRAS.unpack(request.extras)
 

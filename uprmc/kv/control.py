@@ -1,7 +1,7 @@
 """What managers set on a running node: the session token, the cluster map, parameters.
 
-All of a node's conversations share one `Control`. It is gone when the node stops: managers set it
-again, and the map that a node makes by itself says by its epoch that it is a new one.
+All of a node's conversations share one `Control`. It does not survive a stop of the node: managers
+set it again, and the epoch of the map that a node makes on its own shows that the map is new.
 
 Source: UPR reference, section 6; Couchbase SDK reference, section 2.
 """
@@ -16,7 +16,7 @@ from uprmc.kv.cluster_map import ClusterMap
 
 
 def _nothing(_seconds: float) -> None:
-    """Stand in where nobody looks for expired documents."""
+    """Do nothing: used where no documents are expired."""
 
 
 @dataclass(slots=True)
@@ -25,9 +25,9 @@ class Control:
 
     Attributes:
         cluster_map: what GET_CLUSTER_CONFIG answers.
-        expire_every: makes the node look for expired documents every so many seconds.
-        token: number of the manager's session, 0 = nobody has set one.
-        dumping: whether ``lru_crawler`` lists documents to somebody.
+        expire_every: sets the interval, in seconds, at which the node looks for expired documents.
+        token: number of the manager's session, 0 = none was set.
+        dumping: whether a dump of ``lru_crawler`` is running.
     """
 
     cluster_map: ClusterMap = field(default_factory=ClusterMap)
@@ -36,7 +36,7 @@ class Control:
     dumping: bool = False
 
     def check_token(self, cas: int) -> None:
-        """Let a command pass whose header CAS is the session token, or 0.
+        """Accept a command whose header CAS is the session token, or 0.
 
         Raises:
             KeyExists: another manager has taken over.

@@ -7,11 +7,11 @@ It stops carrying out commands, and keeps the rest of its input, in two cases:
 * **waiting**: a command needs something that is not there yet (a value on disk, a flush that is to
   be durable). Commands after it wait too, so replies keep the order of requests.
 
-In both cases `input_full` asks the adapter to stop reading, so one connection costs at most what
-it had sent, the unsent limit and one reply.
+In both cases `input_full` asks the adapter to stop reading, so one connection uses at most the
+memory of what it had sent, the unsent limit and one reply.
 
-Subclasses implement `_run`: carry out commands from the given bytes, hand back what was not used by
-`_keep`, and stop when `_halted` says so.
+Subclasses implement `_run`, which carries out commands from the given bytes, returns unused bytes
+by `_keep`, and stops when `_halted` is true.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Pending(Protocol):
     """A command that waits for something that may never come."""
 
     def tick(self, now: float) -> None:
-        """Learn the monotonic time in seconds, about once a second; give up some time."""
+        """Take the monotonic time in seconds, about once a second; time out eventually."""
 
     def abandon(self) -> None:
-        """The peer is gone: let go of the session."""
+        """Release the session, because the peer is gone."""
 
 
 class Conversation:
-    """Base of both sessions; implements `ports.Session` but for `_run`."""
+    """Base of both sessions; implements `ports.Session` except for `_run`."""
 
     __slots__ = (
         "_chunks",
@@ -92,7 +92,7 @@ class Conversation:
             self._run(data)
 
     def tick(self, now: float) -> None:
-        """Tell the time to the command that waits; nothing else happens by itself."""
+        """Pass the time to the command that waits."""
         if self._pending is not None:
             self._pending.tick(now)
 
@@ -118,7 +118,7 @@ class Conversation:
         return self._held, self._unsent
 
     def connection_lost(self) -> None:
-        """Let go of everything; what still arrives for this peer is dropped."""
+        """Release everything; later results for this peer are dropped."""
         self._lost = self.closing = True
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -128,7 +128,7 @@ class Conversation:
         self._unsent = self._held = 0
 
     def inherit(self, replies: list[bytes], unsent: int) -> None:
-        """Take over what the session before this one has not sent yet."""
+        """Take over replies that the previous session has not sent yet."""
         self._out = replies
         self._unsent = unsent
 
@@ -138,14 +138,14 @@ class Conversation:
         raise NotImplementedError  # abstract: both sessions define it
 
     def _keep(self, rest: bytes, wanted: int) -> None:
-        """Keep unused input; nothing is tried again before `wanted` bytes are there."""
+        """Keep unused input, and do not try again before `wanted` bytes are there."""
         if rest:
             self._chunks.append(rest)
             self._held = len(rest)
         self._wanted = wanted
 
     def _halted(self) -> bool:
-        """Tell whether no further command may be carried out now; asks for less input if so."""
+        """Tell whether no further command may be carried out now; if so, stop reading input."""
         if self._waiting or self.closing or self._unsent > self._max_unsent:
             self.input_full = not self.closing
             return True
@@ -157,31 +157,32 @@ class Conversation:
             self._unsent += len(piece)
 
     def _close(self, misuse: str = "") -> None:
-        """Hang up after what has been answered; `misuse` is the peer's fault, for the log."""
+        """Close after the replies so far; `misuse` describes the peer's error, for the log."""
         self.closing = True
         if misuse:
             self._services.report_misuse(misuse)
 
     def _fetch(self, missing: NotResident) -> None:
-        """Wait for values from disk; the command that needs them is carried out again then."""
+        """Wait for values from disk; then the command that needs them is carried out again."""
         self._waiting = True
         wanted = [(missing.vbucket, key) for key in missing.keys]
         self._services.bucket.fetcher.want(wanted, self._fetched)
 
     def _suspend(self) -> Callable[[], None]:
-        """Stop after the present command; returns what resumes (call it once, any time)."""
+        """Stop after the present command; returns a function that resumes (call it once)."""
         self._waiting = True
         return self._resume
 
     def _wait(self, pending: Pending) -> None:
-        """Stop after the present command until `pending`, which may give up, calls `_resume`."""
+        """Stop after the present command until `pending`, which may time out, calls `_resume`."""
         self._waiting = True
         self._pending = pending
 
     def _send_from(self, source: Iterator[bytes]) -> None:
-        """Let the present command's reply be made while it is being sent.
+        """Create the reply to the present command while it is being sent.
 
-        An empty piece says that it has taken a while: it goes on after others have had their turn.
+        An empty piece means that it has taken a while: it continues after others have had their
+        turn.
         """
         self._waiting = True
         self._source = source
@@ -204,7 +205,7 @@ class Conversation:
 
     def _take_input(self) -> bytes:
         chunks, self._chunks, self._held = self._chunks, [], 0
-        self._wanted = 1  # what the next frame needs is known when its first bytes are there
+        self._wanted = 1  # the size of the next frame is known when its first bytes are there
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if self._discard:
             dropped = min(self._discard, len(data))
@@ -225,7 +226,7 @@ class Conversation:
         self._resume()
 
     def _continue(self) -> None:
-        """Go on with the input that was kept."""
+        """Continue with the input that was kept."""
         self.input_full = False
         if self._held >= self._wanted:
             self._run(self._take_input())

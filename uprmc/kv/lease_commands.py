@@ -20,7 +20,7 @@ from uprmc.protocol.upr_extensions import (
 
 
 def acquire(session: BinaryConversation, request: Request) -> None:
-    """Hold vBuckets as they are now; the answer tells how they are."""
+    """Acquire a lease of vBuckets as they are now; the answer describes them."""
     (lifetime_s,) = LEASE_ACQUIRE_EXTRAS.unpack(request.extras)
     numbers = decode_lease_vbuckets(request.value)
     try:
@@ -36,14 +36,14 @@ def acquire(session: BinaryConversation, request: Request) -> None:
 
 
 def renew(session: BinaryConversation, request: Request) -> None:
-    """Hold a lease for longer, or less long."""
+    """Change the remaining lifetime of a lease."""
     number, lifetime_s = LEASE_RENEW_EXTRAS.unpack(request.extras)
     granted_s = session.services.upr.leases.renew(number, lifetime_s)
     session.reply(request, extras=LEASE_GRANT_EXTRAS.pack(number, granted_s))
 
 
 def release(session: BinaryConversation, request: Request) -> None:
-    """Let a lease go."""
+    """Release a lease."""
     (number,) = LEASE_RELEASE_EXTRAS.unpack(request.extras)
     session.services.upr.leases.release(number)
     session.reply(request)

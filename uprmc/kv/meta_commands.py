@@ -1,17 +1,17 @@
 """Meta commands: ``mn mg ms md ma me``, each a function from a line to its reply.
 
-Where memcached 1.6.18 and its manual differ, these do what 1.6.18 does (measured), with these
-exceptions, all of them about what we do not store:
+Where memcached 1.6.18 and its manual differ, these commands do what 1.6.18 does (measured), with
+these exceptions:
 
-* ``l`` and ``la=`` (seconds since the last access) answer -1, "not known": the time of a read is
+* ``l`` and ``la=`` (seconds since the last access) return -1, "not known": the time of a read is
   not kept, so that reads stay cheap.
-* ``h`` and ``fetch=`` (read since it was written) come from the memory pager's "recently used"
+* ``h`` and ``fetch=`` (read since it was written) are taken from the evictor's "recently used"
   mark: 1 is certain, 0 may also mean that the read was long ago.
-* A key sent in base64 is answered in base64; whether the document was *stored* that way is not
-  remembered.
+* A key that was sent in base64 is returned in base64; whether the document was *stored* that way is
+  not recorded.
 * An ``ms`` that is too large removes the old document only in the mode that replaces it.
-* ``T`` and ``N`` take effect before the other flags are looked at, wherever they stand; of both the
-  later one is the expiry time of what is made.
+* ``T`` and ``N`` take effect before the other flags, at any position; if both are present, the
+  later one is the expiry time of a new document.
 * The marks (stale, won) are gone when the document changes in any way; see `engine.meta_marks`.
 
 Refusals of the engine that have no meta reply of their own are raised.
@@ -34,7 +34,7 @@ from uprmc.model import Item
 from uprmc.protocol.text_meta import ARITHMETIC_MODES, STORE_MODES, MetaFlags, MetaLine, parse_meta
 from uprmc.protocol.text_replies import BAD_LINE_FORMAT, META_MISS, META_NOOP
 
-#: What a reply says besides "done" or "not done", by command: the flags it may answer.
+#: By command: the flags that its reply may contain.
 _GET_RETURNS = b"fcstkhlO"
 _STORE_RETURNS = b"kOc"
 _DELETE_RETURNS = b"kO"
@@ -56,7 +56,7 @@ def _with_data(tokens: list[bytes], data: bytes) -> bytes:
 
 
 def _echoes(line: MetaLine, letters: bytes = _ALWAYS_RETURNS) -> list[bytes]:
-    """Return what a reply without a document carries."""
+    """Return the flags of a reply without a document."""
     tokens: list[bytes] = []
     for wanted in line.flags.returns:
         if wanted[0] in letters:
@@ -79,7 +79,7 @@ def _tokens(
     item: Item,
     was_read: bool = False,
 ) -> list[bytes]:
-    """Return what a reply about `item` carries, in the order asked."""
+    """Return the flags of a reply about `item`, in the order of the request."""
     tokens: list[bytes] = []
     for wanted in line.flags.returns:
         if wanted[0] not in letters:
@@ -111,13 +111,13 @@ _NUMBERS: dict[bytes, Callable[[Item, float], int]] = {
 
 
 def noop(services: Services, words: list[bytes]) -> bytes:
-    """Answer; whatever was sent before has been answered by then."""
+    """Answer; everything sent before has been answered by then."""
     services.bucket.stats.cmd_meta += 1
     return META_NOOP
 
 
 def debug(services: Services, words: list[bytes]) -> bytes:
-    """Show an item for people, without counting that as a use of it."""
+    """Show an item for people, without counting as a use of it."""
     if len(words) < 2:
         return BAD_LINE_FORMAT
     line = parse_meta(words)
@@ -143,7 +143,7 @@ def debug(services: Services, words: list[bytes]) -> bytes:
 
 
 def get(services: Services, words: list[bytes]) -> bytes:
-    """Carry out ``mg``: look, touch, create on a miss, hand out the right to recompute."""
+    """Carry out ``mg``: read, touch, create on a miss, grant the right to recompute."""
     line = parse_meta(words)
     flags = line.flags
     bucket = services.bucket
@@ -168,7 +168,7 @@ def get(services: Services, words: list[bytes]) -> bytes:
 
 
 def _looked_at(bucket: Bucket, vbucket: VBucket, item: Item, flags: MetaFlags) -> Item:
-    """Return the item after it was read, touched if asked, with its value if that is needed."""
+    """Return the item after it was read, touched if requested, with its value if needed."""
     if item.value is None and (flags.wants_value or b"s" in flags.returns):
         raise NotResident(vbucket.id, (item.key,))
     if flags.ttl is not None:
@@ -183,7 +183,7 @@ def _looked_at(bucket: Bucket, vbucket: VBucket, item: Item, flags: MetaFlags) -
 
 
 def _verdict(bucket: Bucket, item: Item, flags: MetaFlags) -> list[bytes]:
-    """Say whether the item is stale and who recomputes it; at most one client is told ``W``."""
+    """Return whether the item is stale and who recomputes it; at most one client gets ``W``."""
     marks = bucket.marks.of(item)
     ends_soon = (
         flags.recache_ttl is not None
@@ -202,7 +202,7 @@ def _verdict(bucket: Bucket, item: Item, flags: MetaFlags) -> list[bytes]:
 
 
 def _vivify(bucket: Bucket, vbucket: VBucket, key: bytes, ttl: int) -> Item:
-    """Put an empty document where there is none; who asked has won the right to fill it."""
+    """Create an empty document; the client that asked has won the right to fill it."""
     item = vbucket.store(key, b"", 0, _expiry(bucket, ttl), mode=StoreMode.ADD)
     bucket.stats.total_items += 1
     bucket.marks.put(item, WON)
@@ -221,7 +221,7 @@ def _count_get(bucket: Bucket, *, hit: bool) -> None:
 
 
 def store(services: Services, line: MetaLine, value: bytes) -> bytes:
-    """Carry out ``ms``; its data block has arrived and has the length announced."""
+    """Carry out ``ms``; its data block has arrived and has the announced length."""
     flags = line.flags
     bucket = services.bucket
     mode = STORE_MODES[flags.mode or b"S"]
@@ -250,7 +250,7 @@ def _extend(
 
 
 def _put(bucket: Bucket, vbucket: VBucket, line: MetaLine, value: bytes, mode: StoreMode) -> Item:
-    """Store, and mark as stale what was made from an older version, if that is allowed (``I``)."""
+    """Store, and mark the document as stale if it is based on an older version (``I``)."""
     flags = line.flags
     expiry = _expiry(bucket, flags.ttl or 0)
     cas = 0 if mode == StoreMode.ADD else _cas(flags)
@@ -309,7 +309,7 @@ def delete(services: Services, words: list[bytes]) -> bytes:
 
 
 def _invalidate(bucket: Bucket, vbucket: VBucket, line: MetaLine) -> None:
-    """Store the same document as a new version: who knows the old CAS can no longer replace it."""
+    """Store the same document as a new version, so that the old CAS can no longer replace it."""
     flags = line.flags
     old = vbucket.get(line.key)
     if old is None:
@@ -325,7 +325,7 @@ def _invalidate(bucket: Bucket, vbucket: VBucket, line: MetaLine) -> None:
 
 
 def arithmetic(services: Services, words: list[bytes]) -> bytes:
-    """Carry out ``ma``: count up or down; with ``N`` make the counter, and say so even if quiet."""
+    """Carry out ``ma``: count; with ``N`` create the counter, which is answered even if quiet."""
     line = parse_meta(words)
     flags = line.flags
     bucket = services.bucket
@@ -386,7 +386,7 @@ def _expiry(bucket: Bucket, ttl: int) -> int:
 
 
 def _cas(flags: MetaFlags) -> int:
-    """Return the CAS to compare with as the engine wants it, 0 for none.
+    """Return the CAS to compare with in the engine's form, 0 for none.
 
     ``C0`` matches nothing here; for append, prepend and arithmetic it does not compare (measured).
     """

@@ -1,4 +1,4 @@
-"""Commands that read and write documents together with their metadata, for replication by others.
+"""Commands that read and write documents with their metadata, for replication by other programs.
 
 Source: UPR reference, section 6; systems reference (b) for conflict resolution.
 """
@@ -39,13 +39,14 @@ from uprmc.upr.produce.admission import locate
 _PLAIN_META = 1
 _WITH_DATATYPE = 2
 
-#: Plain numbers: the operators of enum cost as much as all the rest of a restored document.
+#: Plain numbers, because operators of enums cost as much as everything else about a restored
+#: document.
 _OPTIONS = int(sum(WithMetaOption))
 _REGENERATE_CAS = int(WithMetaOption.REGENERATE_CAS)
 _SKIP_CONFLICT_RESOLUTION = int(WithMetaOption.SKIP_CONFLICT_RESOLUTION)
 _IS_EXPIRATION = int(WithMetaOption.IS_EXPIRATION)
 
-#: What nearly every sender demands.
+#: The demand of nearly every sender.
 _NOTHING_ELSE = Demand()
 
 #: What 0x01 meant in 2014, when it was the only option.
@@ -77,8 +78,8 @@ def get_meta(session: BinaryConversation, request: Request) -> None:
 def get_version(session: BinaryConversation, request: Request) -> None:
     """Answer a document's newest version as a stream would send it, with its seqno.
 
-    Whoever may stream a vBucket may ask. Looking changes nothing: a document that has expired
-    unnoticed is alive yet, and a lock hides nothing.
+    This works for every vBucket that can be streamed. It changes nothing: a document whose expiry
+    has not been noticed is still alive, and a lock hides nothing.
     """
     (upto_seqno,) = GET_VERSION_EXTRAS.unpack(request.extras)
     vbucket = locate(session.bucket, request.number, 0)
@@ -104,7 +105,7 @@ def get_version(session: BinaryConversation, request: Request) -> None:
 
 
 def _newest(session: BinaryConversation, vbucket: VBucket, key: bytes) -> Item | None:
-    """Return the newest version of a key, a tombstone that is only on disk included."""
+    """Return the newest version of a key, including a tombstone that is only on disk."""
     item = vbucket.metadata(key)
     if item is None and vbucket.max_deleted_rev:
         return session.bucket.fetcher.tombstone(vbucket, key)
@@ -121,7 +122,7 @@ def store_with_meta(session: BinaryConversation, request: Request) -> None:
 
 
 def delete_with_meta(session: BinaryConversation, request: Request) -> None:
-    """Carry out delete with metadata; makes a tombstone where there was nothing."""
+    """Carry out delete with metadata; creates a tombstone even if there was no document."""
     _accept(session, request, Life.DELETED)
 
 
@@ -137,7 +138,7 @@ def _accept(
     options = _options(meta.options, greeted=session.greeted)
     if options & _IS_EXPIRATION:
         if not life:
-            raise InvalidArguments("a document that is an expiration")
+            raise InvalidArguments("only a deletion can be an expiration")
         life = Life.EXPIRED
     vbucket = session.locate(request)
     version = Item(
@@ -163,22 +164,23 @@ def _accept(
 
 
 def _options(bits: int, *, greeted: bool) -> int:
-    """Return option bits in today's meaning.
+    """Return option bits in their present meaning.
 
-    A peer that has said HELLO is of today. One that has not may be of 2014: its 0x01 is our 0x08.
-    Today's 0x01 and 0x02 ask to be accepted by a bucket that would refuse; this one does not.
+    A peer that has sent HELLO is a modern one. Another one may be of 2014: its 0x01 is the present
+    0x08. The present 0x01 and 0x02 ask a bucket to accept versions that it would otherwise refuse;
+    this one never refuses them.
     """
     if bits & ~_OPTIONS:
         raise InvalidArguments(f"options {bits:#x}")
     if not greeted and bits & _SKIP_CONFLICT_RESOLUTION_2014:
         bits |= _SKIP_CONFLICT_RESOLUTION
     if bits & _REGENERATE_CAS and not bits & _SKIP_CONFLICT_RESOLUTION:
-        raise InvalidArguments("a new CAS for a version that conflicts are resolved by")
+        raise InvalidArguments("a new CAS is given only without conflict resolution")
     return bits
 
 
 def _without_extended_meta(value: bytes, nmeta: int) -> bytes:
-    """Return the value before the extended metadata, which must be in order and is not used."""
+    """Return the value without the extended metadata, which is checked and not used."""
     if not nmeta:
         return value
     if nmeta > len(value):
@@ -192,7 +194,7 @@ def _without_extended_meta(value: bytes, nmeta: int) -> bytes:
 
 
 def return_meta(session: BinaryConversation, request: Request) -> None:
-    """Set, add or delete as clients do, and answer the metadata of what that made."""
+    """Set, add or delete as clients do, and return the metadata of the result."""
     kind, flags, exptime = RETURN_META_EXTRAS.unpack(request.extras)
     vbucket = session.locate(request)
     stats = session.stats

@@ -1,4 +1,4 @@
-"""Commands that look after a node as a whole: persistence, traffic, parameters, cluster map.
+"""Commands that manage a node: persistence, traffic, parameters, cluster map.
 
 None of them needs documents, so all but the traffic switch work during warm-up too.
 
@@ -28,7 +28,7 @@ def start_persistence(session: BinaryConversation, request: Request) -> None:
 
 
 def enable_traffic(session: BinaryConversation, request: Request) -> None:
-    """Let clients in."""
+    """Admit clients."""
     if not session.bucket.warm:
         raise TemporaryFailure("warming up")
     session.bucket.let_traffic_in()
@@ -36,7 +36,7 @@ def enable_traffic(session: BinaryConversation, request: Request) -> None:
 
 
 def disable_traffic(session: BinaryConversation, request: Request) -> None:
-    """Shut clients out: their commands get temporary failure."""
+    """Refuse clients: their commands get temporary failure."""
     if not session.bucket.warm:
         raise TemporaryFailure("warming up")
     session.bucket.shut_traffic_out()
@@ -44,7 +44,7 @@ def disable_traffic(session: BinaryConversation, request: Request) -> None:
 
 
 def set_param(session: BinaryConversation, request: Request) -> None:
-    """Change a setting of the running node; a refusal says why."""
+    """Change a setting of the running node; a refusal contains the reason."""
     control = session.services.control
     control.check_token(request.cas)
     (group,) = SET_PARAM_EXTRAS.unpack(request.extras)
@@ -62,23 +62,23 @@ def set_param(session: BinaryConversation, request: Request) -> None:
 
 
 def set_token(session: BinaryConversation, request: Request) -> None:
-    """Begin a manager's session: others' commands are refused from now on."""
+    """Begin a manager's session: commands of other managers are refused from now on."""
     control = session.services.control
     (token,) = SESSION_TOKEN_EXTRAS.unpack(request.extras)
     if not token:
-        raise InvalidArguments("0 is no token")
+        raise InvalidArguments("0 is not a token")
     control.check_token(request.cas)
     control.token = token
     session.reply(request, cas=token)
 
 
 def get_token(session: BinaryConversation, request: Request) -> None:
-    """Answer the session token as CAS, 0 = none was set."""
+    """Return the session token as CAS, 0 = none was set."""
     session.reply(request, cas=session.services.control.token)
 
 
 def set_cluster_config(session: BinaryConversation, request: Request) -> None:
-    """Keep a cluster map for those who ask, and learn its terms."""
+    """Store a cluster map for clients, and learn its terms."""
     control, bucket = session.services.control, session.bucket
     control.check_token(request.cas)
     terms = terms_of(request.value)

@@ -1,9 +1,9 @@
 """SET_PARAM: settings that may change while the node runs, under the names that tools know.
 
-A parameter is one of our settings under another name and in another unit, so its range is that
-setting's, and `Bucket.settings` always says what is in force. Names that tools know but that mean
-nothing here (checkpoints, TAP throttles, access log) are unknown names: accepting them would be a
-promise that nobody keeps.
+A parameter is one of our settings with another name and another unit, so its range is that
+setting's, and `Bucket.settings` always contains the value in force. Names that tools know but that
+have no meaning here (checkpoints, TAP throttles, access log) are unknown: accepting them would be
+an empty promise.
 
 Source: UPR reference, section 6; ep-engine's `cbepctl` for the names and units.
 """
@@ -20,7 +20,7 @@ from uprmc.errors import ConfigError, InvalidArguments, KeyNotFound
 from uprmc.kv.control import Control
 from uprmc.protocol.management import ParamGroup
 
-#: Longest name and value, in bytes; the original's buffers were so long.
+#: Longest name and value, in bytes, as in ep-engine.
 NAME_MAX_BYTES = 31
 VALUE_MAX_BYTES = 511
 
@@ -85,7 +85,7 @@ def set_parameter(bucket: Bucket, control: Control, group: int, name: str, text:
 def _apply(bucket: Bucket, control: Control, before: Settings, after: Settings) -> None:
     if after.memory != before.memory:
         bucket.account.set_quota(after.memory.quota, after.memory)
-        bucket.account.exhausted = False  # it was said of the old quota
+        bucket.account.exhausted = False  # it was a share of the old quota
     if after.flush != before.flush:
         bucket.flusher.configure(after.flush)
     if after.engine.expiry_interval_s != before.engine.expiry_interval_s:

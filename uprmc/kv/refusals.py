@@ -1,11 +1,11 @@
-"""How the engine's refusals look in the binary protocol.
+"""The engine's refusals in the binary protocol.
 
-Locks have two faces: old clients know no "locked" status and get what ep-engine gave them (a
-foreign write looks like a CAS mismatch, a second lock like a temporary failure); clients that
-negotiated XERROR are told the truth.
+Locks have two forms. Old clients do not know the status "locked" and get what ep-engine sent
+(another client's write looks like a CAS mismatch, a second lock like a temporary failure). Clients
+that negotiated XERROR get the status for locks.
 
-What operators ask of replication is refused with the text of the error itself, which says what to
-do; nobody else wants to read more than the status.
+Refusals of replication commands contain the text of the error, which tells operators what to do;
+other clients need only the status.
 
 Source: memcached reference 2.2; UPR reference 1.2 and 6; Couchbase SDK reference 5.5.
 """

@@ -1,10 +1,10 @@
 """REPLICATE, TAKEOVER, FAILOVER: replicas operated by commands, on any binary connection.
 
-VBUCKET_FACTS as a request stands here too: what a restore says of an active vBucket is what an
-active tells its replicas.
+VBUCKET_FACTS as a request is here too: a restore reports the same facts to an active vBucket as an
+active vBucket reports to its replicas.
 
-An answer comes when what was asked for is done and on disk. Refusals carry a text that says what to
-do; see `upr.follow.replication`.
+Commands are answered when their effect is done and on disk. Refusals contain a text that says what
+to do; see `upr.follow.replication`.
 
 Source: issue "Replicas, failover"; the bytes are our own, see ``docs/extensions.md``.
 """
@@ -39,16 +39,16 @@ _NOT_ON_DISK = (
 
 
 def replicate(session: BinaryConversation, request: Request) -> None:
-    """Follow a source from now on, or nobody any more; answered when that is written down."""
+    """Follow a source from now on, or stop following; answered when that is stored."""
     replication = _replication(session, request)
     (flags,) = REPLICATE_EXTRAS.unpack(request.extras)
     if flags & ~_KNOWN_FLAGS:
-        raise InvalidArguments(f"flags {flags:#x}: only {_KNOWN_FLAGS:#x} mean something")
+        raise InvalidArguments(f"unknown flags {flags:#x}: only {_KNOWN_FLAGS:#x} are known")
     numbers = decode_vbuckets(request.value) or None
     place = _place(request.key)
     if flags & ReplicateFlag.STOP:
         if place:
-            raise InvalidArguments("STOP takes no source: it is said of vBuckets")
+            raise InvalidArguments("STOP takes vBuckets, not a source")
         with _suspended(session) as resume:
             replication.stop(numbers, _durable_answer(session, request, resume))
         return
@@ -90,12 +90,12 @@ def fail_over(session: BinaryConversation, request: Request) -> None:
 
 
 def raise_revision_floor(session: BinaryConversation, request: Request) -> None:
-    """Have keys that begin anew in an active vBucket outrank deletions that it never had."""
+    """Make new keys in an active vBucket outrank deletions that it never had."""
     _check_token(session, request)
     vbucket = session.locate(request)
     purge_seqno, rev_floor = VBUCKET_FACTS_EXTRAS.unpack(request.extras)
     if purge_seqno:
-        raise InvalidArguments("an active vBucket knows itself what was purged: say 0")
+        raise InvalidArguments("the purge seqno of an active vBucket cannot be set: use 0")
     outrank(vbucket, rev_floor)
     with _suspended(session) as resume:
         answer = _durable_answer(session, request, resume)
@@ -104,9 +104,9 @@ def raise_revision_floor(session: BinaryConversation, request: Request) -> None:
 
 @contextmanager
 def _suspended(session: BinaryConversation) -> Iterator[Callable[[], None]]:
-    """Let the commands behind this one wait until what is given here is called.
+    """Make the commands behind this one wait until the function that is passed here is called.
 
-    A command that is refused at once lets them go on.
+    If the command is refused at once they continue.
     """
     resume = session.suspend()
     try:
@@ -130,7 +130,7 @@ def _durable_answer(
 
 
 def _replication(session: BinaryConversation, request: Request) -> Replication:
-    """Return who carries it out, if this manager may ask for it."""
+    """Return the object that carries it out, if this manager may ask for it."""
     _check_token(session, request)
     replication = session.services.replication
     if replication is None:
@@ -142,14 +142,14 @@ def _check_token(session: BinaryConversation, request: Request) -> None:
     try:
         session.services.control.check_token(request.cas)
     except KeyExists:
-        raise KeyExists("another manager has set a session token: ask with that one") from None
+        raise KeyExists("another manager has set a session token: use that one") from None
 
 
 def _place(key: bytes) -> str:
     try:
         return key.decode("ascii")
     except UnicodeDecodeError:
-        raise RemoteProtocolError(f"{key!r} is no source: say HOST:PORT") from None
+        raise RemoteProtocolError(f"{key!r} is not a source: use HOST:PORT") from None
 
 
 REPLICATION_COMMANDS: dict[int, Handler] = {

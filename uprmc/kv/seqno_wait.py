@@ -1,7 +1,7 @@
-"""SEQNO_PERSISTENCE's wait: one conversation stands still until a seqno is on disk.
+"""The wait of SEQNO_PERSISTENCE: one conversation pauses until a seqno is on disk.
 
-It looks after each flush, and once in a while by the clock: that is also when it gives up. A seqno
-that is not even there yet is waited for too; replicas are asked so.
+It checks after each flush, and now and then by the clock, which also ends the wait. A seqno that
+has not been assigned yet is waited for too; replicas are asked for those.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SeqnoWait:
         self._deadline: float | None = None
 
     def look(self) -> None:
-        """Answer if the seqno is on disk, or see to it that somebody tells when to look again."""
+        """Answer if the seqno is on disk; otherwise arrange for another check."""
         session, vbucket = self._session, self._vbucket
         if session is None:
             return
@@ -43,7 +43,7 @@ class SeqnoWait:
             flusher.when_durable(self._flushed)
 
     def tick(self, now: float) -> None:
-        """Look again, and give up in the end; the time begins to count at the first tick."""
+        """Check again, and time out eventually; the time begins at the first tick."""
         session, vbucket = self._session, self._vbucket
         if session is None:
             return
@@ -54,16 +54,16 @@ class SeqnoWait:
             self._answer(Status.TEMPORARY_FAILURE)
 
     def abandon(self) -> None:
-        """Nobody waits any more: let go of the conversation."""
+        """Release the conversation, because it no longer waits."""
         self._session = None
         self._vbucket.unwatch(self)
 
     def changed(self) -> None:
-        """Look again: the vBucket has a new seqno."""
+        """Check again: the vBucket has a new seqno."""
         self.look()
 
     def interrupted(self, why: Interruption) -> None:
-        """Nothing yet: the next tick sees what has become of the vBucket."""
+        """Do nothing yet: the next tick checks the state of the vBucket."""
 
     def _flushed(self, _durable: bool) -> None:
         self._asked = False

@@ -16,12 +16,13 @@ from uprmc.upr.hub import Hub
 #: One group of statistics: (name, value) in the order shown.
 StatGroup = list[tuple[str, str]]
 
-#: The same, perhaps made while it is being read because it is long; ``None`` = let others have
-#: their turn before the next one is made.
+#: The same, possibly created while it is being read because it is long; ``None`` = let others have
+#: their turn before the next one.
 StatRows = Iterable[tuple[str, str] | None]
 
 
-#: What an item counts beyond key and value when it is compared with the item limit, as memcached's.
+#: Bytes that an item counts beyond key and value when it is compared with the item limit, as in
+#: memcached.
 ITEM_HEADER_BYTES = 50
 
 
@@ -38,11 +39,11 @@ class TapPush(Protocol):
         key_length: int,
         rest: bytes,
     ) -> bytes | None:
-        """Take a message; returns the whole answer, ``None`` = it has none.
+        """Take a message; returns the complete answer, ``None`` = it has none.
 
         Args:
             opcode: 0x41 to 0x47.
-            vbucket: of the header; it counts on every listener.
+            vbucket: of the header, on every listener.
             opaque: of the header.
             cas: of the header.
             extras: as long as the header says.
@@ -50,7 +51,7 @@ class TapPush(Protocol):
             rest: the body after the extras.
 
         Raises:
-            OutOfPlace, RemoteProtocolError: hang up.
+            OutOfPlace, RemoteProtocolError: close the connection.
         """
 
     def close(self) -> None:
@@ -58,17 +59,17 @@ class TapPush(Protocol):
 
 
 class TapStream(Session, Protocol):
-    """The session that carries a conversation on from its TAP_CONNECT."""
+    """The session that continues a conversation from its TAP_CONNECT on."""
 
     def inherit(self, replies: list[bytes], unsent: int) -> None:
-        """Take over what has not been sent yet: pieces, and their bytes."""
+        """Take over unsent replies: pieces, and their number of bytes."""
 
 
 class TapGuest(Protocol):
-    """The TAP adapter, as conversations see it."""
+    """The interface of the TAP adapter for conversations."""
 
     def connect(self, wake: Callable[[], None], report: Callable[[str], None]) -> TapStream:
-        """Return a session that is fed from the TAP_CONNECT on.
+        """Return a session that gets the input from the TAP_CONNECT on.
 
         `wake` is called when it has something to send, `report` when the peer breaks the protocol.
         """
@@ -80,17 +81,17 @@ class TapGuest(Protocol):
         """Forget a client."""
 
     def change_filter(self, name: bytes, wanted: dict[int, int]) -> None:
-        """Have a client get other vBuckets, each with the id of its last closed checkpoint.
+        """Change a client's vBuckets, each with the id of its last closed checkpoint.
 
         Raises:
             InvalidArguments: there is no such client.
         """
 
     def reset_chain(self) -> None:
-        """Have every client begin anew."""
+        """Make every client start over."""
 
     def last_closed(self, number: int) -> int:
-        """Return the id of the last checkpoint of a vBucket's master that is whole here, or 0."""
+        """Return the id of the last complete checkpoint of a vBucket's master, or 0."""
 
 
 @dataclass(slots=True)
@@ -108,9 +109,9 @@ class Services:
         report_misuse: called with a short reason when a peer breaks the protocol so that its
             connection ends; counts and logs it, once per connection.
         upr: what UPR connections share.
-        replication: what this node gets from others; ``None`` where nobody can dial.
-        control: what managers have set.
-        tap: the TAP adapter; ``None`` = TAP is not spoken here.
+        replication: replication from other nodes; ``None`` if this node opens no connections.
+        control: settings of managers.
+        tap: the TAP adapter; ``None`` = TAP is off.
         pads_counters: a counter's text keeps at least its length, as in memcached.
     """
 

@@ -15,7 +15,7 @@ from uprmc.protocol.opcodes import MAGIC_REQUEST
 
 
 class Negotiation:
-    """The session of a connection that has not said anything yet; see `ports.Session`."""
+    """The session of a connection that has not sent anything yet; see `ports.Session`."""
 
     def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
         self.closing = False
@@ -26,7 +26,7 @@ class Negotiation:
         self._by_key = by_key
 
     def receive_data(self, data: bytes) -> None:
-        """Choose by the first byte and hand everything over."""
+        """Choose by the first byte and pass everything on."""
         if self.successor is None and data:
             kind = ClientSession if data[0] == MAGIC_REQUEST else TextSession
             self.successor = kind(self._services, self._wake, by_key=self._by_key)
@@ -37,12 +37,12 @@ class Negotiation:
         """Nothing to do before the first byte."""
 
     def data_to_send(self, budget: int) -> list[bytes]:
-        """Return nothing: the client speaks first."""
+        """Return nothing: the client sends first."""
         return []
 
     def buffered(self) -> tuple[int, int]:
-        """Nothing is held yet."""
+        """Nothing is buffered yet."""
         return 0, 0
 
     def connection_lost(self) -> None:
-        """Nothing is held yet."""
+        """Nothing is buffered yet."""

@@ -1,8 +1,9 @@
-"""What managers of the time of TAP ask beside its streams: clients by name, and checkpoints.
+"""Commands of managers from the time of TAP: clients by name, and checkpoints.
 
-A node keeps no checkpoints: a vBucket's changes are shown as one checkpoint that is always open, in
-``stats checkpoint`` and here. Its id is 1, or follows the last one that a master who pushes has
-closed. None is ever persisted as such, and none can be begun: who asks is told what there is.
+A node keeps no checkpoints: it presents a vBucket's changes as one checkpoint that is always open,
+in ``stats checkpoint`` and here. Its id is 1, or one above the last checkpoint that a pushing
+master has closed. No checkpoint is ever persisted as such, and none can be created: a command that
+asks for one gets the present ids.
 
 Source: TAP reference 7.
 """
@@ -15,7 +16,7 @@ from uprmc.kv.services import TapGuest
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.tap import TAP_CHECKPOINT_VALUE, decode_filter
 
-#: Id of the last checkpoint on disk: none ever was.
+#: Id of the last checkpoint on disk: there is never one.
 PERSISTED_CHECKPOINT = 0
 
 
@@ -25,13 +26,13 @@ def last_closed(guest: TapGuest | None, number: int) -> int:
 
 
 def deregister(session: BinaryConversation, request: Request) -> None:
-    """Forget a TAP client; nobody minds if there was none."""
+    """Forget a TAP client; it is no error if there was none."""
     _guest(session).deregister(request.key)
     session.reply(request)
 
 
 def change_filter(session: BinaryConversation, request: Request) -> None:
-    """Have a TAP client get other vBuckets from now on."""
+    """Change the vBuckets of a TAP client from now on."""
     guest = _guest(session)
     if not request.value:
         raise InvalidArguments("a filter without vBuckets")
@@ -40,7 +41,7 @@ def change_filter(session: BinaryConversation, request: Request) -> None:
 
 
 def reset_chain(session: BinaryConversation, request: Request) -> None:
-    """Have every TAP client begin anew."""
+    """Make every TAP client start over."""
     _guest(session).reset_chain()
     session.reply(request)
 
@@ -56,7 +57,7 @@ def last_closed_checkpoint(session: BinaryConversation, request: Request) -> Non
 
 
 def create_checkpoint(session: BinaryConversation, request: Request) -> None:
-    """Answer the ids of an active vBucket's open checkpoint, and of its last persisted one."""
+    """Return the ids of an active vBucket's open checkpoint and of its last persisted one."""
     session.locate(request)
     opened = last_closed(session.services.tap, request.number) + 1
     ids = [TAP_CHECKPOINT_VALUE.pack(number) for number in (opened, PERSISTED_CHECKPOINT)]
@@ -66,7 +67,7 @@ def create_checkpoint(session: BinaryConversation, request: Request) -> None:
 def _guest(session: BinaryConversation) -> TapGuest:
     guest = session.services.tap
     if guest is None:
-        raise UnknownCommand("TAP is not spoken here")
+        raise UnknownCommand("TAP is off")
     return guest
 
 

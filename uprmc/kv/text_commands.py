@@ -1,13 +1,13 @@
-"""Text commands that need nothing of the conversation: a parsed line in, a reply line out.
+"""Text commands that do not need the conversation: a parsed line in, a reply line out.
 
-Each returns the reply to a client that wants one; leaving it out for ``noreply`` is the session's
-affair. Refusals of the engine are raised; `refusal_line` says them in text.
+Each returns the reply to a client that wants one; omitting it for ``noreply`` is the session's job.
+Refusals of the engine are raised; `refusal_line` turns them into text.
 
-Neighbours: `text_session` finds lines and data blocks and calls what stands in the tables at the
+Neighbours: `text_session` finds lines and data blocks and calls the functions in the tables at the
 end; retrieval (`text_retrieval`) and meta commands (`meta_commands`) have files of their own.
 
-What surprises: a locked document. The text protocol has no word for it, so the storage commands
-answer ``EXISTS``, as ep-engine did ("somebody else's CAS counts"), and the others a server error.
+Note: the text protocol has no word for a locked document. The storage commands answer ``EXISTS``,
+as ep-engine did ("another client's CAS counts"), and the others a server error.
 
 Source: memcached reference, sections 3.2 to 3.6.
 """
@@ -87,14 +87,14 @@ _LINES: dict[type[CommandError], bytes] = {
 
 
 def refusal_line(error: CommandError) -> bytes:
-    """Return the line that tells a client of `error`."""
+    """Return the line that answers `error`."""
     if isinstance(error, TextSyntaxError):
         return error.reply
     return _LINES.get(type(error), BAD_LINE_FORMAT)
 
 
 def storage_refusal(command: bytes, error: CommandError) -> bytes:
-    """Return the line that tells the client of a storage command of `error`."""
+    """Return the line that answers `error` of a storage command."""
     if (command == b"add" and isinstance(error, KeyExists)) or (
         command == b"replace" and isinstance(error, KeyNotFound)
     ):
@@ -108,7 +108,7 @@ def most_value_bytes(services: Services, key: bytes) -> int:
 
 
 def remove(services: Services, key: bytes) -> None:
-    """Delete what a set could not replace, so that nobody takes the old value for the new one."""
+    """Delete what a set could not replace, so that the old value is not taken for the new one."""
     try:
         services.bucket.of_key(key).delete(key)
     except CommandError:
@@ -213,7 +213,7 @@ def delete(services: Services, line: DeleteLine) -> bytes:
 
 
 def incr(services: Services, line: ArithmeticLine) -> bytes:
-    """Raise a counter; it wraps at 2**64 and is never made."""
+    """Raise a counter; it wraps at 2**64 and is never created."""
     stats = services.bucket.stats
     try:
         number = _shift(services, line.key, line.delta)
@@ -225,7 +225,7 @@ def incr(services: Services, line: ArithmeticLine) -> bytes:
 
 
 def decr(services: Services, line: ArithmeticLine) -> bytes:
-    """Lower a counter; it stops at 0 and is never made."""
+    """Lower a counter; it stops at 0 and is never created."""
     stats = services.bucket.stats
     try:
         number = _shift(services, line.key, -line.delta)
@@ -269,19 +269,19 @@ def verbosity(services: Services, line: NumberLine) -> bytes:
 
 
 def cache_memlimit(services: Services, line: NumberLine) -> bytes:
-    """Change the memory quota until the next start; its marks keep their shares of it."""
+    """Change the memory quota until the next start; the marks keep their shares of it."""
     bucket = services.bucket
     bucket.account.set_quota(line.number * MIB, bucket.settings.memory)
     return OK
 
 
 def version(services: Services, words: list[bytes]) -> bytes:
-    """Tell the version, whatever stands behind the word."""
+    """Return the version, whatever follows the word."""
     return version_line(services.version)
 
 
 def shutdown(services: Services, words: list[bytes]) -> bytes:
-    """Refuse: whoever runs the process stops it with a signal."""
+    """Refuse: stop the process with a signal."""
     return SHUTDOWN_NOT_ENABLED
 
 

@@ -1,8 +1,8 @@
 """``lru_crawler metadump`` and ``mgdump``: all keys, as tools list and copy them.
 
-There is no crawler; only these two subcommands are here. Documents are in class 1, as in ``stats``.
+There is no crawler; only these two subcommands exist. Documents are in class 1, as in ``stats``.
 One dump runs at a time, a slice of documents in each turn, so that it costs others little. Lines
-end as memcached's do: those of ``metadump`` in a bare newline.
+end as in memcached: those of ``metadump`` in a bare newline.
 
 Source: measurements of 1.6.18; ``mgdump``, which that version lacks, from memcached's protocol.txt.
 """
@@ -44,7 +44,7 @@ def crawl(services: Services, words: list[bytes]) -> bytes | Iterator[bytes]:
 
 
 def _wants_documents(classes: bytes) -> bool | None:
-    """Tell whether the class of all documents is among those named; ``None`` = one is no class."""
+    """Tell whether class 1 is among those named; ``None`` = one of them is not a class."""
     if classes in (b"all", b"hash"):
         return True
     numbers = [parse_flags(word) for word in classes.split(b",")]
@@ -76,7 +76,7 @@ def _dump(services: Services, line: Line, end: bytes) -> Iterator[bytes]:
 
 
 def _metadata(vbucket: VBucket, item: Item) -> bytes:
-    """Show what is known: not when it was read last, nor the length of a value on disk."""
+    """Show what is known, without the last access and the length of a value on disk."""
     return b"key=%b exp=%d la=0 cas=%d fetch=%b cls=%d size=%d\n" % (
         quote_from_bytes(item.key, safe="").encode(),
         item.expiry or -1,

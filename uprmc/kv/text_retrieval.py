@@ -1,13 +1,13 @@
-"""A ``get`` of many keys that takes its time: replies are made as the peer takes them.
+"""A ``get`` of many keys: replies are created as the peer reads them.
 
-Job: remember which keys of a retrieval are still to be answered, and answer some of them whenever
-asked, in the order of the line. A value that is only on disk raises `NotResident`; then `missing`
-names it and the missing ones among the next keys, so that one round of reading serves them all.
+Job: remember which keys of a retrieval are still unanswered, and answer some of them on request, in
+the order of the line. A value that is only on disk raises `NotResident`; `missing` then returns it
+and the missing ones among the next keys, so that one round of reading serves them all.
 
 Neighbours: `text_session` decides when to go on, and waits for the disk.
 
-What surprises: keys that are far from their turn are kept as one string, because a list of many
-short keys costs ten times the line it came from.
+Note: keys that are far from their turn are kept as one string, because a list of many short keys
+takes ten times the memory of the line.
 
 Source: memcached reference, section 3.4.
 """
@@ -21,14 +21,15 @@ from uprmc.errors import CommandError, KeyNotFound
 from uprmc.model import Item
 from uprmc.protocol.text_replies import END, value_line, value_line_with_cas
 
-#: How many keys are looked at ahead of the one that is missing.
+#: How many keys are examined ahead of the missing one.
 READ_AHEAD_KEYS = 64
 
-#: Keys at hand; the rest of the line stays one string, of which so many bytes are split at a time.
+#: Keys that are split already; the rest of the line stays one string, of which this many bytes are
+#: split at a time.
 _PAGE_KEYS = 256
 _PAGE_BYTES = 4_096
 
-#: Up to this length a value is copied behind its line; a longer one becomes a piece of its own.
+#: Up to this length a value is copied behind its line; a longer one is a separate piece.
 COPIED_BYTES = 4_096
 
 
@@ -37,9 +38,9 @@ class Retrieval:
 
     Args:
         bucket: where the documents are.
-        keys: what is asked for, in order; repetitions are answered again.
+        keys: the requested keys, in order; repetitions are answered again.
         with_cas: whether the replies carry CAS values (gets, gats).
-        expiry: Unix time to give to every document on the way (gat, gats), ``None`` = leave it.
+        expiry: new expiry of every document (gat, gats), Unix time; ``None`` = unchanged.
 
     Attributes:
         done: whether everything has been answered.
@@ -63,11 +64,11 @@ class Retrieval:
             self._later = b" ".join(keys[_PAGE_KEYS:])
 
     def answer(self, budget: int) -> list[bytes]:
-        """Return replies to the next keys, about `budget` bytes, of one page at most.
+        """Return replies to the next keys, about `budget` bytes and at most one page.
 
         Raises:
             NotResident: the next key's value is on disk.
-            CommandError: it cannot be served; the retrieval is over.
+            CommandError: it cannot be served; this ends the retrieval.
         """
         if self._next == len(self._page):
             self._turn_page()
@@ -79,7 +80,7 @@ class Retrieval:
                 found = self._read(page[self._next])
             except CommandError:
                 if pieces:
-                    return pieces  # send these first; the error comes again
+                    return pieces  # send these first; the error will occur again
                 raise
             self._next += 1
             if found is not None:

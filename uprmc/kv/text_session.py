@@ -1,15 +1,15 @@
 """A client's conversation in the text protocol: lines and data blocks in, reply lines out.
 
-Job: find the commands in what has arrived, carry out each, collect the replies. A ``get`` of one
-key and a plain ``set``, which are nearly all of the traffic, are recognised by one regular
-expression and done right in the loop; whatever that does not match goes the long way, through the
-tables of `text_commands` and `meta_commands`.
+Job: find the commands in the input, carry out each, collect the replies. A ``get`` of one key and a
+plain ``set``, which are nearly all of the traffic, are recognised by one regular expression and
+done directly in the loop; everything else goes through the tables of `text_commands` and
+`meta_commands`.
 
-Neighbours: `conversation` holds buffers and backpressure; `text_retrieval` answers many keys.
+Neighbours: `conversation` has buffers and backpressure; `text_retrieval` answers many keys.
 
-What surprises: a command whose value is only on disk changes nothing and is not used up; its line
-(and data block) stays in the input and is carried out again once the value is there. A retrieval is
-the exception: its line is used up and a `Retrieval` remembers how far it got.
+Note: a command whose value is only on disk changes nothing and is not consumed; its line (and data
+block) stays in the input and is carried out again once the value has been read. A retrieval is the
+exception: its line is consumed, and a `Retrieval` remembers its progress.
 
 Source: memcached reference, section 3.
 """
@@ -61,10 +61,10 @@ _HIT = b"VALUE %b %d %d\r\n%b\r\nEND\r\n"
 #: Pages of a retrieval that are answered before other connections have their turn.
 _PAGES_A_TURN = 4
 
-#: Spaces that may stand before a long ``get``, as in memcached.
+#: Spaces that may precede a long ``get``, as in memcached.
 _INDENT_MOST = 100
 
-#: What the short way takes. Numbers are short enough to be in range whatever they are.
+#: Commands for the fast path. Numbers are short enough to be always in range.
 _short_way = re.compile(
     rb"get ([^ \r\n]{1,250}+)\r\n"
     rb"|set ([^ \r\n]{1,250}+) ([0-9]{1,9}+) ([0-9]{1,9}+) ([0-9]{1,8}+)( noreply)?\r\n"
@@ -75,8 +75,8 @@ _GET_GROUP = 1
 class TextSession(Conversation):
     """See the module docstring.
 
-    A text command names no vBucket, so the vBucket always follows from the key, on any listener;
-    `by_key` is taken only so that both kinds of session are made alike.
+    A text command names no vBucket, so the vBucket is always computed from the key, on any
+    listener; `by_key` exists only so that both kinds of session are created alike.
     """
 
     __slots__ = ("_active", "_bucket", "_in_line", "_mask", "_retrieval")
@@ -92,7 +92,7 @@ class TextSession(Conversation):
         self._retrieval: Retrieval | None = None
 
     def connection_lost(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         super().connection_lost()
         self._retrieval = None
 
@@ -128,13 +128,13 @@ class TextSession(Conversation):
     def _carry_out(self, data: bytes) -> tuple[int, int]:
         """Carry out commands; return how much was used and how much the next one needs.
 
-        Short ways stand here in full, because a call for each would cost a fifth more. Everything
-        they leave out is done by `_one`.
+        The fast paths are inlined here, because a call for each would cost a fifth more. Everything
+        else is done by `_one`.
         """
         active, mask = self._active.get, self._mask
         lookups = self._bucket.lookups.get
         most = self._services.most_value_bytes(0)
-        now = 0.0  # asked for once, when something expires
+        now = 0.0  # read once, when something expires
         out = self._out
         unsent, limit = self._unsent, self._max_unsent
         position, size, wanted = 0, len(data), 0
@@ -220,8 +220,8 @@ class TextSession(Conversation):
         """Carry out the command at `position`.
 
         Returns:
-            Where the next one begins; `position` itself when this one is to be carried out again;
-            minus the number of bytes that must be there first when it is not complete.
+            The position of the next one; `position` itself when this one must be carried out again;
+            the negative number of bytes that are needed first when it is not complete.
         """
         end = data.find(b"\n", position)
         if end < 0:
@@ -243,7 +243,7 @@ class TextSession(Conversation):
             if own is not None:
                 own(self, words)
             elif _is_http(words):
-                self._close("HTTP is spoken")
+                self._close("the peer speaks HTTP")
             else:
                 self._send(ERROR)
         except TextSyntaxError as error:
@@ -303,12 +303,12 @@ class TextSession(Conversation):
         return self._answer(act, (line, data[start:end]), noreply, position, end + 2)
 
     def _swallow(self, data: bytes, until: int) -> int:
-        """Go to `until`; what of it has not arrived yet is dropped when it does."""
+        """Skip to `until`; bytes that have not arrived yet are dropped when they do."""
         self._discard = max(0, until - len(data))
         return min(until, len(data))
 
     def _line_wanted(self, data: bytes, position: int) -> int:
-        """Return at how many bytes a line without end is looked at again before its end comes."""
+        """Return the number of bytes at which a line without an end is checked again."""
         held = len(data) - position
         limit = self._services.settings.max_line_bytes
         if held > limit:
@@ -348,7 +348,7 @@ class TextSession(Conversation):
         self._retrieve(self._retrieval)
 
     def _retrieve(self, retrieval: Retrieval) -> None:
-        """Go on with a retrieval until it is done or nothing more may be sent now."""
+        """Continue a retrieval until it is done or nothing more may be sent now."""
         turns = 0
         while not retrieval.done:
             if self._waiting or self._unsent > self._max_unsent:
@@ -398,10 +398,10 @@ class TextSession(Conversation):
 
 
 def _is_http(words: list[bytes]) -> bool:
-    """Tell whether an unknown command is a line of HTTP: a web page must not get to its body.
+    """Tell whether an unknown command is a line of HTTP, whose body must not be executed.
 
-    memcached looks at the last word; the first words are those for which Redis hangs up, should a
-    request line have passed for a command.
+    memcached checks the last word; the first words are those for which Redis closes the connection,
+    in case a request line passes for a command.
     """
     return bool(words) and (
         words[-1].startswith(b"HTTP/") or words[0].lower() in (b"post", b"host:")
@@ -409,11 +409,11 @@ def _is_http(words: list[bytes]) -> bool:
 
 
 def _ignore(ok: bool) -> None:
-    """Nobody waits for this."""
+    """Ignore the result."""
 
 
 def _sets(line: StorageLine | MetaLine) -> bool:
-    """Tell whether the command replaces whatever is there."""
+    """Tell whether the command replaces any existing document."""
     if isinstance(line, StorageLine):
         return line.command == b"set"
     return STORE_MODES[line.flags.mode or b"S"] == b"set"

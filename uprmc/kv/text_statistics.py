@@ -1,4 +1,4 @@
-"""``stats`` in all its forms; what the general groups contain comes from the node.
+"""``stats`` in all its forms; the node supplies the content of the general groups.
 
 Three forms are answered here because they are commands in disguise: ``reset``, ``detail`` and
 ``cachedump``. There are no slabs, so ``cachedump`` finds every document in class 1.
@@ -36,7 +36,7 @@ THE_SLAB_CLASS = 1
 
 
 def statistics(services: Services, words: list[bytes]) -> bytes | Iterator[bytes]:
-    """Answer any form of ``stats``; a group is made while it is being sent."""
+    """Answer any form of ``stats``; a group is created while it is being sent."""
     own = _OWN_STATISTICS.get(words[1]) if len(words) > 1 else None
     if own is not None:
         return own(services, words)

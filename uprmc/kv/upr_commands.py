@@ -1,4 +1,4 @@
-"""UPR commands on a connection that has not been opened for it: OPEN, and what comes out of turn.
+"""UPR commands on a connection that has not been opened for UPR: OPEN, and commands out of order.
 
 Source: UPR reference 2, 2.1, 2.5.
 """
@@ -25,19 +25,19 @@ _KNOWN_FLAGS = (
 
 
 def open_(session: BinaryConversation, request: Request) -> None:
-    """Turn the connection into one of UPR."""
+    """Turn the connection into a UPR connection."""
     _, flags = OPEN_EXTRAS.unpack(request.extras)
     if len(request.key) > NAME_MAX_BYTES:
         raise InvalidArguments("the name is too long")
     if session.greeted and flags & ~int(_KNOWN_FLAGS):  # ~ of flags drops bits without a name
-        raise InvalidArguments(f"flags {flags:#x} are not served")
+        raise InvalidArguments(f"flags {flags:#x} are not supported")
     session.open_upr(request, flags)
 
 
 def get_failover_log(session: BinaryConversation, request: Request) -> None:
-    """Answer a vBucket's failover log; before OPEN only to peers of today, who ask so."""
+    """Answer a vBucket's failover log; before OPEN only to modern peers."""
     if not session.greeted:
-        raise OutOfPlace("failover log asked for before OPEN")
+        raise OutOfPlace("a failover log was requested before OPEN")
     vbucket = session.bucket.vbuckets.get(request.number)
     if vbucket is None:
         raise NotMyVBucket(request.number)
@@ -45,13 +45,13 @@ def get_failover_log(session: BinaryConversation, request: Request) -> None:
 
 
 def send_failover_log(session: BinaryConversation, request: Request, vbucket: VBucket) -> None:
-    """Answer a vBucket's failover log, with its term for who was granted terms."""
+    """Answer a vBucket's failover log, with its term if terms were granted."""
     extras = TERM_EXTRAS.pack(vbucket.term) if session.with_terms else b""
     session.reply(request, extras=extras, value=encode_failover_log(vbucket.failover_log))
 
 
 def out_of_place(session: BinaryConversation, request: Request) -> None:
-    """Hang up: the peer has not opened the connection."""
+    """Close the connection, because the peer has not sent OPEN."""
     raise OutOfPlace(f"opcode {request.opcode:#04x} before OPEN")
 
 

@@ -1,13 +1,13 @@
-"""A binary conversation after a UPR OPEN: commands as before, and streams beside the replies.
+"""A binary conversation after a UPR OPEN: commands as before, and streams besides the replies.
 
-Job: carry UPR frames between the other end and our `Producer` or `Consumer`; everything else is
-what `BinarySession` does. Replies go out before frames of streams, so the answer to a stream
-request is on the wire before the stream's first frame.
+Job: carry UPR frames between the peer and our `Producer` or `Consumer`; everything else is done by
+`BinarySession`. Replies are sent before frames of streams, so the answer to a stream request
+precedes the stream's first frame.
 
-What surprises: a stream begins gently. Until a connection has been sent `GENTLE_BYTES` since its
-last request, it gets `GENTLE_PULL_BYTES` in a turn of the reactor. So what the peer says to the
-first frames ("close that stream") is heard while there is still something to stop, although the
-kernel would take the whole stream at once.
+Note: a stream begins slowly. Until a connection has been sent `GENTLE_BYTES` since its last
+request, it gets `GENTLE_PULL_BYTES` per turn of the reactor. So the peer's reaction to the first
+frames ("close that stream") arrives while there is still something to stop, although the kernel
+would accept the complete stream at once.
 
 Source: UPR reference 2 and 8.
 """
@@ -34,7 +34,7 @@ GENTLE_PULL_BYTES = 2 * 1024
 #: Every keep-alive has this opaque.
 NOOP_OPAQUE = 0x4E4F4F50
 
-#: An answer to a frame of a producer that is longer is dropped unread.
+#: A longer answer to a frame of a producer is dropped unread.
 _ANSWER_MAX_BYTES = 64 * 1024
 
 _FRAMES = frozenset(
@@ -43,7 +43,7 @@ _FRAMES = frozenset(
 
 
 def _side(before: BinarySession, wake: Callable[[], None], opening: Request, flags: int) -> Peer:
-    """Return the side of the conversation that the flags of an OPEN ask us to be."""
+    """Return the side of the conversation that the flags of an OPEN ask us to take."""
     hub = before.services.upr
     request = UprRequest(opening.opcode, 0, opening.opaque, opening.extras, opening.key)
     if not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER):
@@ -85,7 +85,7 @@ class UprSession(BinarySession):
     # --- the doors ------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Send keep-alives, hang up on a peer that does not answer them."""
+        """Send keep-alives, and disconnect a peer that does not answer them."""
         super().tick(now)
         if self.closing:
             return
@@ -119,10 +119,10 @@ class UprSession(BinarySession):
         self._sent += sent
         if sent and self._gentle_left > 0:
             self._gentle_left -= sent
-            self._resting = True  # until the next turn, so that the peer is heard in between
+            self._resting = True  # until the next turn, so that input is read in between
 
     def connection_lost(self) -> None:
-        """Let go of the streams too."""
+        """Release the streams too."""
         super().connection_lost()
         self.peer.close()
 
@@ -159,19 +159,19 @@ class UprSession(BinarySession):
         return length
 
     def _take_run(self, data: bytes, position: int, number: int, opaque: int) -> int:
-        """Take the mutations of a stream that need no thought; return their bytes."""
+        """Take the simple mutations of a stream; return their bytes."""
         assert isinstance(self.peer, Consumer)
         stream = self.peer.stream_of(number, opaque)
         return self.peer.take_run(data, position, stream) - position if stream is not None else 0
 
     def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
-        """See `BinarySession`; a change that is left out would be missed by nobody."""
+        """See `BinarySession`; a change that is left out would go unnoticed."""
         if isinstance(self.peer, Consumer) and request.opcode == Opcode.UPR_MUTATION:
             self._close(f"a document of vBucket {request.number} is above kv.max_item_bytes")
         return super()._refuse_large_value(request, length, available)
 
     def _number_in(self, opcode: int, number: int, key: bytes) -> int:
-        """See `BinarySession`; a frame of UPR says itself which vBucket it is about."""
+        """See `BinarySession`; a frame of UPR names its vBucket itself."""
         mine = opcode in _FRAMES or opcode == Opcode.VBUCKET_FACTS
         return number if mine else super()._number_in(opcode, number, key)
 

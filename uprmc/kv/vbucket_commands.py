@@ -1,7 +1,8 @@
-"""Commands that look after vBuckets: their states, their order, what of them is in memory.
+"""Commands that manage vBuckets: their states, their order, their values in memory.
 
-States may be read and changed while clients are shut out; only during warm-up, when a node does not
-know yet what it has, it asks for patience. What brings documents or keys needs open doors.
+States may be read and changed while clients are refused; only during warm-up, when a node does not
+know yet which vBuckets it has, the answer is temporary failure. Commands that return documents or
+keys work only when clients are admitted.
 
 Source: UPR reference, section 6.
 """
@@ -43,7 +44,7 @@ from uprmc.protocol.management import (
 )
 from uprmc.protocol.opcodes import Opcode, Status
 
-#: What DEL_VBUCKET's value may say; either way the answer says that it is done.
+#: Values that DEL_VBUCKET accepts; in any case the answer means that it is done.
 _DELETE_WAITS = (b"", b"async=0")
 
 #: GET_ALL_VB_SEQNOS without a state: those that hold something.
@@ -56,7 +57,7 @@ _DEFAULT_COLLECTION = 0
 #: GET_KEYS without a number.
 _KEYS_DEFAULT = 1_000
 
-#: A random document is one of so many of a random vBucket; finding a later one takes longer.
+#: A random document is one of this many of a random vBucket; finding a later one takes longer.
 _RANDOM_DEPTH = 1_000
 
 
@@ -64,17 +65,17 @@ _RANDOM_DEPTH = 1_000
 
 
 def set_vbucket(session: BinaryConversation, request: Request) -> None:
-    """Put a vBucket into a state, making it if there is none."""
+    """Set the state of a vBucket, creating it if it does not exist."""
     session.services.control.check_token(request.cas)
     if len(request.extras) == SET_VBUCKET_SHORT_EXTRAS.size and request.value:
-        json_object(request.value)  # what it says about other nodes is of no use here
+        json_object(request.value)  # its data about other nodes is not used here
     state = decode_vbucket_state(request.extras, request.value)
     _warm(session.bucket).set_state(request.number, state)
     session.reply(request)
 
 
 def get_vbucket(session: BinaryConversation, request: Request) -> None:
-    """Answer a vBucket's state. An old client has the number as text in the key."""
+    """Answer a vBucket's state. An old client sends the number as text in the key."""
     number = _number_in(request.key) if request.key else request.number
     state = _vbucket(session.bucket, number).state
     session.reply(request, value=GET_VBUCKET_REPLY.pack(state))
@@ -82,15 +83,15 @@ def get_vbucket(session: BinaryConversation, request: Request) -> None:
 
 def _number_in(key: bytes) -> int:
     if not key.isdigit():
-        raise InvalidArguments(f"{key!r} is no vBucket's number")
+        raise InvalidArguments(f"{key!r} is not a vBucket number")
     return int(key)
 
 
 def delete_vbucket(session: BinaryConversation, request: Request) -> None:
-    """Remove a dead vBucket; the answer says that it is gone from disk too."""
+    """Remove a dead vBucket; the answer means that it is gone from disk too."""
     session.services.control.check_token(request.cas)
     if request.value not in _DELETE_WAITS:
-        raise RemoteProtocolError(f"a deletion says {request.value!r}")
+        raise RemoteProtocolError(f"DEL_VBUCKET does not accept {request.value!r}")
     bucket = _warm(session.bucket)
     resume = session.suspend()
 
@@ -109,7 +110,7 @@ def delete_vbucket(session: BinaryConversation, request: Request) -> None:
 
 
 def all_seqnos(session: BinaryConversation, request: Request) -> None:
-    """Answer how far each vBucket has come; of those that are not active, what is complete."""
+    """Answer the high seqno of each active vBucket, and the last complete seqno of others."""
     states = _states_asked(request.extras)
     vbuckets = sorted(_warm(session.bucket).vbuckets.items())
     asked = [(number, each) for number, each in vbuckets if each.state in states]
@@ -169,7 +170,7 @@ def get_replica(session: BinaryConversation, request: Request) -> None:
     """Answer a replica's version of a document; an expired one is a miss and stays as it is."""
     bucket = session.bucket
     if not bucket.traffic:
-        raise TemporaryFailure("clients are shut out")
+        raise TemporaryFailure("clients are not admitted")
     vbucket = bucket.vbuckets.get(request.number)
     if vbucket is None or vbucket.state != VBucketState.REPLICA:
         raise NotMyVBucket(request.number)
@@ -184,7 +185,7 @@ def get_replica(session: BinaryConversation, request: Request) -> None:
 
 
 def evict_key(session: BinaryConversation, request: Request) -> None:
-    """Leave a document's value to the disk, if it is there."""
+    """Drop a document's value from memory, if it is on disk."""
     vbucket = session.locate(request)
     item = vbucket.find(request.key)
     if item is None:
@@ -200,7 +201,7 @@ def evict_key(session: BinaryConversation, request: Request) -> None:
 
 
 def get_keys(session: BinaryConversation, request: Request) -> None:
-    """Answer a vBucket's keys in order, from the one given on."""
+    """Answer a vBucket's keys in order, beginning with the given one."""
     vbucket = session.locate(request)
     count = GET_KEYS_EXTRAS.unpack(request.extras)[0] if request.extras else _KEYS_DEFAULT
     count = min(count, session.services.settings.max_listed_keys)
@@ -212,10 +213,10 @@ def get_keys(session: BinaryConversation, request: Request) -> None:
 
 
 def random_key(session: BinaryConversation, request: Request) -> None:
-    """Answer any document."""
+    """Answer a random document."""
     bucket = session.bucket
     if not bucket.traffic:
-        raise TemporaryFailure("clients are shut out")
+        raise TemporaryFailure("clients are not admitted")
     chosen = _any_document(bucket, session.now())
     if chosen is None:
         session.reply(request, Status.KEY_NOT_FOUND)
@@ -250,7 +251,7 @@ def _any_document(bucket: Bucket, now: float) -> tuple[VBucket, Item] | None:
 
 
 def _from(vbucket: VBucket, depth: int) -> Iterator[Item]:
-    """Yield every item once, beginning at the one in that place."""
+    """Yield every item once, beginning at that index."""
     items = vbucket.table.values()
     return chain(islice(items, depth, None), islice(items, depth))
 
@@ -275,14 +276,14 @@ def _send_document(session: BinaryConversation, request: Request, item: Item, ca
 
 
 def _warm(bucket: Bucket) -> Bucket:
-    """Return the bucket if it knows already what it has."""
+    """Return the bucket if warm-up has found its vBuckets."""
     if not bucket.warm:
         raise TemporaryFailure("warming up")
     return bucket
 
 
 def _vbucket(bucket: Bucket, number: int) -> VBucket:
-    """Return a vBucket in any state; during warm-up an absent one may yet turn up."""
+    """Return a vBucket in any state; during warm-up an absent one may still appear."""
     vbucket = bucket.vbuckets.get(number)
     if vbucket is None:
         _warm(bucket)

@@ -1,4 +1,4 @@
-"""Bytes to messages and back, and nothing else: no state beyond a half-read frame, no engine.
+"""Bytes to messages and back: no state beyond a half-read frame, no engine.
 
 construct declares every layout of the binary protocol once; where one is hot, a `struct.Struct` is
 derived from that declaration (`derive`). The text protocol is a library of pure functions (`text`).

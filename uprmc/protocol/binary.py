@@ -1,8 +1,8 @@
-"""Bodies of the memcached binary commands: what stands in extras and values, and who may have what.
+"""Bodies of the memcached binary commands: the layouts of extras and values.
 
 Layouts are declared with construct. Fixed ones have a derived `struct.Struct` next to them, named
-in capitals, that hot code packs and unpacks with; variable ones have an encoder and a decoder that
-speak plain values. `shapes` says which frames are answered at all.
+in capitals, that hot code packs and unpacks with; variable ones have an encoder and a decoder for
+plain values. `shapes` decides which frames are answered at all.
 
 Source: memcached reference, sections 2.2, 2.3 and 2.7; UPR reference, sections 2.13 and 6.
 """
@@ -35,7 +35,7 @@ from uprmc.protocol.rows import build_rows, pack_rows, parse_rows, unpack_rows
 
 # --- fixed layouts ------------------------------------------------------------------------------
 
-#: Extras of set, add and replace. Expiration as section 4.1 has it, unsigned.
+#: Extras of set, add and replace. Expiration as in section 4.1, unsigned.
 StoreExtras = Layout("flags" / Int32ub, "expiration" / Int32ub)
 STORE_EXTRAS = derive(StoreExtras)
 
@@ -58,7 +58,7 @@ VERBOSITY_EXTRAS = derive(VerbosityExtras)
 GetLockExtras = Layout("seconds" / Int32ub)
 GET_LOCK_EXTRAS = derive(GetLockExtras)
 
-#: Extras of every reply that brings a document, and of the reply to touch.
+#: Extras of every reply that contains a document, and of the reply to touch.
 GetReplyExtras = Layout("flags" / Int32ub)
 GET_REPLY_EXTRAS = derive(GetReplyExtras)
 
@@ -82,7 +82,7 @@ COUNTER_VALUE = derive(CounterValue)
 MutationSeqnoExtras = Layout("uuid" / Int64ub, "seqno" / Int64ub)
 MUTATION_SEQNO_EXTRAS = derive(MutationSeqnoExtras)
 
-#: Value of OBSERVE_SEQNO: the history that the client believes in.
+#: Value of OBSERVE_SEQNO: the history that the client knows.
 ObserveSeqnoRequest = Layout("uuid" / Int64ub)
 OBSERVE_SEQNO_REQUEST = derive(ObserveSeqnoRequest)
 
@@ -96,7 +96,8 @@ ObserveSeqnoReply = Layout(
 )
 OBSERVE_SEQNO_REPLY = derive(ObserveSeqnoReply)
 
-#: Value of its reply after a failover: 43 bytes. `last_old_seqno` ends what both histories share.
+#: Value of its reply after a failover: 43 bytes. Both histories are the same up to
+#: `last_old_seqno`.
 ObserveSeqnoFailoverReply = Layout(
     "format" / Const(1, Int8ub),
     "vbucket" / Int16ub,
@@ -134,14 +135,14 @@ HELLO_FEATURE = derive(Layout("feature" / Int16ub))
 
 
 class ObservedKey(NamedTuple):
-    """A key that a client asks about."""
+    """A key whose state a client asks for."""
 
     vbucket: int
     key: bytes
 
 
 class KeyObservation(NamedTuple):
-    """What is known of an observed key; `state` is an `ObservedState` number."""
+    """The state of an observed key; `state` is an `ObservedState` number."""
 
     vbucket: int
     key: bytes
@@ -150,13 +151,13 @@ class KeyObservation(NamedTuple):
 
 
 class ObservedSeqno(NamedTuple):
-    """What OBSERVE_SEQNO tells of a vBucket.
+    """The answer of OBSERVE_SEQNO about a vBucket.
 
     Attributes:
-        uuid: its history now.
-        persisted_seqno: up to where it is on disk.
-        current_seqno: its newest.
-        same_history: it is the history that the client named.
+        uuid: its present history.
+        persisted_seqno: everything up to here is on disk.
+        current_seqno: its newest seqno.
+        same_history: whether `uuid` is the history that the client named.
     """
 
     uuid: int
@@ -180,17 +181,17 @@ def decode_observe_request(value: bytes, limit: int = 10_000) -> list[ObservedKe
     """Return the keys that OBSERVE asks for.
 
     Raises:
-        RemoteProtocolError: a torn entry, or more than `limit` of them.
+        RemoteProtocolError: an incomplete entry, or more than `limit` of them.
     """
     found: list[ObservedKey] = []
     position, end = 0, len(value)
     while position < end:
         if end - position < OBSERVED_KEY_HEAD.size or len(found) == limit:
-            raise RemoteProtocolError(f"a value of {end} bytes is torn or names too many keys")
+            raise RemoteProtocolError(f"a value of {end} bytes is malformed or names too many keys")
         vbucket, length = OBSERVED_KEY_HEAD.unpack_from(value, position)
         position += OBSERVED_KEY_HEAD.size + length
         if position > end:
-            raise RemoteProtocolError(f"a value of {end} bytes is torn")
+            raise RemoteProtocolError(f"a value of {end} bytes is malformed")
         found.append(ObservedKey(vbucket, value[position - length : position]))
     return found
 

@@ -1,7 +1,7 @@
 """Turn a construct declaration into the `struct.Struct` that hot code uses.
 
-construct is the written truth of each layout but takes 12 us for a header; `struct` takes 0.14 us.
-Deriving the one from the other at import, and comparing them there, keeps the truth single.
+construct declares each layout, but takes 12 us for a header; `struct` takes 0.14 us. Deriving the
+one from the other at import, and comparing them there, keeps the declaration single.
 
 Source: performance reference, section 3.
 """
@@ -55,11 +55,11 @@ def derive_merged(
     Args:
         layout: the declaration.
         groups: names of fields.
-        unread: indices of groups that the struct passes over: there is no number for them.
+        unread: indices of groups that the struct skips: there is no number for them.
 
     Raises:
-        LocalProtocolError: as `derive`; or the groups are not all fields in order, or one that is
-            read is not 1, 2, 4 or 8 bytes wide.
+        LocalProtocolError: as `derive`; or the groups are not all fields in order, or a group that
+            is read is not 1, 2, 4 or 8 bytes wide.
     """
     fields = [_field(subcon) for subcon in layout.subcons]
     if [name for group in groups for name in group] != [field.name for field in fields]:
@@ -71,7 +71,7 @@ def derive_merged(
         for index, size in enumerate(sizes)
     ]
     if not all(codes):
-        raise LocalProtocolError(f"groups of {sizes} bytes are no numbers")
+        raise LocalProtocolError(f"groups of {sizes} bytes are not numbers")
     merged = struct.Struct(">" + "".join(codes))
     if merged.size != derive(layout).size:
         raise LocalProtocolError(f"{merged.format!r} is {merged.size} B, not {layout.sizeof()}")
@@ -115,7 +115,7 @@ def _check_agreement(
 
 
 def _distinct_values(derived: struct.Struct, fields: list[_Field]) -> list[Any]:
-    """Return values whose bytes all differ, so swapped fields show, constants excepted."""
+    """Return values whose bytes all differ, except constants, so that swapped fields show."""
     distinct = derived.unpack(bytes(place % 255 + 1 for place in range(derived.size)))
     return [
         value if field.constant is None else field.constant

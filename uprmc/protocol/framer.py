@@ -1,8 +1,8 @@
-"""Whole messages from any split of the stream, without a socket.
+"""Complete messages from any split of the stream, without a socket.
 
-`ByteBuffer` keeps what has arrived until enough is there; nothing is copied more than a few times,
-however small the pieces are. `BinaryFramer` and `LineFramer` stand on it and are for tools, tests
-and clients; the server's hot loop reads its chunks in place and uses the buffer for the rest only.
+`ByteBuffer` keeps what has arrived until it is enough; nothing is copied more than a few times,
+however small the pieces are. `BinaryFramer` and `LineFramer` use it and are for tools, tests and
+clients; the server's hot loop reads its chunks in place and uses the buffer only for the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MERGE_BYTES = 4096
 
 
 class ByteBuffer:
-    """Bytes that have arrived and were not used yet: a queue of chunks.
+    """Bytes that have arrived and are not used yet: a queue of chunks.
 
     Appending is cheap at any size; `take` copies each byte once.
     """
@@ -80,7 +80,7 @@ class ByteBuffer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def find_newline(self) -> int:
-        r"""Return the place of the first ``\n``, or -1. What was searched is not searched again."""
+        r"""Return the index of the first ``\n``, or -1. Bytes are searched only once."""
         place = -self._first_used
         for chunk in self._chunks:
             end = place + len(chunk)
@@ -95,7 +95,7 @@ class ByteBuffer:
 
     def _check(self, count: int) -> None:
         if not 0 <= count <= self._size:
-            raise LocalProtocolError(f"{count} bytes are wanted, {self._size} are there")
+            raise LocalProtocolError(f"{count} bytes are needed, {self._size} are available")
 
     def _take_from_first(self, limit: int) -> bytes:
         chunk, start = self._chunks[0], self._first_used
@@ -139,8 +139,8 @@ class BinaryFramer:
 
         Raises:
             RemoteProtocolError: bad magic, lengths that contradict each other, or a body over the
-                limit. Frames before the bad one are returned first; the framer is then of no more
-                use.
+                limit. Frames before the bad one are returned first; the framer is unusable
+                afterwards.
         """
         self._buffer.append(data)
         frames: list[Frame] = []
@@ -184,7 +184,7 @@ class BinaryFramer:
 class LineFramer:
     """Lines and data blocks of the text protocol out of a stream of bytes.
 
-    Which of the two comes next depends on the line before, so the reader asks for it.
+    The previous line decides which of the two is next, so the reader asks for one of them.
     """
 
     __slots__ = ("_buffer", "_limit_bytes")
@@ -202,7 +202,7 @@ class LineFramer:
         r"""Return the next line without ``\n`` or ``\r\n``; ``None`` when it is not complete.
 
         Raises:
-            RemoteProtocolError: the line is longer than the limit, or goes on beyond it.
+            RemoteProtocolError: the line is longer than the limit, or continues beyond it.
         """
         end = self._buffer.find_newline()
         if end < 0:
@@ -213,10 +213,10 @@ class LineFramer:
         return line
 
     def next_block(self, count: int) -> bytes | None:
-        r"""Return `count` bytes that ``\r\n`` follows; ``None`` when they are not all there.
+        r"""Return `count` bytes that ``\r\n`` follows; ``None`` when they are incomplete.
 
         Raises:
-            RemoteProtocolError: something else than ``\r\n`` follows.
+            RemoteProtocolError: something other than ``\r\n`` follows.
         """
         if self._buffer.need(count + 2):
             return None

@@ -1,4 +1,4 @@
-"""The 24-byte frame header, whole frames, and the structs the hot path reads them with.
+"""The 24-byte frame header, complete frames, and the structs with which the hot path reads them.
 
 Both header structs hold nine numbers in this order: magic, opcode, key length, extras length,
 datatype, vBucket (request) or status (response), body length, opaque, CAS. The body that follows
@@ -25,7 +25,7 @@ from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, status_text
 
-#: What a node says in words is shown up to this length.
+#: The text of a node's error is shown up to this length.
 _WORDS_MAX_BYTES = 200
 
 
@@ -115,8 +115,8 @@ def _packet(header: Layout) -> Layout:
     )
 
 
-#: A whole packet as construct sees it: ``header`` (its three lengths are computed when building
-#: and checked when parsing), ``extras``, ``key``, ``value``.
+#: A complete packet for construct: ``header`` (its three lengths are computed when building and
+#: checked when parsing), ``extras``, ``key``, ``value``.
 Request = _packet(RequestHeader)
 Response = _packet(ResponseHeader)
 
@@ -213,7 +213,7 @@ class RequestFrame:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFrame:
-    """One response. `status` is a `Status` number or one that we have no name for."""
+    """One response. `status` is a `Status` number or one without a name here."""
 
     opcode: int
     status: int = 0
@@ -239,7 +239,7 @@ class ResponseFrame:
 
     @property
     def reason(self) -> str:
-        """Why the request was refused: the node's words if it has any, and the status."""
+        """Why the request was refused: the node's text if there is one, and the status."""
         text = self.value.decode("utf-8", "replace") if len(self.value) <= _WORDS_MAX_BYTES else ""
         if text and text.isprintable():
             return f"{text} ({self.status:04x})"
@@ -250,13 +250,15 @@ Frame = RequestFrame | ResponseFrame
 
 
 def decode_frame(packet: bytes) -> Frame:
-    """Return the frame that `packet` holds, all of it and nothing more.
+    """Return the frame in `packet`, which must contain nothing else.
 
     Raises:
-        RemoteProtocolError: not a magic we know, or lengths that contradict each other.
+        RemoteProtocolError: an unknown magic, or lengths that contradict each other.
     """
     if len(packet) < HEADER_BYTES:
-        raise RemoteProtocolError(f"{len(packet)} bytes are no frame: a header has {HEADER_BYTES}")
+        raise RemoteProtocolError(
+            f"{len(packet)} bytes are not a frame: a header has {HEADER_BYTES}"
+        )
     magic, opcode, key_length, extras_length, datatype, third, body_length, opaque, cas = (
         unpack_request(packet)
     )

@@ -1,7 +1,7 @@
-"""Bodies of the commands that look after vBuckets, and of those that carry metadata.
+"""Bodies of the commands that manage vBuckets, and of those that carry metadata.
 
 Layouts are declared with construct; fixed ones have their derived struct in capitals, variable ones
-an encoder and a decoder that speak plain values.
+an encoder and a decoder for plain values.
 
 Source: UPR reference, section 6.
 """
@@ -40,7 +40,7 @@ from uprmc.protocol.rows import build_rows, pack_rows, parse_rows, unpack_rows
 SetVBucketExtras = Layout("state" / Int32ub)
 SET_VBUCKET_EXTRAS = derive(SetVBucketExtras)
 
-#: Extras of SET_VBUCKET today; an optional JSON value follows.
+#: Extras of SET_VBUCKET in modern servers; an optional JSON value follows.
 SetVBucketShortExtras = Layout("state" / Int8ub)
 SET_VBUCKET_SHORT_EXTRAS = derive(SetVBucketShortExtras)
 
@@ -48,11 +48,11 @@ SET_VBUCKET_SHORT_EXTRAS = derive(SetVBucketShortExtras)
 GetVBucketReply = Layout("state" / Int32ub)
 GET_VBUCKET_REPLY = derive(GetVBucketReply)
 
-#: Extras that GET_ALL_VB_SEQNOS may carry: a `VBucketState` number, 0 = all that live.
+#: Extras that GET_ALL_VB_SEQNOS may carry: a `VBucketState` number, 0 = all except dead.
 VBucketSeqnosExtras = Layout("state" / Int32ub)
 VBUCKET_SEQNOS_EXTRAS = derive(VBucketSeqnosExtras)
 
-#: The same of a client that knows collections.
+#: The same from a client that knows collections.
 CollectionSeqnosExtras = Layout("state" / Int32ub, "collection" / Int32ub)
 COLLECTION_SEQNOS_EXTRAS = derive(CollectionSeqnosExtras)
 
@@ -61,16 +61,16 @@ _VBucketSeqno = Layout("vbucket" / Int16ub, "seqno" / Int64ub)
 VBucketSeqnosValue = Layout("entries" / GreedyRange(_VBucketSeqno), Terminated)
 VBUCKET_SEQNO = derive(_VBucketSeqno)
 
-#: The same for who was granted `Feature.TERMS`.
+#: The same after `Feature.TERMS` was granted.
 _VBucketSeqnoTerm = Layout("vbucket" / Int16ub, "seqno" / Int64ub, "term" / Int64ub)
 VBucketSeqnoTermsValue = Layout("entries" / GreedyRange(_VBucketSeqnoTerm), Terminated)
 VBUCKET_SEQNO_TERM = derive(_VBucketSeqnoTerm)
 
-#: Extras of SEQNO_PERSISTENCE: up to where everything is to be on disk.
+#: Extras of SEQNO_PERSISTENCE: everything up to here shall be on disk.
 SeqnoPersistenceExtras = Layout("seqno" / Int64ub)
 SEQNO_PERSISTENCE_EXTRAS = derive(SeqnoPersistenceExtras)
 
-#: Extras of COMPACT_DB. What every bound given names goes, and all if told to drop deletes.
+#: Extras of COMPACT_DB: bounds that must all hold, or a flag that drops every deletion.
 CompactExtras = Layout(
     "purge_before_ts" / Int64ub,
     "purge_before_seq" / Int64ub,
@@ -85,7 +85,7 @@ COMPACT_EXTRAS = derive(CompactExtras)
 SetParamExtras = Layout("group" / Int32ub)
 SET_PARAM_EXTRAS = derive(SetParamExtras)
 
-#: Extras of SET_SESSION_TOKEN: the new token; the header's CAS is the old one, 0 = whatever it is.
+#: Extras of SET_SESSION_TOKEN: the new token; the header's CAS is the old one, 0 = any.
 SessionTokenExtras = Layout("token" / Int64ub)
 SESSION_TOKEN_EXTRAS = derive(SessionTokenExtras)
 
@@ -145,10 +145,10 @@ RETURN_META_EXTRAS = derive(ReturnMetaExtras)
 ReturnMetaReplyExtras = Layout("flags" / Int32ub, "exptime" / Int32ub, "rev" / Int64ub)
 RETURN_META_REPLY_EXTRAS = derive(ReturnMetaReplyExtras)
 
-#: What precedes each entry of extended metadata, of which there may be thousands.
+#: The head of each entry of extended metadata, of which there may be thousands.
 EXTENDED_META_HEAD = derive(Layout("id" / Int8ub, "length" / Int16ub))
 
-#: Extended metadata, version 1: what follows the value when `nmeta` is not 0.
+#: Extended metadata, version 1: it follows the value when `nmeta` is not 0.
 ExtendedMeta = Layout(
     "version" / Const(1, Int8ub),
     "entries"
@@ -164,7 +164,7 @@ ExtendedMeta = Layout(
 
 
 class ParamGroup(IntEnum):
-    """Which part of a node SET_PARAM speaks to."""
+    """The part of a node that SET_PARAM addresses."""
 
     FLUSH = 1
     TAP = 2
@@ -174,7 +174,7 @@ class ParamGroup(IntEnum):
 
 
 class ReturnMetaKind(IntEnum):
-    """What RETURN_META does before it tells the metadata."""
+    """What RETURN_META does before it returns the metadata."""
 
     SET = 1
     ADD = 2
@@ -182,7 +182,7 @@ class ReturnMetaKind(IntEnum):
 
 
 class WithMetaOption(IntFlag):
-    """Option bits of today's *_WITH_META. In 2014 bit 0x01 meant what 0x08 means now."""
+    """Option bits of *_WITH_META. In 2014 bit 0x01 meant what 0x08 means now."""
 
     ACCEPT_LAST_WRITE_WINS = 0x01
     FORCE_ACCEPT = 0x02
@@ -192,7 +192,7 @@ class WithMetaOption(IntFlag):
 
 
 class WithMeta(NamedTuple):
-    """Extras of a *_WITH_META, whichever of its four lengths they had."""
+    """Extras of a *_WITH_META, in any of its four lengths."""
 
     flags: int
     exptime: int
@@ -217,7 +217,7 @@ def decode_with_meta(extras: bytes) -> WithMeta:
 
 
 def decode_vbucket_state(extras: bytes, value: bytes) -> VBucketState:
-    """Read what SET_VBUCKET asks for, whichever of its three forms was used.
+    """Return the state that SET_VBUCKET asks for, in any of its three forms.
 
     Raises:
         RemoteProtocolError: none of the forms, or no state has that number.
@@ -245,7 +245,7 @@ def decode_vbucket_seqnos(value: bytes) -> list[tuple[int, int]]:
 
 
 def encode_vbucket_seqno_terms(rows: Iterable[tuple[int, int, int]]) -> bytes:
-    """Return the same for who was granted terms, from (vBucket, seqno, term)."""
+    """Return the same with terms, from (vBucket, seqno, term)."""
     return pack_rows(VBUCKET_SEQNO_TERM, rows)
 
 
@@ -275,11 +275,11 @@ def decode_extended_meta(value: bytes) -> list[tuple[int, bytes]]:
         raise RemoteProtocolError("extended metadata is not of version 1")
     while position < end:
         if end - position < EXTENDED_META_HEAD.size:
-            raise RemoteProtocolError(f"extended metadata of {end} bytes is torn")
+            raise RemoteProtocolError(f"extended metadata of {end} bytes is malformed")
         number, length = EXTENDED_META_HEAD.unpack_from(value, position)
         position += EXTENDED_META_HEAD.size + length
         if position > end:
-            raise RemoteProtocolError(f"extended metadata of {end} bytes is torn")
+            raise RemoteProtocolError(f"extended metadata of {end} bytes is malformed")
         entries.append((number, value[position - length : position]))
     return entries
 

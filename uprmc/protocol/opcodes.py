@@ -17,7 +17,8 @@ MAGIC_RESPONSE = 0x81
 
 HEADER_BYTES = 24
 
-#: Whoever reads frames takes bodies up to here, so that each document can be read everywhere.
+#: All readers of frames accept bodies up to this size, so that each document can be read
+#: everywhere.
 FRAME_MAX_BYTES = config.FRAME_MAX_BYTES
 
 #: Longest key of any command, in bytes.
@@ -28,7 +29,7 @@ DO_NOT_CREATE = 0xFFFFFFFF
 
 
 class Opcode(IntEnum):
-    """What a frame asks for. A response repeats the opcode of its request, quiet ones too."""
+    """The command of a frame. A response repeats the opcode of its request, even a quiet one."""
 
     GET = 0x00
     SET = 0x01
@@ -132,7 +133,7 @@ class Opcode(IntEnum):
     SEQNO_PERSISTENCE = 0xB7
     GET_KEYS = 0xB8
 
-    # Ours, at the far ends of gaps that nobody else has used (UPR reference, section 7).
+    # Ours, at the far ends of gaps that no other server has used (UPR reference, section 7).
     VBUCKET_FACTS = 0xD6
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
@@ -151,8 +152,8 @@ class Opcode(IntEnum):
     GET_SESSION_TOKEN = 0xF5
 
 
-#: Quiet opcode -> the opcode that does the same and always answers. The gets among the keys are
-#: silent about a miss, all others about success; none is silent about an error.
+#: Quiet opcode -> the opcode that does the same and always answers. Quiet gets do not answer a
+#: miss, the others do not answer success; all of them answer errors.
 QUIET: dict[int, int] = {
     Opcode.GETQ: Opcode.GET,
     Opcode.GETKQ: Opcode.GETK,
@@ -176,7 +177,7 @@ QUIET: dict[int, int] = {
 
 
 class Status(IntEnum):
-    """How a request went; the third 16-bit field of a response."""
+    """The result of a request; the third 16-bit field of a response."""
 
     SUCCESS = 0x00
     KEY_NOT_FOUND = 0x01
@@ -231,7 +232,7 @@ STATUS_TEXT: dict[int, bytes] = {
 
 
 def opcode_name(opcode: int) -> str:
-    """Return what the field calls an opcode."""
+    """Return the usual name of an opcode."""
     try:
         return Opcode(opcode).name
     except ValueError:
@@ -239,7 +240,7 @@ def opcode_name(opcode: int) -> str:
 
 
 def status_name(status: int) -> str:
-    """Return what the field calls a status."""
+    """Return the usual name of a status."""
     try:
         return Status(status).name
     except ValueError:
@@ -247,12 +248,12 @@ def status_name(status: int) -> str:
 
 
 def status_text(status: int) -> str:
-    """Return a status in words and as number."""
+    """Return a status as text and number."""
     return f"{STATUS_TEXT.get(status, b'unknown status').decode()} ({status:04x})"
 
 
 class OpenFlag(IntFlag):
-    """Bits of a UPR open. Others are for extensions that are not served."""
+    """Bits of a UPR open. Others are for extensions that are not supported."""
 
     PRODUCER = 0x01
     NOTIFIER = 0x02
@@ -285,7 +286,7 @@ class MarkerFlag(IntFlag):
 
 
 class EndReason(IntEnum):
-    """Why a stream ended. `TOO_SLOW` and those after it mean something to peers of today only."""
+    """Why a stream ended. Only modern peers know `TOO_SLOW` and later ones."""
 
     OK = 0
     CLOSED = 1
@@ -299,7 +300,7 @@ class EndReason(IntEnum):
 
 
 class Feature(IntEnum):
-    """What a HELLO may ask for. Numbers that are not here are simply not granted."""
+    """Features of HELLO. Numbers that are not listed here are not granted."""
 
     DATATYPE = 0x01
     TLS = 0x02

@@ -18,7 +18,7 @@ from uprmc.protocol.rows import pack_rows, unpack_rows
 # --- where and which ----------------------------------------------------------------------------
 
 #: Value of REPLICATE, TAKEOVER and FAILOVER: vBuckets by number; of REPLICATE, none = all.
-#: The key of the first two is the source's address, HOST:PORT, as this node is to dial it.
+#: The key of the first two is the source's address, HOST:PORT, as this node reaches it.
 VBucketsValue = Layout("entries" / GreedyRange(Int16ub), Terminated)
 VBUCKET_NUMBER = derive(Layout("vbucket" / Int16ub))
 
@@ -30,8 +30,8 @@ REPLICATE_EXTRAS = derive(ReplicateExtras)
 class ReplicateFlag(IntFlag):
     """Bits of REPLICATE.
 
-    `STOP`: follow nobody any more, as replicas; no key is needed. `DEMOTE`: vBuckets that are
-    active here and hold documents may become replicas; what the source has not is undone.
+    `STOP`: stop following, and stay replicas; no key is needed. `DEMOTE`: vBuckets that are active
+    here and contain documents may become replicas; changes that the source lacks are undone.
     """
 
     STOP = 0x01
@@ -54,7 +54,7 @@ FailoverReply = Layout("entries" / GreedyRange(_BRANCH), Terminated)
 
 
 class Outcome(IntEnum):
-    """What became of a takeover of one vBucket.
+    """The result of a takeover of one vBucket.
 
     `TAKEN`: it is active here. `REFUSED`: the source did not begin; nothing has changed.
     `INTERRUPTED`: the connection ended on the way; it is not active here and never will be by this
@@ -106,13 +106,13 @@ def decode_branches(value: bytes) -> list[Branch]:
 
 # --- one document's newest version, with its seqno ----------------------------------------------
 
-#: Extras of GET_VERSION: the value is only wanted of versions at or below this seqno.
+#: Extras of GET_VERSION: the value is wanted only of versions at or below this seqno.
 GetVersionExtras = Layout("upto_seqno" / Int64ub)
 GET_VERSION_EXTRAS = derive(GetVersionExtras)
 
-#: Extras of its reply; `life` is a `model.Life`, CAS and datatype are the header's. A tombstone's
-#: `expiration` says when it was made. A document that never was, or whose tombstone was dropped,
-#: is KEY_NOT_FOUND.
+#: Extras of its reply; `life` is a `model.Life`, CAS and datatype are the header's. The
+#: `expiration` of a tombstone is its time. A document that never existed, or whose tombstone was
+#: dropped, is KEY_NOT_FOUND.
 GetVersionReplyExtras = Layout(
     "by_seqno" / Int64ub,
     "rev_seqno" / Int64ub,

@@ -1,7 +1,7 @@
 """Values that are rows: many entries of one layout, one after the other.
 
-Rows of fixed width are read and written with their derived struct, because one value may hold tens
-of thousands of them and construct takes some 10 us for each; the others go by construct.
+Rows of fixed width are read and written with their derived struct, because one value may contain
+tens of thousands of them and construct takes about 10 us for each; construct handles the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pack_rows(row: struct.Struct, entries: Iterable[Iterable[int]]) -> bytes:
 
 
 def unpack_rows(row: struct.Struct, value: bytes) -> Iterator[tuple[int, ...]]:
-    """Yield the entries of a value; raises `RemoteProtocolError` when the last one is torn."""
+    """Yield the entries of a value; raises `RemoteProtocolError` if the last one is cut."""
     if len(value) % row.size:
         raise RemoteProtocolError(f"a value of {len(value)} bytes is malformed: {row.size} each")
     return row.iter_unpack(value)
@@ -40,7 +40,7 @@ def parse_rows(layout: Layout, value: bytes) -> Any:
 
 
 def build_rows(layout: Layout, entries: list[Any]) -> bytes:
-    """Return what construct makes of entries; raises `LocalProtocolError`."""
+    """Return entries as built by construct; raises `LocalProtocolError`."""
     try:
         value: bytes = layout.build({"entries": entries})
     except ConstructError as error:

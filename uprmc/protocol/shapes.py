@@ -1,4 +1,4 @@
-"""Which requests are answered at all: the shape of each opcode's body, judged by the header alone.
+"""Which requests are answered at all: the layout of each opcode's body, as seen in the header.
 
 Source: memcached reference 2.2, 2.3 and 2.7; UPR reference 2 and 6.
 """
@@ -12,9 +12,9 @@ from uprmc.protocol.opcodes import KEY_MAX_BYTES, QUIET, Opcode, Status
 
 
 class Part(IntEnum):
-    """Whether a command's key or value may, must or must not be there.
+    """Whether a command may, must or must not have a key or value.
 
-    Bit 1 allows it to be empty, bit 2 to be there, so that judging is one AND.
+    Bit 1 allows it to be empty, bit 2 to be present, so that the check is one AND.
     """
 
     NONE = 1
@@ -56,7 +56,7 @@ _TOUCH = _shape(4, key=Part.REQUIRED)
 _VALUE = _shape(0, value=Part.REQUIRED)
 _WITH_META = _shape(24, 26, 28, 30, key=Part.REQUIRED, value=Part.OPTIONAL)
 
-#: Shape of every request that is known here, quiet forms included.
+#: Layout of every known request, including quiet forms.
 SHAPES: dict[int, Shape] = {
     Opcode.GET: _KEY,
     Opcode.SET: _STORE,
@@ -153,19 +153,19 @@ _UNKNOWN = Refusal(Status.UNKNOWN_COMMAND, closes=False)
 _MISSHAPEN = Refusal(Status.INVALID_ARGUMENTS, closes=True)
 _MISSHAPEN_ELSEWHERE = Refusal(Status.INVALID_ARGUMENTS, closes=False)
 
-#: memcached's own commands lie below; it hangs up on a misshapen one. ep-engine, from which the
-#: others come, only refuses it.
+#: memcached's own commands are below; it closes the connection if the layout is wrong. ep-engine,
+#: from which the others come, only refuses the command.
 _FIRST_ENGINE_OPCODE = Opcode.SET_VBUCKET
 
 
 def shape_error(
     opcode: int, extras_length: int, key_length: int, body_length: int
 ) -> Refusal | None:
-    """Judge a request by its header alone; ``None`` means it may be carried out.
+    """Check a request by its header alone; ``None`` means it may be carried out.
 
-    The checks come in memcached's order: lengths that contradict each other, a key that is too
-    long (whatever the opcode), an opcode that nobody knows, a body of the wrong shape. After an
-    unknown command exactly its body is to be dropped.
+    The checks are in memcached's order: lengths that contradict each other, a key that is too long
+    (for any opcode), an unknown opcode, a body of the wrong layout. After an unknown command
+    exactly its body must be dropped.
 
     Source: memcached reference, sections 2.2, 2.3 and 2.7.
     """

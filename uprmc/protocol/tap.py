@@ -1,8 +1,8 @@
 """TAP, the replication protocol before UPR: bodies of the messages 0x40 to 0x47.
 
-A body is: extras, engine-specific section, key, value. The section's length stands in the extras
-and **not** in the header's extras length, so a decoder must take both as given. The 16-byte extras
-are those of items; checkpoints carry them too, their item part is 0.
+A body consists of extras, engine-specific section, key and value. The section's length is in the
+extras and **not** in the header's extras length, so a decoder must use both. The 16-byte extras are
+those of items; checkpoints have them too, with 0 in the fields for items.
 
 Layouts are declared with construct, each with its derived struct in capitals; `TapMutationFrame`
 and `TapDeleteFrame` are header, extras and section of the messages that a stream consists of.
@@ -133,7 +133,7 @@ PUSHED = range(0x41, 0x48)
 
 
 class TapFlag(IntFlag):
-    """Flags of a message: answer it; the value is left out; `item_flags` are big-endian."""
+    """Flags of a message: answer it; the value is omitted; `item_flags` are big-endian."""
 
     ACK = 0x01
     NO_VALUE = 0x02
@@ -187,7 +187,7 @@ class TapMessage(NamedTuple):
 
     @property
     def wants_ack(self) -> bool:
-        """Whether it is to be answered."""
+        """Whether it must be answered."""
         return bool(self.flags & _ACK)
 
 
@@ -220,8 +220,8 @@ class _Data:
 def decode_connect(name: bytes, extras: bytes, value: bytes) -> Connect:
     """Read a TAP_CONNECT.
 
-    The data of CHECKPOINT and of REGISTERED_CLIENT may be missing, and are in practice; a single
-    byte is the latter's.
+    The data of CHECKPOINT and of REGISTERED_CLIENT may be missing, as they are in practice; a
+    single byte belongs to the latter.
 
     Raises:
         RemoteProtocolError: the extras are neither 0 nor 4 bytes, or the data is shorter than
@@ -250,7 +250,7 @@ def decode_connect(name: bytes, extras: bytes, value: bytes) -> Connect:
 
 
 def encode_connect(connect: Connect, opaque: int = 0) -> bytes:
-    """Return a whole TAP_CONNECT; what its flags do not ask for is left out.
+    """Return a complete TAP_CONNECT, without data that its flags do not ask for.
 
     Raises:
         LocalProtocolError: a number does not fit, or a list of no vBuckets: it would mean all.
@@ -260,7 +260,7 @@ def encode_connect(connect: Connect, opaque: int = 0) -> bytes:
         parts.append(pack_rows(TAP_BACKFILL_DATA, [(connect.oldest_entry_s,)]))
     if connect.has(ConnectFlag.LIST_VBUCKETS):
         if connect.vbuckets == ():
-            raise LocalProtocolError("a list of no vBuckets would ask for all")
+            raise LocalProtocolError("an empty list of vBuckets would mean all")
         numbers = connect.vbuckets or ()
         parts.append(pack_rows(TAP_COUNT, [(len(numbers),)]))
         parts.append(pack_rows(TAP_VBUCKET_ENTRY, [(number,) for number in numbers]))
@@ -282,12 +282,12 @@ def decode_filter(value: bytes) -> dict[int, int]:
     """Read the value of CHANGE_VB_FILTER: vBucket -> id of its last closed checkpoint.
 
     Raises:
-        RemoteProtocolError: torn, of another length than its count says, or of no vBucket.
+        RemoteProtocolError: its length does not match its count, or it names no vBucket.
     """
     data = _Data(value)
     entries = data.rows(TAP_CHECKPOINT_ENTRY, data.take(TAP_COUNT))
     if data.left or not entries:
-        raise RemoteProtocolError("a TAP filter without vBuckets, or with a tail")
+        raise RemoteProtocolError("a TAP filter without vBuckets, or of the wrong length")
     return {number: checkpoint_id for number, checkpoint_id in entries}  # noqa: C416
 
 
@@ -359,7 +359,7 @@ def tap_message(
     item: tuple[int, int] | None = None,
     ttl: int = TTL,
 ) -> bytes:
-    """Return a whole message; `item` are item flags and expiration, where the extras have them.
+    """Return a complete message; `item` is item flags and expiration, if the extras have them.
 
     Raises:
         LocalProtocolError: a number does not fit.
@@ -395,7 +395,7 @@ def state_message(state: int, vbucket: int, opaque: int, flags: int = 0) -> byte
 
 
 def flush_message(opaque: int, flags: int = 0) -> bytes:
-    """Return a FLUSH, of the whole bucket."""
+    """Return a FLUSH of the bucket."""
     return tap_message(Opcode.TAP_FLUSH, flags=flags, opaque=opaque)
 
 

@@ -1,11 +1,11 @@
-"""Command lines of the text protocol, taken apart by pure functions.
+"""Command lines of the text protocol, parsed by pure functions.
 
-A line goes through `split_words`; its first word chooses the `parse_...` function; what comes out
-is a tuple of plain values, or a `TextSyntaxError` that holds the very bytes to answer. Data blocks
-and the order of replies belong to the session. Meta commands are in `text_meta`, the reply lines
-in `text_replies`.
+A line goes through `split_words`; its first word chooses the `parse_...` function. The result is a
+tuple of plain values, or a `TextSyntaxError` with the exact bytes of the answer. Data blocks and
+the order of replies belong to the session. Meta commands are in `text_meta`, the reply lines in
+`text_replies`.
 
-One thing surprises: a refused line that ends in ``noreply`` is answered with nothing at all.
+Note: a refused line that ends in ``noreply`` is not answered.
 
 Source: memcached reference, sections 3.1 to 3.6.
 """
@@ -43,9 +43,9 @@ class TextSyntaxError(CommandError):
     """A line cannot be carried out.
 
     Attributes:
-        reply: the exact bytes to answer, empty when the line asked for no reply.
-        swallow: bytes of data after the line that are to be dropped (only a bad ``ms`` has some;
-            after other refused lines the data is read as commands, as memcached does).
+        reply: the exact bytes of the answer, empty when the line asked for no reply.
+        swallow: bytes of data after the line that must be dropped (only after a bad ``ms``; after
+            other refused lines the data is read as commands, as in memcached).
     """
 
     def __init__(self, reply: bytes, swallow: int = 0) -> None:
@@ -61,10 +61,10 @@ class StorageLine(NamedTuple):
         command: ``set``, ``add``, ``replace``, ``append``, ``prepend`` or ``cas``.
         key: 1 to 250 bytes.
         flags: 32 bits.
-        exptime: seconds as sent, signed 32 bits; below 0 is expired at once.
+        exptime: seconds as sent, signed 32 bits; a negative number expires at once.
         length: bytes of the data block without its line end.
-        cas: what ``cas`` compares with; 0 for the others.
-        noreply: answer nothing, whatever happens.
+        cas: the CAS that ``cas`` compares with; 0 for the others.
+        noreply: do not answer, whatever happens.
     """
 
     command: bytes
@@ -117,9 +117,9 @@ class NumberLine(NamedTuple):
 
 
 def split_words(line: bytes) -> list[bytes]:
-    r"""Return the words of a line whose ``\n`` was taken off; one ``\r`` before it goes too.
+    r"""Return the words of a line without its ``\n``; one ``\r`` at the end is dropped too.
 
-    Only spaces separate; several count as one, at either end they are ignored.
+    Only spaces separate words; several count as one, and those at either end are ignored.
     """
     if line.endswith(b"\r"):
         line = line[:-1]
@@ -289,7 +289,7 @@ def parse_verbosity(words: list[bytes]) -> NumberLine:
 
     Raises:
         TextSyntaxError: no level, too many words, or a malformed level. ``verbosity noreply`` has
-            no level, and asks not to be told.
+        no level, and wants no reply.
     """
     noreply = _has_noreply(words, 2, 3)
     if noreply and len(words) == 2:

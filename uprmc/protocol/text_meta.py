@@ -1,8 +1,9 @@
 """Meta commands of the text protocol: ``mg ms md ma me mn``, two letters, key, flags.
 
-A flag is one letter, some with a value right behind it. `MetaFlags` separates what a flag asks to
-be returned (`returns`, in the order asked, which is the order of the reply) from what it changes.
-Which flags mean something to which command is the session's affair; others are accepted and idle.
+A flag is one letter, sometimes followed directly by a value. `MetaFlags` separates the flags that
+ask for a return value (`returns`, in the order of the request and the reply) from those that change
+the effect. The session decides which flags have a meaning for which command; others are accepted
+and ignored.
 
 Source: memcached reference, section 3.7.
 """
@@ -75,17 +76,17 @@ class MetaFlags:
     """The flags of one meta command.
 
     Attributes:
-        returns: what the reply line is to carry, in order: single letters of ``fcstkhl``, and the
-            opaque as the whole word ``O...``.
+        returns: the contents of the reply line, in order: single letters of ``fcstkhl``, and the
+            opaque as the complete word ``O...``.
         wants_value: ``v``, reply ``VA`` with data.
-        quiet: ``q``, leave out the nominal reply (``EN`` of mg, ``HD`` of the others).
-        base64_key: ``b``, the key came (and goes back) in base64.
+        quiet: ``q``, omit the nominal reply (``EN`` of mg, ``HD`` of the others).
+        base64_key: ``b``, the key is in base64, in the request and in the reply.
         no_update: ``u``, do not count this as a use of the item.
         invalidate: ``I``, mark stale instead of deleting; for ms, accept an older CAS as stale.
-        ttl: ``T``, new expiry time of an item that is there, seconds as `parse_exptime` gives them.
-        vivify_ttl: ``N``, create a missing item with that expiry time, or with the one of a ``T``
-            that stands behind it.
-        recache_ttl: ``R``, win the right to recache when less time than that is left.
+        ttl: ``T``, new expiry time of an existing item, in seconds as returned by `parse_exptime`.
+        vivify_ttl: ``N``, create a missing item with that expiry time, or with that of a later
+            ``T``.
+        recache_ttl: ``R``, win the right to recache when less time than this is left.
         client_flags: ``F``, 32 bits.
         cas: ``C``, compare with this; ``None`` means do not compare.
         mode: ``M``, one byte, a key of `STORE_MODES` or `ARITHMETIC_MODES`.
@@ -115,8 +116,8 @@ class MetaLine:
 
     Attributes:
         command: ``mg``, ``ms``, ``md``, ``ma`` or ``me``.
-        key: the key itself, decoded when it came in base64.
-        sent_key: the key as it stood on the line, which ``k`` returns.
+        key: the key itself, decoded if it was sent in base64.
+        sent_key: the key as in the line, which ``k`` returns.
         length: bytes of the data block that follows ``ms``; 0 for the others.
         flags: the rest of the line.
     """

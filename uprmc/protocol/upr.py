@@ -1,9 +1,8 @@
-"""Bodies of UPR's own messages, opcodes 0x50 to 0x5e, in the 3.0 form.
+"""Bodies of UPR's own messages, opcodes 0x50 to 0x5e, in the form of version 3.0.
 
-Layouts are declared with construct, each with its derived struct in capitals. The frames that a
-backfill consists of exist as one struct for header and extras (`MUTATION_FRAME` and so on), because
-a stream sends millions of them: `frame_head`, `frame_place` and `snapshot_marker` say how they are
-filled.
+Layouts are declared with construct, each with its derived struct in capitals. The frames of a
+backfill also exist as one struct for header and extras (`MUTATION_FRAME` and so on), because a
+stream sends millions of them; `frame_head`, `frame_place` and `snapshot_marker` fill them.
 
 Source: UPR reference, section 2.
 """
@@ -43,7 +42,7 @@ OPEN_EXTRAS = derive(OpenExtras)
 AddStreamExtras = Layout("flags" / Int32ub)
 ADD_STREAM_EXTRAS = derive(AddStreamExtras)
 
-#: Extras of its reply: the opaque of the stream that came of it.
+#: Extras of its reply: the opaque of the new stream.
 AddStreamReplyExtras = Layout("stream_opaque" / Int32ub)
 ADD_STREAM_REPLY_EXTRAS = derive(AddStreamReplyExtras)
 
@@ -59,8 +58,8 @@ StreamRequestExtras = Layout(
 )
 STREAM_REQUEST_EXTRAS = derive(StreamRequestExtras)
 
-#: The same of the first generation (October 2013 to April 2014): `high_seqno` is the one that stood
-#: beside the uuid in the client's log.
+#: The same of the first generation (October 2013 to April 2014): `high_seqno` is the one next to
+#: the uuid in the client's log.
 FirstStreamRequestExtras = Layout(
     "flags" / Int32ub,
     "reserved" / Default(Int32ub, 0),
@@ -80,7 +79,7 @@ _FailoverEntry = Layout("uuid" / Int64ub, "seqno" / Int64ub)
 FailoverLogValue = Layout("entries" / GreedyRange(_FailoverEntry), Terminated)
 FAILOVER_ENTRY = derive(_FailoverEntry)
 
-#: Extras of both replies for who was granted `Feature.TERMS`: the term of the vBucket's history.
+#: Extras of both replies after `Feature.TERMS` was granted: the term of the vBucket's history.
 TermExtras = Layout("term" / Int64ub)
 TERM_EXTRAS = derive(TermExtras)
 
@@ -88,7 +87,7 @@ TERM_EXTRAS = derive(TermExtras)
 BufferAckExtras = Layout("bytes" / Int32ub)
 BUFFER_ACK_EXTRAS = derive(BufferAckExtras)
 
-#: Extras of SEQNO_ACKNOWLEDGED: up to where the consumer has everything on disk.
+#: Extras of SEQNO_ACKNOWLEDGED: the consumer has everything up to here on disk.
 SeqnoAcknowledgedExtras = Layout("seqno" / Int64ub)
 SEQNO_ACKNOWLEDGED_EXTRAS = derive(SeqnoAcknowledgedExtras)
 
@@ -102,12 +101,12 @@ STREAM_END_EXTRAS = derive(StreamEndExtras)
 SnapshotMarkerExtras = Layout("start_seqno" / Int64ub, "end_seqno" / Int64ub, "kind" / Int32ub)
 SNAPSHOT_MARKER_EXTRAS = derive(SnapshotMarkerExtras)
 
-#: Extras of the marker of today (version 2.2), for consumers that asked; the rest is in its value.
+#: Extras of the marker of version 2.2, for consumers that asked for it; the rest is in its value.
 VersionedMarkerExtras = Layout("version" / Const(2, Int8ub))
 VERSIONED_MARKER_EXTRAS = derive(VersionedMarkerExtras)
 
-#: Value of the marker of today. Without synchronous writes everything up to the end is visible and
-#: nothing is prepared. Deletions up to `purge_seqno` may be missing from what the snapshot holds.
+#: Value of the marker of version 2.2. Without synchronous writes everything up to the end is
+#: visible and nothing is prepared. Deletions up to `purge_seqno` may be missing from the snapshot.
 VersionedMarkerValue = Layout(
     *SnapshotMarkerExtras.subcons,
     "max_visible_seqno" / Int64ub,
@@ -142,7 +141,7 @@ TimedDeletionExtras = Layout(
 )
 TIMED_DELETION_EXTRAS = derive(TimedDeletionExtras)
 
-#: Extras of EXPIRATION today; only for consumers that asked for it.
+#: Extras of the present EXPIRATION; only for consumers that asked for it.
 ExpirationExtras = Layout("by_seqno" / Int64ub, "rev_seqno" / Int64ub, "delete_time" / Int32ub)
 EXPIRATION_EXTRAS = derive(ExpirationExtras)
 
@@ -170,7 +169,7 @@ def _each_alone(layout: Layout) -> list[tuple[str, ...]]:
 MutationFrame = Layout(*RequestHeader.subcons, *MutationExtras.subcons)
 MUTATION_FRAME = derive_merged(MutationFrame, *_HEADER_GROUPS, *_each_alone(MutationExtras))
 
-#: The same, in the 7 numbers by which an item is judged.
+#: The same, in the 7 numbers that are needed to check an item.
 MUTATION_JUDGED = derive_merged(
     MutationFrame, *_HEADER_GROUPS, *_each_alone(MutationExtras), unread=(5, 7, 8, 9, 10, 12)
 )
@@ -183,7 +182,7 @@ DELETION_FRAME = derive_merged(DeletionFrame, *_HEADER_GROUPS, *_each_alone(Dele
 MarkerFrame = Layout(*RequestHeader.subcons, *SnapshotMarkerExtras.subcons)
 MARKER_FRAME = derive_merged(MarkerFrame, *_HEADER_GROUPS, *_each_alone(SnapshotMarkerExtras))
 
-#: Header, extras and value of a snapshot marker of version 2.2, in the 9 numbers that are of use.
+#: Header, extras and value of a snapshot marker of version 2.2, in the 9 numbers that are used.
 VersionedMarkerFrame = Layout(
     *RequestHeader.subcons, *VersionedMarkerExtras.subcons, *VersionedMarkerValue.subcons
 )
@@ -216,7 +215,7 @@ _MARKER_PLACE = frame_place(_MARKER_BYTES, 0)
 def snapshot_marker(
     vbucket: int, opaque: int, start_seqno: int, end_seqno: int, kind: int
 ) -> bytes:
-    """Return a whole snapshot marker."""
+    """Return a complete snapshot marker."""
     return MARKER_FRAME.pack(
         _MARKER_HEAD,
         0,
@@ -231,14 +230,14 @@ def snapshot_marker(
 
 
 def versioned_marker_place(vbucket: int) -> int:
-    """Return the third number of a whole marker of version 2.2."""
+    """Return the third number of a complete marker of version 2.2."""
     return _VERSIONED_MARKER_PLACE | vbucket
 
 
 def versioned_marker(
     vbucket: int, opaque: int, start_seqno: int, end_seqno: int, kind: int, purge_seqno: int
 ) -> bytes:
-    """Return a whole snapshot marker of version 2.2."""
+    """Return a complete snapshot marker of version 2.2."""
     return encode_request(
         Opcode.UPR_SNAPSHOT_MARKER,
         extras=VERSIONED_MARKER_EXTRAS.pack(2),
@@ -254,7 +253,7 @@ def versioned_marker(
 
 
 class Marker(NamedTuple):
-    """A snapshot marker, whichever version's form it had; `purge_seqno` is 0 when it told none."""
+    """A snapshot marker of any version; `purge_seqno` is 0 if it had none."""
 
     start_seqno: int
     end_seqno: int
@@ -281,7 +280,7 @@ def decode_marker(extras: bytes, value: bytes) -> Marker:
 
 
 class StreamRequest(NamedTuple):
-    """What a consumer asks for, whichever generation's form it used."""
+    """The request of a consumer, of either generation."""
 
     flags: int
     start_seqno: int
@@ -300,7 +299,7 @@ class StreamRequest(NamedTuple):
 
 
 def decode_stream_request(extras: bytes) -> StreamRequest:
-    """Read the extras of either generation; the first one knew no partial snapshots.
+    """Read the extras of either generation; the first one had no partial snapshots.
 
     Raises:
         RemoteProtocolError: neither 48 nor 40 bytes.
@@ -320,17 +319,18 @@ def encode_failover_log(log: Sequence[FailoverEntry]) -> bytes:
 
 
 def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
-    """Read a failover log; raises `RemoteProtocolError` for an empty or a torn one."""
+    """Read a failover log; raises `RemoteProtocolError` for an empty or an incomplete one."""
     if not value or len(value) % FAILOVER_ENTRY.size:
         raise RemoteProtocolError(f"a failover log of {len(value)} bytes")
     return tuple(FailoverEntry(*entry) for entry in FAILOVER_ENTRY.iter_unpack(value))
 
 
 def decode_term(extras: bytes) -> int:
-    """Return the term that a failover log came with, 0 where the other node knows none.
+    """Return the term that accompanies a failover log, 0 if the other node knows none.
 
     Raises:
-        RemoteProtocolError: the extras are neither empty nor a term, or no promotion is so late.
+        RemoteProtocolError: the extras are neither empty nor a term, or the term is impossibly
+        high.
     """
     if not extras:
         return 0

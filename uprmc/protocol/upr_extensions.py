@@ -1,7 +1,7 @@
 """Bodies of what this server adds to UPR: barriers, rounds, leases, facts about vBuckets.
 
-A server without them answers "unknown command", and none of the frames below is sent on a
-connection that did not ask for it by a control key.
+A server without them answers "unknown command". None of the frames below is sent on a connection
+that did not enable it with a control key.
 
 Source: seed 000 for what they are for; UPR reference, section 7, for the bytes. Leases: design,
 decision 12.
@@ -34,7 +34,7 @@ from uprmc.protocol.rows import pack_rows, unpack_rows
 #: Longest cookie of a barrier, in bytes.
 COOKIE_MAX_BYTES = 128
 
-#: Extras of the reply to BARRIER_ADD: where the producer stood when the cookie came.
+#: Extras of the reply to BARRIER_ADD: the producer's position when the cookie arrived.
 BarrierAddReplyExtras = Layout("cycle" / Int32ub, "vbucket" / Int16ub, "unused" / Const(0, Int16ub))
 BARRIER_ADD_REPLY_EXTRAS = derive(BarrierAddReplyExtras)
 
@@ -50,7 +50,7 @@ PARTITION_START_EXTRAS = derive(PartitionStartExtras)
 RoundCompleteExtras = Layout("cycle" / Int32ub, "visited" / Int32ub, "skipped" / Int32ub)
 ROUND_COMPLETE_EXTRAS = derive(RoundCompleteExtras)
 
-#: Extras of SNAPSHOT_END: everything up to `end_seqno` was sent, in so many items.
+#: Extras of SNAPSHOT_END: everything up to `end_seqno` was sent, in this many items.
 SnapshotEndExtras = Layout("end_seqno" / Int64ub, "items" / Int32ub)
 SNAPSHOT_END_EXTRAS = derive(SnapshotEndExtras)
 
@@ -60,14 +60,14 @@ SNAPSHOT_END_EXTRAS = derive(SnapshotEndExtras)
 FACTS_KEY = b"uprmc_vbucket_facts"
 
 #: Extras of VBUCKET_FACTS: deletions up to `purge_seqno` may be missing from the snapshots that
-#: follow, and no deletion that was ever made has a revision above `rev_floor`, whether it is still
-#: there or not. As a manager's request it raises an active vBucket's floor; `purge_seqno` is 0.
+#: follow, and no deletion ever had a revision above `rev_floor`, whether it still exists or not. As
+#: a manager's request it raises an active vBucket's floor; `purge_seqno` is 0.
 VBucketFactsExtras = Layout("purge_seqno" / Int64ub, "rev_floor" / Int64ub)
 VBUCKET_FACTS_EXTRAS = derive(VBucketFactsExtras)
 
 # --- leases -------------------------------------------------------------------------------------
 
-#: Extras of LEASE_ACQUIRE: for how long; its value names vBuckets, none = all active ones.
+#: Extras of LEASE_ACQUIRE: the lifetime; its value names vBuckets, none = all active ones.
 LeaseAcquireExtras = Layout("lifetime_s" / Int32ub)
 LEASE_ACQUIRE_EXTRAS = derive(LeaseAcquireExtras)
 
@@ -95,12 +95,12 @@ _LEASED = Layout(
 )
 LEASED_VBUCKET = derive(_LEASED)
 
-#: Value of its reply: what the lease holds of each vBucket, by number.
+#: Value of its reply: the content of the lease, by vBucket number.
 LeaseGrantValue = Layout("entries" / GreedyRange(_LEASED), Terminated)
 
 
 class LeasedVBucket(NamedTuple):
-    """One vBucket of a lease: the history it follows and the seqno at which it is held."""
+    """One vBucket of a lease: its history and the seqno at which the lease keeps it."""
 
     vbucket: int
     uuid: int
@@ -140,14 +140,14 @@ _HEX_ID = re.compile(r"[0-9a-fA-F]{16}")
 
 
 class StreamOptions(NamedTuple):
-    """What a stream request may say beyond its extras, as JSON.
+    """Options of a stream request in its value, as JSON.
 
     Attributes:
         known_versions: histories that the client has followed, newest first (``known_versions``).
-        whole_log: whether the reply is to carry the whole failover log (``log``: ``full``) or
-            its newest entry only (``current``).
+        whole_log: whether the reply shall contain the complete failover log (``log``: ``full``) or
+            only its newest entry (``current``).
         lease: read from this lease instead of from the present (``lease``), 0 = none.
-        term: the highest that the client knows of the vBucket (``term``), 0 = none.
+        term: the highest term of the vBucket that the client knows (``term``), 0 = none.
     """
 
     known_versions: Sequence[FailoverEntry] = ()
@@ -157,7 +157,7 @@ class StreamOptions(NamedTuple):
 
 
 def encode_stream_options(options: StreamOptions) -> bytes:
-    """Return options as a stream request's value, ``b""`` when they say nothing.
+    """Return options as a stream request's value, ``b""`` if all are defaults.
 
     Raises:
         LocalProtocolError: an id or a seqno of more than 64 bits.
@@ -178,11 +178,11 @@ def encode_stream_options(options: StreamOptions) -> bytes:
 
 
 def decode_stream_options(value: bytes) -> StreamOptions:
-    """Read a stream request's value; an empty one says nothing.
+    """Read a stream request's value; an empty one means the defaults.
 
     Raises:
-        RemoteProtocolError: too long, no JSON object, a name nobody knows, or a value of the wrong
-            kind.
+        RemoteProtocolError: too long, not a JSON object, an unknown name, or a value of the wrong
+            type.
     """
     if not value:
         return StreamOptions()
@@ -212,14 +212,14 @@ def _term(term: Any) -> int:
 
 def _known_versions(entries: Any) -> tuple[FailoverEntry, ...]:
     if not isinstance(entries, list):
-        raise RemoteProtocolError("known_versions is no list")
+        raise RemoteProtocolError("known_versions is not a list")
     found = []
     for entry in entries:
         if not isinstance(entry, dict) or entry.keys() != {"id", "seq"}:
             raise RemoteProtocolError("a known version is an object with 'id' and 'seq'")
         seqno = entry["seq"]
         if type(seqno) is not int or not 0 <= seqno < 2**64:
-            raise RemoteProtocolError("the seq of a known version is no seqno")
+            raise RemoteProtocolError("the seq of a known version is not a seqno")
         found.append(FailoverEntry(_hex_number(entry["id"]), seqno))
     return tuple(found)
 

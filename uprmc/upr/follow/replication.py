@@ -253,7 +253,7 @@ class Replication:
 
     def _check_place(self, place: str) -> None:
         if len(place) > _PLACE_MAX or not _can_be_dialled(place):
-            raise InvalidArguments(f"{place[:_PLACE_MAX]!r} is no source: say HOST:PORT")
+            raise InvalidArguments(f"{place[:_PLACE_MAX]!r} is not a source: use HOST:PORT")
         if self.is_own(place):
             raise InvalidArguments(f"{place} is this node itself: name another one")
 
