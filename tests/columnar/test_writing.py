@@ -205,6 +205,15 @@ def test_force_lets_an_older_version_win() -> None:
     assert report.applied == 1
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_only_what_may_lose_counts_as_a_conflict(force: bool) -> None:
+    """A forced version is refused for another reason than that a newer one is there."""
+    with cluster(script=lambda _frame: Status.KEY_EXISTS) as peers:
+        rows = versions([(b"k", b"v", "set", 1, 1)])
+        report = written(peers, rows, mode="append-meta", force=force, on_error="skip")
+    assert (report.conflicts, report.errors) == ((0, 1) if force else (1, 0))
+
+
 # --- order and trouble ----------------------------------------------------------------------------
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
