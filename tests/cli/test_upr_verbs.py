@@ -424,6 +424,8 @@ def test_observe_needs_the_vbucket(server: ServerProcess, here: Here) -> None:
         (["tail", "--vbuckets", "7-3"], "'7-3' is not a list of vBuckets"),
         (["tail", "--uuid", "5"], "give --start SEQNO, too"),
         (["tail", "--start", "5", "--uuid", "zz"], "'zz' is not a vb_uuid"),
+        (["tail", "--start", "5", "--uuid", "0"], "'0' is not a vb_uuid"),
+        (["tail", "--start", "5", "--uuid", hex(2**64)], "is not a vb_uuid"),
         (["tail", "--on-rollback", "never"], "'never' is not one of 'fail', 'rewind', 'restart'"),
         (["tail", "--node", "127.0.0.1:99999"], "say HOST:PORT"),
         (["vbucket", "lst"], "lst"),

@@ -43,6 +43,23 @@ def test_a_commit_that_breaks_is_tried_again(tmp_path: Path, error: Exception) -
         loop.until(lambda: node.bucket.flusher.queued == 0)
 
 
+def test_a_commit_that_broke_is_tried_again_after_the_delay_and_not_before(tmp_path: Path) -> None:
+    with node_here(tmp_path, flush__retry_delay_s=600.0) as (node, loop):
+        attempts = []
+
+        def broken(flush) -> None:
+            attempts.append(flush)
+            raise StoreError("gone")
+
+        commit, node.bucket.flusher.commit = node.bucket.flusher.commit, broken
+        put(node, b"k", b"v")
+        loop.until(lambda: node.bucket.account.disk_reason)
+        later = loop.reactor.seconds() + 0.1
+        loop.until(lambda: loop.reactor.seconds() > later)
+        assert len(attempts) == 1
+        node.bucket.flusher.commit = commit
+
+
 def test_a_commit_that_cannot_be_gathered_is_tried_again(tmp_path: Path) -> None:
     with node_here(tmp_path, flush__retry_delay_s=0.01) as (node, loop):
         usage = node.bucket.store.usage

@@ -119,7 +119,7 @@ def refuse(node: Node, refusals: list[StoreError]) -> list[int]:
 
 
 def test_a_full_disk_is_tried_again_at_once_without_those_who_read(tmp_path: Path) -> None:
-    with node_here(tmp_path, flush__retry_delay_s=30.0) as (node, loop):
+    with node_here(tmp_path, flush__retry_delay_s=600.0) as (node, loop):
         loop.until(lambda: persisted(node))
         holder = Holder(node)
         commits = refuse(node, [StoreFull("no room")])
