@@ -38,18 +38,6 @@ Frames = Callable[[int], list[bytes]]
 
 #: What it sends after the good beginning, and what the error says.
 NONSENSE: dict[str, tuple[Frames, str]] = {
-    "falling seqnos": (
-        lambda o: [marker(0, o, 4, 9), mutation(0, o, 5, b"a"), mutation(0, o, 4, b"b")],
-        "seqno 4 after 5",
-    ),
-    "a seqno twice": (
-        lambda o: [marker(0, o, 4, 9), mutation(0, o, 5, b"a"), mutation(0, o, 5, b"b")],
-        "seqno 5 after 5",
-    ),
-    "an item above its snapshot": (
-        lambda o: [marker(0, o, 4, 9), mutation(0, o, 10, b"a")],
-        "seqno 10 outside",
-    ),
     "an item below its snapshot": (
         lambda o: [marker(0, o, 6, 9), mutation(0, o, 5, b"a")],
         "seqno 5",
@@ -59,7 +47,6 @@ NONSENSE: dict[str, tuple[Frames, str]] = {
         lambda o: [frame(peer.DELETION, key=b"k", extras=struct.pack(">QQH", 9, 1, 0), opaque=o)],
         "seqno 9 outside",
     ),
-    "a marker behind the last one": (lambda o: [marker(0, o, 1, 2)], "1..2 behind seqno 3"),
     "a marker that is turned round": (lambda o: [marker(0, o, 9, 4)], "9 to 4"),
     "a snapshot that is cut short": (
         lambda o: [marker(0, o, 4, 9), mutation(0, o, 5, b"a"), marker(0, o, 7, 12)],

@@ -127,16 +127,6 @@ def test_a_peer_that_falls_silent_once_is_asked_again() -> None:
         assert seqnos(node) == [1, 2, 3, 4, 5]
 
 
-def test_keep_alives_are_answered_while_a_stream_is_read() -> None:
-    with FakeNode({0: 5}) as node:
-        noop = encode_request(Opcode.UPR_NOOP, opaque=5)
-        node.stream = lambda frame: [*node.whole_stream(frame)[:3], noop,
-                                     *node.whole_stream(frame)[3:]]  # fmt: skip
-        assert seqnos(node) == [1, 2, 3, 4, 5]
-    (answer,) = node.answered  # all that came was read when the node was left
-    assert (answer.opcode, answer.opaque, answer.status) == (Opcode.UPR_NOOP, 5, Status.SUCCESS)
-
-
 # --- leases that end ------------------------------------------------------------------------------
 
 
@@ -222,9 +212,6 @@ def test_a_refusal_is_final(opcode: int, status: int, kind: type[SparkError], wo
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (lambda o: mutation(0, o, 2, b"k2"), "seqno 2 after 2"),
-        (lambda o: mutation(0, o, 1, b"k1"), "seqno 1 after 2"),
-        (lambda o: mutation(0, o, 6, b"k6"), "vBucket 0: seqno 6 outside of its snapshot"),
         (lambda o: mutation(1, o, 3, b"k3"), "vb=1 in a stream of vb=0"),
         (lambda o: mutation(0, o + 1, 3, b"k3"), "a stream of vb=0 that was never requested"),
         (lambda o: stream_end(0, o), "the end of a stream at seqno 2 that goes to 5"),

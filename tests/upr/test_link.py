@@ -412,14 +412,9 @@ def bad_frames(opaque: int) -> dict[str, list[bytes]]:
     long_key = mutation(0, opaque, 6, b"k" * 251)
     end = struct.pack(">I", 0)
     return {
-        "falling": [mutation(0, opaque, 4, b"b")],
-        "repeated": [mutation(0, opaque, 5, b"b")],
-        "beyond the marker": [mutation(0, opaque, 11, b"b")],
-        "marker behind": [marker(0, opaque, 1, 4)],
         "marker behind the last one": [mutation(0, opaque, 10, b"a"), marker(0, opaque, 1, 9)],
         "before the marker": [marker(0, opaque, 8, 10), mutation(0, opaque, 7, b"b")],
         "marker backwards": [marker(0, opaque, 9, 8)],
-        "snapshot cut short": [marker(0, opaque, 11, 20)],
         "snapshot that shrinks": [marker(0, opaque, 1, 9)],
         "purged beyond its end": [versioned_marker(opaque, 1, 10, 11)],
         "marker of no version": [frame(MARKER, extras=b"\x07", value=bytes(52), opaque=opaque)],
