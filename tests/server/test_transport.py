@@ -9,7 +9,13 @@ from twisted.internet import tcp
 from twisted.internet.protocol import Factory, Protocol
 
 from tests.server.support import Client, Loop, pattern
-from uprmc.server.transport import DirectPort, DirectServer, listen_direct, send_directly
+from uprmc.server.transport import (
+    ACCEPTS_MAX,
+    DirectPort,
+    DirectServer,
+    listen_direct,
+    send_directly,
+)
 
 BIG = 3_000_000
 
@@ -260,3 +266,23 @@ def test_a_plain_tcp_port_can_be_made_direct_and_others_are_left_alone(loop: Loo
     assert tcp.Port.transport is tcp.Server
     assert DirectPort.transport is DirectServer
     send_directly(object())
+
+
+def test_many_who_connect_at_once_are_accepted_in_turns(loop: Loop) -> None:
+    factory = Factory.forProtocol(Recorder)
+    made: list[object] = []
+    factory.buildProtocol = lambda address: made.append(address)  # None: it is closed at once
+    port = DirectPort(0, factory, 1_000, "127.0.0.1", loop.reactor)
+    port.startListening()
+    port.stopReading()
+    clients = [socket.create_connection(("127.0.0.1", port.getHost().port)) for _ in range(150)]
+    sizes = []
+    for _ in range(4):
+        before = len(made)
+        port.doRead()
+        sizes.append(len(made) - before)
+    assert sizes == [ACCEPTS_MAX, ACCEPTS_MAX, 150 - 2 * ACCEPTS_MAX, 0]
+    for client in clients:
+        client.close()
+    port.stopListening()
+    loop.until(lambda: not port.connected)
