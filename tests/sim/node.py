@@ -284,6 +284,7 @@ class Node:
         self._left_in_order = True
         for clean in self.journal.on_clean:
             clean()
+        self.judge_freed()
         self._leave()
 
     def _not_stopped(self, failure: Failure) -> None:
@@ -298,6 +299,28 @@ class Node:
         self.disk.process_ends()
         for observer in self.journal.on_down:
             observer(self.disk.judge.found, True)
+
+    def judge_freed(self) -> None:
+        """When nobody is connected any more, nobody holds anything.
+
+        A compaction may be given up with the node.
+        """
+        hub, bucket = self.upr, self.bucket
+        followers = [w for v in bucket.vbuckets.values() for w in (*v.waiting, *v.watchers)]
+        held: dict[str, object] = {
+            "producers": list(hub.producers),
+            "permits": hub.backfills.used,
+            "waiting for a permit": list(hub.backfills._waiting),
+            "views of the store": self.disk.open_views,
+            "views of queues": [v.id for v in bucket.vbuckets.values() if v.queue.open_views],
+            "retired entries": [v.id for v in bucket.vbuckets.values() if v.queue.held],
+            "watchers": [each for each in followers if each is not bucket.compactor._current],
+            "rollbacks": [v.id for v in bucket.vbuckets.values() if v.rewinding],
+            "a shut gate": bucket.gate.is_shut,
+        }
+        left = {what: found for what, found in held.items() if found}
+        if left:
+            complain(f"life {self.life} holds at its end: {left}")
 
     def _end(self) -> None:
         self.up = self.serving = False

@@ -407,13 +407,7 @@ class ReplicaRun:
                 link.cut()
         self._until(lambda: all(node.quiet for node in self.nodes), "flushers")
         for node in self.nodes:
-            hub = node.upr
-            if hub.producers or hub.backfills.used or node.disk.open_views:
-                complain(f"{node.name}: {hub.producers} {hub.backfills.used} stay")
-            for vbucket in node.bucket.vbuckets.values():
-                held = vbucket.waiting, vbucket.watchers, vbucket.queue.open_views
-                if any(held) or vbucket.rewinding:
-                    complain(f"{node.name}: vBucket {vbucket.id}: {held} stay")
+            node.judge_freed()
 
     def account(self) -> dict[str, int]:
         """Return what everybody went through, so that a test can see that something happened."""

@@ -66,7 +66,8 @@ class TapNode(ReplicaNode):
         super()._tick()
 
     def judge_freed(self) -> None:
-        """When nobody is connected any more, nobody holds a stream."""
+        """See `Node.judge_freed`; nobody holds a stream of TAP either."""
+        super().judge_freed()
         connected = [known.name for known in self.tap.registry.names if known.producer is not None]
         if connected:
             complain(f"{self.name}: TAP clients are still connected: {connected}")

@@ -113,13 +113,6 @@ class TapRun(ReplicaRun):
             client.leave()
         super().finish()
 
-    def judge_freed(self) -> None:
-        """See `ReplicaRun.judge_freed`."""
-        super().judge_freed()
-        for node in self.nodes:
-            assert isinstance(node, TapNode)
-            node.judge_freed()
-
     def account(self) -> dict[str, int]:
         """See `ReplicaRun.account`."""
         total = Counter(super().account())

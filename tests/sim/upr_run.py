@@ -157,20 +157,7 @@ class UprRun(FaultyRun):
             self.lessee.leave()
             self._until(lambda: not self.node.upr.leases.open, "leases")
         self._until(lambda: self.node.quiet, "flusher")
-        self.judge_freed()
-
-    def judge_freed(self) -> None:
-        """Closing frees everything: views, watchers, permits, names."""
-        node = self.node
-        hub = node.upr
-        if hub.producers or hub.backfills.used or hub.backfills._waiting:
-            complain(f"{hub.producers} {hub.backfills.used} {hub.backfills._waiting} stay")
-        for vbucket in node.bucket.vbuckets.values():
-            held = (vbucket.waiting, vbucket.watchers, vbucket.queue.open_views, vbucket.queue.held)
-            if any(held):
-                complain(f"vBucket {vbucket.id}: {held} stay")
-        if self.disk.open_views:
-            complain(f"{self.disk.open_views} views of the store stay open")
+        self.node.judge_freed()
 
     def account(self) -> dict[str, int]:
         """Return what everybody went through, so that a test can see that something happened."""
