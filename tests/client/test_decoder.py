@@ -24,7 +24,7 @@ def _decoder(*vbuckets: int, **options: Any) -> Decoder:
     """A decoder with an accepted stream for each vBucket; opaques are numbers from 1."""
     decoder = Decoder("node:1", **options)
     for vbucket in vbuckets:
-        stream = StreamState(vbucket, decoder.next_opaque(), 0, SnapshotRange(0, 0))
+        stream = StreamState(vbucket, decoder.questions.new_opaque(), 0, SnapshotRange(0, 0))
         stream.accept((FailoverEntry(8, 100), FailoverEntry(7, 0)))
         decoder.streams[stream.opaque] = stream
     return decoder

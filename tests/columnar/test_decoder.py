@@ -388,7 +388,7 @@ def _stream(items: list[tuple[int, bytes, bytes | None, dict[str, int]]]) -> byt
 def _expected(data: bytes) -> list[tuple[Any, ...]]:
     reference = Reference("node:1")
     for vbucket in (1, 2, 3):
-        reference.next_opaque()
+        reference.questions.new_opaque()
         state = ReferenceState(vbucket, vbucket, 0, SnapshotRange(0, 0))
         reference.streams[vbucket] = state
     changes = [c for event in reference.feed(data) if type(event) is Batch for c in event]

@@ -19,7 +19,7 @@ def batches_of(data: bytes, *, wants_values: bool = True) -> list[Batch]:
     """What a decoder makes of frames of the streams 1, 2 and 3, whose opaques are the same."""
     decoder = Decoder("node:1", wants_values=wants_values)
     for vbucket in (1, 2, 3):
-        stream = StreamState(vbucket, decoder.next_opaque(), 0, SnapshotRange(0, 0))
+        stream = StreamState(vbucket, decoder.questions.new_opaque(), 0, SnapshotRange(0, 0))
         stream.accept((FailoverEntry(8, 100), FailoverEntry(7, 0)))
         decoder.streams[vbucket] = stream
     return [event for event in decoder.feed(data) if type(event) is Batch]

@@ -13,10 +13,12 @@ Source: UPR reference 1, 2, 4.3; ``docs/streams.md``.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from uprmc.client.errors import NotANode, ProducerError
 from uprmc.client.events import Accepted, Event, StreamEnded
 from uprmc.consume.batch import Batch, Received, Run, deletion_numbers
+from uprmc.consume.conversation import Questions
 from uprmc.consume.history import read_log
 from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
@@ -71,6 +73,7 @@ class Decoder:
 
     Attributes:
         place: who sends, for messages.
+        questions: of the connection: they and its streams have different opaques.
         streams: those that were asked for, by opaque.
         counted_bytes: bytes received since it was reset that flow control counts.
         wants_values: whether changes carry values.
@@ -81,13 +84,8 @@ class Decoder:
         self.streams: dict[int, StreamState] = {}
         self.counted_bytes = 0
         self.wants_values = wants_values
-        self._opaques = 0
+        self.questions: Questions[Any] = Questions(strict=True)
         self._rest = bytearray()
-
-    def next_opaque(self) -> int:
-        """Return a number that no other request of this connection has."""
-        self._opaques = self._opaques % 0xFFFFFFFF + 1
-        return self._opaques
 
     def feed(self, data: bytes) -> list[Event]:
         """Return what the bytes say that have come, cut anywhere.
@@ -267,7 +265,7 @@ class Decoder:
         """Return the stream of a frame; ``None`` if it has ended."""
         stream = self.streams.get(opaque)
         if stream is None:
-            if not 0 < opaque <= self._opaques:
+            if not self.questions.gave(opaque):
                 raise StreamFault(
                     f"vBucket {vbucket}: a frame of a stream that was never requested"
                 )

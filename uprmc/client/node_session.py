@@ -27,7 +27,6 @@ from uprmc.consume.cluster_map import ClusterMap, parsed_map
 from uprmc.consume.conversation import (
     KEEP_ALIVES,
     FlowControl,
-    Questions,
     Silence,
     acknowledgement,
     keep_alive_answer,
@@ -147,7 +146,6 @@ class NodeSession:
         self._noop_interval_s = noop_interval_s
         self.flow = FlowControl(0, self.ack_share)
         self.silence = Silence()
-        self._questions: Questions[tuple[Ask, int]] = Questions(strict=True)
         self._to_send: list[bytes] = []
         self._ahead: Ahead | None = None
         self._answered = 0
@@ -240,7 +238,7 @@ class NodeSession:
     def answered(self, frame: ResponseFrame) -> Ask | None:
         """Take an answer out of the events; returns the `Ask` that has all its answers now."""
         try:
-            found = self._questions.answered(frame.opcode, frame.opaque)
+            found = self.decoder.questions.answered(frame.opcode, frame.opaque)
         except RemoteProtocolError as error:
             raise ProducerError(
                 f"the node at {self.place} sent nonsense: {error}. Look at the node's version and "
@@ -254,7 +252,7 @@ class NodeSession:
 
     def close(self) -> list[Task]:
         """The connection is gone: return the tasks that will get no answers."""
-        waiting = self._questions.clear()
+        waiting = self.decoder.questions.clear()
         tasks = {id(ask): ask.task for ask, _ in waiting if ask.task is not None}
         self.decoder.streams.clear()
         self.open = False
@@ -265,10 +263,8 @@ class NodeSession:
         if found is None:
             return False
         number, frame = found
-        if not frame.opaque:
-            frame = replace(frame, opaque=self.decoder.next_opaque())
-        self._questions.expect(frame.opcode, (ask, number), frame.opaque)
-        self._to_send.append(frame.encode())
+        opaque = self.decoder.questions.expect(frame.opcode, (ask, number), frame.opaque)
+        self._to_send.append(replace(frame, opaque=opaque).encode())
         return True
 
     # --- tasks ----------------------------------------------------------------------------------
@@ -379,7 +375,9 @@ class NodeSession:
             lease: what to read from, 0 = the present.
             versions: whether to name all histories that are known; a node may have a limit.
         """
-        stream = StreamState(vbucket, self.decoder.next_opaque(), asked.seqno, asked.snapshot)
+        stream = StreamState(
+            vbucket, self.decoder.questions.new_opaque(), asked.seqno, asked.snapshot
+        )
         self.decoder.streams[stream.opaque] = stream
         options = StreamOptions(lease=lease, term=asked.term if self.knows_terms else 0)
         uuid = asked.uuid

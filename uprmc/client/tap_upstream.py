@@ -240,7 +240,7 @@ class RemoteUpstream:
             self._fail(str(error))
             return
         if isinstance(asked, Statistics):
-            opaque = self._session.decoder.next_opaque()
+            opaque = self._session.decoder.questions.new_opaque()
             self._rows.expect(Opcode.STAT, ({}, task), opaque)
             frame = RequestFrame(Opcode.STAT, key=asked.group.encode(), opaque=opaque)
             self._session.send(frame)

@@ -54,6 +54,10 @@ class Questions(Generic[Waiting]):
         self._last = self._last % _OPAQUE_MAX + 1
         return self._last
 
+    def gave(self, opaque: int) -> bool:
+        """Return whether `new_opaque` may have returned this number."""
+        return 0 < opaque <= self._last
+
     def expect(self, opcode: int, waiting: Waiting, opaque: int = 0) -> int:
         """Note a question; returns its opaque, a new one unless it is given."""
         opaque = opaque or self.new_opaque()
