@@ -12,6 +12,7 @@ from typing import Self
 from uprmc import places
 from uprmc.client.errors import ClientError
 from uprmc.connecting import connected
+from uprmc.consume.conversation import Questions
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
@@ -53,6 +54,7 @@ class NodeConnection:
         self._heard = False
         self._socket = _dialled(place, timeout_s, tls)
         self._framer = BinaryFramer(FRAME_MAX_BYTES)
+        self._questions: Questions[RequestFrame] = Questions(strict=True)
         self._pending: deque[ResponseFrame] = deque()
 
     def __enter__(self) -> Self:
@@ -66,17 +68,17 @@ class NodeConnection:
         self._socket.close()
 
     def ask(self, request: RequestFrame) -> ResponseFrame:
-        """Send a request and return the next response."""
-        self._send(request.encode())
-        return self._receive()
+        """Send a request and return its response."""
+        self._send(self._numbered(request))
+        return self._answer()
 
     def ask_all(self, requests: Iterable[RequestFrame]) -> Iterator[ResponseFrame]:
         """Send requests without waiting for each, and yield their responses in order."""
         rest = iter(requests)
         while batch := list(islice(rest, PIPELINE_MAX)):
-            self._send(b"".join(request.encode() for request in batch))
+            self._send(b"".join(map(self._numbered, batch)))
             for _ in batch:
-                yield self._receive()
+                yield self._answer()
 
     def statistics(self, group: str) -> Iterator[tuple[str, str]]:
         """Yield (name, value) of one group.
@@ -84,10 +86,10 @@ class NodeConnection:
         Raises:
             NodeError: there is no such group, or the node will not say.
         """
-        response = self.ask(RequestFrame(Opcode.STAT, key=group.encode()))
-        while response.key:
+        self._send(self._numbered(RequestFrame(Opcode.STAT, key=group.encode())))
+        while (response := self._receive()).key:
             yield response.key.decode(), response.value.decode()
-            response = self._receive()
+        self._questions.answered(response.opcode, response.opaque)
         if response.status == Status.KEY_NOT_FOUND:
             raise NodeError(f"the node has no statistics group {group!r}")
         if response.status:
@@ -98,6 +100,19 @@ class NodeConnection:
             self._socket.sendall(data)
         except OSError as error:
             raise NodeError(f"the node at {self.place} is gone: {error}") from None
+
+    def _numbered(self, request: RequestFrame) -> bytes:
+        return request.encode(self._questions.expect(request.opcode, request))
+
+    def _answer(self) -> ResponseFrame:
+        """Return the next response to a question; what answers none is passed over."""
+        while True:
+            frame = self._receive()
+            try:
+                if self._questions.answered(frame.opcode, frame.opaque) is not None:
+                    return frame
+            except RemoteProtocolError as error:
+                raise NodeError(f"the node at {self.place} makes no sense: {error}") from None
 
     def _receive(self) -> ResponseFrame:
         while not self._pending:

@@ -14,7 +14,6 @@ import struct
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from uprmc.client.ahead import Ahead
@@ -264,7 +263,7 @@ class NodeSession:
             return False
         number, frame = found
         opaque = self.decoder.questions.expect(frame.opcode, (ask, number), frame.opaque)
-        self._to_send.append(replace(frame, opaque=opaque).encode())
+        self._to_send.append(frame.encode(opaque))
         return True
 
     # --- tasks ----------------------------------------------------------------------------------
