@@ -33,7 +33,7 @@ from uprmc.client.state import RingChunk, Saved, StateError, StateRefused
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
 
 #: A chunk with this many entries is a row of the ring at once.
-DIRECT_ENTRIES = 64
+DIRECT_ENTRIES = 32
 
 #: The log is folded when it has this many entries, or this many records.
 FOLD_ENTRIES = 131_072
