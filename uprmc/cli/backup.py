@@ -63,7 +63,10 @@ Examples:
 @RATE
 @common()
 def backup(shared: Common, directory: Path, **given: Any) -> None:
-    """Save a snapshot of nodes in DIR: everything, or what has changed since the last one."""
+    """Save a snapshot of nodes in a directory.
+
+    The first backup in DIR contains everything, later ones by default only what has changed since.
+    """
     if given["full"] and given["incremental"]:
         raise BadOption("--full and --incremental contradict each other")
     kind: Kind = "full" if given["full"] else "incremental" if given["incremental"] else "auto"

@@ -106,7 +106,7 @@ Examples:
 )
 @common()
 def load(shared: Common, paths: tuple[str, ...], **given: Any) -> None:
-    """Store the rows of CSV, JSON lines or Parquet files as documents.
+    """Store rows of CSV, JSON lines or Parquet files as documents.
 
     A PATH is a file, a directory, or a pattern such as 'data/*.parquet'.
     """

@@ -62,7 +62,10 @@ Examples:
 @RATE
 @common()
 def restore(shared: Common, directory: Path, **given: Any) -> None:
-    """Write the newest state of a backup in DIR to nodes, and compare them with it."""
+    """Write the newest state of a backup to nodes.
+
+    It then compares the nodes with the backup in DIR.
+    """
     resume: Path | None = given["resume"]
     with running(**shared.showing, afterwards=lambda step: _afterwards(step, resume)) as run:
         from uprmc.backup.restoring import restore as work
