@@ -221,6 +221,6 @@ def test_hand_overs_in_peace_send_no_program_back(seed: int) -> None:
     """Again and again under load."""
     plan = Plan("star", NO_FAULTS, {"takeover": 1}, operator_s=0.1, programs=KINDS)
     account = ReplicaRun.random(seed, plan).account()
-    assert account["handed over"] > 1
+    assert account["handed over"]
     assert not account["program rollbacks"]
     assert not account["program keys undone"]
