@@ -297,7 +297,8 @@ class ClientFuzz:
     def _check(self) -> None:
         for session in self.sources:
             assert len(session.decoder.streams) <= 2 * len(self.core._routes) + 1
-            assert len(session._questions) <= _ASKED_MAX, f"{len(session._questions)} requests wait"
+            waiting = len(session.decoder.questions)
+            assert waiting <= _ASKED_MAX, f"{waiting} requests wait"
             assert len(session.decoder._rest) <= FRAME_MAX_BYTES
         assert len(self.core.nodes.all()) <= 256
         for number, saved in self.state.load().items():

@@ -21,8 +21,9 @@ from tests.sim.test_replica_programs import deposed_active
 from uprmc.client import nodes
 from uprmc.client.follow import Follower
 from uprmc.client.nodes import Nodes
-from uprmc.client.position import BOUNDARY, Place
+from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
+from uprmc.client.ring_columns import BOUNDARY
 from uprmc.client.state import MemoryState
 from uprmc.consume.placement import Choice, Claim
 from uprmc.engine import bucket as bucket_module

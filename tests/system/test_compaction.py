@@ -34,7 +34,9 @@ def stored(node, number: int) -> list[bytes]:
 
 
 def persisted(node) -> bool:
-    return not node.bucket.flusher.pending and node.bucket.flusher.queued == 0
+    flusher = node.bucket.flusher
+    under_way = node._disk_work._flushing._busy is not None
+    return not flusher.pending and not flusher.queued and not under_way
 
 
 def pause(loop, seconds: float) -> None:

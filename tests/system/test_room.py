@@ -54,16 +54,6 @@ class ComingBack(Holder):
         self.node._reactor.callLater(0, self.come)
 
 
-class Fetching(Holder):
-    """Has values fetched, round after round without a pause."""
-
-    def come(self) -> None:
-        self.node.bucket.fetcher.want([(0, b"k")], lambda _: self.come())
-
-    def release_views(self) -> None:
-        self.asked += 1
-
-
 def grow(node: Node, loop: Loop) -> None:
     before = node.bucket.store.usage().map_bytes
     for number in range(40):
@@ -73,7 +63,7 @@ def grow(node: Node, loop: Loop) -> None:
     assert len(stored(node, 0)) == 40
 
 
-@pytest.mark.parametrize("kind", [Holder, ComingBack, Fetching])
+@pytest.mark.parametrize("kind", [Holder, ComingBack])
 def test_readings_give_way_when_the_store_must_grow(
     tmp_path: Path, kind: Callable[[Node], Holder]
 ) -> None:
@@ -82,6 +72,21 @@ def test_readings_give_way_when_the_store_must_grow(
         holders = [kind(node) for _ in range(3)]
         grow(node, loop)
         assert all(holder.asked for holder in holders)
+
+
+def test_the_store_grows_beside_rounds_of_fetching_without_a_pause(tmp_path: Path) -> None:
+    with node_here(tmp_path, **SMALL_MAP) as (node, loop):
+        loop.until(lambda: persisted(node))
+        rounds = [0]
+
+        def fetch(_: bool = True) -> None:
+            rounds[0] += 1
+            node.bucket.fetcher.want([(0, b"k")], fetch)
+
+        for _ in range(3):
+            fetch()
+        grow(node, loop)
+        assert rounds[0] > 3
 
 
 def test_nobody_begins_to_read_while_a_worker_keeps_the_store_from_growing(
