@@ -242,5 +242,18 @@ def test_a_failover_that_the_disk_refuses_is_done_all_the_same(world: World, pee
     assert world.states()[0] is ACTIVE
 
 
+def test_a_failover_that_another_promotion_overtakes_is_not_called_done(
+    world: World, peer: Peer
+) -> None:
+    assert peer.ask(frame(FAILOVER, b"", vbuckets(0, 1))) == []
+    vbucket = world.bucket.vbuckets[1]
+    world.bucket.learn_term(vbucket, vbucket.term + 1)
+    world.rig.flush()
+    (reply,) = peer.ask()
+    assert reply.status == TEMPORARY
+    assert reply.value == b"vBucket 1: another node was promoted in the meantime"
+    assert world.states()[:2] == [ACTIVE, DEAD]
+
+
 def test_other_commands_keep_the_texts_of_their_statuses(world: World, peer: Peer) -> None:
     assert refused(peer, frame(0x3D, b"", b"", struct.pack(">I", 9)))[1] == "Invalid arguments"

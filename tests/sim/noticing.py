@@ -27,7 +27,7 @@ _NOTICED_BY = {
     "_forget_the_purge_seqno": 3,
     "_forget_what_was_purged": 15,
     "_keep_the_purge_seqno": 9,
-    "_keep_what_is_to_be_dropped": 56,
+    "_keep_what_is_to_be_dropped": 53,
     "_keep_what_is_to_be_emptied": 3,
     "_let_followers_live_through_a_rollback": 8,
     "_never_mind_what_was_purged": 25,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from uprmc.consume.ranges import named
 from uprmc.engine.replica import outrank
 from uprmc.errors import InvalidArguments, KeyExists, NotSupported, RemoteProtocolError
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
@@ -83,6 +84,12 @@ def fail_over(session: BinaryConversation, request: Request) -> None:
     with _suspended(session) as resume:
 
         def answer(branches: list[Branch], durable: bool) -> None:
+            deposed = {*numbers} - {branch.vbucket for branch in branches}
+            if durable and deposed:
+                text = f"{named(sorted(deposed))}: another node was promoted in the meantime"
+                session.reply(request, Status.TEMPORARY_FAILURE, value=text.encode())
+                resume()
+                return
             value = encode_branches(branches)
             _durable_answer(session, request, resume, value)(durable)
 

@@ -31,7 +31,8 @@ from uprmc.upr.follow.handover import Handover, HandoverDone
 from uprmc.upr.follow.source import FILLED, Source
 from uprmc.upr.hub import Hub
 
-#: The newest branch of each vBucket, and whether it is on disk.
+#: The newest branch of each vBucket that is still active when it is told, and whether they are on
+#: disk. Another node's promotion can become known while they are being written.
 FailoverDone = Callable[[list[Branch], bool], None]
 
 #: Told a source and what has become of it; ``""`` for our own document.
@@ -246,8 +247,12 @@ class Replication:
         for number in wanted:
             entry = self._bucket.set_state(number, VBucketState.ACTIVE).failover_log[0]
             branches.append(Branch(number, entry.uuid, entry.seqno))
-        self._save(lambda durable: done(branches, durable))
+        self._save(lambda durable: done([*filter(self._stands, branches)], durable))
         self.on_change("", f"{named(wanted)} failed over to this node")
+
+    def _stands(self, branch: Branch) -> bool:
+        vbucket = self._bucket.active.get(branch.vbucket)
+        return vbucket is not None and vbucket.failover_log[0].uuid == branch.uuid
 
     # --- checks ---------------------------------------------------------------------------------
 
