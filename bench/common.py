@@ -81,6 +81,8 @@ class Load:
     value_bytes: int = 100
     sets: float = 0.1
     vbuckets: int = 1_024
+    ttl_s: int = 0
+    quiet_gets: int = 0
 
     def run(self, server: ServerProcess, *, fill: bool = False, seed: int = 0) -> dict[str, Any]:
         """Drive a server; gives mcload's report. ``fill`` stores every key once and does no more.
@@ -103,6 +105,8 @@ class Load:
             "-V": 1 if self.text else self.vbuckets,
             "-S": server.pid,
             "-x": seed,
+            "-e": self.ttl_s,
+            "-m": self.quiet_gets,
         }
         command = [str(mcload()), *(str(word) for pair in words.items() for word in pair)]
         command += ["-a"] * self.text + ["-L"] * fill

@@ -7,7 +7,10 @@ memcached runs with ``-t 1``; where a shape keeps more than 20 requests in fligh
 
 Ours does more for a set: it writes it to disk. That work is in its CPU figure.
 
-    python -m bench.kv --rounds 5 --seconds 3 --shapes 50x1,50x16 --protocols binary
+Variants show what caches do besides: documents with a TTL, multi-gets of 16 quiet gets and a NOOP,
+half sets, a million keys. Each is binary with 50 connections, 16 requests in flight on each.
+
+    python -m bench.kv --rounds 5 --seconds 3 --shapes 50x1,50x16 --protocols binary --variants ttl
 """
 
 from __future__ import annotations
@@ -26,6 +29,14 @@ from interop.server_process import ServerProcess, start_memcached, start_uprmc
 from uprmc import units
 
 SHAPES = "1x1,50x1,50x16,50x64"
+
+#: Name of a variant -> what is different about its load.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ttl": {"ttl_s": 3_600},
+    "multi-get": {"depth": 1, "quiet_gets": 16},
+    "half-sets": {"sets": 0.5},
+    "million": {"keys": 1_000_000},
+}
 _FIGURES = {
     "cpu_us": "srv_us_op",
     "ops_s": "ops_s",
@@ -33,7 +44,7 @@ _FIGURES = {
     "p99_us": "p99_us",
     "generator_us": "gen_us_op",
 }
-_MEMCACHED = ("-t", "1", "-m", "1024", "-c", "4096")
+_MEMCACHED = ("-t", "1", "-m", "2048", "-c", "4096")
 _DEEP = 20  # memcached's default -R
 
 
@@ -90,6 +101,9 @@ def run(arguments: Any) -> Report:
     report = Report("kv", options)
     base = Load(seconds=arguments.seconds, warm_up_s=arguments.warm_up, keys=arguments.keys)
     shapes = arguments.shapes.split(",")
+    variants = [*filter(None, arguments.variants.split(","))]
+    if unknown := set(variants) - VARIANTS.keys():
+        raise common.BenchError(f"no variant {', '.join(sorted(unknown))}: {', '.join(VARIANTS)}")
     with ExitStack() as stack:
         ours = _ours(arguments, stack)
         peers: dict[str, ServerProcess] = {}
@@ -121,6 +135,20 @@ def run(arguments: Any) -> Report:
                     lambda text, what=f"{protocol} {shape}": common.progress(f"{what}, {text}"),
                 )
                 report.results.append(_result(protocol, shape, name, figures))
+        for variant in variants:
+            load = replace(base, connections=50, depth=16)
+            load = replace(load, **VARIANTS[variant])
+            peer = peers[min(peers)]
+            for server in (ours, peer):
+                common.progress(f"loading for {variant} into {server.kind}")
+                replace(load, connections=10, depth=16, quiet_gets=0).run(server, fill=True)
+            common.wait_until_idle(ours)
+            figures = common.interleaved(
+                arguments.rounds,
+                {"peer": partial(_measure, load, peer), "ours": partial(_measure, load, ours)},
+                lambda text, what=variant: common.progress(f"{what}, {text}"),
+            )
+            report.results.append(_result("binary", variant, peer.kind, figures))
         common.progress("")
         for server in (ours, *peers.values()):
             server.stop()
@@ -143,6 +171,7 @@ def main() -> None:
     )
     options.add_argument("--shapes", default=SHAPES, help="CONNECTIONSxDEPTH, comma separated")
     options.add_argument("--protocols", default="binary,text", help="binary, text or both")
+    options.add_argument("--variants", default=",".join(VARIANTS), help="some of them, or none: ''")
     options.add_argument("--keys", type=int, default=100_000)
     arguments = options.parse_args()
     with common.reported_errors():

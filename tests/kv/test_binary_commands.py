@@ -80,6 +80,24 @@ def test_a_multi_get_is_quiet_gets_and_a_noop(peer: Peer) -> None:
     )
 
 
+@pytest.mark.parametrize("opcode", [GET, GETQ, GETK, GETKQ])
+def test_a_document_is_there_until_the_second_in_which_it_expires(peer: Peer, opcode: int) -> None:
+    cas = peer.put(b"k", b"v", expiration=10)
+    key = b"k" if opcode in (GETK, GETKQ) else b""
+    peer.rig.clock.time += 9
+    assert peer.say(frame(opcode, b"k")) == get_hit(opcode, b"v", cas, key=key)
+    peer.rig.clock.time += 1
+    assert get_hit(opcode, b"v", cas, key=key) not in peer.say(frame(opcode, b"k"))
+    stats = peer.rig.bucket.stats
+    assert (stats.get_hits, stats.get_misses, stats.get_expired) == (1, 1, 1)
+
+
+def test_a_quiet_set_that_is_refused_says_so_by_its_own_opcode(peer: Peer) -> None:
+    cas = peer.put(b"k", b"v")
+    assert peer.say(store(SETQ, b"k", b"w", cas=cas + 1, opaque=8)) == error(SETQ, 2, opaque=8)
+    assert peer.say(store(SETQ, b"k", b"w", cas=cas)) == b""
+
+
 def test_an_empty_value_is_a_hit(peer: Peer) -> None:
     cas = peer.put(b"k", b"")
     assert peer.say(frame(GET, b"k")) == get_hit(GET, b"", cas)

@@ -57,11 +57,18 @@ from uprmc.protocol.opcodes import (
 from uprmc.protocol.shapes import shape_error
 from uprmc.protocol.tap import PUSHED
 
-_SET = int(Opcode.SET)
 _GET_HEAD = request_head(Opcode.GET)
 _SET_HEAD = request_head(Opcode.SET)
 _STORE_KINDS = STORE_EXTRAS.size << 8
-_GET_HIT_HEAD = response_head(Opcode.GET, GET_REPLY_EXTRAS.size)
+_GETS = (Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ)
+_SETS = {request_head(opcode): int(opcode) for opcode in (Opcode.SET, Opcode.SETQ)}
+#: Head of a request -> that of the reply to a hit; with a key its length is to be added.
+_HIT_HEADS = {
+    request_head(opcode): response_head(opcode, GET_REPLY_EXTRAS.size) for opcode in _GETS
+}
+_WITH_KEY = frozenset(request_head(opcode) for opcode in (Opcode.GETK, Opcode.GETKQ))
+_QUIET_GETS = frozenset(request_head(opcode) for opcode in (Opcode.GETQ, Opcode.GETKQ))
+_ONE_KEY_BYTE = response_head(Opcode.GETK, key_length=1) - response_head(Opcode.GETK)
 _GET_MISS_HEAD = response_head(Opcode.GET, status=Status.KEY_NOT_FOUND)
 _SET_REPLY_HEAD = response_head(Opcode.SET)
 _NOT_FOUND_TEXT = STATUS_TEXT[Status.KEY_NOT_FOUND]
@@ -111,7 +118,8 @@ class BinarySession(BinaryConversation):
         active, lookups = bucket.active.get, bucket.lookups.get
         mask = self._mask if self.by_key else -1
         max_body, unlocked = self._short_ways()
-        append = self._out.append
+        append, now = self._out.append, bucket.clock.now
+        hit_heads = _HIT_HEADS
         unsent, limit = self._unsent, self._max_unsent
         position, last, wanted = 0, len(data) - HEADER_BYTES, HEADER_BYTES
         hits = misses = sets = refused = 0
@@ -121,7 +129,7 @@ class BinarySession(BinaryConversation):
             )
             start = position + HEADER_BYTES
             end = start + body_length
-            if head == _GET_HEAD and not kinds:
+            if not kinds and head in hit_heads:
                 key = data[start:end]
                 if mask >= 0:
                     number = (crc32(key) >> 16) & 0x7FFF & mask
@@ -130,26 +138,39 @@ class BinarySession(BinaryConversation):
                     item = lookup(key)
                     if item is not None:
                         value = item.value
-                        if value is not None and not item.expiry and not item.datatype:
+                        if (
+                            value is not None
+                            and not item.datatype
+                            and (not item.expiry or item.expiry > now())
+                        ):
                             hits += 1
                             item.nru = 0
-                            length = len(value) + 4
-                            append(
-                                _pack_get_reply(_GET_HIT_HEAD, length, opaque, item.cas, item.flags)
-                            )
+                            length, form = len(value) + 4, hit_heads[head]
+                            if head in _WITH_KEY:
+                                length += key_length
+                                form += key_length * _ONE_KEY_BYTE
+                                append(_pack_get_reply(form, length, opaque, item.cas, item.flags))
+                                append(key)
+                            else:
+                                append(_pack_get_reply(form, length, opaque, item.cas, item.flags))
                             append(value)
                             unsent += length + 24
                             position = end
                             continue
                     elif 0 < key_length <= KEY_MAX_BYTES:
-                        misses += 1
-                        append(_pack_reply(_GET_MISS_HEAD, 9, opaque, 0) + _NOT_FOUND_TEXT)
-                        unsent += 33
-                        position = end
-                        continue
+                        if head == _GET_HEAD:
+                            misses += 1
+                            append(_pack_reply(_GET_MISS_HEAD, 9, opaque, 0) + _NOT_FOUND_TEXT)
+                            unsent += 33
+                            position = end
+                            continue
+                        if head in _QUIET_GETS:
+                            misses += 1
+                            position = end
+                            continue
             elif (
-                head == _SET_HEAD
-                and kinds == _STORE_KINDS
+                kinds == _STORE_KINDS
+                and head in _SETS
                 and key_length + 8 <= body_length <= max_body
                 and end - HEADER_BYTES <= last
                 and 0 < key_length <= KEY_MAX_BYTES
@@ -162,7 +183,7 @@ class BinarySession(BinaryConversation):
                 if vbucket is not None:
                     flags, exptime = _unpack_store(data, start)
                     if exptime:
-                        exptime = absolute_expiry(exptime, bucket.clock.now())
+                        exptime = absolute_expiry(exptime, now())
                     sets += 1
                     position = end
                     try:
@@ -170,12 +191,13 @@ class BinarySession(BinaryConversation):
                     except CommandError as error:
                         refused += 1
                         count_cas_failure(self.stats, cas, error)
-                        reply = self._refusal(_SET, opaque, error)
+                        reply = self._refusal(_SETS[head], opaque, error)
                         append(reply)
                         unsent += len(reply)
                     else:
-                        append(_pack_reply(_SET_REPLY_HEAD, 0, opaque, item.cas))
-                        unsent += 24
+                        if head == _SET_HEAD:
+                            append(_pack_reply(_SET_REPLY_HEAD, 0, opaque, item.cas))
+                            unsent += 24
                         if cas:
                             self.stats.cas_hits += 1
                     continue

@@ -72,9 +72,9 @@ MERGED_RESPONSE_HEADER = derive_merged(
 )
 
 
-def response_head(opcode: int, extras_length: int = 0, status: int = 0) -> int:
-    """Return the first number of `MERGED_RESPONSE_HEADER` for a reply without key and datatype."""
-    packed = pack_response(MAGIC_RESPONSE, opcode, 0, extras_length, 0, status, 0, 0, 0)
+def response_head(opcode: int, extras_length: int = 0, status: int = 0, key_length: int = 0) -> int:
+    """Return the first number of `MERGED_RESPONSE_HEADER` for a reply without a datatype."""
+    packed = pack_response(MAGIC_RESPONSE, opcode, key_length, extras_length, 0, status, 0, 0, 0)
     return int(MERGED_RESPONSE_HEADER.unpack(packed)[0])
 
 
