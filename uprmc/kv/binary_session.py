@@ -60,13 +60,15 @@ from uprmc.protocol.tap import PUSHED
 _GET_HEAD = request_head(Opcode.GET)
 _SET_HEAD = request_head(Opcode.SET)
 _STORE_KINDS = STORE_EXTRAS.size << 8
-_GETS = (Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ)
 _SETS = {request_head(opcode): int(opcode) for opcode in (Opcode.SET, Opcode.SETQ)}
-#: Head of a request -> that of the reply to a hit; with a key its length is to be added.
+_WITH_KEY = (Opcode.GETK, Opcode.GETKQ)
+#: Head of a get -> that of the reply to a hit; below 0 if the key is in it, whose length is to be
+#: added to its opposite.
 _HIT_HEADS = {
-    request_head(opcode): response_head(opcode, GET_REPLY_EXTRAS.size) for opcode in _GETS
+    request_head(opcode): response_head(opcode, GET_REPLY_EXTRAS.size)
+    * (-1 if opcode in _WITH_KEY else 1)
+    for opcode in (Opcode.GET, Opcode.GETQ, *_WITH_KEY)
 }
-_WITH_KEY = frozenset(request_head(opcode) for opcode in (Opcode.GETK, Opcode.GETKQ))
 _QUIET_GETS = frozenset(request_head(opcode) for opcode in (Opcode.GETQ, Opcode.GETKQ))
 _ONE_KEY_BYTE = response_head(Opcode.GETK, key_length=1) - response_head(Opcode.GETK)
 _GET_MISS_HEAD = response_head(Opcode.GET, status=Status.KEY_NOT_FOUND)
@@ -119,7 +121,8 @@ class BinarySession(BinaryConversation):
         mask = self._mask if self.by_key else -1
         max_body, unlocked = self._short_ways()
         append, now = self._out.append, bucket.clock.now
-        hit_heads = _HIT_HEADS
+        hit_head, get_head = _HIT_HEADS.get, _GET_HEAD
+        get_form = _HIT_HEADS[get_head]
         unsent, limit = self._unsent, self._max_unsent
         position, last, wanted = 0, len(data) - HEADER_BYTES, HEADER_BYTES
         hits = misses = sets = refused = 0
@@ -129,7 +132,8 @@ class BinarySession(BinaryConversation):
             )
             start = position + HEADER_BYTES
             end = start + body_length
-            if not kinds and head in hit_heads:
+            form = get_form if head == get_head else hit_head(head, 0)
+            if form and not kinds:
                 key = data[start:end]
                 if mask >= 0:
                     number = (crc32(key) >> 16) & 0x7FFF & mask
@@ -145,20 +149,20 @@ class BinarySession(BinaryConversation):
                         ):
                             hits += 1
                             item.nru = 0
-                            length, form = len(value) + 4, hit_heads[head]
-                            if head in _WITH_KEY:
+                            length = len(value) + 4
+                            if form > 0:
+                                append(_pack_get_reply(form, length, opaque, item.cas, item.flags))
+                            else:
                                 length += key_length
-                                form += key_length * _ONE_KEY_BYTE
+                                form = key_length * _ONE_KEY_BYTE - form
                                 append(_pack_get_reply(form, length, opaque, item.cas, item.flags))
                                 append(key)
-                            else:
-                                append(_pack_get_reply(form, length, opaque, item.cas, item.flags))
                             append(value)
                             unsent += length + 24
                             position = end
                             continue
                     elif 0 < key_length <= KEY_MAX_BYTES:
-                        if head == _GET_HEAD:
+                        if head == get_head:
                             misses += 1
                             append(_pack_reply(_GET_MISS_HEAD, 9, opaque, 0) + _NOT_FOUND_TEXT)
                             unsent += 33
