@@ -62,8 +62,8 @@ _SET_HEAD = request_head(Opcode.SET)
 _STORE_KINDS = STORE_EXTRAS.size << 8
 _SETS = {request_head(opcode): int(opcode) for opcode in (Opcode.SET, Opcode.SETQ)}
 _WITH_KEY = (Opcode.GETK, Opcode.GETKQ)
-#: Head of a get -> that of the reply to a hit; below 0 if the key is in it, whose length is to be
-#: added to its opposite.
+#: Head of a get request -> head of the reply to a hit. It is negated where the reply repeats the
+#: key, because the key's length has to be added then.
 _HIT_HEADS = {
     request_head(opcode): response_head(opcode, GET_REPLY_EXTRAS.size)
     * (-1 if opcode in _WITH_KEY else 1)
