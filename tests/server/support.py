@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from twisted.internet.address import IPv4Address
-from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
 from uprmc.server.adapter import SessionFactory, SessionProtocol
 from uprmc.server.connections import Connections
+from uprmc.server.reactor import LeanReactor
 from uprmc.server.wake_list import WakeList
 
 PEER = IPv4Address("TCP", "192.0.2.7", 4711)
@@ -154,7 +154,7 @@ class Loop:
     """A real reactor that runs only while a test waits for something; closes what was opened."""
 
     def __init__(self) -> None:
-        self.reactor = EPollReactor()
+        self.reactor = LeanReactor()
         self._sockets: list[socket.socket] = []
 
     def until(self, condition: Callable[[], object], limit_s: float = 30.0) -> None:

@@ -43,6 +43,7 @@ def test_twisted_still_has_what_the_lean_reactor_leans_on() -> None:
         assert isinstance(reactor._selectables, dict)
         assert callable(reactor._poller.poll)
         assert callable(reactor._doReadOrWrite)
+        assert callable(reactor._disconnectSelectable)
         assert EPollReactor.doIteration is EPollReactor.doPoll
     finally:
         _close(reactor)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import socket
 
 import pytest
-from twisted.internet import tcp
+from twisted.internet import tcp, unix
+from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
 
 from tests.server.support import Client, Loop, pattern
 from uprmc.server.transport import (
     ACCEPTS_MAX,
     DirectPort,
     DirectServer,
+    DirectUnixServer,
     listen_direct,
     send_directly,
 )
@@ -25,7 +28,8 @@ class Recorder(Protocol):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.lost = False
+        self.received = b""
+        self.lost: Failure | None = None
         self.on_resume = lambda: None
 
     def pauseProducing(self) -> None:  # noqa: N802
@@ -39,17 +43,28 @@ class Recorder(Protocol):
         self.calls.append("stop")
 
     def connectionLost(self, reason) -> None:  # noqa: N802
-        self.lost = True
+        self.lost = reason
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        if data == b"a bug":
+            raise RuntimeError(data)
+        self.received += data
 
 
 class CountingSocket:
-    """A socket that counts sends, takes at most so much at a time, or fails."""
+    """A socket that counts sends, takes at most so much at a time, or fails either way."""
 
     def __init__(self, real: socket.socket) -> None:
         self._real = real
         self.sends = 0
         self.at_most = 1 << 30
         self.error: OSError | None = None
+        self.receive_error: OSError | None = None
+
+    def recv(self, size: int) -> bytes:
+        if self.receive_error is not None:
+            raise self.receive_error
+        return self._real.recv(size)
 
     def __getattr__(self, name: str):
         return getattr(self._real, name)
@@ -258,13 +273,46 @@ def test_text_is_refused_as_ever(pair: Pair) -> None:
         pair.transport.write("text")
 
 
-def test_a_plain_tcp_port_can_be_made_direct_and_others_are_left_alone(loop: Loop) -> None:
+def test_what_arrives_is_read_without_twisted_between(pair: Pair, loop: Loop) -> None:
+    pair.transport.doRead = pytest.fail
+    pair.client.socket.send(b"hello")
+    loop.until(lambda: pair.protocol.received)
+    assert pair.protocol.received == b"hello"
+
+
+def test_a_socket_that_has_nothing_after_all_is_asked_again(pair: Pair, loop: Loop) -> None:
+    pair.socket.receive_error = BlockingIOError(11, "would block")
+    pair.client.socket.send(b"hello")
+    loop.reactor.iterate(0.1)
+    assert pair.protocol.lost is None
+    pair.socket.receive_error = None
+    loop.until(lambda: pair.protocol.received)
+
+
+def test_a_socket_that_fails_is_lost(pair: Pair, loop: Loop) -> None:
+    pair.socket.receive_error = ConnectionResetError(104, "reset")
+    pair.client.socket.send(b"hello")
+    loop.until(lambda: pair.protocol.lost)
+    assert pair.protocol.lost.check(ConnectionLost)
+
+
+def test_a_bug_in_a_protocol_ends_its_connection(pair: Pair, loop: Loop) -> None:
+    pair.client.socket.send(b"a bug")
+    loop.until(lambda: pair.protocol.lost)
+    assert pair.protocol.lost.check(RuntimeError)
+
+
+def test_plain_ports_can_be_made_direct_and_others_are_left_alone(loop: Loop) -> None:
     factory = Factory.forProtocol(Recorder)
     plain = tcp.Port(0, factory, 5, "127.0.0.1", loop.reactor)
     send_directly(plain)
     assert plain.transport is DirectServer
     assert tcp.Port.transport is tcp.Server
     assert DirectPort.transport is DirectServer
+    by_path = unix.Port("/somewhere", factory, reactor=loop.reactor)
+    send_directly(by_path)
+    assert by_path.transport is DirectUnixServer
+    assert unix.Port.transport is unix.Server
     send_directly(object())
 
 

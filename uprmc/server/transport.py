@@ -1,12 +1,14 @@
-"""TCP connections that try to send at once, before they queue.
+"""Connections that are read in the reactor's event itself, and try to send before they queue.
 
 Twisted's own `write` only queues: the reactor then starts to watch the socket for writing, comes
 back in its next turn, sends, and stops watching. For a server that answers each request with a
-few bytes these are two system calls and a turn of the loop too many. `DirectServer` sends first
-and leaves to Twisted what the kernel did not take (a slow reader, an error, a half-closed or
+few bytes these are two system calls and a turn of the loop too many. A direct connection sends
+first and leaves to Twisted what the kernel did not take (a slow reader, an error, a half-closed or
 TLS-started connection), so everything else about the connection stays Twisted's.
 
-It looks at `_tempDataBuffer` and `_writeDisconnecting`, which Twisted does not promise to keep:
+`LeanReactor` reads a direct connection without the calls that Twisted has in between.
+
+This looks at `_tempDataBuffer` and `_writeDisconnecting`, which Twisted does not promise to keep:
 ``tests/server/test_transport.py`` fails when they move.
 """
 
@@ -15,27 +17,34 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from twisted.internet import tcp
+from twisted.internet import main, tcp, unix
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IListeningPort
 
 #: Connections accepted in one turn; each takes 45 us.
 ACCEPTS_MAX = 64
 
 
-class DirectServer(tcp.Server):
+class Direct(tcp.Server):
     """An accepted connection whose `write` reaches the kernel before it returns, if it can.
 
     Bytes keep the order of the calls. A registered streaming producer is paused and resumed by
     Twisted as usual, once more than `bufferSize` bytes had to be queued; with a pull producer
-    everything is queued, because only a drained queue asks such a producer for more. Replies
-    leave without waiting for others (TCP_NODELAY), and a peer that vanished without a word is
-    found out in the end (SO_KEEPALIVE).
+    everything is queued, because only a drained queue asks such a producer for more.
     """
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]  # passed on as Twisted gave them
-        self.setTcpNoDelay(True)
-        self.setTcpKeepAlive(True)
+    def read(self) -> ConnectionLost | ConnectionDone | None:
+        """Pass what has arrived to the protocol; return why the connection is over, if it is."""
+        try:
+            data = self.socket.recv(self.bufferSize)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return main.CONNECTION_LOST
+        if not data:
+            return main.CONNECTION_DONE
+        self.protocol.dataReceived(data)  # type: ignore[call-arg, misc]  # a zope interface has no self
+        return None
 
     def write(self, data: bytes) -> None:
         """Send what the kernel takes now and queue the rest; never raises for a lost peer."""
@@ -56,6 +65,23 @@ class DirectServer(tcp.Server):
             sent = 0  # full or broken: the queued attempt meets the same error and deals with it
         if sent != len(data):
             super().write(data[sent:] if sent else data)
+
+
+class DirectServer(Direct):
+    """A direct connection over TCP.
+
+    Replies leave without waiting for others (TCP_NODELAY), and a peer that vanished without a word
+    is found out in the end (SO_KEEPALIVE).
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]  # passed on as Twisted gave them
+        self.setTcpNoDelay(True)
+        self.setTcpKeepAlive(True)
+
+
+class DirectUnixServer(Direct, unix.Server):
+    """A direct connection over a unix socket; file descriptors that a peer sends are dropped."""
 
 
 class DirectPort(tcp.Port):
@@ -84,6 +110,8 @@ def listen_direct(
 
 
 def send_directly(port: object) -> None:
-    """Let a port that an endpoint made build `DirectServer`s, if it is plain TCP."""
+    """Let a port that an endpoint made build direct connections, if it is a plain one."""
     if type(port) is tcp.Port:
         port.transport = DirectServer  # type: ignore[assignment]
+    elif type(port) is unix.Port:
+        port.transport = DirectUnixServer
