@@ -30,9 +30,6 @@ from __future__ import annotations
 
 import struct
 
-from uprmc.errors import StoreCorrupt
-from uprmc.model import Item
-
 RECORD_VERSION = 2
 
 #: Bits of a kind.
