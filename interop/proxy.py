@@ -145,7 +145,8 @@ class Proxy:
         self.passed = 0
         self._port = LastingPort()
         self.address = self._port.address
-        self._left: int | None = None  # bytes until the next cut
+        self._left: int | None = None  # bytes until the next cut or silence
+        self._then = self._cut_all
         self._cut_now = False
         self._listener: socket.socket | None = self._listen()
         self._pairs: list[_Pair] = []
@@ -169,7 +170,13 @@ class Proxy:
     def cut_after(self, count: int) -> None:
         """Pass on ``count`` more bytes, over all connections, then reset them all; once."""
         with self._changed:
-            self._left = count
+            self._left, self._then = count, self._cut_all
+            self._ring()
+
+    def silence_after(self, count: int) -> None:
+        """Pass on ``count`` more bytes, over all connections, then be silent in all directions."""
+        with self._changed:
+            self._left, self._then = count, self._silence_all
             self._ring()
 
     def wait_for_cut(self, timeout_s: float = 10.0) -> bool:
@@ -342,13 +349,16 @@ class Proxy:
             if self._left is not None:
                 self._left -= sent
                 if self._left == 0:
-                    self._cut_all()
+                    self._then()
                     return
             if sent < len(data):
                 return
         if flow.ended and not flow.waiting and not flow.closed:
             flow.closed = True
             flow.sink.shutdown(socket.SHUT_WR)
+
+    def _silence_all(self) -> None:
+        self._left, self.silent = None, frozenset(Way)
 
     def _cut_all(self) -> None:
         self._left, self._cut_now = None, False

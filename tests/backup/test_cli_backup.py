@@ -11,7 +11,7 @@ import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk.cli_run import uprmc, uprmc_struck
-from tests.bulk.here import changes, contents, numbered, put, remove
+from tests.bulk.here import changes, numbered, put
 from uprmc.cli.main import run
 
 LOCAL = ("--engine", "local", "--parallelism", "1")
@@ -24,40 +24,6 @@ def verb(*words: object) -> int:
 
 def at(server: ServerProcess) -> tuple[str, str]:
     return "--node", str(server.upr)
-
-
-def test_a_backup_with_increments_goes_into_another_node_and_both_are_the_same(
-    fresh_node: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    put(fresh_node, numbered(50))
-    directory = tmp_path / "backup"
-    assert verb("backup", directory, *at(fresh_node)) == 0
-    assert "50 rows" in capsys.readouterr().out
-    put(fresh_node, {b"key-1": b"new", b"more": b"x"})
-    remove(fresh_node, b"key-2")
-    assert verb("backup", directory, *at(fresh_node), "--json") == 0
-    manifest = json.loads(capsys.readouterr().out)
-    assert (manifest["kind"], manifest["totals"]["rows"]) == ("incr", 3)
-    with start_uprmc(tmp_path / "other", "--vbuckets", "16") as other:
-        assert verb("restore", directory, *at(other), "--dry-run") == 0
-        assert contents(other) == {}
-        assert verb("restore", directory, *at(other)) == 0
-        assert contents(other) == contents(fresh_node)
-        capsys.readouterr()
-        assert verb("verify", fresh_node.upr, other.upr, "--lag", "0") == 0
-        assert "no difference" in capsys.readouterr().out
-        assert verb("verify", other.upr, directory, "--lag", "0") == 0
-        put(other, {b"more": b"y", b"extra": b"z"})
-        capsys.readouterr()
-        out = tmp_path / "differences.jsonl"
-        assert verb("verify", fresh_node.upr, other.upr, "--lag", "0", "--out", out, "--json") == 1
-        printed, errors = capsys.readouterr()
-        found = json.loads(printed)
-        assert (found["same"], found["only_b"], found["differ"]) == (False, 1, 1)
-        assert errors == "uprmc: UPRMC_DIFFERENT 2 documents differ\n"
-        assert len(out.read_text().splitlines()) == 2
-        assert verb("restore", directory, "--at", 0, "--force", *at(other)) == 0
-        assert contents(other)[b"key-1"] == b"value-1"
 
 
 def test_versions_keep_their_metadata_through_backup_and_restore(

@@ -1,4 +1,4 @@
-"""A ``uprmc tail`` that runs beside a test, and what it has printed so far."""
+"""A verb, mostly ``uprmc tail``, that runs beside a test, and what it has printed so far."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Self
 
 from interop.nursery import popen
 from interop.server_process import ServerProcess
@@ -18,21 +19,21 @@ from tests.cli.support import TIMEOUT_S, Ended
 _STEP_S = 0.1
 
 
-class Tailing:
+class Running:
     """One process; it is killed at the end of the ``with`` at the latest."""
 
-    def __init__(self, server: ServerProcess, *options: object) -> None:
-        command = [sys.executable, "-m", "uprmc", "tail", "--node", str(server.upr)]
+    def __init__(self, *words: object) -> None:
+        command = [sys.executable, "-m", "uprmc"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("UPRMC_")}
         self.process = popen(
-            [*command, *map(str, options)],
+            [*command, *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=clean,
         )
         self._out = b""
 
-    def __enter__(self) -> Tailing:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -83,3 +84,10 @@ class Tailing:
         """Wait until it has ended by itself; `out` is what was not read before."""
         out, err = self.process.communicate(timeout=TIMEOUT_S)
         return Ended(self.process.returncode, (self._out + out).decode(), err.decode())
+
+
+class Tailing(Running):
+    """``uprmc tail`` of one server."""
+
+    def __init__(self, server: ServerProcess, *options: object) -> None:
+        super().__init__("tail", "--node", server.upr, *options)

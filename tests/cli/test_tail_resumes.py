@@ -117,22 +117,6 @@ def test_what_changes_before_it_is_connected_again_is_printed(tmp_path: Path, he
         b.stop()
 
 
-def test_what_a_failover_has_lost_is_taken_back(tmp_path: Path, here: Here) -> None:
-    with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
-        write(a, b"old")
-        assert here("replicate", "--source", a.upr, "--wait", "--node", b.upr).code == 0
-        assert here("replicate", "--stop", "--node", b.upr).code == 0
-        with Tailing(b, "--json", "--node", a.upr) as tailing:
-            follows(tailing, a)
-            write(a, b"lost")
-            keys_until(tailing, "lost")
-            a.kill()
-            assert here("failover", "--node", b.upr).code == 0
-            write(b, b"after")
-            assert keys_until(tailing, "after") == ["<1", "after"]
-        b.stop()
-
-
 def test_a_vbucket_that_comes_back_is_printed_again(tmp_path: Path, here: Here) -> None:
     with node(tmp_path) as server:
         with Tailing(server, "--json", "--vbuckets", "0-1") as tailing:
