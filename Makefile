@@ -24,7 +24,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip docs man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -42,7 +42,10 @@ $(BIN)/python:
 PIP_EDITABLE := pip install --quiet --disable-pip-version-check \
 	--config-settings editable_mode=compat --editable
 
-$(VENV)/installed: pyproject.toml | $(BIN)/python
+# What is compiled where there is a C compiler; the stamp is made by the build itself.
+NATIVE := setup.py $(filter-out %/stamp.py,$(wildcard uprmc/core/native/*.py))
+
+$(VENV)/installed: pyproject.toml $(NATIVE) | $(BIN)/python
 	@echo "installing uprmc into $(VENV)" >&2
 	@$(BIN)/python -m $(PIP_EDITABLE) . >&2
 	@touch $@
@@ -80,6 +83,10 @@ docs: $(VENV)-docs/installed ## build the documentation into site/
 	@$(DOCS_BIN)/python -m tools.reference docs/reference
 	$(DOCS_BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+wheel: | $(BIN)/python ## build dist/uprmc-*.whl for this Python and platform
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . >&2
+	@ls -t dist/uprmc-*.whl | head -n 1
 
 man: $(VENV)/installed ## make the manual page dist/man/uprmc.1
 	@mkdir -p dist/man
@@ -143,4 +150,5 @@ changelog: $(VENV)/tox-installed ## show the news since the last release
 clean: ## remove everything that was made here, except data directories
 	rm -rf $(VENV) .tox .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -rf $(VENV)-docs build dist docs/reference site *.egg-info bench/mcload
+	rm -f uprmc/core/native/*.so uprmc/core/native/stamp.py
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

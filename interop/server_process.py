@@ -261,7 +261,11 @@ def start_uprmc(
     """Start ``uprmc serve`` on a data directory, free ports, and wait for its ready line."""
     listeners = ["--memcached", memcached, "--upr", ANY_PORT, "--http", ANY_PORT]
     command = [*serve_command(), "--data", str(data), *listeners, *options]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("UPRMC_")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "UPRMC_CORE" or not name.startswith("UPRMC_")
+    }
     server = ServerProcess("uprmc", command, environment)
     try:
         line = server._wait_for_line(timeout_s)

@@ -32,8 +32,10 @@ BUFFER_BYTES = 256 * MIB
 FRAME_MAX_BYTES = ITEM_LIMIT_MAX_BYTES + 1 * MIB
 
 
-#: Environment variables of verbs, which name no settings.
-_OF_VERBS = frozenset({"UPRMC_NODE", "UPRMC_TLS", "UPRMC_TLS_CA", "UPRMC_NO_TLS_VERIFY"})
+#: Environment variables of verbs and of the core, which name no settings.
+_OF_VERBS = frozenset(
+    {"UPRMC_CORE", "UPRMC_NODE", "UPRMC_TLS", "UPRMC_TLS_CA", "UPRMC_NO_TLS_VERIFY"}
+)
 
 
 def _setting(

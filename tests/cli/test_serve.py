@@ -18,6 +18,7 @@ from interop.wire import GET, OK, SET, Wire, frame, store
 from tests.cli.support import uprmc
 from tests.server.certificates import make_certificate
 from tests.system.support import until, upr
+from uprmc.core.form import FORM
 
 READY = re.compile(
     r"uprmc ready memcached=127\.0\.0\.1:\d+ upr=127\.0\.0\.1:\d+ http=(127\.0\.0\.1:\d+|off)"
@@ -153,4 +154,8 @@ def test_each_kill_adds_exactly_one_failover_entry(tmp_path: Path) -> None:
 
 def test_the_version_of_the_program_is_the_packages() -> None:
     ended = uprmc("--version")
-    assert (ended.code, ended.out, ended.err) == (0, f"uprmc {package.__version__}\n", "")
+    assert (ended.code, ended.out, ended.err) == (
+        0,
+        f"uprmc {package.__version__} (core: {FORM})\n",
+        "",
+    )

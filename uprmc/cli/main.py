@@ -84,8 +84,24 @@ class _Verbs(click.Group):
             return EXIT_OK
 
 
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    from uprmc.core.form import FORM
+
+    click.echo(f"uprmc {__version__} (core: {FORM})")
+    context.exit()
+
+
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="uprmc", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and the form of the core, and exit.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def uprmc(debug: bool) -> None:
     """A memcached-compatible server that keeps its data on disk and streams every change."""

@@ -103,11 +103,14 @@ class _Server:
 
         from uprmc.cli.progress import WarmupProgress
         from uprmc.cli.signals import heed_signals
+        from uprmc.core.form import NOTICE
         from uprmc.server.log import Log, start_logging
         from uprmc.server.node import Node
 
         heed_signals(self._reactor, read_settings, self._reload, Log("node"))
         start_logging(settings.log)
+        if NOTICE:
+            Log("node").warn("core_interpreted", reason=NOTICE)
         self._node = Node(self._reactor, settings)
         self._progress = WarmupProgress(self._reactor, self._node.warmup)
         self._source = source

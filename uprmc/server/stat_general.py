@@ -6,6 +6,7 @@ import os
 import resource
 
 from uprmc import MEMCACHED_VERSION, __version__
+from uprmc.core.form import FORM
 from uprmc.engine.bucket import Bucket
 from uprmc.kv.services import StatGroup
 from uprmc.model import VBucketState
@@ -49,6 +50,7 @@ def _process(node: ObservedNode) -> StatGroup:
         ("time", str(int(node.bucket.clock.now()))),
         ("version", MEMCACHED_VERSION),
         ("uprmc_version", __version__),
+        ("uprmc_core", FORM),
         ("pointer_size", "64"),
         ("rusage_user", f"{usage.ru_utime:.6f}"),
         ("rusage_system", f"{usage.ru_stime:.6f}"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 
 from uprmc import __version__
+from uprmc.core.form import FORM
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.server import (
@@ -116,6 +117,7 @@ class Statistics:
         node = self._node
         return {
             "version": __version__,
+            "core": FORM,
             "pid": os.getpid(),
             "uptime_s": node.uptime_s(),
             "ready": self.ready(),

@@ -1,0 +1,36 @@
+"""setuptools, asked for mypyc as well where there is a C compiler that could use it.
+
+A machine without one installs the package without fetching what it could not use.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403  # the other hooks
+
+MYPYC = "mypy[mypyc]>=2,<3"
+
+
+def can_compile() -> bool:
+    """Tell whether a C compiler and Python's headers are here, and wanted."""
+    if os.environ.get("UPRMC_CORE") == "interpreted":
+        return False
+    compilers = [os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc", "cc", "gcc"]
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return headers.exists() and any(shutil.which(each.split()[0]) for each in compilers)
+
+
+def get_requires_for_build_wheel(settings: Mapping[str, Any] | None = None) -> list[str]:
+    """Return what a build needs besides setuptools."""
+    required: list[str] = build_meta.get_requires_for_build_wheel(settings)
+    return [*required, MYPYC] if can_compile() else required
+
+
+get_requires_for_build_editable = get_requires_for_build_wheel

@@ -1,0 +1,292 @@
+"""Records by their keys, without an object for the key: compiled only.
+
+A `RecordTable` has what the engine needs of a dict ``key -> record``. The key is looked for inside
+the records themselves, so an entry is one pointer and one `bytes`.
+
+Records lie in **segments**, small tables with open addressing and linear probing. A segment doubles
+until it has `SEGMENT_SLOTS`; then it is split in two by the next bit of the hash, and the directory
+says which bits lead where (extendible hashing). So no change of a table moves more than a segment,
+however many entries there are.
+
+The order of iteration depends on nothing but the keys, the order of changes and Python's hash seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i64_le
+from mypy_extensions import i64
+
+FRONT_BYTES: Final[i64] = 24
+KEY_LENGTH_AT: Final[i64] = 7
+KEY_LENGTH_MAX: Final[i64] = 255
+
+SMALLEST_SLOTS: Final[i64] = 8
+SEGMENT_SLOTS: Final[i64] = 1024
+#: Bits of a hash that the directory may use; the others choose a slot.
+DEPTH_MAX: Final[i64] = 16
+
+
+def _factors() -> bytes:
+    """Return a secret number for each place in a key and for its length, from the hash seed."""
+    writer = BytesWriter()
+    for number in range(KEY_LENGTH_MAX // 4 + 2):
+        write_i64_le(writer, hash(b"factor %d" % number))
+    return writer.getvalue()
+
+
+_FACTORS: Final = _factors()
+
+
+def hash_of(data: bytes, start: i64, length: i64) -> i64:
+    """Return the hash of the key in `data` at `start`: 32 bits.
+
+    Vector multiply-shift: who does not know the factors cannot choose keys that collide.
+    """
+    factors = _FACTORS
+    total: i64 = read_i64_le(factors, 0) * length
+    at: i64 = 8
+    place: i64 = start
+    end: i64 = start + length
+    while place + 4 <= end:
+        total += read_i64_le(factors, at) * (i64(read_i32_le(data, place)) & 0xFFFFFFFF)
+        at += 8
+        place += 4
+    if place < end:
+        rest: i64 = 0
+        while place < end:
+            rest = (rest << 8) | i64(data[place])
+            place += 1
+        total += read_i64_le(factors, at) * rest
+    return (total >> 32) & 0xFFFFFFFF
+
+
+def same_key(record: bytes, data: bytes, start: i64, length: i64) -> bool:
+    """Tell whether a record has the key that is in `data` at `start`."""
+    if i64(record[KEY_LENGTH_AT]) != length:
+        return False
+    place: i64 = 0
+    if length >= 8:
+        last: i64 = length - 8
+        while place < last:
+            if read_i64_le(record, FRONT_BYTES + place) != read_i64_le(data, start + place):
+                return False
+            place += 8
+        return read_i64_le(record, FRONT_BYTES + last) == read_i64_le(data, start + last)
+    while place < length:
+        if record[FRONT_BYTES + place] != data[start + place]:
+            return False
+        place += 1
+    return True
+
+
+def _hash_of_record(record: bytes) -> i64:
+    return hash_of(record, FRONT_BYTES, i64(record[KEY_LENGTH_AT]))
+
+
+class Segment:
+    """The entries whose hashes agree in the lowest `depth` bits."""
+
+    __slots__ = ("count", "depth", "mask", "slots")
+
+    def __init__(self, slots: i64, depth: i64) -> None:
+        self.slots: list[bytes | None] = [None] * slots
+        self.mask: i64 = slots - 1
+        self.depth: i64 = depth
+        self.count: i64 = 0
+
+    def add(self, record: bytes) -> None:
+        """Put in a record whose key is not here; there is room."""
+        slots = self.slots
+        mask = self.mask
+        place: i64 = (_hash_of_record(record) >> DEPTH_MAX) & mask
+        while slots[place] is not None:
+            place = (place + 1) & mask
+        slots[place] = record
+        self.count += 1
+
+
+class RecordTable:
+    """See the module docstring. It can be called: that is `get`."""
+
+    __slots__ = ("_bits", "_count", "_directory")
+
+    def __init__(self) -> None:
+        self._directory: list[Segment] = [Segment(SMALLEST_SLOTS, 0)]
+        self._bits: i64 = 0
+        self._count: i64 = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.find(key, 0, len(key)) is not None
+
+    def __call__(self, key: bytes) -> bytes | None:
+        return self.find(key, 0, len(key))
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the record of a key."""
+        return self.find(key, 0, len(key))
+
+    def find(self, data: bytes, start: i64, length: i64) -> bytes | None:
+        """Return the record of the key that is in `data` at `start`."""
+        if length > KEY_LENGTH_MAX:
+            return None
+        hashed = hash_of(data, start, length)
+        segment = self._directory[hashed & self._bits]
+        slots = segment.slots
+        mask = segment.mask
+        place: i64 = (hashed >> DEPTH_MAX) & mask
+        while True:
+            record = slots[place]
+            if record is None:
+                return None
+            if same_key(record, data, start, length):
+                return record
+            place = (place + 1) & mask
+
+    @property
+    def lookup(self) -> RecordTable:
+        """What returns the record of a key when it is called."""
+        return self
+
+    def __setitem__(self, key: bytes, record: bytes) -> None:
+        self.put(record)
+
+    def put(self, record: bytes) -> bytes | None:
+        """Put in a record in the place of the one with its key, which is returned."""
+        length: i64 = i64(record[KEY_LENGTH_AT])
+        hashed = hash_of(record, FRONT_BYTES, length)
+        while True:
+            segment = self._directory[hashed & self._bits]
+            slots = segment.slots
+            mask = segment.mask
+            place: i64 = (hashed >> DEPTH_MAX) & mask
+            while True:
+                old = slots[place]
+                if old is None:
+                    break
+                if same_key(old, record, FRONT_BYTES, length):
+                    slots[place] = record
+                    return old
+                place = (place + 1) & mask
+            if (segment.count + 1) * 4 <= (mask + 1) * 3:
+                slots[place] = record
+                segment.count += 1
+                self._count += 1
+                return None
+            self._make_room(segment, hashed)
+
+    def pop(self, key: bytes) -> bytes:
+        """Take out a key and return its record; `KeyError` if there is none."""
+        length: i64 = len(key)
+        if length > KEY_LENGTH_MAX:
+            raise KeyError(key)
+        hashed = hash_of(key, 0, length)
+        segment = self._directory[hashed & self._bits]
+        slots = segment.slots
+        mask = segment.mask
+        place: i64 = (hashed >> DEPTH_MAX) & mask
+        while True:
+            record = slots[place]
+            if record is None:
+                raise KeyError(key)
+            if same_key(record, key, 0, length):
+                break
+            place = (place + 1) & mask
+        segment.count -= 1
+        self._count -= 1
+        self._close_gap(slots, mask, place)
+        return record
+
+    def __iter__(self) -> Iterator[bytes]:
+        for record in self.values():
+            yield record[FRONT_BYTES : FRONT_BYTES + i64(record[KEY_LENGTH_AT])]
+
+    def values(self) -> Iterator[bytes]:
+        """Yield all records; the table must not change meanwhile."""
+        for segment in self.segments():
+            for record in segment.slots:
+                if record is not None:
+                    yield record
+
+    def segments(self) -> list[Segment]:
+        """Return the segments, each once."""
+        found: list[Segment] = []
+        number: i64 = 0
+        for segment in self._directory:
+            if number >> segment.depth == 0:
+                found.append(segment)
+            number += 1
+        return found
+
+    def pieces(self) -> list[object]:
+        """Return what has the records, in small pieces; the table is not used any more."""
+        return [segment.slots for segment in self.segments()]
+
+    def own_bytes(self) -> int:
+        """Return what the table takes itself, without the records."""
+        total: i64 = 56 + 8 * len(self._directory)
+        for segment in self.segments():
+            total += 120 + 8 * (segment.mask + 1)
+        return total
+
+    def check(self) -> None:
+        """Verify every invariant; for tests."""
+        total: i64 = 0
+        number: i64 = 0
+        for segment in self._directory:
+            assert segment is self._directory[number & ((1 << segment.depth) - 1)]
+            number += 1
+        for segment in self.segments():
+            found: i64 = 0
+            for record in segment.slots:
+                if record is not None:
+                    found += 1
+                    key = bytes(record[FRONT_BYTES : FRONT_BYTES + i64(record[KEY_LENGTH_AT])])
+                    assert self.get(key) is record
+            assert found == segment.count <= SEGMENT_SLOTS
+            total += found
+        assert total == self._count
+
+    def _close_gap(self, slots: list[bytes | None], mask: i64, gap: i64) -> None:
+        """Empty a slot, and move up whatever would not be found any more behind it."""
+        slots[gap] = None
+        place: i64 = gap
+        while True:
+            place = (place + 1) & mask
+            record = slots[place]
+            if record is None:
+                return
+            home: i64 = (_hash_of_record(record) >> DEPTH_MAX) & mask
+            if ((place - home) & mask) >= ((place - gap) & mask):
+                slots[gap] = record
+                slots[place] = None
+                gap = place
+
+    def _make_room(self, full: Segment, hashed: i64) -> None:
+        """Double a segment, or split it by the next bit of the hash."""
+        slots: i64 = full.mask + 1
+        if slots < SEGMENT_SLOTS or full.depth == DEPTH_MAX:
+            larger = Segment(slots * 2, full.depth)
+            for record in full.slots:
+                if record is not None:
+                    larger.add(record)
+            full.slots = larger.slots
+            full.mask = larger.mask
+            return
+        if (1 << full.depth) > self._bits:
+            self._directory = self._directory + self._directory
+            self._bits = self._bits * 2 + 1
+        bit: i64 = 1 << full.depth
+        halves = [Segment(slots, full.depth + 1), Segment(slots, full.depth + 1)]
+        for record in full.slots:
+            if record is not None:
+                halves[1 if _hash_of_record(record) & bit else 0].add(record)
+        place: i64 = hashed & (bit - 1)
+        while place <= self._bits:
+            self._directory[place] = halves[1 if place & bit else 0]
+            place += bit
