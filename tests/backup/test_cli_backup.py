@@ -78,6 +78,14 @@ def test_what_cannot_be_done_is_one_line_with_its_code_word(
     assert err.count("\n") == 1
 
 
+def test_what_is_compared_is_checked_before_an_engine_is_started(
+    node: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = (str(node.upr), str(node.upr))
+    assert run(["verify", *sides, "--by", "colour", "--engine", "spark"]) == 2
+    assert "by=colour: documents are compared by key, value" in capsys.readouterr().err
+
+
 def test_a_backup_that_is_interrupted_does_not_exist_and_the_same_command_makes_it(
     fresh_node: ServerProcess, tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_node_that_follows_itself_by_another_name_keeps_what_it_has(cluster: C
     cluster.loop.until(lambda: streaming(a))
     pass_time(cluster, 0.3)
     assert [each.high_seqno for each in a.bucket.vbuckets.values()] == held
-    assert a.replication.rollbacks == 0
+    assert a.replication.received.rollbacks == 0
     cluster.fail_over(a, *range(VBUCKETS))
     write(a, 0, 10)
     assert a.replication.sources == {}

@@ -28,7 +28,7 @@ class FakeLink:
         self.asked: list[list[int]] = []
         self.left: list[list[int]] = []
         self.taking: list[list[int]] = []
-        self.items = self.rollbacks = self.steps = 0
+        self.items = self.rollbacks = self.backoffs = self.steps = 0
         self.ticks: list[float] = []
 
     def tick(self, now: float) -> None:

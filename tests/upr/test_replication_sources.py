@@ -322,15 +322,15 @@ def test_a_source_that_is_not_reached_lags_ever_longer(world: World) -> None:
     assert source(world).lag_items == 3
 
 
-def test_items_and_rollbacks_count_over_lines_and_sources(world: World) -> None:
+def test_what_is_received_counts_over_lines_and_sources(world: World) -> None:
     link = linked(world, [0])
-    link.items, link.rollbacks = 3, 1
+    link.items, link.rollbacks, link.backoffs = 3, 1, 2
     link.closes()
     world.redialled_after()
     link = world.calls[-1].opens()
     link.items, link.rollbacks = 4, 2
-    assert (source(world).items, source(world).rollbacks) == (7, 3)
+    assert source(world).received == (7, 3, 2)
     world.stop()
     link = linked(world, [1])
-    link.items = 5
-    assert (world.replication.items, world.replication.rollbacks) == (12, 3)
+    link.items, link.backoffs = 5, 1
+    assert world.replication.received == (12, 3, 3)

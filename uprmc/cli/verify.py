@@ -63,14 +63,16 @@ def verify(shared: Common, a: str, b: str, **given: Any) -> None:
     The exit code is 0 if both sides are the same, and 1 if they differ.
     """
     with running(**shared.showing, afterwards=_afterwards) as run:
+        from uprmc.backup.digest import check_fields
         from uprmc.backup.verifying import verify as work
 
+        by = check_fields(given["by"]) if given["by"] else None  # before an engine is started
         sides = [_side(each, shared, given) for each in (a, b)]
         with shared.running_engine() as engine:
             report = run.report = work(
                 *sides,
                 engine=engine,
-                by=given["by"],
+                by=by,
                 vbuckets=given["vbuckets"],
                 key_prefix=given["prefix"],
                 deletes=given["deletes"],

@@ -373,12 +373,17 @@ _REPLICATION = (
     _counter(
         "replication_items_received_total",
         "Changes received from sources.",
-        lambda s: s.replication.items,
+        lambda s: s.replication.received.items,
     ),
     _counter(
         "replication_rollbacks_total",
         "Times that a source made a vBucket roll back.",
-        lambda s: s.replication.rollbacks,
+        lambda s: s.replication.received.rollbacks,
+    ),
+    _counter(
+        "replication_backoffs_total",
+        "Times that acknowledging to a source was delayed for lack of memory.",
+        lambda s: s.replication.received.backoffs,
     ),
 )
 

@@ -44,8 +44,8 @@ def _rows(replication: Replication) -> Iterator[tuple[str, str]]:
     """Yield them; there may be a thousand vBuckets."""
     for name, value in totals(replication)._asdict().items():
         yield name, f"{value:.3f}" if isinstance(value, float) else str(value)
-    yield "items", str(replication.items)
-    yield "rollbacks", str(replication.rollbacks)
+    for name, value in replication.received._asdict().items():
+        yield name, str(value)
     yield "takeovers", str(len(replication.handovers))
     yield "last_takeover_error", replication.last_handover_error
     sources = list(replication.sources.values())
@@ -65,8 +65,7 @@ def _source(source: Source) -> StatGroup:
         ("streaming", source.streaming),
         ("lag_items", source.lag_items),
         ("lag_s", f"{source.lag_s:.3f}"),
-        ("items", source.items),
-        ("rollbacks", source.rollbacks),
+        *source.received._asdict().items(),
     )
     return [(f"source_{source.place}:{name}", str(value)) for name, value in rows]
 

@@ -17,7 +17,7 @@ Source: issue "Replicas, failover"; UPR reference 4.4, 5; ruling R11; rows D50 t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, reduce
 
 from uprmc.consume.ranges import named
 from uprmc.engine.flusher import Waiter
@@ -28,7 +28,7 @@ from uprmc.ports import Dial
 from uprmc.protocol.replication import Branch, Outcome
 from uprmc.upr.follow import followed_document
 from uprmc.upr.follow.handover import Handover, HandoverDone
-from uprmc.upr.follow.source import FILLED, Source
+from uprmc.upr.follow.source import FILLED, Received, Source
 from uprmc.upr.hub import Hub
 
 #: The newest branch of each vBucket that is still active when it is told, and whether they are on
@@ -89,21 +89,16 @@ class Replication:
         self._dial = dial
         self._id = hub.bucket.entropy.uuid48()
         self._calls = 0
-        self._past_items = self._past_rollbacks = 0
+        self._past = Received()
         self._now = 0.0
         hub.follows = self._follows
 
     # --- what is so -----------------------------------------------------------------------------
 
     @property
-    def items(self) -> int:
-        """Versions received from sources since the start."""
-        return self._past_items + sum(source.items for source in self.sources.values())
-
-    @property
-    def rollbacks(self) -> int:
-        """How often sources have sent vBuckets back since the start."""
-        return self._past_rollbacks + sum(source.rollbacks for source in self.sources.values())
+    def received(self) -> Received:
+        """What came from all sources since the start."""
+        return reduce(Received.plus, (one.received for one in self.sources.values()), self._past)
 
     def source_of(self, number: int) -> Source | None:
         """Return whom a vBucket follows."""
@@ -312,8 +307,7 @@ class Replication:
         if not source.followed:
             del self.sources[source.place]
             source.close()
-            self._past_items += source.items
-            self._past_rollbacks += source.rollbacks
+            self._past = self._past.plus(source.received)
         return True
 
     def _lost(self, number: int) -> None:

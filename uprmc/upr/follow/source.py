@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
 from uprmc.consume.retry import Backoff
 from uprmc.engine.vbucket import Interruption, VBucket
@@ -128,6 +129,24 @@ class Followed:
             lost(self.vbucket.id)
 
 
+class Received(NamedTuple):
+    """What came over one or several connections, in numbers.
+
+    Attributes:
+        items: versions.
+        rollbacks: how often a vBucket was sent back.
+        backoffs: how often acknowledging was put off for lack of memory.
+    """
+
+    items: int = 0
+    rollbacks: int = 0
+    backoffs: int = 0
+
+    def plus(self, other: Received) -> Received:
+        """Return both together."""
+        return Received(*map(sum, zip(self, other, strict=True)))
+
+
 class Source:
     """See the module docstring. Implements `LinkOwner`.
 
@@ -155,7 +174,7 @@ class Source:
         self._pause = self._new_pause()
         self._dial_at = now
         self._level_at = self._looked_at = now
-        self._past_items = self._past_rollbacks = 0
+        self._past = Received()
 
     def _new_pause(self) -> Pause:
         return Pause(self._hub.bucket.entropy, self._hub.settings.redial_max_s)
@@ -187,16 +206,12 @@ class Source:
         return self._now - self._level_at
 
     @property
-    def items(self) -> int:
-        """Versions received over this line and those before."""
+    def received(self) -> Received:
+        """What came over this line and those before."""
         link = self._link()
-        return self._past_items + (link.items if link is not None else 0)
-
-    @property
-    def rollbacks(self) -> int:
-        """How often the source has sent a vBucket back."""
-        link = self._link()
-        return self._past_rollbacks + (link.rollbacks if link is not None else 0)
+        if link is None:
+            return self._past
+        return self._past.plus(Received(link.items, link.rollbacks, link.backoffs))
 
     def _link(self) -> Link | None:
         return self._line.link if self._line is not None else None
@@ -258,7 +273,7 @@ class Source:
             line.hang_up()
 
     def _forget_line(self) -> None:
-        self._past_items, self._past_rollbacks = self.items, self.rollbacks
+        self._past = self.received
         self._line, self._opened = None, False
 
     # --- time -----------------------------------------------------------------------------------
