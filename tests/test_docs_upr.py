@@ -112,6 +112,7 @@ _EXTRAS_TABLES = {
     "STREAM_END": 0x55,
     "Takeover": 0x5B,
     "SNAPSHOT_END": 0xEC,
+    "SNAPSHOTS": 0xDF,
     "Rounds": 0xEA,
     "Barriers": 0xE9,
     "This server as a consumer": 0x51,

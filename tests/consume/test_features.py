@@ -112,6 +112,7 @@ def test_a_program(wants_values: bool, flags: int) -> None:
             uprmc_versions true
             uprmc_barrier true
             uprmc_leases true
+            uprmc_snapshots true
         """),
     ]
     assert sent[-1].opcode == 0xB5

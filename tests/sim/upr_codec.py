@@ -20,7 +20,7 @@ DELETION, EXPIRATION = 0x58, 0x59
 SET_STATE, NOOP, BUFFER_ACK, CONTROL = range(0x5B, 0x5F)
 LEASE_ACQUIRE, LEASE_RENEW, LEASE_RELEASE = range(0xE4, 0xE7)
 BARRIER_ADD, BARRIER_REACHED, PARTITION_START = range(0xE8, 0xEB)
-ROUND_COMPLETE, SNAPSHOT_END = 0xEB, 0xEC
+ROUND_COMPLETE, SNAPSHOT_END, SNAPSHOTS = 0xEB, 0xEC, 0xDF
 SET_VBUCKET, DELETE_VBUCKET, COMPACT = 0x3D, 0x3F, 0xB3
 HELLO = 0x1F
 STOP_PERSISTENCE, START_PERSISTENCE = 0x80, 0x81
@@ -44,7 +44,7 @@ MARKER_MEMORY, MARKER_DISK, MARKER_CHECKPOINT, MARKER_ACK = 0x01, 0x02, 0x04, 0x
 NEVER = 2**64 - 1
 
 #: Frames of the producer that count for flow control, NOOP and responses do not.
-COUNTED = frozenset({*range(0x55, 0x5C), *range(0xE8, 0xED)})
+COUNTED = frozenset({*range(0x55, 0x5C), *range(0xE8, 0xED), SNAPSHOTS})
 
 
 def reply(opcode: int, opaque: int, status: int = OK) -> bytes:
@@ -97,6 +97,27 @@ class FrameReader:
             at = end
         self._buffer = buffer[at:]
         return frames
+
+
+def apart(shared: Frame) -> list[Frame]:
+    """Return a marker and the items of each snapshot that one frame holds."""
+    _, count = struct.unpack(">II", shared.extras)
+    assert count, "shared snapshots without a snapshot"
+    rows = [struct.unpack_from(">IIQQQ", shared.value, 32 * row) for row in range(count)]
+    items = FrameReader().feed(shared.value[32 * count :])
+    assert sum(item.size for item in items) == len(shared.value) - 32 * count, "a torn item"
+    found = []
+    for opaque, kind, start, end, _ in rows:
+        assert items, f"no items for the snapshot to {end}"
+        assert items[0].opaque == opaque, f"{items[0]} comes before the items of {opaque}"
+        extras = struct.pack(">QQI", start, end, kind)
+        found.append(Frame(False, SNAPSHOT_MARKER, items[0].place, opaque, 0, extras, b"", b""))
+        while items and items[0].opaque == opaque:
+            found.append(items.pop(0))
+        last = struct.unpack_from(">Q", found[-1].extras)[0]
+        assert last == end, f"a snapshot to {end} ends with {last}"
+    assert not items, f"{items[0]} belongs to no snapshot"
+    return found
 
 
 # --- what a consumer sends ------------------------------------------------------------------------

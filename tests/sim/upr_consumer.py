@@ -255,6 +255,10 @@ class Consumer:
         if frame.opcode == codec.BARRIER_REACHED:
             self._barrier_reached(frame)
             return
+        if frame.opcode == codec.SNAPSHOTS and "uprmc_snapshots" in self.kind.manners.controls:
+            for each in codec.apart(frame):
+                self._pushed(each)
+            return
         stream = self.streams.get(frame.place)
         if stream is None or stream.opaque != frame.opaque or stream.judge is None:
             self._nobodys(frame)

@@ -81,10 +81,15 @@ MOODY = Kind(
     moody=0.15,
 )
 RARE = Kind("rare", moody=0.3, absent_s=2.0)
-VERSED = Kind("versed", Manners(controls=("uprmc_versions",)), versions=True, moody=0.03)
+VERSED = Kind(
+    "versed",
+    Manners(controls=("uprmc_versions", "uprmc_snapshots")),
+    versions=True,
+    moody=0.03,
+)
 BARRED = Kind(
     "barred",
-    Manners(controls=("uprmc_barrier",), buffer_bytes=1_000, profile=SLOW_READER),
+    Manners(controls=("uprmc_barrier", "uprmc_snapshots"), buffer_bytes=1_000, profile=SLOW_READER),
     barriers=True,
     moody=0.02,
 )

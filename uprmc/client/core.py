@@ -146,7 +146,7 @@ class UprCore:
     # --- time -----------------------------------------------------------------------------------
 
     def turn(self, now: float) -> Task:
-        """Learn the (monotonic) time: poll, ask for streams, send barriers."""
+        """Learn the (monotonic) time: poll, ask for streams, send barriers, gather no longer."""
         if not self.completeness.began:
             self.completeness.began = now
             for route in self._routes.values():
@@ -160,6 +160,9 @@ class UprCore:
                 if deaf_s > _LISTENING_S:
                     node.session.was_not_listened_to(deaf_s)
                 node.session.tick(now)
+        for session in sessions:
+            if session.is_overdue(now):
+                yield from self.received(session, b"", now)
         disputed = self.nodes.disputed()
         for session in sessions:
             if session.poll_at <= now and not session.polling:
@@ -292,7 +295,7 @@ class UprCore:
     # --- batches --------------------------------------------------------------------------------
 
     def received(self, session: NodeSession, data: bytes, now: float) -> Task:
-        """Deal with what a node has sent.
+        """Deal with what a node has sent; without data, with what waited for more.
 
         Raises:
             ClientError: it makes no sense, or the program does not want to go on.
@@ -321,6 +324,12 @@ class UprCore:
                 yield from self._intake.hand_over(session, event)
             else:
                 yield from self._deal_with(session, event)
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether something has come that waits for more, `GATHER_MAX_S` at most."""
+        sessions = self.nodes.sessions()
+        return any(session.gathering_since is not None for session in sessions)
 
     def idle(self, now: float = math.inf) -> Task:
         """Save what was reached: nothing more is there to be read, nor was for a while.

@@ -13,13 +13,14 @@ Source: UPR reference 1, 2, 4.3; ``docs/streams.md``.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, cast
 
 from uprmc.client.errors import NotANode, ProducerError
 from uprmc.client.events import Accepted, Event, StreamEnded
 from uprmc.consume.batch import Batch, Received, Run, deletion_numbers
 from uprmc.consume.conversation import Questions
 from uprmc.consume.history import read_log
+from uprmc.consume.snapshots import take_snapshots
 from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
@@ -58,6 +59,7 @@ _unpack_marker = VERSIONED_MARKER_FRAME.unpack_from
 #: All of a merged frame's third number but the datatype.
 _PLACE_MASK = 0xFF00FFFF
 _MAGICS = (MAGIC_REQUEST, MAGIC_RESPONSE)
+_SNAPSHOTS = bytes((MAGIC_REQUEST, Opcode.SNAPSHOTS))
 _ITEMS = frozenset((Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION))
 _OF_STREAMS = _ITEMS | {
     Opcode.UPR_SNAPSHOT_MARKER,
@@ -77,6 +79,7 @@ class Decoder:
         streams: those that were asked for, by opaque.
         counted_bytes: bytes received since it was reset that flow control counts.
         wants_values: whether changes carry values.
+        more_follows: the producer has said that it goes on at once.
     """
 
     def __init__(self, place: str, *, wants_values: bool = True) -> None:
@@ -84,6 +87,7 @@ class Decoder:
         self.streams: dict[int, StreamState] = {}
         self.counted_bytes = 0
         self.wants_values = wants_values
+        self.more_follows = False
         self.questions: Questions[Any] = Questions(strict=True)
         self._rest = bytearray()
 
@@ -101,6 +105,7 @@ class Decoder:
             data = bytes(self._rest)
             self._rest.clear()
         received = Received(data, has_values=self.wants_values)
+        self.more_follows = False
         try:
             position, uncounted = self._frames(data, received)
         except StreamFault as fault:
@@ -206,6 +211,9 @@ class Decoder:
 
     def _other(self, data: bytes, position: int, end: int, received: Received) -> int:
         """Deal with any one frame; returns its bytes if flow control leaves it out."""
+        if data.startswith(_SNAPSHOTS, position):
+            self._snapshots(data, position, end, received)
+            return 0
         try:
             frame = decode_frame(data[position:end])
         except RemoteProtocolError as error:
@@ -218,6 +226,29 @@ class Decoder:
         except (struct.error, RemoteProtocolError) as error:
             raise self._nonsense(f"opcode {frame.opcode:#04x}: {error}") from None
         return end - position if frame.opcode == Opcode.UPR_NOOP else 0
+
+    def _snapshots(self, data: bytes, position: int, end: int, received: Received) -> None:
+        known = self.streams.get
+
+        def find(opaque: int) -> StreamState | None:
+            stream = known(opaque)
+            if stream is None or not stream.log:
+                return self._stream(opaque, stream.vbucket if stream is not None else 0)
+            return stream
+
+        def take_item(stream: StreamState, at: int, end: int) -> int:
+            stop = at + self._frame_bytes(data, at)
+            frame = decode_frame(data[at : min(stop, end)])
+            opaque = frame.opaque if frame.opcode in _ITEMS else 0
+            if self._stream(opaque, stream.vbucket) is not stream or type(frame) is ResponseFrame:
+                raise stream.fault(stream.low, stream.low, stream.high)
+            self._item(stream, cast(RequestFrame, frame), data, at, received)
+            return stop
+
+        try:
+            self.more_follows = take_snapshots(data, position, end, received, find, take_item)
+        except (struct.error, RemoteProtocolError) as error:
+            raise self._nonsense(f"opcode {Opcode.SNAPSHOTS:#04x}: {error}") from None
 
     def _answer(self, frame: ResponseFrame) -> Event:
         stream = self.streams.get(frame.opaque)

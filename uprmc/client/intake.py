@@ -106,7 +106,8 @@ class Intake:
         place, count, end = route.place, run.last - run.first, run.done
         route.items += count
         if run.begun is not None:
-            place.begin(run.begun.end_seqno, run.begun.purge_seqno)
+            _, end_seqno, _, purge_seqno = run.begun
+            place.begin(end_seqno, purge_seqno)
         if end is not None:
             place.complete(end)
             if end >= route.high_seqno:

@@ -51,6 +51,11 @@ PIPELINE_MAX = 256
 _SILENCE_INTERVALS = 2.0
 _SILENCE_SLACK_S = 2.0
 
+#: What comes in several pieces at once is dealt with as one, so that it is one commit: up to this
+#: size, and if the next piece does not take longer than this.
+_GATHER_MAX_BYTES = 1024 * 1024
+GATHER_MAX_S = 0.005
+
 #: Of what flow control does not count there is little.
 _AHEAD_SLACK_BYTES = 64 * 1024
 
@@ -103,6 +108,7 @@ class NodeSession:
         decoded: what was received last is decoded: what comes next may be heard ahead.
         items: changes received; with `bytes_received` they tell the size of one.
         has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.
+        gathering_since: when the first piece came that waits for the rest, `None` = none does.
         flow: what is acknowledged, if the node has granted that.
         silence: of the node.
     """
@@ -148,15 +154,22 @@ class NodeSession:
         self._to_send: list[bytes] = []
         self._ahead: Ahead | None = None
         self._answered = 0
+        self.gathering_since: float | None = None
+        self._gathered: list[Event] = []
 
     # --- bytes ----------------------------------------------------------------------------------
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Return what the bytes say that have come; keep-alives are answered.
 
+        While the node says that it goes on at once nothing is returned: it waits for the next call.
+        One without data returns what waits.
+
         Raises:
             ProducerError, NotANode: see `decoder`.
         """
+        if not data:
+            return self._complete([], now, goes_on=False)
         self.decoded = False
         self.silence.heard(now)
         self.bytes_received += len(data)
@@ -169,7 +182,23 @@ class NodeSession:
                     self._to_send.append(keep_alive_answer(event.opcode, event.opaque))
         self._taken_of_ahead(len(data))
         self.decoded = True
-        return events
+        return self._complete(events, now, goes_on=self.decoder.more_follows)
+
+    def _complete(self, events: list[Event], now: float, *, goes_on: bool) -> list[Event]:
+        """Return events with those that came before, unless they wait for more."""
+        gathered = self._gathered
+        gathered += events
+        if gathered and goes_on and self.decoder.counted_bytes < _GATHER_MAX_BYTES:
+            if self.gathering_since is None:
+                self.gathering_since = now
+            return []
+        self._gathered, self.gathering_since = [], None
+        return gathered
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether what waits for more has waited for long enough."""
+        since = self.gathering_since
+        return since is not None and now - since >= GATHER_MAX_S
 
     @property
     def room_ahead(self) -> int:
@@ -196,7 +225,9 @@ class NodeSession:
                 self._ahead = None
 
     def dealt_with(self) -> None:
-        """Acknowledge what was received: it was handed over."""
+        """Acknowledge what was received: it was handed over, unless it waits for more."""
+        if self.gathering_since is not None:
+            return
         self.acknowledge(self.decoder.counted_bytes)
         self.decoder.counted_bytes = 0
 

@@ -235,8 +235,10 @@ class Place:
 
     def complete(self, end: int) -> None:
         """The snapshot that ends here was handed over completely."""
-        self.take(end)
-        self.whole = self.end = end
+        self.seqno = self.whole = self.end = end
+        if end > self.applied:
+            self.applied = end
+        self.at_now = False
 
     def remember(self, last_seqno: int, entries: int, keep: int) -> int | None:
         """Count keys that are being written to the ring; return up to where old ones may go.

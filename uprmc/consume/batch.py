@@ -14,7 +14,7 @@ Source: UPR reference 2; house reference 2.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -293,6 +293,23 @@ class Received:
                 run.done = seqno
                 self._complete.add(stream)
 
+    def batch_for(self, streams: Collection[StreamState | None]) -> Batch:
+        """Return a batch for a snapshot of each of some streams; `completed` must follow."""
+        batch = self.batch
+        if batch is None or not self._complete.isdisjoint(streams):
+            batch = self._new_batch()
+        return batch
+
+    def completed(self, streams: Iterable[StreamState]) -> None:
+        """Note that the last runs hold complete snapshots of these streams."""
+        self._complete.update(streams)
+
+    def _new_batch(self) -> Batch:
+        batch = self.batch = Batch(self._data, has_values=self._has_values)
+        self.events.append(batch)
+        self._complete.clear()
+        return batch
+
     @property
     def current(self) -> Batch:
         """The batch of the last run."""
@@ -307,9 +324,7 @@ class Received:
         """Begin a run in a batch in which no snapshot of the stream is complete yet."""
         batch = self.batch
         if batch is None or stream in self._complete:
-            batch = self.batch = Batch(self._data, has_values=self._has_values)
-            self.events.append(batch)
-            self._complete.clear()
+            batch = self._new_batch()
         run = Run(stream, len(batch.keys), marker)
         batch.runs.append(run)
         return run

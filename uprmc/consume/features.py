@@ -22,6 +22,7 @@ from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.upr_extensions import FACTS_KEY
+from uprmc.protocol.upr_many import SNAPSHOTS_KEY
 
 FLOW_CONTROL = b"connection_buffer_size"
 KEEP_ALIVES = b"enable_noop"
@@ -36,6 +37,7 @@ TERMS = b"uprmc_terms"
 FACTS = FACTS_KEY
 BARRIERS = b"uprmc_barrier"
 LEASES = b"uprmc_leases"
+SNAPSHOTS = SNAPSHOTS_KEY
 
 #: Keys of CONTROLs that only a node like this one knows begin so.
 OURS = b"uprmc_"
@@ -55,6 +57,7 @@ CONTROLS: Mapping[bytes, str] = {
     FACTS: "true",
     BARRIERS: "true",
     LEASES: "true",
+    SNAPSHOTS: "true",
 }
 
 
@@ -141,6 +144,7 @@ PROGRAM = Handshake(
         VERSIONS,
         BARRIERS,
         LEASES,
+        SNAPSHOTS,
     ),
 )
 

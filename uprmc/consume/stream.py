@@ -107,7 +107,11 @@ class StreamState:
         Raises:
             StreamFault: it does not fit what came before.
         """
-        start, end = marker.start_seqno, marker.end_seqno
+        start, end, _, _ = marker
+        if not strict and self.high <= self.seqno < end:  # the usual case: one follows the other
+            self.start, self.high, self.resumed = start, end, False
+            self.low = self.seqno if start <= self.seqno else start - 1
+            return None
         snapshot, completed = (self.start, self.high), None
         if judge(self.vbucket, self.seqno, snapshot, marker, strict=strict, resumed=self.resumed):
             completed = self.seqno = self.high

@@ -138,6 +138,7 @@ class Opcode(IntEnum):
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
     FAILOVER = 0xD9
+    SNAPSHOTS = 0xDF
     LEASE_ACQUIRE = 0xE4
     LEASE_RENEW = 0xE5
     LEASE_RELEASE = 0xE6

@@ -143,6 +143,7 @@ SHAPES: dict[int, Shape] = {
     Opcode.PARTITION_START: _shape(20),
     Opcode.ROUND_COMPLETE: _shape(12),
     Opcode.SNAPSHOT_END: _shape(12),
+    Opcode.SNAPSHOTS: _shape(8, value=Part.REQUIRED),
     Opcode.SET_SESSION_TOKEN: _shape(8),
     Opcode.GET_SESSION_TOKEN: _BARE,
 }

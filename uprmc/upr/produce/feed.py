@@ -28,6 +28,7 @@ from uprmc.protocol.upr_extensions import (
 )
 from uprmc.upr.hub import Hub
 from uprmc.upr.produce.barrier import ByCycle, ByVector
+from uprmc.upr.produce.news import Sent, send_news
 from uprmc.upr.produce.options import Options
 from uprmc.upr.produce.schedule import RoundRobin, Rounds, Schedule
 from uprmc.upr.produce.stream import Stream
@@ -62,7 +63,6 @@ class Feed:
         frames_sent: of all kinds.
         barriers: cookies that wait.
         modern: whether the peer knows the newer reasons for a stream's end.
-        plain: see `stream.Host`.
         open_opaque: opaque of the OPEN, for frames that belong to no stream.
     """
 
@@ -80,7 +80,8 @@ class Feed:
         self._hub = hub
         self._options = options
         self._wake = wake
-        self._schedule: Schedule = RoundRobin()
+        self._turns = RoundRobin()
+        self._schedule: Schedule = self._turns
         self._rounds: Rounds | None = None
         self._frames: deque[tuple[Stream | None, bytes]] = deque()
         self._parked: dict[Stream, None] = {}
@@ -89,7 +90,6 @@ class Feed:
         self._now = 0.0
         self._completed = False
         self._cookies = 0
-        self.plain = False
 
     # --- streams --------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Feed:
         self._return_cookies()
         limit = self._hub.settings.barriers
         self._rounds = Rounds() if wanted else None
-        self._schedule = self._rounds or RoundRobin()
+        self._schedule = self._rounds or self._turns
         self.barriers = ByCycle(limit) if wanted else ByVector(limit)
 
     def add(self, stream: Stream) -> None:
@@ -301,8 +301,13 @@ class Feed:
         """Append frames to `out`, about `budget` bytes at most; return how many bytes."""
         limit = min(budget, self._window())
         sent = self._send_frames(out, 0, limit)
-        self.plain = not (self._cookies or self._rounds or self._options.snapshot_ends)
+        pausing = limit < budget
         while sent < limit:
+            if self._is_plain:
+                news = self._send_news(out, limit - sent, pausing=pausing)
+                sent += news.size
+                if news.full:
+                    break
             stream = self._schedule.next()
             if stream is not None:
                 turn = self._serve(stream, out, min(_PORTION_BYTES, limit - sent))
@@ -318,6 +323,18 @@ class Feed:
             self.last_sent_at = self._hub.bucket.clock.now()
         if self._options.buffer_bytes:
             self.unacked_bytes += sent
+        return sent
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nobody needs to know of each snapshot where it begins and ends."""
+        return not (self._cookies or self._rounds or self._options.snapshot_ends)
+
+    def _send_news(self, out: list[bytes], limit: int, *, pausing: bool) -> Sent:
+        shared = self._options.snapshots
+        turns = self._turns.turns
+        sent = send_news(turns, out, limit, shared=shared, pausing=pausing)
+        self.frames_sent += sent.frames
         return sent
 
     def _window(self) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from uprmc.errors import InvalidArguments, NotSupported
 from uprmc.protocol.opcodes import OpenFlag
 from uprmc.protocol.upr_extensions import FACTS_KEY
+from uprmc.protocol.upr_many import SNAPSHOTS_KEY
 from uprmc.upr.produce.frames import Form
 
 #: Bounds of the keep-alive interval that a peer may ask for, in seconds.
@@ -43,8 +44,8 @@ class Options:
         sequential: one backfill after the other.
         priority: for statistics.
         versioned_markers: snapshot markers come in the form of version 2.2.
-        versions, barriers, rounds, snapshot_ends, leases, persisted, facts, terms: our extensions;
-            terms are granted by HELLO, too.
+        versions, barriers, rounds, snapshot_ends, leases, persisted, facts, terms, snapshots: our
+            extensions; terms are granted by HELLO, too.
     """
 
     buffer_bytes: int = 0
@@ -63,6 +64,7 @@ class Options:
     persisted: bool = False
     facts: bool = False
     terms: bool = False
+    snapshots: bool = False
     versioned_markers: bool = False
 
 
@@ -169,6 +171,7 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     b"uprmc_persisted": _switch("persisted"),
     FACTS_KEY: _switch("facts"),
     b"uprmc_terms": _switch("terms"),
+    SNAPSHOTS_KEY: _switch("snapshots"),
 }
 
 #: Every name that CONTROL knows.

@@ -316,4 +316,5 @@ _HANDLERS: dict[int, Callable[[Producer, UprRequest], Answer | None]] = {
     Opcode.PARTITION_START: Producer._only_sent,
     Opcode.ROUND_COMPLETE: Producer._only_sent,
     Opcode.SNAPSHOT_END: Producer._only_sent,
+    Opcode.SNAPSHOTS: Producer._only_sent,
 }

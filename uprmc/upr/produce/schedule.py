@@ -41,35 +41,39 @@ class Schedule(Protocol):
 
 
 class RoundRobin:
-    """See the module docstring."""
+    """See the module docstring.
+
+    Attributes:
+        turns: streams that have something to send, in the order in which they have their turns.
+    """
 
     def __init__(self) -> None:
-        self._turns: deque[Stream] = deque()
+        self.turns: deque[Stream] = deque()
 
     def ready(self, stream: Stream) -> None:
         """See `Schedule`."""
         if not stream.queued:
             stream.queued = True
-            self._turns.append(stream)
+            self.turns.append(stream)
 
     def gone(self, stream: Stream) -> None:
         """See `Schedule`. O(streams that have something to send)."""
         if stream.queued:
             stream.queued = False
-            self._turns.remove(stream)
+            self.turns.remove(stream)
 
     def next(self) -> Stream | None:
         """See `Schedule`."""
-        return self._turns[0] if self._turns else None
+        return self.turns[0] if self.turns else None
 
     def had_turn(self, stream: Stream, *, sent: bool, complete: bool, idle: bool) -> None:
         """See `Schedule`."""
         if not stream.queued:
             return  # its turn was its end
         if idle:
-            self._turns.popleft().queued = False
+            self.turns.popleft().queued = False
         else:
-            self._turns.rotate(-1)
+            self.turns.rotate(-1)
 
 
 class Round(NamedTuple):

@@ -14,7 +14,7 @@ Source: UPR reference 4; seed 000; rows D27 to D33, D40 to D43.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, StreamFlag
 from uprmc.protocol.upr import StreamRequest, snapshot_marker, versioned_marker
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
+from uprmc.protocol.upr_many import ANNOUNCED_SNAPSHOT
 from uprmc.upr.produce.frames import ITEM_FRAME_BYTES, Form, ItemWriter, Written
 
 #: Plain numbers: an enum takes a microsecond for each operation.
@@ -55,13 +56,7 @@ class StreamState(Enum):
 
 
 class Host(Protocol):
-    """What a stream needs of its connection.
-
-    Attributes:
-        plain: whether nobody needs to know where snapshots begin and end.
-    """
-
-    plain: bool
+    """What a stream needs of its connection."""
 
     def ready(self, stream: Stream) -> None:
         """Learn that `stream` has something to send, or may have."""
@@ -275,41 +270,69 @@ class Stream:
         return sent + self._send_items(host, out, limit - sent)
 
     def _send_at_once(self, host: Host, out: list[bytes], limit: int) -> int:
-        """Send what is new as a whole snapshot, without a reading, if that is little.
+        """Send what is new as a complete snapshot, without a reading, if that is little."""
+        news = self.news(limit)
+        if not news:
+            return 0
+        sent = host.snapshot_begins(self, self.vbucket.high_seqno, out)
+        sent += self.send_news(news, out)
+        sent += host.snapshot_complete(self, len(news), out)
+        self.end_if_complete()
+        return sent
+
+    def news(self, limit: int) -> Sequence[Item] | None:
+        """Return what is new, if it can be sent now as a complete snapshot without a reading.
 
         A stream that keeps up lives on this: nothing can change before the last item is out, so no
         view is needed.
+
+        Returns:
+            Nothing if it has more than `limit` bytes; ``None`` if it takes a reading in any case.
         """
         vbucket, after = self.vbucket, self.last_seqno
         behind = vbucket.high_seqno - after
         if not 0 < behind <= _FEW_ITEMS or vbucket.queue.persisted > after:
-            return 0
-        if self.announced or vbucket.receiving is not None:
-            return 0
+            return None
+        if self.announced or self._reading is not None or vbucket.receiving is not None:
+            return None
         items = vbucket.queue.since(after)
         size = _HEAD_BYTES
         for item in items:
             size += len(item.key) + ITEM_FRAME_BYTES + len(item.value or b"")
-        if size > limit:
-            return 0
+        return items if size <= limit else ()
+
+    def send_news(
+        self, news: Sequence[Item], out: list[bytes], rows: list[bytes] | None = None
+    ) -> int:
+        """Append the marker and items of `news`, or a row of SNAPSHOTS and the items.
+
+        Returns their bytes. `end_if_complete` must follow.
+        """
+        vbucket, after = self.vbucket, self.last_seqno
         end_seqno = self.snapshot_end = vbucket.high_seqno
-        assert items[-1].seqno == end_seqno, "a snapshot lacks its newest item"
+        assert news[-1].seqno == end_seqno, "a snapshot lacks its newest item"
         self.state = StreamState.IN_MEMORY
-        sent = 0 if host.plain else host.snapshot_begins(self, end_seqno, out)
         kind = self._marker_kind(from_disk=False)
-        sent += self._announce(end_seqno, kind, vbucket.purge_seqno, out)
-        sent += self._writer.write_all(items, out, after)
-        count = len(items)
+        if rows is None:
+            sent = self._announce(end_seqno, kind, vbucket.purge_seqno, out)
+        else:
+            start = after + 1 if self._floor is None else min(self._floor, after + 1)
+            row = (self.opaque, kind, start, end_seqno, vbucket.purge_seqno)
+            rows.append(ANNOUNCED_SNAPSHOT.pack(*row))
+            sent = 0
+        sent += self._writer.write_all(news, out, after)
+        count = len(news)
         self.frames += count
         self.from_memory += count
         self._since_checkpoint += count
         self._floor = None
         self.last_seqno = self.complete_seqno = end_seqno
-        if not host.plain:
-            sent += host.snapshot_complete(self, count, out)
-        if end_seqno >= self.end_seqno:
-            self.end(EndReason.OK)
         return sent
+
+    def end_if_complete(self) -> None:
+        """End the stream if everything that was asked for is sent."""
+        if self.last_seqno >= self.end_seqno:
+            self.end(EndReason.OK)
 
     def _begin_snapshot(self, host: Host) -> bool:
         """Take a reading; says whether there is one."""
@@ -383,12 +406,12 @@ class Stream:
             marker = versioned_marker(number, opaque, start, end_seqno, kind, purge_seqno)
         else:
             marker = snapshot_marker(number, opaque, start, end_seqno, kind)
-        sent = self._tell_facts(purge_seqno, out)
+        sent = self.tell_facts(purge_seqno, out)
         out.append(marker)
         self.frames += 1
         return sent + len(marker)
 
-    def _tell_facts(self, purge_seqno: int, out: list[bytes]) -> int:
+    def tell_facts(self, purge_seqno: int, out: list[bytes]) -> int:
         """Put out what goes with the snapshots from here on, if the peer wants and lacks it."""
         facts = (purge_seqno, self.vbucket.max_deleted_rev)
         if self._facts is None or self._facts == facts:
@@ -453,8 +476,7 @@ class Stream:
         self.announced = False
         self.complete_seqno = self.last_seqno
         sent = host.snapshot_complete(self, items, out)
-        if self.last_seqno >= self.end_seqno:
-            self.end(EndReason.OK)
+        self.end_if_complete()
         return sent
 
     # --- letting go -----------------------------------------------------------------------------

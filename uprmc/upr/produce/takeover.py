@@ -116,7 +116,7 @@ class TakeoverStream(Stream):
             vbucket=self.vbucket.id,
             opaque=self.opaque,
         )
-        sent = self._tell_facts(self.vbucket.purge_seqno, out)
+        sent = self.tell_facts(self.vbucket.purge_seqno, out)
         out.append(frame)
         self.frames += 1
         return sent + len(frame)
@@ -127,8 +127,8 @@ class TakeoverStream(Stream):
             self.state = StreamState.TAKEOVER_SEND
         super().rest()
 
-    def _send_at_once(self, host: Host, out: list[bytes], limit: int) -> int:
-        return 0  # its states go by readings
+    def news(self, limit: int) -> None:
+        """See `Stream.news`; its states go by readings."""
 
     def release(self) -> None:
         """See `Stream.release`; the peer answers a snapshot once, however often it is announced."""
