@@ -9,7 +9,7 @@ node stands for the address of its line, and ``|grep TEXT`` keeps the lines that
 |---|---|
 | ``node NAME OPTION ...`` | starts a node, or starts it again where it was |
 | ``kill NAME``, ``stop NAME`` | ``kill -9``; SIGTERM |
-| ``line NAME refuse``, ``silent``, ``open`` | what happens to its line |
+| ``line NAME refuse``, ``silent``, ``slow``, ``open`` | what happens to its line |
 | ``line NAME pass BYTES`` | its line is silent after this many bytes |
 | ``disk NAME rests``, ``works`` | whether changes are written to disk |
 | ``set NAME VBUCKET KEY=VALUE ...`` | sets documents; ``k1..k9=v*1000`` is nine of 1,000 bytes |
@@ -20,7 +20,7 @@ node stands for the address of its line, and ``|grep TEXT`` keeps the lines that
 | ``adapter NAME UPSTREAM`` | starts ``uprmc tap-adapter`` in front of a node, or again |
 | ``pipe NAME FROM TO VBUCKETS`` | pipes a registered TAP stream into a node, as a supervisor does |
 | ``copy NAME NODE,NODE`` | starts a program that copies all documents |
-| ``barrier NAME`` | waits for a barrier of a program, and prints its copy |
+| ``barrier NAME [SECONDS]`` | waits for a barrier of a program, and prints its copy |
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ from uprmc.consume.ranges import parsed
 
 _REFUSALS = {0x01: "not found", 0x07: "not my vBucket", 0x86: "temporary failure"}
 _BARRIER_S = 0.5
+_SLOW = 200_000  # bytes a second
+_SHOWN = 20
+_WAIT = "30s"  # of a verb that waits; the limit only ends a story that failed
 _ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 _RANGE = re.compile(r"([^.=]*?)(\d+)\.\.\1(\d+)")
 VBUCKETS = 4
@@ -144,9 +147,12 @@ class Stage:
             line.cut()
         elif what == "silent":
             line.silence(*Way)
+        elif what == "slow":
+            line.slow(bytes_per_s=_SLOW)
         else:
             line.refuse(False)
             line.silence()
+            line.slow()
         yield from ()
 
     def _do_disk(self, name: str, what: str) -> Iterator[str]:
@@ -213,6 +219,8 @@ class Stage:
         if given[-1] == "&":
             self._beside = self._ending.enter_context(Running(*given[:-1]))
             return
+        if "--wait" in given:
+            given += ["--timeout", _WAIT]
         out = StringIO()
         with redirect_stdout(out), redirect_stderr(out):
             code = run(given)
@@ -253,15 +261,19 @@ class Stage:
         client.start()
         yield from ()
 
-    def _do_barrier(self, name: str) -> Iterator[str]:
+    def _do_barrier(self, name: str, limit_s: float | str = _BARRIER_S) -> Iterator[str]:
         client, copy = self._copies[name]
         try:
-            client.barrier(timeout_s=_BARRIER_S)
+            client.barrier(timeout_s=float(limit_s))
         except WaitedTooLong:
             yield "not reached"
         else:
             pairs = sorted(copy.documents.items())
-            yield " ".join(f"{key.decode()}={value.decode()}" for key, value in pairs)
+            yield " ".join(f"{key.decode()}={_shown(value)}" for key, value in pairs)
+
+
+def _shown(value: bytes) -> str:
+    return value.decode() if len(value) <= _SHOWN else f"({len(value)} bytes)"
 
 
 def _documents(pair: str) -> Iterator[tuple[str, str]]:
