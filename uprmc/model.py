@@ -6,7 +6,6 @@ freely because nobody changes one after it was shared (design: "immutable values
 
 from __future__ import annotations
 
-import sys
 from enum import IntEnum
 from typing import NamedTuple
 from zlib import crc32
@@ -141,25 +140,6 @@ class Item:
             f"cas={self.cas}, seqno={self.seqno}, rev={self.rev}, datatype={self.datatype}, "
             f"life={Life(self.life).name})"
         )
-
-
-def item_overhead_bytes() -> int:
-    """Return what one item costs beyond the bytes of its key and value, on this interpreter.
-
-    Counted: the object and its collector header, the two bytes objects' headers, the integers that
-    are not shared (CAS, seqno), and a dict entry at the usual filling.
-    """
-    gc_header = 16
-    dict_entry = 60
-    sample = Item(b"", b"", 0, 0, 2**62, 2**20, 1)
-    return (
-        sys.getsizeof(sample)
-        + gc_header
-        + 2 * sys.getsizeof(b"")
-        + sys.getsizeof(sample.cas)
-        + sys.getsizeof(sample.seqno)
-        + dict_entry
-    )
 
 
 class SnapshotRange(NamedTuple):

@@ -3,7 +3,7 @@
 A record never changes. Tables, write queues, commits, stored entries, streams and warm-up all pass
 on the same bytes; `uprmc.model.Item` is the decoded view for code that is not hot.
 
-A **record** is a front of 24 bytes, optional sections, the key, and a tail::
+A **record** is a front of 24 bytes, the key, and a tail::
 
     front   0  1  format version, 2
             1  1  kind: see the bits below
@@ -12,48 +12,150 @@ A **record** is a front of 24 bytes, optional sections, the key, and a tail::
             7  1  length of the key
             8  8  revision
            16  8  seqno
-           24     16 bytes of origin if the kind says so (where the version was accepted first)
                   the key
     tail       8  CAS
                4  flags
                   the value
 
-All numbers are big-endian. The tail is what a GET of the binary protocol answers behind the first
-16 bytes of its header, so an answer is one slice of the record.
+All numbers are big-endian. The tail is what the answer to a binary GET contains behind the first 16
+bytes of its header, so an answer is one slice of the record.
 
-A kind's lowest two bits are the `Life`. `ABSENT` marks a document whose value is only on disk: its
+A kind's two lowest bits are the `Life`. `ABSENT` marks a document whose value is only on disk: its
 tail ends after the flags. The two highest bits are the **age** of the value in memory, a hint for
-the pager: 0 in a record as it was made, and on disk, always.
+the pager that means nothing on disk. The other bits are 0; they are for optional sections.
 """
 
 from __future__ import annotations
 
 import struct
 
+from uprmc.model import Item
+
 RECORD_VERSION = 2
 
 #: Bits of a kind.
 LIFE_BITS = 0x03
 ABSENT = 0x04
-ORIGIN = 0x08
 AGE_BITS = 0xC0
-#: Ages, from the youngest. A record is made as `UNREAD`; a read makes it `READ`, each sweep of the
-#: pager makes it one step older.
-READ, READ_BEFORE, UNREAD, COLD = 0x80, 0xC0, 0x00, 0x40
+_KNOWN_BITS = LIFE_BITS | ABSENT | AGE_BITS
+
+#: Ages. A record is made as `UNREAD`. A read makes it `READ`; each sweep of the pager adds
+#: `AGE_STEP`, modulo the age bits, until it is `COLD`.
+READ, UNREAD, COLD = 0x80, 0x00, 0x40
+AGE_STEP = 0x40
 
 FRONT = struct.Struct(">BBBIBQQ")
-assert FRONT.size == 24
 FRONT_BYTES = FRONT.size
+assert FRONT_BYTES == 24
 TAIL = struct.Struct(">QI")
-assert TAIL.size == 12
 TAIL_BYTES = TAIL.size
-ORIGIN_BYTES = 16
+assert TAIL_BYTES == 12
+#: What a record takes beside its key and value.
+RECORD_OVERHEAD_BYTES = FRONT_BYTES + TAIL_BYTES
 
-#: Where the front has what is asked for alone.
 KIND_AT = 1
+KEY_LENGTH_AT = 7
 SEQNO_AT = 16
-SEQNO = struct.Struct(">Q")
+EXPIRY = slice(3, 7)
+SEQNO = slice(SEQNO_AT, SEQNO_AT + 8)
 
-#: What the record of a resident document begins with that was read, is plain bytes and never
-#: expires: nothing has to be looked at before its tail is sent.
-PLAIN_AND_READ = struct.pack(">BBBI", RECORD_VERSION, READ, 0, 0)
+#: Beginning of a resident document of plain bytes that was read before.
+READ_PLAIN = struct.pack(">BBB", RECORD_VERSION, READ, 0)
+NEVER = bytes(4)
+#: The same of one that never expires. Its tail can be sent without looking at anything else.
+READ_PLAIN_FOREVER = READ_PLAIN + NEVER
+
+_EXPIRY_MAX = 2**32 - 1
+_pack_expiry = struct.Struct(">I").pack
+_unpack_seqno = struct.Struct(">Q").unpack_from
+
+
+def expiry_bytes(now_s: float) -> bytes:
+    """Return a time as a front has it: of documents that expire, those above it are still there."""
+    return _pack_expiry(min(max(int(now_s), 0), _EXPIRY_MAX))
+
+
+def age_bits(nru: int) -> int:
+    """Return the age of an item's `nru`."""
+    return (nru + 2 & 3) << 6
+
+
+def pack(item: Item) -> bytes:
+    """Return the record of an item; `struct.error` when a number does not fit its field."""
+    value = item.value
+    kind = item.life | age_bits(item.nru)
+    if value is None:
+        value = b""
+        if not item.life:
+            kind |= ABSENT
+    key = item.key
+    return (
+        FRONT.pack(RECORD_VERSION, kind, item.datatype, item.expiry, len(key), item.rev, item.seqno)
+        + key
+        + TAIL.pack(item.cas, item.flags)
+        + value
+    )
+
+
+def unpack(record: bytes) -> Item:
+    """Return the decoded view of a record."""
+    _, kind, datatype, expiry, key_length, rev, seqno = FRONT.unpack_from(record)
+    tail_at = FRONT_BYTES + key_length
+    cas, flags = TAIL.unpack_from(record, tail_at)
+    value: bytes | None = record[tail_at + TAIL_BYTES :]
+    life = kind & LIFE_BITS
+    if kind & ABSENT or (life and not value):
+        value = None
+    nru = (kind >> 6) + 2 & 3
+    key = record[FRONT_BYTES:tail_at]
+    return Item(key, value, flags, expiry, cas, seqno, rev, datatype, life, nru)
+
+
+def is_sound(record: bytes) -> bool:
+    """Tell whether bytes from elsewhere are a record of this version, as far as that can be seen.
+
+    A record has no length of its own: whatever is behind the flags is the value.
+    """
+    if len(record) < RECORD_OVERHEAD_BYTES or record[0] != RECORD_VERSION:
+        return False
+    kind = record[KIND_AT]
+    if kind & ~_KNOWN_BITS or kind & LIFE_BITS == LIFE_BITS:
+        return False
+    value_at = RECORD_OVERHEAD_BYTES + record[KEY_LENGTH_AT]
+    return len(record) == value_at if kind & ABSENT else len(record) >= value_at
+
+
+def seqno_of(record: bytes) -> int:
+    """Return a record's seqno."""
+    (seqno,) = _unpack_seqno(record, SEQNO_AT)
+    return int(seqno)
+
+
+def cas_of(record: bytes) -> int:
+    """Return a record's CAS."""
+    (cas,) = _unpack_seqno(record, FRONT_BYTES + record[KEY_LENGTH_AT])
+    return int(cas)
+
+
+def key_of(record: bytes) -> bytes:
+    """Return a record's key."""
+    return record[FRONT_BYTES : FRONT_BYTES + record[KEY_LENGTH_AT]]
+
+
+def value_bytes_of(record: bytes) -> int:
+    """Return the length of a record's value."""
+    return len(record) - RECORD_OVERHEAD_BYTES - record[KEY_LENGTH_AT]
+
+
+def with_kind(record: bytes, kind: int) -> bytes:
+    """Return a record with another kind."""
+    return b"%c%c%b" % (RECORD_VERSION, kind, record[2:])
+
+
+def without_value(record: bytes) -> bytes:
+    """Return what is kept of a document whose value is only on disk; a tombstone stays as it is."""
+    kind = record[KIND_AT]
+    if kind & LIFE_BITS:
+        return record
+    end = RECORD_OVERHEAD_BYTES + record[KEY_LENGTH_AT]
+    return b"%c%c%b" % (RECORD_VERSION, kind | ABSENT, record[2:end])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
+from tests.contents import receive_all
 from tests.kv.harness import Rig
 from uprmc.client.core import Options, UprCore
 from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable
@@ -17,7 +18,7 @@ from uprmc.client.handler import Change, Document, Handler
 from uprmc.client.node_session import NodeSession
 from uprmc.client.state import MemoryState, RingChunk, Saved, StateStore
 from uprmc.consume.batch import SET, Batch
-from uprmc.engine.replica import apply_all, take_history
+from uprmc.engine.replica import take_history
 from uprmc.kv.session import Negotiation
 from uprmc.model import SnapshotRange, VBucketState
 
@@ -367,7 +368,7 @@ def replicate(source: Rig, target: Rig, vbucket: int = 0) -> None:
     newer = [item for item in items if item.seqno > ours.high_seqno]
     if newer:
         bounds = SnapshotRange(ours.high_seqno + 1, theirs.high_seqno)
-        apply_all(ours, newer, bounds, theirs.purge_seqno)
+        receive_all(ours, newer, bounds, theirs.purge_seqno)
 
 
 def fail_over(source: Rig, target: Rig, vbucket: int = 0) -> None:

@@ -19,6 +19,7 @@ from tests.client.twisted_api import TwistedApi
 from tests.codec.frames import Frame
 from tests.codec.node import HangUp, ScriptedNode
 from tests.columnar.read_peer import FakeNode
+from tests.contents import table_of
 from tests.kv.harness import PULL_BYTES
 from tests.server.support import Loop
 from tests.upr import peer
@@ -242,7 +243,7 @@ class Replica(InMemory):
         self._link = Link(self._rig.services.upr, b"repl", lambda: None, self._owner)
 
     def seqnos(self) -> list[int]:
-        return sorted(item.seqno for item in self._rig.bucket.vbuckets[0].table.values())
+        return sorted(item.seqno for item in table_of(self._rig.bucket.vbuckets[0]).values())
 
     def step(self) -> str:
         while data := b"".join(self._link.data_to_send(PULL_BYTES)):

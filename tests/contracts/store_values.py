@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tests.contents import change_of
 from uprmc.model import (
     SEQNO_MAX,
     FailoverEntry,
@@ -13,7 +14,8 @@ from uprmc.model import (
     VBucketHeader,
     VBucketState,
 )
-from uprmc.storage.interface import Batch, StoreView, VBucketChange
+from uprmc.record import key_of, seqno_of
+from uprmc.storage.interface import Batch, StoreView
 
 
 def live(key: bytes, seqno: int, value: bytes = b"value") -> Item:
@@ -46,13 +48,12 @@ def write(
 ) -> Batch:
     """Return a batch for one vBucket, with a header that fits."""
     high = max((item.seqno for item in items), default=0)
-    change = VBucketChange(vbucket, header(high), items, reset, drop, rewind, forget)
-    return Batch([change])
+    return Batch([change_of(vbucket, header(high), items, reset, drop, rewind, forget)])
 
 
 def removal(vbucket: int) -> Batch:
     """Return a batch that removes a vBucket with everything in it."""
-    return Batch([VBucketChange(vbucket, None)])
+    return Batch([change_of(vbucket, None)])
 
 
 def by_seq(view: StoreView, vbucket: int = 0, after: int = 0) -> list[tuple[bytes, int]]:
@@ -62,7 +63,10 @@ def by_seq(view: StoreView, vbucket: int = 0, after: int = 0) -> list[tuple[byte
 
 def by_id(view: StoreView, vbucket: int | None = None) -> list[tuple[int, bytes, int]]:
     """Return ``(vbucket, key, seqno)`` as the by-id index tells them."""
-    return [(number, item.key, item.seqno) for number, item, _ in view.dump_metadata(vbucket)]
+    return [
+        (number, key_of(record), seqno_of(record))
+        for number, record, _ in view.dump_metadata(vbucket)
+    ]
 
 
 def contents(view: StoreView, vbuckets: Iterable[int]) -> dict[str, object]:
@@ -73,7 +77,8 @@ def contents(view: StoreView, vbuckets: Iterable[int]) -> dict[str, object]:
         "count": view.count(),
         "metadata": dump,
         "documents": {
-            (vbucket, item.key): view.get(vbucket, item.key) for vbucket, item, _ in dump
+            (vbucket, key_of(record)): view.get(vbucket, key_of(record))
+            for vbucket, record, _ in dump
         },
         "changes": {vbucket: list(view.changes_after(vbucket, 0)) for vbucket in vbuckets},
         "back": {vbucket: list(view.changes_before(vbucket, SEQNO_MAX)) for vbucket in vbuckets},

@@ -165,7 +165,7 @@ class Node:
     def eject(self, *keys: bytes) -> None:
         """Leave the values of these (clean) documents of vBucket 0 to the disk."""
         for key in keys:
-            self.vbucket.eject(self.vbucket.table[key])
+            self.vbucket.eject(key)
 
     def stop(self) -> None:
         """Stop in order: everything is written, then the clean mark."""
@@ -198,7 +198,7 @@ class Node:
         """Verify every invariant, the memory account included."""
         for vbucket in self.bucket.vbuckets.values():
             vbucket.check()
-        counted = sum(vbucket.memory_bytes() for vbucket in self.bucket.vbuckets.values())
+        counted = sum(vbucket.table.memory_bytes() for vbucket in self.bucket.vbuckets.values())
         assert self.bucket.account.used == counted
         dirty = [vbucket.id for vbucket in self.bucket.account.dirty]
         assert len(set(dirty)) == len(dirty), "a vBucket is on the flusher's list twice"

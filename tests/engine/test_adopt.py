@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.contents import adopt_all, decoded, receive_all, table_of
 from tests.engine.support import Node
 from uprmc.engine import replica
 from uprmc.engine.vbucket import Interruption, VBucket
@@ -51,19 +52,19 @@ def disturb(node: Node, what: str) -> None:
         if item is not None and item.value is not None:
             vbucket.lock(b"a", 10)
     elif what == "eject":
-        for item in list(vbucket.table.values()):
+        for item in list(table_of(vbucket).values()):
             if item.value and item.seqno <= vbucket.persisted_seqno:
-                vbucket.eject(item)
+                vbucket.eject(item.key)
 
 
 def all_of(node: Node) -> tuple[object, ...]:
     vbucket, account = node.vbucket, node.bucket.account
     queue = vbucket.queue
     return (
-        dict(vbucket.table),
-        queue.since(0),
+        dict(table_of(vbucket)),
+        decoded(queue.since(0)),
         (queue.live, queue.held, queue.high_seqno, queue.persisted),
-        (vbucket.high_seqno, vbucket.tombstones, vbucket.non_resident, vbucket.deletions),
+        (vbucket.high_seqno, vbucket.table.tombstones, vbucket.table.absent, vbucket.deletions),
         (vbucket.max_deleted_rev, set(vbucket.locks), vbucket.dirty),
         (account.used, account.last_cas),
     )
@@ -78,7 +79,7 @@ def test_many_at_once_are_the_same_as_one_by_one(
         node.bucket.set_state(0, VBucketState.REPLICA)
     for portion, what in steps:
         items = items_of(portion, together.vbucket.high_seqno)
-        together.vbucket.adopt_all(items)
+        adopt_all(together.vbucket, items)
         for item in items:
             single.vbucket.adopt(item)
         for node in (together, single):
@@ -120,12 +121,12 @@ def test_who_follows_a_replica_is_told_of_whole_states_only(node: Node, single: 
             for item in items:
                 replica.apply(vbucket, item, SnapshotRange(1, end))
         else:
-            replica.apply_all(vbucket, items, SnapshotRange(1, end))
+            receive_all(vbucket, items, SnapshotRange(1, end))
         assert follower.told == (portion is portions[2])
 
 
 def test_nothing_is_taken_and_nobody_told_of_it(node: Node) -> None:
     node.flush()
     follower = Follower(node.vbucket)
-    node.vbucket.adopt_all([])
+    adopt_all(node.vbucket, [])
     assert (follower.told, node.vbucket.dirty) == (0, False)

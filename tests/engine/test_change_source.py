@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contents import table_of
 from tests.engine.readings import judge, open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine.change_source import Reading, needs_disk
@@ -11,7 +12,7 @@ from uprmc.engine.compaction import PurgeRule
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreError
 from uprmc.model import Item, Life, VBucketHeader
-from uprmc.storage.layout import unpack_record
+from uprmc.record import unpack
 from uprmc.storage.memory import MemoryView
 
 
@@ -125,7 +126,7 @@ def test_items_come_as_they_were_written_wherever_they_are_read_from(node: Node)
     node.set(b"late", expiry=int(node.clock.now()) + 1)
     node.clock.advance(2)
     assert vbucket.get(b"late") is None
-    written.append(vbucket.table[b"late"])
+    written.append(table_of(vbucket)[b"late"])
     from_queue = read(node)
     node.flush()
     node.eject(b"flags", b"expiry")
@@ -176,10 +177,10 @@ def test_the_store_s_part_comes_as_records_too(node: Node) -> None:
     node.flush()
     node.set(b"a", b"newer")
     reading = open_reading(node.store, node.vbucket, 0)
-    stored = [unpack_record(record) for record in reading.records(3)]
+    stored = [unpack(record) for record in reading.records(3)]
     assert pairs(stored) == [(b"d", 4), (b"b", 5)]
     assert reading.newer == {b"a"}
-    assert pairs(list(reading.queued(3))) == [(b"a", 6)]
+    assert pairs(list(map(unpack, reading.queued(3)))) == [(b"a", 6)]
     assert list(reading.records(5)) == []
     assert list(reading.queued(6)) == []
     reading.close()

@@ -20,6 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.contents import table_of
 from tests.engine.readings import judge, open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import StorageSettings, UprSettings
@@ -33,9 +34,9 @@ from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import NotResident, StoreFull
 from uprmc.model import Item, Life, SnapshotRange, VBucketState
+from uprmc.record import unpack
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Store, StoreView
-from uprmc.storage.layout import unpack_record
 from uprmc.storage.memory import MemoryStore
 
 NUMBERS = (0, 1)
@@ -207,7 +208,7 @@ class ReadingMachine(RuleBasedStateMachine):
         for _ in self.bucket.expirer.run(now):
             pass
         for vbucket, high in before.items():
-            buried = [i for i in vbucket.table.values() if i.seqno > high]
+            buried = [i for i in table_of(vbucket).values() if i.seqno > high]
             for item in sorted(buried, key=lambda i: i.seqno):
                 assert item.life == Life.EXPIRED
                 self.accept(vbucket, item)
@@ -217,7 +218,7 @@ class ReadingMachine(RuleBasedStateMachine):
         high = vbucket.high_seqno
         vbucket.find(key)
         if vbucket.high_seqno > high:
-            self.accept(vbucket, vbucket.table[key])
+            self.accept(vbucket, table_of(vbucket)[key])
         return vbucket.high_seqno > high
 
     # --- what becomes of it ---------------------------------------------------------------------
@@ -348,9 +349,9 @@ class ReadingMachine(RuleBasedStateMachine):
         reading = reader.reading
         got = list(reading.changes(after))
         judge(got, reader.accepted, after, end, reading.purge_seqno)
-        stored = [unpack_record(record) for record in reading.records(after)]
+        stored = [unpack(record) for record in reading.records(after)]
         stored = [item for item in stored if item.key not in reading.newer]
-        assert stored + list(reading.queued(after)) == got
+        assert stored + list(map(unpack, reading.queued(after))) == got
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data())

@@ -11,13 +11,14 @@ from uprmc.config import GIB, KIB, MIB, FlushSettings
 from uprmc.engine.commit_room import CommitRoom, commit_growing
 from uprmc.errors import StoreError, StoreMapFull
 from uprmc.model import Item
+from uprmc.record import pack
 from uprmc.storage.interface import Batch, StoreUsage
 
 SETTINGS = replace(FlushSettings(), batch_items=1_000_000, commit_memory=12 * MIB)
 
 
-def item(seqno: int, value: bytes = b"") -> Item:
-    return Item(b"%d" % seqno, value, 0, 0, seqno, seqno, 1)
+def record(seqno: int, value: bytes = b"") -> bytes:
+    return pack(Item(b"%d" % seqno, value, 0, 0, seqno, seqno, 1))
 
 
 def test_a_store_smaller_than_the_allowance_may_be_rewritten_in_one_commit() -> None:
@@ -31,14 +32,14 @@ def test_in_a_larger_store_each_item_needs_pages_of_its_own() -> None:
 
 def test_the_room_ends_with_its_items_or_with_its_memory() -> None:
     room = CommitRoom(replace(SETTINGS, batch_items=2), GIB, 0)
-    room.use([item(1)])
+    room.use([record(1)])
     assert room.left
-    room.use([item(2)])
+    room.use([record(2)])
     assert not room.left
     room = CommitRoom(SETTINGS, GIB, 0)
     for seqno in range(8 * KIB):
         assert room.left
-        room.use([item(seqno, bytes(1_280))])
+        room.use([record(seqno, bytes(1_280))])
     assert not room.left
 
 
@@ -52,7 +53,7 @@ def _values_taken(length: int) -> int:
     room = CommitRoom(SETTINGS, GIB, 0)
     taken = 0
     while room.left:
-        room.use([item(taken, bytes(length))])
+        room.use([record(taken, bytes(length))])
         taken += 1
     return taken
 

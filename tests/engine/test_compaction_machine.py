@@ -18,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.contents import table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import compaction
@@ -163,7 +164,9 @@ class CompactionMachine(RuleBasedStateMachine):
     def make(self, number: int) -> None:
         self.node.bucket.set_state(number, VBucketState.ACTIVE)
 
-    @precondition(lambda self: any(vbucket.table for vbucket in self.node.bucket.vbuckets.values()))
+    @precondition(
+        lambda self: any(table_of(vbucket) for vbucket in self.node.bucket.vbuckets.values())
+    )
     @rule()
     def forget_everything(self) -> None:
         self.node.bucket.flush(0, lambda _: None)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.contents import table_of
 from tests.engine.support import CountingEntropy, Node, settings_of
 from uprmc.engine import expiry
 from uprmc.engine.overwrite import overwrite
@@ -31,7 +32,7 @@ def soon(node: Node, seconds: int) -> int:
 
 def live(node: Node) -> set[bytes]:
     """Return the keys of vBucket 0 that are no tombstones."""
-    return {key for key, item in node.vbucket.table.items() if not item.life}
+    return {key for key, item in table_of(node.vbucket).items() if not item.life}
 
 
 def test_what_nobody_asks_for_is_deleted_when_it_is_due_and_nothing_else(node: Node) -> None:
@@ -249,10 +250,10 @@ def _play(chance: random.Random) -> None:
         pass
     run(node)
     for vbucket in node.bucket.vbuckets.values():
-        for item in vbucket.table.values():
+        for item in table_of(vbucket).values():
             assert item.life or not item.expiry or item.expiry > node.clock.now()
     node.clock.advance(10_000)
     run(node)
     for vbucket in node.bucket.vbuckets.values():
-        assert not any(item.expiry and not item.life for item in vbucket.table.values())
+        assert not any(item.expiry and not item.life for item in table_of(vbucket).values())
     node.check()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contents import table_of
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine.fetcher import Fetch
 from uprmc.errors import NotResident, StoreError
+from uprmc.record import pack
 
 
 def with_ejected(*keys: bytes, batch: int = 1_000) -> Node:
@@ -34,7 +36,7 @@ def test_a_miss_on_disk_names_what_to_fetch_and_then_the_command_works() -> None
     item = node.vbucket.get(b"k")
     assert item is not None
     assert item.value == b"value of k"
-    assert node.vbucket.non_resident == 0
+    assert node.vbucket.table.absent == 0
     assert node.bucket.stats.bg_fetched == 1
     node.check()
 
@@ -91,7 +93,7 @@ def test_a_round_takes_whole_requests_and_stops_at_its_limit() -> None:
         fetcher.finish(fetch)
         sizes.append(len(fetch.wanted))
     assert sizes == [5, 3, 2]
-    assert node.vbucket.non_resident == 0
+    assert node.vbucket.table.absent == 0
     assert node.fetch(b"0"), "what is there already is no failure"
 
 
@@ -193,9 +195,9 @@ def test_a_document_that_changed_meanwhile_keeps_its_change(change: str) -> None
         node.bucket.flush(0, lambda _: None)
     else:
         assert node.fetch(b"k")
-    before = node.vbucket.table.get(b"k")
+    before = table_of(node.vbucket).get(b"k")
     node.bucket.fetcher.finish(fetch)
-    assert node.vbucket.table.get(b"k") is before
+    assert table_of(node.vbucket).get(b"k") == before
     assert told == [True], "run the command again"
     assert node.bucket.stats.bg_fetch_failures == 0
     node.check()
@@ -215,15 +217,17 @@ def test_a_version_written_and_ejected_after_the_reading_began_is_asked_for_agai
     with pytest.raises(NotResident):
         node.vbucket.get(b"k")
     assert node.fetch(b"k")
-    assert node.vbucket.table[b"k"].value == b"newer"
+    assert table_of(node.vbucket)[b"k"].value == b"newer"
 
 
 def test_a_value_that_the_store_should_have_and_has_not_is_reported() -> None:
     node = with_ejected(b"k", b"there")
-    node.vbucket.table[b"k"].seqno = 2  # as if the disk had lost seqno 2 of this key
+    lost = table_of(node.vbucket)[b"k"]
+    lost.seqno = 2  # as if the disk had lost seqno 2 of this key
+    node.vbucket.table.put(b"k", pack(lost), node.vbucket.table.get(b"k"))
     assert not node.fetch(b"k", b"there")
     assert node.bucket.stats.bg_fetch_failures == 1
-    assert node.vbucket.table[b"there"].value == b"value of there"
+    assert table_of(node.vbucket)[b"there"].value == b"value of there"
 
 
 def test_a_failed_reading_is_told_to_everybody_and_closes_its_view() -> None:

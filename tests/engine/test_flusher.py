@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
+from tests.contents import decoded, queued, table_of
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flush, Flusher
@@ -40,7 +41,7 @@ def test_after_many_updates_the_store_has_one_record_per_key_in_seqno_order(node
     node.flush()
     view = node.store.view()
     by_seq = list(view.changes_after(0, 0))
-    by_id = [item for _, item, _ in view.dump_metadata(0)]
+    by_id = decoded(record for _, record, _ in view.dump_metadata(0))
     assert len(by_seq) == len(keys)
     assert [item.seqno for item in by_seq] == sorted({item.seqno for item in by_seq})
     assert sorted((item.key, item.seqno) for item in by_seq) == [
@@ -68,7 +69,7 @@ def test_writes_are_answered_while_the_disk_stalls_and_count_as_not_persisted(no
     stalled = node.begin()
     for number in range(100):
         item = node.set(b"k%d" % number)
-        assert node.vbucket.get(b"k%d" % number) is item
+        assert node.vbucket.get(b"k%d" % number) == item
     assert first.seqno > node.vbucket.persisted_seqno == 0
     assert node.vbucket.high_seqno == 101
     assert node.stored() == {}
@@ -92,7 +93,7 @@ def test_one_batch_has_the_changes_of_every_vbucket_with_its_header() -> None:
     assert flush.item_count == 40
     assert [change.vbucket for change in flush.batch.changes] == [0, 1, 2, 3]
     for change in flush.batch.changes:
-        assert [item.seqno for item in change.items] == list(range(1, 11))
+        assert [item.seqno for item in decoded(change.records)] == list(range(1, 11))
         assert change.header is not None
         assert change.header.high_seqno == 10
         assert change.header.snapshot == SnapshotRange(10, 10)
@@ -125,7 +126,7 @@ def test_a_crash_at_any_step_leaves_all_of_the_batch_or_nothing(step: str) -> No
     written = step in ("committed", "finished")
     for vbucket in after.bucket.vbuckets.values():
         assert vbucket.high_seqno == (5 if written else 2)
-        found = {key: item.value for key, item in vbucket.table.items()}
+        found = {key: item.value for key, item in table_of(vbucket).items()}
         expected = {b"old": b"2", b"new": b"2"} if written else {b"old": b"1", b"gone": b"1"}
         assert found == expected
     after.check()
@@ -205,7 +206,9 @@ def test_a_key_written_again_during_the_flush_is_in_the_next_batch(node: Node) -
     assert node.stored()[b"a"].value == b"1"
     assert node.bucket.flusher.queued == 1
     following = node.begin()
-    assert [item for change in following.batch.changes for item in change.items] == [second]
+    assert [item for change in following.batch.changes for item in decoded(change.records)] == [
+        second
+    ]
     node.bucket.flusher.commit(following)
     node.bucket.flusher.finish(following)
     assert node.stored()[b"a"] == second
@@ -306,7 +309,7 @@ def test_a_failure_within_a_long_flush_goes_on_where_it_stopped() -> None:
     position = node.vbucket.persisted_seqno
     node.fail_flush(StoreFull("full"))
     retried = node.begin()
-    assert retried.batch.changes[0].items[0].seqno == position + 1
+    assert decoded(retried.batch.changes[0].records)[0].seqno == position + 1
     assert retried.batch.changes[0].header is not None
     assert retried.batch.changes[0].header.snapshot == SnapshotRange(0, end)
     node.bucket.flusher.commit(retried)
@@ -377,7 +380,7 @@ def test_views_of_a_queue_outlive_a_reset(node: Node) -> None:
     write(node, 10)
     view = node.vbucket.queue.open_view()
     node.vbucket.reset(uuid=4711)
-    assert [item.seqno for item in view.items()] == list(range(1, 11))
+    assert [item.seqno for item in queued(view)] == list(range(1, 11))
     view.close()
 
 
@@ -660,7 +663,7 @@ def test_writes_between_the_slices_of_begin_and_finish_are_all_persisted_in_the_
         vbucket.check()
         assert vbucket.persisted_seqno == vbucket.high_seqno
         stored = {item.key: item.value for item in view.changes_after(vbucket.id, 0)}
-        assert stored == {key: item.value for key, item in vbucket.table.items()}
+        assert stored == {key: item.value for key, item in table_of(vbucket).items()}
 
 
 def test_a_rest_ends_when_somebody_asks_whether_a_change_is_on_disk() -> None:
@@ -682,7 +685,7 @@ def test_what_was_written_is_freed_a_little_at_a_time() -> None:
     write(node, 2_000)
     flush = node.bucket.flusher.begin()
     assert flush is not None
-    items = flush.parts[0].items
-    sizes = [len(items)] + [len(items) for _ in flush.let_go()]
-    assert not items
+    records = flush.parts[0].records
+    sizes = [len(records)] + [len(records) for _ in flush.let_go()]
+    assert not records
     assert max(before - after for before, after in itertools.pairwise(sizes)) <= 256

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.contents import table_of
 from tests.engine.support import FaultyStore, Node
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import (
@@ -41,7 +42,7 @@ def locked(node: Node, seconds: int = 15, value: bytes = b"7") -> int:
 def test_a_lock_returns_the_document_and_a_cas_of_its_own(node: Node) -> None:
     stored = node.set(b"k")
     item, cas = node.vbucket.lock(b"k", 15)
-    assert item is stored
+    assert item == stored
     assert cas > stored.cas
     assert node.vbucket.high_seqno == 1, "a lock is no change"
 
@@ -68,13 +69,13 @@ def test_nobody_else_may_change_a_locked_document(
     node: Node, write: Callable[[VBucket, int], object]
 ) -> None:
     cas = locked(node)
-    before = node.vbucket.table[b"k"]
+    before = table_of(node.vbucket)[b"k"]
     for other in (0, before.cas, cas + 1):
         with pytest.raises(Locked):
             write(node.vbucket, other)
     with pytest.raises(Locked):
         node.vbucket.touch(b"k", 99)
-    assert node.vbucket.table[b"k"] is before
+    assert table_of(node.vbucket)[b"k"] == before
     assert node.vbucket.high_seqno == 1
 
 
@@ -129,7 +130,7 @@ def test_a_lapsed_locks_cas_opens_nothing_and_matches_nothing(node: Node) -> Non
 
 def test_unlocking_needs_the_locks_cas(node: Node) -> None:
     cas = locked(node)
-    for other in (0, cas + 1, node.vbucket.table[b"k"].cas):
+    for other in (0, cas + 1, table_of(node.vbucket)[b"k"].cas):
         with pytest.raises(NotLocked):
             node.vbucket.unlock(b"k", other)
     node.vbucket.unlock(b"k", cas)
@@ -158,7 +159,7 @@ def test_readers_of_a_locked_document_see_its_value_and_a_masked_cas(node: Node)
 
 def test_the_mask_falls_when_the_lock_lapses(node: Node) -> None:
     locked(node)
-    item = node.vbucket.table[b"k"]
+    item = table_of(node.vbucket)[b"k"]
     node.clock.advance(15)
     assert node.vbucket.visible_cas(item) == item.cas
 

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.contents import queued, table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flush
@@ -264,9 +265,9 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def eject(self, key: bytes) -> None:
-        item = self.node.vbucket.table.get(key)
+        item = table_of(self.node.vbucket).get(key)
         if item and item.value is not None and item.seqno <= self.node.vbucket.persisted_seqno:
-            self.node.vbucket.eject(item)
+            self.node.vbucket.eject(item.key)
 
     @rule(key=keys)
     def fetch(self, key: bytes) -> None:
@@ -354,7 +355,7 @@ class NodeMachine(RuleBasedStateMachine):
         vbucket = self.node.vbucket
         assert vbucket.high_seqno == self.history.high_seqno
         newest = self.history.newest()
-        shown = {key: item for key, item in vbucket.table.items() if not item.life}
+        shown = {key: item for key, item in table_of(vbucket).items() if not item.life}
         assert shown.keys() == self.history.documents().keys()
         assert vbucket.item_count == len(shown)
         for key, change in newest.items():
@@ -372,7 +373,7 @@ class NodeMachine(RuleBasedStateMachine):
     @invariant()
     def views_stay_as_they_were(self) -> None:
         for view, expected in self.views:
-            assert [item.seqno for item in view.items()] == expected
+            assert [item.seqno for item in queued(view)] == expected
 
     @invariant()
     def accounts_and_lists_are_right(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.contents import table_of
 from tests.engine.support import BEGINNING, Node, settings_of
 from uprmc.engine.overwrite import begin_anew, flush_all, outrank, overwrite
 from uprmc.engine.replica import apply
@@ -59,7 +60,7 @@ class Watcher:
 def test_a_version_keeps_all_but_its_seqno(node: Node) -> None:
     stored = impose(node, version(rev=9, nru=1))
     assert stored == Item(b"a", b"x", 3, 0, 7, 1, 9)
-    assert stored is node.vbucket.table[b"a"]
+    assert stored == table_of(node.vbucket)[b"a"]
     assert stored.nru == 1
     node.flush()
     assert node.stored()[b"a"] == stored
@@ -68,7 +69,7 @@ def test_a_version_keeps_all_but_its_seqno(node: Node) -> None:
 
 def test_a_tombstone_is_dated_now(node: Node) -> None:
     impose(node, tombstone(rev=4))
-    stored = node.vbucket.table[b"a"]
+    stored = table_of(node.vbucket)[b"a"]
     assert (stored.expiry, stored.rev, stored.life) == (int(BEGINNING), 4, Life.DELETED)
     assert node.vbucket.max_deleted_rev == 4
 
@@ -76,7 +77,7 @@ def test_a_tombstone_is_dated_now(node: Node) -> None:
 def test_revisions_go_down_if_the_master_says_so(node: Node) -> None:
     impose(node, version(rev=9))
     impose(node, version(rev=2))
-    assert node.vbucket.table[b"a"].rev == 2
+    assert table_of(node.vbucket)[b"a"].rev == 2
 
 
 def test_a_plain_version_gets_cas_and_revision_of_this_node(node: Node) -> None:
@@ -103,7 +104,7 @@ def test_a_value_that_is_only_on_disk_can_be_overwritten(node: Node) -> None:
     node.flush()
     node.eject(b"a")
     impose(node, version(value=b"new"))
-    assert node.vbucket.non_resident == 0
+    assert node.vbucket.table.absent == 0
     node.check()
 
 

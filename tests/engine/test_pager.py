@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contents import table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.errors import OutOfMemory, TemporaryFailure
 from uprmc.model import VBucketState
+from uprmc.record import COLD, RECORD_OVERHEAD_BYTES, key_of
 
 VALUE = bytes(1_000)
 
@@ -35,7 +37,7 @@ def run(node: Node) -> int:
 
 
 def resident(node: Node, vbucket: int = 0) -> set[bytes]:
-    table = node.bucket.vbuckets[vbucket].table
+    table = table_of(node.bucket.vbuckets[vbucket])
     return {key for key, item in table.items() if item.value is not None}
 
 
@@ -54,7 +56,7 @@ def test_ejection_stops_at_the_low_mark(slice_items: int) -> None:
     run(node)
     account = node.bucket.account
     assert account.low_mark - len(VALUE) <= account.used <= account.low_mark
-    assert node.bucket.stats.value_ejects == node.vbucket.non_resident == 100 - len(resident(node))
+    assert node.bucket.stats.value_ejects == node.vbucket.table.absent == 100 - len(resident(node))
     assert not node.bucket.evictor.needed
     node.check()
 
@@ -66,7 +68,7 @@ def test_nothing_is_lost() -> None:
     assert resident(node) == set()
     assert node.vbucket.item_count == 100
     assert node.fetch(*(b"%03d" % number for number in range(100)))
-    assert all(item.value == VALUE for item in node.vbucket.table.values())
+    assert all(item.value == VALUE for item in table_of(node.vbucket).values())
     node.check()
 
 
@@ -140,15 +142,16 @@ def test_what_changes_during_a_run_is_not_ejected_by_it() -> None:
 
 def test_a_version_that_was_replaced_and_written_during_a_run_does_not_come_back() -> None:
     node = full(slice_items=10)
-    for item in node.vbucket.table.values():
-        item.nru = 3
+    table = node.vbucket.table
+    for record in list(table.records()):
+        table.set_age(key_of(record), record, COLD)
     node.bucket.account.low_mark = 0
     node.bucket.evictor.run_slice()
     newer = {b"%03d" % number: node.set(b"%03d" % number, b"newer") for number in range(100)}
     node.flush()
     run(node)
     node.fetch(*newer)
-    assert node.vbucket.table == newer
+    assert table_of(node.vbucket) == newer
     node.check()
 
 
@@ -189,12 +192,14 @@ def test_the_account_is_right_whatever_is_ejected(
     assert reachable or resident(node) == empty, "ejecting an empty value would free nothing"
     for key in before:
         node.fetch(key)
-    assert node.vbucket.table == before
+    assert table_of(node.vbucket) == before
     node.check()
 
 
 def test_when_keys_alone_fill_the_quota_the_pager_rests_and_writes_are_out_of_memory() -> None:
-    node = Node(settings_of(memory={"quota": 400 * (4 + ITEM_OVERHEAD_BYTES)}))
+    node = Node(
+        settings_of(memory={"quota": 400 * (2 * 4 + RECORD_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES)})
+    )
     pager, account = node.bucket.evictor, node.bucket.account
     stored = 0
     while account.used <= account.write_limit:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
+from tests.contents import table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine.evictor import Evictor
 from uprmc.engine.flusher import Flush
@@ -13,6 +14,7 @@ from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.warmup import POPULATED_MARK
 from uprmc.errors import InvalidArguments, NotMyVBucket, StoreError, StoreFull
 from uprmc.model import VBucketState
+from uprmc.record import COLD, with_kind
 
 
 def filled(vbuckets: int = 2, documents: int = 5) -> Node:
@@ -140,13 +142,11 @@ def test_somebody_who_still_holds_it_can_neither_write_nor_miscount() -> None:
     """Long walks and streams keep the object for a while."""
     node = filled()
     gone = node.vbucket
-    items = list(gone.table.values())
+    records = list(gone.table.records())
     remove(node)
     node.flush()
     pager = Evictor(lambda: [gone], node.bucket.account, node.bucket.stats, 10)
-    for item in items:
-        item.nru = 3
-    pager._sweep(gone, items)
+    pager._sweep(gone, [with_kind(record, COLD) for record in records])
     node.check()
     gone.change_header()
     assert node.bucket.account.dirty == []
@@ -267,7 +267,7 @@ def test_a_crash_leaves_the_old_one_nothing_or_the_new_one(
 
     def look() -> None:
         for vbucket in node.bucket.vbuckets.values():
-            for item in vbucket.table.values():
+            for item in table_of(vbucket).values():
                 histories.setdefault(item.cas, vbucket.failover_log[-1].uuid)
         one_history(node, histories)
         node.check()
@@ -285,10 +285,10 @@ def test_a_crash_leaves_the_old_one_nothing_or_the_new_one(
         look()
     node.flush()
     look()
-    expected = {number: vbucket.table for number, vbucket in node.bucket.vbuckets.items()}
+    expected = {number: table_of(vbucket) for number, vbucket in node.bucket.vbuckets.items()}
     assert {number: node.stored(number) for number in stored_numbers(node)} == expected
     after = node.restarted()
-    assert {n: vbucket.table for n, vbucket in after.bucket.vbuckets.items()} == expected
+    assert {n: table_of(vbucket) for n, vbucket in after.bucket.vbuckets.items()} == expected
     after.check()
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contents import table_of
 from tests.engine.readings import newest_changes, open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine import replica
@@ -392,7 +393,7 @@ class Follower:
         whole = last_complete_seqno(self.vbucket.high_seqno, self.vbucket.snapshot)
         self.node.bucket.set_state(0, VBucketState.ACTIVE)
         assert self.vbucket.failover_log[0].seqno == whole
-        now = {key: item for key, item in self.vbucket.table.items() if not item.life}
+        now = {key: item for key, item in table_of(self.vbucket).items() if not item.life}
         for start in {0, whole // 2, max(0, whole - 1), whole}:
             before = newest_changes(self.master, 0, start)
             state = {item.key: item for item in before if not item.life}

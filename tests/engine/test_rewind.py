@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.contents import receive_all, table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import UprSettings
-from uprmc.engine import replica
 from uprmc.engine.compaction import PurgeRule
 from uprmc.engine.flusher import Flush
 from uprmc.engine.leases import Leases
@@ -30,7 +30,7 @@ def receive(vbucket: VBucket, end: int, *items: Item) -> None:
     """Take a snapshot that ends at `end`, or a part of it."""
     floor = vbucket.snapshot.start
     snapshot = SnapshotRange(min(floor, vbucket.high_seqno + 1), end)
-    replica.apply_all(vbucket, list(items), snapshot)
+    receive_all(vbucket, list(items), snapshot)
 
 
 def back(
@@ -46,7 +46,7 @@ def back(
 
 def seqnos(node: Node) -> dict[bytes, int]:
     """What the table holds."""
-    return {key: item.seqno for key, item in node.vbucket.table.items()}
+    return {key: item.seqno for key, item in table_of(node.vbucket).items()}
 
 
 def stored(node: Node) -> dict[bytes, int]:
@@ -90,7 +90,7 @@ def test_every_key_with_a_version_above_is_lost(node: Node, seqno: int, expected
 
 def test_deletions_on_disk_are_lost_too(node: Node) -> None:
     node.flush()
-    assert b"e" not in node.vbucket.table
+    assert b"e" not in table_of(node.vbucket)
     assert lost_keys(node.bucket, node.vbucket, 8, 100) == [b"e"]
 
 
@@ -178,10 +178,10 @@ def test_a_version_of_a_key_that_was_not_lost_takes_its_place(node: Node) -> Non
 
 def test_deletions_come_back_as_they_were(node: Node) -> None:
     back(node, 6, version(b"e", 5, None), version(b"g", 1, None))
-    assert node.vbucket.tombstones == 2
+    assert node.vbucket.table.tombstones == 2
     node.check()
     node.flush()
-    assert node.vbucket.tombstones == 0
+    assert node.vbucket.table.tombstones == 0
     assert stored(node) == {b"g": 1, b"b": 2, b"c": 3, b"d": 4, b"e": 5, b"f": 6}
     assert set(seqnos(node)) == {b"b", b"c", b"d", b"f"}
     node.check()
@@ -204,7 +204,11 @@ def test_if_nothing_is_left_it_begins_anew(node: Node) -> None:
     rewritten = [version(b"%c" % letter, letter - 80) for letter in b"abcdefg"]
     receive(node.vbucket, 23, *rewritten)
     told = back(node, 6)
-    assert (node.vbucket.table, node.vbucket.high_seqno, node.vbucket.rewinding) == ({}, 0, False)
+    assert (table_of(node.vbucket), node.vbucket.high_seqno, node.vbucket.rewinding) == (
+        {},
+        0,
+        False,
+    )
     node.flush()
     assert (stored(node), told) == ({}, [True])
     assert node.header().high_seqno == 0
@@ -266,7 +270,7 @@ def test_the_memory_of_ejected_values_is_accounted_for(node: Node, key: bytes) -
     node.flush()
     node.check()
     if key == b"b":
-        assert node.vbucket.non_resident == 1
+        assert node.vbucket.table.absent == 1
         assert node.fetch(b"b")
         assert node.vbucket.get(b"b") == version(b"b", 2)
 
@@ -310,10 +314,14 @@ def test_the_memory_of_ejected_values_is_accounted_for(node: Node, key: bytes) -
     ],
 )
 def test_an_answer_that_cannot_be_true_changes_nothing(node: Node, rewind: Rewind) -> None:
-    before = (dict(node.vbucket.table), node.vbucket.failover_log, node.bucket.account.used)
+    before = (dict(table_of(node.vbucket)), node.vbucket.failover_log, node.bucket.account.used)
     with pytest.raises(InvalidArguments):
         roll_back(node.bucket, node.vbucket, rewind, lambda _: None)
-    assert (dict(node.vbucket.table), node.vbucket.failover_log, node.bucket.account.used) == before
+    assert (
+        dict(table_of(node.vbucket)),
+        node.vbucket.failover_log,
+        node.bucket.account.used,
+    ) == before
     assert not node.vbucket.rewinding
     node.check()
     node.flush()
@@ -417,11 +425,11 @@ def test_meanwhile_the_pager_leaves_what_came_back_alone(node: Node) -> None:
     node.bucket.account.high_mark = node.bucket.account.low_mark = 0
     while node.bucket.evictor.run_slice():
         pass
-    assert node.vbucket.non_resident == 0
+    assert node.vbucket.table.absent == 0
     node.flush()
     while node.bucket.evictor.run_slice():
         pass
-    assert node.vbucket.non_resident == 6
+    assert node.vbucket.table.absent == 6
     assert node.fetch(b"a")
     assert node.vbucket.get(b"a") == version(b"a", 1, bytes(100))
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.contents import receive_all, table_of
 from tests.engine.readings import judge, open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import replica, rewind
@@ -156,7 +157,7 @@ class RewindMachine(RuleBasedStateMachine):
         items = sorted((i for i in newest if i.seqno > high), key=lambda item: item.seqno)
         if items and count:
             snapshot = SnapshotRange(min(floor, high + 1), items[-1].seqno)
-            replica.apply_all(vbucket, items[:count], snapshot, self.active.purge_seqno)
+            receive_all(vbucket, items[:count], snapshot, self.active.purge_seqno)
 
     def fall(self, point: int) -> None:
         node, vbucket = self.node, self.vbucket
@@ -197,7 +198,7 @@ class RewindMachine(RuleBasedStateMachine):
         if item is None or item.value is None or item.life:
             return
         if item.seqno <= self.vbucket.persisted_seqno:
-            self.vbucket.eject(item)
+            self.vbucket.eject(item.key)
 
     @rule(key=st.sampled_from(KEYS))
     def fetch(self, key: bytes) -> None:
@@ -253,14 +254,14 @@ class RewindMachine(RuleBasedStateMachine):
         reading.close()
         judge(found, self.active.accepted[:high], 0, high, purged)
         table = {item.key: item.seqno for item in found if not item.life}
-        mine = {k: item.seqno for k, item in vbucket.table.items() if not item.life}
+        mine = {k: item.seqno for k, item in table_of(vbucket).items() if not item.life}
         assert mine == table
 
     @invariant()
     def everything_adds_up(self) -> None:
         self.node.check()
         vbucket = self.vbucket
-        held = {item.seqno for item in vbucket.table.values()} | {0}
+        held = {item.seqno for item in table_of(vbucket).values()} | {0}
         if vbucket.high_seqno not in held:  # only a tombstone that is on disk is not in the table
             stored = {item.seqno for item in self.node.stored().values() if item.life}
             assert vbucket.high_seqno in stored, "no item has the high seqno"
@@ -290,7 +291,7 @@ class RewindMachine(RuleBasedStateMachine):
         stored = self.node.stored()
         live = {key: item for key, item in self.active.newest().items() if not item.life}
         assert {key: item for key, item in stored.items() if not item.life} == live
-        assert {key: item.seqno for key, item in vbucket.table.items()} == {
+        assert {key: item.seqno for key, item in table_of(vbucket).items()} == {
             key: item.seqno for key, item in live.items()
         }
 

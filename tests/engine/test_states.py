@@ -6,14 +6,16 @@ from itertools import pairwise, product
 
 import pytest
 
+from tests.contents import change_of, table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import replica
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.record import pack
 from uprmc.rollback import Held, Position, rollback_point, shared_until
-from uprmc.storage.interface import Batch, VBucketChange
+from uprmc.storage.interface import Batch
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 PAIRS = list(product(VBucketState, VBucketState))
@@ -89,7 +91,7 @@ def test_clients_are_let_in_while_it_is_active_and_only_then(
         assert (0 in node.bucket.active) == (0 in node.bucket.lookups) == (state == ACTIVE)
         if state == ACTIVE:
             assert node.bucket.locate(0) is node.vbucket
-            assert node.bucket.lookups[0](b"k") is written
+            assert node.bucket.lookups[0](b"k") == pack(written)
         else:
             with pytest.raises(NotMyVBucket):
                 node.bucket.locate(0)
@@ -292,7 +294,7 @@ def test_a_new_master_feeds_another_replica_at_once(node: Node, persisted: bool)
     for item in reading.changes(0):
         replica.apply(other.vbucket, item, SnapshotRange(1, reading.end_seqno))
     reading.close()
-    assert other.vbucket.table == node.vbucket.table
+    assert table_of(other.vbucket) == table_of(node.vbucket)
     assert other.vbucket.receiving is None
     assert other.vbucket.failover_log == node.vbucket.failover_log
 
@@ -400,7 +402,7 @@ def test_an_active_vbucket_that_was_killed_within_a_long_flush_branches_where_it
     log = (FailoverEntry(7, 60), FailoverEntry(5, 0))
     header = VBucketHeader(ACTIVE, 110, SnapshotRange(50, 200), log)
     items = [Item(b"k", b"v", 0, 0, 1, 110, 1)]
-    node.store.commit(Batch([VBucketChange(0, header, items)]))
+    node.store.commit(Batch([change_of(0, header, items)]))
     after = kill(node)
     assert branch_seqnos(after) == [50, 0], "a branch that began later is of another future"
     assert after.vbucket.receiving is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contents import table_of
 from tests.engine.support import (
     BEGINNING,
     CountingEntropy,
@@ -17,6 +18,7 @@ from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import CLEAN_MARK, Warmup, WarmupState
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import VBucketState
+from uprmc.record import RECORD_OVERHEAD_BYTES
 
 
 def filled(count: int = 50, vbuckets: int = 2) -> Node:
@@ -52,7 +54,7 @@ def test_everything_that_was_stored_comes_back() -> None:
     after = node.restarted()
     for number, vbucket in after.bucket.vbuckets.items():
         before = node.bucket.vbuckets[number]
-        assert vbucket.table == before.table
+        assert table_of(vbucket) == table_of(before)
         assert vbucket.high_seqno == vbucket.persisted_seqno == before.high_seqno
         assert vbucket.failover_log == before.failover_log
         assert vbucket.max_deleted_rev == before.max_deleted_rev
@@ -67,7 +69,7 @@ def test_tombstones_are_not_loaded() -> None:
     node.stop()
     after = node.restarted()
     assert after.vbucket.metadata(b"000") is None
-    assert after.vbucket.tombstones == 0
+    assert after.vbucket.table.tombstones == 0
     assert len(after.stored()) == 50
 
 
@@ -132,7 +134,7 @@ def test_cas_given_out_and_lost_in_a_crash_is_not_given_out_again() -> None:
 def test_keys_come_before_values_and_traffic_comes_last() -> None:
     node = filled(count=3_500, vbuckets=1)
     node.stop()
-    low_mark = 3_500 * (4 + ITEM_OVERHEAD_BYTES) + 5_000
+    low_mark = 3_500 * (2 * 4 + RECORD_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES) + 5_000
     memory = {"quota": 4 * low_mark, "low_mark": 0.25, "high_mark": 0.5}
     settings = settings_of(vbuckets=1, memory=memory)
     bucket = Bucket(settings, node.store.reopened(), node.clock, CountingEntropy())
@@ -147,9 +149,9 @@ def test_keys_come_before_values_and_traffic_comes_last() -> None:
             bucket.locate(0)
         vbucket = bucket.vbuckets[0]
         if warmup.state is WarmupState.KEY_DUMP:
-            assert all(item.value is None for item in vbucket.table.values())
+            assert all(item.value is None for item in table_of(vbucket).values())
         if warmup.state is WarmupState.LOAD_VALUES:
-            assert len(vbucket.table) == 3_500
+            assert len(table_of(vbucket)) == 3_500
     order = [state for index, state in enumerate(seen) if state not in seen[:index]]
     assert order == list(WarmupState)[:-1]
     assert shares == sorted(shares)
@@ -169,7 +171,7 @@ def test_what_certainly_fits_is_read_once() -> None:
     vbucket = bucket.vbuckets[0]
     vbucket.check()
     assert vbucket.item_count == 3_500
-    assert bucket.account.used == vbucket.memory_bytes()
+    assert bucket.account.used == vbucket.table.memory_bytes()
 
 
 def test_values_are_loaded_up_to_the_low_mark_and_the_others_when_asked_for() -> None:
@@ -177,13 +179,13 @@ def test_values_are_loaded_up_to_the_low_mark_and_the_others_when_asked_for() ->
     for number in range(100):
         node.set(b"%03d" % number, bytes(1_000))
     node.stop()
-    low_mark = 100 * (3 + ITEM_OVERHEAD_BYTES) + 30_000
+    low_mark = 100 * (2 * 3 + RECORD_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES) + 30_000
     quota = {"quota": 4 * low_mark, "low_mark": 0.25, "high_mark": 0.5}
     after = Node(settings_of(memory=quota), store=node.store.reopened(), clock=node.clock)
     assert after.bucket.account.low_mark == low_mark
     assert low_mark < after.bucket.account.used <= low_mark + 1_000
     assert after.vbucket.item_count == 100
-    assert after.vbucket.non_resident == 100 - after.warmup.values == 69
+    assert after.vbucket.table.absent == 100 - after.warmup.values == 69
     with pytest.raises(NotResident):
         after.vbucket.get(b"099")
     assert after.fetch(b"099")

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.contents import table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine.fetcher import Fetch
 from uprmc.engine.flusher import Flush
@@ -115,7 +116,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def a_value_is_ejected(self, key: bytes) -> None:
-        item = self.node.vbucket.table.get(key)
+        item = table_of(self.node.vbucket).get(key)
         if item and item.value is not None and item.seqno <= self.node.vbucket.persisted_seqno:
             self.node.eject(key)
 

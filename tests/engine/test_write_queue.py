@@ -6,7 +6,6 @@ import gc
 import random
 import sys
 import tracemalloc
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,30 +17,38 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from uprmc.engine.write_queue import SEGMENT_BITS, QueueView, WriteQueue
 from uprmc.model import Item
+from uprmc.record import key_of, pack, seqno_of
 
 _SEGMENT = 1 << SEGMENT_BITS
 
 
-class WeakItem(Item):
-    """An item that can tell when it was freed."""
-
-    __slots__ = ("__weakref__",)
+def record(seqno: int, key: bytes | None = None) -> bytes:
+    return pack(Item(key or b"key-%d" % seqno, b"v%d" % seqno, 0, 0, seqno, seqno, 1))
 
 
-def item(seqno: int, key: bytes | None = None) -> WeakItem:
-    return WeakItem(key or b"key-%d" % seqno, b"v%d" % seqno, 0, 0, seqno, seqno, 1)
+def put(queue: WriteQueue, seqno: int, key: bytes | None = None, replaced_seqno: int = 0) -> None:
+    queue.put(seqno, record(seqno, key), replaced_seqno)
 
 
 def filled(count: int) -> WriteQueue:
     """A queue with `count` keys, seqnos from 1."""
     queue = WriteQueue()
     for seqno in range(1, count + 1):
-        queue.put(item(seqno), 0)
+        put(queue, seqno)
     return queue
 
 
+def references(records: list[bytes]) -> int:
+    return sum([sys.getrefcount(each) for each in records])
+
+
+def freed(entries: list[bytes], held: list[int]) -> list[bool]:
+    """Whether the queue has let go of each."""
+    return [sys.getrefcount(entries[n]) < held[n] for n in range(len(entries))]
+
+
 def seqnos(view: QueueView, after: int = 0) -> list[int]:
-    return [entry.seqno for entry in view.items(after)]
+    return list(map(seqno_of, view.records(after)))
 
 
 # --- order --------------------------------------------------------------------------------------
@@ -50,9 +57,13 @@ def seqnos(view: QueueView, after: int = 0) -> list[int]:
 def test_entries_come_in_seqno_order_whatever_their_keys() -> None:
     queue = WriteQueue()
     for seqno, key in enumerate([b"z", b"a", b"m"], start=1):
-        queue.put(item(seqno, key), 0)
+        put(queue, seqno, key, 0)
     view = queue.open_view()
-    assert [(entry.key, entry.seqno) for entry in view.items()] == [(b"z", 1), (b"a", 2), (b"m", 3)]
+    assert [(key_of(each), seqno_of(each)) for each in view.records()] == [
+        (b"z", 1),
+        (b"a", 2),
+        (b"m", 3),
+    ]
     view.close()
 
 
@@ -77,7 +88,7 @@ def test_take_stops_within_a_segment_of_its_limit() -> None:
     view = queue.open_view()
     for limit in (1, _SEGMENT, _SEGMENT + 1, 5 * _SEGMENT):
         taken = view.take(limit)
-        assert [entry.seqno for entry in taken] == list(range(1, len(taken) + 1))
+        assert list(map(seqno_of, taken)) == list(range(1, len(taken) + 1))
         assert limit <= len(taken) < limit + _SEGMENT
     view.close()
 
@@ -85,7 +96,7 @@ def test_take_stops_within_a_segment_of_its_limit() -> None:
 def test_closing_a_view_twice_is_harmless() -> None:
     queue = filled(3)
     first, second = queue.open_view(), queue.open_view()
-    queue.put(item(4, b"key-1"), 1)
+    put(queue, 4, b"key-1", 1)
     second.close()
     second.close()
     assert queue.open_views == 1
@@ -97,20 +108,21 @@ def test_closing_a_view_twice_is_harmless() -> None:
 def test_what_a_view_has_passed_by_is_freed_when_it_retires() -> None:
     """Both ways in which an entry retires; what lies ahead of the reader stays for it."""
     queue = filled(4)
-    freed = [weakref.ref(entry) for entry in queue.since(0)]
+    entries = queue.since(0)
+    held = [sys.getrefcount(entries[n]) for n in range(len(entries))]
     view = queue.open_view()
     view.pass_by(2)
-    queue.put(item(5, b"key-1"), 1)
-    queue.put(item(6, b"key-3"), 3)
+    put(queue, 5, b"key-1", 1)
+    put(queue, 6, b"key-3", 3)
     queue.drop_persisted(2)
-    assert [ref() is None for ref in freed] == [True, True, False, False]
+    assert freed(entries, held) == [True, True, False, False]
     assert seqnos(view, 2) == [3, 4]
     queue.check()
     view.pass_by(4)
     queue.drop_persisted(4)
-    assert [ref() is None for ref in freed] == [True, True, False, True]
+    assert freed(entries, held) == [True, True, False, True]
     view.close()
-    assert freed[2]() is None
+    assert freed(entries, held) == [True] * 4
     queue.check()
 
 
@@ -134,16 +146,16 @@ def test_what_one_view_has_passed_by_stays_for_an_older_one_that_has_not() -> No
 def test_a_view_stays_as_it_was_while_ten_thousand_writes_go_on() -> None:
     queue = filled(200)
     view = queue.open_view()
-    before = list(view.items())
-    seqno_of = {entry.key: entry.seqno for entry in before}
+    before = list(view.records())
+    newest = {key_of(each): seqno_of(each) for each in before}
     chooser = random.Random(7)
     for seqno in range(201, 10_201):
         key = b"key-%d" % chooser.randint(1, 400)
-        queue.put(item(seqno, key), seqno_of.get(key, 0))
-        seqno_of[key] = seqno
+        put(queue, seqno, key, newest.get(key, 0))
+        newest[key] = seqno
         if seqno % 1_000 == 0:
             queue.drop_persisted(seqno - 500)
-    after = list(view.items())
+    after = list(view.records())
     assert len(after) == 200
     assert all(now is then for now, then in zip(after, before, strict=True))
     view.close()
@@ -155,10 +167,10 @@ def test_a_view_can_be_read_piece_by_piece_between_writes() -> None:
     queue = filled(1_000)
     view = queue.open_view()
     read = []
-    for seqno, entry in enumerate(view.items(), start=1_001):
-        read.append(entry.seqno)
-        queue.put(item(seqno, entry.key), entry.seqno)
-        queue.drop_persisted(entry.seqno // 2)
+    for seqno, entry in enumerate(view.records(), start=1_001):
+        read.append(seqno_of(entry))
+        put(queue, seqno, key_of(entry), seqno_of(entry))
+        queue.drop_persisted(seqno_of(entry) // 2)
     assert read == list(range(1, 1_001))
     view.close()
     queue.check()
@@ -172,7 +184,7 @@ def test_fifty_views_opened_at_different_times_are_each_right() -> None:
     opened: list[tuple[QueueView, list[int]]] = []
     for seqno in range(1, 5_001):
         key = b"%d" % chooser.randint(1, 60)
-        queue.put(item(seqno, key), live.get(key, 0))
+        put(queue, seqno, key, live.get(key, 0))
         live[key] = seqno
         if seqno % 100 == 0:
             opened.append((queue.open_view(), sorted(live.values())))
@@ -192,7 +204,7 @@ def test_fifty_views_opened_at_different_times_are_each_right() -> None:
 def test_a_thousand_writes_of_one_key_leave_one_entry() -> None:
     queue = WriteQueue()
     for seqno in range(1, 1_001):
-        queue.put(item(seqno, b"k"), seqno - 1)
+        put(queue, seqno, b"k", seqno - 1)
     assert (queue.live, queue.held, queue.high_seqno) == (1, 0, 1_000)
     view = queue.open_view()
     assert seqnos(view) == [1_000]
@@ -202,10 +214,10 @@ def test_a_thousand_writes_of_one_key_leave_one_entry() -> None:
 @pytest.mark.acceptance("D08", "D18")
 def test_a_key_overwritten_under_an_open_view_costs_one_extra_entry() -> None:
     queue = WriteQueue()
-    queue.put(item(1, b"k"), 0)
+    put(queue, 1, b"k", 0)
     view = queue.open_view()
     for seqno in range(2, 1_001):
-        queue.put(item(seqno, b"k"), seqno - 1)
+        put(queue, seqno, b"k", seqno - 1)
     assert (queue.live, queue.held) == (1, 1)
     assert seqnos(view) == [1]
     view.close()
@@ -215,7 +227,7 @@ def test_a_key_overwritten_under_an_open_view_costs_one_extra_entry() -> None:
 def test_a_persisted_version_is_not_looked_for_when_its_key_is_written_again() -> None:
     queue = filled(10)
     queue.drop_persisted(10)
-    queue.put(item(11, b"key-3"), 3)
+    put(queue, 11, b"key-3", 3)
     assert (queue.live, queue.held) == (1, 0)
     queue.check()
 
@@ -227,7 +239,7 @@ def test_a_persisted_version_is_not_looked_for_when_its_key_is_written_again() -
 def test_only_what_was_persisted_leaves_the_queue() -> None:
     queue = filled(200)
     view = queue.open_view()
-    queue.put(item(201, b"key-10"), 10)
+    put(queue, 201, b"key-10", 10)
     queue.drop_persisted(view.high_seqno)
     view.close()
     rest = queue.open_view()
@@ -247,7 +259,7 @@ def test_dropping_less_than_was_dropped_before_changes_nothing() -> None:
 
 def test_a_restored_queue_takes_what_comes_after_the_stored_seqno() -> None:
     queue = WriteQueue(high_seqno=1_000)
-    queue.put(item(1_001, b"k"), 400)
+    put(queue, 1_001, b"k", 400)
     view = queue.open_view()
     assert seqnos(view) == [1_001]
     view.close()
@@ -324,8 +336,8 @@ def test_an_overwrite_under_a_view_costs_the_same_in_a_long_queue() -> None:
     def overwrite(count: int) -> int:
         queue = filled(count)
         view = queue.open_view()
-        new = item(count + 1, b"key-1")
-        calls = calls_made(lambda: queue.put(new, 1))
+        new = record(count + 1, b"key-1")
+        calls = calls_made(lambda: queue.put(count + 1, new, 1))
         view.close()
         return calls
 
@@ -336,31 +348,29 @@ def test_an_overwrite_under_a_view_costs_the_same_in_a_long_queue() -> None:
 @pytest.mark.usefixtures("no_collector")
 def test_an_overwritten_entry_is_freed_at_once_when_no_view_needs_it() -> None:
     queue = WriteQueue()
-    first = item(1, b"k")
-    gone = weakref.ref(first)
-    queue.put(first, 0)
-    del first
-    assert gone() is not None
-    queue.put(item(2, b"k"), 1)
-    assert gone() is None
+    first = record(1, b"k")
+    alone = sys.getrefcount(first)
+    queue.put(1, first, 0)
+    assert sys.getrefcount(first) > alone
+    put(queue, 2, b"k", 1)
+    assert sys.getrefcount(first) == alone
 
 
 @pytest.mark.acceptance("D08")
 @pytest.mark.usefixtures("no_collector")
 def test_the_last_view_that_needs_an_entry_frees_it_by_closing() -> None:
     queue = WriteQueue()
-    first = item(1, b"k")
-    gone = weakref.ref(first)
-    queue.put(first, 0)
-    del first
+    first = record(1, b"k")
+    alone = sys.getrefcount(first)
+    queue.put(1, first, 0)
     views = [queue.open_view() for _ in range(5)]
-    queue.put(item(2, b"k"), 1)
+    put(queue, 2, b"k", 1)
     late = queue.open_view()
     for view in (views[2], views[4], views[0], views[1]):
         view.close()
-        assert gone() is not None
+        assert sys.getrefcount(first) > alone
     views[3].close()
-    assert gone() is None, "only the late view is left, and it never showed the entry"
+    assert sys.getrefcount(first) == alone, "only the late view is left, which never showed it"
     late.close()
 
 
@@ -369,18 +379,18 @@ def test_the_last_view_that_needs_an_entry_frees_it_by_closing() -> None:
 @pytest.mark.parametrize("with_view", [False, True])
 def test_persisted_entries_are_freed_at_once(with_view: bool) -> None:
     queue = WriteQueue()
-    entries = [item(seqno) for seqno in range(1, 2 * _SEGMENT + 10)]
-    gone = [weakref.ref(entry) for entry in entries]
+    entries = [record(seqno) for seqno in range(1, 2 * _SEGMENT + 10)]
+    alone = references(entries)
     for entry in entries:
-        queue.put(entry, 0)
-    del entries, entry
+        queue.put(seqno_of(entry), entry, 0)
+    del entry
     view = queue.open_view()
     if not with_view:
         view.close()
     queue.drop_persisted(queue.high_seqno)
-    assert sum(ref() is not None for ref in gone) == (len(gone) if with_view else 0)
+    assert references(entries) - alone == (len(entries) if with_view else 0)
     view.close()
-    assert not any(ref() is not None for ref in gone), "the newest segment is let go too"
+    assert references(entries) == alone, "the newest segment is let go too"
 
 
 @pytest.mark.acceptance("D08")
@@ -388,12 +398,13 @@ def test_persisted_entries_are_freed_at_once(with_view: bool) -> None:
 def test_a_queue_that_was_left_behind_goes_with_its_last_view() -> None:
     queue = filled(500)
     view = queue.open_view()
-    gone = weakref.ref(next(view.items()))
+    first = next(view.records())
+    held = sys.getrefcount(first)
     del queue
     assert len(seqnos(view)) == 500
     view.close()
     del view
-    assert gone() is None
+    assert sys.getrefcount(first) == held - 1
 
 
 @pytest.mark.acceptance("D08")
@@ -402,7 +413,7 @@ def test_memory_returns_to_where_it_was_after_heavy_use() -> None:
     def use(queue: WriteQueue, first: int) -> None:
         views: list[QueueView] = []
         for seqno in range(first, first + 5_000):
-            queue.put(item(seqno, b"%d" % (seqno % 50)), max(seqno - 50, 0))
+            put(queue, seqno, b"%d" % (seqno % 50), max(seqno - 50, 0))
             if seqno % 250 == 0:
                 views.append(queue.open_view())
         queue.drop_persisted(queue.high_seqno)
@@ -434,7 +445,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from([b"a", b"b", b"c", b"d"]), gap=st.sampled_from([1, 1, 1, 2, 40, 130]))
     def put(self, key: bytes, gap: int) -> None:
         seqno = self.queue.high_seqno + gap
-        self.queue.put(item(seqno, key), self.newest.get(key, 0))
+        put(self.queue, seqno, key, self.newest.get(key, 0))
         self.live[key] = self.newest[key] = seqno
 
     @rule(count=st.integers(1, 150))
@@ -442,7 +453,7 @@ class QueueMachine(RuleBasedStateMachine):
         for _ in range(count):
             seqno = self.queue.high_seqno + 1
             key = b"new-%d" % seqno
-            self.queue.put(item(seqno, key), 0)
+            put(self.queue, seqno, key, 0)
             self.live[key] = self.newest[key] = seqno
 
     @precondition(lambda self: self.newest)
@@ -471,7 +482,7 @@ class QueueMachine(RuleBasedStateMachine):
     def read_without_a_view(self, data: st.DataObject) -> None:
         after = data.draw(st.integers(self.queue.persisted, self.queue.high_seqno + 1))
         view = self.queue.open_view()
-        assert self.queue.since(after) == list(view.items(after))
+        assert self.queue.since(after) == list(view.records(after))
         view.close()
 
     @precondition(lambda self: self.views)
@@ -480,7 +491,7 @@ class QueueMachine(RuleBasedStateMachine):
         view, expected = data.draw(st.sampled_from(self.views))
         after = data.draw(st.integers(0, self.queue.high_seqno + 1))
         left = [seqno for seqno in expected if seqno > after]
-        taken = [entry.seqno for entry in view.take(limit, after)]
+        taken = list(map(seqno_of, view.take(limit, after)))
         assert taken == left[: len(taken)]
         assert min(limit, len(left)) <= len(taken) < limit + _SEGMENT
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.codec import frames
 from tests.codec.frames import HEADER
+from tests.contents import table_of
 from tests.fuzz.dialler import Dialler
 from tests.fuzz.grammar import Request, Spoil, spoiled
 from uprmc.config import (
@@ -322,17 +323,17 @@ class Fuzz:
                 pass
         for vbucket in bucket.vbuckets.values():
             vbucket.check()
-        recounted = sum(vbucket.memory_bytes() for vbucket in bucket.vbuckets.values())
+        recounted = sum(vbucket.table.memory_bytes() for vbucket in bucket.vbuckets.values())
         assert recounted == bucket.account.used
         self._ask_witness()
 
     def _eject(self) -> None:
         """Eject some values, so that some requests have to wait."""
         for vbucket in self._bucket.vbuckets.values():
-            for item in list(vbucket.table.values()):
+            for item in list(table_of(vbucket).values()):
                 clean = item.seqno <= vbucket.persisted_seqno
                 if item.value is not None and clean and self.random.random() < 0.5:
-                    vbucket.eject(item)
+                    vbucket.eject(item.key)
 
     def _ask_witness(self) -> None:
         """A peer that behaves is served whatever the others do.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from tests.contents import table_of
 from tests.fuzz.lies import Liar
 from tests.fuzz.link_owner import (
     BYSTANDERS,
@@ -233,10 +234,10 @@ class LinkFuzz:
     def _eject(self) -> None:
         for vbucket in self.bucket.vbuckets.values():
             if not vbucket.rewinding:
-                for one in list(vbucket.table.values()):
+                for one in list(table_of(vbucket).values()):
                     clean = one.seqno <= vbucket.persisted_seqno
                     if one.value is not None and clean and self.random.random() < 0.3:
-                        vbucket.eject(one)
+                        vbucket.eject(one.key)
 
     # --- what must hold -------------------------------------------------------------------------
 
@@ -263,7 +264,7 @@ class LinkFuzz:
         self._check_link()
         for vbucket in self.bucket.vbuckets.values():
             vbucket.check()
-        recounted = sum(vbucket.memory_bytes() for vbucket in self.bucket.vbuckets.values())
+        recounted = sum(vbucket.table.memory_bytes() for vbucket in self.bucket.vbuckets.values())
         assert recounted == self.bucket.account.used
         assert self._look_at_bystanders() == self._bystanders, "others were touched"
         for number in FOLLOWED:
@@ -290,7 +291,7 @@ class LinkFuzz:
         """Nothing is held that was never said."""
         items = {one._replace(expiry=0) for one in self.said.items[number] if one.life}
         items |= {one for one in self.said.items[number] if not one.life}
-        for one in vbucket.table.values():
+        for one in table_of(vbucket).values():
             assert self._was_said(one, items), f"made up: {one}"
 
     def _was_said(self, one: Item, items: set[Any]) -> bool:
@@ -324,7 +325,7 @@ class LinkFuzz:
                 part.state,
                 part.failover_log,
                 part.high_seqno,
-                {k: i.cas for k, i in part.table.items()},
+                {k: i.cas for k, i in table_of(part).items()},
             )
             for part in parts
         ]
@@ -363,7 +364,7 @@ class LinkFuzz:
                 return False
             if list(map(tuple, part.failover_log)) != past.log:
                 return False
-            held = {key: one for key, one in part.table.items() if not one.life}
+            held = {key: one for key, one in table_of(part).items() if not one.life}
             if held.keys() != past.documents().keys():
                 return False
             for key, one in held.items():

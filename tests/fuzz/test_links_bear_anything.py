@@ -13,7 +13,6 @@ import pytest
 
 from tests.fuzz.link_harness import run
 from uprmc.engine import replica, rewind
-from uprmc.model import SnapshotRange
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import decode_failover_log
 from uprmc.upr.receive import link
@@ -86,8 +85,8 @@ def test_the_net_catches_an_error_that_gets_out(monkeypatch: pytest.MonkeyPatch)
 def test_the_net_catches_a_whole_state_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     adopt = replica.apply_all
 
-    def rash(vbucket: Any, items: Any, snapshot: SnapshotRange, purge_seqno: int = 0) -> None:
-        adopt(vbucket, items, snapshot, purge_seqno)
+    def rash(vbucket: Any, *arguments: Any) -> None:
+        adopt(vbucket, *arguments)
         vbucket.receiving = None
 
     monkeypatch.setattr("uprmc.upr.receive.replica_stream.apply_all", rash)

@@ -144,7 +144,7 @@ class Rig:
         for key in keys:
             item = self.item(key)
             assert item is not None
-            self.bucket.of_key(key).eject(item)
+            self.bucket.of_key(key).eject(item.key)
 
     # --- looking --------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contents import table_of
 from tests.kv.binary_peer import Peer, answer, counter, error, frame, get_hit, store, u32
 from tests.kv.harness import Rig, drained, talk_in_pieces
 from uprmc.kv.binary_session import BinarySession
@@ -120,7 +121,7 @@ def state(rig: Rig) -> list[object]:
         rig.bucket.stats.items(),
         rig.bucket.account.used,
         *[
-            (sorted(v.table.items()), v.high_seqno, sorted(v.locks.items()))
+            (sorted(table_of(v).items()), v.high_seqno, sorted(v.locks.items()))
             for v in rig.bucket.vbuckets.values()
         ],
     ]
@@ -203,9 +204,9 @@ def test_ejecting_everything_at_any_time_changes_no_reply(
     for start, end in pairwise(places):
         ejecting.flush()
         for vbucket in ejecting.bucket.vbuckets.values():
-            for item in list(vbucket.table.values()):
+            for item in list(table_of(vbucket).values()):
                 if item.value is not None:
-                    vbucket.eject(item)
+                    vbucket.eject(item.key)
         session.receive_data(data[start:end])
         said += drained(session)
     assert said == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contents import table_of
 from tests.kv.binary_peer import Peer, answer, counter, error, frame, get_hit, store, u32
 from tests.kv.harness import NOON, Rig
 
@@ -147,7 +148,7 @@ def test_a_document_that_changes_during_the_wait_is_answered_as_it_is_then(peer:
     cas = other.put(b"b", b"new")
     peer.rig.fetch_all()
     assert peer.say() == error(GET, 1) + get_hit(GET, b"new", cas) + get_hit(
-        GET, b"value of c", peer.rig.bucket.of_key(b"c").table[b"c"].cas
+        GET, b"value of c", table_of(peer.rig.bucket.of_key(b"c"))[b"c"].cas
     )
 
 

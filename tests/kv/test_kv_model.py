@@ -19,6 +19,7 @@ from tests.kv.harness import Rig, drained_with_waits, talk
 from uprmc.engine.vbucket import VBucket
 from uprmc.kv.text_session import TextSession
 from uprmc.model import Item
+from uprmc.record import unpack
 
 GET, SET, ADD, REPLACE, DELETE, INCR, DECR = range(7)
 GETK, APPEND, PREPEND, TOUCH, GAT, HELLO = 0x0C, 0x0E, 0x0F, 0x1C, 0x1D, 0x1F
@@ -350,13 +351,14 @@ def test_the_model_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     accept, check = VBucket._accept, VBucket._check_cas
 
-    def other_cas(self: VBucket, *given: object, cas: int = 0) -> Item:
+    def other_cas(self: VBucket, *given: object, cas: int = 0) -> bytes:
         return accept(self, *given)
 
     def no_flags(self: VBucket, key: bytes, piece: bytes, cas: int, **rest: object) -> Item:
         item = extended(self, key, piece, cas, **rest)
         assert item.value is not None
-        return accept(self, key, item.value, 0, item.expiry, item, item.datatype)
+        present = self.table.get(key)
+        return unpack(accept(self, key, item.value, 0, item.expiry, present, item.datatype))
 
     def older(self: VBucket, key: bytes, old: Item, cas: int) -> None:
         check(self, key, old, old.cas if cas == old.cas - 1 else cas)

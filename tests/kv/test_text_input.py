@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.contents import table_of
 from tests.kv.harness import Rig, drained, drained_with_waits, talk, talk_in_pieces
 from uprmc.kv.text_session import TextSession
 from uprmc.ports import Session
@@ -62,7 +63,7 @@ def test_any_split_of_the_stream_gives_the_same_replies(case: tuple[bytes, list[
 
 
 def tables(rig: Rig) -> list[dict[bytes, object]]:
-    return [dict(vbucket.table) for vbucket in rig.bucket.vbuckets.values()]
+    return [dict(table_of(vbucket)) for vbucket in rig.bucket.vbuckets.values()]
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300)))

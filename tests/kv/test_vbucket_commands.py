@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.contents import table_of
 from tests.kv.binary_peer import Peer, answer, error, frame, store, u32, u64
 from tests.kv.harness import NOON, Rig
 from uprmc.engine.failover_log import branched
@@ -308,7 +309,7 @@ def replica(rig: Rig, peer: Peer) -> Peer:
 
 
 def test_a_replica_gives_its_version_to_those_who_ask_for_it(replica: Peer) -> None:
-    item = replica.rig.bucket.vbuckets[1].table[b"k"]
+    item = table_of(replica.rig.bucket.vbuckets[1])[b"k"]
     asked = frame(REPLICA_GET, b"k", vbucket=1)
     found = answer(REPLICA_GET, extras=u32(9), key=b"k", value=b"v", cas=item.cas)
     assert replica.say(asked) == found
@@ -332,14 +333,14 @@ def test_a_replica_expires_nothing_by_itself(replica: Peer) -> None:
     value = struct.pack(">HH", 1, 4) + b"gone"
     assert status(replica, frame(OBSERVE, value=value)) == OK
     assert vbucket.high_seqno == seqno
-    assert not vbucket.table[b"gone"].life
+    assert not table_of(vbucket)[b"gone"].life
 
 
 def test_a_replica_fetches_what_is_only_on_disk(replica: Peer) -> None:
     rig = replica.rig
     rig.flush()
     vbucket = rig.bucket.vbuckets[1]
-    vbucket.eject(vbucket.table[b"k"])
+    vbucket.eject(b"k")
     assert replica.say(frame(REPLICA_GET, b"k", vbucket=1)) == b""
     rig.fetch()
     (reply,) = replica.ask()
@@ -481,7 +482,7 @@ def test_a_random_document_is_any_of_those_that_live(peer: Peer) -> None:
         (reply,) = peer.ask(frame(RANDOM))
         assert reply.status == OK
         seen[reply.key] = (reply.value, reply.extras, reply.cas)
-    table = peer.rig.bucket.vbuckets[0].table
+    table = table_of(peer.rig.bucket.vbuckets[0])
     assert seen == {b"k%d" % n: (b"v%d" % n, u32(n), table[b"k%d" % n].cas) for n in (2, 4, 6)}
 
 

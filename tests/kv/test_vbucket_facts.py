@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contents import table_of
 from tests.kv.binary_peer import Peer, answer, frame, store, u64
 from tests.kv.harness import Rig
 from uprmc.model import VBucketState
@@ -43,7 +44,7 @@ def test_it_is_answered_when_the_floor_is_on_disk(rig: Rig, peer: Peer) -> None:
     assert header is not None
     assert header.max_deleted_rev == 20
     peer.say(store(SET, b"key", b"value", vbucket=1))
-    assert rig.bucket.vbuckets[1].table[b"key"].rev == 21
+    assert table_of(rig.bucket.vbuckets[1])[b"key"].rev == 21
     assert rig.bucket.vbuckets[0].max_deleted_rev == 0
 
 

@@ -125,7 +125,7 @@ def test_derived_structs_are_plain_structs() -> None:
 MERGED = {
     "request header": (header.RequestHeader, header.MERGED_REQUEST_HEADER, ">HHHHLLQ"),
     "response header": (header.ResponseHeader, header.MERGED_RESPONSE_HEADER, ">QLLQ"),
-    "whole get reply": (binary.GetReply, binary.MERGED_GET_REPLY, ">QLLQL"),
+    "beginning of a response": (header.ResponseBegin, header.MERGED_RESPONSE_BEGIN, ">QLL"),
 }
 
 

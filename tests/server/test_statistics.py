@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from interop.wire import NOOP, frame
+from tests.contents import table_of
 from tests.server.support import Loop
 from tests.system.support import node_here
 from uprmc import MEMCACHED_VERSION
@@ -205,9 +206,9 @@ def test_what_was_measured_is_shown_by_powers_of_two(tmp_path: Path) -> None:
         put(node, b"k", b"v")
         loop.until(lambda: node.bucket.flusher.queued == 0)
         vbucket = node.bucket.of_key(b"k")
-        vbucket.eject(vbucket.table[b"k"])
+        vbucket.eject(b"k")
         node.bucket.fetcher.want([(vbucket.id, b"k")], lambda found: None)
-        loop.until(lambda: vbucket.table[b"k"].value)
+        loop.until(lambda: table_of(vbucket)[b"k"].value)
         assert group(node) is not None
         found = group(node, "timings")
         shown = {name.rpartition("_")[0] for name in found}

@@ -7,6 +7,7 @@ a judge that finds a promise broken raises `Verdict`. The judge of what clients 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -32,6 +33,10 @@ def complain(what: str) -> NoReturn:
 # --- what is on disk ----------------------------------------------------------------------------
 
 
+#: A record's numbers before and after its key.
+_FRONT, _TAIL = struct.Struct(">BBBIBQQ"), struct.Struct(">QI")
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One version, as it stands in a batch or a store."""
@@ -44,6 +49,18 @@ class Record:
     seqno: int
     rev: int
     life: int
+
+    @classmethod
+    def read(cls, record: bytes) -> Record:
+        """Read a packed record, with a layout of our own; one that is `ABSENT` has no value."""
+        _, kind, _, expiry, key_length, rev, seqno = _FRONT.unpack_from(record)
+        at = _FRONT.size + key_length
+        cas, flags = _TAIL.unpack_from(record, at)
+        value: bytes | None = record[at + _TAIL.size :]
+        if kind & 0x07:
+            value = None
+        key = record[_FRONT.size : at]
+        return cls(key, value, flags, expiry, cas, seqno, rev, kind & 0x03)
 
     @classmethod
     def of(cls, item: Any) -> Record:
@@ -84,7 +101,8 @@ class Stored:
             for key, seqno in change.drop:
                 if key in records and records[key].seqno == seqno:
                     del records[key]
-            records.update((item.key, Record.of(item)) for item in change.items)
+            new = map(Record.read, change.records)
+            records.update((record.key, record) for record in new)
             vbuckets[change.vbucket] = (change.header, records)
         local = dict(self.local)
         for name, document in batch.local.items():
@@ -163,7 +181,7 @@ class StoreJudge:
         header, _ = self.newest.vbuckets.get(change.vbucket, (None, {}))
         fresh = header is None or change.reset
         last = 0 if fresh else header.high_seqno
-        for item in change.items:
+        for item in map(Record.read, change.records):
             if item.seqno <= last:
                 complain(f"vBucket {change.vbucket}: {item} is committed after seqno {last}")
             last = item.seqno
@@ -203,11 +221,12 @@ def _both_indexes(view: Any, number: int) -> dict[bytes, Record]:
         if item.key in records:
             complain(f"vBucket {number}: by-seq has {item.key!r} twice")
         records[item.key] = Record.of(item)
-    by_id = {item.key: item.seqno for _, item, _ in view.dump_metadata(number)}
+    listed = [Record.read(each) for _, each, _ in view.dump_metadata(number)]
+    by_id = {record.key: record.seqno for record in listed}
     if by_id != {key: record.seqno for key, record in records.items()}:
         complain(f"vBucket {number}: by-id {by_id} disagrees with by-seq {records}")
     for key, record in records.items():
-        if Record.of(view.get(number, key)) != record:
+        if Record.read(view.get(number, key)) != record:
             complain(f"vBucket {number}: by-id has another {key!r} than by-seq")
     return records
 
@@ -311,8 +330,9 @@ class MemoryJudge:
         """Look at a running node; call it after each step."""
         total = 0
         for vbucket in vbuckets:
-            for key, item in vbucket.table.items():
-                total += len(key) + len(item.value or b"") + self._overhead_bytes
+            for each in vbucket.table.records():
+                item = Record.read(each)
+                total += len(item.key) + len(each) + self._overhead_bytes
                 on_disk = item.seqno <= vbucket.persisted_seqno or vbucket.rewinding
                 if item.value is None and not item.life and not on_disk:
                     complain(f"{item} has no value and is not on disk")

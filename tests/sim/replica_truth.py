@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tests.contents import table_of
 from tests.sim.judges import Stored, complain, last_complete, remembered
 from tests.sim.upr_codec import ACTIVE, DEAD, Version
 from tests.sim.upr_truth import Branch, Log, Look, Truth, disagreement
@@ -228,13 +229,13 @@ class NodeTruth(Truth):
             held = self.held[number]
             kept = {key: each for key, each in held.items() if each.seqno <= now.high}
             self._took_back(number, before, now, kept)
-            self._install(number, vbucket.table, now)
+            self._install(number, table_of(vbucket), now)
         self._check_log(number, before, now)
         if now.log != before.log:
             self._histories.note_log(number, now.log)
         if before.state and before.state != ACTIVE and now.state == ACTIVE:
             self._became_active(number, before, now)
-        self._take_new(number, before, now, vbucket.table)
+        self._take_new(number, before, now, table_of(vbucket))
         self._judge(vbucket, before, now)
         if now.state == ACTIVE:
             self._histories.judge_actives(number)
@@ -352,7 +353,7 @@ class NodeTruth(Truth):
                 complain(f"{self.name}: vBucket {number} lacks {version}: {mine}; {now}")
 
     def _judge_table(self, vbucket: Any) -> None:
-        shown = {key: item.seqno for key, item in vbucket.table.items() if not item.life}
+        shown = {key: item.seqno for key, item in table_of(vbucket).items() if not item.life}
         held = self.held[vbucket.id]
         known = {key: each.seqno for key, each in held.items() if not each.deleted}
         if shown != known:

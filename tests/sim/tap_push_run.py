@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.contents import table_of
 from tests.sim import replica_codec as rc
 from tests.sim import upr_codec as codec
 from tests.sim.codec import Reply
@@ -165,7 +166,7 @@ class PushRun:
                 continue
             self._seen[number] = seen
             if vbucket.receiving is None and not vbucket.rewinding:
-                live = [each for each in vbucket.table.values() if not each.life]
+                live = [each for each in table_of(vbucket).values() if not each.life]
                 state = frozenset((each.key, each.flags) for each in live)
                 self.master.shown(self.second.name, number, state)
 

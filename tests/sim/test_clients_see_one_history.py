@@ -105,7 +105,7 @@ def test_a_value_fetched_from_before_a_flush_does_not_come_back() -> None:
     put(run, b"a", b"old")
     write_out(run)
     vbucket = run.node.bucket.of_key(b"a")
-    vbucket.eject(vbucket.table[b"a"])
+    vbucket.eject(b"a")
     reading = reader.get(b"a")
     run.world.run_until(lambda: run.node.bucket.fetcher.waiting > 0)
     run.node.fetch_begin()
@@ -117,7 +117,7 @@ def test_a_value_fetched_from_before_a_flush_does_not_come_back() -> None:
     assert run.done(flushing).status == codec.OK
     assert run.done(writer.store(b"a", b"new")).status == codec.OK
     write_out(run)
-    vbucket.eject(vbucket.table[b"a"])
+    vbucket.eject(b"a")
     run.node.fetch_finish()
 
     run.world.run_until(lambda: run.node.bucket.fetcher.waiting > 0 or reading.ended is not None)

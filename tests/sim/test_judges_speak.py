@@ -24,12 +24,14 @@ from tests.sim.run import Run
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.evictor import Evictor
 from uprmc.engine.flusher import Flush, Flusher
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES, MemoryAccount
+from uprmc.engine.memory_account import MemoryAccount
+from uprmc.engine.table import Table
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import CommandError, StoreError
 from uprmc.kv.conversation import Conversation
-from uprmc.model import Item, SnapshotRange, VBucketHeader
+from uprmc.model import SnapshotRange, VBucketHeader
+from uprmc.record import key_of, pack, seqno_of, unpack
 from uprmc.storage.interface import Batch
 
 pytestmark = pytest.mark.sim
@@ -65,11 +67,12 @@ def _drop_by_key(patch: pytest.MonkeyPatch) -> None:
     """After a commit drop the queue's entries of the keys in it, whatever version they are."""
     persisted = VBucket.persisted
 
-    def drop(vbucket: VBucket, items: list[Item], *rest: Any) -> None:
-        persisted(vbucket, items, *rest)
-        for item in items:
-            if item.key in vbucket.table:
-                vbucket.queue._retire(vbucket.table[item.key].seqno)
+    def drop(vbucket: VBucket, records: list[bytes], *rest: Any) -> None:
+        persisted(vbucket, records, *rest)
+        for key in map(key_of, records):
+            current = vbucket.table.get(key)
+            if current is not None:
+                vbucket.queue._retire(seqno_of(current))
 
     patch.setattr(VBucket, "persisted", drop)
 
@@ -97,12 +100,11 @@ def _keep_the_clean_mark(patch: pytest.MonkeyPatch) -> None:
 def _eject_dirty_values(patch: pytest.MonkeyPatch) -> None:
     """Let the pager take what is not on disk."""
 
-    def sweep(pager: Evictor, vbucket: VBucket, items: list[Item]) -> None:
-        for item in items:
-            if item.value is not None and vbucket.table.get(item.key) is item:
-                vbucket.table[item.key] = item.with_value(None)
-                vbucket.non_resident += 1
-                pager._account.used -= len(item.value)
+    def sweep(pager: Evictor, vbucket: VBucket, records: list[bytes]) -> None:
+        for record in records:
+            key = key_of(record)
+            if unpack(record).value is not None and vbucket.table.get(key) is record:
+                vbucket.table.eject(key, record)
 
     patch.setattr(Evictor, "_sweep", sweep)
     patch.setattr(VBucket, "check", lambda vbucket: None)  # the judges must see it without
@@ -134,16 +136,12 @@ def _forget_tombstones_by_key(patch: pytest.MonkeyPatch) -> None:
 
     persisted = VBucket.persisted
 
-    def forget(vbucket: VBucket, items: list[Item], *rest: Any) -> None:
-        persisted(vbucket, items, *rest)
-        for item in items:
-            current = vbucket.table.get(item.key)
-            if item.life and current is not None:
-                del vbucket.table[item.key]
-                vbucket.tombstones -= bool(current.life)
-                vbucket.non_resident -= current.value is None and not current.life
-                size = ITEM_OVERHEAD_BYTES + len(item.key) + len(current.value or b"")
-                vbucket._account.used -= size
+    def forget(vbucket: VBucket, records: list[bytes], *rest: Any) -> None:
+        persisted(vbucket, records, *rest)
+        for record in records:
+            key = key_of(record)
+            if unpack(record).life and key in vbucket.table:
+                vbucket.table.remove(key)
 
     patch.setattr(VBucket, "persisted", forget)
 
@@ -195,13 +193,13 @@ def _answer_in_another_order(patch: pytest.MonkeyPatch) -> None:
 
 def _forget_ejected_bytes(patch: pytest.MonkeyPatch) -> None:
     """Do not give back what an ejected value took."""
-    eject = VBucket.eject
+    eject = Table.eject
 
-    def careless(vbucket: VBucket, item: Item) -> None:
-        eject(vbucket, item)
-        vbucket._account.used += 1
+    def careless(table: Table, key: bytes, record: bytes) -> None:
+        eject(table, key, record)
+        table._account.used += 1
 
-    patch.setattr(VBucket, "eject", careless)
+    patch.setattr(Table, "eject", careless)
 
 
 def _accept_any_cas(patch: pytest.MonkeyPatch) -> None:
@@ -224,13 +222,12 @@ def _skip_a_failed_batch(patch: pytest.MonkeyPatch) -> None:
 def _bring_in_whatever_was_read(patch: pytest.MonkeyPatch) -> None:
     """Give a fetched value to a newer version of its document."""
 
-    def careless(vbucket: VBucket, item: Item) -> bool:
-        current = vbucket.table.get(item.key)
-        if current is None or current.life or not item.value:
+    def careless(vbucket: VBucket, record: bytes) -> bool:
+        item, present = unpack(record), vbucket.table.get(key_of(record))
+        if present is None or unpack(present).life or not item.value:
             return False
-        vbucket._account.used += len(item.value) - len(current.value or b"")
-        vbucket.non_resident -= current.value is None
-        vbucket.table[item.key] = current.with_value(item.value)
+        newer = pack(unpack(present).with_value(item.value))
+        vbucket.table.put(item.key, newer, present)
         return True
 
     patch.setattr(VBucket, "bring_in", careless)
@@ -238,16 +235,16 @@ def _bring_in_whatever_was_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def _install_whatever_was_read(fetcher: Any, fetch: Any, place: tuple[int, bytes]) -> bool:
-    vbucket, item = fetcher._vbuckets[place[0]], fetch.found.get(place)
-    return item is None or vbucket.bring_in(item) or True
+    vbucket, record = fetcher._vbuckets[place[0]], fetch.found.get(place)
+    return record is None or vbucket.bring_in(record) or True
 
 
 def _show_retired_entries(patch: pytest.MonkeyPatch) -> None:
     """Let an overwritten entry stay in the queue."""
     put = WriteQueue.put
 
-    def careless(queue: WriteQueue, item: Item, replaced_seqno: int) -> None:
-        put(queue, item, 0)
+    def careless(queue: WriteQueue, seqno: int, record: bytes, replaced_seqno: int) -> None:
+        put(queue, seqno, record, 0)
 
     patch.setattr(WriteQueue, "put", careless)
     patch.setattr(WriteQueue, "check", lambda queue: None)

@@ -36,6 +36,7 @@ from uprmc.engine.flusher import Flusher
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.record import pack, seqno_of, unpack
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.follow.source import Source
 from uprmc.upr.produce import admission, producer
@@ -132,10 +133,11 @@ def _lose_an_item(patch: pytest.MonkeyPatch) -> None:
     """Leave one out now and then, but not the last of a snapshot."""
     take_all = ReplicaStream.take_all
 
-    def careless(stream: ReplicaStream, items: list[Any]) -> None:
-        kept = [item for item in items if item.seqno % 7 or item.seqno == stream.snapshot.end]
+    def careless(stream: ReplicaStream, records: list[bytes], highest_cas: int) -> None:
+        end = stream.snapshot.end
+        kept = [each for each in records if seqno_of(each) % 7 or seqno_of(each) == end]
         if kept:
-            take_all(stream, kept)
+            take_all(stream, kept, highest_cas)
 
     patch.setattr(ReplicaStream, "take_all", careless)
 
@@ -158,10 +160,11 @@ def _lose_the_revision(patch: pytest.MonkeyPatch) -> None:
     """Count changes anew at the replica."""
     adopt_all = VBucket.adopt_all
 
-    def careless(vbucket: VBucket, items: list[Any]) -> None:
+    def careless(vbucket: VBucket, records: list[bytes], highest_cas: int) -> None:
+        items = list(map(unpack, records))
         for item in items:
             item.rev = 1
-        adopt_all(vbucket, items)
+        adopt_all(vbucket, list(map(pack, items)), highest_cas)
 
     patch.setattr(VBucket, "adopt_all", careless)
 
@@ -182,8 +185,8 @@ def _forget_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:
     """Do not learn from markers what was dropped."""
     apply_all = replica_module.apply_all
 
-    def careless(vbucket: VBucket, items: Any, snapshot: Any, *_: Any) -> None:
-        apply_all(vbucket, items, snapshot)
+    def careless(vbucket: VBucket, records: Any, highest_cas: int, snapshot: Any, *_: Any) -> None:
+        apply_all(vbucket, records, highest_cas, snapshot)
 
     patch.setattr(replica_stream, "apply_all", careless)
     patch.setattr(replica_module, "apply_all", careless)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contents import table_of
 from tests.seeds import seeds
 from tests.sim import codec
 from tests.sim.client import Client
@@ -11,6 +12,7 @@ from tests.sim.faults import ALL_FAULTS
 from tests.sim.history import Op
 from tests.sim.run import EVERYTHING, Run
 from uprmc.errors import StoreFull
+from uprmc.record import unpack
 
 pytestmark = pytest.mark.sim
 
@@ -136,7 +138,7 @@ def test_a_document_overwritten_during_a_commit_lands_in_the_next_batch() -> Non
     assert observed(run, b"a") == codec.NOT_PERSISTED
     assert run.node.flush_begin()
     assert run.node.flush is not None
-    assert [item.value for item in run.node.flush.batch.changes[0].items] == [b"newest"]
+    assert [unpack(each).value for each in run.node.flush.batch.changes[0].records] == [b"newest"]
     run.node.flush_commit()
     run.node.flush_finish()
     assert observed(run, b"a") == codec.PERSISTED
@@ -178,7 +180,7 @@ def test_a_deleted_document_is_observed_as_gone_only_once_that_is_on_disk() -> N
     assert observed(run, b"a") == codec.DELETED
     run.node.flush_finish()
     assert observed(run, b"a") == codec.ABSENT
-    assert b"a" not in run.node.bucket.of_key(b"a").table
+    assert b"a" not in table_of(run.node.bucket.of_key(b"a"))
     run.restart(power=True)
     back(run)
     assert read(run, b"a") is None

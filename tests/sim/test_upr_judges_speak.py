@@ -26,6 +26,7 @@ from uprmc.engine.flusher import Flusher
 from uprmc.engine.leases import Leases
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
+from uprmc.record import seqno_of, unpack
 from uprmc.upr.hub import Slots
 from uprmc.upr.produce import admission, frames, producer, stream
 from uprmc.upr.produce import feed as feed_module
@@ -52,10 +53,11 @@ def _lose_an_item(patch: pytest.MonkeyPatch) -> None:
     """Leave one item out of the queue's part, but not its last."""
     queued = Reading.queued
 
-    def made(reading: Reading, after: int) -> Iterator[Item]:
-        for item in queued(reading, after):
-            if item.seqno % 5 or item.seqno == reading.end_seqno:
-                yield item
+    def made(reading: Reading, after: int) -> Iterator[bytes]:
+        for record in queued(reading, after):
+            seqno = seqno_of(record)
+            if seqno % 5 or seqno == reading.end_seqno:
+                yield record
 
     patch.setattr(Reading, "queued", made)
 
@@ -223,7 +225,8 @@ def _purge_what_is_not_due(patch: pytest.MonkeyPatch) -> None:
 
     def greedy(compactor: Compactor, reading: Any) -> None:
         read(compactor, reading)
-        for _, item, _ in reading.view.dump_metadata(reading.vbucket, b""):
+        for _, record, _ in reading.view.dump_metadata(reading.vbucket, b""):
+            item = unpack(record)
             if item.seqno < reading.limit - 1 and (item.key, item.seqno) not in reading.found:
                 reading.found.append((item.key, item.seqno))
                 return

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from tests.contents import table_of
 from tests.sim.judges import Stored, complain, last_complete, remembered
 from tests.sim.upr_codec import ACTIVE, Version
 
@@ -230,7 +231,7 @@ class Truth:
         if now[1:] == before[1:]:
             return
         self._check_log(number, before, now)
-        self._take_new(number, before, now, vbucket.table)
+        self._take_new(number, before, now, table_of(vbucket))
         looks.append(now)
 
     def _check_log(self, number: int, before: Look, now: Look) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contracts.store_values import live, tombstone
+from tests.contracts.store_values import tombstone
 from uprmc.errors import StoreCorrupt, StoreError
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.record import pack, without_value
 from uprmc.storage import layout
 from uprmc.storage.layout import Identity
 
@@ -52,14 +51,34 @@ headers = st.builds(
 )
 
 
-def test_a_record_of_version_1_is_laid_out_as_documented() -> None:
-    item = Item(b"key", b"value!", 0x0A0B0C0D, 0x01020304, 0x1112131415161718, 0x2122, 0x31, 3)
-    (head,) = layout.pack_heads([item])
-    assert head == bytes.fromhex(
-        "01 03 00000006 0a0b0c0d 01020304 1112131415161718 00000000000021220000000000000031 03 00"
+#: A document's record of version 1: key "key", value "value!".
+_RECORD_1 = bytes.fromhex(
+    "01 03 00000006 0a0b0c0d 01020304 1112131415161718 0000000000002122 0000000000000031 03 00"
+)
+_ITEM = Item(b"key", b"value!", 0x0A0B0C0D, 0x01020304, 0x1112131415161718, 0x2122, 0x31, 3)
+
+
+def test_an_entry_is_laid_out_as_documented() -> None:
+    entry = layout.entry_of(pack(_ITEM))
+    assert entry == bytes.fromhex(
+        "02 04 03 01020304 03 0000000000000031 0000000000002122 1112131415161718 0a0b0c0d 00000006"
     )
-    assert layout.pack_record(head, item) == head + b"keyvalue!"
-    assert layout.by_seq_key_of(b"\x03\xff", head) == bytes.fromhex("03ff 0000000000002122")
+    assert layout.by_seq_key_of(b"\x03\xff", entry) == bytes.fromhex("03ff 0000000000002122")
+    assert layout.by_seq_key_of(b"\x03\xff", pack(_ITEM)) == bytes.fromhex("03ff0000000000002122")
+
+
+def test_a_record_of_version_1_is_read_as_one_of_version_2() -> None:
+    assert layout.read_record(_RECORD_1 + b"keyvalue!") == pack(_ITEM)
+    assert layout.read_entry(b"key", _RECORD_1) == (without_value(pack(_ITEM)), 6)
+    assert layout.by_seq_key_of(b"\x03\xff", _RECORD_1) == bytes.fromhex("03ff 0000000000002122")
+
+
+def test_a_tombstone_of_version_1_is_read_as_one_of_version_2() -> None:
+    data = bytes.fromhex("01 01 00000000 00000000 65000000 00000000000000ff 0000000000000007")
+    data += bytes.fromhex("0000000000000009 00 02")
+    expected = pack(Item(b"k", None, 0, 0x65000000, 0xFF, 7, 9, 0, Life.EXPIRED))
+    assert layout.read_record(data + b"k") == expected
+    assert layout.read_entry(b"k", data) == (expected, 0)
 
 
 _HEADER_1 = bytes.fromhex(
@@ -102,26 +121,12 @@ def test_an_identity_is_laid_out_as_documented() -> None:
     assert layout.unpack_identity(packed) == Identity(1, 1024, 0xBEEF)
 
 
-def test_a_head_has_the_order_of_an_items_arguments() -> None:
-    (head,) = layout.pack_heads([Item(b"", b"", 1, 2, 3, 4, 5, 6, 7)])
-    arguments = list(inspect.signature(Item).parameters)[2:9]
-    assert dict(zip(arguments, layout.HEAD.unpack(head)[3:], strict=True)) == {
-        "flags": 1,
-        "expiry": 2,
-        "cas": 3,
-        "seqno": 4,
-        "rev": 5,
-        "datatype": 6,
-        "life": 7,
-    }
-
-
 @given(items)
-def test_an_item_survives_being_packed(item: Item) -> None:
-    (head,) = layout.pack_heads([item])
-    assert layout.unpack_record(layout.pack_record(head, item)) == item
-    length = len(item.value or b"")
-    assert layout.unpack_metadata(item.key, head) == (item.with_value(None), length)
+def test_an_entry_tells_all_but_the_value(item: Item) -> None:
+    record = pack(item)
+    assert layout.read_record(record) == record
+    told, length = layout.read_entry(item.key, layout.entry_of(record))
+    assert (told, length) == (without_value(record), len(item.value or b""))
 
 
 @given(headers)
@@ -130,12 +135,26 @@ def test_a_header_survives_being_packed(header: VBucketHeader) -> None:
 
 
 @given(items, st.data())
-def test_a_record_that_was_cut_is_never_taken_for_one(item: Item, data: st.DataObject) -> None:
-    (head,) = layout.pack_heads([item])
-    record = layout.pack_record(head, item)
-    cut = data.draw(st.integers(0, len(record) - 1))
+def test_a_record_that_was_cut_before_its_value_is_never_taken_for_one(
+    item: Item, data: st.DataObject
+) -> None:
+    record = pack(item)
+    cut = data.draw(st.integers(0, len(record) - len(item.value or b"") - 1))
     with pytest.raises(StoreCorrupt):
-        layout.unpack_record(record[:cut])
+        layout.read_record(record[:cut])
+
+
+@pytest.mark.parametrize("length", range(len(_RECORD_1 + b"keyvalue!")))
+def test_a_record_of_version_1_that_was_cut_is_never_taken_for_one(length: int) -> None:
+    with pytest.raises(StoreCorrupt):
+        layout.read_record((_RECORD_1 + b"keyvalue!")[:length])
+
+
+@pytest.mark.parametrize("kind", [0x03, 0x08, 0x10, 0x20])
+def test_a_record_of_no_known_kind_is_not_read(kind: int) -> None:
+    record = pack(_ITEM)
+    with pytest.raises(StoreCorrupt):
+        layout.read_record(record[:1] + bytes([kind]) + record[2:])
 
 
 @given(headers, st.data())
@@ -162,21 +181,6 @@ def test_all_keys_of_a_vbucket_lie_between_its_prefix_and_its_end(vb: int, key: 
     assert layout.HEADER_PREFIX <= layout.header_key(vb) < layout.HEADER_END
 
 
-def test_older_records_are_brought_up_to_date_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = layout.pack_record(layout.pack_heads([live(b"k", 1)])[0], live(b"k", 1))
-    monkeypatch.setattr(layout, "RECORD_VERSION", 3)
-    steps = {
-        1: lambda record: b"\x02" + record[1:6] + bytes(4) + record[10:],
-        2: lambda record: b"\x03" + record[1:9] + b"\x07" + record[10:],
-    }
-    monkeypatch.setattr(layout, "RECORD_UPGRADES", steps)
-    expected = live(b"k", 1)
-    item = layout.unpack_record(old)
-    assert (item.flags, item.cas, item.value) == (7, expected.cas, expected.value)
-    metadata, length = layout.unpack_metadata(b"k", old[:40])
-    assert (metadata.flags, length) == (7, 5)
-
-
 def test_older_headers_are_brought_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     header = VBucketHeader(VBucketState.ACTIVE, 5, SnapshotRange(5, 5), ())
     old = layout.pack_header(header)
@@ -187,15 +191,13 @@ def test_older_headers_are_brought_up_to_date(monkeypatch: pytest.MonkeyPatch) -
     assert layout.unpack_header(old).state == VBucketState.REPLICA
 
 
-@pytest.mark.parametrize("version", [0, 2, 255])
+@pytest.mark.parametrize("version", [0, 3, 255])
 def test_a_version_that_is_not_known_is_never_read(version: int) -> None:
-    item = tombstone(b"k", 1)
-    (head,) = layout.pack_heads([item])
-    record = bytes([version]) + layout.pack_record(head, item)[1:]
+    record = pack(tombstone(b"k", 1))
     with pytest.raises(StoreCorrupt, match=f"format version {version}"):
-        layout.unpack_record(record)
+        layout.read_record(bytes([version]) + record[1:])
     with pytest.raises(StoreCorrupt, match=f"format version {version}"):
-        layout.unpack_metadata(b"k", bytes([version]) + head[1:])
+        layout.read_entry(b"k", bytes([version]) + layout.entry_of(record)[1:])
 
 
 @pytest.mark.parametrize("data", [b"", b"uprmc", b"x" * 20, bytes(40)])

@@ -11,7 +11,7 @@ import lmdb
 import pytest
 
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_values import by_id, by_seq, contents, live, write
+from tests.contracts.store_values import by_id, by_seq, live, write
 from tests.storage.processes import run_python
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
@@ -293,25 +293,6 @@ def test_an_index_entry_without_its_record_is_reported(tmp_path: Path) -> None:
     view = store.view()
     with pytest.raises(StoreCorrupt, match="no record"):
         view.get(0, b"k")
-    view.close()
-    store.close()
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        write(live(b"k" * 256, 1)),
-        write(live(b"k", 2**64)),
-    ],
-    ids=["key", "seqno"],
-)
-def test_what_does_not_fit_the_layout_is_refused(tmp_path: Path, batch: Batch) -> None:
-    store = small_store(tmp_path)
-    store.commit(write(live(b"a", 1)))
-    with pytest.raises(StoreError):
-        store.commit(batch)
-    view = store.view()
-    assert contents(view, [0])["count"] == 1
     view.close()
     store.close()
 

@@ -14,13 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from tests.contents import change_of
 from tests.contracts.store_values import contents
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreMapFull
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.record import key_of, seqno_of, unpack
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch, StoreView, VBucketChange
-from uprmc.storage.layout import unpack_record
+from uprmc.storage.interface import Batch, StoreView
 from uprmc.storage.lmdb_store import LmdbStore
 from uprmc.storage.memory import MemoryStore
 
@@ -60,7 +61,7 @@ headers = st.builds(
     known_term=numbers,
 )
 changes = st.builds(
-    VBucketChange,
+    change_of,
     vbucket=st.sampled_from(VBUCKETS),
     header=st.one_of(headers, headers, headers, headers, st.none()),
     items=item_lists(),
@@ -151,7 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
         mine, model = self.store.view(), self.model.view()
         changes = list(mine.changes_after(vbucket, seqno))
         assert changes == list(model.changes_after(vbucket, seqno))
-        assert list(map(unpack_record, mine.records_after(vbucket, seqno))) == changes
+        assert list(map(unpack, mine.records_after(vbucket, seqno))) == changes
         back = list(mine.changes_before(vbucket, seqno))
         assert back == list(model.changes_before(vbucket, seqno))
         assert mine.records_read == model.records_read
@@ -175,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
             scanned = [(item.seqno, item.key) for item in view.changes_after(vbucket, 0)]
             assert len({seqno for seqno, _ in scanned}) == len(scanned)
             assert scanned == sorted(scanned)
-            dumped = [(item.seqno, item.key) for _, item, _ in view.dump_metadata(vbucket)]
+            dumped = [(seqno_of(each), key_of(each)) for _, each, _ in view.dump_metadata(vbucket)]
             assert sorted(dumped) == scanned
 
     def teardown(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contents import table_of
 from tests.system.support import node_here
 from tests.system.test_drivers import put
 from uprmc.errors import StoreError
@@ -45,4 +46,4 @@ def test_a_waiter_that_breaks_at_the_stop_leaves_everything_on_disk(tmp_path: Pa
         node.bucket.flusher._waiters.append(breaks)
     with node_here(tmp_path) as (node, _):
         assert node.warmup.was_clean
-        assert node.bucket.of_key(b"k").table[b"k"].value == b"v"
+        assert table_of(node.bucket.of_key(b"k"))[b"k"].value == b"v"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from interop.wire import GET, SET, frame, store
+from tests.contents import table_of
 from tests.server.support import Client
 from tests.system.support import node_here
 from uprmc.errors import StoreError
@@ -103,7 +104,7 @@ def test_a_read_that_breaks_is_answered_and_the_next_one_works(tmp_path: Path) -
         assert ask(client, store(SET, b"k", b"value"), 24)[6:8] == b"\0\0"
         loop.until(lambda: node.bucket.flusher.queued == 0)
         vbucket = node.bucket.of_key(b"k")
-        vbucket.eject(vbucket.table[b"k"])
+        vbucket.eject(b"k")
         commit = node.bucket.fetcher.commit
 
         def break_once(fetch) -> None:
@@ -123,7 +124,7 @@ def ejected(node, loop, *keys: bytes) -> None:
     loop.until(lambda: node.bucket.flusher.queued == 0)
     for key in keys:
         vbucket = node.bucket.of_key(key)
-        vbucket.eject(vbucket.table[key])
+        vbucket.eject(key)
 
 
 @contextmanager
@@ -193,10 +194,10 @@ def test_a_damaged_record_fails_the_readers_of_its_document_and_nobody_else(
         for key in keys:
             put(node, key, b"value of " + key)
         loop.until(lambda: node.bucket.flusher.queued == 0)
-        damage(node, b"damaged", node.bucket.of_key(b"damaged").table[b"damaged"].seqno)
+        damage(node, b"damaged", table_of(node.bucket.of_key(b"damaged"))[b"damaged"].seqno)
         for key in keys:
             vbucket = node.bucket.of_key(key)
-            vbucket.eject(vbucket.table[key])
+            vbucket.eject(key)
         told: dict[bytes, list[bool]] = {key: [] for key in keys}
         for key in keys:  # in one turn, so they share a round
             node.bucket.fetcher.want([(node.bucket.vbucket_of(key), key)], told[key].append)

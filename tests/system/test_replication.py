@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from twisted.internet import tcp
 
+from tests.contents import table_of
 from tests.server.support import Loop
 from tests.server.test_dialer import certificate_for
 from uprmc.config import build
@@ -110,7 +111,7 @@ def contents(node: Node) -> tuple[Any, ...]:
 def _contents(vbucket: VBucket) -> tuple[Any, ...]:
     live = sorted(
         (item.key, item.value, item.seqno, item.rev, item.cas, item.flags, item.expiry)
-        for item in vbucket.table.values()
+        for item in table_of(vbucket).values()
         if not item.life
     )
     return vbucket.id, vbucket.high_seqno, vbucket.failover_log, vbucket.receiving, tuple(live)

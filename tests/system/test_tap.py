@@ -12,6 +12,7 @@ import pytest
 from interop import tap_wire as t
 from interop.tap_wire import TapFrame
 from interop.wire import GET, HEADER, SET, STAT, frame, split_replies, store
+from tests.contents import table_of
 from tests.server.support import Client, Loop
 from tests.system.support import node_here
 from uprmc.engine.overwrite import begin_anew
@@ -103,8 +104,8 @@ def filled(tmp_path: Path, count: int = 300, **changes: object) -> Iterator[tupl
             put(node, b"key-%d" % number, b"value-%d" % number)
         loop.until(lambda: node.bucket.flusher.queued == 0)
         for vbucket in node.bucket.vbuckets.values():
-            for item in list(vbucket.table.values())[::2]:
-                vbucket.eject(item)
+            for item in list(table_of(vbucket).values())[::2]:
+                vbucket.eject(item.key)
         yield node, loop
 
 
@@ -265,7 +266,7 @@ def test_a_takeover_makes_the_client_active_and_the_node_gives_the_vbucket_away(
     tmp_path: Path,
 ) -> None:
     with filled(tmp_path) as (node, loop):
-        owned = {key: i.value for key, i in node.bucket.vbuckets[3].table.items()}
+        owned = {key: i.value for key, i in table_of(node.bucket.vbuckets[3]).items()}
         client = TapClient(loop, node)
         flags = t.SUPPORT_ACK | t.LIST | t.TAKEOVER
         client.send(t.connect(b"mover", flags, vbuckets=[3]))
@@ -386,7 +387,7 @@ def test_a_legacy_master_fills_a_vbucket_and_makes_it_active(tmp_path: Path, lis
         ]
         vbucket = node.bucket.vbuckets[2]
         assert vbucket.state == VBucketState.ACTIVE
-        assert {(i.key, i.value, i.cas, i.rev) for i in vbucket.table.values()} == {
+        assert {(i.key, i.value, i.cas, i.rev) for i in table_of(vbucket).values()} == {
             (b"k%d" % n, b"v%d" % n, 500 + n, 7) for n in range(50)
         }
 
@@ -443,6 +444,6 @@ def test_the_flag_byte_order_of_a_pushed_item_is_swapped_unless_it_is_said(tmp_p
             t.mutation(0, 2, b"right", b"v", item_flags=0xDEADBEEF, flags=t.ACK | 4),
         )
         client.until(lambda c: len(c.replies) == 2)
-        table = node.bucket.vbuckets[0].table
+        table = table_of(node.bucket.vbuckets[0])
         assert {item.flags for item in table.values()} == {0xDEADBEEF}
         assert struct.pack(">I", 0xDEADBEEF) == bytes.fromhex("deadbeef")

@@ -22,6 +22,7 @@ from uprmc.protocol.upr import (
     encode_failover_log,
     snapshot_marker,
 )
+from uprmc.record import pack
 from uprmc.rollback import Held, Position, rollback_point
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.produce.frames import Form, ItemWriter
@@ -396,7 +397,7 @@ class FakeUpstream:
     def _frame(self, stream: FakeStream, item: Item) -> list[bytes]:
         writer = ItemWriter(stream.vbucket.number, stream.opaque, Form(values=self.values))
         pieces: list[bytes] = []
-        writer.write((item,), pieces, 1, 0)
+        writer.write((pack(item),), pieces, 1, 0)
         if self.pieces == 1:
             return [b"".join(pieces)]
         if self.pieces == 2:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from interop import tap_wire as t
 from interop.tap_wire import message as message
 from interop.wire import HEADER
+from tests.contents import table_of
 from tests.kv.harness import Rig
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
@@ -163,7 +164,7 @@ class PushRig:
 
     def snapshot(self) -> dict[int, tuple[object, ...]]:
         return {
-            number: (each.state, each.high_seqno, each.failover_log, dict(each.table))
+            number: (each.state, each.high_seqno, each.failover_log, dict(table_of(each)))
             for number, each in self.bucket.vbuckets.items()
         }
 
@@ -173,5 +174,5 @@ class PushRig:
 
     def check(self) -> None:
         self.rig.check()
-        counted = sum(each.memory_bytes() for each in self.bucket.vbuckets.values())
+        counted = sum(each.table.memory_bytes() for each in self.bucket.vbuckets.values())
         assert self.bucket.account.used == counted

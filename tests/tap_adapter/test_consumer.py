@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from tests.contents import table_of
 from tests.kv.harness import NOON
 from tests.tap_adapter.push_rig import (
     ACK,
@@ -424,7 +425,7 @@ def test_opaque_1_empties_its_vbucket_under_a_new_history(rig: PushRig) -> None:
     (old, *_) = rig.bucket.vbuckets[3].failover_log
     assert take(rig, BACKFILL) == (OPAQUE, OK, 5, b"")
     vbucket = rig.bucket.vbuckets[3]
-    assert (vbucket.high_seqno, vbucket.state, vbucket.table) == (0, REPLICA, {})
+    assert (vbucket.high_seqno, vbucket.state, table_of(vbucket)) == (0, REPLICA, {})
     ((uuid, seqno),) = vbucket.failover_log
     assert uuid != old.uuid
     assert seqno == 0
@@ -440,9 +441,9 @@ def test_an_active_vbucket_is_emptied_and_gets_nothing_of_a_backfill() -> None:
     rig = PushRig()
     rig.push(mutation(b"a"), opaque(2), opaque(1))
     assert rig.refused(mutation(b"b")) == NOT_MY_VBUCKET
-    assert not rig.vbucket.table
+    assert not table_of(rig.vbucket)
     rig.push(opaque(8), mutation(b"b"))
-    assert set(rig.vbucket.table) == {b"b"}
+    assert set(table_of(rig.vbucket)) == {b"b"}
 
 
 def test_a_vbucket_that_becomes_active_in_mid_backfill_gets_no_more_of_it(rig: PushRig) -> None:
@@ -455,7 +456,7 @@ def test_a_vbucket_that_becomes_active_in_mid_backfill_gets_no_more_of_it(rig: P
 def test_without_checkpoints_an_active_vbucket_is_emptied_and_filled() -> None:
     rig = PushRig()
     rig.push(mutation(b"a"), opaque(1), mutation(b"b"), opaque(8))
-    assert set(rig.vbucket.table) == {b"b"}
+    assert set(table_of(rig.vbucket)) == {b"b"}
 
 
 def test_a_flush_empties_every_vbucket(rig: PushRig) -> None:
@@ -465,7 +466,7 @@ def test_a_flush_empties_every_vbucket(rig: PushRig) -> None:
     logs = {number: each.failover_log for number, each in rig.bucket.vbuckets.items()}
     assert take(rig, FLUSHED) == (0x43, OK, 46, b"")
     for number, each in rig.bucket.vbuckets.items():
-        assert (each.high_seqno, each.table) == (0, {})
+        assert (each.high_seqno, table_of(each)) == (0, {})
         assert each.failover_log[0].uuid not in {entry.uuid for entry in logs[number]}
     log = rig.vbucket.failover_log
     rig.push(mutation(b"b"))

@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.contents import table_of
 from tests.tap_adapter.push_rig import (
     ACK,
     ACTIVE,
@@ -265,7 +266,7 @@ class Machine(RuleBasedStateMachine):
     def promote_and_demote(self) -> None:
         """What was half is the active's own state then; the master has to begin anew."""
         self.rig.bucket.set_state(0, ACTIVE)
-        live = {item for item in self.rig.vbucket.table.values() if not item.life}
+        live = {item for item in table_of(self.rig.vbucket).values() if not item.life}
         self.allowed.add(
             frozenset(
                 (item.key, Doc(item.value or b"", item.flags, item.expiry, item.cas, item.rev))

@@ -211,7 +211,7 @@ def test_documents_are_fetched_in_order_from_memory_and_from_disk() -> None:
         put(rig, 0, key, b"value of " + key)
     rig.flush()
     vbucket = rig.bucket.vbuckets[0]
-    vbucket.eject(vbucket.table[b"b"])
+    vbucket.eject(b"b")
     local = Local(rig)
     local.fetch(0, *keys)
     assert local.fetched == []
@@ -244,7 +244,7 @@ def test_any_number_of_documents_is_fetched_a_portion_at_a_time(count: int) -> N
     rig.flush()
     vbucket = rig.bucket.vbuckets[0]
     for key in keys:
-        vbucket.eject(vbucket.table[key])
+        vbucket.eject(key)
     local = Local(rig)
     local.fetch(0, *keys)
     sizes = []
@@ -262,12 +262,12 @@ def test_a_value_that_is_ejected_again_and_again_is_given_up() -> None:
         put(rig, 0, key)
     rig.flush()
     vbucket = rig.bucket.vbuckets[0]
-    vbucket.eject(vbucket.table[b"a"])
+    vbucket.eject(b"a")
     local = Local(rig)
     rounds = 0
     local.fetch(0, b"a", b"b")
     while not local.fetched:
-        vbucket.eject(vbucket.table[b"b" if rounds % 2 == 0 else b"a"])
+        vbucket.eject(b"b" if rounds % 2 == 0 else b"a")
         rig.fetch()
         rounds += 1
     assert (local.fetched, rounds) == ([None], TRIES)
@@ -277,7 +277,7 @@ def test_a_disk_that_fails_gives_nothing() -> None:
     rig = Rig()
     put(rig, 0, b"a")
     rig.flush()
-    rig.bucket.vbuckets[0].eject(rig.bucket.vbuckets[0].table[b"a"])
+    rig.bucket.vbuckets[0].eject(b"a")
     local = Local(rig)
     local.fetch(0, b"a")
     rig.fetch(ok=False)

@@ -29,7 +29,7 @@ from uprmc.model import Item
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import snapshot_marker
-from uprmc.storage.layout import pack_heads, pack_record
+from uprmc.record import pack
 from uprmc.tap_adapter.item_messages import TapForm, with_ack
 from uprmc.tap_adapter.translate import Run, take_frame, translate_run
 from uprmc.upr.peer import UprRequest
@@ -130,23 +130,17 @@ def test_what_our_own_producer_writes_is_read(values: bool, form: TapForm) -> No
         Item(b"key-%d" % n, b"" if n % 3 == 0 else b"v" * n, n, n, n, n, n, life=life)
         for n, life in enumerate((0, 0, 0, 1, 0, 2, 0, 0, 0, 1, 1, 0), 1)
     ]
-    records = [pack_record(head, item) for head, item in zip(pack_heads(items), items, strict=True)]
     for shape in (Form(values=values), Form(values=values, delete_times=True, expirations=True)):
         writer = ItemWriter(VBUCKET, OPAQUE, shape)
-        first: list[bytes] = []
-        writer.write(items, first, PLENTY, 0)
-        second: list[bytes] = []
-        writer.write_records(records, (), second, PLENTY, 0)
-        third: list[bytes] = []
-        writer.write_all(items, third, 0)
-        for pieces in (first, second, third):
-            run, out, keys = run_of(pieces, form)
-            assert run.place == len(pieces)
-            assert keys == [item.key for item in items]
-            wanted = values and not form.keys_only
-            assert [message.value for message in read_messages(b"".join(out))] == [
-                (item.value or b"") if wanted and not item.life else b"" for item in items
-            ]
+        pieces: list[bytes] = []
+        writer.write(map(pack, items), pieces, PLENTY, 0)
+        run, out, keys = run_of(pieces, form)
+        assert run.place == len(pieces)
+        assert keys == [item.key for item in items]
+        wanted = values and not form.keys_only
+        assert [message.value for message in read_messages(b"".join(out))] == [
+            (item.value or b"") if wanted and not item.life else b"" for item in items
+        ]
 
 
 @pytest.mark.parametrize("form", FORMS)

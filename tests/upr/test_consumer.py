@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.contents import table_of
 from tests.upr.peer import (
     ACK,
     ACTIVE,
@@ -97,7 +98,7 @@ def fields(asked: Frame) -> tuple[int, ...]:
 
 
 def table(rig: Rig, vbucket: int = 0) -> dict[bytes, Any]:
-    return rig.bucket.vbuckets[vbucket].table
+    return table_of(rig.bucket.vbuckets[vbucket])
 
 
 # --- adding a stream ------------------------------------------------------------------------------
@@ -690,4 +691,4 @@ def test_an_active_vbucket_is_never_sent_back(active_rig: Rig, seqno: int) -> No
     back = response(STREAM_REQUEST, ROLLBACK, opaque=asked.opaque, value=struct.pack(">Q", seqno))
     (answer,) = peer.say(back)
     assert (answer.opcode, answer.status) == (ADD_STREAM, ROLLBACK)
-    assert (part.high_seqno, part.failover_log, len(part.table)) == (3, log, 3)
+    assert (part.high_seqno, part.failover_log, len(table_of(part))) == (3, log, 3)

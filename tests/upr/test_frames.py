@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from itertools import product
 from typing import Any
 
@@ -21,7 +21,7 @@ from uprmc.protocol.upr import (
     MutationExtras,
     TimedDeletionExtras,
 )
-from uprmc.storage.layout import pack_heads, pack_record
+from uprmc.record import pack
 from uprmc.upr.produce.frames import Form, ItemWriter, Written
 
 VBUCKET, OPAQUE = 0x0203, 0xFEEDBEEF
@@ -80,9 +80,11 @@ def write(
     form: Form = PLAIN,
     limit: int = 1 << 30,
     last_seqno: int = 0,
+    newer: Container[bytes] = (),
 ) -> tuple[Written, list[bytes]]:
     out: list[bytes] = []
-    return ItemWriter(VBUCKET, OPAQUE, form).write(iter(items), out, limit, last_seqno), out
+    writer = ItemWriter(VBUCKET, OPAQUE, form)
+    return writer.write(map(pack, items), out, limit, last_seqno, newer), out
 
 
 ITEMS = [
@@ -134,15 +136,6 @@ def histories(draw: st.DrawFn) -> list[Item]:
         flags, expiry, datatype = draw(numbers), draw(numbers), draw(st.integers(0, 7))
         items.append(Item(key, value, flags, expiry, draw(wide), seqno, draw(wide), datatype, life))
     return items
-
-
-@given(items=histories(), form=st.sampled_from(FORMS))
-def test_a_few_items_written_at_once_are_the_same_frames(items: list[Item], form: Form) -> None:
-    out: list[bytes] = []
-    size = ItemWriter(VBUCKET, OPAQUE, form).write_all(items, out, 0)
-    frames = b"".join(out)
-    assert frames == b"".join(expected(item, form) for item in items)
-    assert size == len(frames)
 
 
 @pytest.mark.acceptance("P14")
@@ -206,87 +199,22 @@ def test_the_first_seqno_is_above_the_one_sent_before() -> None:
     assert write([document(8)], last_seqno=7)[0].last_seqno == 8
 
 
-def test_the_value_itself_is_handed_on_not_a_copy() -> None:
-    item = document(1, b"x" * 10_000)
-    _, out = write([item])
-    assert any(piece is item.value for piece in out)
-
-
-# --- records as the store has them ----------------------------------------------------------------
-
-
-def record_of(item: Item) -> bytes:
-    return pack_record(pack_heads([item])[0], item)
-
-
-def write_records(
-    records: Iterable[bytes],
-    newer: frozenset[bytes] = frozenset(),
-    form: Form = PLAIN,
-    limit: int = 1 << 30,
-    last_seqno: int = 0,
-) -> tuple[Written, bytes]:
-    out: list[bytes] = []
-    writer = ItemWriter(VBUCKET, OPAQUE, form)
-    written = writer.write_records(records, newer, out, limit, last_seqno)
-    return written, b"".join(out)
-
-
-@pytest.mark.acceptance("P14")
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_a_record_gives_the_frame_of_its_item(form: Form) -> None:
-    for item in ITEMS:
-        written, frame = write_records([record_of(item)], form=form)
-        assert frame == expected(item, form)
-        assert written == Written(1, len(frame), item.seqno, True, None)
-
-
 @pytest.mark.acceptance("D42", "P14")
 @given(items=histories(), form=st.sampled_from(FORMS), limit=st.integers(1, 400), data=st.data())
-def test_records_come_in_portions_and_without_what_is_newer(
+def test_what_is_newer_elsewhere_is_left_out(
     items: list[Item], form: Form, limit: int, data: st.DataObject
 ) -> None:
     newer = frozenset(item.key for item in items if data.draw(st.booleans()))
-    records = iter([record_of(item) for item in items])
+    source = iter(items)
     sent, last, exhausted = b"", 0, False
     count = 0
     while not exhausted:
-        written, portion = write_records(records, newer, form, limit, last)
-        assert written.size == len(portion)
-        sent += portion
+        written, portion = write(source, form, limit, last, newer)
+        assert written.size == sum(map(len, portion))
+        sent += b"".join(portion)
         count += written.items
         last, exhausted = written.last_seqno, written.exhausted
         assert exhausted or written.size >= limit
     wanted = [item for item in items if item.key not in newer]
     assert sent == b"".join(expected(item, form) for item in wanted)
     assert (count, last) == (len(wanted), wanted[-1].seqno if wanted else 0)
-
-
-@pytest.mark.parametrize("form", [PLAIN, Form(values=False)], ids=str)
-@pytest.mark.parametrize(
-    "torn",
-    [b"", record_of(document(2))[:10], record_of(document(2))[:-1], record_of(document(2)) + b"x"],
-)
-def test_a_record_that_is_torn_ends_the_portion_before_it(torn: bytes, form: Form) -> None:
-    written, frames = write_records([record_of(document(1)), torn], form=form)
-    assert frames == expected(document(1), form)
-    assert (written.items, written.last_seqno, written.exhausted) == (1, 1, False)
-    assert isinstance(written.error, StoreError)
-
-
-@pytest.mark.parametrize("item", [document(5), tombstone(5)])
-def test_records_whose_seqnos_do_not_rise_are_never_sent(item: Item) -> None:
-    with pytest.raises(AssertionError):
-        write_records([record_of(item)], last_seqno=5)
-
-
-def test_a_store_that_fails_among_records_ends_the_portion() -> None:
-    failure = StoreError("a bad sector")
-
-    def source() -> Iterator[bytes]:
-        yield record_of(document(1))
-        raise failure
-
-    written, frames = write_records(source())
-    assert frames == expected(document(1), PLAIN)
-    assert written == Written(1, len(frames), 1, False, failure)

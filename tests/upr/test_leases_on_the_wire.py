@@ -50,7 +50,7 @@ from tests.upr.peer import (
     uuid_of,
     write,
 )
-from uprmc.engine.hash_table import Forgetting
+from uprmc.engine.history import Forgetting
 from uprmc.model import SnapshotRange, VBucketState
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.codec.frames import HEADER
+from tests.contents import table_of
 from tests.upr.link_rig import (
     ALL_SEQNOS,
     SEQNO_ACK,
@@ -77,7 +78,7 @@ def script(target: Rig) -> Script:
 
 
 def contents(rig: Rig, number: int = 0) -> dict[bytes, tuple[object, ...]]:
-    table = rig.bucket.vbuckets[number].table
+    table = table_of(rig.bucket.vbuckets[number])
     return {key: item._fields() for key, item in table.items() if not item.life}
 
 
@@ -244,7 +245,7 @@ def test_a_stream_that_was_left_may_still_be_heard(script: Script, target: Rig) 
     assert script.owner.take() == []
     assert script.link._left == {}
     script.say(marker(0, again, 1, 9), mutation(0, again, 2, b"b"), mutation(0, opaque, 3, b"c"))
-    assert sorted(target.bucket.vbuckets[0].table) == [b"a", b"b"]
+    assert sorted(table_of(target.bucket.vbuckets[0])) == [b"a", b"b"]
     assert "which has no stream" in script.link.error
 
 
@@ -272,7 +273,7 @@ def test_a_vbucket_that_somebody_else_changes_is_filled_no_more(
     assert "something else" in why
     assert kinds(script.sent()) == [CLOSE_STREAM]
     script.say(mutation(0, opaque, 2, b"b"))
-    assert list(target.bucket.vbuckets[0].table) == [b"a"]
+    assert list(table_of(target.bucket.vbuckets[0])) == [b"a"]
     assert not script.link.closing
 
 
@@ -371,7 +372,7 @@ def test_deletions_are_taken_with_their_time(script: Script, target: Rig) -> Non
         mutation(0, opaque, 1, b"k"),
         frame(DELETION, key=b"k", extras=extras, opaque=opaque, cas=9),
     )
-    tombstone = target.bucket.vbuckets[0].table[b"k"]
+    tombstone = table_of(target.bucket.vbuckets[0])[b"k"]
     assert (tombstone.life, tombstone.expiry, tombstone.seqno, tombstone.cas) == (1, 77, 3, 9)
 
 
@@ -385,7 +386,7 @@ def test_of_the_datatype_only_what_we_asked_for_is_kept(
         marker(0, opaque, 1, 1),
         frame(MUTATION, key=b"k", value=b"{}", extras=extras, opaque=opaque, datatype=sent),
     )
-    assert target.bucket.vbuckets[0].table[b"k"].datatype == kept
+    assert table_of(target.bucket.vbuckets[0])[b"k"].datatype == kept
 
 
 def test_a_document_in_a_thousand_pieces_is_looked_at_once(
@@ -451,12 +452,12 @@ def test_what_breaks_the_protocol_is_named_and_costs_nothing_that_was_received(
     assert link.closing
     assert len(link.error) > 10
     part = target.bucket.vbuckets[0]
-    assert list(part.table) == [b"a"]
+    assert list(table_of(part)) == [b"a"]
     assert (part.high_seqno, part.receiving) == held
     link.receive_data(mutation(0, opaque, 6, b"late"))
     link.connection_lost()
     assert script.owner.take() == [("closed", link.error)]
-    assert list(part.table) == [b"a"]
+    assert list(table_of(part)) == [b"a"]
     untouched(target)
     target.check()
 
@@ -506,7 +507,7 @@ def test_data_before_the_stream_is_granted_is_refused(script: Script, target: Ri
     (asked,) = script.sent()
     script.say(marker(0, asked.opaque, 1, 1), mutation(0, asked.opaque, 1, b"a"))
     assert script.link.closing
-    assert target.bucket.vbuckets[0].table == {}
+    assert table_of(target.bucket.vbuckets[0]) == {}
 
 
 # --- flow control and time ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contents import table_of
 from tests.upr.link_rig import Script, replica_rig
 from tests.upr.peer import (
     ACK,
@@ -104,7 +105,7 @@ def outcome(data: bytes, cuts: list[int]) -> Any:
     sent = [each for each in script.sent() if not script.link.closing]
     rig = script.target
     state = [
-        (part.high_seqno, part.receiving, [item._fields() for item in part.table.values()])
+        (part.high_seqno, part.receiving, [item._fields() for item in table_of(part).values()])
         for part in (rig.bucket.vbuckets[number] for number in (0, 1))
     ]
     found = (sent, state, script.link.error, script.owner.take(), script.link.items)

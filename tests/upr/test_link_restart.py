@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contents import table_of
 from tests.upr.link_rig import Pair, Script, failover_log, replica_rig, restore
 from tests.upr.peer import fill, marker, mutation, upr_rig, write
 from tests.upr.replication_rig import A, B, World
@@ -80,7 +81,7 @@ def test_a_flush_of_the_replica_brings_all_of_it_again() -> None:
     assert (ended[0], ended[3]) == ("ended", True)
     pair.link.follow([0])
     assert pair.run() == [("began", 0)]
-    assert target.bucket.vbuckets[0].table == source.bucket.vbuckets[0].table
+    assert table_of(target.bucket.vbuckets[0]) == table_of(source.bucket.vbuckets[0])
 
 
 def test_a_promotion_in_the_middle_of_a_rollback_ends_it() -> None:
@@ -108,7 +109,7 @@ def test_a_promotion_in_the_middle_of_a_rollback_ends_it() -> None:
     again.run()
     assert (vbucket.state, vbucket.rewinding, vbucket.high_seqno) == (ACTIVE, False, seqno)
     assert vbucket.failover_log == log
-    assert vbucket.table[b"key000003"].value == b"value"
+    assert table_of(vbucket)[b"key000003"].value == b"value"
     vbucket.check()
 
 

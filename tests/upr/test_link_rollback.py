@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contents import table_of
 from tests.upr.link_rig import GET_VERSION, Pair, Script, failover_log, replica_rig
 from tests.upr.peer import (
     ACTIVE,
@@ -111,7 +112,7 @@ def test_values_that_are_only_on_disk_come_back_too() -> None:
     first.lose()
     behind.bucket.set_state(0, ACTIVE)
     part = behind.bucket.vbuckets[0]
-    part.eject(part.table[b"k"])
+    part.eject(b"k")
     followed(behind, ahead)
     same(behind, ahead)
 
@@ -203,7 +204,7 @@ def version(seqno: int, life: int = 0) -> bytes:
 
 
 def keys_of(target: Rig) -> list[bytes]:
-    return sorted(key for key, item in target.bucket.vbuckets[0].table.items() if not item.life)
+    return sorted(key for key, item in table_of(target.bucket.vbuckets[0]).items() if not item.life)
 
 
 @pytest.fixture

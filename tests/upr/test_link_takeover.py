@@ -9,6 +9,7 @@ import struct
 
 import pytest
 
+from tests.contents import table_of
 from tests.upr.link_rig import Pair, Script, failover_log, replica_rig
 from tests.upr.peer import (
     ACK,
@@ -78,7 +79,7 @@ def test_a_vbucket_changes_hands_with_everything_and_the_same_history(target: Ri
     assert (state_of(source), state_of(target)) == (DEAD, ACTIVE)
     assert target.bucket.vbuckets[0].failover_log == log
     assert target.bucket.vbuckets[0].high_seqno == 500
-    assert target.bucket.vbuckets[0].table == source.bucket.vbuckets[0].table
+    assert table_of(target.bucket.vbuckets[0]) == table_of(source.bucket.vbuckets[0])
     view = target.store.view()
     header = view.header(0)
     view.close()
@@ -99,7 +100,7 @@ def test_what_is_written_while_it_is_handed_over_comes_too(target: Rig) -> None:
         written += 1
         pair.turn()
     assert pair.run()[-1] == ("taken", 0)
-    keys = set(target.bucket.vbuckets[0].table)
+    keys = set(table_of(target.bucket.vbuckets[0]))
     assert {b"meanwhile%d" % n for n in range(written)} <= keys
     assert target.bucket.vbuckets[0].high_seqno == source.bucket.vbuckets[0].high_seqno
 
@@ -136,7 +137,7 @@ def test_cut_at_any_moment_at_most_one_is_active_and_nothing_is_lost(
     assert (("taken", 0) in [*events, *pair.owner.take()]) is active
     assert not (active and state_of(source) == ACTIVE)
     holder = target if active else source
-    assert len(holder.bucket.vbuckets[0].table) == 20
+    assert len(table_of(holder.bucket.vbuckets[0])) == 20
     target.flush()
     untouched(target)
 
@@ -233,7 +234,7 @@ def test_pending_is_followed_by_more(target: Rig) -> None:
     script.say(set_state(opaque, ACTIVE))
     target.flush()
     assert answers(script.sent()) == [(SET_STATE, 0, opaque)]
-    assert sorted(target.bucket.vbuckets[0].table) == [b"a", b"b"]
+    assert sorted(table_of(target.bucket.vbuckets[0])) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -247,7 +248,7 @@ def test_nothing_more_is_taken_from_the_source_once_we_are_to_be_active(
         write(target, 0, b"ours")
     script.say(marker(0, opaque, 2, 9), mutation(0, opaque, 9, b"theirs"))
     assert script.link.closing
-    assert b"theirs" not in target.bucket.vbuckets[0].table
+    assert b"theirs" not in table_of(target.bucket.vbuckets[0])
     target.check()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.contents import table_of
 from tests.upr.link_rig import Pair, Script, replica_rig
 from tests.upr.peer import STREAM_REQUEST, fill, upr_rig
 from uprmc.model import VBucketState
@@ -24,7 +25,7 @@ def test_a_replica_with_more_histories_than_its_source_takes_follows_all_the_sam
     again.run()
     again.link.follow([0])
     assert again.run() == [("began", 0)]
-    assert target.bucket.vbuckets[0].table == vbucket.table
+    assert table_of(target.bucket.vbuckets[0]) == table_of(vbucket)
 
 
 def test_a_source_that_finds_even_a_bare_request_invalid_is_asked_no_more() -> None:

@@ -9,6 +9,7 @@ import struct
 
 import pytest
 
+from tests.contents import receive_all, table_of
 from tests.upr.link_rig import Pair, Script, failover_log, replica_rig
 from tests.upr.peer import (
     ACTIVE,
@@ -28,7 +29,7 @@ from tests.upr.peer import (
     upr_rig,
     write,
 )
-from uprmc.engine.replica import apply_all, take_history
+from uprmc.engine.replica import take_history
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, SnapshotRange
 
@@ -159,7 +160,7 @@ def test_a_replica_of_another_history_is_let_in_and_takes_the_term_of_the_new_on
     target.flush()
     followed(source, target)
     assert vbucket(source).state == ACTIVE
-    assert set(vbucket(target).table) == set(vbucket(source).table)
+    assert set(table_of(vbucket(target))) == set(table_of(vbucket(source)))
     assert vbucket(target).term == 1
     followed(source, target)
     assert vbucket(source).state == ACTIVE, "it shares the history now, and shows that one's term"
@@ -192,7 +193,7 @@ def test_a_term_that_no_promotion_can_reach_ends_the_link(target: Rig) -> None:
 def test_a_refusal_that_is_not_about_terms_stays_one(target: Rig) -> None:
     items = [Item(b"k", b"v", 0, 0, 1, 1, 1)]
     take_history(vbucket(target), vbucket(target).failover_log, 3)
-    apply_all(vbucket(target), items, SnapshotRange(1, 1))
+    receive_all(vbucket(target), items, SnapshotRange(1, 1))
     script = Script(target, grant=False)
     for one in script.sent():
         assert one.opcode in (HELLO, CONTROL, 0x50)

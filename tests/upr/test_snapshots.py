@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.contents import table_of
 from tests.upr.peer import (
     CHECKPOINT,
     CLOSE_STREAM,
@@ -352,7 +353,7 @@ def test_whatever_happens_every_stream_keeps_the_rules_of_snapshots(
     assert check_stream(frames) == part.high_seqno
     held = {each.key: each for each in items(frames)}
     live = {key: each.value for key, each in held.items() if each.opcode == MUTATION}
-    assert live == {key: item.value for key, item in part.table.items() if not item.life}
+    assert live == {key: item.value for key, item in table_of(part).items() if not item.life}
     ends = only(frames, 0xEC)
     assert sum(each.items for each in ends) == len(items(frames))
     assert [each.end for each in ends] == sorted({each.end for each in ends})

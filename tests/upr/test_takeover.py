@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contents import table_of
 from tests.upr.peer import (
     ACK,
     ACTIVE,
@@ -291,8 +292,8 @@ def test_between_two_nodes_nothing_is_lost_and_the_log_stays(rig: Rig) -> None:
     assert (mine.state, theirs.state) == (DEAD, ACTIVE)
     assert mine.failover_log == theirs.failover_log
     assert mine.high_seqno == theirs.high_seqno == 20 + writes
-    assert {k: (i.value, i.cas, i.rev) for k, i in mine.table.items()} == {
-        k: (i.value, i.cas, i.rev) for k, i in theirs.table.items()
+    assert {k: (i.value, i.cas, i.rev) for k, i in table_of(mine).items()} == {
+        k: (i.value, i.cas, i.rev) for k, i in table_of(theirs).items()
     }
     assert source.side.feed.streams == {}
     answers = [each for each in sink.received if each.opcode == 0x51]

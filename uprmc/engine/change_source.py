@@ -21,8 +21,8 @@ from itertools import chain
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
+from uprmc.record import key_of, seqno_of, unpack
 from uprmc.storage.interface import StoreView
-from uprmc.storage.layout import unpack_record
 
 #: Queue entries looked up at a time.
 _PORTION_ITEMS = 64
@@ -68,7 +68,7 @@ class Reading:
         if header is not None:
             self._handover = header.high_seqno
             self.purge_seqno = max(self.purge_seqno, header.purge_seqno)
-            self.newer = frozenset(item.key for item in self._queue_view.items(self._handover))
+            self.newer = frozenset(map(key_of, self._queue_view.records(self._handover)))
 
     def changes(self, after: int) -> Iterator[Item]:
         """Yield everything above seqno `after`, by rising seqno, one item for each key.
@@ -78,8 +78,8 @@ class Reading:
         Raises:
             StoreError: the disk cannot be read, or the reading was closed in the meantime.
         """
-        stored = map(unpack_record, self.records(after))
-        return chain((item for item in stored if item.key not in self.newer), self.queued(after))
+        stored = (each for each in self.records(after) if key_of(each) not in self.newer)
+        return map(unpack, chain(stored, self.queued(after)))
 
     def records(self, after: int) -> Iterator[bytes]:
         """Yield the store's part above seqno `after` as records, those of `newer` keys included.
@@ -93,7 +93,7 @@ class Reading:
             return iter(())
         return self._view.records_after(self.vbucket, after)
 
-    def queued(self, after: int) -> Iterator[Item]:
+    def queued(self, after: int) -> Iterator[bytes]:
         """Yield the queue's part above seqno `after`; raises as `changes`."""
         return self._queued(max(after, self._handover))
 
@@ -103,7 +103,7 @@ class Reading:
         self._queue_view.close()
         self._close_view()
 
-    def _queued(self, after: int) -> Iterator[Item]:
+    def _queued(self, after: int) -> Iterator[bytes]:
         """Yield what the queue view holds after seqno `after`."""
         while True:
             if self._closed:
@@ -112,7 +112,7 @@ class Reading:
             if not portion:
                 return
             yield from portion
-            after = portion[-1].seqno
+            after = seqno_of(portion[-1])
 
     def _header(self, number: int) -> VBucketHeader | None:
         if self._view is None:

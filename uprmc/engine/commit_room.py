@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from uprmc.config import KIB, FlushSettings
 from uprmc.errors import StoreError, StoreMapFull
-from uprmc.model import Item
+from uprmc.record import value_bytes_of
 from uprmc.storage.interface import Batch, Store
 
 #: By-id leaf, the old by-seq leaf and a share of the new one.
@@ -84,10 +84,10 @@ class CommitRoom:
         """Whether anything more may be taken; the last item may exceed the allowance."""
         return self.items > 0 and self.memory_bytes > 0
 
-    def use(self, items: list[Item]) -> None:
-        """Account for items that were taken."""
-        self.memory_bytes -= sum([_value_bytes(len(item.value)) for item in items if item.value])
-        self.use_records(len(items))
+    def use(self, records: list[bytes]) -> None:
+        """Account for records that were taken."""
+        self.memory_bytes -= sum([_value_bytes(value_bytes_of(record)) for record in records])
+        self.use_records(len(records))
 
     def use_records(self, count: int) -> None:
         """Account for the records that the commit touches, whatever it does to them."""

@@ -37,6 +37,7 @@ from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.model import SEQNO_MAX, Item
+from uprmc.record import KIND_AT, LIFE_BITS, key_of, unpack
 from uprmc.storage.interface import Store, StoreView
 
 #: Records examined in one scan: some milliseconds in a worker thread.
@@ -209,11 +210,12 @@ class Compactor:
         """Scan. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
         looked = 0
         dump = scan.view.dump_metadata(scan.vbucket, scan.after)
-        for _, item, _ in islice(dump, _READ_RECORDS):
+        for _, record, _ in islice(dump, _READ_RECORDS):
             looked += 1
-            scan.after = item.key
-            if not item.life:
+            scan.after = key_of(record)
+            if not record[KIND_AT] & LIFE_BITS:
                 continue
+            item = unpack(record)
             if item.seqno > scan.limit or not scan.rule.names(item):
                 scan.oldest_left = min(scan.oldest_left, item.expiry)
             else:

@@ -1,8 +1,8 @@
 """The memory pager: when memory runs short, values that are safe on disk leave it, coldest first.
 
 Only clean values are evicted, never keys or metadata and never anything unpersisted, so no data is
-lost. Each item has a 2-bit age (`Item.nru`): a read sets it to 0, each sweep raises it, and a sweep
-evicts values whose age is 3. After four sweeps every clean value has been considered.
+lost. Each record has an age of two bits: a read makes it the youngest, each sweep raises it, and a
+sweep evicts values whose age is `COLD`. After four sweeps every clean value has been considered.
 
 Source: `reference/systems.md` (f).
 """
@@ -15,9 +15,17 @@ from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.walk import slices
-from uprmc.model import Item, VBucketState
+from uprmc.model import VBucketState
+from uprmc.record import (
+    AGE_BITS,
+    AGE_STEP,
+    COLD,
+    KIND_AT,
+    key_of,
+    seqno_of,
+    value_bytes_of,
+)
 
-_COLDEST = 3
 _SWEEPS = 4
 
 
@@ -73,8 +81,8 @@ class Evictor:
         for _ in range(_SWEEPS):
             ordered = sorted(self._vbuckets(), key=lambda v: v.state == VBucketState.ACTIVE)
             for group in slices(ordered, self._slice_items):
-                for vbucket, items in group:
-                    self._sweep(vbucket, items)
+                for vbucket, records in group:
+                    self._sweep(vbucket, records)
                     if self._account.used <= self._account.low_mark:
                         return
                 yield
@@ -82,15 +90,19 @@ class Evictor:
             self._fruitless_at = ejectable
             self._account.exhausted = not any(vbucket.queue.live for vbucket in self._vbuckets())
 
-    def _sweep(self, vbucket: VBucket, items: list[Item]) -> None:
+    def _sweep(self, vbucket: VBucket, records: list[bytes]) -> None:
         table, persisted = vbucket.table, vbucket.persisted_seqno
-        for item in items:
-            if not item.value or item.seqno > persisted:
+        for record in records:
+            if not value_bytes_of(record) or seqno_of(record) > persisted:
                 continue
-            if item.nru < _COLDEST:
-                item.nru += 1
-            elif table.get(item.key) is item:
-                vbucket.eject(item)
+            key = key_of(record)
+            if table.get(key) is not record:
+                continue
+            age = record[KIND_AT] & AGE_BITS
+            if age != COLD:
+                table.set_age(key, record, age + AGE_STEP & AGE_BITS)
+            else:
+                table.eject(key, record)
                 self._stats.value_ejects += 1
                 if self._account.used <= self._account.low_mark:
                     return

@@ -106,7 +106,7 @@ class Expirer:
             vbucket = self._vbuckets.get(number)
             if vbucket is None or vbucket.state != VBucketState.ACTIVE:
                 continue
-            item = vbucket.table.get(key)
+            item = vbucket.table.find(key)
             if item is None or item.life or not item.expiry:
                 continue
             if item.expiry <= now:

@@ -26,6 +26,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import FailoverLog, Item
+from uprmc.record import ABSENT, KIND_AT, LIFE_BITS, seqno_of, unpack
 from uprmc.storage.interface import Store, StoreView
 
 #: A round takes so many requests before others get a part: for fewer a worker is too dear.
@@ -46,7 +47,7 @@ class _Answer(NamedTuple):
 
     log: FailoverLog
     persisted_seqno: int
-    tombstone: Item | None
+    tombstone: bytes | None
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Fetch:
     requests: list[_Request]
     wanted: list[Wanted]
     persisted: dict[int, tuple[FailoverLog, int]]
-    found: dict[Wanted, Item | None] = field(default_factory=dict)
+    found: dict[Wanted, bytes | None] = field(default_factory=dict)
     unread: dict[Wanted, StoreError] = field(default_factory=dict)
     answers: deque[tuple[Callable[[bool], None], bool]] = field(default_factory=deque)
 
@@ -121,7 +122,7 @@ class Fetcher:
             raise NotResident(vbucket.id, (key,))
         if answer.persisted_seqno != vbucket.persisted_seqno:
             raise NotResident(vbucket.id, (key,))
-        return answer.tombstone
+        return None if answer.tombstone is None else unpack(answer.tombstone)
 
     def begin(self, share: int = 1) -> Fetch | None:
         """Take requests for one round, at least one; ``None`` if there is none.
@@ -221,9 +222,12 @@ class Fetcher:
             if place in fetch.unread:
                 continue
             log, persisted_seqno = fetch.persisted[number]
-            item = fetch.found[place]
-            known = item is not None and item.life and item.seqno <= persisted_seqno
-            answers[place] = _Answer(log, persisted_seqno, item if known else None)
+            record = fetch.found[place]
+            if record is not None and (
+                not record[KIND_AT] & LIFE_BITS or seqno_of(record) > persisted_seqno
+            ):
+                record = None
+            answers[place] = _Answer(log, persisted_seqno, record)
         return answers
 
     def _install(self, fetch: Fetch, place: Wanted) -> bool:
@@ -232,13 +236,13 @@ class Fetcher:
         vbucket = self._vbuckets.get(number)
         if vbucket is None:
             return True
-        current = vbucket.metadata(key)
+        current = vbucket.table.get(key)
         if current is None:
             return place not in fetch.unread
-        if current.life or current.value is not None:
+        if not current[KIND_AT] & ABSENT:
             return True
-        item = fetch.found.get(place)
-        if item is not None and vbucket.bring_in(item):
+        record = fetch.found.get(place)
+        if record is not None and vbucket.bring_in(record):
             return True
         log, persisted_seqno = fetch.persisted.get(number, ((), 0))
-        return log is not vbucket.failover_log or current.seqno > persisted_seqno
+        return log is not vbucket.failover_log or seqno_of(current) > persisted_seqno

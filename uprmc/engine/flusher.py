@@ -29,10 +29,12 @@ from uprmc.engine.disposal import Disposals, Record
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
+from uprmc.engine.table import Table
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import QueueView, WriteQueue
 from uprmc.errors import StoreError
-from uprmc.model import Item, SnapshotRange, VBucketHeader
+from uprmc.model import SnapshotRange, VBucketHeader
+from uprmc.record import seqno_of
 from uprmc.storage.interface import Batch, Store, VBucketChange
 
 Waiter = Callable[[bool], None]
@@ -78,7 +80,7 @@ class _Begun(NamedTuple):
     """
 
     vbucket: VBucket
-    table: dict[bytes, Item]
+    table: Table
     header: VBucketHeader
     reset: bool
 
@@ -89,7 +91,7 @@ class _Part:
 
     vbucket: VBucket
     queue: WriteQueue | None
-    items: list[Item]
+    records: list[bytes]
     upto: int
     snapshot: SnapshotRange
     complete: bool
@@ -112,7 +114,7 @@ class Flush:
     @property
     def item_count(self) -> int:
         """Number of items in the batch."""
-        return sum(len(part.items) for part in self.parts)
+        return sum(len(part.records) for part in self.parts)
 
     def tell(self, ok: bool) -> None:
         """Report the result to the waiters, each once. If one raises, call again for the others."""
@@ -122,8 +124,8 @@ class Flush:
     def let_go(self) -> Iterator[None]:
         """Free what was written in steps: of tombstones and old versions it has the last."""
         for part in self.parts:
-            while part.items:
-                del part.items[-_SETTLE_ITEMS:]
+            while part.records:
+                del part.records[-_SETTLE_ITEMS:]
                 yield
 
 
@@ -432,19 +434,19 @@ class Flusher:
         room.use_records(len(drop))
         above, forget = vbucket.forgetting or (None, frozenset())
         if above is None:
-            items = yield from self._portion(cursor, vbucket, room)
-            if items is None:
+            records = yield from self._portion(cursor, vbucket, room)
+            if records is None:
                 return False
-            upto = items[-1].seqno if items else cursor.position
+            upto = seqno_of(records[-1]) if records else cursor.position
         else:  # all of a rollback is in one commit; its newest item may be on disk already
-            items = list(cursor.view.items())
-            room.use(items)
+            records = list(cursor.view.records())
+            room.use(records)
             upto = cursor.view.high_seqno
         complete = upto >= cursor.view.high_seqno
         part = _Part(
             vbucket,
             cursor.queue,
-            items,
+            records,
             upto,
             cursor.snapshot if complete else SnapshotRange(cursor.whole, cursor.snapshot.end),
             complete,
@@ -456,21 +458,21 @@ class Flusher:
         flush.parts.append(part)
         header = vbucket.header(upto, part.snapshot)
         flush.changes.append(
-            VBucketChange(vbucket.id, header, items, part.reset, drop, above, sorted(forget))
+            VBucketChange(vbucket.id, header, records, part.reset, drop, above, sorted(forget))
         )
         return True
 
     def _portion(
         self, cursor: _Cursor, vbucket: VBucket, room: CommitRoom
-    ) -> Generator[None, None, list[Item] | None]:
-        """Return the next items of a view, as many as there is room for.
+    ) -> Generator[None, None, list[bytes] | None]:
+        """Return the next records of a view, as many as there is room for.
 
         ``None`` if the vBucket began another history or was removed in the meantime.
         """
-        items: list[Item] = []
+        records: list[bytes] = []
         view, upto = cursor.view, cursor.position
         while room.left and upto < view.high_seqno:
-            if items:
+            if records:
                 yield
                 if self._cursors.get(vbucket.id) is not cursor or vbucket.queue is not cursor.queue:
                     return None
@@ -478,9 +480,9 @@ class Flusher:
             if not found:
                 break
             room.use(found)
-            items += found
-            upto = found[-1].seqno
-        return items
+            records += found
+            upto = seqno_of(found[-1])
+        return records
 
     def _cursor(self, vbucket: VBucket) -> _Cursor:
         cursor = self._cursors.get(vbucket.id)
@@ -509,15 +511,15 @@ class Flusher:
         settled = 0
         if not vbucket.rewinding:
             between = SnapshotRange(cursor.whole, cursor.snapshot.end)
-            while len(part.items) - settled > _SETTLE_ITEMS and part.queue is vbucket.queue:
-                few = part.items[settled : settled + _SETTLE_ITEMS]
+            while len(part.records) - settled > _SETTLE_ITEMS and part.queue is vbucket.queue:
+                few = part.records[settled : settled + _SETTLE_ITEMS]
                 settled += len(few)
-                vbucket.persisted(few, few[-1].seqno, between)
+                vbucket.persisted(few, seqno_of(few[-1]), between)
                 yield
         if part.complete and self._cursors.get(vbucket.id) is cursor:
             del self._cursors[vbucket.id]
         if part.queue is vbucket.queue:
-            vbucket.persisted(part.items[settled:], part.upto, part.snapshot)
+            vbucket.persisted(part.records[settled:], part.upto, part.snapshot)
             if vbucket.queue.live:  # beyond this batch, or accepted since the view was opened
                 self._mark_dirty(vbucket)
             elif part.snapshot != vbucket.snapshot:  # a branch has completed it in the meantime

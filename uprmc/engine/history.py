@@ -1,31 +1,227 @@
-"""Finished versions enter a vBucket, histories begin and end, and watchers are informed.
+"""A vBucket's fields, and its versions in their order: histories begin, grow and end here.
 
 Job: everything that an active vBucket and a replica have in common. `adopt` and `adopt_all` take
 versions that already have seqnos; `reset` and `roll_back` replace the history by another one;
 `persisted` and `header` are for the flusher. Nothing is refused here: conflicts, locks and memory
 are the job of `vbucket`, the order of a stream is that of `replica`.
+
+Note: `vbucket` has the rules for clients' commands. It is a subclass of this class, because the hot
+path visits all of these fields once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from typing import NamedTuple
 
 from uprmc.engine.failover_log import new_log
-from uprmc.engine.hash_table import Forgetting, HashTable
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory_account import MemoryAccount
+from uprmc.engine.stats import Stats
+from uprmc.engine.table import Table
 from uprmc.engine.terms import promoted
 from uprmc.engine.watching import Interruption, Watcher
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.model import FailoverLog, Item, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.ports import Clock
+from uprmc.record import (
+    ABSENT,
+    FRONT,
+    KIND_AT,
+    LIFE_BITS,
+    SEQNO,
+    cas_of,
+    key_of,
+    pack,
+    seqno_of,
+)
 
-_seqno_of = attrgetter("seqno")
+_NOTHING_PERSISTED = SnapshotRange(0, 0)
 
 
-class History(HashTable):
-    """See the module docstring."""
+class Forgetting(NamedTuple):
+    """What the next commit must delete of a vBucket that was rolled back.
 
-    __slots__ = ()
+    Attributes:
+        above: every record above this seqno.
+        keys: the records of these keys, whatever their seqno.
+    """
+
+    above: int
+    keys: frozenset[bytes]
+
+
+class History:
+    """See the module docstring. Attributes are public for the hot path, read-only for others.
+
+    Attributes:
+        id: its number.
+        state: what the node may do with the vBucket.
+        table: current versions and fresh tombstones; each history has another table.
+        queue: changes not yet persisted.
+        high_seqno: highest seqno assigned.
+        persisted_seqno: everything up to here is in a finished commit.
+        persisted_snapshot: the snapshot range that this commit stored.
+        max_cas: highest CAS that any version or lock ever had here.
+        locks: key -> (lock CAS, monotonic time when the lock lapses).
+        receiving: the snapshot that a replica has received in part, ``None`` = there is none.
+        waiting: watchers that are called once, at the next change, or, while a snapshot is
+            received, at its end; they add themselves.
+        watchers: watchers that are called when the vBucket changes its state or is reset.
+        term: number of promotions that led to the present history; it never decreases, see `terms`.
+        known_term: the highest term that any node is known to have for this vBucket.
+        forgetting: what the store has not yet deleted of a history that was rolled back.
+        expired: documents that have expired here since the node started, in any history.
+        deletions: documents that were deleted or expired since this history began or the node
+            started.
+    """
+
+    __slots__ = (
+        "_account",
+        "_monotonic",
+        "_now",
+        "_stats",
+        "deletions",
+        "dirty",
+        "expired",
+        "failover_log",
+        "forgetting",
+        "header_dirty",
+        "high_seqno",
+        "id",
+        "known_term",
+        "locks",
+        "max_cas",
+        "max_deleted_rev",
+        "persisted_seqno",
+        "persisted_snapshot",
+        "purge_seqno",
+        "queue",
+        "receiving",
+        "reset_pending",
+        "state",
+        "table",
+        "term",
+        "waiting",
+        "watchers",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        state: VBucketState,
+        uuid: int,
+        account: MemoryAccount,
+        stats: Stats,
+        clock: Clock,
+    ) -> None:
+        self.id = number
+        self.state = state
+        self.term = self.known_term = 0
+        self.max_cas = 0
+        self._account = account
+        self._stats = stats
+        self._now = clock.now
+        self._monotonic = clock.monotonic
+        self.dirty = False
+        self.header_dirty = False
+        self.reset_pending = False
+        self.purge_seqno = 0
+        self.expired = 0
+        self.queue = WriteQueue()
+        self.waiting: list[Watcher] = []
+        self.watchers: list[Watcher] = []
+        self._start_history(new_log(uuid))
+
+    def _start_history(self, log: FailoverLog) -> None:
+        self.table = Table(self._account)
+        self.locks: dict[bytes, tuple[int, float]] = {}
+        self.queue = self.queue.restarted()
+        self.failover_log = log
+        self.high_seqno = 0
+        self.persisted_seqno = 0
+        self.persisted_snapshot = _NOTHING_PERSISTED
+        self.max_deleted_rev = 0
+        self.receiving: SnapshotRange | None = None
+        self.forgetting: Forgetting | None = None
+        self.deletions = 0
+
+    def know_cas(self, cas: int) -> None:
+        """Take note of a CAS that was given out elsewhere."""
+        self.max_cas = max(self.max_cas, cas)
+        account = self._account
+        if cas > account.last_cas:
+            account.last_cas = cas + account.cas_step
+
+    def metadata(self, key: bytes) -> Item | None:
+        """Return what the table knows of `key`, tombstones included."""
+        return self.table.find(key)
+
+    @property
+    def snapshot(self) -> SnapshotRange:
+        """The range to which the newest items belong; empty if no snapshot is half received."""
+        return self.receiving or SnapshotRange(self.high_seqno, self.high_seqno)
+
+    @property
+    def whole_seqno(self) -> int:
+        """The end of the last complete snapshot: below the high seqno inside a snapshot."""
+        return self.high_seqno if self.receiving is None else self.receiving.start
+
+    @property
+    def rewinding(self) -> bool:
+        """Whether a rollback is not on disk yet, so that the store has another history.
+
+        Until then nothing counts as persisted, and no reading may be opened.
+        """
+        return self.forgetting is not None
+
+    @property
+    def item_count(self) -> int:
+        """Number of documents, including those whose expiry has not been noticed yet."""
+        return len(self.table) - self.table.tombstones
+
+    # --- values that come and go ----------------------------------------------------------------
+
+    def bring_in(self, record: bytes) -> bool:
+        """Put a fetched value into the table's entry if that is still the same version.
+
+        The CAS distinguishes versions that have the same seqno because of a flush in between; touch
+        keeps it.
+        """
+        key = key_of(record)
+        current = self.table.get(key)
+        if current is None or not current[KIND_AT] & ABSENT:
+            return False
+        if current[SEQNO] != record[SEQNO] or cas_of(current) != cas_of(record):
+            return False
+        self.table.bring_in(key, record)
+        return True
+
+    def eject(self, key: bytes) -> None:
+        """Drop the value of a clean document from memory; key and metadata stay."""
+        record = self.table.get(key)
+        assert record is not None
+        assert seqno_of(record) <= self.persisted_seqno
+        self.table.eject(key, record)
+
+    def check(self) -> None:
+        """Verify every invariant; for tests and the simulator. O(items)."""
+        self.queue.check()
+        assert self.persisted_seqno <= self.high_seqno
+        assert self.queue.high_seqno <= self.high_seqno
+        tombstones = absent = 0
+        for key in self.table:
+            item = self.table.find(key)
+            assert item is not None
+            assert item.key == key
+            assert 0 < item.seqno <= self.high_seqno
+            tombstones += bool(item.life)
+            absent += item.value is None and not item.life
+            dirty = item.seqno > self.persisted_seqno
+            assert dirty or not item.life, "a persisted tombstone stayed"
+            resident = item.life or item.value is not None
+            assert resident or not dirty or self.rewinding, "a dirty value was evicted"
+        assert tombstones == self.table.tombstones
+        assert absent == self.table.absent
 
     # --- versions -------------------------------------------------------------------------------
 
@@ -36,74 +232,59 @@ class History(HashTable):
         will be above it. Like any change, this opens the document's lock.
         """
         assert item.seqno > self.high_seqno
-        key, account = item.key, self._account
+        key, record = item.key, pack(item)
         old = self.table.get(key)
+        self.table.put(key, record, old)
         self.high_seqno = item.seqno
         self.know_cas(item.cas)
-        account.used += len(item.value or b"")
-        if old is None:
-            account.used += len(key) + ITEM_OVERHEAD_BYTES
-        elif old.life:
-            self.tombstones -= 1
-        elif old.value is None:
-            self.non_resident -= 1
-        else:
-            account.used -= len(old.value)
         if item.life:
-            self.tombstones += 1
-            self.deletions += old is not None and not old.life
-            # At least 1, so that 0 means that there never was a tombstone.
-            self.max_deleted_rev = max(self.max_deleted_rev, item.rev, 1)
-        self.queue.put(item, 0 if old is None else old.seqno)
+            self._note_deletion(item.rev, old)
+        self.queue.put(item.seqno, record, 0 if old is None else seqno_of(old))
         self._become_dirty()
-        self.table[key] = item
         if item.expiry and not item.life and self.state == VBucketState.ACTIVE:
             self._enter_expiry(item, old)
         self.locks.pop(key, None)
         if self.waiting and self.receiving is None:
             self._tell_waiting()
 
-    def adopt_all(self, items: list[Item]) -> None:
-        """Do what `adopt` does for each, by rising seqno; call those who wait once, at the end."""
-        account, table = self._account, self.table
-        max_cas, size, added = 0, 0, 0
-        replaced: list[int] = []
-        for item in items:
-            key, value = item.key, item.value
-            old = table.get(key)
-            table[key] = item
-            if old is None:
-                added += 1
-                size += len(key)
-            else:
-                replaced.append(old.seqno)
-                self._take_out(old)
-            if value is not None:
-                size += len(value)
-            if item.life:
-                self.tombstones += 1
-                self.deletions += old is not None and not old.life
-                self.max_deleted_rev = max(self.max_deleted_rev, item.rev, 1)
-            if item.cas > max_cas:
-                max_cas = item.cas
-        if not items:
+    def adopt_all(self, records: list[bytes], highest_cas: int) -> None:
+        """Do what `adopt` does for each, by rising seqno; call those who wait once, at the end.
+
+        Args:
+            records: what to adopt.
+            highest_cas: the highest CAS among them.
+        """
+        if not records:
             return
-        assert items[0].seqno > self.high_seqno
-        self.high_seqno = items[-1].seqno
-        self.know_cas(max_cas)
-        account.used += size + ITEM_OVERHEAD_BYTES * added
-        self.queue.put_all(items, replaced)
+        assert seqno_of(records[0]) > self.high_seqno
+        replaced = self.table.put_all(records)
+        for record, old in zip(records, replaced, strict=True):
+            if record[KIND_AT] & LIFE_BITS:
+                _, _, _, _, _, rev, _ = FRONT.unpack_from(record)
+                self._note_deletion(rev, old)
+        self.high_seqno = seqno_of(records[-1])
+        self.know_cas(highest_cas)
+        self.queue.put_all(records, [seqno_of(old) for old in replaced if old is not None])
         self._become_dirty()
         if self.locks:
-            for item in items:
-                self.locks.pop(item.key, None)
+            for record in records:
+                self.locks.pop(key_of(record), None)
         if self.waiting and self.receiving is None:
             self._tell_waiting()
 
-    def _enter_expiry(self, item: Item, old: Item | None) -> None:
+    def _note_deletion(self, rev: int, old: bytes | None) -> None:
+        """Take note of a tombstone that takes the place of `old`."""
+        self.deletions += old is not None and not old[KIND_AT] & LIFE_BITS
+        # At least 1, so that 0 means that there never was a tombstone.
+        self.max_deleted_rev = max(self.max_deleted_rev, rev, 1)
+
+    def _enter_expiry(self, item: Item, old: bytes | None) -> None:
         """Enter an expiry, unless the present entry is due in time; see `timetable`."""
-        if old is None or old.life or not old.expiry or item.expiry < old.expiry:
-            self._account.timetable.add(self.id, item.key, item.expiry)
+        if old is not None and not old[KIND_AT] & LIFE_BITS:
+            due = FRONT.unpack_from(old)[3]
+            if due and due <= item.expiry:
+                return
+        self._account.timetable.add(self.id, item.key, item.expiry)
 
     def outrank(self, rev: int) -> None:
         """Make new documents outrank deletions of up to this revision, which were made elsewhere.
@@ -137,15 +318,16 @@ class History(HashTable):
         """
         assert self.purge_seqno <= high_seqno
         table = self.table
-        for item in [item for item in table.values() if item.seqno > high_seqno]:
-            self._remove(item)
-        given = {item.key for item in versions}
-        kept = [item for item in self.queue.since(0) if item.seqno <= high_seqno]
-        queued = [item for item in kept if item.key not in given]
+        for record in [record for record in table.records() if seqno_of(record) > high_seqno]:
+            table.remove(key_of(record))
+        given = {item.key: pack(item) for item in versions}
+        kept = [record for record in self.queue.since(0) if seqno_of(record) <= high_seqno]
+        queued = [record for record in kept if key_of(record) not in given]
         for item in versions:
-            self._put_back(item)
+            self.know_cas(item.cas)
+            table.put(item.key, given[item.key], table.get(item.key))
         self.queue = WriteQueue()
-        self.queue.put_all(sorted([*queued, *versions], key=_seqno_of), ())
+        self.queue.put_all(sorted([*queued, *given.values()], key=seqno_of), ())
         self.queue.high_seqno = self.high_seqno = high_seqno
         pending = self.forgetting or Forgetting(high_seqno, frozenset())
         self.forgetting = Forgetting(min(high_seqno, pending.above), keys | pending.keys)
@@ -167,8 +349,8 @@ class History(HashTable):
             size: bytes to subtract from the memory account, if known; otherwise they are counted.
         """
         account = self._account
-        account.used -= self.memory_bytes() if size is None else size
-        account.leftovers.add(self.table)
+        account.used -= self.table.memory_bytes() if size is None else size
+        account.leftovers.add(self.table.let_go())
         self._start_history(new_log(uuid))
         if self.id in account.lookups:
             account.lookups[self.id] = self.table.get
@@ -248,14 +430,23 @@ class History(HashTable):
             max_cas=self.max_cas,
         )
 
-    def persisted(self, items: list[Item], upto: int, snapshot: SnapshotRange) -> None:
-        """Take note of a finished commit of `items`, the queue's content up to `upto`."""
+    def persisted(self, records: list[bytes], upto: int, snapshot: SnapshotRange) -> None:
+        """Take note of a finished commit of `records`, the queue's content up to `upto`."""
         self.queue.drop_persisted(upto)
         self.persisted_seqno = upto
         self.persisted_snapshot = snapshot
         self.forgetting = None
-        if self.tombstones:
-            self._forget_tombstones(items)
+        if self.table.tombstones:
+            self._forget_tombstones(records)
+
+    def _forget_tombstones(self, records: list[bytes]) -> None:
+        """Drop persisted deletions whose key was not written again in the meantime (D23)."""
+        table = self.table
+        for record in records:
+            if record[KIND_AT] & LIFE_BITS:
+                key = key_of(record)
+                if table.get(key) is record:
+                    table.remove(key)
 
     def _become_dirty(self) -> None:
         """Put this on the flusher's list; only a `VBucket` is ever there."""

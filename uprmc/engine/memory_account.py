@@ -7,6 +7,7 @@ and below zero while the disk refuses commits.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,11 @@ from uprmc.engine import cas_clock
 from uprmc.engine.leftovers import Leftovers
 from uprmc.engine.timetable import Timetable
 from uprmc.errors import OutOfMemory, TemporaryFailure
-from uprmc.model import Item, item_overhead_bytes
+from uprmc.record import RECORD_OVERHEAD_BYTES
 
-#: Bytes an item costs beyond its key and value (measured at import).
-ITEM_OVERHEAD_BYTES = item_overhead_bytes()
+#: What an item takes beyond the bytes of its key and its record: the headers of two objects, half
+#: of what each is rounded up by, and a dict entry at the usual filling.
+ITEM_OVERHEAD_BYTES = 2 * (sys.getsizeof(b"") + 8) + 60
 
 
 def _nothing() -> None:
@@ -31,8 +33,8 @@ class MemoryAccount:
     Attributes:
         timetable: when documents expire.
         leftovers: discarded objects that are still to be freed.
-        lookups: number -> lookup function of an active vBucket's table, for the hot path: it saves
-            one memory access compared with going through the vBucket.
+        lookups: number -> `Table.get` of an active vBucket, for the hot path: it saves one memory
+            access compared with going through the vBucket.
         exhausted: nothing is left that could be evicted: keys and metadata fill the quota.
         last_cas: the next CAS is one more than this: the newest one given out or received, or one
             below the clock's.
@@ -71,7 +73,7 @@ class MemoryAccount:
     def __init__(self, settings: MemorySettings, now: float = 0.0) -> None:
         self.timetable = Timetable(now)
         self.leftovers = Leftovers()
-        self.lookups: dict[int, Callable[[bytes], Item | None]] = {}
+        self.lookups: dict[int, Callable[[bytes], bytes | None]] = {}
         self.last_cas = 0
         self.cas_step = 1
         self.tell_time(now)
@@ -136,7 +138,7 @@ class MemoryAccount:
         """
         self.check_disk()
         self.refused_memory += 1
-        if size + ITEM_OVERHEAD_BYTES > self.mutation_limit:
+        if size + RECORD_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES > self.mutation_limit:
             raise OutOfMemory("the item is larger than the memory quota")
         if self.exhausted:
             raise OutOfMemory("keys and metadata alone fill the memory quota")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments, RangeExceeded
 from uprmc.model import FailoverEntry, Item, SnapshotRange, VBucketState
+from uprmc.record import pack, seqno_of
 
 #: From here, as many more numbers can be counted as can be received.
 NUMBER_MAX = 2**63 - 1
@@ -30,27 +31,32 @@ def apply(vbucket: VBucket, item: Item, snapshot: SnapshotRange, purge_seqno: in
     _check_place(vbucket, item.seqno, item.seqno, snapshot)
     if max(item.cas, item.rev, item.seqno) > NUMBER_MAX:
         raise InvalidArguments(f"CAS {item.cas}, revision {item.rev}, seqno {item.seqno}")
-    apply_all(vbucket, [item], snapshot, purge_seqno)
+    apply_all(vbucket, [pack(item)], item.cas, snapshot, purge_seqno)
 
 
 def apply_all(
-    vbucket: VBucket, items: list[Item], snapshot: SnapshotRange, purge_seqno: int = 0
+    vbucket: VBucket,
+    records: list[bytes],
+    highest_cas: int,
+    snapshot: SnapshotRange,
+    purge_seqno: int = 0,
 ) -> None:
     """Take versions of the snapshot that was announced last.
 
     Args:
         vbucket: a replica, or an active one that is filled on request: an active one is in a state
             of its own at any time, so no snapshot is half received there.
-        items: at least one, by rising seqno, with no number above `NUMBER_MAX`; the caller has
+        records: at least one, by rising seqno, with no number above `NUMBER_MAX`; the caller has
             checked.
+        highest_cas: the highest CAS among them.
         snapshot: the announced range.
         purge_seqno: deletions up to here may be missing from the snapshot.
 
     Raises:
         RangeExceeded: the seqnos are not above all earlier ones, or not inside the snapshot.
     """
-    last = items[-1].seqno
-    _check_place(vbucket, items[0].seqno, last, snapshot)
+    last = seqno_of(records[-1])
+    _check_place(vbucket, seqno_of(records[0]), last, snapshot)
     receiving = vbucket.receiving
     whole, end = vbucket.high_seqno, snapshot.end
     if receiving is not None and snapshot.start <= receiving.end:
@@ -60,7 +66,7 @@ def apply_all(
     vbucket.receiving = SnapshotRange(whole, end) if half else None
     if purge_seqno > vbucket.purge_seqno:
         vbucket.purge_seqno = purge_seqno
-    vbucket.adopt_all(items)
+    vbucket.adopt_all(records, highest_cas)
 
 
 def outrank(vbucket: VBucket, rev: int) -> None:

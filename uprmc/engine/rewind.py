@@ -36,6 +36,7 @@ from uprmc.engine.replica import NUMBER_MAX
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments
 from uprmc.model import FailoverLog, Item, SnapshotRange
+from uprmc.record import key_of, seqno_of
 
 
 class Rewind(NamedTuple):
@@ -80,7 +81,7 @@ def lost_keys(bucket: Bucket, vbucket: VBucket, seqno: int, limit: int) -> list[
     """
     if seqno == 0 or seqno < vbucket.purge_seqno or seqno > vbucket.whole_seqno:
         return None
-    keys = dict.fromkeys(item.key for item in vbucket.queue.since(seqno))
+    keys = dict.fromkeys(map(key_of, vbucket.queue.since(seqno)))
     if vbucket.queue.persisted or vbucket.rewinding:
         view = bucket.store.view()
         try:
@@ -104,7 +105,7 @@ def roll_back(bucket: Bucket, vbucket: VBucket, rewind: Rewind, done: Waiter) ->
     """
     _check(vbucket, rewind)
     given = {item.key: item for item in rewind.versions}
-    queued = {item.key for item in vbucket.queue.since(rewind.seqno)}
+    queued = set(map(key_of, vbucket.queue.since(rewind.seqno)))
     forgotten = frozenset(queued - given.keys())
     high = _newest_in_memory(vbucket, rewind.seqno, given)
     high = _newest_tombstone(bucket, vbucket, rewind.seqno, high, forgotten | given.keys())
@@ -150,11 +151,12 @@ def _newest_in_memory(vbucket: VBucket, seqno: int, given: Mapping[bytes, Item])
     """
     seqnos = {item.seqno for item in given.values()}
     newest = max(seqnos, default=0)
-    for item in vbucket.table.values():
-        if item.seqno <= seqno and item.key not in given:
-            if item.seqno in seqnos:
-                raise InvalidArguments(f"two documents have seqno {item.seqno}")
-            newest = max(newest, item.seqno)
+    for record in vbucket.table.records():
+        present = seqno_of(record)
+        if present <= seqno and key_of(record) not in given:
+            if present in seqnos:
+                raise InvalidArguments(f"two documents have seqno {present}")
+            newest = max(newest, present)
     return newest
 
 

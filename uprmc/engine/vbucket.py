@@ -5,7 +5,7 @@ and put it into the table and the write queue. A refused change leaves no trace,
 seqno (D17). Nothing here waits: if a value is only on disk, `NotResident` is raised before anything
 changes, and the caller runs the command again once the value has been fetched.
 
-Neighbours: `hash_table` and `history` are its base classes; `bucket` picks the vBucket; `flusher`
+Neighbours: `history` is its base class; `bucket` picks the vBucket; `flusher`
 persists the queue and then calls `persisted`; `evictor` evicts values; `warmup` fills the table.
 
 Note: touch is a change like any other (it takes a seqno, so that replicas learn of it) but keeps
@@ -18,7 +18,6 @@ from enum import IntEnum
 
 from uprmc.engine import numbers
 from uprmc.engine.history import History
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.watching import Interruption, Watcher
 from uprmc.errors import (
     DeltaBadValue,
@@ -30,6 +29,18 @@ from uprmc.errors import (
     NotStored,
 )
 from uprmc.model import CAS_LOCKED, Item, Life
+from uprmc.record import (
+    ABSENT,
+    FRONT,
+    LIFE_BITS,
+    RECORD_VERSION,
+    TAIL,
+    UNREAD,
+    age_bits,
+    unpack,
+)
+
+_unpack_front, _pack_front, _pack_tail = FRONT.unpack_from, FRONT.pack, TAIL.pack
 
 __all__ = ["Interruption", "StoreMode", "VBucket", "Watcher"]
 
@@ -43,7 +54,7 @@ class StoreMode(IntEnum):
 
 
 class VBucket(History):
-    """See the module docstring, and `HashTable` for the attributes."""
+    """See the module docstring, and `History` for the attributes."""
 
     __slots__ = ()
 
@@ -60,12 +71,30 @@ class VBucket(History):
             return None
         if item.value is None:
             raise NotResident(self.id, (key,))
+        self.note_read(key)
         item.nru = 0
         return item
 
+    def readable(self, key: bytes, record: bytes) -> bytes | None:
+        """Return the table's record of a key if its tail may be sent as it is, and note the read.
+
+        ``None`` means that there is something else to look at: it is gone or expired, its value is
+        only on disk, or it has a datatype.
+        """
+        _, kind, datatype, expiry, *_ = _unpack_front(record)
+        if kind & (LIFE_BITS | ABSENT) or datatype or (expiry and expiry <= self._now()):
+            return None
+        return self.table.note_read(key, record)
+
+    def note_read(self, key: bytes) -> None:
+        """Tell the pager that a document is in use."""
+        record = self.table.get(key)
+        if record is not None:
+            self.table.note_read(key, record)
+
     def find(self, key: bytes) -> Item | None:
         """Return the live item, perhaps without its value; an expired one is deleted on the way."""
-        item = self.table.get(key)
+        item = self.table.find(key)
         if item is None or item.life:
             return None
         if item.expiry and item.expiry <= self._now():
@@ -100,12 +129,25 @@ class VBucket(History):
             Locked: another client's lock.
             TemporaryFailure, OutOfMemory: see `MemoryAccount.refuse_write`.
         """
+        return unpack(self.store_record(key, value, flags, expiry, cas, datatype, mode))
+
+    def store_record(
+        self,
+        key: bytes,
+        value: bytes,
+        flags: int,
+        expiry: int,
+        cas: int = 0,
+        datatype: int = 0,
+        mode: int = StoreMode.SET,
+    ) -> bytes:
+        """Do what `store` does; the CAS of the record is `MemoryAccount.last_cas` afterwards."""
         account = self._account
         if account.used > account.write_limit:
             account.refuse_write(len(key) + len(value))
         old = self.table.get(key)
         if cas or mode or self.locks:
-            self._check_store(key, old, cas, mode)
+            self._check_store(key, None if old is None else unpack(old), cas, mode)
         return self._accept(key, value, flags, expiry, old, datatype)
 
     def delete(self, key: bytes, cas: int = 0) -> Item:
@@ -121,23 +163,27 @@ class VBucket(History):
         self._check_cas(key, old, cas)
         return self._bury(old, Life.DELETED)
 
-    def touch(self, key: bytes, expiry: int) -> Item:
-        """Give a document a new expiry time; flags, value and CAS stay.
+    def touch(self, key: bytes, expiry: int, nru: int = 0) -> Item:
+        """Give a document a new expiry time, and the age `nru`; flags, value and CAS stay.
 
         Raises:
             KeyNotFound, Locked, NotResident; TemporaryFailure while the disk refuses commits.
         """
-        old = self.get(key)
+        old = self.find(key)
         if old is None:
             raise KeyNotFound(key)
+        if old.value is None:
+            raise NotResident(self.id, (key,))
         self._check_lock(key, 0)
-        if old.expiry == expiry:
-            return old
-        self._account.check_disk()
-        assert old.value is not None
-        item = self._accept(key, old.value, old.flags, expiry, old, old.datatype, cas=old.cas)
-        item.nru = 0
-        return item
+        record = self.table.get(key)
+        assert record is not None
+        if old.expiry != expiry:
+            self._account.check_disk()
+            record = self._accept(
+                key, old.value, old.flags, expiry, record, old.datatype, cas=old.cas
+            )
+        self.table.set_age(key, record, age_bits(nru))
+        return unpack(record)
 
     def extend(
         self,
@@ -165,7 +211,7 @@ class VBucket(History):
         account = self._account
         if account.used > account.write_limit:
             account.refuse_write(len(key) + len(value))
-        return self._accept(key, value, old.flags, old.expiry, old, old.datatype)
+        return self._replace(old, value)
 
     def add_delta(
         self,
@@ -209,7 +255,7 @@ class VBucket(History):
         if account.used > account.write_limit:
             account.refuse_write(len(key) + len(old.value))
         text = numbers.counter_text(number, len(old.value) if padded else 0)
-        return number, self._accept(key, text, old.flags, old.expiry, old, old.datatype)
+        return number, self._replace(old, text)
 
     def lock(self, key: bytes, seconds: int) -> tuple[Item, int]:
         """Lock a document for `seconds`; return it and the CAS that opens the lock.
@@ -255,9 +301,15 @@ class VBucket(History):
 
     def check_change(self, key: bytes, cas: int, mode: int) -> None:
         """Raise what `store` would raise for its `cas`, its `mode`, or another client's lock."""
-        self._check_store(key, self.table.get(key), cas, mode)
+        self._check_store(key, self.table.find(key), cas, mode)
 
     # --- rules ----------------------------------------------------------------------------------
+
+    def _replace(self, old: Item, value: bytes) -> Item:
+        """Accept another value of a document; everything was checked before."""
+        key = old.key
+        present = self.table.get(key)
+        return unpack(self._accept(key, value, old.flags, old.expiry, present, old.datatype))
 
     def _accept(
         self,
@@ -265,10 +317,10 @@ class VBucket(History):
         value: bytes,
         flags: int,
         expiry: int,
-        old: Item | None,
+        old: bytes | None,
         datatype: int,
         cas: int = 0,
-    ) -> Item:
+    ) -> bytes:
         """Accept a change: next seqno, next CAS, table, queue. Everything was checked before.
 
         It opens the document's lock: only the holder of the lock gets here, or the lock has
@@ -279,26 +331,22 @@ class VBucket(History):
         if not cas:
             cas = account.last_cas = self.max_cas = account.last_cas + 1
         if old is None:
-            item = Item(key, value, flags, expiry, cas, seqno, self.max_deleted_rev + 1, datatype)
-            account.used += len(key) + len(value) + ITEM_OVERHEAD_BYTES
-            self.queue.put(item, 0)
-            if expiry:
-                account.timetable.add(self.id, key, expiry)
+            rev, replaced = self.max_deleted_rev + 1, 0
+            enters = expiry
         else:
-            item = Item(key, value, flags, expiry, cas, seqno, old.rev + 1, datatype)
-            replaced = old.value
-            if replaced is not None:
-                account.used += len(value) - len(replaced)
-            else:
-                account.used += len(value)
-                if old.life:
-                    self.tombstones -= 1
-                else:
-                    self.non_resident -= 1
-            self.queue.put(item, old.seqno)
-            if expiry and (expiry < old.expiry or not old.expiry or old.life):
-                account.timetable.add(self.id, key, expiry)
-        self.table[key] = item
+            _, kind, _, due, _, rev, replaced = _unpack_front(old)
+            rev += 1
+            enters = expiry and (expiry < due or not due or kind & LIFE_BITS)
+        record = (
+            _pack_front(RECORD_VERSION, UNREAD, datatype, expiry, len(key), rev, seqno)
+            + key
+            + _pack_tail(cas, flags)
+            + value
+        )
+        self.queue.put(seqno, record, replaced)
+        self.table.put(key, record, old)
+        if enters:
+            account.timetable.add(self.id, key, expiry)
         if self.locks:
             self.locks.pop(key, None)
         if not self.dirty:
@@ -306,7 +354,7 @@ class VBucket(History):
             account.mark_dirty(self)
         if self.waiting:
             self._tell_waiting()
-        return item
+        return record
 
     def _become_dirty(self) -> None:
         if not self.dirty:

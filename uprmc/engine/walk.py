@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from uprmc.engine.vbucket import VBucket
-from uprmc.model import Item
 
 
 def slices(
     vbuckets: Iterable[VBucket], slice_items: int
-) -> Iterator[list[tuple[VBucket, list[Item]]]]:
-    """Yield groups of about `slice_items` items, of each vBucket those that it has when reached.
+) -> Iterator[list[tuple[VBucket, list[bytes]]]]:
+    """Yield groups of about `slice_items` records, of each vBucket those that it has when reached.
 
-    Between two slices anything may change: check an item against the table before acting on it.
+    Between two slices anything may change: check a record against the table before acting on it.
     """
-    group: list[tuple[VBucket, list[Item]]] = []
+    group: list[tuple[VBucket, list[bytes]]] = []
     size = 0
     for vbucket in vbuckets:
-        items = list(vbucket.table.values())
-        for start in range(0, len(items), slice_items):
-            chunk = items[start : start + slice_items]
+        records = list(vbucket.table.records())
+        for start in range(0, len(records), slice_items):
+            chunk = records[start : start + slice_items]
             group.append((vbucket, chunk))
             size += len(chunk)
             if size >= slice_items:

@@ -22,7 +22,8 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.vbucket import VBucket
-from uprmc.model import Item, VBucketState
+from uprmc.model import VBucketState
+from uprmc.record import KIND_AT, LIFE_BITS, cas_of
 from uprmc.storage.interface import Batch, StoreView
 
 #: Local document that exists exactly while a data directory was left in order.
@@ -177,9 +178,9 @@ class Warmup:
     def _load_all(self, view: StoreView) -> Iterator[None]:
         """Load keys and values together: one reading instead of two."""
         for number, vbucket in self._bucket.vbuckets.items():
-            changes = view.changes_after(number, 0)
-            while items := list(islice(changes, _STEP_ITEMS)):
-                live = self._install(vbucket, items)
+            stored = view.records_after(number, 0)
+            while records := list(islice(stored, _STEP_ITEMS)):
+                live = self._install(vbucket, records)
                 self.values += live
                 yield
 
@@ -187,28 +188,28 @@ class Warmup:
         for number, vbucket in self._bucket.vbuckets.items():
             dump = view.dump_metadata(number)
             while entries := list(islice(dump, _STEP_ITEMS)):
-                self._install(vbucket, [item for _, item, _ in entries])
+                self._install(vbucket, [record for _, record, _ in entries])
                 yield
 
-    def _install(self, vbucket: VBucket, items: list[Item]) -> int:
-        """Put live items into the table; return their number."""
-        max_cas = max([item.cas for item in items])
+    def _install(self, vbucket: VBucket, records: list[bytes]) -> int:
+        """Put documents into the table; return their number."""
+        max_cas = max(map(cas_of, records))
         if max_cas > vbucket.max_cas:
             vbucket.know_cas(max_cas)
             self._raised.add(vbucket)
-        self.keys += len(items)
-        live = [item for item in items if not item.life]
-        vbucket.install(live)
+        self.keys += len(records)
+        live = [record for record in records if not record[KIND_AT] & LIFE_BITS]
+        vbucket.table.put_all(live)
         return len(live)
 
     def _load_values(self, view: StoreView) -> Iterator[None]:
         account = self._bucket.account
         for number, vbucket in self._bucket.vbuckets.items():
-            changes = view.changes_after(number, 0)
-            while items := list(islice(changes, _STEP_ITEMS)):
-                for item in items:
+            stored = view.records_after(number, 0)
+            while records := list(islice(stored, _STEP_ITEMS)):
+                for record in records:
                     if account.used > account.low_mark:
                         return
-                    if not item.life and vbucket.bring_in(item):
+                    if vbucket.bring_in(record):
                         self.values += 1
                 yield

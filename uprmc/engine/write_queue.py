@@ -14,8 +14,9 @@ entry moves to the next older view or is freed at once. So nothing outlives the 
 need it, and a key that is overwritten a million times while one slow view is open costs one extra
 entry, not a million.
 
-Entries live in short segments, ``SortedDict[seqno >> SEGMENT_BITS -> dict[seqno -> item]]``: order
-is kept between segments by the sorted dict and within one by insertion, since seqnos only rise.
+Entries live in short segments, ``SortedDict[seqno >> SEGMENT_BITS -> dict[seqno -> record]]``:
+order is kept between segments by the sorted dict and within one by insertion, since seqnos only
+rise.
 
 Source: seed 000, "Write Queue/Immutable Tree"; acceptance rows D07, D08, D18, D22.
 """
@@ -26,7 +27,7 @@ from collections.abc import Iterator, Sequence
 
 from sortedcontainers import SortedDict
 
-from uprmc.model import Item
+from uprmc.record import key_of, seqno_of
 
 #: 64 entries a segment: one sorted insert per 64 writes, and a small list to copy while reading.
 SEGMENT_BITS = 6
@@ -44,16 +45,16 @@ class QueueView:
         self.number = number
         self.high_seqno = high_seqno
 
-    def items(self, after: int = 0) -> Iterator[Item]:
+    def records(self, after: int = 0) -> Iterator[bytes]:
         """Yield the entries with ``after < seqno <= high_seqno`` by rising seqno.
 
         Writes, flushes and other views may happen while this is being read.
         """
         while batch := self.take(1 << SEGMENT_BITS, after):
             yield from batch
-            after = batch[-1].seqno
+            after = seqno_of(batch[-1])
 
-    def take(self, limit: int, after: int = 0) -> list[Item]:
+    def take(self, limit: int, after: int = 0) -> list[bytes]:
         """Return the first entries after seqno `after`, at least one if any is left.
 
         Complete segments are taken until `limit` is reached, so the list may be a segment longer.
@@ -93,7 +94,7 @@ class WriteQueue:
 
     def __init__(self, high_seqno: int = 0) -> None:
         self._segments: SortedDict = SortedDict()
-        self._tail: dict[int, Item] = {}
+        self._tail: dict[int, bytes] = {}
         self._tail_number = -1
         self._dead: dict[int, int] = {}
         self._views: dict[int, QueueView] = {}
@@ -110,48 +111,48 @@ class WriteQueue:
         self._tail_number = -1
         return self
 
-    def put(self, item: Item, replaced_seqno: int) -> None:
+    def put(self, seqno: int, record: bytes, replaced_seqno: int) -> None:
         """Append a change; its seqno must be above all earlier ones.
 
         Args:
-            item: the new version.
+            seqno: the record's seqno.
+            record: the new version.
             replaced_seqno: seqno of the key's previous version, 0 if it had none. If that version
                 is still queued it is retired.
         """
-        seqno = item.seqno
         number = seqno >> SEGMENT_BITS
         if number != self._tail_number:
             self._open_segment(number)
-        self._tail[seqno] = item
+        self._tail[seqno] = record
         self.high_seqno = seqno
         self.live += 1
         if replaced_seqno > self.persisted:
             self._retire(replaced_seqno)
 
-    def put_all(self, items: Sequence[Item], replaced_seqnos: Sequence[int]) -> None:
+    def put_all(self, records: Sequence[bytes], replaced_seqnos: Sequence[int]) -> None:
         """Do what `put` does for each; `replaced_seqnos` are those of all of them, without 0."""
         tail, tail_number = self._tail, self._tail_number
         seqno = self.high_seqno
-        for item in items:
-            seqno = item.seqno
+        for record in records:
+            seqno = seqno_of(record)
             number = seqno >> SEGMENT_BITS
             if number != tail_number:
                 self._open_segment(number)
                 tail, tail_number = self._tail, number
-            tail[seqno] = item
+            tail[seqno] = record
         self.high_seqno = seqno
-        self.live += len(items)
+        self.live += len(records)
         for seqno in replaced_seqnos:
             if seqno > self.persisted:
                 self._retire(seqno)
 
-    def since(self, seqno: int) -> list[Item]:
+    def since(self, seqno: int) -> list[bytes]:
         """Return the entries above `seqno` that a view opened now would show, in order.
 
         For a reader that uses them before anything else can happen; it needs no view.
         O(entries returned).
         """
-        found: list[Item] = []
+        found: list[bytes] = []
         dead = self._dead
         first = (seqno + 1) >> SEGMENT_BITS
         if first == self._tail_number:
@@ -213,7 +214,7 @@ class WriteQueue:
         for number, segment in self._segments.items():
             assert segment, "an empty segment stayed"
             assert all(seqno >> SEGMENT_BITS == number for seqno in segment)
-            assert all(seqno == item.seqno for seqno, item in segment.items())
+            assert all(seqno == seqno_of(record) for seqno, record in segment.items())
             seen.extend(segment)
         assert seen == sorted(seen), "entries are out of order"
         assert self.live == len(seen) - len(self._dead)
@@ -222,9 +223,9 @@ class WriteQueue:
         for view in self._views.values():
             assert all(seqno <= view.high_seqno for seqno in view._held)
         live = [
-            item.key
+            key_of(record)
             for segment in self._segments.values()
-            for seqno, item in segment.items()
+            for seqno, record in segment.items()
             if seqno not in self._dead
         ]
         assert len(live) == len(set(live)), "a key has two live entries"
@@ -273,7 +274,7 @@ class WriteQueue:
                 for seqno in due:
                     del segment[seqno]
 
-    def _due_segments(self, upto: int) -> list[dict[int, Item]]:
+    def _due_segments(self, upto: int) -> list[dict[int, bytes]]:
         first, last = (self.persisted + 1) >> SEGMENT_BITS, upto >> SEGMENT_BITS
         return [self._segments[number] for number in self._segments.irange(first, last)]
 
@@ -284,9 +285,9 @@ class WriteQueue:
         if not segment:
             self._remove_segment(number)
 
-    def _read(self, view: QueueView, after: int, limit: int) -> list[Item]:
+    def _read(self, view: QueueView, after: int, limit: int) -> list[bytes]:
         segments, dead, number_of_view = self._segments, self._dead, view.number
-        found: list[Item] = []
+        found: list[bytes] = []
         high = view.high_seqno
         first, last = (after + 1) >> SEGMENT_BITS, high >> SEGMENT_BITS
         for number in segments.irange(first, last):
@@ -295,8 +296,8 @@ class WriteQueue:
                 found += segment.values()
             else:
                 found += [
-                    item
-                    for seqno, item in segment.items()
+                    record
+                    for seqno, record in segment.items()
                     if after < seqno <= high and (seqno not in dead or number_of_view < dead[seqno])
                 ]
             if len(found) >= limit:

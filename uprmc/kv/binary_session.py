@@ -34,11 +34,11 @@ from uprmc.kv.refusals import REFUSALS, refusal_of
 from uprmc.kv.services import Services, TapPush, TapStream
 from uprmc.protocol.binary import (
     GET_REPLY_EXTRAS,
-    MERGED_GET_REPLY,
     STORE_EXTRAS,
 )
 from uprmc.protocol.header import (
     MERGED_REQUEST_HEADER,
+    MERGED_RESPONSE_BEGIN,
     MERGED_RESPONSE_HEADER,
     pack_response,
     request_head,
@@ -56,6 +56,14 @@ from uprmc.protocol.opcodes import (
 )
 from uprmc.protocol.shapes import shape_error
 from uprmc.protocol.tap import PUSHED
+from uprmc.record import (
+    EXPIRY,
+    FRONT_BYTES,
+    READ_PLAIN,
+    READ_PLAIN_FOREVER,
+    TAIL_BYTES,
+    expiry_bytes,
+)
 
 _GET_HEAD = request_head(Opcode.GET)
 _SET_HEAD = request_head(Opcode.SET)
@@ -76,7 +84,7 @@ _SET_REPLY_HEAD = response_head(Opcode.SET)
 _NOT_FOUND_TEXT = STATUS_TEXT[Status.KEY_NOT_FOUND]
 _unpack_request = MERGED_REQUEST_HEADER.unpack_from
 _pack_reply = MERGED_RESPONSE_HEADER.pack
-_pack_get_reply = MERGED_GET_REPLY.pack
+_pack_begin = MERGED_RESPONSE_BEGIN.pack
 _unpack_store = STORE_EXTRAS.unpack_from
 
 #: Versions created elsewhere, which may have to be compared with tombstones on disk.
@@ -120,7 +128,8 @@ class BinarySession(BinaryConversation):
         active, lookups = bucket.active.get, bucket.lookups.get
         mask = self._mask if self.by_key else -1
         max_body, unlocked = self._short_ways()
-        append, now = self._out.append, bucket.clock.now
+        append, now, account = self._out.append, bucket.clock.now, bucket.account
+        expired = expiry_bytes(now())
         hit_head, get_head = _HIT_HEADS.get, _GET_HEAD
         get_form = _HIT_HEADS[get_head]
         unsent, limit = self._unsent, self._max_unsent
@@ -139,25 +148,24 @@ class BinarySession(BinaryConversation):
                     number = (crc32(key) >> 16) & 0x7FFF & mask
                 lookup = lookups(number)
                 if lookup is not None and unlocked and body_length == key_length == len(key):
-                    item = lookup(key)
-                    if item is not None:
-                        value = item.value
-                        if (
-                            value is not None
-                            and not item.datatype
-                            and (not item.expiry or item.expiry > now())
+                    record = lookup(key)
+                    if record is not None:
+                        if not record.startswith(READ_PLAIN_FOREVER) and not (
+                            record.startswith(READ_PLAIN) and record[EXPIRY] > expired
                         ):
+                            record = bucket.active[number].readable(key, record)
+                        if record is not None:
                             hits += 1
-                            item.nru = 0
-                            length = len(value) + 4
+                            tail = record[FRONT_BYTES + key_length :]
+                            length = len(tail) - 8
                             if form > 0:
-                                append(_pack_get_reply(form, length, opaque, item.cas, item.flags))
+                                append(_pack_begin(form, length, opaque))
+                                append(tail)
                             else:
                                 length += key_length
                                 form = key_length * _ONE_KEY_BYTE - form
-                                append(_pack_get_reply(form, length, opaque, item.cas, item.flags))
-                                append(key)
-                            append(value)
+                                append(_pack_begin(form, length, opaque) + tail[:TAIL_BYTES] + key)
+                                append(tail[TAIL_BYTES:])
                             unsent += length + 24
                             position = end
                             continue
@@ -191,7 +199,7 @@ class BinarySession(BinaryConversation):
                     sets += 1
                     position = end
                     try:
-                        item = vbucket.store(key, data[middle:end], flags, exptime, cas)
+                        vbucket.store_record(key, data[middle:end], flags, exptime, cas)
                     except CommandError as error:
                         refused += 1
                         count_cas_failure(self.stats, cas, error)
@@ -200,7 +208,7 @@ class BinarySession(BinaryConversation):
                         unsent += len(reply)
                     else:
                         if head == _SET_HEAD:
-                            append(_pack_reply(_SET_REPLY_HEAD, 0, opaque, item.cas))
+                            append(_pack_reply(_SET_REPLY_HEAD, 0, opaque, account.last_cas))
                             unsent += 24
                         if cas:
                             self.stats.cas_hits += 1

@@ -172,13 +172,11 @@ def _looked_at(bucket: Bucket, vbucket: VBucket, item: Item, flags: MetaFlags) -
     if item.value is None and (flags.wants_value or b"s" in flags.returns):
         raise NotResident(vbucket.id, (item.key,))
     if flags.ttl is not None:
-        used = item.nru
-        item = vbucket.touch(item.key, _expiry(bucket, flags.ttl))
-        item.nru = used
+        item = vbucket.touch(item.key, _expiry(bucket, flags.ttl), item.nru)
         bucket.stats.cmd_touch += 1
         bucket.stats.touch_hits += 1
     if not flags.no_update:
-        item.nru = 0
+        vbucket.note_read(item.key)
     return item
 
 

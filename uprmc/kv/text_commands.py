@@ -248,12 +248,11 @@ def touch(services: Services, line: TouchLine) -> bytes:
     stats = bucket.stats
     expiry = absolute_expiry(line.exptime, bucket.clock.now())
     try:
-        item = bucket.of_key(line.key).touch(line.key, expiry)
+        bucket.of_key(line.key).touch(line.key, expiry)
     except KeyNotFound:
         stats.cmd_touch += 1
         stats.touch_misses += 1
         return NOT_FOUND
-    item.nru = 0
     stats.cmd_touch += 1
     stats.touch_hits += 1
     return TOUCHED

@@ -21,6 +21,7 @@ from uprmc.kv.text_statistics import SLAB_CLASSES, THE_SLAB_CLASS
 from uprmc.model import Item
 from uprmc.protocol.text import parse_flags
 from uprmc.protocol.text_replies import BAD_CLASS, CRAWLER_BUSY, END, ERROR, META_MISS
+from uprmc.record import unpack
 
 #: Documents listed before others have their turn: about two milliseconds.
 _LISTED_AT_ONCE = 500
@@ -65,8 +66,8 @@ def _dump(services: Services, line: Line, end: bytes) -> Iterator[bytes]:
             now = clock.now()
             yield b"".join(
                 line(vbucket, item)
-                for vbucket, items in group
-                for item in items
+                for vbucket, records in group
+                for item in map(unpack, records)
                 if not (item.life or 0 < item.expiry <= now)
             )
             yield b""

@@ -149,7 +149,6 @@ class Retrieval:
             item = None
             stats.touch_misses += 1
         else:
-            item.nru = 0
             stats.touch_hits += 1
         stats.cmd_get += 1
         stats.cmd_touch += 1

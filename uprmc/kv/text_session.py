@@ -54,8 +54,18 @@ from uprmc.protocol.text_replies import (
     TEMPORARY_FAILURE,
     TOO_LARGE,
 )
+from uprmc.record import (
+    FRONT_BYTES,
+    READ_PLAIN_FOREVER,
+    RECORD_OVERHEAD_BYTES,
+    TAIL,
+    TAIL_BYTES,
+)
 
 _LINE_END = b"\r\n"
+_unpack_tail = TAIL.unpack_from
+#: Records that are copied into their reply are not longer than this.
+_COPIED_RECORD_BYTES = COPIED_BYTES + RECORD_OVERHEAD_BYTES
 _HIT = b"VALUE %b %d %d\r\n%b\r\nEND\r\n"
 
 #: Pages of a retrieval that are answered before other connections have their turn.
@@ -131,10 +141,9 @@ class TextSession(Conversation):
         The fast paths are inlined here, because a call for each would cost a fifth more. Everything
         else is done by `_one`.
         """
-        active, mask = self._active.get, self._mask
+        active, vbuckets, mask = self._active.get, self._active, self._mask
         lookups = self._bucket.lookups.get
         most = self._services.most_value_bytes(0)
-        now = 0.0  # read once, when something expires
         out = self._out
         unsent, limit = self._unsent, self._max_unsent
         position, size, wanted = 0, len(data), 0
@@ -145,23 +154,22 @@ class TextSession(Conversation):
                 key = match[1]
                 lookup = lookups((crc32(key) >> 16) & mask)
                 if lookup is not None:
-                    item = lookup(key)
-                    if item is None:
+                    record = lookup(key)
+                    if record is None:
                         gets += 1
                         out.append(END)
                         unsent += 5
                         position = match.end()
                         continue
-                    value = item.value
-                    expiry = item.expiry
-                    if expiry and not now:
-                        now = self._bucket.clock.now()
-                    valid = not expiry or expiry > now
-                    if valid and value is not None and (length := len(value)) <= COPIED_BYTES:
+                    if not record.startswith(READ_PLAIN_FOREVER):
+                        record = vbuckets[(crc32(key) >> 16) & mask].readable(key, record)
+                    if record is not None and len(record) <= _COPIED_RECORD_BYTES:
                         gets += 1
                         hits += 1
-                        item.nru = 0
-                        reply = _HIT % (key, item.flags, length, value)
+                        tail_at = FRONT_BYTES + len(key)
+                        _, value_flags = _unpack_tail(record, tail_at)
+                        value = record[tail_at + TAIL_BYTES :]
+                        reply = _HIT % (key, value_flags, len(value), value)
                         out.append(reply)
                         unsent += len(reply)
                         position = match.end()
@@ -176,7 +184,7 @@ class TextSession(Conversation):
                     expiry = 0 if exptime == b"0" else self._expiry(int(exptime))
                     sets += 1
                     try:
-                        vbucket.store(key, data[start:end], int(flags), expiry)
+                        vbucket.store_record(key, data[start:end], int(flags), expiry)
                         stored += 1
                         reply = STORED
                     except CommandError as error:

@@ -83,7 +83,7 @@ def _listed_items(services: Services) -> Iterator[Item]:
     """Yield documents that a line can show; the length of a value on disk is not known (0)."""
     now = services.bucket.clock.now()
     for vbucket in services.bucket.active.values():
-        for item in vbucket.table.values():
+        for item in vbucket.table.versions():
             expired = 0 < item.expiry <= now
             if not (item.life or expired or b"\n" in item.key):
                 yield item

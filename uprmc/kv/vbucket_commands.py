@@ -43,6 +43,7 @@ from uprmc.protocol.management import (
     encode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.record import unpack
 
 #: Values that DEL_VBUCKET accepts; in any case the answer means that it is done.
 _DELETE_WAITS = (b"", b"async=0")
@@ -180,7 +181,7 @@ def get_replica(session: BinaryConversation, request: Request) -> None:
         return
     if item.value is None:
         raise NotResident(vbucket.id, (request.key,))
-    item.nru = 0
+    vbucket.note_read(request.key)
     _send_document(session, request, item, item.cas)
 
 
@@ -195,7 +196,7 @@ def evict_key(session: BinaryConversation, request: Request) -> None:
     elif item.seqno > vbucket.persisted_seqno:
         session.reply(request, Status.KEY_EXISTS, value=b"Can't eject: Dirty object.")
     else:
-        vbucket.eject(item)
+        vbucket.eject(request.key)
         session.stats.value_ejects += 1
         session.reply(request, value=b"Ejected.")
 
@@ -207,7 +208,7 @@ def get_keys(session: BinaryConversation, request: Request) -> None:
     count = min(count, session.services.settings.max_listed_keys)
     first, now = request.key, session.now()
     keys = (
-        item.key for item in vbucket.table.values() if item.key >= first and _is_live(item, now)
+        item.key for item in vbucket.table.versions() if item.key >= first and _is_live(item, now)
     )
     session.reply(request, value=encode_keys(nsmallest(count, keys)))
 
@@ -252,8 +253,8 @@ def _any_document(bucket: Bucket, now: float) -> tuple[VBucket, Item] | None:
 
 def _from(vbucket: VBucket, depth: int) -> Iterator[Item]:
     """Yield every item once, beginning at that index."""
-    items = vbucket.table.values()
-    return chain(islice(items, depth, None), islice(items, depth))
+    records = vbucket.table.records()
+    return map(unpack, chain(islice(records, depth, None), islice(records, depth)))
 
 
 def _is_live(item: Item, now: float) -> bool:

@@ -29,8 +29,7 @@ from construct import (
 from construct import Struct as Layout
 
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
-from uprmc.protocol.derive import derive, derive_merged
-from uprmc.protocol.header import ResponseHeader
+from uprmc.protocol.derive import derive
 from uprmc.protocol.rows import build_rows, pack_rows, parse_rows, unpack_rows
 
 # --- fixed layouts ------------------------------------------------------------------------------
@@ -61,18 +60,6 @@ GET_LOCK_EXTRAS = derive(GetLockExtras)
 #: Extras of every reply that contains a document, and of the reply to touch.
 GetReplyExtras = Layout("flags" / Int32ub)
 GET_REPLY_EXTRAS = derive(GetReplyExtras)
-
-#: Header and extras of such a reply in one, because nothing is sent more often. Its struct takes
-#: five numbers: `header.response_head`, body length, opaque, CAS, flags.
-GetReply = Layout(*ResponseHeader.subcons, *GetReplyExtras.subcons)
-MERGED_GET_REPLY = derive_merged(
-    GetReply,
-    ("magic", "opcode", "key_length", "extras_length", "datatype", "status"),
-    ("body_length",),
-    ("opaque",),
-    ("cas",),
-    ("flags",),
-)
 
 #: Value of the reply to increment and decrement.
 CounterValue = Layout("number" / Int64ub)

@@ -49,6 +49,9 @@ ResponseHeader = _header(MAGIC_RESPONSE, "status")
 REQUEST_HEADER = derive(RequestHeader)
 RESPONSE_HEADER = derive(ResponseHeader)
 
+#: A response header without its CAS.
+ResponseBegin = Layout(*ResponseHeader.subcons[:-1])
+
 #: The request header in seven numbers: (magic, opcode), key length, (extras length, datatype),
 #: vBucket, body length, opaque, CAS.
 MERGED_REQUEST_HEADER = derive_merged(
@@ -69,6 +72,14 @@ MERGED_RESPONSE_HEADER = derive_merged(
     ("body_length",),
     ("opaque",),
     ("cas",),
+)
+
+#: The response header up to the CAS. A record's tail goes on from there.
+MERGED_RESPONSE_BEGIN = derive_merged(
+    ResponseBegin,
+    ("magic", "opcode", "key_length", "extras_length", "datatype", "status"),
+    ("body_length",),
+    ("opaque",),
 )
 
 

@@ -21,9 +21,9 @@ from twisted.python.threadpool import ThreadPool
 from uprmc.engine.bucket import Bucket
 from uprmc.errors import StoreError
 from uprmc.model import SEQNO_MAX
+from uprmc.record import seqno_of
 from uprmc.server.log import Log
 from uprmc.storage.interface import StoreView
-from uprmc.storage.layout import SEQNO, SEQNO_AT
 from uprmc.upr.hub import DiskReader
 
 #: What a worker reads for a stream at a time.
@@ -147,5 +147,5 @@ def touch(view: StoreView, number: int, after: int) -> tuple[int, int]:
     for record in view.records_after(number, after):
         size += len(record)
         if size >= STRETCH_BYTES:
-            return SEQNO.unpack_from(record, SEQNO_AT)[0], faults_of_thread() - before
+            return seqno_of(record), faults_of_thread() - before
     return SEQNO_MAX, faults_of_thread() - before

@@ -6,6 +6,7 @@ from uprmc.config import values_of
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.walk import slices
 from uprmc.kv.services import StatGroup, StatRows
+from uprmc.record import key_of
 from uprmc.server.observed import ObservedNode
 
 #: Item sizes are counted in classes of so many bytes in ``stats sizes``.
@@ -79,9 +80,9 @@ def sizes(node: ObservedNode) -> StatRows:
     """Count items by size; looks at every item, as memcached's did."""
     found: dict[int, int] = {}
     for group in slices(list(node.bucket.active.values()), _COUNTED_AT_ONCE):
-        for _, items in group:
-            for item in items:
-                size = len(item.key) + len(item.value or b"") + ITEM_OVERHEAD_BYTES
+        for _, records in group:
+            for record in records:
+                size = len(key_of(record)) + len(record) + ITEM_OVERHEAD_BYTES
                 top = -(-size // _SIZE_CLASS_BYTES) * _SIZE_CLASS_BYTES
                 found[top] = found.get(top, 0) + 1
         yield None

@@ -79,7 +79,7 @@ def disk(bucket: Bucket) -> dict[str, int]:
 
 def non_resident(bucket: Bucket) -> int:
     """Return the number of documents whose value is on disk only."""
-    return sum(vbucket.non_resident for vbucket in bucket.vbuckets.values())
+    return sum(vbucket.table.absent for vbucket in bucket.vbuckets.values())
 
 
 def _resident_bytes() -> int:

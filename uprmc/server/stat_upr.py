@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
-from uprmc.model import Life
 from uprmc.protocol.opcodes import MarkerFlag
 from uprmc.server.observed import ObservedNode
 from uprmc.upr.hub import Hub
@@ -59,7 +58,7 @@ def takeover(node: ObservedNode, words: str) -> StatGroup:
     if stream is not None:
         status, left = stream.state.value, _remaining(stream)
     queued = min(left, vbucket.queue.live)
-    deletions = sum(item.life != Life.LIVE for item in vbucket.table.values())
+    deletions = vbucket.table.tombstones
     return [
         ("status", status),
         ("estimate", str(left)),

@@ -8,7 +8,6 @@ what cannot be known is 0.
 
 from __future__ import annotations
 
-from sys import getsizeof
 from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
@@ -80,8 +79,8 @@ def details(node: ObservedNode, numbers: list[int]) -> StatGroup:
             (name, _STATE_NAMES[vbucket.state]),
             (f"{name}:term", str(vbucket.term)),
             (f"{name}:num_items", str(vbucket.item_count)),
-            (f"{name}:num_non_resident", str(vbucket.non_resident)),
-            (f"{name}:ht_memory", str(getsizeof(vbucket.table))),
+            (f"{name}:num_non_resident", str(vbucket.table.absent)),
+            (f"{name}:ht_memory", str(vbucket.table.own_bytes())),
             (f"{name}:ht_item_memory", str(int(bytes_each * len(vbucket.table)))),
             (f"{name}:ops_create", str(done.creates)),
             (f"{name}:ops_update", str(done.updates)),

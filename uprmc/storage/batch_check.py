@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uprmc.errors import StoreError
-from uprmc.model import Life
+from uprmc.record import ABSENT, KIND_AT, key_of, seqno_of
 from uprmc.storage.interface import Batch, VBucketChange
 
 #: vBucket numbers are below this, whatever number of them a node has.
@@ -23,17 +23,18 @@ def check_batch(batch: Batch) -> None:
     for change in batch.changes:
         if not 0 <= change.vbucket < VBUCKETS_MAX:
             raise StoreError(f"there is no vBucket {change.vbucket}")
-        _check_items(change)
+        _check_records(change)
 
 
-def _check_items(change: VBucketChange) -> None:
-    items = change.items
-    if len({item.key for item in items}) != len(items):
+def _check_records(change: VBucketChange) -> None:
+    records = change.records
+    if len(set(map(key_of, records))) != len(records):
         raise StoreError(f"a key comes twice in the batch of vBucket {change.vbucket}")
     last = 0
-    for item in items:
-        if item.seqno <= last:
-            raise StoreError(f"seqno {item.seqno} follows {last} in vBucket {change.vbucket}")
-        last = item.seqno
-        if item.value is None and item.life == Life.LIVE:
-            raise StoreError(f"{item.key!r}: a live document is stored with its value only")
+    for record in records:
+        seqno = seqno_of(record)
+        if seqno <= last:
+            raise StoreError(f"seqno {seqno} follows {last} in vBucket {change.vbucket}")
+        last = seqno
+        if record[KIND_AT] & ABSENT:
+            raise StoreError(f"{key_of(record)!r}: a live document is stored with its value only")

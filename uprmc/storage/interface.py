@@ -28,12 +28,12 @@ class VBucketChange(NamedTuple):
     Attributes:
         vbucket: its number.
         header: the header to store; ``None`` removes the vBucket with everything in it.
-        items: new versions, seqnos strictly rising, at most one per key, values present (tombstones
-            have none). Seqnos need not be above those already stored: a replica that rolled back
-            writes lower ones.
+        records: new versions, seqnos strictly rising, at most one per key, values present
+            (tombstones have none). Seqnos need not be above those already stored: a replica that
+            rolled back writes lower ones.
         reset: forget all of the vBucket's records first.
         drop: records to remove for good, tombstones as a rule, as (key, seqno); one whose key has
-            meanwhile another seqno is left alone. Done before `items` are written.
+            meanwhile another seqno is left alone. Done before `records` are written.
         rewind: forget all records above this seqno, of whatever history; before `forget` and
             `drop`. ``None`` = none.
         forget: keys to remove for good, whatever version of them is stored.
@@ -41,7 +41,7 @@ class VBucketChange(NamedTuple):
 
     vbucket: int
     header: VBucketHeader | None
-    items: Sequence[Item] = ()
+    records: Sequence[bytes] = ()
     reset: bool = False
     drop: Sequence[tuple[bytes, int]] = ()
     rewind: int | None = None
@@ -100,16 +100,16 @@ class StoreView(Protocol):
     def header(self, vbucket: int) -> VBucketHeader | None:
         """Return one header, ``None`` when the vBucket is not stored."""
 
-    def get(self, vbucket: int, key: bytes) -> Item | None:
-        """Return the stored version of `key`, tombstones included, with its value."""
+    def get(self, vbucket: int, key: bytes) -> bytes | None:
+        """Return the stored record of `key`, tombstones included."""
 
-    def metadata(self, vbucket: int, key: bytes) -> Item | None:
-        """Like `get`, without reading the value (``value`` is ``None``)."""
+    def metadata(self, vbucket: int, key: bytes) -> bytes | None:
+        """Like `get`, without reading the value (the record is `ABSENT`)."""
 
     def dump_metadata(
         self, vbucket: int | None = None, after: bytes = b""
-    ) -> Iterator[tuple[int, Item, int]]:
-        """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one.
+    ) -> Iterator[tuple[int, bytes, int]]:
+        """Yield ``(vbucket, record without value, value length)`` by (vBucket, key), all or one.
 
         Args:
             vbucket: read this one only.
@@ -117,16 +117,16 @@ class StoreView(Protocol):
         """
 
     def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
-        """Yield every record of the vBucket with a higher seqno, by rising seqno."""
+        """Yield every version of the vBucket with a higher seqno, by rising seqno."""
 
     def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
-        """Yield the same records as `changes_after`, as bytes in `layout`'s form.
+        """Yield the same versions as `changes_after`, as records.
 
         For streams, which copy most of a record as it is; not counted in `records_read`.
         """
 
     def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
-        """Yield the vBucket's records at or below a seqno, by falling seqno, without values."""
+        """Yield the vBucket's versions at or below a seqno, by falling seqno, without values."""
 
     def count(self) -> int:
         """Return the number of records of all vBuckets, tombstones included."""

@@ -3,26 +3,18 @@
 An environment holds four databases:
 
 ``by-id``
-    (vBucket 2 bytes, key) -> head. One entry for each document or tombstone. It has everything
-    but the value, so a reading of all keys never touches a value.
+    (vBucket 2 bytes, key) -> entry. One for each document or tombstone: everything but key and
+    value, so a reading of all keys never touches a value.
 ``by-seq``
-    (vBucket 2 bytes, seqno 8 bytes) -> head, key, value. One entry for each entry of ``by-id``.
+    (vBucket 2 bytes, seqno 8 bytes) -> record (`uprmc.record`). One for each entry of ``by-id``.
 ``meta``
     ``identity`` -> what the directory is; ``extent`` -> the size the file had reached before the
     newest commit; ``vbucket:`` and the number in 2 bytes -> that vBucket's header.
 ``local``
     ``=`` and the name -> a local document, as it was given.
 
-A **head** is 40 bytes, the same in both indexes::
-
-     0  1  format version that wrote it       14  8  CAS
-     1  1  length of the key                  22  8  seqno
-     2  4  length of the value                30  8  revision
-     6  4  flags                              38  1  datatype
-    10  4  expiry                             39  1  life
-
-From the flags on the order is that of `Item`'s arguments. The by-seq entry of a by-id head is
-found by copying 8 bytes; nothing has to be decoded for that.
+An **entry** is 40 bytes: a record's front, marked as `ABSENT` for a document; CAS and flags; the
+length of the value in 4 bytes. Its by-seq key is found by copying 8 bytes.
 
 A **vBucket header** is 68 bytes (version, state, number of failover entries, high seqno, snapshot
 start and end, purge seqno, greatest revision of a deletion, term, highest CAS, highest
@@ -30,17 +22,15 @@ known term), then 16 bytes (uuid, seqno) for each failover entry, newest first. 
 last three numbers. The **identity** is 20 bytes: magic, format version, number of vBuckets, uuid of
 the directory.
 
-Versions. Records and headers have versions of their own, `FORMAT_VERSION` is the newer of the two;
-a directory with a higher one is refused. Every record and header begins with the version it was
-written in, and is brought up to date as it is read: `RECORD_UPGRADES` and `HEADER_UPGRADES` are
-folded over it. So a new format needs one function here and no rewriting of files, provided that it
-leaves the version in byte 0 and the seqno in bytes 22 to 29.
+Versions. Records and headers have versions of their own; `FORMAT_VERSION` counts both, and a
+directory with a higher one is refused. Every record, entry and header begins with the version it
+was written in, and is brought up to date as it is read.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from uprmc.errors import StoreCorrupt, StoreError
@@ -52,16 +42,28 @@ from uprmc.model import (
     VBucketHeader,
     VBucketState,
 )
+from uprmc.record import (
+    ABSENT,
+    AGE_BITS,
+    FRONT_BYTES,
+    KEY_LENGTH_AT,
+    KIND_AT,
+    LIFE_BITS,
+    RECORD_OVERHEAD_BYTES,
+    RECORD_VERSION,
+    SEQNO,
+    TAIL_BYTES,
+    is_sound,
+    pack,
+)
 
-RECORD_VERSION = 1
 HEADER_VERSION = 2
-FORMAT_VERSION = max(RECORD_VERSION, HEADER_VERSION)
+#: 1: records and headers of version 1; 2: headers of version 2; 3: records of version 2, too.
+FORMAT_VERSION = 3
 
 Upgrade = Callable[[bytes], bytes]
 
 #: ``UPGRADES[n]`` turns bytes of version n into bytes of version n + 1. Version 1 is the first.
-RECORD_UPGRADES: dict[int, Upgrade] = {}
-
 BY_ID = b"by-id"
 BY_SEQ = b"by-seq"
 META = b"meta"
@@ -73,14 +75,15 @@ HEADER_PREFIX = b"vbucket:"
 HEADER_END = b"vbucket;"
 LOCAL_PREFIX = b"="
 
-HEAD = struct.Struct(">BBIIIQQQBB")
-assert HEAD.size == 40
-HEAD_BYTES = HEAD.size
+_LENGTH = struct.Struct(">I")
+ENTRY_BYTES = RECORD_OVERHEAD_BYTES + _LENGTH.size
+assert ENTRY_BYTES == 40
 
-#: Where a head, and so a record, has its seqno.
-SEQNO_AT = 22
-SEQNO = struct.Struct(">Q")
-_SEQNO = slice(SEQNO_AT, SEQNO_AT + SEQNO.size)
+#: Version 1 of a record: version, lengths of key and value, flags, expiry, CAS, seqno, revision,
+#: datatype, life; then key and value. An entry was the same without key and value.
+_RECORD_1 = struct.Struct(">BBIIIQQQBB")
+assert _RECORD_1.size == 40
+_SEQNO_1 = slice(22, 30)
 
 VBUCKET = struct.Struct(">H")
 assert VBUCKET.size == 2
@@ -140,9 +143,14 @@ def by_seq_key(vbucket: int, seqno: int) -> bytes:
     return _BY_SEQ_KEY.pack(vbucket, seqno)
 
 
-def by_seq_key_of(prefix: bytes, head: bytes) -> bytes:
-    """Return the by-seq key that belongs to a by-id entry, from its vBucket prefix and head."""
-    return prefix + head[_SEQNO]
+def by_seq_key_of(prefix: bytes, stored: bytes) -> bytes:
+    """Return the by-seq key of a record or entry, with its vBucket's prefix."""
+    return prefix + stored[SEQNO if stored[0] == RECORD_VERSION else _SEQNO_1]
+
+
+def seqno_of_key(by_seq_key: bytes) -> int:
+    """Return the seqno of a by-seq key."""
+    return int(_BY_SEQ_KEY.unpack(by_seq_key)[1])
 
 
 def header_key(vbucket: int) -> bytes:
@@ -164,68 +172,69 @@ def local_key(name: bytes) -> bytes:
 # --- records ------------------------------------------------------------------------------------
 
 
-def pack_heads(items: Iterable[Item]) -> list[bytes]:
-    """Return the heads of items, in their order; `struct.error` when one does not fit."""
-    pack = HEAD.pack
-    return [
-        pack(
-            RECORD_VERSION,
-            len(item.key),
-            0 if item.value is None else len(item.value),
-            item.flags,
-            item.expiry,
-            item.cas,
-            item.seqno,
-            item.rev,
-            item.datatype,
-            item.life,
-        )
-        for item in items
-    ]
+def entry_of(record: bytes) -> bytes:
+    """Return the by-id entry of a record."""
+    kind = record[KIND_AT]
+    if not kind & LIFE_BITS:
+        kind |= ABSENT
+    tail_at = FRONT_BYTES + record[KEY_LENGTH_AT]
+    value_at = tail_at + TAIL_BYTES
+    return b"%c%c%b%b%b" % (
+        RECORD_VERSION,
+        kind & ~AGE_BITS,
+        record[2:FRONT_BYTES],
+        record[tail_at:value_at],
+        _LENGTH.pack(len(record) - value_at),
+    )
 
 
-def pack_record(head: bytes, item: Item) -> bytes:
-    """Return the by-seq record of an item whose head is given."""
-    return head + item.key + (item.value or b"")
+def read_entry(key: bytes, entry: bytes) -> tuple[bytes, int]:
+    """Return (record without value, value length) of a by-id entry; raises `StoreCorrupt`."""
+    if entry[:1] == b"\x01" and len(entry) == _RECORD_1.size:
+        _, _, length, flags, expiry, cas, seqno, rev, datatype, life = _RECORD_1.unpack(entry)
+        return pack(Item(key, None, flags, expiry, cas, seqno, rev, datatype, life)), length
+    _check_version(entry)
+    if len(entry) != ENTRY_BYTES or entry[KEY_LENGTH_AT] != len(key):
+        raise StoreCorrupt(f"an index entry has {len(entry)} bytes, or belongs to another key")
+    (length,) = _LENGTH.unpack_from(entry, RECORD_OVERHEAD_BYTES)
+    return entry[:FRONT_BYTES] + key + entry[FRONT_BYTES:RECORD_OVERHEAD_BYTES], length
 
 
-def unpack_record(record: bytes) -> Item:
-    """Read a by-seq record back; raises `StoreCorrupt`."""
-    if not record or record[0] != RECORD_VERSION:
-        record = upgraded(record, RECORD_UPGRADES, RECORD_VERSION)
+def read_record(data: bytes) -> bytes:
+    """Return a by-seq record, of any format version, in the present one; raises `StoreCorrupt`."""
+    if data[:1] == b"\x01":
+        return _record_of_version_1(data)
+    _check_version(data)
+    if not is_sound(data):
+        raise StoreCorrupt(f"a record of {len(data)} bytes is too short, or of no known kind")
+    return data
+
+
+def _check_version(data: bytes) -> None:
+    version = data[0] if data else 0
+    if version != RECORD_VERSION:
+        raise StoreCorrupt(f"a record has format version {version}, not 1 to {RECORD_VERSION}")
+
+
+def _record_of_version_1(data: bytes) -> bytes:
     try:
-        fields = HEAD.unpack_from(record)
+        fields = _RECORD_1.unpack_from(data)
     except struct.error:
-        raise StoreCorrupt(f"a record of {len(record)} bytes is too short") from None
+        raise StoreCorrupt(f"a record of {len(data)} bytes is too short") from None
     _, key_length, length, flags, expiry, cas, seqno, rev, datatype, life = fields
-    value_at = HEAD_BYTES + key_length
-    if len(record) != value_at + length:
+    value_at = _RECORD_1.size + key_length
+    if len(data) != value_at + length:
         raise StoreCorrupt(f"the record of seqno {seqno} does not have the length that it says")
-    value = None if life and not length else record[value_at:]
-    return Item(record[HEAD_BYTES:value_at], value, flags, expiry, cas, seqno, rev, datatype, life)
-
-
-def unpack_metadata(key: bytes, head: bytes) -> tuple[Item, int]:
-    """Read a by-id head back, as (item without value, value length); raises `StoreCorrupt`."""
-    _, _, length, *fields = unpack_head(head)
-    return Item(key, None, *fields), length
-
-
-def unpack_head(head: bytes) -> tuple[int, ...]:
-    """Return the ten numbers of a by-id head, of any format version; raises `StoreCorrupt`."""
-    if not head or head[0] != RECORD_VERSION:
-        head = upgraded(head, RECORD_UPGRADES, RECORD_VERSION)
-    try:
-        return HEAD.unpack(head)
-    except struct.error:
-        raise StoreCorrupt(f"an index entry has {len(head)} bytes, not {HEAD_BYTES}") from None
+    value = None if life and not length else data[value_at:]
+    key = data[_RECORD_1.size : value_at]
+    return pack(Item(key, value, flags, expiry, cas, seqno, rev, datatype, life))
 
 
 def upgraded(record: bytes, upgrades: Mapping[int, Upgrade], newest: int) -> bytes:
-    """Bring a record or header, whose first byte is its version, up to the `newest` version."""
+    """Bring a header, whose first byte is its version, up to the `newest` version."""
     version = record[0] if record else 0
     if not 1 <= version <= newest:
-        raise StoreCorrupt(f"a record has format version {version}, not 1 to {newest}")
+        raise StoreCorrupt(f"a vBucket header has format version {version}, not 1 to {newest}")
     for step in range(version, newest):
         record = upgrades[step](record)
     return record

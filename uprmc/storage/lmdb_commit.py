@@ -11,17 +11,15 @@ which is fed by a generator here so that no second copy of a batch's values is e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 
 import lmdb
 
-from uprmc.model import SEQNO_MAX, Item
+from uprmc.model import SEQNO_MAX
+from uprmc.record import SEQNO, key_of
 from uprmc.storage import layout
 from uprmc.storage.batch_check import check_batch
 from uprmc.storage.interface import Batch, VBucketChange
 from uprmc.storage.lmdb_files import Databases
-
-_first = itemgetter(0)
 
 
 class BatchWriter:
@@ -77,8 +75,8 @@ class BatchWriter:
             self._forget(prefix + key)
         for key, seqno in change.drop:
             self._drop(prefix + key, layout.by_seq_key(change.vbucket, seqno))
-        if change.items:
-            self._write_items(prefix, change.items)
+        if change.records:
+            self._write_records(prefix, change.records)
         self._meta.put(header_key, layout.pack_header(change.header))
 
     def _rewind(self, vbucket: int, seqno: int) -> None:
@@ -89,7 +87,7 @@ class BatchWriter:
         cursor = self._by_seq
         cursor.set_range(layout.by_seq_key(vbucket, seqno + 1))
         while prefix <= cursor.key() < end:  # past the last entry the key is empty
-            self._by_id.pop(prefix + layout.unpack_record(cursor.value()).key)
+            self._by_id.pop(prefix + key_of(layout.read_record(cursor.value())))
             cursor.delete()
 
     def _forget(self, by_id_key: bytes) -> None:
@@ -105,49 +103,44 @@ class BatchWriter:
 
     def _stored_at(self, by_id_key: bytes) -> bytes | None:
         """Return the by-seq key of what is stored under `by_id_key`."""
-        head = self._by_id.get(by_id_key)
-        return None if head is None else layout.by_seq_key_of(by_id_key[:2], head)
+        entry = self._by_id.get(by_id_key)
+        return None if entry is None else layout.by_seq_key_of(by_id_key[:2], entry)
 
-    def _write_items(self, prefix: bytes, items: Sequence[Item]) -> None:
-        heads = layout.pack_heads(items)
-        entries = sorted(
-            [(prefix + item.key, head) for item, head in zip(items, heads, strict=True)], key=_first
-        )
+    def _write_records(self, prefix: bytes, records: Sequence[bytes]) -> None:
+        entry_of = layout.entry_of
+        entries = sorted([(prefix + key_of(record), entry_of(record)) for record in records])
         self._delete_replaced(prefix, entries)
         self._by_id.putmulti(entries)
         consumed, added = self._by_seq.putmulti(
-            (
-                (layout.by_seq_key_of(prefix, head), layout.pack_record(head, item))
-                for item, head in zip(items, heads, strict=True)
-            ),
-            overwrite=False,
+            ((prefix + record[SEQNO], record) for record in records), overwrite=False
         )
         if added != consumed:
-            self._take_seqnos(prefix, items, heads)
+            self._take_seqnos(prefix, records)
 
     def _delete_replaced(self, prefix: bytes, entries: Sequence[tuple[bytes, bytes]]) -> None:
         """Remove the by-seq entries of the versions that `entries` are about to replace."""
         found = self._by_id.getmulti([key for key, _ in entries])
         by_seq = self._by_seq
-        for key in sorted([layout.by_seq_key_of(prefix, head) for _, head in found]):
+        for key in sorted([layout.by_seq_key_of(prefix, entry) for _, entry in found]):
             if by_seq.set_key(key):
                 by_seq.delete()
 
-    def _take_seqnos(self, prefix: bytes, items: Sequence[Item], heads: Sequence[bytes]) -> None:
-        """Put the items whose seqno belongs to a record of another key, which goes for good.
+    def _take_seqnos(self, prefix: bytes, records: Sequence[bytes]) -> None:
+        """Put the records whose seqno belongs to one of another key, which goes for good.
 
         Two records with one seqno come from two histories, and the older history is not ours any
         more: this vBucket was rolled back below that seqno.
         """
-        for item, head in zip(items, heads, strict=True):
-            by_seq_key = layout.by_seq_key_of(prefix, head)
+        for record in records:
+            by_seq_key = prefix + record[SEQNO]
+            key = key_of(record)
             stored = self._by_seq.get(by_seq_key)
-            holder = item.key if stored is None else layout.unpack_record(stored).key
-            if holder == item.key:
+            holder = key if stored is None else key_of(layout.read_record(stored))
+            if holder == key:
                 continue
             if self._stored_at(prefix + holder) == by_seq_key:
                 self._by_id.pop(prefix + holder)
-            self._by_seq.put(by_seq_key, layout.pack_record(head, item))
+            self._by_seq.put(by_seq_key, record)
 
 
 def _delete_range(cursor: lmdb.Cursor[bytes], start: bytes, end: bytes) -> None:

@@ -1,7 +1,6 @@
 """A reading of an LMDB store: one read transaction, opened in one thread and usable in another.
 
-The two scans are what warm-up and backfill are made of, so they decode in place; everything else
-goes through `layout`'s functions.
+The two scans, of entries and of records, are what warm-up and backfill are made of.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import lmdb
 
 from uprmc.errors import StoreCorrupt
 from uprmc.model import SEQNO_MAX, Item, VBucketHeader
+from uprmc.record import unpack, without_value
 from uprmc.storage import layout
 from uprmc.storage.layout import VBUCKET
 from uprmc.storage.lmdb_files import LmdbFiles, store_error
@@ -64,96 +64,67 @@ class LmdbView:
             raise store_error(error) from error
         return None if data is None else layout.unpack_header(data)
 
-    def get(self, vbucket: int, key: bytes) -> Item | None:
-        """Return the stored version of `key`, tombstones included, with its value."""
+    def get(self, vbucket: int, key: bytes) -> bytes | None:
+        """Return the stored record of `key`, tombstones included."""
         prefix = layout.vbucket_prefix(vbucket)
         try:
-            head = self._txn.get(prefix + key, db=self._databases.by_id)
-            if head is None:
+            entry = self._txn.get(prefix + key, db=self._databases.by_id)
+            if entry is None:
                 return None
-            record = self._txn.get(layout.by_seq_key_of(prefix, head), db=self._databases.by_seq)
+            record = self._txn.get(layout.by_seq_key_of(prefix, entry), db=self._databases.by_seq)
         except lmdb.Error as error:
             raise store_error(error) from error
         if record is None:
             raise StoreCorrupt(f"{key!r} of vBucket {vbucket} has no record")
         self.records_read += 1
-        return layout.unpack_record(record)
+        return layout.read_record(record)
 
-    def metadata(self, vbucket: int, key: bytes) -> Item | None:
+    def metadata(self, vbucket: int, key: bytes) -> bytes | None:
         """Like `get`, without reading the value."""
         try:
-            head = self._txn.get(layout.vbucket_prefix(vbucket) + key, db=self._databases.by_id)
+            entry = self._txn.get(layout.vbucket_prefix(vbucket) + key, db=self._databases.by_id)
         except lmdb.Error as error:
             raise store_error(error) from error
-        if head is None:
+        if entry is None:
             return None
         self.records_read += 1
-        return layout.unpack_metadata(key, head)[0]
+        return layout.read_entry(key, entry)[0]
 
     def dump_metadata(
         self, vbucket: int | None = None, after: bytes = b""
-    ) -> Iterator[tuple[int, Item, int]]:
-        """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one."""
+    ) -> Iterator[tuple[int, bytes, int]]:
+        """Yield ``(vbucket, record without value, value length)`` by (vBucket, key)."""
         start = b"\0" if vbucket is None else layout.vbucket_prefix(vbucket)
         if after:
             start += after + b"\0"  # the least key above it
         stop = b"\xff\xff\xff" if vbucket is None else layout.vbucket_end(vbucket)
-        unpack = layout.unpack_head
-        new = Item.__new__
+        read_entry = layout.read_entry
         next_vbucket_at = b""
         number = 0
         self._read_ahead.scan_begins(id(self))
         try:
-            for key, head in self._rows(self._databases.by_id, start):
+            for key, entry in self._rows(self._databases.by_id, start):
                 if key >= next_vbucket_at:
                     if key >= stop:
                         return
                     (number,) = VBUCKET.unpack_from(key)
                     next_vbucket_at = layout.vbucket_end(number)
-                item = new(Item)  # filled here, not by its constructor: a fifth off the warm-up
-                item.key = key[2:]
-                item.value = None
-                item.nru = 2
-                (
-                    _,
-                    _,
-                    length,
-                    item.flags,
-                    item.expiry,
-                    item.cas,
-                    item.seqno,
-                    item.rev,
-                    item.datatype,
-                    item.life,
-                ) = unpack(head)
                 self.records_read += 1
-                yield number, item, length
+                yield number, *read_entry(key[VBUCKET.size :], entry)
         except lmdb.Error as error:
             raise store_error(error) from error
 
     def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
-        """Yield every record of the vBucket with a higher seqno, by rising seqno."""
-        if seqno >= SEQNO_MAX:
-            return
-        start = layout.by_seq_key(vbucket, seqno + 1)
-        stop = layout.vbucket_end(vbucket)
-        unpack = layout.unpack_record
-        self._read_ahead.scan_begins(id(self))
-        try:
-            for key, record in self._rows(self._databases.by_seq, start):
-                if key >= stop:
-                    return
-                item = unpack(record)
-                self.records_read += 1
-                yield item
-        except lmdb.Error as error:
-            raise store_error(error) from error
+        """Yield every version of the vBucket with a higher seqno, by rising seqno."""
+        for record in self.records_after(vbucket, seqno):
+            self.records_read += 1
+            yield unpack(record)
 
     def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
-        """Yield the same records as bytes in `layout`'s form."""
+        """Yield the same versions as records."""
         if seqno >= SEQNO_MAX:
             return iter(())
-        return chain.from_iterable(self._portions(vbucket, seqno))
+        return map(layout.read_record, chain.from_iterable(self._portions(vbucket, seqno)))
 
     def _portions(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
         """Yield the records in lists, so that nothing is done for each of them.
@@ -173,7 +144,7 @@ class LmdbView:
                     yield list(self._rows_until(vbucket, seqno, stop))
                     return
                 yield portion
-                (seqno,) = layout.SEQNO.unpack_from(portion[-1], layout.SEQNO_AT)
+                seqno = layout.seqno_of_key(cursor.key())
                 size = sum(map(len, portion))
                 count = min(_PORTION_RECORDS, max(1, _PORTION_BYTES * len(portion) // size))
         except lmdb.Error as error:
@@ -192,14 +163,14 @@ class LmdbView:
         return cursor.iternext() if cursor.set_range(start) else iter(())
 
     def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
-        """Yield the vBucket's records at or below a seqno, by falling seqno, without values."""
+        """Yield the vBucket's versions at or below a seqno, by falling seqno, without values."""
         prefix = layout.vbucket_prefix(vbucket)
         try:
             cursor = self._txn.cursor(self._databases.by_seq)
             found = _set_at_or_before(cursor, layout.by_seq_key(vbucket, seqno))
             while found and cursor.key().startswith(prefix):
                 self.records_read += 1
-                yield layout.unpack_record(cursor.value()).with_value(None)
+                yield unpack(without_value(layout.read_record(cursor.value())))
                 found = cursor.prev()
         except lmdb.Error as error:
             raise store_error(error) from error

@@ -13,9 +13,9 @@ from weakref import WeakSet
 
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
+from uprmc.record import key_of, seqno_of, unpack, value_bytes_of, without_value
 from uprmc.storage.batch_check import check_batch
 from uprmc.storage.interface import Batch, StoreUsage, VBucketChange
-from uprmc.storage.layout import HEAD_BYTES, pack_heads, pack_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class _VBucket:
     """One vBucket of one state; `records` is never changed once it is here."""
 
     header: VBucketHeader
-    records: Mapping[bytes, Item] = field(default_factory=dict)
+    records: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class _State:
         return _State(vbuckets, kept)
 
 
-def _records_after(change: VBucketChange, before: Mapping[bytes, Item]) -> dict[bytes, Item]:
+def _records_after(change: VBucketChange, before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """Return the records of a vBucket after a change; a seqno belongs to its newest bearer."""
     records = {} if change.reset else dict(before)
     if change.rewind is not None:
-        records = {key: item for key, item in records.items() if item.seqno <= change.rewind}
+        records = {key: each for key, each in records.items() if seqno_of(each) <= change.rewind}
     for key in change.forget:
         records.pop(key, None)
     for key, seqno in change.drop:
-        if key in records and records[key].seqno == seqno:
+        if key in records and seqno_of(records[key]) == seqno:
             del records[key]
-    new = {item.key: item for item in change.items}
-    taken = {item.seqno for item in change.items}
-    kept = {key: item for key, item in records.items() if item.seqno not in taken}
+    new = {key_of(record): record for record in change.records}
+    taken = set(map(seqno_of, change.records))
+    kept = {key: record for key, record in records.items() if seqno_of(record) not in taken}
     return {**kept, **new}
 
 
@@ -84,53 +84,52 @@ class MemoryView:
         found = self._now().vbuckets.get(vbucket)
         return found.header if found else None
 
-    def get(self, vbucket: int, key: bytes) -> Item | None:
-        """Return the stored version of `key`, tombstones included, with its value."""
-        item = self._records(vbucket).get(key)
-        self.records_read += item is not None
-        return item
+    def get(self, vbucket: int, key: bytes) -> bytes | None:
+        """Return the stored record of `key`, tombstones included."""
+        record = self._records(vbucket).get(key)
+        self.records_read += record is not None
+        return record
 
-    def metadata(self, vbucket: int, key: bytes) -> Item | None:
+    def metadata(self, vbucket: int, key: bytes) -> bytes | None:
         """Like `get`, without the value."""
-        item = self.get(vbucket, key)
-        return item.with_value(None) if item else None
+        record = self.get(vbucket, key)
+        return None if record is None else without_value(record)
 
     def dump_metadata(
         self, vbucket: int | None = None, after: bytes = b""
-    ) -> Iterator[tuple[int, Item, int]]:
-        """Yield ``(vbucket, item without value, value length)`` by (vBucket, key), all or one."""
+    ) -> Iterator[tuple[int, bytes, int]]:
+        """Yield ``(vbucket, record without value, value length)`` by (vBucket, key)."""
         numbers = sorted(self._now().vbuckets) if vbucket is None else [vbucket]
         for number in numbers:
-            for key, item in sorted(self._records(number).items()):
+            for key, record in sorted(self._records(number).items()):
                 self._now()
                 if after and key <= after:
                     continue
                 self.records_read += 1
-                yield number, item.with_value(None), len(item.value or b"")
+                yield number, without_value(record), value_bytes_of(record)
 
     def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
-        """Yield every record of the vBucket with a higher seqno, by rising seqno."""
-        higher = [item for item in self._records(vbucket).values() if item.seqno > seqno]
-        for item in sorted(higher, key=lambda item: item.seqno):
-            self._now()
+        """Yield every version of the vBucket with a higher seqno, by rising seqno."""
+        for record in self.records_after(vbucket, seqno):
             self.records_read += 1
-            yield item
+            yield unpack(record)
 
     def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
-        """Yield the same records as bytes."""
-        for item in self.changes_after(vbucket, seqno):
-            self.records_read -= 1
-            yield pack_record(pack_heads([item])[0], item)
+        """Yield the same versions as records."""
+        higher = [each for each in self._records(vbucket).values() if seqno_of(each) > seqno]
+        for record in sorted(higher, key=seqno_of):
+            self._now()
+            yield record
 
     def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
-        """Yield the vBucket's records at or below a seqno, by falling seqno, without values."""
-        lower = [item for item in self._records(vbucket).values() if item.seqno <= seqno]
-        for item in sorted(lower, key=lambda item: -item.seqno):
+        """Yield the vBucket's versions at or below a seqno, by falling seqno, without values."""
+        lower = [each for each in self._records(vbucket).values() if seqno_of(each) <= seqno]
+        for record in sorted(lower, key=seqno_of, reverse=True):
             self._now()
             self.records_read += 1
-            yield item.with_value(None)
+            yield unpack(without_value(record))
 
-    def _records(self, vbucket: int) -> Mapping[bytes, Item]:
+    def _records(self, vbucket: int) -> Mapping[bytes, bytes]:
         found = self._now().vbuckets.get(vbucket)
         return found.records if found else {}
 
@@ -210,10 +209,11 @@ class MemoryStore:
     def usage(self) -> StoreUsage:
         """Return what the records would take in a file without any slack."""
         self._check_open()
-        items = [
-            item for vbucket in self._state.vbuckets.values() for item in vbucket.records.values()
-        ]
-        used = sum(HEAD_BYTES + len(item.key) + len(item.value or b"") for item in items)
+        used = sum(
+            len(key) + len(record)
+            for vbucket in self._state.vbuckets.values()
+            for key, record in vbucket.records.items()
+        )
         return StoreUsage(file_bytes=used, map_bytes=used, free_bytes=0)
 
     def sync(self) -> None:

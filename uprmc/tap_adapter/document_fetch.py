@@ -75,7 +75,7 @@ class DocumentFetch:
         Raises:
             TemporaryFailure: the disk shows a history that is over.
         """
-        item = self._vbucket.table.get(key)
+        item = self._vbucket.metadata(key)
         if item is not None:
             return item if item.life or item.value is not None else None
         try:

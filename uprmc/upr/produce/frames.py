@@ -1,20 +1,19 @@
-"""From items to UPR frames: the loop that a backfill consists of.
+"""From records to UPR frames: the loop that a backfill consists of.
 
-One writer belongs to one stream, because vBucket and opaque are in every frame. It takes items from
-an iterator one at a time and stops behind the one that reaches the limit, so nothing is fetched
-that is not sent.
+One writer belongs to one stream, because vBucket and opaque are in every frame. It takes records
+from an iterator one at a time and stops behind the one that reaches the limit, so nothing is
+fetched that is not sent.
 
 Source: UPR reference 2.7 to 2.9, 4.6 for what counts.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from uprmc.errors import StoreCorrupt, StoreError
-from uprmc.model import Item, Life
+from uprmc.errors import StoreError
+from uprmc.model import Life
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
 from uprmc.protocol.upr import (
@@ -27,12 +26,19 @@ from uprmc.protocol.upr import (
     frame_head,
     frame_place,
 )
-from uprmc.storage.layout import HEAD, HEAD_BYTES, RECORD_VERSION, unpack_record
+from uprmc.record import (
+    FRONT,
+    FRONT_BYTES,
+    LIFE_BITS,
+    RECORD_OVERHEAD_BYTES,
+    TAIL,
+    TAIL_BYTES,
+)
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _DELETION_HEAD = frame_head(Opcode.UPR_DELETION)
 _pack_mutation = MUTATION_FRAME.pack
-_unpack_head = HEAD.unpack_from
+_unpack_front, _unpack_tail = FRONT.unpack_from, TAIL.unpack_from
 _pack_deletion = DELETION_FRAME.pack
 
 
@@ -103,165 +109,60 @@ class ItemWriter:
         self._place_of_deletion = frame_place(DELETION_EXTRAS.size, vbucket)
 
     def write(
-        self, items: Iterable[Item], out: list[bytes], limit: int, last_seqno: int
-    ) -> Written:
-        """Append frames to `out` until `limit` bytes are reached; the last one may overshoot."""
-        opaque, datatypes, values = self._opaque, self._datatypes, self._values
-        place, place_of_deletion = self._place, self._place_of_deletion
-        count = size = 0
-        exhausted, error = True, None
-        try:
-            for item in items:
-                seqno = item.seqno
-                assert seqno > last_seqno, "seqnos of a stream must rise"
-                key = item.key
-                length = len(key)
-                if not item.life:
-                    value = item.value if values else b""
-                    assert value is not None
-                    body = length + len(value) + 31
-                    out += (
-                        _pack_mutation(
-                            _MUTATION_HEAD,
-                            length,
-                            place | (item.datatype & datatypes) << 16,
-                            body,
-                            opaque,
-                            item.cas,
-                            seqno,
-                            item.rev,
-                            item.flags,
-                            item.expiry,
-                            0,
-                            0,
-                            0,
-                        ),
-                        key,
-                        value,
-                    )
-                    size += body + 24
-                elif self._plain_deletions:
-                    out += (
-                        _pack_deletion(
-                            _DELETION_HEAD,
-                            length,
-                            place_of_deletion,
-                            length + 18,
-                            opaque,
-                            item.cas,
-                            seqno,
-                            item.rev,
-                            0,
-                        ),
-                        key,
-                    )
-                    size += length + 42
-                else:
-                    frame = self._timed(item)
-                    out.append(frame)
-                    size += len(frame)
-                count += 1
-                last_seqno = seqno
-                if size >= limit:
-                    exhausted = False
-                    break
-        except StoreError as failure:
-            exhausted, error = False, failure.with_traceback(None)  # it refers to us
-        return Written(count, size, last_seqno, exhausted, error)
-
-    def write_all(self, items: Sequence[Item], out: list[bytes], last_seqno: int) -> int:
-        """Append the frames of a few items, all of them; return their bytes."""
-        size = 0
-        for item in items:
-            if item.life or not self._values:
-                size += self.write((item,), out, 1, last_seqno).size
-            else:
-                assert item.seqno > last_seqno, "seqnos of a stream must rise"
-                key, value = item.key, item.value
-                assert value is not None
-                length = len(key)
-                body = length + len(value) + 31
-                out += (
-                    _pack_mutation(
-                        _MUTATION_HEAD,
-                        length,
-                        self._place | (item.datatype & self._datatypes) << 16,
-                        body,
-                        self._opaque,
-                        item.cas,
-                        item.seqno,
-                        item.rev,
-                        item.flags,
-                        item.expiry,
-                        0,
-                        0,
-                        0,
-                    ),
-                    key,
-                    value,
-                )
-                size += body + 24
-            last_seqno = item.seqno
-        return size
-
-    def write_records(
         self,
         records: Iterable[bytes],
-        newer: Container[bytes],
         out: list[bytes],
         limit: int,
         last_seqno: int,
+        newer: Container[bytes] = (),
     ) -> Written:
-        """Do what `write` does for records of the store, most of which go out as they are.
+        """Append frames to `out` until `limit` bytes are reached; the last one may overshoot.
 
         Args:
-            records: see `Reading.records`.
+            records: by rising seqno; a document comes with its value.
+            out: where to put the frames.
+            limit: bytes.
+            last_seqno: every seqno is above it.
             newer: keys to leave out.
-            out: see `write`.
-            limit: see `write`.
-            last_seqno: see `write`.
         """
         opaque, datatypes, place = self._opaque, self._datatypes, self._place
-        as_they_are = self._values
+        values = self._values
         count = size = 0
-        exhausted: bool = True
-        error: StoreError | None = None
+        exhausted, error = True, None
         try:
             for record in records:
-                version, length, value_length, flags, expiry, cas, seqno, rev, datatype, life = (
-                    _unpack_head(record)
-                )
-                if life or version != RECORD_VERSION or not as_they_are:
-                    item = unpack_record(record)
-                    if item.key in newer:
-                        continue
-                    size += self.write((item,), out, 1, last_seqno).size
-                elif newer and record[HEAD_BYTES : HEAD_BYTES + length] in newer:
+                _, kind, datatype, expiry, length, rev, seqno = _unpack_front(record)
+                tail_at = FRONT_BYTES + length
+                key = record[FRONT_BYTES:tail_at]
+                if newer and key in newer:
                     continue
+                assert seqno > last_seqno, "seqnos of a stream must rise"
+                cas, flags = _unpack_tail(record, tail_at)
+                if kind & LIFE_BITS:
+                    frame = self._deletion(kind & LIFE_BITS, key, cas, seqno, rev, expiry)
+                    out.append(frame)
+                    size += len(frame)
                 else:
-                    assert seqno > last_seqno, "seqnos of a stream must rise"
-                    body = length + value_length
-                    if len(record) != HEAD_BYTES + body:
-                        raise StoreCorrupt(f"the record of seqno {seqno} has another length")
-                    out += (
-                        _pack_mutation(
-                            _MUTATION_HEAD,
-                            length,
-                            place | (datatype & datatypes) << 16,
-                            body + 31,
-                            opaque,
-                            cas,
-                            seqno,
-                            rev,
-                            flags,
-                            expiry,
-                            0,
-                            0,
-                            0,
-                        ),
-                        record[HEAD_BYTES:],
+                    body = length + 31
+                    if values:
+                        body += len(record) - length - RECORD_OVERHEAD_BYTES
+                    head = _pack_mutation(
+                        _MUTATION_HEAD,
+                        length,
+                        place | (datatype & datatypes) << 16,
+                        body,
+                        opaque,
+                        cas,
+                        seqno,
+                        rev,
+                        flags,
+                        expiry,
+                        0,
+                        0,
+                        0,
                     )
-                    size += body + 55
+                    out += (head, key, record[tail_at + TAIL_BYTES :]) if values else (head, key)
+                    size += body + HEADER_BYTES
                 count += 1
                 last_seqno = seqno
                 if size >= limit:
@@ -269,28 +170,42 @@ class ItemWriter:
                     break
         except StoreError as failure:
             exhausted, error = False, failure.with_traceback(None)  # it refers to us
-        except struct.error:
-            exhausted, error = False, StoreCorrupt("a record is too short")
         return Written(count, size, last_seqno, exhausted, error)
 
-    def _timed(self, item: Item) -> bytes:
-        if item.life == Life.EXPIRED and self._form.expirations:
+    def _deletion(
+        self, life: int, key: bytes, cas: int, seqno: int, rev: int, deleted_at: int
+    ) -> bytes:
+        """Return the frame of a tombstone."""
+        if self._plain_deletions:
+            head = _pack_deletion(
+                _DELETION_HEAD,
+                len(key),
+                self._place_of_deletion,
+                len(key) + DELETION_EXTRAS.size,
+                self._opaque,
+                cas,
+                seqno,
+                rev,
+                0,
+            )
+            return bytes(head + key)
+        if life == Life.EXPIRED and self._form.expirations:
             opcode, extras = (
                 Opcode.UPR_EXPIRATION,
-                EXPIRATION_EXTRAS.pack(item.seqno, item.rev, item.expiry),
+                EXPIRATION_EXTRAS.pack(seqno, rev, deleted_at),
             )
         else:
             opcode, extras = (
                 Opcode.UPR_DELETION,
-                TIMED_DELETION_EXTRAS.pack(item.seqno, item.rev, item.expiry, 0),
+                TIMED_DELETION_EXTRAS.pack(seqno, rev, deleted_at, 0),
             )
         return encode_request(
             opcode,
-            key=item.key,
+            key=key,
             extras=extras,
             vbucket=self._vbucket,
             opaque=self._opaque,
-            cas=item.cas,
+            cas=cas,
         )
 
 

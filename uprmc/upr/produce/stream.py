@@ -21,12 +21,12 @@ from typing import Protocol
 from uprmc.engine.change_source import Reading
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments
-from uprmc.model import Item
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, StreamFlag
 from uprmc.protocol.upr import StreamRequest, snapshot_marker, versioned_marker
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.protocol.upr_many import ANNOUNCED_SNAPSHOT
+from uprmc.record import seqno_of
 from uprmc.upr.produce.frames import ITEM_FRAME_BYTES, Form, ItemWriter, Written
 
 #: Plain numbers: an enum takes a microsecond for each operation.
@@ -35,6 +35,9 @@ _MEMORY, _DISK, _CHECKPOINT = map(int, (MarkerFlag.MEMORY, MarkerFlag.DISK, Mark
 
 #: So little that it is sent without a reading.
 _FEW_ITEMS = 32
+
+#: A limit that few items do not reach.
+_ALL = 1 << 62
 
 #: What precedes a snapshot's items at most: in rounds the vBucket's turn, facts, and the longest
 #: marker.
@@ -165,7 +168,7 @@ class Stream:
         self._built_seqno = 0
         self._reading: Reading | None = None
         self._records: Iterator[bytes] | None = None
-        self._queued: Iterator[Item] | None = None
+        self._queued: Iterator[bytes] | None = None
         self._in_snapshot = 0
         self._waiting = False
         self._hurries = False
@@ -280,7 +283,7 @@ class Stream:
         self.end_if_complete()
         return sent
 
-    def news(self, limit: int) -> Sequence[Item] | None:
+    def news(self, limit: int) -> Sequence[bytes] | None:
         """Return what is new, if it can be sent now as a complete snapshot without a reading.
 
         A stream that keeps up lives on this: nothing can change before the last item is out, so no
@@ -295,14 +298,12 @@ class Stream:
             return None
         if self.announced or self._reading is not None or vbucket.receiving is not None:
             return None
-        items = vbucket.queue.since(after)
-        size = _HEAD_BYTES
-        for item in items:
-            size += len(item.key) + ITEM_FRAME_BYTES + len(item.value or b"")
-        return items if size <= limit else ()
+        records = vbucket.queue.since(after)
+        size = _HEAD_BYTES + ITEM_FRAME_BYTES * len(records) + sum(map(len, records))
+        return records if size <= limit else ()
 
     def send_news(
-        self, news: Sequence[Item], out: list[bytes], rows: list[bytes] | None = None
+        self, news: Sequence[bytes], out: list[bytes], rows: list[bytes] | None = None
     ) -> int:
         """Append the marker and items of `news`, or a row of SNAPSHOTS and the items.
 
@@ -310,7 +311,7 @@ class Stream:
         """
         vbucket, after = self.vbucket, self.last_seqno
         end_seqno = self.snapshot_end = vbucket.high_seqno
-        assert news[-1].seqno == end_seqno, "a snapshot lacks its newest item"
+        assert seqno_of(news[-1]) == end_seqno, "a snapshot lacks its newest item"
         self.state = StreamState.IN_MEMORY
         kind = self._marker_kind(from_disk=False)
         if rows is None:
@@ -320,7 +321,7 @@ class Stream:
             row = (self.opaque, kind, start, end_seqno, vbucket.purge_seqno)
             rows.append(ANNOUNCED_SNAPSHOT.pack(*row))
             sent = 0
-        sent += self._writer.write_all(news, out, after)
+        sent += self._writer.write(news, out, _ALL, after).size
         count = len(news)
         self.frames += count
         self.from_memory += count
@@ -452,7 +453,7 @@ class Stream:
         """Put out the next items: what is stored first, what is queued when that is at its end."""
         last = self.last_seqno
         if self._records is not None:
-            written = self._writer.write_records(self._records, reading.newer, out, limit, last)
+            written = self._writer.write(self._records, out, limit, last, reading.newer)
             if not written.exhausted or written.items:
                 return written
             self._records = None

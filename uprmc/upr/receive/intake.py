@@ -22,6 +22,7 @@ from uprmc.protocol.upr import (
     frame_head,
     frame_place,
 )
+from uprmc.record import FRONT, RECORD_VERSION, TAIL, UNREAD
 from uprmc.upr.peer import UprRequest
 from uprmc.upr.receive.replica_stream import ReplicaStream
 
@@ -32,21 +33,23 @@ _AS_JSON = frame_place(0, 0, _JSON)
 _FRAME_BYTES = MUTATION_FRAME.size
 _KEY_MAX_BYTES, _NUMBER_MAX = KEY_MAX_BYTES, NUMBER_MAX
 _unpack = MUTATION_FRAME.unpack_from
+_pack_front, _pack_tail = FRONT.pack, TAIL.pack
 
 
 def read_run(
     data: bytes, position: int, stream: ReplicaStream, max_value_bytes: int
-) -> tuple[list[Item], int]:
+) -> tuple[list[bytes], int, int]:
     """Read the mutations of a stream from `position` on that can be taken as they are.
 
     It ends at the end of `data`, and before the first frame that is not whole, of another kind or
     stream, out of order, outside of the snapshot, or strange in any other way.
 
     Returns:
-        The versions, by rising seqno, and the position behind the last.
+        The versions as records, by rising seqno; the position behind the last; the highest CAS.
     """
-    items: list[Item] = []
-    append = items.append
+    records: list[bytes] = []
+    append = records.append
+    highest_cas = 0
     snapshot = stream.snapshot
     end_seqno = min(snapshot.end, NUMBER_MAX)
     last = max(stream.vbucket.high_seqno, snapshot.start - 1)
@@ -72,11 +75,17 @@ def read_run(
             if kinds != place | _AS_JSON:
                 break
             datatype = _JSON
-        key, value = data[key_at:value_at], data[value_at:end]
-        append(Item(key, value, flags, expiry, cas, seqno, rev, datatype))
+        append(
+            _pack_front(RECORD_VERSION, UNREAD, datatype, expiry, key_length, rev, seqno)
+            + data[key_at:value_at]
+            + _pack_tail(cas, flags)
+            + data[value_at:end]
+        )
+        if cas > highest_cas:
+            highest_cas = cas
         last = seqno
         position = end
-    return items, position
+    return records, position, highest_cas
 
 
 def mutation_of(request: UprRequest) -> Item:

@@ -304,13 +304,13 @@ class Receiver:
     def take_run(self, data: bytes, position: int, stream: ReplicaStream) -> int:
         """Take the mutations from `position` on that need no thought; return where they end."""
         self.silence.broken = True
-        items, end = read_run(data, position, stream, self._max_value_bytes)
-        if items:
-            stream.take_all(items)
-            self.items += len(items)
+        records, end, highest_cas = read_run(data, position, stream, self._max_value_bytes)
+        if records:
+            stream.take_all(records, highest_cas)
+            self.items += len(records)
             self.steps += 1
             self._acknowledge(self.window.processed(end - position))
-            self._answer_marker(stream, items[-1].seqno)
+            self._answer_marker(stream, stream.vbucket.high_seqno)
         return end
 
     def stream_of(self, number: int, opaque: int) -> ReplicaStream | None:

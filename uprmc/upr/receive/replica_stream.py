@@ -169,10 +169,10 @@ class ReplicaStream:
         apply(self.vbucket, item, self.snapshot, self.purge_seqno)
         self.items += 1
 
-    def take_all(self, items: list[Item]) -> None:
+    def take_all(self, records: list[bytes], highest_cas: int) -> None:
         """Apply versions that `intake.read_run` has found to be in order."""
-        apply_all(self.vbucket, items, self.snapshot, self.purge_seqno)
-        self.items += len(items)
+        apply_all(self.vbucket, records, highest_cas, self.snapshot, self.purge_seqno)
+        self.items += len(records)
 
     def change_state(self, change: Callable[[], object]) -> None:
         """Let `change` put the vBucket into another state without ending this stream."""

@@ -35,6 +35,9 @@ _AT_ONCE = 8
 #: So many questions a connection asks ahead of the answers.
 _AHEAD = 256
 
+#: What a decoded version takes beside its key and value, roughly.
+_HELD_ITEM_BYTES = 2 * ITEM_OVERHEAD_BYTES
+
 #: Versions that wait to be put to use may take this share of the memory quota, however full it is.
 _LEAST_SHARE = 0.1
 
@@ -267,7 +270,7 @@ class Undo:
                 self._later_seqno = max(self._later_seqno, found.seqno)
             else:
                 self._versions.append(found.item)
-                self._hold(len(key) + len(answer.value) + ITEM_OVERHEAD_BYTES)
+                self._hold(len(key) + len(answer.value) + _HELD_ITEM_BYTES)
         if self._receiver.undos.held_bytes > self._room():
             raise _TooMuch
 
