@@ -34,7 +34,7 @@ from interop.server_process import start_uprmc
 from uprmc import units
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
-from uprmc.model import Item
+from uprmc.record import FRONT, FRONT_BYTES, RECORD_OVERHEAD_BYTES, TAIL, TAIL_BYTES, key_of
 from uprmc.server import collector
 from uprmc.storage import layout
 
@@ -63,7 +63,9 @@ def _make(directory: Path, arguments: Any) -> None:
 
 def _quota(arguments: Any, share_of_values: float) -> int:
     """The quota whose low mark leaves room for all keys and a share of the values."""
-    keys = arguments.items * (len(common.key_of(0)) + ITEM_OVERHEAD_BYTES)
+    keys = arguments.items * (
+        2 * len(common.key_of(0)) + RECORD_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES
+    )
     values = arguments.items * arguments.value_bytes * share_of_values
     low_mark = 0.75
     return max(int((keys + values) / low_mark * _SPARE), 16 << 20)
@@ -95,30 +97,29 @@ def _scan(directory: Path) -> dict[str, float]:
     """The peer: read and unpack every record, keep none."""
     with lmdb.open(str(directory), max_dbs=4, readonly=True) as environment:
         by_seq = environment.open_db(layout.BY_SEQ, create=False)
-        unpack_from, head_bytes = layout.HEAD.unpack_from, layout.HEAD_BYTES
+        unpack_front, unpack_tail = FRONT.unpack_from, TAIL.unpack_from
         records = 0
         cpu_s, began = time.process_time(), time.perf_counter()
         with environment.begin(by_seq) as transaction:
             for _, record in transaction.cursor():
-                _, key_bytes, _, _, _, _, _, _, _, _ = unpack_from(record)
-                value_at = head_bytes + key_bytes
-                _ = record[head_bytes:value_at], record[value_at:]
+                _, _, _, _, key_bytes, _, _ = unpack_front(record)
+                tail_at = FRONT_BYTES + key_bytes
+                unpack_tail(record, tail_at)
+                _ = record[FRONT_BYTES:tail_at], record[tail_at + TAIL_BYTES :]
                 records += 1
         return _figures(records, cpu_s, began)
 
 
 def _build(directory: Path) -> dict[str, float]:
-    """The floor for an interpreter: the same scan that keeps an item of each record in a dict."""
+    """The floor for an interpreter: the same scan that keeps each record in a dict."""
     collector.take_over()
     with lmdb.open(str(directory), max_dbs=4, readonly=True) as environment:
         by_seq = environment.open_db(layout.BY_SEQ, create=False)
-        unpack = layout.unpack_record
-        table: dict[bytes, Item] = {}
+        table: dict[bytes, bytes] = {}
         cpu_s, began = time.process_time(), time.perf_counter()
         with environment.begin(by_seq) as transaction:
             for _, record in transaction.cursor():
-                item = unpack(record)
-                table[item.key] = item
+                table[key_of(record)] = record
         return _figures(len(table), cpu_s, began)
 
 

@@ -31,6 +31,7 @@ from bench import common
 from bench.common import Report, Spread, column, ratio
 from uprmc.engine.write_queue import QueueView, WriteQueue
 from uprmc.model import Item
+from uprmc.record import key_of, pack, seqno_of
 
 SIZES = "1000,10000,100000,1000000"
 
@@ -38,7 +39,7 @@ SIZES = "1000,10000,100000,1000000"
 _LEAST = 100_000
 _ONE_IN = 5
 
-Put = tuple[Item, int]
+Put = tuple[int, bytes, int]
 
 
 def _puts(size: int) -> list[Put]:
@@ -55,22 +56,22 @@ def _puts(size: int) -> list[Put]:
         else:
             alive.append(seqno)
         keys[seqno] = keys.pop(replaced) if replaced else common.key_of(seqno)
-        puts.append((Item(keys[seqno], b"", 0, 0, seqno, seqno, 1), replaced))
+        puts.append((seqno, pack(Item(keys[seqno], b"", 0, 0, seqno, seqno, 1)), replaced))
     return puts
 
 
 def _fill_queue(puts: Sequence[Put]) -> WriteQueue:
     queue = WriteQueue()
     put = queue.put
-    for item, replaced in puts:
-        put(item, replaced)
+    for seqno, record, replaced in puts:
+        put(seqno, record, replaced)
     return queue
 
 
-def _fill_mapping(kind: type[dict[int, Item]], puts: Sequence[Put]) -> dict[int, Item]:
+def _fill_mapping(kind: type[dict[int, bytes]], puts: Sequence[Put]) -> dict[int, bytes]:
     mapping = kind()
-    for item, replaced in puts:
-        mapping[item.seqno] = item
+    for seqno, record, replaced in puts:
+        mapping[seqno] = record
         if replaced:
             del mapping[replaced]
     return mapping
@@ -100,7 +101,7 @@ def _entries_of_queue(puts: Sequence[Put], number: int) -> dict[str, float]:
             queue = _fill_queue(puts)
         view = queue.open_view()
         with read:
-            found = sum(1 for _ in view.items())
+            found = sum(1 for _ in view.records())
         assert found == queue.live
         view.close()
         with dropped_all:
@@ -111,12 +112,12 @@ def _entries_of_queue(puts: Sequence[Put], number: int) -> dict[str, float]:
         most += found - queue.live
         viewed = WriteQueue()
         half = len(puts) // 2
-        for item, replaced in puts[:half]:
-            viewed.put(item, replaced)
+        for seqno, record, replaced in puts[:half]:
+            viewed.put(seqno, record, replaced)
         view = viewed.open_view()
         with put_viewed:
-            for item, replaced in puts[half:]:
-                viewed.put(item, replaced)
+            for seqno, record, replaced in puts[half:]:
+                viewed.put(seqno, record, replaced)
         view.close()
     entries = times * len(puts)
     return {
@@ -129,7 +130,7 @@ def _entries_of_queue(puts: Sequence[Put], number: int) -> dict[str, float]:
 
 
 def _entries_of_mapping(
-    kind: type[dict[int, Item]], puts: Sequence[Put], number: int
+    kind: type[dict[int, bytes]], puts: Sequence[Put], number: int
 ) -> dict[str, float]:
     put, read = _Clock(), _Clock()
     times = max(1, _LEAST // len(puts))
@@ -183,7 +184,7 @@ def _views_of_queue(queue: WriteQueue, views: int, number: int) -> dict[str, flo
     }
 
 
-def _copy_of_mapping(mapping: dict[int, Item], number: int) -> dict[str, float]:
+def _copy_of_mapping(mapping: dict[int, bytes], number: int) -> dict[str, float]:
     before = time.perf_counter_ns()
     copy = mapping.copy()
     spent = time.perf_counter_ns() - before
@@ -199,16 +200,17 @@ def _held(puts: Sequence[Put], number: int) -> dict[str, float]:
         queue = _fill_queue(puts)
         view = queue.open_view()
         seqno = len(puts)
-        for item in list(view.items()):
+        for record in list(view.records()):
             seqno += 1
-            queue.put(Item(item.key, b"", 0, 0, seqno, seqno, 2), item.seqno)
+            newer = pack(Item(key_of(record), b"", 0, 0, seqno, seqno, 2))
+            queue.put(seqno, newer, seqno_of(record))
         held += queue.held
         with spent:
             view.close()
     return {"release_ns": spent.cpu_s * 1e9 / held}
 
 
-_KINDS: dict[str, type[dict[int, Item]]] = {"SortedDict": SortedDict, "dict": dict}
+_KINDS: dict[str, type[dict[int, bytes]]] = {"SortedDict": SortedDict, "dict": dict}
 
 
 def _measured(arguments: Any, size: int) -> dict[str, Any]:
