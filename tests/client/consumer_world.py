@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
-from tests.contents import receive_all
+from tests.contents import receive_all, table_of
 from tests.kv.harness import Rig
 from uprmc.client.core import Options, UprCore
 from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable
@@ -364,7 +364,7 @@ def replicate(source: Rig, target: Rig, vbucket: int = 0) -> None:
     """Let a replica catch up with its active, in one snapshot."""
     ours, theirs = target.bucket.vbuckets[vbucket], source.bucket.vbuckets[vbucket]
     take_history(ours, theirs.failover_log)
-    items = sorted(theirs.table.values(), key=lambda item: item.seqno)
+    items = sorted(table_of(theirs).values(), key=lambda item: item.seqno)
     newer = [item for item in items if item.seqno > ours.high_seqno]
     if newer:
         bounds = SnapshotRange(ours.high_seqno + 1, theirs.high_seqno)
@@ -379,5 +379,5 @@ def fail_over(source: Rig, target: Rig, vbucket: int = 0) -> None:
 
 def live(rig: Rig, vbucket: int = 0) -> dict[bytes, bytes | None]:
     """Return a node's documents."""
-    table = rig.bucket.vbuckets[vbucket].table
+    table = table_of(rig.bucket.vbuckets[vbucket])
     return {key: item.value for key, item in table.items() if not item.life}

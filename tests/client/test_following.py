@@ -17,6 +17,7 @@ from tests.client.consumer_world import (
     standby,
     write,
 )
+from tests.contents import table_of
 from tests.kv.harness import Rig
 from uprmc.client.position import Position
 from uprmc.model import SnapshotRange
@@ -40,7 +41,7 @@ def test_a_change_says_all_about_a_document() -> None:
     part.store(b"k", b"v", 7, 2_000_000_000)
     world = World(mirror, rig)
     world.settle()
-    item = part.table[b"k"]
+    item = table_of(part)[b"k"]
     uuid = part.failover_log[0].uuid
     found = ("set", 2, 1, uuid, b"k", b"v", 1, item.cas, 7, 2_000_000_000, 0, None)
     assert mirror.changes == [found]

@@ -26,6 +26,7 @@ from tests.client.consumer_world import (
     standby,
     write,
 )
+from tests.contents import table_of
 from tests.kv.harness import Rig
 from tests.seeds import seeds
 
@@ -91,7 +92,7 @@ class _History:
         """Forget all deletions, as a compaction may."""
         part = self.rig.bucket.vbuckets[0]
         self.rig.flush()
-        dead = [item for item in part.table.values() if item.life]
+        dead = [item for item in table_of(part).values() if item.life]
         if not dead:
             part.purge_seqno = max(part.purge_seqno, part.high_seqno)
 

@@ -364,7 +364,8 @@ def test_a_history_that_changes_while_documents_are_fetched_is_fetched_again() -
         if not branched:
             branched.append(key)
             new.bucket.set_state(0, DEAD)
-            new.bucket.vbuckets[0].table.pop(key, None)
+            if key in new.bucket.vbuckets[0].table:
+                new.bucket.vbuckets[0].table.remove(key)
             new.bucket.set_state(0, new.bucket.vbuckets[0].state.__class__.ACTIVE)
 
     mirror.undo = undo  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from interop.tap_copy import Document, Documents, TapCopy
 from tests.client.consumer_world import ServerEnd, fail_over, node, replicate, standby
 from tests.client.consumer_world import write as store
 from tests.client.tap_world import PLACE, Call
+from tests.contents import table_of
 from tests.kv.harness import ManualClock, Rig
 from uprmc.client.tap_connection import connection_name
 from uprmc.client.tap_state import MemoryKeeper
@@ -134,7 +135,7 @@ def documents(rig: Rig) -> Documents:
     return {
         (number, item.key): Document(item.value or b"", item.flags, item.expiry, item.cas, item.rev)
         for number, part in rig.bucket.vbuckets.items()
-        for item in part.table.values()
+        for item in table_of(part).values()
         if not item.life
     }
 

@@ -12,6 +12,7 @@ from tests.client.consumer_world import ACTIVE, DEAD, REPLICA, fail_over, node, 
 from tests.client.consumer_world import write as store
 from tests.client.fake_producer import FakeProducer, accepted, pairs, rollback
 from tests.client.tap_world import Joined
+from tests.contents import table_of
 from tests.upr import peer
 from tests.upr.peer import Frame, frame, marker, mutation, response, write
 from uprmc.client.tap_connection import NAME_MAX_BYTES, connection_name
@@ -198,7 +199,7 @@ def test_versions_of_a_node_of_ours_are_fetched_in_order() -> None:
     assert (gone.life, gone.value, gone.seqno) == (Life.DELETED, None, 3)
     assert gone.rev > 0
     assert never == Item(b"missing", None, 0, 0, 0, 0, 0, life=Life.DELETED)
-    assert there == rig.bucket.vbuckets[0].table[b"a"]
+    assert there == table_of(rig.bucket.vbuckets[0])[b"a"]
     assert joined.fetch(0) == []
 
 

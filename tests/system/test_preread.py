@@ -98,10 +98,13 @@ def test_it_reads_by_itself_again_when_the_worker_waits_no_more(
         keys = fill(node, loop)
         device.reactor_waits = 1
         assert sorted(streamed(node, loop)) == sorted(keys)
-        assert node.upr.preread.stretches == preread_driver._WARM_STRETCHES
+        in_line = 4  # streams, of which each may wait for its turn already
+        first = node.upr.preread.stretches
+        assert 0 <= first - preread_driver._WARM_STRETCHES < in_line
         device.reactor_waits = 2
         streamed(node, loop)
-        assert node.upr.preread.stretches == 2 * preread_driver._WARM_STRETCHES
+        again = node.upr.preread.stretches - first
+        assert 0 <= again - preread_driver._WARM_STRETCHES < in_line
 
 
 def test_a_worker_that_fails_holds_nobody_up(

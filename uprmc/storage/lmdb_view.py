@@ -12,7 +12,7 @@ import lmdb
 
 from uprmc.errors import StoreCorrupt
 from uprmc.model import SEQNO_MAX, Item, VBucketHeader
-from uprmc.record import unpack, without_value
+from uprmc.record import unpack, value_bytes_of, without_value
 from uprmc.storage import layout
 from uprmc.storage.layout import VBUCKET
 from uprmc.storage.lmdb_files import LmdbFiles, store_error
@@ -77,7 +77,10 @@ class LmdbView:
         if record is None:
             raise StoreCorrupt(f"{key!r} of vBucket {vbucket} has no record")
         self.records_read += 1
-        return layout.read_record(record)
+        record, (_, length) = layout.read_record(record), layout.read_entry(key, entry)
+        if value_bytes_of(record) != length:
+            raise StoreCorrupt(f"the record of {key!r} of vBucket {vbucket} has another length")
+        return record
 
     def metadata(self, vbucket: int, key: bytes) -> bytes | None:
         """Like `get`, without reading the value."""
