@@ -144,6 +144,20 @@ def test_a_record_that_was_cut_before_its_value_is_never_taken_for_one(
         layout.read_record(record[:cut])
 
 
+@given(st.lists(items, max_size=5))
+def test_many_records_are_read_as_each_of_them_is(found: list[Item]) -> None:
+    records = [*map(pack, found), _RECORD_1 + b"keyvalue!"]
+    assert layout.read_records(records) == list(map(layout.read_record, records))
+
+
+@given(items, st.data())
+def test_a_cut_record_is_found_among_many(item: Item, data: st.DataObject) -> None:
+    record = pack(item)
+    cut = data.draw(st.integers(0, len(record) - len(item.value or b"") - 1))
+    with pytest.raises(StoreCorrupt):
+        layout.read_records([pack(_ITEM), record[:cut]])
+
+
 @pytest.mark.parametrize("length", range(len(_RECORD_1 + b"keyvalue!")))
 def test_a_record_of_version_1_that_was_cut_is_never_taken_for_one(length: int) -> None:
     with pytest.raises(StoreCorrupt):

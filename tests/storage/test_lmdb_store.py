@@ -22,6 +22,7 @@ from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LmdbFiles
 from uprmc.storage.lmdb_pinned import freed_by_newest
 from uprmc.storage.lmdb_store import LmdbStore
+from uprmc.storage.lmdb_view import LmdbView
 
 MIB = 1 << 20
 
@@ -363,3 +364,23 @@ def test_a_file_that_is_not_as_expected_pins_nothing(tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(content)
         with (tmp_path / "file").open("rb") as file:
             assert freed_by_newest(file.fileno(), 4_096)[1] == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 200])
+def test_a_scan_without_gaps_reads_nothing_behind_its_vbucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    def again(*_: object) -> None:
+        raise AssertionError("it came to the next vBucket, and reads the last records again")
+
+    store = open_directory(tmp_path, uuid=1, sync=False)
+    for vbucket in range(3):
+        items = [live(b"k%d" % seqno, seqno) for seqno in range(1, count + 1)]
+        store.commit(write(*items, vbucket=vbucket))
+    monkeypatch.setattr(LmdbView, "_rows_until", again)
+    view = store.view()
+    for vbucket in range(3):
+        assert len(list(view.records_after(vbucket, 0))) == count
+        assert len(list(view.records_after(vbucket, count // 2))) == count - count // 2
+    view.close()
+    store.close()

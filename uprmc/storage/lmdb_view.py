@@ -127,22 +127,28 @@ class LmdbView:
         """Yield the same versions as records."""
         if seqno >= SEQNO_MAX:
             return iter(())
-        return map(layout.read_record, chain.from_iterable(self._portions(vbucket, seqno)))
+        portions = self._portions(vbucket, seqno)
+        return chain.from_iterable(map(layout.read_records, portions))
 
     def _portions(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
         """Yield the records in lists, so that nothing is done for each of them.
 
-        A list has as many as took `_PORTION_BYTES` before, at most `_PORTION_RECORDS`.
+        A list has as many as took `_PORTION_BYTES` before, at most `_PORTION_RECORDS`, and no more
+        than there are seqnos left: nothing behind the vBucket's last is read unless there are gaps.
         """
         stop = layout.vbucket_end(vbucket)
         count = 1
         self._read_ahead.scan_begins(id(self))
         try:
             cursor = self._txn.cursor(self._databases.by_seq)
-            if not cursor.set_range(layout.by_seq_key(vbucket, seqno + 1)):
+            start = layout.by_seq_key(vbucket, seqno + 1)
+            if not _set_at_or_before(cursor, stop) or cursor.key() < start:
                 return
+            last_seqno = layout.seqno_of_key(cursor.key())
+            cursor.set_range(start)
             values = cursor.iternext(keys=False)
-            while portion := list(islice(values, count)):
+            while seqno < last_seqno:
+                portion = list(islice(values, min(count, last_seqno - seqno)))
                 if not b"" < cursor.key() < stop:  # behind the vBucket's last, or behind all
                     yield list(self._rows_until(vbucket, seqno, stop))
                     return
