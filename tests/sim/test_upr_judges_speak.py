@@ -383,7 +383,7 @@ def _wake_nobody(patch: pytest.MonkeyPatch) -> None:
     def lose(vbucket: VBucket) -> None:
         vbucket.waiting = []
 
-    patch.setattr(VBucket, "_tell_waiting", lose)
+    patch.setattr(VBucket, "tell_waiting", lose)
 
 
 def _keep_permits(patch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from uprmc.core.form import COMPILED, FORM
-
-_OBJECT_BYTES = sys.getsizeof(b"") + 8
 
 
 class Records(Protocol):
@@ -40,7 +38,7 @@ class Records(Protocol):
 
     def __contains__(self, key: bytes) -> bool: ...
 
-    def pieces(self) -> list[object]:
+    def pieces(self) -> list[Any]:
         """Return what has the records, to be freed little by little; this is not used any more."""
 
     def own_bytes(self) -> int:
@@ -57,7 +55,7 @@ class DictRecords(dict[bytes, bytes]):
         """See `Records`."""
         return self.get
 
-    def pieces(self) -> list[object]:
+    def pieces(self) -> list[Any]:
         """See `Records`."""
         return [self]
 
@@ -68,16 +66,13 @@ class DictRecords(dict[bytes, bytes]):
 
 new_records: Callable[[], Records]
 if FORM == COMPILED:
-    from uprmc.core.native.table import RecordTable
+    from uprmc.core.native import table
 
-    new_records = RecordTable
-    #: What an entry takes beside its record: the header of an object, half of what that is rounded
-    #: up by, and a slot at the usual filling.
-    ENTRY_BYTES = _OBJECT_BYTES + 16
-    #: How often an entry has its key beside the record.
-    KEY_COPIES = 0
+    new_records = table.RecordTable
+    #: What an entry takes beside its key and its record.
+    ENTRY_BYTES = int(table.ENTRY_BYTES)
 else:
     new_records = DictRecords
-    #: As above, with the key's object and an entry of a dict.
-    ENTRY_BYTES = 2 * _OBJECT_BYTES + 60
-    KEY_COPIES = 1
+    #: The headers of two objects, half of what each is rounded up by, and an entry of a dict at the
+    #: usual filling.
+    ENTRY_BYTES = 2 * (sys.getsizeof(b"") + 8) + 60

@@ -245,7 +245,7 @@ class History:
             self._enter_expiry(item, old)
         self.locks.pop(key, None)
         if self.waiting and self.receiving is None:
-            self._tell_waiting()
+            self.tell_waiting()
 
     def adopt_all(self, records: list[bytes], highest_cas: int) -> None:
         """Do what `adopt` does for each, by rising seqno; call those who wait once, at the end.
@@ -270,7 +270,7 @@ class History:
             for record in records:
                 self.locks.pop(key_of(record), None)
         if self.waiting and self.receiving is None:
-            self._tell_waiting()
+            self.tell_waiting()
 
     def _note_deletion(self, rev: int, old: bytes | None) -> None:
         """Take note of a tombstone that takes the place of `old`."""
@@ -350,7 +350,8 @@ class History:
         """
         account = self._account
         account.used -= self.table.memory_bytes() if size is None else size
-        account.leftovers.add(self.table.let_go())
+        for piece in self.table.let_go():
+            account.leftovers.add(piece)
         self._start_history(new_log(uuid))
         if self.id in account.lookups:
             account.lookups[self.id] = self.table.get
@@ -398,9 +399,10 @@ class History:
         self.receiving = None
         self.change_header()
         if self.waiting:
-            self._tell_waiting()
+            self.tell_waiting()
 
-    def _tell_waiting(self) -> None:
+    def tell_waiting(self) -> None:
+        """Call those who wait for a change."""
         waiting = self.waiting
         if len(waiting) == 1:
             waiting.pop().changed()

@@ -41,5 +41,5 @@ class Leftovers:
             else:
                 del thing[-_STEP_ENTRIES:]
             if not thing:
-                self._kept.remove(thing)
+                self._kept.pop()
             yield

@@ -7,20 +7,19 @@ and below zero while the disk refuses commits.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from uprmc.config import MemorySettings
+from uprmc.core.records import ENTRY_BYTES
 from uprmc.engine import cas_clock
 from uprmc.engine.leftovers import Leftovers
 from uprmc.engine.timetable import Timetable
 from uprmc.errors import OutOfMemory, TemporaryFailure
 from uprmc.record import RECORD_OVERHEAD_BYTES
 
-#: What an item takes beyond the bytes of its key and its record: the headers of two objects, half
-#: of what each is rounded up by, and a dict entry at the usual filling.
-ITEM_OVERHEAD_BYTES = 2 * (sys.getsizeof(b"") + 8) + 60
+#: What an item takes beyond the bytes of its key and its record.
+ITEM_OVERHEAD_BYTES = ENTRY_BYTES
 
 
 def _nothing() -> None:

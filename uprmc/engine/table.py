@@ -4,14 +4,15 @@ Everything that puts a record into a table or takes one out goes through here, s
 is right. The table has live documents and fresh tombstones: a deleted document stays until its
 deletion is on disk (D19).
 
-`get` is the dict's own method, because the hot path of a GET is one call of it.
+`get` is the lookup of `core.records` itself, because the hot path of a GET is one call of it.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, ValuesView
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+from uprmc.core.records import new_records
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES, MemoryAccount
 from uprmc.model import Item
 from uprmc.record import (
@@ -43,8 +44,8 @@ class Table:
 
     def __init__(self, account: MemoryAccount) -> None:
         self._account = account
-        self._records: dict[bytes, bytes] = {}
-        self.get: Callable[[bytes], bytes | None] = self._records.get
+        self._records = new_records()
+        self.get: Callable[[bytes], bytes | None] = self._records.lookup
         self.tombstones = 0
         self.absent = 0
 
@@ -63,7 +64,7 @@ class Table:
         """Yield all keys; the table must not change meanwhile."""
         return iter(self._records)
 
-    def records(self) -> ValuesView[bytes]:
+    def records(self) -> Iterable[bytes]:
         """Return all records; the table must not change while they are iterated over."""
         return self._records.values()
 
@@ -150,13 +151,13 @@ class Table:
         size = sum(map(len, self._records.values())) + sum(map(len, self._records))
         return size + ITEM_OVERHEAD_BYTES * len(self._records)
 
-    def let_go(self) -> dict[bytes, bytes]:
-        """Return the entries for being freed little by little; the table is not used any more."""
-        return self._records
+    def let_go(self) -> list[Any]:
+        """Return what has the entries, to be freed little by little; this is not used any more."""
+        return self._records.pieces()
 
     def own_bytes(self) -> int:
         """Return what the table takes itself, without its entries' objects."""
-        return sys.getsizeof(self._records)
+        return self._records.own_bytes()
 
     def _count(self, gone: int) -> None:
         if gone & LIFE_BITS:

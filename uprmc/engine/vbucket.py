@@ -353,7 +353,7 @@ class VBucket(History):
             self.dirty = True
             account.mark_dirty(self)
         if self.waiting:
-            self._tell_waiting()
+            self.tell_waiting()
         return record
 
     def _become_dirty(self) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import cast
 from zlib import crc32
 
+from uprmc.core.serving import binary_serving
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.errors import (
     CommandError,
@@ -112,13 +113,15 @@ def _unheard(_: bool) -> None:
 class BinarySession(BinaryConversation):
     """See the module docstring."""
 
-    __slots__ = ("_mask", "_max_store_body_bytes", "_push")
+    __slots__ = ("_mask", "_max_store_body_bytes", "_push", "_serving")
 
     def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
         super().__init__(services, wake, by_key=by_key)
         self._mask = services.bucket.settings.engine.vbuckets - 1
         self._max_store_body_bytes = services.most_value_bytes(0) + STORE_EXTRAS.size
         self._push: TapPush | None = None
+        bucket = services.bucket
+        self._serving = binary_serving(bucket.lookups, bucket.active, bucket.account)
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -135,7 +138,16 @@ class BinarySession(BinaryConversation):
         unsent, limit = self._unsent, self._max_unsent
         position, last, wanted = 0, len(data) - HEADER_BYTES, HEADER_BYTES
         hits = misses = sets = refused = 0
+        serving = self._serving
         while position <= last and unsent <= limit:
+            if serving is not None and unlocked:
+                serving.unsent = unsent
+                position = serving.serve(
+                    data, position, self._out, limit, mask, int(now()), max_body
+                )
+                unsent = serving.unsent
+                if position > last or unsent > limit:
+                    break
             head, key_length, kinds, number, body_length, opaque, cas = _unpack_request(
                 data, position
             )
@@ -225,6 +237,10 @@ class BinarySession(BinaryConversation):
             max_body, unlocked = self._short_ways()  # the command may have been a HELLO, or a lock
         self._unsent = unsent
         self._running = self._fetch_failed = False
+        if serving is not None:
+            self._count(serving.hits, serving.misses, serving.sets, 0)
+            self.stats.cas_hits += serving.swaps
+            serving.hits = serving.misses = serving.sets = serving.swaps = 0
         self._count(hits, misses, sets, refused)
         if self.successor is not None:
             self._hand_over(data[position:])

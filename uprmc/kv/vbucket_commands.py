@@ -253,8 +253,8 @@ def _any_document(bucket: Bucket, now: float) -> tuple[VBucket, Item] | None:
 
 def _from(vbucket: VBucket, depth: int) -> Iterator[Item]:
     """Yield every item once, beginning at that index."""
-    records = vbucket.table.records()
-    return map(unpack, chain(islice(records, depth, None), islice(records, depth)))
+    records = vbucket.table.records
+    return map(unpack, chain(islice(records(), depth, None), islice(records(), depth)))
 
 
 def _is_live(item: Item, now: float) -> bool:

@@ -14,7 +14,7 @@ The order of iteration depends on nothing but the keys, the order of changes and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i64_le
 from mypy_extensions import i64
@@ -22,6 +22,10 @@ from mypy_extensions import i64
 FRONT_BYTES: Final[i64] = 24
 KEY_LENGTH_AT: Final[i64] = 7
 KEY_LENGTH_MAX: Final[i64] = 255
+
+#: What an entry takes beside its record: an object's header, half of what it is rounded up by, and
+#: a slot at the usual filling; less the key of some 20 bytes, which the account adds for each.
+ENTRY_BYTES: Final[i64] = 57 - 20
 
 SMALLEST_SLOTS: Final[i64] = 8
 SEGMENT_SLOTS: Final[i64] = 1024
@@ -154,6 +158,7 @@ class RecordTable:
         return self
 
     def __setitem__(self, key: bytes, record: bytes) -> None:
+        """Put in the record, in the place of the one with its key."""
         self.put(record)
 
     def put(self, record: bytes) -> bytes | None:
@@ -223,7 +228,7 @@ class RecordTable:
             number += 1
         return found
 
-    def pieces(self) -> list[object]:
+    def pieces(self) -> list[Any]:
         """Return what has the records, in small pieces; the table is not used any more."""
         return [segment.slots for segment in self.segments()]
 

@@ -1,0 +1,74 @@
+"""Commands that the compiled core carries out without the session.
+
+The interpreted form has nothing of the kind: there the session's own loop does all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from uprmc.core.form import COMPILED, FORM
+
+
+class BinaryServing(Protocol):
+    """Get and set of the binary protocol for one connection.
+
+    Attributes:
+        unsent: bytes of replies; the session sets it before a call.
+        hits: gets that found a document, since it was set to 0.
+        misses: gets that found none.
+        sets: sets.
+        swaps: sets with a CAS, among these.
+    """
+
+    unsent: int
+    hits: int
+    misses: int
+    sets: int
+    swaps: int
+
+    def serve(
+        self,
+        data: bytes,
+        position: int,
+        out: list[bytes],
+        limit: int,
+        mask: int,
+        now: int,
+        max_body: int,
+    ) -> int:
+        """Carry out complete frames from `position` on, as long as nothing is special about them.
+
+        Special is whatever a rule could refuse, delay or answer in another way: a document that is
+        deleted, expired or only on disk, a datatype, an unknown vBucket, another CAS, a shortage of
+        memory. Call it only while no document can be locked.
+
+        Args:
+            data: what the peer has sent.
+            position: where the first frame begins.
+            out: gets the replies.
+            limit: no frame is begun with more unsent bytes than this.
+            mask: number of vBuckets - 1 if the key chooses the vBucket, -1 if the frame names it.
+            now: Unix time.
+            max_body: longest body of a set, -1 to carry out none.
+
+        Returns:
+            the position of the first frame that was not carried out; nothing of it was done.
+        """
+
+
+def binary_serving(
+    lookups: dict[int, Any], active: dict[int, Any], account: Any
+) -> BinaryServing | None:
+    """Return what serves a connection, ``None`` in the interpreted form.
+
+    Args:
+        lookups: number -> `Records.lookup` of each active vBucket.
+        active: number -> the vBucket itself.
+        account: the memory account of all.
+    """
+    if FORM != COMPILED:
+        return None
+    from uprmc.core.native import binary
+
+    return binary.BinaryServing(lookups, active, account)
