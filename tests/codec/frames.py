@@ -7,7 +7,7 @@ peers, judges of the simulation and fuzzers stand on it.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 #: Magic, opcode, bytes of the key, of the extras, datatype, vBucket or status, bytes of the body,
 #: opaque, CAS.
@@ -64,7 +64,7 @@ class Frame(NamedTuple):
     value: bytes
 
     @classmethod
-    def of(cls, packet: bytes) -> Frame:
+    def of(cls, packet: bytes) -> Self:
         magic, opcode, keys, extras, datatype, number, _, opaque, cas = HEADER.unpack_from(packet)
         first, second = HEADER.size + extras, HEADER.size + extras + keys
         parts = packet[HEADER.size : first], packet[first:second], packet[second:]

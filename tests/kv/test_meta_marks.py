@@ -118,6 +118,12 @@ def test_what_was_made_from_an_older_version_may_be_stored_as_stale(rig: Rig) ->
     assert talk(session, b"mg m v\r\nmg m v\r\n") == b"VA 1 X W\r\no\r\nVA 1 Z X\r\no\r\n"
 
 
+def test_what_was_made_from_the_present_version_is_stored_as_fresh(rig: Rig) -> None:
+    session = rig.text()
+    assert talk(session, b"ms m 1 C%d I\r\nn\r\n" % cas_of(rig, b"m")) == b"HD\r\n"
+    assert talk(session, b"mg m v\r\n") == b"VA 1\r\nn\r\n"
+
+
 def test_a_stale_store_does_not_let_a_second_client_win(rig: Rig) -> None:
     session = rig.text()
     old = cas_of(rig, b"m")

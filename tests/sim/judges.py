@@ -8,7 +8,8 @@ a judge that finds a promise broken raises `Verdict`. The judge of what clients 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -23,6 +24,16 @@ ACTIVE = 1
 
 class Verdict(AssertionError):
     """A promise is broken."""
+
+
+@contextmanager
+def naming(seed: int, log: Sequence[str], again: str) -> Iterator[None]:
+    """Have what is found wrong say its seed, how to run it again, and the last events."""
+    try:
+        yield
+    except AssertionError as error:
+        last = "\n".join(log[-30:])
+        raise Verdict(f"seed {seed} ({again} {seed}): {error}\nthe last events:\n{last}") from error
 
 
 def complain(what: str) -> NoReturn:

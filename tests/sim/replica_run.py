@@ -14,7 +14,7 @@ from functools import partial
 from tests.sim import replica_codec as rc
 from tests.sim import upr_codec as codec
 from tests.sim.faults import FaultyRun
-from tests.sim.judges import Verdict, complain
+from tests.sim.judges import complain, naming
 from tests.sim.node import Pace, small_settings
 from tests.sim.replica_client import Program
 from tests.sim.replica_judges import judge_equal
@@ -26,7 +26,7 @@ from tests.sim.replica_truth import Histories
 from tests.sim.replica_wire import Cutter
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_writer import Writer
-from tests.sim.world import World
+from tests.sim.world import NotHappened, World
 from uprmc.config import Settings
 
 _NAMES = ("a", "b", "c")
@@ -112,12 +112,8 @@ class ReplicaRun:
             Verdict: with the seed in its text, and how to run it again.
         """
         run = cls(seed, plan)
-        try:
+        with naming(seed, run.world.log, cls.again):
             run.go()
-        except AssertionError as error:
-            last = "\n".join(run.world.log[-30:])
-            again = f"{cls.again} {seed}"
-            raise Verdict(f"seed {seed} ({again}): {error}\nthe last events:\n{last}") from error
         return run
 
     def go(self) -> None:
@@ -376,11 +372,7 @@ class ReplicaRun:
     def _until(self, happened: Callable[[], bool], what: str, how: Callable[[], str] = str) -> None:
         try:
             self.world.run_until(happened, 60_000)
-        except Verdict:
-            raise
-        except AssertionError as error:
-            if "has not happened" not in str(error):
-                raise
+        except NotHappened as error:
             complain(f"{what} never come to rest: {error} {how()}")
 
     def finish(self) -> None:

@@ -18,7 +18,7 @@ from tests.sim.judges import (
     SeqnoJudge,
     Stored,
     StoreJudge,
-    Verdict,
+    naming,
 )
 from tests.sim.link import FAR_AWAY, FAST, SLOW_READER, LinkProfile
 from tests.sim.node import Node, Pace, small_settings
@@ -100,14 +100,11 @@ class Run(FaultyRun):
             Verdict: with the seed in its text.
         """
         run = cls(seed, sync=sync, quota=quota)
-        try:
+        with naming(seed, run.world.log, "--seeds, seed"):
             run.start()
             for place in range(clients):
                 run.client(run.habits(place, weights or EVERYTHING, short_lives=short_lives))
             run.go(steps, faults)
-        except AssertionError as error:
-            last = "\n".join(run.world.log[-30:])
-            raise Verdict(f"seed {seed}: {error}\nthe last events:\n{last}") from error
         return run
 
     def habits(self, place: int, weights: dict[str, int], *, short_lives: bool) -> Habits:

@@ -14,7 +14,7 @@ from tests.sim import replica_codec as rc
 from tests.sim import upr_codec as codec
 from tests.sim.codec import Reply
 from tests.sim.faults import Faults
-from tests.sim.judges import Verdict, complain
+from tests.sim.judges import complain, naming
 from tests.sim.node import Pace, small_settings
 from tests.sim.replica_judges import judge_equal, stored
 from tests.sim.replica_node import Cluster, address
@@ -25,7 +25,7 @@ from tests.sim.tap_master import Manners, TapMaster
 from tests.sim.tap_node import TapNode
 from tests.sim.tap_plan import SETTINGS as TAP
 from tests.sim.upr_truth import Truth
-from tests.sim.world import World
+from tests.sim.world import NotHappened, World
 
 _STEPS_MAX = 60_000
 
@@ -97,12 +97,8 @@ class PushRun:
             Verdict: with the seed in its text, and how to run it again.
         """
         run = cls(seed, plan)
-        try:
+        with naming(seed, run.world.log, "python -m tests.sim.tap_seeds"):
             run.go()
-        except AssertionError as error:
-            last = "\n".join(run.world.log[-30:])
-            again = f"python -m tests.sim.tap_seeds {seed}"
-            raise Verdict(f"seed {seed} ({again}): {error}\nthe last events:\n{last}") from error
         return run
 
     def go(self) -> None:
@@ -222,11 +218,7 @@ class PushRun:
     def _until(self, happened: Callable[[], bool], what: str, how: Callable[[], str] = str) -> None:
         try:
             self.world.run_until(happened, _STEPS_MAX)
-        except Verdict:
-            raise
-        except AssertionError as error:
-            if "has not happened" not in str(error):
-                raise
+        except NotHappened as error:
             complain(f"{what} never come to rest: {error} {how()}")
 
     def account(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from tests.sim import upr_codec as codec
 from tests.sim.disk import Disk
 from tests.sim.faults import FaultyRun
-from tests.sim.judges import Stored, StoreJudge, Verdict, complain
+from tests.sim.judges import Stored, StoreJudge, complain, naming
 from tests.sim.node import Node, Pace, small_settings
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_lessee import Lessee
@@ -63,12 +63,8 @@ class UprRun(FaultyRun):
             Verdict: with the seed in its text, and how to run it again.
         """
         run = cls(seed, plan)
-        try:
+        with naming(seed, run.world.log, "python -m tests.sim.upr_seeds"):
             run.go()
-        except AssertionError as error:
-            last = "\n".join(run.world.log[-30:])
-            again = f"python -m tests.sim.upr_seeds {seed}"
-            raise Verdict(f"seed {seed} ({again}): {error}\nthe last events:\n{last}") from error
         return run
 
     def go(self) -> None:

@@ -32,6 +32,10 @@ class Timer:
         self.action = None
 
 
+class NotHappened(AssertionError):
+    """What was waited for."""
+
+
 class World:
     """See the module docstring.
 
@@ -98,8 +102,9 @@ class World:
         for _ in range(steps_max):
             if happened():
                 return
-            assert self.step(), "nothing is planned any more, and it has not happened"
-        raise AssertionError(f"it has not happened within {steps_max} steps")
+            if not self.step():
+                raise NotHappened("nothing is planned any more, and it has not happened")
+        raise NotHappened(f"it has not happened within {steps_max} steps")
 
     def run_for(self, seconds: float) -> None:
         """Go on for a time."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from tests.codec import frames
 from tests.codec.frames import HEADER, REQUEST, RESPONSE, frame
 from tests.kv.harness import PULL_BYTES, Rig
 from uprmc.kv.session import Negotiation
@@ -59,27 +60,10 @@ _DELETIONS = {
 }
 
 
-class Frame(NamedTuple):
-    """One frame; `status` is the vBucket of a request."""
+class Frame(frames.Frame):
+    """One frame, whose extras can be read by the names of their fields."""
 
-    magic: int
-    opcode: int
-    status: int
-    opaque: int
-    datatype: int
-    cas: int
-    extras: bytes
-    key: bytes
-    value: bytes
-
-    @property
-    def is_reply(self) -> bool:
-        return self.magic == RESPONSE
-
-    @property
-    def vbucket(self) -> int:
-        assert not self.is_reply
-        return self.status
+    __slots__ = ()
 
     @property
     def size(self) -> int:
@@ -109,31 +93,16 @@ def response(opcode: int, status: int = 0, *, opaque: int = 0, value: bytes = b"
 
 def split(data: bytes) -> tuple[list[Frame], bytes]:
     """Cut whole frames off the front; returns them and the rest."""
-    frames, at = [], 0
-    while len(data) - at >= 24:
-        magic, opcode, key, extras, datatype, status, body, opaque, cas = HEADER.unpack_from(
-            data, at
-        )
+    found, at = [], 0
+    while len(data) - at >= HEADER.size:
+        magic, *_, body, _, _ = HEADER.unpack_from(data, at)
         assert magic in (REQUEST, RESPONSE), f"a frame begins with {data[at : at + 24]!r}"
-        if len(data) - at < 24 + body:
+        end = at + HEADER.size + body
+        if len(data) < end:
             break
-        first = at + 24
-        middle, end = first + extras, first + body
-        frames.append(
-            Frame(
-                magic,
-                opcode,
-                status,
-                opaque,
-                datatype,
-                cas,
-                data[first:middle],
-                data[middle : middle + key],
-                data[middle + key : end],
-            )
-        )
+        found.append(Frame.of(data[at:end]))
         at = end
-    return frames, data[at:]
+    return found, data[at:]
 
 
 def stream_request(

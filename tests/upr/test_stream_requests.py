@@ -346,6 +346,7 @@ def test_disk_only_ends_at_what_is_persisted_now(rig: Rig) -> None:
 
 def test_from_latest_begins_at_what_is_there_now(rig: Rig) -> None:
     fill(rig, 0, 5)
+    with_log(rig, (0xB, 3), (0xA, 0))
     peer = Peer.open(rig)
     assert peer.stream(0, 2, uuid=0xDEAD, flags=0x40) == []
     write(rig, 0, b"new")

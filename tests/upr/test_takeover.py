@@ -311,7 +311,7 @@ def raw(each: Frame) -> bytes:
         key=each.key,
         value=each.value,
         extras=each.extras,
-        vbucket=each.status,
+        vbucket=each.number,
         opaque=each.opaque,
         cas=each.cas,
         datatype=each.datatype,
