@@ -24,7 +24,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-growth bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -101,7 +101,7 @@ test: system-packages $(VENV)/tox-installed ## run every test and check
 test-fast: $(VENV)/tox-installed ## run the checks and the tests that take no time
 	$(BIN)/python -m tox run -e $(TOX_TESTS) -- $(FAST_ARGS)
 
-bench: bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark ## run all benchmarks
+bench: bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-growth ## run all benchmarks
 
 bench-kv: $(VENV)/installed ## key-value operations against memcached
 	$(BIN)/python -m bench.kv $(BENCH_ARGS)
@@ -134,6 +134,9 @@ $(VENV)/bench-installed: $(VENV)/installed
 
 bench-upr: $(VENV)/bench-installed bench-packages ## streams against those of Redis
 	$(BIN)/python -m bench.upr $(BENCH_ARGS)
+
+bench-growth: $(VENV)/bench-installed bench-packages ## how cost grows with items, connections, vBuckets and consumers
+	$(BIN)/python -m bench.growth --plot docs/growth.svg $(BENCH_ARGS)
 
 bench-replica: $(VENV)/installed ## replicas, takeover and the client library
 	$(BIN)/python -m bench.replica $(BENCH_ARGS)

@@ -400,10 +400,12 @@ def main() -> None:
     options.add_argument("--pid", type=int, default=0, help="of the server, for its CPU")
     options.add_argument("--items", type=int, default=1_000)
     options.add_argument("--buffer", type=int, default=BUFFER_BYTES, help="flow control, 0 = none")
+    options.add_argument("--name", default="", help="a node keeps one connection of each name")
     options.add_argument("--check", action="store_true", help="compare contents, take no figures")
     words = options.parse_args()
     host, _, port = words.address.rpartition(":")
-    with Consumer((host, int(port)), b"bench:%s" % words.what.encode(), words.buffer) as consumer:
+    name = f"bench:{words.name or words.what}".encode()
+    with Consumer((host, int(port)), name, words.buffer) as consumer:
         if words.what == "backfill":
             backfill(consumer, words.pid, check=words.check)
         elif words.what == "latency":
