@@ -10,7 +10,8 @@ vbuckets
     CPU for each item of a backfill from disk, spread over 1 to 1,024 vBuckets: the server's and
     that of a consumer in plain Python.
 consumers
-    CPU for each pipelined set while 0 to 50 consumers follow all of 1,024 vBuckets.
+    CPU for each pipelined set while 0 to 50 consumers follow all of 1,024 vBuckets, until they
+    have everything and all of it is on disk.
 
     python -m bench.growth --rounds 3 --only keys,consumers --plot docs/growth.svg
 """
@@ -26,7 +27,7 @@ from typing import Any
 
 from bench import common
 from bench.common import Load, Report, Spread, column
-from bench.filling import fill, items_of, wait_until_flushed
+from bench.filling import fill, items_of, statistic, wait_until_flushed
 from bench.rig import Bench, Figures, command_of, figures_of, run_child, started
 from interop.server_process import ServerProcess, start_memcached
 from uprmc import units
@@ -107,11 +108,13 @@ def _consumers(bench: Bench, size: int) -> Point:
                     for each in range(size)
                 ]
                 followers = [stack.enter_context(started(command)) for command in commands]
-                report = load.run(ours, seed=number + 1)
-                wait_until_flushed(ours)
+                sets, cpu_s = statistic(ours, b"cmd_set"), ours.cpu_s()
+                load.run(ours, seed=number + 1)
                 for follower in followers:
                     figures_of(follower)
-            return {"us": float(report["srv_us_op"])}
+                wait_until_flushed(ours)
+            sets = statistic(ours, b"cmd_set") - sets
+            return {"us": (ours.cpu_s() - cpu_s) * 1e6 / sets}
 
         return bench.rounds(f"{size} consumers", {"ours": measure})
 
