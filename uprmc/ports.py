@@ -71,6 +71,24 @@ class Session(Protocol):
         """The peer is gone: let go of everything held for it."""
 
 
+class Answering(Session, Protocol):
+    """A session that can often say at once all that there is to say.
+
+    Attributes:
+        answers: it can indeed, so `answer` is worth a call.
+    """
+
+    answers: bool
+
+    def answer(self, data: bytes) -> bytes | None:
+        """Take the next bytes as `receive_data` does; call it while the peer takes replies.
+
+        Returns:
+            the replies, perhaps none, if that is all: no attribute has changed, and nothing is
+            buffered. ``None`` means that the session must be looked at as after `receive_data`.
+        """
+
+
 class Dialled(Protocol):
     """A connection that was asked for, made already or not."""
 

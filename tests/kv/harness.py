@@ -6,6 +6,7 @@ which a session waits can be looked at.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -185,7 +186,12 @@ def talk(session: Session, data: bytes) -> bytes:
     return drained(session)
 
 
-def talk_in_pieces(session: Session, data: bytes, cuts: list[int]) -> bytes:
+def talk_in_pieces(
+    session: Session,
+    data: bytes,
+    cuts: list[int],
+    way: Callable[[Any, bytes], bytes] = talk,
+) -> bytes:
     """Send `data` cut at these places, taking the replies after each part, as an adapter does."""
     places = [0, *sorted({cut for cut in cuts if cut < len(data)}), len(data)]
-    return b"".join(talk(session, data[start:end]) for start, end in pairwise(places))
+    return b"".join(way(session, data[start:end]) for start, end in pairwise(places))

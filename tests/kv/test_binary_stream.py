@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.contents import table_of
 from tests.kv.binary_peer import Peer, answer, counter, error, frame, get_hit, store, u32
-from tests.kv.harness import Rig, drained, talk_in_pieces
+from tests.kv.harness import Rig, drained, talk, talk_in_pieces
 from uprmc.kv.binary_session import BinarySession
 
 GET, SET, ADD, REPLACE, DELETE, INCR, DECR, QUIT, FLUSH, GETQ, NOOP, VERSION = range(12)
@@ -132,17 +132,30 @@ def state(rig: Rig) -> list[object]:
     st.lists(st.one_of(frames, frames, frames, wrong), max_size=12),
     st.lists(st.integers(0, 4_000), max_size=12),
     st.booleans(),
+    st.booleans(),
 )
 def test_any_split_of_the_stream_gives_the_same_replies(
-    requests: list[bytes], cuts: list[int], by_key: bool
+    requests: list[bytes], cuts: list[int], by_key: bool, at_once: bool
 ) -> None:
     data = b"".join(requests)
     whole, parts = small_rig(), small_rig()
     once, often = Peer(whole, by_key=by_key), Peer(parts, by_key=by_key)
     said = once.say(data)
-    assert talk_in_pieces(often.session, data, cuts) == said
+    way = answered if at_once else talk
+    assert talk_in_pieces(often.session, data, cuts, way) == said
     assert often.closed is once.closed
     assert state(parts) == state(whole)
+
+
+def answered(session: BinarySession, data: bytes) -> bytes:
+    """Send `data` and take what the session says at once, or else as ever."""
+    replies = session.answer(data)
+    if replies is None:
+        return drained(session)
+    assert session.buffered() == (0, 0)
+    assert (session.closing, session.input_full, session.successor) == (False, False, None)
+    assert session.data_to_send(1_000) == []
+    return replies
 
 
 @settings(max_examples=40)

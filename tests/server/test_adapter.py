@@ -61,6 +61,41 @@ def test_no_answer_is_no_write(node: Node) -> None:
     assert protocol.transport.writes == []
 
 
+class _Prompt(EchoSession):
+    """Answers at once what is not in capitals."""
+
+    answers = True
+
+    def answer(self, data: bytes) -> bytes | None:
+        if data.islower():
+            return data * 2
+        self.receive_data(data)
+        return None
+
+
+def test_what_a_session_says_at_once_is_written_and_it_is_not_asked_again() -> None:
+    protocol = Node(_Prompt).connect()
+    asked = len(protocol.session.budgets)
+    protocol.dataReceived(b"ab")
+    assert protocol.transport.writes == [b"abab"]
+    assert len(protocol.session.budgets) == asked
+    assert (protocol.bytes_read, protocol.bytes_written) == (2, 4)
+    protocol.dataReceived(b"CD")
+    assert protocol.transport.writes == [b"abab", b"CD"]
+    lose(protocol)
+    protocol.dataReceived(b"late")
+    assert protocol.transport.writes == [b"abab", b"CD"]
+
+
+def test_an_answer_that_the_transport_only_queues_stops_the_reading() -> None:
+    protocol = Node(_Prompt).connect()
+    protocol.transport.write = lambda data: protocol.pauseProducing()
+    protocol.dataReceived(b"ab")
+    assert protocol.info(0).state == "output-full"
+    protocol.dataReceived(b"cd")  # what had been received already
+    assert protocol.session.out == [b"cd"]
+
+
 def test_a_session_may_speak_first() -> None:
     def make(wake):
         session = EchoSession(wake)

@@ -96,6 +96,11 @@ class UprSession(BinarySession):
             self.services.bucket.stats.upr_dead += 1
             self._close()
 
+    @property
+    def answers(self) -> bool:
+        """See `ports.Answering`: there may be streams to serve, too."""
+        return False
+
     def data_to_send(self, budget: int) -> list[bytes]:
         """Return replies, then frames of streams."""
         if self.peer.closed:

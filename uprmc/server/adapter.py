@@ -29,7 +29,7 @@ from twisted.internet.protocol import Protocol, ServerFactory, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer  # type: ignore[import-untyped]
 
-from uprmc.ports import Session
+from uprmc.ports import Answering, Session
 from uprmc.server.connections import ConnectionInfo, Connections
 from uprmc.server.log import Log
 from uprmc.server.wake_list import WakeList
@@ -91,6 +91,7 @@ class SessionProtocol(Protocol):
 
     def __init__(self, factory: SessionFactory, peer: str) -> None:
         self.session: Session = _NO_SESSION
+        self._answer: Callable[[bytes], bytes | None] | None = None
         self.bytes_read = 0
         self.bytes_written = 0
         self._owner = factory
@@ -122,7 +123,7 @@ class SessionProtocol(Protocol):
         self._number = self._connections.add(self)
         self._wire.registerProducer(self, True)
         try:
-            self.session = self._owner.make_session(self._peer, self.wake)
+            self._follow(self._owner.make_session(self._peer, self.wake))
             self._pump()
         except Exception:
             self._failed()
@@ -135,13 +136,29 @@ class SessionProtocol(Protocol):
         self._chunks += 1
         self._connections.heard += 1
         try:
-            self.session.receive_data(data)
+            reply = None
+            if self._answer is None or self._blocked or self._counted is not _NOTHING:
+                self.session.receive_data(data)
+            else:
+                reply = self._answer(data)
             wakes = self._wake_list
             if wakes.alone and wakes.waiting:
                 wakes.run()  # a change reaches its streams before its writer has the answer
+            if reply is not None:
+                self._send(reply)
+                return
             self._pump()
         except Exception:
             self._failed()
+
+    def _send(self, reply: bytes) -> None:
+        """Write all that the session had to say."""
+        if reply:
+            self.bytes_written += len(reply)
+            self._in_transport = len(reply)
+            self._wire.write(reply)
+            if self._blocked:
+                self._pump()
 
     def readConnectionLost(self) -> None:
         """Answer what the peer asked before it closed its half, then hang up.
@@ -161,7 +178,7 @@ class SessionProtocol(Protocol):
         self._ending = True
         self._connections.remove(self)
         self._connections.buffers.forget(self)
-        session, self.session = self.session, _NO_SESSION
+        session, self.session, self._answer = self.session, _NO_SESSION, None
         try:
             session.connection_lost()
         except Exception:
@@ -267,8 +284,13 @@ class SessionProtocol(Protocol):
         session = self.session
         while session.successor is not None:
             session = session.successor
-        self.session = session
+        self._follow(session)
         return session
+
+    def _follow(self, session: Session) -> None:
+        self.session = session
+        answering = getattr(session, "answers", False)  # not every session is an `Answering`
+        self._answer = cast(Answering, session).answer if answering else None
 
     def _turn_reading(self) -> None:
         self._reading = not self._reading
