@@ -8,6 +8,7 @@ import pytest
 
 from tests.contents import table_of
 from tests.engine.support import Node, settings_of
+from uprmc.engine import flusher
 from uprmc.engine.evictor import Evictor
 from uprmc.engine.flusher import Flush
 from uprmc.engine.vbucket import Interruption, VBucket
@@ -307,6 +308,12 @@ def one_flush(node: Node, *, fails: bool) -> Iterator[None]:
     yield
 
 
+@pytest.fixture
+def a_slice_for_each_vbucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flusher, "_VBUCKET_AS_ITEMS", 1_000)
+
+
+@pytest.mark.usefixtures("a_slice_for_each_vbucket")
 def test_a_removal_between_the_slices_of_a_flush_is_in_the_next() -> None:
     node = filled(vbuckets=3)
     for vbucket in node.bucket.vbuckets.values():
@@ -329,6 +336,7 @@ def test_a_removal_between_the_slices_of_a_flush_is_in_the_next() -> None:
     node.check()
 
 
+@pytest.mark.usefixtures("a_slice_for_each_vbucket")
 def test_a_flush_of_the_others_does_not_wipe_one_that_is_removed_meanwhile() -> None:
     """All that are there are reset, but one was taken that is not: its old records must stay."""
     node = filled(vbuckets=2)

@@ -48,6 +48,9 @@ _FILLING_BATCHES = 32
 #: Most items taken from a queue before the room is checked again and others may run.
 _TAKE_ITEMS = 64
 
+#: What a vBucket counts for beside its items when others may run after so many of them.
+_VBUCKET_AS_ITEMS = 8
+
 #: Most items of one vBucket that are marked persisted, or freed, before others may run.
 _SETTLE_ITEMS = 256
 
@@ -87,17 +90,23 @@ class _Begun(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """One vBucket's share of a flush; without a queue only the header of an ended history."""
+    """One vBucket's share of a flush.
+
+    Attributes:
+        table: the table of the history that it belongs to.
+        queue: where the records come from; ``None`` = only the header of an ended history.
+        cursor: the view that they come from; ``None`` = all that was in the queue.
+    """
 
     vbucket: VBucket
+    table: Table
     queue: WriteQueue | None
+    cursor: _Cursor | None
     records: list[bytes]
     upto: int
     snapshot: SnapshotRange
-    complete: bool
     reset: bool
     header: bool
-    drop: Sequence[Record]
 
 
 @dataclass(slots=True)
@@ -178,7 +187,8 @@ class Flusher:
         """
         account, settings = self._account, self._settings
         batch_items = self._batch_items * (_FILLING_BATCHES if self.filling else 1)
-        full = self.queued >= batch_items or account.used > account.high_mark
+        queued = sum([vbucket.queue.live for vbucket in account.dirty])
+        full = queued >= batch_items or account.used > account.high_mark
         if self._waiters or self._impatient or full:
             return 0.0
         rest = 0.0 if self._hurried else settings.rest_factor * last_flush_s
@@ -349,10 +359,18 @@ class Flusher:
             yield from self._take_begun(flush, each, room)
             if not each.vbucket.rewinding:  # what was rolled back is taken before the first step
                 yield
+        since_yield = 0
         for vbucket in later:
-            if not (room.left and (yield from self._take(flush, vbucket, room, reset=False))):
+            if not room.left:
                 self._take_next_time(vbucket)
-            yield
+            elif self._is_short(vbucket):
+                since_yield += self._take_all(flush, vbucket, room)
+            elif not (yield from self._take(flush, vbucket, room, reset=False)):
+                self._take_next_time(vbucket)
+            since_yield += _VBUCKET_AS_ITEMS
+            if since_yield >= _TAKE_ITEMS:
+                since_yield = 0
+                yield
         flush.batch = Batch(flush.changes, flush.local, reset_all)
 
     def _take_begun(
@@ -362,8 +380,9 @@ class Flusher:
         vbucket, table, header, reset = begun
         if vbucket.table is table and (yield from self._take(flush, vbucket, room, reset=reset)):
             return
-        part = _Part(vbucket, None, [], header.high_seqno, header.snapshot, False, reset, True, ())
-        flush.parts.append(part)
+        flush.parts.append(
+            _Part(vbucket, table, None, None, [], header.high_seqno, header.snapshot, reset, True)
+        )
         flush.changes.append(VBucketChange(vbucket.id, header, [], reset))
         self._take_next_time(vbucket)
 
@@ -396,9 +415,16 @@ class Flusher:
 
     def finish_in_slices(self, flush: Flush) -> Generator[None, None, None]:
         """Do what `finish` does, yielding after each short step so that others can run."""
+        since_yield = 0
         for part in flush.parts:
-            yield from self._settle(part)
-            yield
+            if part.cursor is not None:
+                yield from self._settle(part)
+            elif not self._is_gone(part.vbucket):
+                self._persisted(part, part.records)
+            since_yield += len(part.records) + _VBUCKET_AS_ITEMS
+            if since_yield >= _TAKE_ITEMS:
+                since_yield = 0
+                yield
         self._account.disk_works()
         if flush.item_count:
             self._account.exhausted = False  # what is clean now may be evicted
@@ -442,25 +468,63 @@ class Flusher:
             records = list(cursor.view.records())
             room.use(records)
             upto = cursor.view.high_seqno
-        complete = upto >= cursor.view.high_seqno
-        part = _Part(
-            vbucket,
-            cursor.queue,
-            records,
-            upto,
-            cursor.snapshot if complete else SnapshotRange(cursor.whole, cursor.snapshot.end),
-            complete,
-            vbucket.reset_pending,
-            vbucket.header_dirty,
-            drop,
-        )
-        vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
-        flush.parts.append(part)
-        header = vbucket.header(upto, part.snapshot)
-        flush.changes.append(
-            VBucketChange(vbucket.id, header, records, part.reset, drop, above, sorted(forget))
-        )
+        snapshot = cursor.snapshot
+        if upto < cursor.view.high_seqno:
+            snapshot = SnapshotRange(cursor.whole, snapshot.end)
+        self._add(flush, vbucket, cursor, records, upto, snapshot, drop, above, sorted(forget))
         return True
+
+    def _is_short(self, vbucket: VBucket) -> bool:
+        """Tell whether a vBucket without anything special has so little that it is taken at once.
+
+        That needs no view: all of it is in one commit, and if that fails nothing of it is on disk.
+        """
+        return (
+            vbucket.queue.live <= _TAKE_ITEMS
+            and vbucket.id not in self._cursors
+            and not (vbucket.rewinding or vbucket.reset_pending or self._is_gone(vbucket))
+        )
+
+    def _take_all(self, flush: Flush, vbucket: VBucket, room: CommitRoom) -> int:
+        """Add everything that a vBucket has to `flush`; return how many records that is."""
+        drop = self._disposals.take_drops(vbucket)
+        room.use_records(len(drop))
+        records = vbucket.queue.since(vbucket.queue.persisted)
+        room.use(records)
+        upto = seqno_of(records[-1]) if records else vbucket.persisted_seqno
+        self._add(flush, vbucket, None, records, upto, vbucket.snapshot, drop)
+        return len(records)
+
+    def _add(
+        self,
+        flush: Flush,
+        vbucket: VBucket,
+        cursor: _Cursor | None,
+        records: list[bytes],
+        upto: int,
+        snapshot: SnapshotRange,
+        drop: Sequence[Record],
+        above: int | None = None,
+        forget: Sequence[bytes] = (),
+    ) -> None:
+        """Add a part to a flush, and what it does to the store."""
+        reset = vbucket.reset_pending
+        flush.parts.append(
+            _Part(
+                vbucket,
+                vbucket.table,
+                vbucket.queue,
+                cursor,
+                records,
+                upto,
+                snapshot,
+                reset,
+                vbucket.header_dirty,
+            )
+        )
+        header = vbucket.header(upto, snapshot)
+        flush.changes.append(VBucketChange(vbucket.id, header, records, reset, drop, above, forget))
+        vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
 
     def _portion(
         self, cursor: _Cursor, vbucket: VBucket, room: CommitRoom
@@ -499,12 +563,12 @@ class Flusher:
 
     def _settle(self, part: _Part) -> Iterator[None]:
         """Tell a vBucket what is on disk, a little at a time if that is much."""
-        vbucket = part.vbucket
-        cursor = self._cursors.get(vbucket.id)
-        if cursor is None or cursor.queue is not part.queue:
+        vbucket, cursor = part.vbucket, part.cursor
+        if cursor is None or self._cursors.get(vbucket.id) is not cursor:
             return
         cursor.position = part.upto
-        if part.complete:
+        complete = part.upto >= cursor.view.high_seqno
+        if complete:
             cursor.view.close()
         else:
             cursor.view.pass_by(part.upto)
@@ -516,14 +580,20 @@ class Flusher:
                 settled += len(few)
                 vbucket.persisted(few, seqno_of(few[-1]), between)
                 yield
-        if part.complete and self._cursors.get(vbucket.id) is cursor:
+        if complete and self._cursors.get(vbucket.id) is cursor:
             del self._cursors[vbucket.id]
-        if part.queue is vbucket.queue:
-            vbucket.persisted(part.records[settled:], part.upto, part.snapshot)
-            if vbucket.queue.live:  # beyond this batch, or accepted since the view was opened
-                self._mark_dirty(vbucket)
-            elif part.snapshot != vbucket.snapshot:  # a branch has completed it in the meantime
-                vbucket.change_header()
+        self._persisted(part, part.records[settled:])
+
+    def _persisted(self, part: _Part, records: list[bytes]) -> None:
+        """Tell a vBucket what is on disk now, unless that belongs to a former history."""
+        vbucket = part.vbucket
+        if part.queue is not vbucket.queue or part.table is not vbucket.table:
+            return
+        vbucket.persisted(records, part.upto, part.snapshot)
+        if vbucket.queue.live:  # beyond this batch, or accepted since it was begun
+            self._mark_dirty(vbucket)
+        elif part.snapshot != vbucket.snapshot:  # a branch has completed it in the meantime
+            vbucket.change_header()
 
     def _is_gone(self, vbucket: VBucket) -> bool:
         """Tell whether a vBucket was removed, even if another one has its number now."""
