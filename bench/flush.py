@@ -105,6 +105,9 @@ class Ours:
     def file_bytes(self) -> int:
         return self._bucket.store.usage().file_bytes
 
+    def used_bytes(self) -> int:
+        return self._bucket.store.usage().used_bytes
+
     def close(self) -> None:
         common.close_in_order(self._bucket)
 
@@ -225,7 +228,7 @@ def _measured(arguments: Any, shape: str) -> dict[str, Any]:
         contestants: dict[str, Contestant] = {
             form: Sqlite(root / form, vbuckets, form) for form in _STATEMENTS
         }
-        contestants["ours"] = Ours(root / "ours", vbuckets, batch)
+        ours = contestants["ours"] = Ours(root / "ours", vbuckets, batch)
         calls: dict[str, Callable[[int], dict[str, float]]] = {}
         for name, contestant in contestants.items():
             stack.callback(contestant.close)
@@ -237,6 +240,7 @@ def _measured(arguments: Any, shape: str) -> dict[str, Any]:
             arguments.rounds, calls, lambda text: common.progress(f"{shape}, {text}")
         )
         sizes = {name: contestant.file_bytes() for name, contestant in contestants.items()}
+        sizes["ours, used"] = ours.used_bytes()
     common.progress("")
     ratios = {
         f"{name} v {form}": ratio(column(figures["ours"], name), column(figures[form], name))
@@ -282,10 +286,12 @@ def _row(result: dict[str, Any]) -> list[str]:
         compared("wall_us v upsert"),
         f"{Spread.of([1e3 / wall for wall in column(result['ours'], 'wall_us')]).median:.0f}",
         compared("written_bytes v upsert"),
+        "/".join(f"{result['file_bytes'][name] / 1e6:.0f}" for name in _SIZES),
     ]
 
 
 _STEPS = ("begin", "commit", "finish")
+_SIZES = ("ours", "ours, used", "upsert")
 
 
 def main() -> None:
@@ -314,6 +320,7 @@ def main() -> None:
                 "wall",
                 "our 1000 docs/s",
                 "written",
+                "MB: file/used/upsert's",
             ],
             [_row(result) for result in report.results],
         )

@@ -3,8 +3,8 @@
 The directory holds documents of 256 bytes that were written in no order. Ours is what a node does
 before it lets clients in: `Warmup` through the real store, driven in slices of 10 ms with the
 cycle collector held off, as the node drives it; opening the directory is not part of it. The peer
-is a py-lmdb cursor over the by-seq index that unpacks the head of each record, cuts out key and
-value and keeps nothing: every byte is read once and no table is built.
+is a py-lmdb cursor over the by-seq index that splits segments, unpacks the front of each record,
+cuts out key and value and keeps nothing: every byte is read once and no table is built.
 
 ``all values`` has memory for everything; ``a quarter`` has memory for all keys and about a quarter
 of the values, so that warm-up stops loading values at the low mark (a document counts as loaded
@@ -34,9 +34,9 @@ from interop.server_process import start_uprmc
 from uprmc import units
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
-from uprmc.record import FRONT, FRONT_BYTES, RECORD_OVERHEAD_BYTES, TAIL, TAIL_BYTES, key_of
+from uprmc.record import FRONT, FRONT_BYTES, RECORD_OVERHEAD_BYTES, key_of
 from uprmc.server import collector
-from uprmc.storage import layout
+from uprmc.storage import layout, segments
 
 _SLICE_S = 0.01
 _QUARTER = 0.25
@@ -63,9 +63,7 @@ def _make(directory: Path, arguments: Any) -> None:
 
 def _quota(arguments: Any, share_of_values: float) -> int:
     """The quota whose low mark leaves room for all keys and a share of the values."""
-    keys = arguments.items * (
-        2 * len(common.key_of(0)) + RECORD_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES
-    )
+    keys = arguments.items * (len(common.key_of(0)) + ITEM_OVERHEAD_BYTES)
     values = arguments.items * arguments.value_bytes * share_of_values
     low_mark = 0.75
     return max(int((keys + values) / low_mark * _SPARE), 16 << 20)
@@ -95,31 +93,32 @@ def _ours(directory: Path, vbuckets: int, quota: int) -> dict[str, float]:
 
 def _scan(directory: Path) -> dict[str, float]:
     """The peer: read and unpack every record, keep none."""
-    with lmdb.open(str(directory), max_dbs=4, readonly=True) as environment:
+    with lmdb.open(str(directory), max_dbs=5, readonly=True) as environment:
         by_seq = environment.open_db(layout.BY_SEQ, create=False)
-        unpack_front, unpack_tail = FRONT.unpack_from, TAIL.unpack_from
+        unpack_from, overhead = FRONT.unpack_from, RECORD_OVERHEAD_BYTES
         records = 0
         cpu_s, began = time.process_time(), time.perf_counter()
         with environment.begin(by_seq) as transaction:
-            for _, record in transaction.cursor():
-                _, _, _, _, key_bytes, _, _ = unpack_front(record)
-                tail_at = FRONT_BYTES + key_bytes
-                unpack_tail(record, tail_at)
-                _ = record[FRONT_BYTES:tail_at], record[tail_at + TAIL_BYTES :]
-                records += 1
+            for _, segment in transaction.cursor():
+                for record in segments.split(segment):
+                    _, _, _, _, key_bytes, _, _ = unpack_from(record)
+                    key_end = FRONT_BYTES + key_bytes
+                    _ = record[FRONT_BYTES:key_end], record[overhead + key_bytes :]
+                    records += 1
         return _figures(records, cpu_s, began)
 
 
 def _build(directory: Path) -> dict[str, float]:
-    """The floor for an interpreter: the same scan that keeps each record in a dict."""
+    """The floor for an interpreter: the same scan that keeps the records in a dict."""
     collector.take_over()
-    with lmdb.open(str(directory), max_dbs=4, readonly=True) as environment:
+    with lmdb.open(str(directory), max_dbs=5, readonly=True) as environment:
         by_seq = environment.open_db(layout.BY_SEQ, create=False)
         table: dict[bytes, bytes] = {}
         cpu_s, began = time.process_time(), time.perf_counter()
         with environment.begin(by_seq) as transaction:
-            for _, record in transaction.cursor():
-                table[key_of(record)] = record
+            for _, segment in transaction.cursor():
+                for record in segments.split(segment):
+                    table[key_of(record)] = record
         return _figures(len(table), cpu_s, began)
 
 

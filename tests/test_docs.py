@@ -31,6 +31,7 @@ from tests.documents import (
     shown_opcodes,
 )
 from tests.server.support import PEER
+from tests.storage.processes import claim
 from uprmc.config import Settings, describe, load
 from uprmc.errors import StoreRefused
 from uprmc.protocol import text_replies
@@ -237,7 +238,7 @@ def test_a_refused_data_directory_is_refused_in_the_words_of_the_document(tmp_pa
     store.close()
     assert _refusal(good, vbuckets=32) in told
     store = open_directory(good, uuid=1, sync=False)
-    store.set_identity(identity._replace(format_version=FORMAT_VERSION + 1))
+    claim(store, identity._replace(format_version=FORMAT_VERSION + 1))
     store.close()
     assert _refusal(good) in told
 

@@ -14,7 +14,7 @@ from uprmc.model import (
     VBucketHeader,
     VBucketState,
 )
-from uprmc.record import key_of, seqno_of
+from uprmc.record import seqno_of
 from uprmc.storage.interface import Batch, StoreView
 
 
@@ -62,23 +62,24 @@ def by_seq(view: StoreView, vbucket: int = 0, after: int = 0) -> list[tuple[byte
 
 
 def by_id(view: StoreView, vbucket: int | None = None) -> list[tuple[int, bytes, int]]:
-    """Return ``(vbucket, key, seqno)`` as the by-id index tells them."""
+    """Return ``(vbucket, key, seqno)`` by key, as the by-id index tells them of by-seq's keys."""
     return [
-        (number, key_of(record), seqno_of(record))
-        for number, record, _ in view.dump_metadata(vbucket)
+        (number, key, seqno_of(record))
+        for number in (sorted(view.headers()) if vbucket is None else [vbucket])
+        for key, _ in sorted(by_seq(view, number))
+        if (record := view.get(number, key)) is not None
     ]
 
 
 def contents(view: StoreView, vbuckets: Iterable[int]) -> dict[str, object]:
     """Return all that a view can tell of `vbuckets`, for comparing."""
-    dump = list(view.dump_metadata())
     return {
         "headers": view.headers(),
         "count": view.count(),
-        "metadata": dump,
         "documents": {
-            (vbucket, key_of(record)): view.get(vbucket, key_of(record))
-            for vbucket, record, _ in dump
+            (vbucket, key): view.get(vbucket, key)
+            for vbucket in vbuckets
+            for key, _ in by_seq(view, vbucket)
         },
         "changes": {vbucket: list(view.changes_after(vbucket, 0)) for vbucket in vbuckets},
         "back": {vbucket: list(view.changes_before(vbucket, SEQNO_MAX)) for vbucket in vbuckets},

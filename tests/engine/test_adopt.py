@@ -10,6 +10,7 @@ from tests.contents import adopt_all, decoded, receive_all, table_of
 from tests.engine.support import Node
 from uprmc.engine import replica
 from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.errors import StoreFull
 from uprmc.model import Item, Life, SnapshotRange, VBucketState
 
 versions = st.tuples(
@@ -46,7 +47,9 @@ def disturb(node: Node, what: str) -> None:
     elif what == "view":
         vbucket.queue.open_view()
     elif what == "begin":
-        node.bucket.flusher.begin()
+        flush = node.bucket.flusher.begin()
+        if flush is not None:
+            node.bucket.flusher.failed(flush, StoreFull("full"))
     elif what == "lock" and vbucket.find(b"a") is not None and b"a" not in vbucket.locks:
         item = vbucket.metadata(b"a")
         if item is not None and item.value is not None:

@@ -147,14 +147,6 @@ class WeakView(DiskView):
             self._check()
             yield record
 
-    def dump_metadata(
-        self, vbucket: int | None = None, after: bytes = b""
-    ) -> Iterator[tuple[int, Item, int]]:
-        """Yield what the index has until it breaks."""
-        for row in self._view.dump_metadata(vbucket, after):
-            self._check()
-            yield row
-
     def _check(self) -> None:
         if self._disk.unreadable:
             self._disk.reads_failed += 1

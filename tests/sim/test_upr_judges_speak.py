@@ -225,7 +225,7 @@ def _purge_what_is_not_due(patch: pytest.MonkeyPatch) -> None:
 
     def greedy(compactor: Compactor, reading: Any) -> None:
         read(compactor, reading)
-        for _, record, _ in reading.view.dump_metadata(reading.vbucket, b""):
+        for record in reading.view.records_after(reading.vbucket, 0):
             item = unpack(record)
             if item.seqno < reading.limit - 1 and (item.key, item.seqno) not in reading.found:
                 reading.found.append((item.key, item.seqno))

@@ -11,9 +11,8 @@ import lmdb
 import pytest
 
 from tests.contracts.store_values import by_seq, live, write
-from tests.storage.processes import ROOT, python_command
+from tests.storage.processes import ROOT, claim, python_command
 from uprmc.errors import StoreRefused
-from uprmc.storage import directory
 from uprmc.storage.directory import GUARD_FILE, open_directory
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE
@@ -98,21 +97,10 @@ def test_a_directory_in_use_by_another_process_is_refused_until_that_one_is_gone
 def test_a_newer_format_is_refused(path: Path) -> None:
     store = open_directory(path, uuid=1)
     newer = FORMAT_VERSION + 1
-    store.set_identity(Identity(newer, 1024, 1))
+    claim(store, Identity(newer, 1024, 1))
     store.close()
     expected = f"written by a newer uprmc (format {newer}, this one knows up to {FORMAT_VERSION})"
     assert expected in refusal(path)
-
-
-def test_an_older_format_is_taken_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_directory(path, uuid=7).close()
-    newer = FORMAT_VERSION + 1
-    monkeypatch.setattr(directory, "FORMAT_VERSION", newer)
-    store = open_directory(path, uuid=1)
-    assert store.identity() == Identity(newer, 1024, 7)
-    store.close()
-    monkeypatch.undo()
-    assert "newer" in refusal(path)
 
 
 def test_a_file_in_place_of_the_directory_is_refused(path: Path) -> None:

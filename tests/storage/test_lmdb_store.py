@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
 import lmdb
 import pytest
 
+from tests.contents import change_of
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_values import by_id, by_seq, live, write
+from tests.contracts.store_values import by_id, by_seq, contents, header, live, write
 from tests.storage.processes import run_python
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
-from uprmc.storage import layout
+from uprmc.model import Item
+from uprmc.record import RECORD_OVERHEAD_BYTES
+from uprmc.storage import layout, lmdb_commit
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch, Store
+from uprmc.storage.interface import Batch, Store, StoreView
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LmdbFiles
 from uprmc.storage.lmdb_pinned import freed_by_newest
 from uprmc.storage.lmdb_store import LmdbStore
-from uprmc.storage.lmdb_view import LmdbView
 
 MIB = 1 << 20
 
@@ -273,14 +276,11 @@ def test_records_that_cannot_be_read_back_are_reported_as_such(tmp_path: Path, d
         view.get(0, b"k")
     with pytest.raises(StoreCorrupt):
         list(view.changes_after(0, 0))
+    with pytest.raises(StoreCorrupt):
+        list(view.changes_before(0, 1))
     view.close()
-    spoil(store, "by_id", b"\0\0k", data)
     spoil(store, "meta", layout.header_key(0), data)
     view = store.view()
-    with pytest.raises(StoreCorrupt):
-        view.metadata(0, b"k")
-    with pytest.raises(StoreCorrupt):
-        list(view.dump_metadata())
     with pytest.raises(StoreCorrupt):
         view.header(0)
     view.close()
@@ -366,21 +366,91 @@ def test_a_file_that_is_not_as_expected_pins_nothing(tmp_path: Path) -> None:
             assert freed_by_newest(file.fileno(), 4_096)[1] == 0
 
 
-@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 200])
-def test_a_scan_without_gaps_reads_nothing_behind_its_vbucket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    def again(*_: object) -> None:
-        raise AssertionError("it came to the next vBucket, and reads the last records again")
+# --- the room that replaced records take ---
 
-    store = open_directory(tmp_path, uuid=1, sync=False)
-    for vbucket in range(3):
-        items = [live(b"k%d" % seqno, seqno) for seqno in range(1, count + 1)]
-        store.commit(write(*items, vbucket=vbucket))
-    monkeypatch.setattr(LmdbView, "_rows_until", again)
+
+def live_bytes(view: StoreView, vbuckets: int) -> int:
+    """Return what is stored, without any slack."""
+    return sum(len(each) for number in range(vbuckets) for each in view.records_after(number, 0))
+
+
+@pytest.mark.parametrize("value_bytes", [100, 256, 1_500, 5_000])
+def test_overwriting_never_takes_more_than_twice_the_room_of_what_is_there(
+    tmp_path: Path, value_bytes: int
+) -> None:
+    vbuckets, documents, random = 4, 2_000_000 // value_bytes, Random(value_bytes)
+    settings = StorageSettings(map_initial=256 * MIB)
+    store = open_directory(tmp_path, uuid=1, settings=settings, sync=False)
+    seqnos = [0] * vbuckets
+
+    def put(numbers: Iterable[int]) -> None:
+        items: list[list[Item]] = [[] for _ in seqnos]
+        for number in numbers:
+            vbucket = number % vbuckets
+            seqnos[vbucket] += 1
+            value = bytes(value_bytes)
+            items[vbucket].append(live(b"%020d" % number, seqnos[vbucket], value))
+        store.commit(
+            Batch([change_of(at, header(seqnos[at]), each) for at, each in enumerate(items)])
+        )
+
+    put(range(documents))
+    for number in range(60):
+        put(random.sample(range(documents), documents // 10))
+        if number % 10 == 9:
+            view = store.view()
+            size = live_bytes(view, vbuckets)
+            assert size == documents * (20 + value_bytes + RECORD_OVERHEAD_BYTES)
+            view.close()
+            always = 256 * (value_bytes + 100)
+            assert store.usage().used_bytes < 2 * size + always
+    store.close()
+
+
+def test_a_sweep_that_a_view_sees_nothing_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_commit, "_STALE_FREE", 0)
+    store = roomy_store(tmp_path)
+    store.commit(write(*[live(b"%d" % at, at) for at in range(1, 400)]))
     view = store.view()
-    for vbucket in range(3):
-        assert len(list(view.records_after(vbucket, 0))) == count
-        assert len(list(view.records_after(vbucket, count // 2))) == count - count // 2
+    expected = contents(view, [0])
+    scan = view.changes_after(0, 0)
+    seen = [next(scan)]
+    for number in range(1, 30):
+        first = 1_000 * number
+        store.commit(write(*[live(b"%d" % at, first + at) for at in range(1, 400, 2)]))
+        seen += [next(scan) for _ in range(3)]
+    assert [*seen, *scan] == expected["changes"][0]  # type: ignore[index]
+    assert contents(view, [0]) == expected
+    view.close()
+    with store._files.env.begin() as txn:
+        segments = txn.stat(store._files.databases.by_seq)["entries"]
+        stale = txn.stat(store._files.databases.stale)["entries"]
+    assert stale <= 399 / 4 + 1
+    assert segments < 40, "those that had nothing left are gone"
+    store.close()
+
+
+def test_a_document_that_is_written_all_the_time_leaves_no_trace(tmp_path: Path) -> None:
+    store = roomy_store(tmp_path)
+    for seqno in range(1, 300):
+        store.commit(write(live(b"counter", seqno, b"%d" % seqno)))
+    with store._files.env.begin() as txn:
+        assert txn.stat(store._files.databases.by_seq)["entries"] == 1
+        assert txn.stat(store._files.databases.stale)["entries"] == 0
+    store.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 200])
+def test_a_scan_touches_nothing_behind_its_vbucket(tmp_path: Path, count: int) -> None:
+    store = small_store(tmp_path)
+    store.commit(write(*[live(b"k%d" % seqno, seqno) for seqno in range(1, count + 1)]))
+    store.commit(write(live(b"other", 1), vbucket=1))
+    spoil(store, "by_seq", layout.by_seq_key(1, 1), b"nonsense")
+    view = store.view()
+    assert len(list(view.records_after(0, 0))) == count
+    assert len(list(view.records_after(0, count // 2))) == count - count // 2
+    assert list(view.records_after(0, count)) == []
     view.close()
     store.close()

@@ -62,7 +62,6 @@ def test_a_file_that_fits_into_memory_is_read_ahead(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "scan",
     [
-        lambda view: view.dump_metadata(),
         lambda view: view.changes_after(0, 0),
         lambda view: view.records_after(0, 0),
     ],
@@ -103,7 +102,7 @@ def test_where_the_system_tells_nothing_all_works(
     monkeypatch.setattr(read_ahead, "memory_bytes", lambda: 100)
     with opened(tmp_path / "data") as store:
         view = store.view()
-        assert list(view.dump_metadata()) == []
+        assert list(view.records_after(0, 0)) == []
         view.close()
 
 

@@ -10,16 +10,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.contents import change_of
-from tests.contracts.store_values import contents
+from tests.contracts.store_values import by_id, contents
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreMapFull
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketHeader, VBucketState
-from uprmc.record import key_of, seqno_of, unpack
+from uprmc.record import unpack
+from uprmc.storage import lmdb_commit
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, StoreView
 from uprmc.storage.lmdb_store import LmdbStore
@@ -176,8 +178,8 @@ class StoreMachine(RuleBasedStateMachine):
             scanned = [(item.seqno, item.key) for item in view.changes_after(vbucket, 0)]
             assert len({seqno for seqno, _ in scanned}) == len(scanned)
             assert scanned == sorted(scanned)
-            dumped = [(seqno_of(each), key_of(each)) for _, each, _ in view.dump_metadata(vbucket)]
-            assert sorted(dumped) == scanned
+            assert sorted((at, key) for _, key, at in by_id(view, vbucket)) == scanned
+        assert view.count() == len(by_id(view))
 
     def teardown(self) -> None:
         self.close_views()
@@ -185,5 +187,22 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.path)
 
 
+class SweepingMachine(StoreMachine):
+    """The same, where nothing stale may stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(lmdb_commit, "_STALE_FREE", 0)
+        self.patch.setattr(lmdb_commit, "_LIVE_FOR_STALE", 1_000)
+        self.patch.setattr(lmdb_commit, "_SWEPT_TOGETHER", 4)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+        super().teardown()
+
+
 TestStoreMachine = StoreMachine.TestCase
+TestSweepingMachine = SweepingMachine.TestCase
+TestSweepingMachine.settings = settings(max_examples=60, stateful_step_count=40)
 TestStoreMachine.settings = settings(max_examples=100, stateful_step_count=40)

@@ -37,7 +37,7 @@ from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.model import SEQNO_MAX, Item
-from uprmc.record import KIND_AT, LIFE_BITS, key_of, unpack
+from uprmc.record import KIND_AT, LIFE_BITS, seqno_of, unpack
 from uprmc.storage.interface import Store, StoreView
 
 #: Records examined in one scan: some milliseconds in a worker thread.
@@ -76,7 +76,7 @@ class Scan:
     """One look into the store.
 
     Attributes:
-        after: the last key examined.
+        after: the last seqno examined.
         found: tombstones to drop, by key.
         oldest_left: when the oldest tombstone that stays was created.
         exhausted: the vBucket's last record has been examined.
@@ -87,7 +87,7 @@ class Scan:
     rule: PurgeRule
     limit: int
     most: int
-    after: bytes
+    after: int
     found: list[Record] = field(default_factory=list)
     oldest_left: int = SEQNO_MAX
     exhausted: bool = False
@@ -120,7 +120,7 @@ class _Compaction:
         self.vbucket = vbucket
         self.rule = rule
         self.done = done
-        self.after = b""
+        self.after = 0
         self.found: list[Record] = []
         self.oldest_left = SEQNO_MAX
         self.exhausted = self.committing = self.over = False
@@ -209,10 +209,10 @@ class Compactor:
     def read(self, scan: Scan) -> None:
         """Scan. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
         looked = 0
-        dump = scan.view.dump_metadata(scan.vbucket, scan.after)
-        for _, record, _ in islice(dump, _READ_RECORDS):
+        records = scan.view.records_after(scan.vbucket, scan.after)
+        for record in islice(records, _READ_RECORDS):
             looked += 1
-            scan.after = key_of(record)
+            scan.after = seqno_of(record)
             if not record[KIND_AT] & LIFE_BITS:
                 continue
             item = unpack(record)

@@ -23,7 +23,7 @@ from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
-from uprmc.record import KIND_AT, LIFE_BITS, cas_of
+from uprmc.record import KIND_AT, LIFE_BITS, cas_of, without_value
 from uprmc.storage.interface import Batch, StoreView
 
 #: Local document that exists exactly while a data directory was left in order.
@@ -186,9 +186,9 @@ class Warmup:
 
     def _load_keys(self, view: StoreView) -> Iterator[None]:
         for number, vbucket in self._bucket.vbuckets.items():
-            dump = view.dump_metadata(number)
-            while entries := list(islice(dump, _STEP_ITEMS)):
-                self._install(vbucket, [record for _, record, _ in entries])
+            keys = map(without_value, view.records_after(number, 0))
+            while records := list(islice(keys, _STEP_ITEMS)):
+                self._install(vbucket, records)
                 yield
 
     def _install(self, vbucket: VBucket, records: list[bytes]) -> int:

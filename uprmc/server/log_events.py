@@ -36,6 +36,11 @@ _BUG = _error("A defect of uprmc, logged with a traceback. Please report it.")
 _RATE = " At most one a second is logged; `unlogged` counts the others."
 
 EVENTS = {
+    "storage.upgrade_began": _info(
+        "The data directory has an older format and is rewritten: how many entries it has."
+    ),
+    "storage.upgrade_progress": _info("Entries rewritten so far; every 5 seconds."),
+    "storage.upgraded": _info("The data directory has the present format: seconds it took."),
     "warmup.progress": _info("Warm-up is running: its state, and the keys loaded so far."),
     "node.warmed_up": _info(
         "The node serves clients: keys and values loaded, seconds it took, and whether the last "

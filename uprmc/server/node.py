@@ -41,6 +41,7 @@ from uprmc.server.slices import LongWork
 from uprmc.server.statistics import Statistics
 from uprmc.server.tap_driver import TapDriver
 from uprmc.server.tls import tls_options
+from uprmc.server.upgrade_log import upgrade_log
 from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
@@ -81,6 +82,7 @@ class Node:
             vbuckets=settings.engine.vbuckets or None,
             settings=settings.storage,
             sync=settings.flush.sync,
+            on_upgrade=upgrade_log(settings.storage.data, self._clock.monotonic),
         )
         count, self.uuid = store.identity().vbuckets, store.identity().uuid
         self.settings = settings = replace(

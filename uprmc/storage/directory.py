@@ -14,12 +14,18 @@ from pathlib import Path
 
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreCorrupt, StoreError, StoreRefused
+from uprmc.storage import upgrade
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LOCK_FILE, NotOurs
 from uprmc.storage.lmdb_store import LmdbStore
 
 GUARD_FILE = "uprmc.lock"
 DEFAULT_VBUCKETS = 1_024
+
+
+def _nobody_asks(_done: int, _total: int) -> None:
+    """Be the default of `on_upgrade`."""
+
 
 #: What may lie in a directory that has no store yet: a mount point's own folder, our own files.
 _HARMLESS = frozenset({GUARD_FILE, LOCK_FILE, "lost+found"})
@@ -32,6 +38,7 @@ def open_directory(
     vbuckets: int | None = None,
     settings: StorageSettings | None = None,
     sync: bool = True,
+    on_upgrade: upgrade.Progress = _nobody_asks,
 ) -> LmdbStore:
     """Open the store in `path`; make both when they are absent. Closing the store unlocks it.
 
@@ -41,6 +48,7 @@ def open_directory(
         vbuckets: how many it must have; ``None`` takes what it has (1,024 for a new one).
         settings: sizes of the map.
         sync: whether a commit survives a power loss.
+        on_upgrade: is told how an upgrade goes, if the directory has an older format.
 
     Raises:
         StoreRefused: it cannot be used; the text is for the operator.
@@ -50,7 +58,7 @@ def open_directory(
     guard = _locked(path)
     try:
         fresh = Identity(FORMAT_VERSION, vbuckets or DEFAULT_VBUCKETS, uuid)
-        return _opened(path, fresh, vbuckets, settings, sync, guard)
+        return _opened(path, fresh, vbuckets, settings, sync, guard, on_upgrade)
     except BaseException:
         guard.close()
         raise
@@ -123,11 +131,13 @@ def _opened(
     settings: StorageSettings | None,
     sync: bool,
     guard: FileIO,
+    on_upgrade: upgrade.Progress,
 ) -> LmdbStore:
     try:
         store = LmdbStore(path, fresh=fresh, settings=settings, sync=sync, on_close=guard.close)
         try:
             _check_identity(path, store, vbuckets)
+            store.upgrade(on_upgrade)
             _sync_directory(path)
         except BaseException:
             store.close()
@@ -160,8 +170,6 @@ def _check_identity(path: Path, store: LmdbStore, vbuckets: int | None) -> None:
             f"{path} was made with {identity.vbuckets} vBuckets and {vbuckets} are asked for: "
             f"ask for {identity.vbuckets} or choose another data directory"
         )
-    if identity.format_version < FORMAT_VERSION:
-        store.set_identity(identity._replace(format_version=FORMAT_VERSION))
 
 
 def _unusable(path: Path, error: OSError) -> StoreRefused:

@@ -103,19 +103,6 @@ class StoreView(Protocol):
     def get(self, vbucket: int, key: bytes) -> bytes | None:
         """Return the stored record of `key`, tombstones included."""
 
-    def metadata(self, vbucket: int, key: bytes) -> bytes | None:
-        """Like `get`, without reading the value (the record is `ABSENT`)."""
-
-    def dump_metadata(
-        self, vbucket: int | None = None, after: bytes = b""
-    ) -> Iterator[tuple[int, bytes, int]]:
-        """Yield ``(vbucket, record without value, value length)`` by (vBucket, key), all or one.
-
-        Args:
-            vbucket: read this one only.
-            after: of that one, only the keys above this one, to go on where another view stopped.
-        """
-
     def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield every version of the vBucket with a higher seqno, by rising seqno."""
 

@@ -1,11 +1,13 @@
 """How a batch becomes changes of the two indexes, inside of one write transaction.
 
-For each vBucket: forget, rewind, drop, look up what the new versions replace, take that out of
-by-seq, put the new ones. Everything old goes before anything new comes, because a replica that
-rolled back gives seqnos out again that other versions still have.
+For each vBucket: forget, rewind, drop, look up what the new versions replace, put the new ones.
+What is replaced stays in its segment and is **marked as stale** in a small database of its own,
+because removing it would mean writing a page for each record; only a large record goes at once.
+When there is one stale record for four that are not, `_sweep` rewrites segments that have many,
+some with each batch. So the work of a commit grows with its batch only, and the file does not grow
+for ever.
 
-LMDB lets go of the interpreter lock in each of its calls, also between the records of `putmulti`,
-which is fed by a generator here so that no second copy of a batch's values is ever held.
+LMDB lets go of the interpreter lock in each of its calls.
 """
 
 from __future__ import annotations
@@ -16,41 +18,72 @@ import lmdb
 
 from uprmc.model import SEQNO_MAX
 from uprmc.record import SEQNO, key_of
-from uprmc.storage import layout
-from uprmc.storage.batch_check import check_batch
+from uprmc.storage import layout, segments
 from uprmc.storage.interface import Batch, VBucketChange
 from uprmc.storage.lmdb_files import Databases
+
+SEQNO_BYTES = layout.SEQNO_BYTES
+
+#: So many stale records may be there in any case.
+_STALE_FREE = 256
+#: Of the records that are not stale, so many may be: one for each four.
+_LIVE_FOR_STALE = 4
+
+#: A segment is worth rewriting when one of so many records in it is stale.
+_WORTH = 4
+
+#: Records that a sweep looks at for each one written, and at least with each batch; and how many it
+#: rewrites together.
+_SWEPT_FOR_WRITTEN = 3
+_SWEPT_LEAST = 64
+_SWEPT_TOGETHER = 256
+
+
+class Sweep:
+    """Where the next commit goes on with rewriting segments.
+
+    Attributes:
+        position: the by-seq key up to which the last one came.
+    """
+
+    __slots__ = ("position",)
+
+    def __init__(self) -> None:
+        self.position = b""
 
 
 class BatchWriter:
     """Writes one batch into one transaction; the caller commits or aborts it."""
 
-    def __init__(self, txn: lmdb.Transaction[bytes], databases: Databases) -> None:
+    def __init__(self, txn: lmdb.Transaction[bytes], databases: Databases, sweep: Sweep) -> None:
         self._txn = txn
         self._databases = databases
+        self._sweep_at = sweep
         self._by_id = txn.cursor(databases.by_id)
         self._by_seq = txn.cursor(databases.by_seq)
+        self._stale = txn.cursor(databases.stale)
         self._meta = txn.cursor(databases.meta)
 
     def write(self, batch: Batch) -> None:
         """Apply the whole batch, vBuckets by rising number: the order in which they are stored.
 
         Raises:
-            StoreError: the batch is malformed.
             lmdb.Error: LMDB could not do it.
             struct.error: a number or key is too large for its field.
         """
-        check_batch(batch)
         if batch.reset_all:
             self._forget_all()
         for change in sorted(batch.changes, key=lambda change: change.vbucket):
             self._write_change(change)
         for name, document in batch.local.items():
             self._write_local(layout.local_key(name), document)
+        written = sum([len(change.records) for change in batch.changes])
+        self._sweep(_SWEPT_LEAST + _SWEPT_FOR_WRITTEN * written)
 
     def _forget_all(self) -> None:
-        self._txn.drop(self._databases.by_id, delete=False)
-        self._txn.drop(self._databases.by_seq, delete=False)
+        databases = self._databases
+        for database in (databases.by_id, databases.by_seq, databases.stale):
+            self._txn.drop(database, delete=False)
         _delete_range(self._meta, layout.HEADER_PREFIX, layout.HEADER_END)
 
     def _write_local(self, key: bytes, document: bytes | None) -> None:
@@ -63,8 +96,8 @@ class BatchWriter:
         prefix = layout.vbucket_prefix(change.vbucket)
         if change.reset or change.header is None:
             end = layout.vbucket_end(change.vbucket)
-            _delete_range(self._by_id, prefix, end)
-            _delete_range(self._by_seq, prefix, end)
+            for cursor in (self._by_id, self._by_seq, self._stale):
+                _delete_range(cursor, prefix, end)
         header_key = layout.header_key(change.vbucket)
         if change.header is None:
             self._txn.delete(header_key, db=self._databases.meta)
@@ -74,73 +107,162 @@ class BatchWriter:
         for key in change.forget:
             self._forget(prefix + key)
         for key, seqno in change.drop:
-            self._drop(prefix + key, layout.by_seq_key(change.vbucket, seqno))
+            if self._stored_at(prefix + key) == layout.by_seq_key(change.vbucket, seqno):
+                self._forget(prefix + key)
         if change.records:
             self._write_records(prefix, change.records)
         self._meta.put(header_key, layout.pack_header(change.header))
+
+    # --- records that go ------------------------------------------------------------------------
 
     def _rewind(self, vbucket: int, seqno: int) -> None:
         """Remove every record above `seqno`."""
         if seqno >= SEQNO_MAX:
             return
-        prefix, end = layout.vbucket_prefix(vbucket), layout.vbucket_end(vbucket)
-        cursor = self._by_seq
-        cursor.set_range(layout.by_seq_key(vbucket, seqno + 1))
-        while prefix <= cursor.key() < end:  # past the last entry the key is empty
-            self._by_id.pop(prefix + key_of(layout.read_record(cursor.value())))
-            cursor.delete()
+        prefix = layout.vbucket_prefix(vbucket)
+        end = layout.by_seq_key(vbucket, seqno)
+        found = self._take_out(layout.by_seq_key(vbucket, seqno + 1))
+        for record in found:
+            if prefix + record[SEQNO] > end:
+                self._by_id.pop(prefix + key_of(record))
+        self._put(prefix, [record for record in found if prefix + record[SEQNO] <= end])
 
     def _forget(self, by_id_key: bytes) -> None:
-        by_seq_key = self._stored_at(by_id_key)
-        if by_seq_key is not None:
-            self._by_id.pop(by_id_key)
-            self._by_seq.pop(by_seq_key)
+        """Remove whatever is stored of a key."""
+        place = self._by_id.pop(by_id_key)
+        if place is not None:
+            self._give_up(by_id_key[: layout.VBUCKET.size], [place])
 
-    def _drop(self, by_id_key: bytes, by_seq_key: bytes) -> None:
-        if self._stored_at(by_id_key) == by_seq_key:
-            self._by_id.pop(by_id_key)
-            self._by_seq.pop(by_seq_key)
+    def _give_up(self, prefix: bytes, places: Sequence[bytes]) -> None:
+        """Mark records as stale; those that stand alone go at once."""
+        marks = []
+        for place in places:
+            if len(place) == SEQNO_BYTES:
+                marks.append((prefix + place, b""))
+            else:
+                self._by_seq.pop(prefix + place[:SEQNO_BYTES])
+        self._stale.putmulti(marks)
 
     def _stored_at(self, by_id_key: bytes) -> bytes | None:
         """Return the by-seq key of what is stored under `by_id_key`."""
-        entry = self._by_id.get(by_id_key)
-        return None if entry is None else layout.by_seq_key_of(by_id_key[:2], entry)
+        place = self._by_id.get(by_id_key)
+        return None if place is None else by_id_key[: layout.VBUCKET.size] + place[:SEQNO_BYTES]
+
+    def _take_out(self, start: bytes) -> list[bytes]:
+        """Remove a vBucket's segments from the one with `start` on; return what is not stale."""
+        prefix = start[: layout.VBUCKET.size]
+        found: list[bytes] = []
+        self._by_seq.set_range(start)
+        while self._by_seq.key().startswith(prefix):
+            key, segment = self._by_seq.item()
+            records = segments.split(segment)
+            found += segments.without(records, self._take_marks(prefix + records[0][SEQNO], key))
+            self._by_seq.delete()
+        return found
+
+    def _take_marks(self, first: bytes, last: bytes) -> set[bytes]:
+        """Remove the marks from one by-seq key to another; return the seqnos."""
+        found = self._marks(first, last)
+        if found:
+            _delete_range(self._stale, first, last + b"\0")
+        return found
+
+    def _marks(self, first: bytes, last: bytes) -> set[bytes]:
+        found: set[bytes] = set()
+        if self._stale.set_range(first):
+            for key in self._stale.iternext(values=False):
+                if key > last:
+                    break
+                found.add(key[layout.VBUCKET.size :])
+        return found
+
+    # --- records that come ----------------------------------------------------------------------
 
     def _write_records(self, prefix: bytes, records: Sequence[bytes]) -> None:
-        entry_of = layout.entry_of
-        entries = sorted([(prefix + key_of(record), entry_of(record)) for record in records])
-        self._delete_replaced(prefix, entries)
+        entries = sorted([(prefix + key_of(record), layout.place_of(record)) for record in records])
+        replaced = self._by_id.getmulti([key for key, _ in entries])
+        self._give_up(prefix, sorted([place for _, place in replaced]))
+        first = prefix + records[0][SEQNO]
+        last = self._last(prefix)
+        if last >= first:
+            records = self._merged(prefix, first, records)
+        elif last and sum(map(len, records)) < segments.SEGMENT_BYTES // 2:
+            records = [*self._take_tail(last), *records]
         self._by_id.putmulti(entries)
-        consumed, added = self._by_seq.putmulti(
-            ((prefix + record[SEQNO], record) for record in records), overwrite=False
-        )
-        if added != consumed:
-            self._take_seqnos(prefix, records)
+        self._put(prefix, records)
 
-    def _delete_replaced(self, prefix: bytes, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Remove the by-seq entries of the versions that `entries` are about to replace."""
-        found = self._by_id.getmulti([key for key, _ in entries])
-        by_seq = self._by_seq
-        for key in sorted([layout.by_seq_key_of(prefix, entry) for _, entry in found]):
-            if by_seq.set_key(key):
-                by_seq.delete()
+    def _last(self, prefix: bytes) -> bytes:
+        """Return the by-seq key of the vBucket's last segment, ``b""`` if it has none."""
+        cursor = self._by_seq
+        (number,) = layout.VBUCKET.unpack(prefix)
+        found = cursor.prev() if cursor.set_range(layout.vbucket_end(number)) else cursor.last()
+        key = cursor.key() if found else b""
+        return key if key.startswith(prefix) else b""
 
-    def _take_seqnos(self, prefix: bytes, records: Sequence[bytes]) -> None:
-        """Put the records whose seqno belongs to one of another key, which goes for good.
+    def _take_tail(self, last: bytes) -> list[bytes]:
+        """Return what a vBucket's last segment has, taken out, if little can be added to it.
 
-        Two records with one seqno come from two histories, and the older history is not ours any
-        more: this vBucket was rolled back below that seqno.
+        So many small commits do not leave many small segments, nor a document that is written all
+        the time a long trace.
         """
-        for record in records:
-            by_seq_key = prefix + record[SEQNO]
-            key = key_of(record)
-            stored = self._by_seq.get(by_seq_key)
-            holder = key if stored is None else key_of(layout.read_record(stored))
-            if holder == key:
-                continue
-            if self._stored_at(prefix + holder) == by_seq_key:
-                self._by_id.pop(prefix + holder)
-            self._by_seq.put(by_seq_key, record)
+        if len(self._by_seq.value()) >= segments.SEGMENT_BYTES // 2:
+            return []
+        return self._take_out(last)
+
+    def _merged(self, prefix: bytes, first: bytes, records: Sequence[bytes]) -> list[bytes]:
+        """Return records between those that are stored at or behind them, which are taken out.
+
+        That happens after a rollback. A record with the seqno of a new one goes for good: two with
+        one seqno come from two histories, and the older history is not ours any more.
+        """
+        taken = {record[SEQNO] for record in records}
+        kept = []
+        for record in self._take_out(first):
+            if record[SEQNO] not in taken:
+                kept.append(record)
+            elif self._stored_at(prefix + key_of(record)) == prefix + record[SEQNO]:
+                self._by_id.pop(prefix + key_of(record))
+        return sorted([*kept, *records], key=lambda record: record[SEQNO])
+
+    def _put(self, prefix: bytes, records: Sequence[bytes]) -> None:
+        self._by_seq.putmulti(
+            [(prefix + seqno, segment) for seqno, segment in segments.packed(records)]
+        )
+
+    # --- rewriting what is stale ----------------------------------------------------------------
+
+    def _sweep(self, most: int) -> None:
+        """Rewrite segments that have much that is stale; look at `most` records or a few more."""
+        stat, databases = self._txn.stat, self._databases
+        while most > 0:
+            stale, live = (stat(each)["entries"] for each in (databases.stale, databases.by_id))
+            if stale <= _STALE_FREE + live // _LIVE_FOR_STALE:
+                return
+            most -= self._sweep_on()
+
+    def _sweep_on(self) -> int:
+        """Rewrite the next few segments; return how many records they have."""
+        cursor = self._by_seq
+        if not (self._stale.set_range(self._sweep_at.position) or self._stale.first()):
+            return 1
+        mark = self._stale.key()
+        prefix = mark[: layout.VBUCKET.size]
+        kept: list[bytes] = []
+        looked, more = 0, cursor.set_range(mark)
+        while more and looked < _SWEPT_TOGETHER and (key := cursor.key()).startswith(prefix):
+            records = segments.split(cursor.value())
+            first = prefix + records[0][SEQNO]
+            stale = self._marks(first, key)
+            looked += len(records)
+            self._sweep_at.position = key + b"\0"
+            if len(stale) * _WORTH < len(records):
+                break
+            kept += segments.without(records, stale)
+            _delete_range(self._stale, first, key + b"\0")
+            cursor.delete()
+            more = bool(cursor.key())
+        self._put(prefix, kept)
+        return max(looked, 1)
 
 
 def _delete_range(cursor: lmdb.Cursor[bytes], start: bytes, end: bytes) -> None:

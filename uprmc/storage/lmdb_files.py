@@ -43,6 +43,7 @@ class Databases(NamedTuple):
 
     by_id: lmdb._Database
     by_seq: lmdb._Database
+    stale: lmdb._Database
     meta: lmdb._Database
     local: lmdb._Database
 
@@ -143,8 +144,12 @@ class LmdbFiles:
         return databases
 
     def _handles(self, txn: lmdb.Transaction[bytes], *, create: bool) -> Databases:
-        names = (layout.BY_ID, layout.BY_SEQ, layout.META, layout.LOCAL)
-        return Databases(*(self.env.open_db(name, txn=txn, create=create) for name in names))
+        by_id, by_seq, meta, local = [
+            self.env.open_db(name, txn=txn, create=create)
+            for name in (layout.BY_ID, layout.BY_SEQ, layout.META, layout.LOCAL)
+        ]
+        stale = self.env.open_db(layout.STALE, txn=txn)  # older formats have none
+        return Databases(by_id, by_seq, stale, meta, local)
 
     def grow(self) -> None:
         """Double the map; no transaction may be open.

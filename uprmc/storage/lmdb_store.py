@@ -16,10 +16,10 @@ import lmdb
 
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreError
-from uprmc.storage import layout
+from uprmc.storage import layout, upgrade
 from uprmc.storage.interface import Batch, StoreUsage
 from uprmc.storage.layout import Identity
-from uprmc.storage.lmdb_commit import BatchWriter
+from uprmc.storage.lmdb_commit import BatchWriter, Sweep
 from uprmc.storage.lmdb_files import LmdbFiles, store_error
 from uprmc.storage.lmdb_pinned import PinnedPages
 from uprmc.storage.lmdb_view import LmdbView
@@ -61,6 +61,7 @@ class LmdbStore:
         )
         self._views: WeakSet[LmdbView] = WeakSet()
         self._pinned = PinnedPages()
+        self._sweep = Sweep()
         self._on_close = on_close
 
     def identity(self) -> Identity:
@@ -68,14 +69,13 @@ class LmdbStore:
         data = self._read(layout.IDENTITY_KEY, self._files.databases.meta)
         return layout.unpack_identity(data or b"")
 
-    def set_identity(self, identity: Identity) -> None:
-        """Replace the identity: after an upgrade of the format."""
-        files = self._files
+    def upgrade(self, progress: upgrade.Progress) -> None:
+        """Bring a directory of an older format up to the present one, before anything else."""
         try:
-            with files.env.begin(files.databases.meta, write=True) as txn:
-                txn.put(layout.IDENTITY_KEY, layout.pack_identity(identity))
+            if upgrade.needed(self._files):
+                upgrade.run(self._files, progress)
         except lmdb.Error as error:
-            raise files.failure(error) from error
+            raise self._files.failure(error) from error
 
     def commit(self, batch: Batch) -> None:
         """Write `batch` atomically."""
@@ -86,7 +86,7 @@ class LmdbStore:
                 files.read_ahead.file_is(size)
                 extent = layout.pack_extent(size)
                 txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
-                BatchWriter(txn, files.databases).write(batch)
+                BatchWriter(txn, files.databases, self._sweep).write(batch)
             if self._views:
                 self._pinned.freed(*files.freed_by_newest())
         except lmdb.Error as error:

@@ -6,20 +6,16 @@ The two scans, of entries and of records, are what warm-up and backfill are made
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain
 
 import lmdb
 
 from uprmc.errors import StoreCorrupt
 from uprmc.model import SEQNO_MAX, Item, VBucketHeader
-from uprmc.record import unpack, value_bytes_of, without_value
-from uprmc.storage import layout
+from uprmc.record import SEQNO, key_of, unpack, without_value
+from uprmc.storage import layout, segments
 from uprmc.storage.layout import VBUCKET
 from uprmc.storage.lmdb_files import LmdbFiles, store_error
-
-#: Records that a stream's scan takes from LMDB at a time, and how many bytes they have about.
-_PORTION_RECORDS = 64
-_PORTION_BYTES = 64 * 1024
 
 
 class LmdbView:
@@ -68,54 +64,19 @@ class LmdbView:
         """Return the stored record of `key`, tombstones included."""
         prefix = layout.vbucket_prefix(vbucket)
         try:
-            entry = self._txn.get(prefix + key, db=self._databases.by_id)
-            if entry is None:
+            place = self._txn.get(prefix + key, db=self._databases.by_id)
+            if place is None:
                 return None
-            record = self._txn.get(layout.by_seq_key_of(prefix, entry), db=self._databases.by_seq)
+            seqno = place[: layout.SEQNO_BYTES]
+            cursor = self._txn.cursor(self._databases.by_seq)
+            segment = cursor.value() if cursor.set_range(prefix + seqno) else b""
         except lmdb.Error as error:
             raise store_error(error) from error
-        if record is None:
-            raise StoreCorrupt(f"{key!r} of vBucket {vbucket} has no record")
         self.records_read += 1
-        record, (_, length) = layout.read_record(record), layout.read_entry(key, entry)
-        if value_bytes_of(record) != length:
-            raise StoreCorrupt(f"the record of {key!r} of vBucket {vbucket} has another length")
-        return record
-
-    def metadata(self, vbucket: int, key: bytes) -> bytes | None:
-        """Like `get`, without reading the value."""
-        try:
-            entry = self._txn.get(layout.vbucket_prefix(vbucket) + key, db=self._databases.by_id)
-        except lmdb.Error as error:
-            raise store_error(error) from error
-        if entry is None:
-            return None
-        self.records_read += 1
-        return layout.read_entry(key, entry)[0]
-
-    def dump_metadata(
-        self, vbucket: int | None = None, after: bytes = b""
-    ) -> Iterator[tuple[int, bytes, int]]:
-        """Yield ``(vbucket, record without value, value length)`` by (vBucket, key)."""
-        start = b"\0" if vbucket is None else layout.vbucket_prefix(vbucket)
-        if after:
-            start += after + b"\0"  # the least key above it
-        stop = b"\xff\xff\xff" if vbucket is None else layout.vbucket_end(vbucket)
-        read_entry = layout.read_entry
-        next_vbucket_at = b""
-        number = 0
-        self._read_ahead.scan_begins(id(self))
-        try:
-            for key, entry in self._rows(self._databases.by_id, start):
-                if key >= next_vbucket_at:
-                    if key >= stop:
-                        return
-                    (number,) = VBUCKET.unpack_from(key)
-                    next_vbucket_at = layout.vbucket_end(number)
-                self.records_read += 1
-                yield number, *read_entry(key[VBUCKET.size :], entry)
-        except lmdb.Error as error:
-            raise store_error(error) from error
+        for record in segments.split(segment) if segment else ():
+            if record[SEQNO] == seqno and key_of(record) == key:
+                return record
+        raise StoreCorrupt(f"{key!r} of vBucket {vbucket} has no record")
 
     def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield every version of the vBucket with a higher seqno, by rising seqno."""
@@ -127,59 +88,50 @@ class LmdbView:
         """Yield the same versions as records."""
         if seqno >= SEQNO_MAX:
             return iter(())
-        portions = self._portions(vbucket, seqno)
-        return chain.from_iterable(map(layout.read_records, portions))
+        return chain.from_iterable(self._portions(vbucket, seqno))
 
     def _portions(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
-        """Yield the records in lists, so that nothing is done for each of them.
-
-        A list has as many as took `_PORTION_BYTES` before, at most `_PORTION_RECORDS`, and no more
-        than there are seqnos left: nothing behind the vBucket's last is read unless there are gaps.
-        """
+        """Yield the records segment by segment, so that little is done for each of them."""
+        at = layout.by_seq_key(vbucket, seqno + 1)
         stop = layout.vbucket_end(vbucket)
-        count = 1
         self._read_ahead.scan_begins(id(self))
         try:
+            marks = self._txn.cursor(self._databases.stale)
+            mark = marks.key() if marks.set_range(at) else stop
+            begun = at[VBUCKET.size :]
             cursor = self._txn.cursor(self._databases.by_seq)
-            start = layout.by_seq_key(vbucket, seqno + 1)
-            if not _set_at_or_before(cursor, stop) or cursor.key() < start:
-                return
-            last_seqno = layout.seqno_of_key(cursor.key())
-            cursor.set_range(start)
-            values = cursor.iternext(keys=False)
-            while seqno < last_seqno:
-                portion = list(islice(values, min(count, last_seqno - seqno)))
-                if not b"" < cursor.key() < stop:  # behind the vBucket's last, or behind all
-                    yield list(self._rows_until(vbucket, seqno, stop))
-                    return
-                yield portion
-                seqno = layout.seqno_of_key(cursor.key())
-                size = sum(map(len, portion))
-                count = min(_PORTION_RECORDS, max(1, _PORTION_BYTES * len(portion) // size))
+            more = cursor.set_range(at)
+            while more and (key := cursor.key()) < stop:  # no value behind it is touched
+                records = segments.split(cursor.value())
+                if records[0][SEQNO] < begun:
+                    records = [record for record in records if record[SEQNO] >= begun]
+                if mark <= key:
+                    stale = set()
+                    while mark <= key:
+                        stale.add(mark[VBUCKET.size :])
+                        mark = marks.key() if marks.next() else stop
+                    records = segments.without(records, stale)
+                yield records
+                more = cursor.next()
         except lmdb.Error as error:
             raise store_error(error) from error
-
-    def _rows_until(self, vbucket: int, seqno: int, stop: bytes) -> Iterator[bytes]:
-        for key, record in self._rows(
-            self._databases.by_seq, layout.by_seq_key(vbucket, seqno + 1)
-        ):
-            if key >= stop:
-                return
-            yield record
-
-    def _rows(self, database: lmdb._Database, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        cursor = self._txn.cursor(database)
-        return cursor.iternext() if cursor.set_range(start) else iter(())
 
     def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield the vBucket's versions at or below a seqno, by falling seqno, without values."""
         prefix = layout.vbucket_prefix(vbucket)
         try:
             cursor = self._txn.cursor(self._databases.by_seq)
-            found = _set_at_or_before(cursor, layout.by_seq_key(vbucket, seqno))
+            marks = self._txn.cursor(self._databases.stale)
+            newest = layout.by_seq_key(vbucket, seqno)
+            found = cursor.set_range(newest) or cursor.last()
+            if found and not cursor.key().startswith(prefix):
+                found = cursor.prev()
             while found and cursor.key().startswith(prefix):
-                self.records_read += 1
-                yield unpack(without_value(layout.read_record(cursor.value())))
+                for record in reversed(segments.split(cursor.value())):
+                    at = prefix + record[SEQNO]
+                    if at <= newest and not marks.set_key(at):
+                        self.records_read += 1
+                        yield unpack(without_value(record))
                 found = cursor.prev()
         except lmdb.Error as error:
             raise store_error(error) from error
@@ -196,10 +148,3 @@ class LmdbView:
         self._txn.abort()
         self._read_ahead.scan_ends(id(self))
         self._on_close(self)
-
-
-def _set_at_or_before(cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
-    """Move to the last entry that is not behind `key`; ``False`` if there is none."""
-    if not cursor.set_range(key):
-        return cursor.last()
-    return cursor.key() == key or cursor.prev()

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
-from uprmc.record import key_of, seqno_of, unpack, value_bytes_of, without_value
+from uprmc.record import key_of, seqno_of, unpack, without_value
 from uprmc.storage.batch_check import check_batch
 from uprmc.storage.interface import Batch, StoreUsage, VBucketChange
 
@@ -89,24 +89,6 @@ class MemoryView:
         record = self._records(vbucket).get(key)
         self.records_read += record is not None
         return record
-
-    def metadata(self, vbucket: int, key: bytes) -> bytes | None:
-        """Like `get`, without the value."""
-        record = self.get(vbucket, key)
-        return None if record is None else without_value(record)
-
-    def dump_metadata(
-        self, vbucket: int | None = None, after: bytes = b""
-    ) -> Iterator[tuple[int, bytes, int]]:
-        """Yield ``(vbucket, record without value, value length)`` by (vBucket, key)."""
-        numbers = sorted(self._now().vbuckets) if vbucket is None else [vbucket]
-        for number in numbers:
-            for key, record in sorted(self._records(number).items()):
-                self._now()
-                if after and key <= after:
-                    continue
-                self.records_read += 1
-                yield number, without_value(record), value_bytes_of(record)
 
     def changes_after(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield every version of the vBucket with a higher seqno, by rising seqno."""
