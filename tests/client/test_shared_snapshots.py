@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from typing import Any
 
@@ -15,6 +16,7 @@ from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError
 from uprmc.client.events import Event
 from uprmc.client.node_session import GATHER_MAX_S, NodeSession
+from uprmc.client.quiet import PATIENCE
 
 SNAPSHOTS, MORE = 0xDF, 0x01
 
@@ -211,6 +213,22 @@ def _and_more(data: bytes) -> bytes:
     """Say of shared snapshots that more follows."""
     at = data.find(struct.pack(">BBHB", 0x80, SNAPSHOTS, 0, 8))
     return data if at < 0 else data[: at + 27] + bytes([MORE]) + data[at + 28 :]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_collector_waits_as_long_as_what_has_come(lost: bool) -> None:
+    rig, before = node(), gc.get_threshold()
+    world = World(Mirror(), rig, tamper=_and_more)
+    world.settle()
+    assert gc.get_threshold() == before
+    write(rig, 0, a="1")
+    world.settle()
+    assert gc.get_threshold()[0] == PATIENCE
+    if lost:
+        world.cut()
+    else:
+        world.settle(seconds=0.1)
+    assert gc.get_threshold() == before
 
 
 def test_what_waits_when_the_connection_is_lost_comes_again() -> None:

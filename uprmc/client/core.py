@@ -95,6 +95,7 @@ class UprCore:
         self._follower = Follower(handler, self.writer, options.on_rollback)
         self._barriers = Barriers()
         self.failure: ClientError | None = None
+        self._collector = PatientCollector()
         self._following: dict[NodeSession, int] = {}
         self._logged: set[str] = set()
         self._now = self._turned = 0.0
@@ -136,6 +137,7 @@ class UprCore:
         self._now = now
         self._following.pop(session, None)
         node.lost(error, now, self.options.jitter())
+        self._leave_collector()
         self._barriers.broken(session.place, ConnectionLost(str(error)))
         for task in session.close():
             task.close()
@@ -304,13 +306,20 @@ class UprCore:
         self._now = now
         self._intake.now = now
         try:
-            with PatientCollector():
-                yield from self._deal_with_batch(session, data)
+            self._collector.hold()
+            yield from self._deal_with_batch(session, data)
         except ClientError as error:
             if error is not session.error:
                 self.failure = error
             raise
+        finally:
+            self._leave_collector()
         session.dealt_with()
+
+    def _leave_collector(self) -> None:
+        """Have the collector work again, unless what has come is still to be dealt with."""
+        if not self.is_gathering:
+            self._collector.release()
 
     def _deal_with_batch(self, session: NodeSession, data: bytes) -> Task:
         with _blamed(session):
@@ -424,6 +433,7 @@ class UprCore:
 
     def close(self) -> None:
         """Nothing more is handed over; whoever waits is told."""
+        self._collector.release()
         self._barriers.close(ConnectionLost("the consumer was stopped"))
 
     # --- looking --------------------------------------------------------------------------------

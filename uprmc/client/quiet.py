@@ -15,19 +15,25 @@ PATIENCE = 50_000
 
 
 class PatientCollector:
-    """Use it in a ``with`` statement; afterwards the collector is as it was.
+    """Between `hold` and `release` the collector waits longer; afterwards it is as it was.
 
     Several at a time do no harm. A program that changes the threshold meanwhile has the last word.
     """
 
     __slots__ = ("_before",)
 
-    def __enter__(self) -> None:
+    def __init__(self) -> None:
+        self._before: tuple[int, int, int] | None = None
+
+    def hold(self) -> None:
+        """Have the collector wait; harmless if it does already."""
         young, *older = before = gc.get_threshold()
-        self._before = before if 0 < young < PATIENCE else None
-        if self._before is not None:
+        if 0 < young < PATIENCE:
+            self._before = before
             gc.set_threshold(PATIENCE, *older)
 
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None and gc.get_threshold()[0] == PATIENCE:
-            gc.set_threshold(*self._before)
+    def release(self) -> None:
+        """Have it work as before; harmless if it does already."""
+        before, self._before = self._before, None
+        if before is not None and gc.get_threshold()[0] == PATIENCE:
+            gc.set_threshold(*before)
