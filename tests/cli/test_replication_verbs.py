@@ -20,6 +20,7 @@ from interop.wire import OK, SET, Wire, frame, store
 from tests.cli.fake_node import CLOSE, FakeNode
 from tests.cli.here import Here, runner
 from tests.cli.support import listeners, uprmc
+from uprmc.cli.replica_node import Following
 
 VBUCKETS = 8
 STAT = 0x10
@@ -161,6 +162,14 @@ def test_a_node_that_knows_no_such_command_is_understood(here: Here) -> None:
     with FakeNode(on_d7=unknown) as fake:
         ended = here("replicate", "--node", fake.place, "--source", "a:1")
     assert "does not know this command: is it an older uprmc?" in ended.line()
+
+
+def test_a_replica_is_level_once_it_knows_how_far_its_source_is() -> None:
+    following = Following("a:1", "streaming", lag_items=0, known=True, error="")
+    assert following.level
+    assert not following._replace(known=False).level
+    assert not following._replace(lag_items=1).level
+    assert not following._replace(state="asked").level
 
 
 # --- serve --source -------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_dropped_deletions_are_a_loss_or_a_new_beginning() -> None:
 
 def test_going_back_below_dropped_deletions_is_going_back_to_the_beginning() -> None:
     position = Position(A, 40, None, (20,))
-    for purged, to in ((19, 20), (20, 20), (21, 0), (25, 0)):
+    for purged, to in ((19, 20), (20, 20), (21, 0), (25, 0), (40, 0)):
         found = next_of(position, seen((B, 30), (A, 0), high=50, purged=purged))
         assert found.rewound_to == to
 
