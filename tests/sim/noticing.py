@@ -34,6 +34,7 @@ _NOTICED_BY = {
     "_never_see_that_nothing_comes": 44,
     "_purge_replicas_freely": 9,
     "_purge_what_is_not_due": 3,
+    "_remember_a_name_that_is_deregistered": 81,
     "_report_parts_of_a_flush_as_on_disk": 10,
     "_return_barriers_before_the_last_item": 42,
     "_save_too_late": 12,
