@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from uprmc.core.form import COMPILED, FORM
 
 
-class BinaryServing(Protocol):
-    """Get and set of the binary protocol for one connection.
+class Serving(Protocol):
+    """Get and set of one protocol for one connection.
 
     Attributes:
         unsent: bytes of replies; the session sets it before a call.
@@ -37,7 +37,7 @@ class BinaryServing(Protocol):
         now: int,
         max_body: int,
     ) -> int:
-        """Carry out complete frames from `position` on, as long as nothing is special about them.
+        """Carry out complete commands from `position` on, as long as nothing is special about them.
 
         Special is whatever a rule could refuse, delay or answer in another way: a document that is
         deleted, expired or only on disk, a datatype, an unknown vBucket, another CAS, a shortage of
@@ -45,22 +45,20 @@ class BinaryServing(Protocol):
 
         Args:
             data: what the peer has sent.
-            position: where the first frame begins.
+            position: where the first command begins.
             out: gets the replies.
-            limit: no frame is begun with more unsent bytes than this.
-            mask: number of vBuckets - 1 if the key chooses the vBucket, -1 if the frame names it.
+            limit: no command is begun with more unsent bytes than this.
+            mask: number of vBuckets - 1 if the key chooses the vBucket, -1 if a frame names it.
             now: Unix time.
-            max_body: longest body of a set, -1 to carry out none.
+            max_body: longest body of a set, or in text key and value; -1 to carry out no set.
 
         Returns:
-            the position of the first frame that was not carried out; nothing of it was done.
+            the position of the first command that was not carried out; nothing of it was done.
         """
 
 
-def binary_serving(
-    lookups: dict[int, Any], active: dict[int, Any], account: Any
-) -> BinaryServing | None:
-    """Return what serves a connection, ``None`` in the interpreted form.
+def binary_serving(lookups: dict[int, Any], active: dict[int, Any], account: Any) -> Serving | None:
+    """Return what serves a binary connection, ``None`` in the interpreted form.
 
     Args:
         lookups: number -> `Records.lookup` of each active vBucket.
@@ -72,3 +70,12 @@ def binary_serving(
     from uprmc.core.native import binary
 
     return binary.BinaryServing(lookups, active, account)
+
+
+def text_serving(lookups: dict[int, Any], active: dict[int, Any], account: Any) -> Serving | None:
+    """Do the same for a text connection."""
+    if FORM != COMPILED:
+        return None
+    from uprmc.core.native import text
+
+    return text.TextServing(lookups, active, account)

@@ -16,6 +16,7 @@ from uprmc.engine import cas_clock
 from uprmc.engine.leftovers import Leftovers
 from uprmc.engine.timetable import Timetable
 from uprmc.errors import OutOfMemory, TemporaryFailure
+from uprmc.ports import Clock
 from uprmc.record import RECORD_OVERHEAD_BYTES
 
 #: What an item takes beyond the bytes of its key and its record.
@@ -101,6 +102,10 @@ class MemoryAccount:
         below = cas_clock.reading(now_s) - 1
         if below > self.last_cas:
             self.last_cas = below
+
+    def unlocked(self, clock: Clock) -> bool:
+        """Tell whether no document can be locked now."""
+        return not self.locked_until or self.locked_until <= clock.monotonic()
 
     def next_cas(self) -> int:
         """Give out a CAS."""

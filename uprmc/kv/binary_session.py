@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import cast
 from zlib import crc32
 
-from uprmc.core.serving import BinaryServing, binary_serving
+from uprmc.core.serving import Serving, binary_serving
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.errors import (
     CommandError,
@@ -106,10 +106,6 @@ TAP_OPCODES = frozenset({Opcode.TAP_CONNECT, *PUSHED})
 _PUSH_MOST_BESIDE_VALUE = HEADER_BYTES + 2 * KEY_MAX_BYTES
 
 
-#: An answer that goes out at once begins no reply beyond this.
-ANSWER_BYTES = 32 * 1024
-
-
 def _unheard(_: bool) -> None:
     """Ignore the result: the command that needs an unreadable value asks for it again."""
 
@@ -117,58 +113,31 @@ def _unheard(_: bool) -> None:
 class BinarySession(BinaryConversation):
     """See the module docstring."""
 
-    __slots__ = ("_answer_limit", "_mask", "_max_store_body_bytes", "_push", "_serving")
+    __slots__ = ("_mask", "_max_store_body_bytes", "_push")
 
     def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
         super().__init__(services, wake, by_key=by_key)
         self._mask = services.bucket.settings.engine.vbuckets - 1
         self._max_store_body_bytes = services.most_value_bytes(0) + STORE_EXTRAS.size
-        self._answer_limit = min(self._max_unsent, ANSWER_BYTES)
         self._push: TapPush | None = None
         bucket = services.bucket
         self._serving = binary_serving(bucket.lookups, bucket.active, bucket.account)
 
     # --- the loop -------------------------------------------------------------------------------
 
-    @property
-    def answers(self) -> bool:
-        """See `ports.Answering`."""
-        return self._serving is not None
-
-    def answer(self, data: bytes) -> bytes | None:
-        """See `ports.Answering`."""
-        serving, account = self._serving, self.bucket.account
-        if (
-            serving is None
-            or self._held
-            or self._unsent
-            or self.input_full
-            or self._waiting
-            or self._discard
-            or self.closing
-            or account.locked_until > self.bucket.clock.monotonic()
-        ):
-            self.receive_data(data)
-            return None
-        now = self.bucket.clock.now()
-        account.tell_time(now)
-        out: list[bytes] = []
-        serving.unsent = 0
-        position = serving.serve(
+    def _serve(
+        self, serving: Serving, data: bytes, position: int, out: list[bytes], limit: int
+    ) -> int:
+        """See `Conversation`."""
+        return serving.serve(
             data,
-            0,
+            position,
             out,
-            self._answer_limit,
+            limit,
             self._mask if self.by_key else -1,
-            int(now),
+            int(self.bucket.clock.now()),
             -1 if self.with_seqnos else self._max_store_body_bytes,
         )
-        self._count_served(serving)
-        if position == len(data):
-            return out[0] if len(out) == 1 else b"".join(out)
-        self._out, self._unsent = out, serving.unsent
-        self._run(data[position:])
-        return None
 
     def _run(self, data: bytes) -> None:
         self._running = True
@@ -187,9 +156,7 @@ class BinarySession(BinaryConversation):
         while position <= last and unsent <= limit:
             if serving is not None and unlocked:
                 serving.unsent = unsent
-                position = serving.serve(
-                    data, position, self._out, limit, mask, int(now()), max_body
-                )
+                position = self._serve(serving, data, position, self._out, limit)
                 unsent = serving.unsent
                 if position > last or unsent > limit:
                     break
@@ -299,10 +266,9 @@ class BinarySession(BinaryConversation):
             The longest body of a set, -1 for none; and whether gets may be, because there can be no
             lock whose CAS would have to be hidden.
         """
-        locked_until = self.bucket.account.locked_until
         return (
             -1 if self.with_seqnos else self._max_store_body_bytes,
-            not locked_until or locked_until <= self.bucket.clock.monotonic(),
+            self.bucket.account.unlocked(self.bucket.clock),
         )
 
     def _count(self, hits: int, misses: int, sets: int, refused: int) -> None:
@@ -312,22 +278,6 @@ class BinarySession(BinaryConversation):
         stats.get_misses += misses
         stats.cmd_set += sets
         stats.total_items += sets - refused
-
-    def _count_served(self, serving: BinaryServing) -> None:
-        stats = self.stats
-        if hits := serving.hits:
-            stats.cmd_get += hits
-            stats.get_hits += hits
-            serving.hits = 0
-        if misses := serving.misses:
-            stats.cmd_get += misses
-            stats.get_misses += misses
-            serving.misses = 0
-        if sets := serving.sets:
-            stats.cmd_set += sets
-            stats.total_items += sets
-            stats.cas_hits += serving.swaps
-            serving.sets = serving.swaps = 0
 
     def _one(self, data: bytes, position: int, size: int) -> int:
         """Carry out the frame at `position`; return its length.

@@ -19,9 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from uprmc.core.serving import Serving
 from uprmc.errors import NotResident
 from uprmc.kv.services import Services
 from uprmc.ports import Session
+
+#: An answer that is given at once begins no reply beyond this many bytes.
+ANSWER_BYTES = 32 * 1024
 
 
 class Pending(Protocol):
@@ -38,6 +42,7 @@ class Conversation:
     """Base of both sessions; implements `ports.Session` except for `_run`."""
 
     __slots__ = (
+        "_answer_limit",
         "_chunks",
         "_discard",
         "_fetch_failed",
@@ -49,6 +54,7 @@ class Conversation:
         "_resting",
         "_running",
         "_services",
+        "_serving",
         "_source",
         "_unsent",
         "_waiting",
@@ -66,6 +72,8 @@ class Conversation:
         self._services = services
         self._wake = wake
         self._max_unsent = services.settings.max_unsent_bytes
+        self._answer_limit = min(self._max_unsent, ANSWER_BYTES)
+        self._serving: Serving | None = None
         self._out: list[bytes] = []
         self._unsent = 0
         self._chunks: list[bytes] = []
@@ -90,6 +98,37 @@ class Conversation:
             self._receive_slowly(data)
         else:
             self._run(data)
+
+    @property
+    def answers(self) -> bool:
+        """See `ports.Answering`."""
+        return self._serving is not None
+
+    def answer(self, data: bytes) -> bytes | None:
+        """See `ports.Answering`."""
+        bucket, serving = self._services.bucket, self._serving
+        if (
+            serving is None
+            or self._held
+            or self._unsent
+            or self.input_full
+            or self._waiting
+            or self._discard
+            or self.closing
+            or not bucket.account.unlocked(bucket.clock)
+        ):
+            self.receive_data(data)
+            return None
+        bucket.account.tell_time(bucket.clock.now())
+        out: list[bytes] = []
+        serving.unsent = 0
+        position = self._serve(serving, data, 0, out, self._answer_limit)
+        self._count_served(serving)
+        if position == len(data):
+            return out[0] if len(out) == 1 else b"".join(out)
+        self._out, self._unsent = out, serving.unsent
+        self._run(data[position:])
+        return None
 
     def tick(self, now: float) -> None:
         """Pass the time to the command that waits."""
@@ -136,6 +175,28 @@ class Conversation:
 
     def _run(self, data: bytes) -> None:
         raise NotImplementedError  # abstract: both sessions define it
+
+    def _serve(
+        self, serving: Serving, data: bytes, position: int, out: list[bytes], limit: int
+    ) -> int:
+        """Let the core carry out what it can from `position` on; returns as `Serving.serve`."""
+        raise NotImplementedError  # abstract: both sessions define it
+
+    def _count_served(self, serving: Serving) -> None:
+        stats = self._services.bucket.stats
+        if hits := serving.hits:
+            stats.cmd_get += hits
+            stats.get_hits += hits
+            serving.hits = 0
+        if misses := serving.misses:
+            stats.cmd_get += misses
+            stats.get_misses += misses
+            serving.misses = 0
+        if sets := serving.sets:
+            stats.cmd_set += sets
+            stats.total_items += sets
+            stats.cas_hits += serving.swaps
+            serving.sets = serving.swaps = 0
 
     def _keep(self, rest: bytes, wanted: int) -> None:
         """Keep unused input, and do not try again before `wanted` bytes are there."""

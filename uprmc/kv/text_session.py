@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
+from uprmc.core.serving import Serving, text_serving
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.errors import CommandError, NotResident
 from uprmc.kv import meta_commands, text_commands
@@ -100,6 +101,8 @@ class TextSession(Conversation):
         self._mask = services.bucket.settings.engine.vbuckets - 1
         self._in_line = False
         self._retrieval: Retrieval | None = None
+        bucket = services.bucket
+        self._serving = text_serving(bucket.lookups, bucket.active, bucket.account)
 
     def connection_lost(self) -> None:
         """Release everything."""
@@ -135,6 +138,20 @@ class TextSession(Conversation):
             return True
         return super()._halted()
 
+    def _serve(
+        self, serving: Serving, data: bytes, position: int, out: list[bytes], limit: int
+    ) -> int:
+        """See `Conversation`."""
+        return serving.serve(
+            data,
+            position,
+            out,
+            limit,
+            self._mask,
+            int(self._bucket.clock.now()),
+            self._services.most_value_bytes(0),
+        )
+
     def _carry_out(self, data: bytes) -> tuple[int, int]:
         """Carry out commands; return how much was used and how much the next one needs.
 
@@ -148,7 +165,15 @@ class TextSession(Conversation):
         unsent, limit = self._unsent, self._max_unsent
         position, size, wanted = 0, len(data), 0
         gets = hits = sets = stored = 0
+        serving = self._serving
         while position < size and unsent <= limit:
+            if serving is not None and self._bucket.account.unlocked(self._bucket.clock):
+                serving.unsent = unsent
+                position = self._serve(serving, data, position, out, limit)
+                self._count_served(serving)
+                unsent = serving.unsent
+                if position == size or unsent > limit:
+                    break
             match = _short_way(data, position)
             if match is not None and match.lastindex == _GET_GROUP:
                 key = match[1]

@@ -1,0 +1,195 @@
+"""What serving does in both protocols: reads that need no rule, and sets that none refuses."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from librt.strings import (
+    BytesWriter,
+    read_i32_be,
+    read_i64_be,
+    write_i16_be,
+    write_i32_be,
+    write_i64_be,
+)
+from mypy_extensions import i32, i64
+
+from uprmc.core.native.table import ENTRY_BYTES, FRONT_BYTES, RecordTable
+
+TAIL_BYTES: Final[i64] = 12
+KEY_MAX_BYTES: Final[i64] = 250
+#: A client's expiry up to here counts from now.
+RELATIVE_MAX_S: Final[i64] = 2_592_000
+
+READ_PLAIN_FOREVER: Final = bytes([2, 0x80, 0, 0, 0, 0, 0])
+READ_START: Final = bytes([2, 0x80])
+GONE_BITS: Final[i64] = 0x07
+AGE_BITS: Final[i64] = 0xC0
+READ: Final[i64] = 0x80
+
+#: CAS and revisions from elsewhere that are near the end of their range are left to the rules.
+LARGE: Final = 1 << 62
+
+
+def _crc_table() -> bytes:
+    writer = BytesWriter()
+    number: i64 = 0
+    while number < 256:
+        crc: i64 = number
+        bit: i64 = 0
+        while bit < 8:
+            crc = (crc >> 1) ^ (0xEDB88320 if crc & 1 else 0)
+            bit += 1
+        write_i64_be(writer, crc)
+        number += 1
+    return writer.getvalue()
+
+
+_CRC: Final = _crc_table()
+
+
+def crc32_of(data: bytes, start: i64, length: i64) -> i64:
+    """Return the CRC32 of a part of `data`."""
+    table = _CRC
+    crc: i64 = 0xFFFFFFFF
+    place: i64 = start
+    end: i64 = start + length
+    while place < end:
+        crc = (crc >> 8) ^ read_i64_be(table, ((crc ^ i64(data[place])) & 0xFF) << 3)
+        place += 1
+    return crc ^ 0xFFFFFFFF
+
+
+def u32_at(data: bytes, place: i64) -> i64:
+    """Return four bytes as a number."""
+    return i64(read_i32_be(data, place)) & 0xFFFFFFFF
+
+
+class Serving:
+    """What the servings of both protocols have; see `uprmc.core.serving`."""
+
+    def __init__(
+        self, lookups: dict[int, RecordTable], active: dict[int, Any], account: Any
+    ) -> None:
+        self.lookups = lookups
+        self.active = active
+        self.account = account
+        self.unsent: i64 = 0
+        self.hits: i64 = 0
+        self.misses: i64 = 0
+        self.sets: i64 = 0
+        self.swaps: i64 = 0
+
+    def number_of(self, data: bytes, key_at: i64, key_length: i64, mask: i64) -> i64:
+        """Return the number of the vBucket that a key chooses."""
+        return (crc32_of(data, key_at, key_length) >> 16) & 0x7FFF & mask
+
+
+def readable(table: RecordTable, record: bytes, now: i64) -> bytes | None:
+    """Return a live, resident record of plain bytes as one that was read; ``None`` for others."""
+    kind: i64 = i64(record[1])
+    if kind & GONE_BITS or i64(record[2]):
+        return None
+    expiry = u32_at(record, 3)
+    if expiry and expiry <= now:
+        return None
+    if kind & AGE_BITS != READ:
+        record = READ_START + record[2:]
+        table.put(record)
+    return record
+
+
+def accept(
+    vbucket: Any,
+    account: Any,
+    table: RecordTable,
+    data: bytes,
+    key_at: i64,
+    key_length: i64,
+    value_at: i64,
+    value_end: i64,
+    flags: i64,
+    expiry: i64,
+    wanted: i64,
+    now: i64,
+) -> i64:
+    """Carry out a set; return its CAS, or -1 if it must go by the rules: nothing was done then.
+
+    Args:
+        vbucket: an active vBucket without live locks, whose table is `table`.
+        account: the memory account.
+        table: records of the vBucket.
+        data: has key and value.
+        key_at: where the key begins.
+        key_length: its length.
+        value_at: where the value begins.
+        value_end: where it ends.
+        flags: the document's.
+        expiry: as the client sent it.
+        wanted: CAS of the version to replace, 0 for any.
+        now: Unix time.
+    """
+    old = table.find(data, key_at, key_length)
+    if expiry:
+        if expiry <= RELATIVE_MAX_S:
+            expiry += now
+        if expiry > 0xFFFFFFFF or expiry <= now:
+            return -1
+    last_cas: int = account.last_cas
+    max_deleted_rev: int = vbucket.max_deleted_rev
+    if last_cas >= LARGE or max_deleted_rev >= LARGE:
+        return -1
+    used: i64 = account.used
+    write_limit: i64 = account.write_limit
+    if used > write_limit:
+        return -1
+    replaced: i64 = 0
+    enters = expiry != 0
+    if old is None:
+        if wanted:
+            return -1
+        rev: i64 = max_deleted_rev
+        grown: i64 = key_length + ENTRY_BYTES
+    else:
+        if i64(old[1]) & GONE_BITS:
+            return -1
+        due = u32_at(old, 3)
+        if wanted:
+            if due and due <= now:
+                return -1
+            if read_i64_be(old, FRONT_BYTES + key_length) != wanted:
+                return -1
+        rev = read_i64_be(old, 8)
+        replaced = read_i64_be(old, 16)
+        grown = -i64(len(old))
+        enters = expiry != 0 and (due == 0 or expiry < due)
+    if rev < 0:
+        return -1
+    seqno: i64 = vbucket.high_seqno + 1
+    cas: i64 = last_cas + 1
+    writer = BytesWriter()
+    write_i16_be(writer, 0x0200)
+    writer.append(0)
+    write_i32_be(writer, i32((expiry ^ 0x80000000) - 0x80000000))
+    writer.append(key_length)
+    write_i64_be(writer, rev + 1)
+    write_i64_be(writer, seqno)
+    writer.write(data[key_at : key_at + key_length])
+    write_i64_be(writer, cas)
+    write_i32_be(writer, i32((flags ^ 0x80000000) - 0x80000000))
+    writer.write(data[value_at:value_end])
+    record = writer.getvalue()
+    vbucket.high_seqno = seqno
+    account.last_cas = cas
+    vbucket.max_cas = cas
+    account.used = used + grown + i64(len(record))
+    vbucket.queue.put(seqno, record, replaced)
+    table.put(record)
+    if enters:
+        account.timetable.add(vbucket.id, data[key_at : key_at + key_length], expiry)
+    if not vbucket.dirty:
+        vbucket.dirty = True
+        account.mark_dirty(vbucket)
+    if vbucket.waiting:
+        vbucket.tell_waiting()
+    return cas
