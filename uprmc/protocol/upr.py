@@ -28,7 +28,7 @@ from construct import Struct as Layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import TERM_MAX, FailoverEntry
 from uprmc.protocol.derive import derive, derive_merged
-from uprmc.protocol.header import RequestHeader, encode_request
+from uprmc.protocol.header import RequestHeader
 from uprmc.protocol.opcodes import MAGIC_REQUEST, Opcode
 from uprmc.protocol.rows import pack_rows
 
@@ -186,13 +186,15 @@ MARKER_FRAME = derive_merged(MarkerFrame, *_HEADER_GROUPS, *_each_alone(Snapshot
 VersionedMarkerFrame = Layout(
     *RequestHeader.subcons, *VersionedMarkerExtras.subcons, *VersionedMarkerValue.subcons
 )
-VERSIONED_MARKER_FRAME = derive_merged(
-    VersionedMarkerFrame,
+_VERSIONED_MARKER_GROUPS = (
     *_HEADER_GROUPS,
     *_each_alone(VersionedMarkerExtras),
     *_each_alone(VersionedMarkerValue),
-    unread=(0, 5, 10, 11, 13),
 )
+VERSIONED_MARKER_FRAME = derive_merged(
+    VersionedMarkerFrame, *_VERSIONED_MARKER_GROUPS, unread=(0, 5, 10, 11, 13)
+)
+_pack_versioned_marker = derive_merged(VersionedMarkerFrame, *_VERSIONED_MARKER_GROUPS).pack
 
 
 def frame_head(opcode: int) -> int:
@@ -206,6 +208,7 @@ def frame_place(extras_length: int, vbucket: int, datatype: int = 0) -> int:
 
 
 _VERSIONED_MARKER_PLACE = frame_place(VERSIONED_MARKER_EXTRAS.size, 0)
+_VERSIONED_MARKER_BYTES = VERSIONED_MARKER_EXTRAS.size + VERSIONED_MARKER_VALUE.size
 _VERSION_2_2 = VERSIONED_MARKER_EXTRAS.pack(2)
 _MARKER_HEAD = frame_head(Opcode.UPR_SNAPSHOT_MARKER)
 _MARKER_BYTES = SNAPSHOT_MARKER_EXTRAS.size
@@ -238,14 +241,21 @@ def versioned_marker(
     vbucket: int, opaque: int, start_seqno: int, end_seqno: int, kind: int, purge_seqno: int
 ) -> bytes:
     """Return a complete snapshot marker of version 2.2."""
-    return encode_request(
-        Opcode.UPR_SNAPSHOT_MARKER,
-        extras=VERSIONED_MARKER_EXTRAS.pack(2),
-        value=VERSIONED_MARKER_VALUE.pack(
-            start_seqno, end_seqno, kind, end_seqno, 0, purge_seqno, 0
-        ),
-        vbucket=vbucket,
-        opaque=opaque,
+    return _pack_versioned_marker(
+        _MARKER_HEAD,
+        0,
+        _VERSIONED_MARKER_PLACE | vbucket,
+        _VERSIONED_MARKER_BYTES,
+        opaque,
+        0,
+        2,
+        start_seqno,
+        end_seqno,
+        kind,
+        end_seqno,
+        0,
+        purge_seqno,
+        0,
     )
 
 
