@@ -35,3 +35,10 @@ $ set a 0 k=late
 k: not my vBucket
 $ set b 0 k=new
 $ set a 1 k=new
+
+Without vBuckets a failover promotes all that are not active, pending ones too.
+
+$ uprmc vbucket set 1 pending --node b
+vBucket 1: pending
+$ uprmc failover --node b
+vBucket 1: active at b
