@@ -4,8 +4,9 @@ Every TAP client has a UPR connection of its own to the upstream, named after it
 made closes the client's connection, which comes back by its name; the process goes on. Whether the
 upstream is there at all is tried once at the start, to have it in the log.
 
-What surprises: names that clients did not choose (``anon_1``) would be those of another adapter's
-clients, too, and the upstream disconnects the older of two. So ours end in a token of the process.
+Note: clients of another adapter may get the same generated names (``anon_1``), and the upstream
+disconnects the older of two connections with one name. So generated names end in a token of the
+process.
 """
 
 # mypy: allow-untyped-calls

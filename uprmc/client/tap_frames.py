@@ -4,8 +4,8 @@ The TAP adapter wants frames, not changes: what a stream says goes through as it
 for a mutation (header and extras; key and value) and in one for all else. The checks are the
 decoder's, because who takes frames apart later does not look whether they make sense.
 
-What surprises: frames of streams that are not open are dropped here, and their bytes stand in
-`dropped_bytes`, for flow control counts them all the same.
+Note: frames of streams that are not open are dropped here. Flow control counts their bytes all the
+same, so they are added to `dropped_bytes`.
 
 Source: UPR reference 2; ``tap_adapter/upstream.py``, `pull`.
 """

@@ -4,8 +4,8 @@
 commit. `FileKeeper` is the `upstream.Keeper` over it: commits run in a worker thread, one at a
 time, and what comes meanwhile goes into the next one together; of one client only the newest.
 
-What surprises: a row that is torn refuses the whole file. A position that was lost without a word
-would only mean a client that begins anew, but then nobody would look at the disk.
+Note: a torn row makes the whole file unusable. If it only lost the position, the client would begin
+again, and the damaged disk would stay unnoticed.
 """
 
 from __future__ import annotations

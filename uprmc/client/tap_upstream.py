@@ -4,9 +4,9 @@
 dials, and joins the two. Frames of its streams wait in a `FramePasser` until they are pulled; the
 rules of the connection are `NodeSession`'s, its questions those of `tap_questions`.
 
-What surprises: nothing is acknowledged to the producer before the TAP client has acknowledged it.
-So what waits here is bounded by the connection's buffer; of a producer without flow control, or one
-that does not keep to it, we read no further instead.
+Note: nothing is acknowledged to the producer before the TAP client has acknowledged it. So the
+connection's buffer limits what waits here. If a producer has no flow control, or does not keep to
+it, the adapter stops reading instead.
 
 Source: TAP reference 10; UPR reference 2 and 4.7; ``tap_adapter/upstream.py``.
 """

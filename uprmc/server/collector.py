@@ -5,9 +5,9 @@ collector would walk all of them again and again, a tenth of a second for a mill
 collection is off, and a few times a second the youngest objects are looked at and whatever lives is
 moved out of the collector's sight (`gc.freeze` costs nothing).
 
-What surprises: a cycle that has lived through one such look and becomes garbage later is never
-freed. So nothing that comes and goes (connections, sessions, requests) may be in a cycle once it is
-done; ``tests/server`` holds that with the collector off.
+Note: a cycle that survives one such look and becomes garbage later is never freed. So connections,
+sessions and requests must not be in a cycle once they are done; ``tests/server`` checks that with
+the collector off.
 """
 
 from __future__ import annotations

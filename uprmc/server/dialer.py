@@ -3,9 +3,9 @@
 `Dialer` is a running node's `Dial`. A call tries the addresses of a name one after the other. Its
 connection is a `SessionProtocol` like those that are accepted, in the same registry.
 
-What surprises: neither Twisted's endpoints are used nor its way to look at certificates. They, and
-Twisted's connectors, are in cycles with their connections; with the collector off (`collector`)
-each would stay for ever. A call unties its connector when the connection is over.
+Note: it uses neither Twisted's endpoints nor Twisted's check of certificates. Endpoints and
+connectors are in cycles with their connections, and with the collector off (`collector`) they would
+never be freed. A call unties its connector when the connection is over.
 """
 
 # ruff: noqa: N802  # Twisted's names

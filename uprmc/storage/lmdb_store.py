@@ -1,8 +1,8 @@
 """The store on LMDB: one environment for all vBuckets, one write transaction for each batch.
 
 Neighbours: `lmdb_files` opens the environment, `lmdb_commit` writes a batch, `lmdb_view` reads.
-What surprises: a view pins every page that later commits replace, so the file grows while one is
-open, and the map cannot grow at all.
+Note: a view pins every page that later commits replace. So the file grows while a view is open, and
+the map cannot grow at all.
 """
 
 from __future__ import annotations

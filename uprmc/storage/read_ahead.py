@@ -4,8 +4,8 @@ Reading ahead makes scans several times faster, and a single record of a cold fi
 megabytes are read for it. A file that fits into memory is read once, so reading ahead is right for
 it. For a larger one it is right while somebody scans, and wrong for everything else.
 
-What surprises: LMDB tells nobody where its map is. It is looked up in the list that Linux keeps;
-where there is none, everything stays as it is.
+Note: LMDB does not say where its map is. The address is looked up in the list that Linux keeps;
+where there is no such list, nothing is read ahead.
 """
 
 from __future__ import annotations

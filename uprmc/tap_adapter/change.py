@@ -16,8 +16,8 @@ CHECKPOINT_START, _END         `Action.OPEN_CHECKPOINT`, `Action.CLOSE_CHECKPOIN
 What a UPR consumer would be told and TAP cannot: seqnos, the name of the history, where snapshots
 end unless checkpoints are used, that a deletion was an expiry, datatypes.
 
-What surprises: flags of items come with their bytes swapped unless the message says otherwise; see
-`item_messages`, which is the way there.
+Note: flags of items come with their bytes swapped unless the message says otherwise;
+`item_messages` swaps them on the way out.
 
 Source: TAP reference, sections 2, 4, 8, 9 and 11.
 """

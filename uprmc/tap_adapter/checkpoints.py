@@ -4,8 +4,8 @@ Each snapshot after the backfill is a checkpoint, counted from 1 for a vBucket's
 when the next one begins; for a client of closed checkpoints it ends as soon as it is whole, since
 such a client goes away then and comes back for the rest.
 
-What surprises: a new connection begins with the start of the checkpoint that is open, again, and
-never with its end. The far end of a pipe may be another process, which would not know what ends.
+Note: a new connection begins with the start of the open checkpoint, again, and never with its end.
+The far end of a pipe may be another process, which would not know what ends.
 
 Source: TAP reference 3, 6 and 10.
 """

@@ -20,9 +20,9 @@ version of a backfill for an active vBucket                 0x07 and the cluster
 not what the protocol allows                                `OutOfPlace`: hang up without a word
 ==========================================================  ======================================
 
-What surprises: OPAQUE 1 empties an active vBucket, too, although of a backfill that follows
-checkpoints it then gets nothing; it is so in 2.x. And an ACK means "in memory": what a crash takes
-away after it the master does not know of (it is so in TAP).
+Note: OPAQUE 1 empties an active vBucket, too, although the vBucket then gets nothing of a backfill
+that follows checkpoints; servers of 2.x do the same. An ACK means "in memory": the master does not
+learn what a crash takes away after it, as in TAP everywhere.
 
 Source: TAP reference, sections 2, 4, 5, 8, 9 and 11.
 """

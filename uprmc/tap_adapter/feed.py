@@ -5,9 +5,9 @@ One pull of the upstream is taken apart at a time. Runs of items go through `tra
 end is unacknowledged) stays in the pull until it can: that is the backpressure, and the only data
 that is held.
 
-What surprises: nothing here is remembered about single items. What must be sent again is streamed
-again from the last place that was acknowledged; only the last phase of a takeover keeps its frames,
-because its source does not answer any more.
+Note: a feed remembers nothing about single items. What must be sent again is streamed again from
+the last position that was acknowledged. Only the last phase of a takeover keeps its frames, because
+its source does not answer any more.
 
 Source: TAP reference 5, 6 and 10.
 """

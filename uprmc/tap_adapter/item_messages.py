@@ -2,9 +2,9 @@
 
 `translate` makes the same messages of whole runs, faster; `corrections` sends versions from here.
 
-What surprises: flags of items travel with their bytes swapped unless the client asked for the
-opposite (`TapForm.network_byte_order`). That is a mistake of the old producers which their
-consumers undo, so that it has to be repeated.
+Note: flags of items travel with their bytes swapped unless the client asked for the opposite
+(`TapForm.network_byte_order`). Old producers made this mistake and their consumers undo it, so it
+has to be repeated.
 
 Source: TAP reference, sections 2 and 8.
 """

@@ -4,8 +4,8 @@ A store has no list of its local documents, so they have numbers: the document `
 many places there are, and place N, the document ``uprmc/tap/N``, holds a client's name and its
 document, or is empty. A place that became free is used again.
 
-What surprises: `save` answers later than the document is on disk. A position may only be told to a
-client when the changes up to it are on disk too, and a commit may hold the one without the others.
+Note: `save` answers later than the document is on disk. A client may learn a position only when the
+changes up to it are on disk, too, and a commit may contain one without the other.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ its copy (OPAQUE 1) and gets everything. When history has branched below what th
 its items above the branch are corrected (`corrections`) where the ring of sent keys reaches, or the
 vBucket starts from scratch.
 
-What surprises: corrections are decided when a stream is **granted**, by the failover log that comes
-with it. A rollback answer only moves the client's place back and asks again, so there is one way
-into corrections, and a client that vanishes in the middle of them needs no record of it: the next
-grant shows the same branch.
+Note: corrections are decided when a stream is **granted**, by the failover log that comes with it.
+A rollback answer only moves the client's position back and requests the stream again. So there is
+one way into corrections, and a client that vanishes in the middle of them needs no record of it:
+the next grant shows the same branch.
 
 Source: TAP reference 6, 7 and 10; UPR reference 3.
 """

@@ -4,8 +4,8 @@ Job: begin the streams at TAP_CONNECT, pass answers and the time on. Streams beg
 messages come from `feed`, `send_queue` decides when they leave, `window` remembers what is
 unacknowledged, and `batch` holds what may not leave to a registered client before it is saved.
 
-What surprises: the end of a dump or a takeover is no message. The connection is closed when all of
-it is acknowledged, and clients take the end of file for success.
+Note: no message says that a dump or a takeover has ended. The connection is closed when everything
+is acknowledged, and clients take the end of the connection for success.
 
 Source: TAP reference 3, 5, 6, 7 and 10.
 """

@@ -18,14 +18,15 @@ A master that follows no checkpoints (no OPAQUE 2) and is in no backfill says no
 Its order is that of its own queue, so every version is a boundary as good as any; also its ACK
 flags mark none, for most of them mean no more than that so many messages have gone by.
 
-What surprises: **a lost connection ends nothing.** What is half received stays so, on disk too,
-through restarts of this node. A master that comes back sends what was not acknowledged and goes on
-to the next boundary, or it begins anew with OPAQUE 1. A checkpoint's id is then not known, so that
-the END that comes is believed. If the master never comes back, who follows us stays where he is, at
-the newest state that was whole, until somebody decides what is to become of the copy: it is made
-active (SET_VBUCKET, VBUCKET_SET, FAILOVER; a branch at that state, and all that is held is passed
-on), or is filled by another master. That is what a replica does whose UPR source has died in
-mid-snapshot, and no time-out could do better: it would pass on a half for a whole.
+Note: **a lost connection ends nothing.** A backfill or checkpoint that was received in part stays
+so, on disk too, through restarts of this node. A master that comes back sends what was not
+acknowledged and goes on to the next boundary, or begins again with OPAQUE 1. The id of the
+checkpoint is then not known, so any END is accepted. If the master never comes back, consumers of
+this node stay at the newest complete state until an operator decides about the copy: the vBucket is
+made active (SET_VBUCKET, VBUCKET_SET, FAILOVER; this begins a branch at that state, and everything
+received is passed on), or another master fills it. A replica whose UPR source has died in the
+middle of a snapshot does the same. No time-out could do better: it would pass on a part as if it
+were complete.
 
 Source: TAP reference, sections 5, 9 and 11.
 """

@@ -4,8 +4,8 @@ Job: find the frames, check the connect, hand the client's answers to its `TapPr
 what that has to send. In a node a `kv` session hands over from the TAP_CONNECT on; in the
 stand-alone process this is a connection's first session, so it answers what tools ask before.
 
-What surprises: a client's answer may have any key and body (spymemcached sends a text of 36 bytes);
-they are skipped. A connect that succeeds is answered by nothing but the stream.
+Note: a client's answer may have any key and body (spymemcached sends a text of 36 bytes); the
+session skips them. A connect that succeeds gets no answer but the stream.
 
 Source: TAP reference 1, 3, 5 and 13.
 """

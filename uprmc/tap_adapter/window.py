@@ -6,9 +6,9 @@ are kept one by one, for they are sent again as they were.
 
 Messages are counted without end, by serials; on the wire they carry 32 bits that skip 0.
 
-What surprises: nobody has to acknowledge what was not asked for, so an acknowledgement in the
-middle of a stretch counts up to the stretch before; and when there are very many stretches, new
-ones are joined to the last, which costs a client that never answers nothing but precision.
+Note: a client need not acknowledge what did not ask for it. So an acknowledgement in the middle of
+a stretch counts up to the end of the stretch before. When there are very many stretches, new ones
+are joined to the last, so a client that never answers costs precision, not memory.
 
 Source: TAP reference 5.
 """

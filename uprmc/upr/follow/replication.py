@@ -7,9 +7,9 @@ any other command ends the following; that is in the same commit as the new stat
 Neighbours: `source` keeps a line to each node; `handover` takes vBuckets over; `link` speaks. Time
 comes by `tick`, connections by a `Dial`.
 
-What surprises: what is to be followed becomes a replica at once, before anybody has answered. A
-vBucket that is active here and holds changes is given up only by `demote`; what the source has not
-of it is undone, as for every replica that is ahead.
+Note: a vBucket that is to follow a source becomes a replica at once, before the source has
+answered. An active vBucket that contains changes is given up only with `demote`; changes that the
+source lacks are then undone, as for every replica that is ahead.
 
 Source: issue "Replicas, failover"; UPR reference 4.4, 5; ruling R11; rows D50 to D54.
 """

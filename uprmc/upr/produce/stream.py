@@ -4,10 +4,10 @@ A stream repeats one step: take a reading of the vBucket (`engine.change_source`
 snapshot, send its items as the connection pulls, let the reading go. Between snapshots it holds
 nothing; it stands on the vBucket's `waiting` list and costs no time until something changes.
 
-What surprises: a reading may be **let go half way**, when the peer is slow and the reading has
-become dear. The stream then takes a new one from where it stands, and announces the same snapshot
-again with a later end: what the consumer has of it so far is consistent only together with the
-rest, up to that end. A consumer that reconnects in mid-snapshot sees just the same.
+Note: a stream may give up a reading in the middle, when the peer is slow and the reading pins too
+much. The stream then takes a new reading from where it stands, and announces the same snapshot
+again with a later end. What the consumer has of the snapshot so far is consistent only together
+with the rest, up to that end. A consumer that reconnects in the middle of a snapshot sees the same.
 
 Source: UPR reference 4; seed 000; rows D27 to D33, D40 to D43.
 """

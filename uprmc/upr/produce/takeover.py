@@ -6,8 +6,8 @@ written meanwhile follows, and the target is told to become active. Nothing ackn
 the failover log stays as it is. The target is told so only when the death is on disk here: after a
 crash in between nobody is active, rather than two.
 
-What surprises: a busy vBucket would never be level. After a few snapshots no more are begun, and
-what is written from then on follows when writes have stopped.
+Note: the stream of a busy vBucket would never catch up. So after a few snapshots no more are begun,
+and what is written from then on follows when writes have stopped.
 
 Source: UPR reference 4.4; row D52.
 """

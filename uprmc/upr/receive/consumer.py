@@ -4,8 +4,8 @@ The manager that opened the connection (flags 0) adds streams; from then on the 
 carries a producer's end, spliced in by the manager. So this side *sends* CONTROL, stream requests
 and acknowledgements, and gets snapshots.
 
-What surprises: ADD_STREAM is answered only when the producer has answered the stream request. A
-producer that sends us back is asked for what it takes to roll back, and then for the stream again.
+Note: ADD_STREAM is answered only when the producer has answered the stream request. If the producer
+asks for a rollback, the consumer rolls back first, and then requests the stream again.
 
 Source: UPR reference 2.2, 5; ruling "Replication never resolves".
 """

@@ -4,9 +4,9 @@ A `Link` is a session like those of clients, only that it speaks first: HELLO, O
 wants to be served, all in one piece. Once all of it is answered its owner is told so, and asks it
 to `follow` vBuckets, to `leave` them, or to `take_over` what the other node serves now.
 
-What surprises: it is stricter than a spliced `Consumer`. Whatever breaks the protocol (seqnos that
-fall, a snapshot that is cut short, a vBucket that nobody asked for) ends the connection with an
-`error` that says what; what was received before stays, and the next link resumes there.
+Note: a link is stricter than a spliced `Consumer`. Whatever breaks the protocol (seqnos that fall,
+a snapshot that is cut short, a vBucket that was not asked for) ends the connection with an `error`
+that says what. What was received before stays, and the next link resumes there.
 
 Source: UPR reference 2 and 5; rows D51, D52, P17.
 """

@@ -4,9 +4,10 @@ Two use it: `Consumer`, to which a manager adds streams and splices a producer, 
 this node has dialled itself. Here is what both do: ask for streams, take what they bring, roll back
 when the producer says so, acknowledge, change a vBucket's state when its source hands it over.
 
-What surprises: the state that a takeover asks for is not taken before everything received is on
-disk, and the source is not answered before the state is, too: persist before promise. The source
-has stopped serving by then, so what was acknowledged there must not hang on this node's memory.
+Note: a takeover asks for a new state. The vBucket takes it only after everything received is on
+disk, and the source gets its answer only after the state is on disk, too: persist before promise.
+The source has stopped serving by then, so what it had acknowledged must not depend on this node's
+memory.
 
 Source: UPR reference 4.4, 5; ruling "Replication never resolves"; rows D51, D52.
 """
