@@ -1,4 +1,4 @@
-"""Get and set of the binary protocol, from received bytes to replies: compiled only.
+"""Get, set and NOOP of the binary protocol, from received bytes to replies: compiled only.
 
 `BinaryServing` carries out frames as long as it is sure of each: gets of documents that can be sent
 as they are, misses, and sets that nothing refuses. It stops before the first frame of another kind,
@@ -40,13 +40,15 @@ COPIED_BYTES: Final[i64] = 16_384
 GET: Final[i64] = 0x00
 SET: Final[i64] = 0x01
 GETQ: Final[i64] = 0x09
+NOOP: Final[i64] = 0x0A
 GETK: Final[i64] = 0x0C
 GETKQ: Final[i64] = 0x0D
 SETQ: Final[i64] = 0x11
 
-#: Replies as far as their opaque: a miss, and a set.
+#: Replies as far as their opaque: to a get that misses, a set, and a NOOP.
 _MISS: Final = b"\x81\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x09"
 _STORED: Final = b"\x81\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+_NOTHING_DONE: Final = b"\x81\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 _NOT_FOUND: Final = b"Not found"
 
 
@@ -93,6 +95,13 @@ def _serve(
         body: i64 = u32_at(data, position + 8)
         start: i64 = position + HEADER_BYTES
         end: i64 = start + body
+        if opcode == NOOP and body == 0 and read_i64_be(data, position + 2) >> 16 == 0:
+            writer.write(_NOTHING_DONE)
+            writer.write(data[position + 12 : position + 16])
+            write_i64_be(writer, 0)
+            unsent += HEADER_BYTES
+            position = end
+            continue
         if end > size or not 0 < key_length <= KEY_MAX_BYTES:
             break
         is_get = opcode == GET or opcode == GETKQ or opcode == GETQ or opcode == GETK
