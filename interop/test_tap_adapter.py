@@ -1,8 +1,8 @@
 """``uprmc tap-adapter``: the TAP adapter as a process of its own, before a node that has TAP off.
 
-Proves: a load crosses it into a legacy replica with all metadata; a registered client goes on
-where it was after the adapter is killed, and after the node is killed; what the node forgot is
-taken back; a dump through it is complete.
+Proves: a load crosses it into a legacy replica with all metadata; what the node forgot is taken
+back; a dump through it is complete. What becomes of a registered client when the adapter is killed
+is tested in `tests/cli/test_tap_adapter.py`.
 """
 
 from __future__ import annotations
@@ -136,29 +136,6 @@ def test_a_dump_is_complete(source: Node, adapt: Adapt) -> None:
     with TapReader(adapt().address, request) as reader:
         copy = reader.until_closed()
     assert apart(documents_of(source.upr, ALL), copy.documents) == []
-
-
-def test_a_registered_client_goes_on_after_the_adapter_was_killed(
-    source: Node, destination: Node, adapt: Adapt
-) -> None:
-    fill(source, ALL, 100)
-    adapter = adapt()
-    ends = adapter.address, destination.upr, b"kept", tap_pipe.REGISTER, ALL
-    load = Load([source.upr], VBUCKETS, rate=1_000)
-    with load, KeptPipe(*ends) as pipe:
-        while pipe.counted((t.OPAQUE, t.CLOSE_BACKFILL)) < VBUCKETS:
-            after(load, 50)
-        for _ in range(3):
-            after(load, 300)
-            adapter.kill()
-            after(load, 100)
-            adapter.start()
-        after(load, 300)
-        load.finish()
-        held = wait_until_same(source.upr, destination.upr, ALL)
-        assert len(pipe.pipes) > 3
-    assert lost(load, held) == []
-    assert pipe.counted(INITIAL) == VBUCKETS, "it was filled again"
 
 
 @pytest.mark.parametrize("rollback", ["rewind", "restart"])

@@ -9,6 +9,7 @@ import pytest
 
 from tests.tap_adapter.fake_upstream import FakeNode
 from tests.tap_adapter.tap_peer import ACK, CHECKPOINT, DUMP, Rig, brief
+from uprmc.model import FailoverEntry
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
 
@@ -71,6 +72,13 @@ def test_a_producer_that_talks_nonsense_is_given_up(node: FakeNode, frame: bytes
 
 
 # --- what is emptied --------------------------------------------------------------------------
+
+
+def test_a_producer_whose_failover_log_is_not_newest_first_is_given_up(node: FakeNode) -> None:
+    node[0].failover_log = [FailoverEntry(0xA, 1), FailoverEntry(0xB, 2)]
+    line = Rig(node).connect()
+    line.run()
+    assert "a failover log that is not newest first" in line.producer.closed
 
 
 @pytest.fixture

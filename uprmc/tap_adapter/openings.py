@@ -19,11 +19,12 @@ import struct
 from collections.abc import Callable, Container
 from functools import partial
 
+from uprmc.consume.history import read_log
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketState
 from uprmc.protocol.opcodes import Opcode, Status, StreamFlag
 from uprmc.protocol.tap import TapOpaque
-from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest, decode_failover_log
+from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
 from uprmc.tap_adapter.checkpoints import take_back_end
 from uprmc.tap_adapter.conversation import Conversation
 from uprmc.tap_adapter.corrections import Correction
@@ -261,7 +262,7 @@ class Openings:
 
     def _granted(self, stream: TapStream, value: bytes) -> None:
         conversation = self._conversation
-        log = decode_failover_log(value)
+        log = read_log(value)
         stream.granted = True
         conversation.by_opaque[stream.opaque] = stream
         if stream.history != log[0].uuid:
