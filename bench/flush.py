@@ -9,7 +9,7 @@ each batch: a table with a unique index by (vBucket, key) and one by (vBucket, s
 table for the vBuckets' seqnos. Its rows are made beforehand, in the order in which our queues hold
 them, and its cache holds the whole file, so it is favoured. It comes in two forms: ``upsert``
 updates a row in place, which is the fastest that was found of five schemas and is what the ratio
-is taken against; ``replace`` takes the old row out and puts the new one in, as our store does.
+is taken against; ``replace`` takes the old row out and puts the new one in.
 
 CPU is that of the process, the kernel's work on its behalf included; what the kernel writes back
 later on its own account is in nobody's figure. Both run in this process in turn, with the cycle

@@ -13,7 +13,7 @@ from uprmc.errors import StoreError, StoreMapFull
 from uprmc.record import value_bytes_of
 from uprmc.storage.interface import Batch, Store
 
-#: By-id leaf, the old by-seq leaf and a share of the new one.
+#: By-id leaf, a leaf of stale marks, and a share of segments, new ones and rewritten ones.
 _SCATTERED_ITEM_BYTES = 12 * KIB
 
 #: An item's share of the pages that it shares with others.

@@ -169,7 +169,7 @@ class Warmup:
     def _all_fits(self) -> bool:
         """Tell whether keys and values are sure to fit below the low mark.
 
-        Keys and metadata are in the file twice, so the file uses more than they will need.
+        The file has records and their keys, as the tables will, and more.
         """
         usage = self._bucket.store.usage()
         stored = usage.used_bytes
