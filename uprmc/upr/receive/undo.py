@@ -18,7 +18,6 @@ from functools import partial
 from typing import Protocol
 
 from uprmc.consume.undo import Refused, Task, question, undo, version
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target
 from uprmc.errors import InvalidArguments, RemoteProtocolError, StoreError
 from uprmc.model import SEQNO_MAX, FailoverLog, Item
@@ -36,7 +35,7 @@ _AT_ONCE = 8
 _AHEAD = 256
 
 #: What a decoded version takes beside its key and value, roughly.
-_HELD_ITEM_BYTES = 2 * ITEM_OVERHEAD_BYTES
+_HELD_ITEM_BYTES = 280
 
 #: Versions that wait to be put to use may take this share of the memory quota, however full it is.
 _LEAST_SHARE = 0.1
