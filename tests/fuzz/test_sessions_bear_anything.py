@@ -70,11 +70,18 @@ def test_the_nonsense_of_upr_peers_does_not_keep_them_from_streaming() -> None:
 
 def test_the_nonsense_reaches_what_operates_replicas() -> None:
     """Sources are followed, dialled and taken over from; versions asked for; replicas filled."""
-    fuzz = run(
-        0, 4 * _SHARE, grammar.upr_conversation, grammar.spoil_header, upr_grammar.upr_greeting
-    )
-    assert fuzz.granted >= {0xD7, 0xD8, 0xD9, 0xE7}
-    assert fuzz.dialler.connected
+    granted: set[int] = set()
+    for seed in range(4):  # one seed may be without a takeover
+        fuzz = run(
+            seed,
+            4 * _SHARE,
+            grammar.upr_conversation,
+            grammar.spoil_header,
+            upr_grammar.upr_greeting,
+        )
+        granted |= fuzz.granted
+        assert fuzz.dialler.connected
+    assert granted >= {0xD7, 0xD8, 0xD9, 0xE7}
     fuzz = run(0, _SHARE, _filling, grammar.spoil_header, upr_grammar.filling_greeting)
     assert fuzz.granted >= {0x51}
     assert fuzz.streamed >= {0x53}
