@@ -66,3 +66,21 @@ def test_the_variable_demands_a_form() -> None:
 def test_an_extension_is_made_of_all_native_modules_but_the_stamp() -> None:
     assert {path.name for path in native_sources()} >= {"binary.py", "table.py"}
     assert not {path.name for path in native_sources()} & {"stamp.py", "__init__.py"}
+
+
+def test_without_the_library_that_it_is_linked_with_the_compiled_form_is_not_used() -> None:
+    program = """if True:
+        import sys
+        sys.modules["librt.strings"] = None
+        from uprmc.core.form import FORM
+        print(FORM)
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env={name: text for name, text in os.environ.items() if name != "UPRMC_CORE"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert found.stdout == "interpreted\n"

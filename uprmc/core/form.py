@@ -45,8 +45,12 @@ def choose(wanted: str, built: str | None, present: str) -> tuple[str, str]:
 
 
 def built_from() -> str | None:
-    """Return the fingerprint in the extension, ``None`` if there is none that can be imported."""
+    """Return the fingerprint in the extension, ``None`` if there is none that can be imported.
+
+    The table is imported, too, because it needs a library that the stamp does not need.
+    """
     try:
+        import_module("uprmc.core.native.table")
         stamp = import_module("uprmc.core.native.stamp")
     except ImportError:
         return None
