@@ -27,9 +27,11 @@ def can_compile() -> bool:
     return headers.exists() and any(shutil.which(each.split()[0]) for each in compilers)
 
 
-def get_requires_for_build_wheel(settings: Mapping[str, Any] | None = None) -> list[str]:
+def get_requires_for_build_wheel(
+    config_settings: Mapping[str, Any] | None = None,
+) -> list[str]:
     """Return what a build needs besides setuptools."""
-    required: list[str] = build_meta.get_requires_for_build_wheel(settings)
+    required: list[str] = build_meta.get_requires_for_build_wheel(config_settings)
     return [*required, MYPYC] if can_compile() else required
 
 
