@@ -7,6 +7,7 @@ import resource
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.kv.services import StatGroup
+from uprmc.record import RECORD_OVERHEAD_BYTES
 from uprmc.server.observed import ObservedNode
 
 
@@ -35,7 +36,7 @@ def memory(node: ObservedNode) -> StatGroup:
         ("ep_mem_low_wat", str(account.low_mark)),
         ("ep_mem_high_wat", str(account.high_mark)),
         ("ep_mutation_mem_limit", str(account.mutation_limit)),
-        ("ep_item_overhead", str(ITEM_OVERHEAD_BYTES)),
+        ("ep_item_overhead", str(RECORD_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES)),
         ("ep_num_non_resident", str(non_resident(node.bucket))),
         ("total_rss_bytes", str(rss)),
         ("rss_per_mem_used", f"{rss / account.used:.3f}" if account.used else "0"),
