@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.storage.test_layout import items
 from uprmc.model import Item, Life
 from uprmc.record import (
     ABSENT,
@@ -23,6 +22,30 @@ from uprmc.record import (
     unpack,
     value_bytes_of,
     without_value,
+)
+
+u32, u64 = (st.integers(0, 2**bits - 1) for bits in (32, 64))
+
+items = st.builds(
+    Item,
+    key=st.binary(min_size=1, max_size=250),
+    value=st.binary(max_size=300),
+    flags=u32,
+    expiry=u32,
+    cas=u64,
+    seqno=u64,
+    rev=u64,
+    datatype=st.integers(0, 255),
+) | st.builds(
+    Item,
+    key=st.binary(min_size=1, max_size=250),
+    value=st.none(),
+    flags=u32,
+    expiry=u32,
+    cas=u64,
+    seqno=u64,
+    rev=u64,
+    life=st.sampled_from([Life.DELETED, Life.EXPIRED]),
 )
 
 _ITEM = Item(b"key", b"value!", 0x0A0B0C0D, 0x01020304, 0x1112131415161718, 0x2122, 0x31, 3)

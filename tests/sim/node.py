@@ -33,6 +33,7 @@ from uprmc.errors import StoreError
 from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.ports import Session
+from uprmc.record import RECORD_OVERHEAD_BYTES
 from uprmc.server.disk_work import DiskWork
 from uprmc.server.slices import LongWork
 from uprmc.upr.hub import Hub
@@ -57,6 +58,7 @@ SMALL = (
     ("uprmc.engine.expiry", "SPARE_ENTRIES", 10),
     ("uprmc.engine.leftovers", "_STEP_ENTRIES", 3),
     ("uprmc.engine.warmup", "_STEP_ITEMS", 3),
+    ("uprmc.engine.flusher", "_TAKE_ITEMS", 2),
     ("uprmc.engine.compaction", "_READ_RECORDS", 3),
     ("uprmc.server.flush_driver", "_log", DRIVER_LOG),
     ("uprmc.server.fetch_driver", "_log", DRIVER_LOG),
@@ -80,12 +82,16 @@ def shrink() -> None:
         setattr(import_module(module), name, value)
 
 
+#: What a small document takes; another figure in each form of the core.
+_DOCUMENT_BYTES = RECORD_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES + 20
+
+
 def small_settings(*, vbuckets: int = 2, quota: int = 5_500, sync: bool = True) -> Settings:
     """Return settings under which everything happens soon: ejection, long queues, backpressure."""
     return Settings(
         kv=KvSettings(max_unsent_bytes=1_500),
         engine=EngineSettings(vbuckets=vbuckets, expiry_interval_s=1.5),
-        memory=MemorySettings(quota=quota, pager_slice=5),
+        memory=MemorySettings(quota=quota * _DOCUMENT_BYTES // 330, pager_slice=5),
         flush=FlushSettings(
             batch_items=2,
             rest_factor=3,
