@@ -58,7 +58,6 @@ SMALL = (
     ("uprmc.engine.expiry", "SPARE_ENTRIES", 10),
     ("uprmc.engine.leftovers", "_STEP_ENTRIES", 3),
     ("uprmc.engine.warmup", "_STEP_ITEMS", 3),
-    ("uprmc.engine.flusher", "_TAKE_ITEMS", 2),
     ("uprmc.engine.compaction", "_READ_RECORDS", 3),
     ("uprmc.server.flush_driver", "_log", DRIVER_LOG),
     ("uprmc.server.fetch_driver", "_log", DRIVER_LOG),

@@ -11,7 +11,7 @@ from tests.sim import replica_codec as rc
 from tests.sim.judges import LIVE, Record, complain, last_complete
 from tests.sim.replica_node import Cluster, ReplicaNode, address
 from tests.sim.replica_truth import Histories
-from tests.sim.upr_codec import ACTIVE
+from tests.sim.upr_codec import ACTIVE, DEAD
 
 
 class HandOverJudge:
@@ -64,6 +64,9 @@ class HandOverJudge:
         if not node.serving:
             return
         for number, branch in branches.items():
+            stored, _ = node.store_judge.newest.vbuckets.get(number, (None, {}))
+            if stored is not None and int(stored.state) == DEAD and stored.known_term > stored.term:
+                continue  # deposed while the answer was on its way
             header = self._on_disk(name, number, "failed over")
             if branch not in [tuple(entry) for entry in header.failover_log]:
                 complain(f"{name}: vBucket {number} failed over to {branch}; stored is {header}")
