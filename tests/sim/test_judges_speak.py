@@ -156,13 +156,20 @@ def _report_the_queue_as_on_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Flusher, "durable_seqno", lambda flusher, vbucket: vbucket.high_seqno)
 
 
+def _flush_by_views(patch: pytest.MonkeyPatch) -> None:
+    """Take no vBucket at once: what is broken concerns flushes in several commits."""
+    patch.setattr(Flusher, "_is_short", lambda flusher, vbucket: False)
+
+
 def _report_parts_of_a_flush_as_on_disk(patch: pytest.MonkeyPatch) -> None:
     """Let OBSERVE_SEQNO tell how far a flush in several commits has come."""
+    _flush_by_views(patch)
     patch.setattr(Flusher, "durable_seqno", lambda flusher, vbucket: vbucket.persisted_seqno)
 
 
 def _call_every_part_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     """Store a range that says "complete" after each of several commits."""
+    _flush_by_views(patch)
     header = VBucket.header
 
     def complete(vbucket: VBucket, high_seqno: int, snapshot: SnapshotRange) -> VBucketHeader:
@@ -209,16 +216,13 @@ def _accept_any_cas(patch: pytest.MonkeyPatch) -> None:
 
 def _skip_a_failed_batch(patch: pytest.MonkeyPatch) -> None:
     """Refuse writes as one should, but go on behind what could not be written."""
+    _flush_by_views(patch)
     failed = Flusher.failed
 
     def skip(flusher: Flusher, flush: Flush, error: StoreError) -> None:
         failed(flusher, flush, error)
         for part in flush.parts:
-            cursor = flusher._cursors.get(part.vbucket.id)
-            if cursor is not None:
-                cursor.position = part.upto
-            else:  # so few changes are taken without a cursor
-                part.vbucket.queue.drop_persisted(part.upto)
+            flusher._cursors[part.vbucket.id].position = part.upto
 
     patch.setattr(Flusher, "failed", skip)
 
