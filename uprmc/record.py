@@ -37,7 +37,6 @@ RECORD_VERSION = 2
 LIFE_BITS = 0x03
 ABSENT = 0x04
 AGE_BITS = 0xC0
-_KNOWN_BITS = LIFE_BITS | ABSENT | AGE_BITS
 
 #: Ages. A record is made as `UNREAD`. A read makes it `READ`; each sweep of the pager adds
 #: `AGE_STEP`, modulo the age bits, until it is `COLD`.
@@ -109,20 +108,6 @@ def unpack(record: bytes) -> Item:
     nru = (kind >> 6) + 2 & 3
     key = record[FRONT_BYTES:tail_at]
     return Item(key, value, flags, expiry, cas, seqno, rev, datatype, life, nru)
-
-
-def is_sound(record: bytes) -> bool:
-    """Tell whether bytes from elsewhere are a record of this version, as far as that can be seen.
-
-    A record has no length of its own: whatever is behind the flags is the value.
-    """
-    if len(record) < RECORD_OVERHEAD_BYTES or record[0] != RECORD_VERSION:
-        return False
-    kind = record[KIND_AT]
-    if kind & ~_KNOWN_BITS or kind & LIFE_BITS == LIFE_BITS:
-        return False
-    value_at = RECORD_OVERHEAD_BYTES + record[KEY_LENGTH_AT]
-    return len(record) == value_at if kind & ABSENT else len(record) >= value_at
 
 
 def seqno_of(record: bytes) -> int:
