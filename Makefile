@@ -24,7 +24,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-growth bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-growth bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -101,7 +101,7 @@ test: system-packages $(VENV)/tox-installed ## run every test and check
 test-fast: $(VENV)/tox-installed ## run the checks and the tests that take no time
 	$(BIN)/python -m tox run -e $(TOX_TESTS) -- $(FAST_ARGS)
 
-bench: bench-kv bench-memory bench-quota bench-flush bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-growth ## run all benchmarks
+bench: bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-growth ## run all benchmarks
 
 bench-kv: $(VENV)/installed ## key-value operations against memcached
 	$(BIN)/python -m bench.kv $(BENCH_ARGS)
@@ -114,6 +114,9 @@ bench-quota: $(VENV)/installed ## whether the memory quota holds while three tim
 
 bench-flush: $(VENV)/installed ## writing documents to disk against SQLite
 	$(BIN)/python -m bench.flush $(BENCH_ARGS)
+
+bench-purge: $(VENV)/installed ## purging deletions against flushing documents, latency meanwhile
+	$(BIN)/python -m bench.purge $(BENCH_ARGS)
 
 bench-warmup: $(VENV)/installed ## loading a data directory against a bare scan of it
 	$(BIN)/python -m bench.warmup $(BENCH_ARGS)

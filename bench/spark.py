@@ -15,6 +15,10 @@ write
 backup
     ``uprmc backup --engine local`` of the documents of *read*, with everything from the start
     of the program to its end, against the consumer of ``bench-upr``, which decodes and forgets.
+restore
+    CPU of the node for each row of ``uprmc restore --engine local``, the comparison at the end
+    included, against ``uprmc load --engine local`` of the same rows as JSON lines; each into an
+    empty node, until everything is on disk.
 
     python -m bench.spark --rounds 3 --rows 100000 --only read,backup
 """
@@ -43,7 +47,7 @@ from bench.rig import Bench, Figures, command_of, figures_of, run_child, started
 from interop.server_process import ServerProcess
 from uprmc import units
 
-PARTS = "read,write,backup"
+PARTS = "read,write,backup,restore"
 _LIMIT_S = 600.0
 
 
@@ -295,19 +299,24 @@ def _backup(bench: Bench) -> None:
 
 def _backed_up(node: ServerProcess, rows: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as directory:
-        command = [sys.executable, "-m", "uprmc", "backup", directory + "/backup"]
-        command += ["--engine", "local", "--servers", str(node.upr)]
-        command += ["--progress", "none", "--json"]
         before, began = _children_s(), time.perf_counter()
-        run = subprocess.run(
-            command, capture_output=True, text=True, cwd=common.HERE.parent, timeout=_LIMIT_S
-        )
+        found = _run_verb(node, "backup", directory + "/backup")["totals"]["rows"]
         wall, cpu = time.perf_counter() - began, _children_s() - before
-    if run.returncode:
-        raise common.BenchError(f"{command} failed:\n{run.stderr}")
-    if (found := json.loads(run.stdout)["totals"]["rows"]) != rows:
+    if found != rows:
         raise common.BenchError(f"the backup has {found} of {rows} rows")
     return {"rows_s": rows / wall, "cpu_us": cpu * 1e6 / rows, "seconds": wall}
+
+
+def _run_verb(node: ServerProcess, *verb: str) -> Any:
+    """Run a verb of ours to its end, and return what it prints as JSON."""
+    command = [sys.executable, "-m", "uprmc", *verb, "--engine", "local", "--json"]
+    command += ["--servers", str(node.upr), "--progress", "none"]
+    run = subprocess.run(
+        command, capture_output=True, text=True, cwd=common.HERE.parent, timeout=_LIMIT_S
+    )
+    if run.returncode:
+        raise common.BenchError(f"{command} failed:\n{run.stderr}")
+    return json.loads(run.stdout)
 
 
 def _children_s() -> float:
@@ -316,9 +325,59 @@ def _children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+# --- restore --------------------------------------------------------------------------------------
+
+
+def _restore(bench: Bench) -> None:
+    words = bench.words
+    with tempfile.TemporaryDirectory(prefix="uprmc-bench-") as directory:
+        lines, backup = str(Path(directory, "rows.jsonl")), str(Path(directory, "backup"))
+        _write_lines(lines, words.rows, words.value_bytes)
+        with bench.ours(words.vbuckets, "--memory", "4G") as node:
+            _run_verb(node, "load", lines, "--value", "json")
+            _run_verb(node, "backup", backup)
+        verbs = {"load": ("load", lines, "--value", "json"), "restore": ("restore", backup)}
+        figures = bench.rounds(
+            "restore", {name: partial(_filled_by, bench, verb) for name, verb in verbs.items()}
+        )
+    cpu = {name: column(of, "server_us") for name, of in figures.items()}
+    bench.keep(
+        "restore",
+        figures,
+        [
+            "restore's CPU of the node / load's",
+            f"{ratio(cpu['restore'], cpu['load']).text()} x",
+            "",
+        ],
+        ["  us a row: load, restore", _of_all(figures, "server_us"), ""],
+    )
+
+
+def _write_lines(path: str, rows: int, value_bytes: int) -> None:
+    with open(path, "w") as file:
+        for number in range(rows):
+            text = f"{number * 2654435761 % 2**32:08x}" * (value_bytes // 8)
+            file.write(json.dumps({"key": f"{number:020d}", "text": text}) + "\n")
+
+
+def _filled_by(bench: Bench, verb: tuple[str, ...], number: int) -> Figures:
+    words = bench.words
+    with bench.ours(words.vbuckets, "--memory", "4G") as node:
+        _run_verb(node, *verb)
+        wait_until_flushed(node)
+        if (found := statistic(node, b"curr_items")) != words.rows:
+            raise common.BenchError(f"{verb[0]} stored {found} of {words.rows} rows")
+        return {"server_us": node.cpu_s() * 1e6 / words.rows}
+
+
 # --- the program ----------------------------------------------------------------------------------
 
-_PARTS: dict[str, Callable[[Bench], None]] = {"read": _read, "write": _write, "backup": _backup}
+_PARTS: dict[str, Callable[[Bench], None]] = {
+    "read": _read,
+    "write": _write,
+    "backup": _backup,
+    "restore": _restore,
+}
 _NEED_SPARK = ("read", "write")
 
 
@@ -355,7 +414,7 @@ def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--only", default=PARTS, help="parts, comma separated")
-    options.add_argument("--rows", type=int, default=1_000_000, help="of read and backup")
+    options.add_argument("--rows", type=int, default=1_000_000, help="of read, backup, restore")
     options.add_argument("--writes", type=int, default=100_000, help="rows of write")
     options.add_argument("--value-bytes", type=units.size, default=256)
     options.add_argument("--vbuckets", type=int, default=1_024)

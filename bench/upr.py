@@ -6,7 +6,8 @@ backfill
     redis-py with hiredis from a Redis that keeps them in memory.
 live
     How old an item is when the consumer has it, while a writer on another connection makes 500 a
-    second; against XADD and ``XREAD BLOCK``. Both writers send plain bytes and wait for the reply.
+    second: a plain consumer and a handler of `uprmc.client`, against XADD and ``XREAD BLOCK``. All
+    writers send plain bytes and wait for the reply.
 cost
     The server's CPU for each pipelined set (50 connections x 16) with a consumer that follows all
     1,024 vBuckets, divided by the same without one. How far the consumer was behind at the end is
@@ -123,27 +124,27 @@ def _live(bench: Bench) -> None:
                 words.rate,
                 count,
             ),
-            "ours": lambda number: _run_live(
-                command_of("bench.upr_consumer", "latency", ours.upr, items=count),
+        } | {
+            name: lambda number, module=module: _run_live(
+                command_of(module, "latency", ours.upr, items=count),
                 ours,
                 partial(_our_write, number, words.vbuckets),
                 words.rate,
                 count,
-            ),
+            )
+            for name, module in (("plain", "bench.upr_consumer"), ("library", "bench.upr_library"))
         }
         figures = bench.rounds("live", contestants)
-    for name, bar in (("p50_us", "<= 1.0"), ("p99_us", "")):
-        mine, its = column(figures["ours"], name), column(figures["redis"], name)
-        bench.keep(
-            f"live {name}",
-            {"ours": mine, "redis": its},
-            [
-                f"live latency {name[:3]}",
-                f"{ratio(mine, its).text()} x Redis",
-                bar,
-            ],
-            ["  ours, Redis", f"{Spread.of(mine).text(0)} us, {Spread.of(its).text(0)} us", ""],
-        )
+    for name in ("p50_us", "p99_us"):
+        its = column(figures["redis"], name)
+        for who in ("plain", "library"):
+            mine = column(figures[who], name)
+            bench.keep(
+                f"live {name} {who}",
+                {"ours": mine, "redis": its},
+                [f"live latency {name[:3]}, {who}", f"{ratio(mine, its).text()} x Redis", ""],
+                ["  ours, Redis", f"{Spread.of(mine).text(0)} us, {Spread.of(its).text(0)} us", ""],
+            )
 
 
 def _our_write(round_number: int, vbuckets: int, number: int) -> bytes:

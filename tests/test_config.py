@@ -130,18 +130,24 @@ def allowed(name: str, wanted: float) -> bool:
 @by_name(NUMERIC)
 @pytest.mark.parametrize("bad", ["", "many", "1 2", "0x10", "nan", "inf", "-inf", "-1"])
 def test_a_number_that_is_none_or_makes_no_sense_is_refused(info: SettingInfo, bad: str) -> None:
+    if bad == "-1" and info.low == -1:
+        pytest.skip("it says that the node decides")
     assert refusal({info.name: bad}).startswith(f"{info.name}: ")
 
 
 @by_name(ALL)
 @pytest.mark.parametrize("bad", [None, [], {}, b"1", object])
 def test_a_value_of_another_kind_is_refused(info: SettingInfo, bad: object) -> None:
+    if bad == "-1" and info.low == -1:
+        pytest.skip("it says that the node decides")
     assert refusal({info.name: bad}).startswith(f"{info.name}: ")
 
 
 @by_name([info for info in NUMERIC if info.kind is int])
 @pytest.mark.parametrize("bad", [True, 20.0])
 def test_a_whole_number_is_neither_a_yes_nor_a_fraction(info: SettingInfo, bad: object) -> None:
+    if bad == "-1" and info.low == -1:
+        pytest.skip("it says that the node decides")
     assert refusal({info.name: bad}).startswith(f"{info.name}: ")
 
 

@@ -36,6 +36,7 @@ from uprmc.protocol.management import WithMetaOption
 from uprmc.protocol.opcodes import EndReason, Feature, MarkerFlag, OpenFlag, StreamFlag
 from uprmc.protocol.shapes import SHAPES
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_BYTES
+from uprmc.protocol.upr_many import STREAM_REQUESTS_MAX_BYTES
 from uprmc.rollback import Held, Position, Rule, check_range, rollback_point
 from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.produce.options import OPTION_NAMES
@@ -112,9 +113,11 @@ _EXTRAS_TABLES = {
     "STREAM_END": 0x55,
     "Takeover": 0x5B,
     "SNAPSHOT_END": 0xEC,
+    "STREAM_REQUESTS": 0xDE,
     "SNAPSHOTS": 0xDF,
     "Rounds": 0xEA,
     "Barriers": 0xE9,
+    "Watermarks": 0xED,
     "This server as a consumer": 0x51,
     "SEQNO_ACKNOWLEDGED": 0x61,
     "GET_VERSION": 0xE7,
@@ -203,6 +206,7 @@ def test_fixed_limits_are_told() -> None:
     told = {row[0]: row[1] for row in rows(section(STREAMS, "## Limits"))}
     assert told["name of a connection"] == f"{NAME_MAX_BYTES} bytes, fixed"
     assert told["value of a stream request"] == f"{STREAM_OPTIONS_MAX_BYTES} bytes, fixed"
+    assert told["value of STREAM_REQUESTS"] == f"{STREAM_REQUESTS_MAX_BYTES} bytes, fixed"
     assert told["cookie"] == f"{COOKIE_MAX_BYTES} bytes, fixed"
 
 

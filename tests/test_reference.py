@@ -65,13 +65,15 @@ def events_in_the_code() -> set[tuple[str, str]]:
     found = set()
     for path in (ROOT / "uprmc").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
+        for event in re.findall(r'\bon_event\(\s*"(\w+)"', text):
+            found.add((f"event.{event}", EVENTS[f"event.{event}"].level))
         section = "node" if path.name == "signals.py" else None
         if log := re.search(r'^_log = Log\("(\w+)"\)', text, re.M):
             section = log[1]
         if section is None:
             continue
         calls = re.findall(_CALL, text)
-        assert len(calls) == len(re.findall(r"\b(?:_log|events)\.", text)), path
+        assert len(calls) == len(re.findall(r"(?<!\.)\b(?:_log|events)\.", text)), path
         found |= {(f"{section}.{event}", _LEVEL_OF.get(level, level)) for level, event in calls}
     return found
 

@@ -28,6 +28,9 @@ ITEM_LIMIT_MAX_BYTES = 128 * MIB
 #: What connections may hold, all together, when nobody sets it.
 BUFFER_BYTES = 256 * MIB
 
+#: Value of ``purge.min_age_s`` that leaves the age to the node.
+PURGE_AGE_AUTO = -1
+
 #: Largest frame on any wire: such an item, and all that can stand around its key and value.
 FRAME_MAX_BYTES = ITEM_LIMIT_MAX_BYTES + 1 * MIB
 
@@ -42,6 +45,11 @@ def _setting(
     default: Any, unit: str, doc: str, low: float | None = None, high: float | None = None
 ) -> Any:
     return field(default=default, metadata={"unit": unit, "low": low, "high": high, "doc": doc})
+
+
+def _lifetime(default_s: int, whose: str) -> Any:
+    doc = f"Forget a registered client {whose} after this long without a report; 0 = never."
+    return _setting(default_s, "seconds", doc, 0, 315_360_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +176,6 @@ class EngineSettings:
         "State of formerly active vBuckets after a crash; a pending one serves no clients "
         "until it is made active.",
     )
-    compaction_slice: int = _setting(
-        10_000, "tombstones", "Most tombstones that one commit drops for good.", 1, 1_000_000
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,21 +262,42 @@ class FlushSettings:
 
 @dataclass(frozen=True, slots=True)
 class PurgeSettings:
-    """How long the records of deletions are kept."""
+    """When the records of deletions are dropped for good."""
 
     interval_s: float = _setting(
-        3_600.0,
-        "seconds",
-        "How often old deletions are purged in active vBuckets; 0 = only on request.",
-        0,
-        604_800,
+        3_600.0, "seconds", "How often deletions are purged; 0 = only on request.", 0, 604_800
     )
     min_age_s: int = _setting(
-        259_200,
+        PURGE_AGE_AUTO,
         "seconds",
-        "Keep deletions for this long. A consumer that was away for longer is resynced from zero.",
-        0,
+        "Keep deletions for this long; a consumer that has no watermark and was away for longer "
+        "is resynced from zero. -1 = 259,200 if a stream without a watermark was served within "
+        "that time, otherwise 0.",
+        PURGE_AGE_AUTO,
         315_360_000,
+    )
+    max_rows: int = _setting(
+        1_024, "rows", "Clients that may be registered for one vBucket.", 1, 65_536
+    )
+    expires_other_s: int = _lifetime(3_600, "of no special kind")
+    expires_xdcr_s: int = _lifetime(3_600, "that replicates to another cluster")
+    expires_index_s: int = _lifetime(86_400, "that maintains an index")
+    expires_replica_s: int = _lifetime(3_600, "that is a replica")
+    expires_rebalance_s: int = _lifetime(900, "that moves vBuckets")
+    expires_backup_s: int = _lifetime(691_200, "that makes backups")
+    expires_spark_s: int = _lifetime(86_400, "that is a Spark stream")
+    slice: float = _setting(
+        0.002,
+        "seconds",
+        "Time that one look for deletions in a worker thread takes before others may run.",
+        0.0001,
+        1,
+    )
+    batch_items: int = _setting(
+        10_000, "tombstones", "Most deletions that one commit drops for good.", 1, 1_000_000
+    )
+    rate: int = _setting(
+        0, "tombstones/s", "Most deletions that are purged in a second; 0 = no limit.", 0, 10**9
     )
 
 
@@ -511,6 +537,9 @@ _CHOICES = {
     "log.format": ("text", "json"),
 }
 
+#: Settings that have another name now.
+_FORMER_NAMES = {"engine.compaction_slice": "purge.batch_items"}
+
 #: Values that have another name now.
 _FORMER_VALUES = {"tap.rollback": {"correct": "rewind", "reset": "restart"}}
 
@@ -616,7 +645,9 @@ def build(changes: Mapping[str, Any]) -> Settings:
     sections: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         if name not in known:
-            raise ConfigError(f"there is no setting {name!r}; 'uprmc settings' lists them all")
+            meant = units.nearest(name, list(known))
+            hint = f"did you mean {meant}?" if meant else "'uprmc settings' lists them all"
+            raise ConfigError(f"there is no setting {name!r}; {hint}")
         section, item = name.split(".")
         sections.setdefault(section, {})[item] = _checked(known[name], value)
     settings = Settings(
@@ -663,7 +694,8 @@ def from_file(path: Path) -> dict[str, Any]:
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Pick ``UPRMC_SECTION_NAME`` variables; one that names no setting is refused."""
-    known = {f"UPRMC_{info.name.replace('.', '_').upper()}": info.name for info in describe()}
+    names = [*(info.name for info in describe()), *_FORMER_NAMES]
+    known = {f"UPRMC_{name.replace('.', '_').upper()}": name for name in names}
     found: dict[str, Any] = {}
     for variable, value in environment.items():
         if not variable.startswith("UPRMC_") or variable in _OF_VERBS:
@@ -686,11 +718,14 @@ def load(
 ) -> Settings:
     """Combine file, environment and command line options, later ones winning.
 
-    `warn` is called with a line about each value that has another name now.
+    `warn` is called with a line about each setting and each value that has another name now.
     """
-    changes = from_file(file) if file else {}
-    changes.update(from_environment(environment))
-    changes.update(options)
+    changes: dict[str, Any] = {}
+    for source in (from_file(file) if file else {}, from_environment(environment), options):
+        for name, value in source.items():
+            if name in _FORMER_NAMES:
+                warn(f"{name} is now {_FORMER_NAMES[name]}")
+            changes[_FORMER_NAMES.get(name, name)] = value
     for name, former in _FORMER_VALUES.items():
         given = changes.get(name)
         if isinstance(given, str) and given in former:

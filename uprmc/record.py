@@ -54,8 +54,9 @@ RECORD_OVERHEAD_BYTES = FRONT_BYTES + TAIL_BYTES
 
 KIND_AT = 1
 KEY_LENGTH_AT = 7
-SEQNO_AT = 16
+REV_AT, SEQNO_AT = 8, 16
 EXPIRY = slice(3, 7)
+REV = slice(REV_AT, REV_AT + 8)
 SEQNO = slice(SEQNO_AT, SEQNO_AT + 8)
 
 #: Beginning of a resident document of plain bytes that was read before.
@@ -87,13 +88,15 @@ def pack(item: Item) -> bytes:
         value = b""
         if not item.life:
             kind |= ABSENT
-    key = item.key
-    return (
-        FRONT.pack(RECORD_VERSION, kind, item.datatype, item.expiry, len(key), item.rev, item.seqno)
-        + key
-        + TAIL.pack(item.cas, item.flags)
-        + value
-    )
+    front = (kind, item.datatype, item.expiry, len(item.key), item.rev, item.seqno)
+    return build(front, item.key, item.cas, item.flags, value)
+
+
+def build(
+    front: tuple[int, int, int, int, int, int], key: bytes, cas: int, flags: int, value: bytes
+) -> bytes:
+    """Return a record of its fields; `front` has those from the kind to the seqno."""
+    return FRONT.pack(RECORD_VERSION, *front) + key + TAIL.pack(cas, flags) + value
 
 
 def unpack(record: bytes) -> Item:

@@ -127,8 +127,8 @@ def shared_until(
         theirs: failover log of the other side.
         their_high: last seqno of that side.
     """
-    our_ends = _ends_of_branches(ours, our_high)
-    their_ends = _ends_of_branches(theirs, their_high)
+    our_ends = ends_of_branches(ours, our_high)
+    their_ends = ends_of_branches(theirs, their_high)
     for uuid, their_end in their_ends.items():
         our_end = our_ends.get(uuid)
         if our_end is not None:
@@ -181,7 +181,7 @@ def _newest_boundary(start: int, snapshot: SnapshotRange, upper: int, current: b
     return min(begin, upper)
 
 
-def _ends_of_branches(log: Sequence[FailoverEntry], high_seqno: int) -> dict[int, int]:
+def ends_of_branches(log: Sequence[FailoverEntry], high_seqno: int) -> dict[int, int]:
     """Return the last seqno that belongs to each branch or one before it, newest first."""
     ends = {}
     end = high_seqno

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from uprmc.cli.former_names import renamed
@@ -62,6 +64,18 @@ def test_verbs_take_former_names(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = capsys.readouterr().err.splitlines()
     assert "'--from' of 'uprmc tail' is now '--start'" in first
     assert "'yesterday' is not a seqno" in second
+
+
+def test_a_setting_has_its_former_name_everywhere(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    file = tmp_path / "uprmc.toml"
+    file.write_text("[engine]\ncompaction_slice = 5\n")
+    assert load(file, {}, {}, warnings.append).purge.batch_items == 5
+    environment = {"UPRMC_ENGINE_COMPACTION_SLICE": "6"}
+    assert load(file, environment, {}, warnings.append).purge.batch_items == 6
+    options = {"engine.compaction_slice": "7"}
+    assert load(file, environment, options, warnings.append).purge.batch_items == 7
+    assert set(warnings) == {"engine.compaction_slice is now purge.batch_items"}
 
 
 def test_a_setting_takes_former_values() -> None:

@@ -42,7 +42,10 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         (["serve", "--memory", "12Q"], "'12Q' is not a size such as 512M, 1.5G or 65536"),
         (["serve", "--memory", ""], "is not a size"),
         (["serve", "--memory", "1M"], "memory.quota: 1048576 is below the least"),
-        (["serve", "--set", "memory.qouta=1G"], "no setting 'memory.qouta'; 'uprmc settings'"),
+        (
+            ["serve", "--set", "memory.qouta=1G"],
+            "no setting 'memory.qouta'; did you mean memory.quota?",
+        ),
         (["serve", "--set", "memory.quota"], "say --set section.name=value"),
         (
             ["serve", "--set", "flush.sync=perhaps"],

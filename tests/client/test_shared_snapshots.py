@@ -15,10 +15,17 @@ from tests.upr.peer import frame, mutation
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError
 from uprmc.client.events import Event
-from uprmc.client.node_session import GATHER_MAX_S, NodeSession
+from uprmc.client.node_session import GATHER_GAP_S, GATHER_MAX_S, NodeSession
 from uprmc.client.quiet import PATIENCE
 
 SNAPSHOTS, MORE = 0xDF, 0x01
+
+
+@pytest.fixture(params=["all at once", "one by one"], autouse=True)
+def _frames_are_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames with many snapshots are read in another way than those with few."""
+    if request.param == "all at once":
+        monkeypatch.setattr("uprmc.consume.snapshots._MANY", 1)
 
 
 def snapshots(
@@ -104,6 +111,9 @@ NONSENSE = {
     "a deletion of another stream": snapshots(
         (1, 0, 1), items=_deletion(900, 2, 1, b"a", _PLAIN, peer.DELETION)
     ),
+    "a deletion of another vBucket": snapshots(
+        (1, 0, 1), items=_deletion(9, 1, 1, b"a", _PLAIN, peer.DELETION)
+    ),
     "something else": snapshots((1, 0, 1), items=frame(peer.NOOP, opaque=1)),
     "an answer": snapshots((1, 0, 1), items=peer.response(0x53, opaque=1, value=bytes(16))),
     "a stream that nobody asked for": snapshots((99, 0, 1), items=mutation(3, 99, 1, b"a", b"v")),
@@ -144,16 +154,45 @@ def test_a_piece_waits_for_the_rest() -> None:
     session.dealt_with()
     assert session.decoder.counted_bytes == len(_FIRST), "acknowledged before it is handed over"
     assert [change.key for change in _changes(session.receive(_LAST, 5.001))] == [b"a", b"b"]
-    assert session.gathering_since is None
+    assert session.gathering_until is None
 
 
 def test_it_waits_no_longer_than_a_few_milliseconds() -> None:
     session = _session()
     session.receive(_FIRST, 5.0)
-    assert not session.is_overdue(5.0 + GATHER_MAX_S / 2)
-    assert session.is_overdue(5.0 + 2 * GATHER_MAX_S)
+    assert not session.is_overdue(5.0 + GATHER_GAP_S / 2)
+    assert session.is_overdue(5.0 + 2 * GATHER_GAP_S)
     assert [change.key for change in _changes(session.receive(b"", 6.0))] == [b"a"]
     assert not session.is_overdue(9.0)
+
+
+_STREAMS = range(1, 41)
+
+
+def _piece(seqno: int) -> bytes:
+    """A change in each of forty streams."""
+    items = b"".join(mutation(opaque, opaque, seqno, b"k%d" % opaque) for opaque in _STREAMS)
+    return snapshots(*[(opaque, seqno, seqno) for opaque in _STREAMS], items=items)
+
+
+def test_changes_of_many_streams_wait_a_little_for_the_rest_of_their_burst() -> None:
+    session = _session()
+    session.decoder = _decoder(*_STREAMS)
+    assert session.receive(_piece(1), 5.0) == []
+    assert not session.is_overdue(5.0 + GATHER_GAP_S / 2)
+    assert session.is_overdue(5.0 + 2 * GATHER_GAP_S)
+    last = snapshots((1, 2, 2), items=mutation(1, 1, 2, b"last"))
+    assert len(_changes(session.receive(last, 5.001))) == 41
+
+
+def test_a_burst_that_does_not_end_is_handed_over() -> None:
+    session, found, pieces = _session(), list[Event](), 0
+    session.decoder = _decoder(*_STREAMS)
+    while not found:
+        pieces += 1
+        found = session.receive(_piece(pieces), 5.0 + 0.001 * pieces)
+    assert len(_changes(found)) == 40 * pieces
+    assert pieces == pytest.approx(GATHER_MAX_S / 0.001, abs=1.1)
 
 
 def test_it_does_not_wait_for_more_than_a_batch() -> None:

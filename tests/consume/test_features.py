@@ -113,6 +113,7 @@ def test_a_program(wants_values: bool, flags: int) -> None:
             uprmc_barrier true
             uprmc_leases true
             uprmc_snapshots true
+            uprmc_stream_requests true
         """),
     ]
     assert sent[-1].opcode == 0xB5

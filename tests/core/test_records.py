@@ -88,6 +88,24 @@ def test_half_of_many_are_there_after_the_others_were_taken_out(
     assert records.own_bytes() < 100 * len(keys)
 
 
+def test_portions_have_each_key_once_that_stays_while_others_come_and_go(
+    new_records: NewRecords,
+) -> None:
+    records = new_records()
+    for number in range(6_000):
+        records[b"%d" % number] = record(b"%d" % number)
+    seen: list[bytes] = []
+    for turn, portion in enumerate(records.portions()):
+        seen += map(key_of, portion)
+        for number in range(2_000 * turn, 2_000 * (turn + 1)):
+            records[b"new %d" % number] = record(b"new %d" % number)
+        if turn < 1_000:
+            records.pop(b"%d" % turn)
+    staying = {b"%d" % number for number in range(1_000, 6_000)}
+    assert sorted(key for key in seen if key in staying) == sorted(staying)
+    assert len(seen) == len(set(seen))
+
+
 def test_the_pieces_have_every_record(new_records: NewRecords) -> None:
     records = new_records()
     for number in range(5_000):
@@ -150,3 +168,4 @@ def test_one_change_never_moves_more_than_a_segment() -> None:
             moved.append(number)
     assert moved
     assert max(len(segment.slots) for segment in records.segments()) <= table.SEGMENT_SLOTS
+    assert max(map(len, records.portions())) <= table.SEGMENT_SLOTS

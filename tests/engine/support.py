@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from uprmc.config import EngineSettings, FlushSettings, MemorySettings, Settings
+from uprmc.config import EngineSettings, FlushSettings, MemorySettings, PurgeSettings, Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flush
 from uprmc.engine.vbucket import VBucket
@@ -90,12 +90,14 @@ def settings_of(
     engine: dict[str, Any] | None = None,
     memory: dict[str, Any] | None = None,
     flush: dict[str, Any] | None = None,
+    purge: dict[str, Any] | None = None,
 ) -> Settings:
     """Return settings whose values need not be within the operator's ranges."""
     return Settings(
         engine=replace(EngineSettings(), vbuckets=vbuckets, **(engine or {})),
         memory=replace(MemorySettings(), **(memory or {})),
         flush=replace(FlushSettings(), **(flush or {})),
+        purge=replace(PurgeSettings(), **(purge or {})),
     )
 
 

@@ -12,6 +12,7 @@ from uprmc.engine import replica
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import StoreFull
 from uprmc.model import Item, Life, SnapshotRange, VBucketState
+from uprmc.record import pack
 
 versions = st.tuples(
     st.sampled_from([b"a", b"b", b"c", b"long key"]),
@@ -84,7 +85,7 @@ def test_many_at_once_are_the_same_as_one_by_one(
         items = items_of(portion, together.vbucket.high_seqno)
         adopt_all(together.vbucket, items)
         for item in items:
-            single.vbucket.adopt(item)
+            single.vbucket.adopt(pack(item))
         for node in (together, single):
             disturb(node, what)
         assert all_of(together) == all_of(single)

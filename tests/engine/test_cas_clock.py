@@ -11,6 +11,7 @@ from uprmc.engine.cas_clock import JUMP, beyond, reading
 from uprmc.engine.replica import apply
 from uprmc.engine.with_meta import CAS_AHEAD_MAX_S, Demand, accept_version
 from uprmc.model import Item, SnapshotRange, VBucketState
+from uprmc.record import pack, unpack
 
 NANOS = 1_000_000_000
 HOUR = 3_600 * NANOS
@@ -26,7 +27,8 @@ def node() -> Node:
 def take(node: Node, cas: int) -> Item:
     """Take a version of somebody whose clock is ahead."""
     version = Item(b"taken", b"v", 0, 0, cas, 0, 1)
-    return accept_version(node.bucket, node.vbucket, version, Demand(skip_conflicts=True))
+    demand = Demand(skip_conflicts=True)
+    return unpack(accept_version(node.bucket, node.vbucket, pack(version), demand))
 
 
 def test_a_cas_dates_a_change_and_leaves_bits_to_count() -> None:

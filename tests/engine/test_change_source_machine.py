@@ -26,15 +26,15 @@ from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import StorageSettings, UprSettings
 from uprmc.engine import change_source, compaction, replica, write_queue
 from uprmc.engine.change_source import Reading
-from uprmc.engine.compaction import PurgeRule
 from uprmc.engine.flusher import Flush
 from uprmc.engine.leases import Lease, Leases
+from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import NotResident, StoreFull
 from uprmc.model import Item, Life, SnapshotRange, VBucketState
-from uprmc.record import unpack
+from uprmc.record import pack, unpack
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Store, StoreView
 from uprmc.storage.memory import MemoryStore
@@ -90,7 +90,7 @@ class ReadingMachine(RuleBasedStateMachine):
         self.patches.append(patch.object(store, "view", self.counting(store)))
         for each in self.patches:
             each.start()
-        limits = settings_of(2, engine={"compaction_slice": 2}, flush={"batch_items": 4})
+        limits = settings_of(2, purge={"batch_items": 2}, flush={"batch_items": 4})
         self.node = Node(limits, store=cast(MemoryStore, store))
         self.bucket = self.node.bucket
         self.leases = Leases(self.bucket, UprSettings())
@@ -173,7 +173,8 @@ class ReadingMachine(RuleBasedStateMachine):
             value = None if life else b"foreign"
             version = Item(key, value, 3, 0, cas, 0, rev, 0, life)
             demand = Demand(skip_conflicts=True)
-            self.accept(vbucket, accept_version(self.bucket, vbucket, version, demand))
+            record = accept_version(self.bucket, vbucket, pack(version), demand)
+            self.accept(vbucket, unpack(record))
 
     @rule(
         number=numbers,

@@ -9,8 +9,10 @@ import pytest
 from tests.contents import decoded, receive_all
 from tests.engine.support import BEGINNING, FaultyStore, Node, settings_of
 from uprmc.engine import compaction
-from uprmc.engine.compaction import PurgeRule, Scan
+from uprmc.engine.compaction import Scan
+from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.vbucket import Interruption
+from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import NotMyVBucket, StoreError, StoreFull, TemporaryFailure
 from uprmc.model import Item, Life, SnapshotRange, VBucketState
 
@@ -217,7 +219,7 @@ def test_a_replica_drops_nothing_that_its_source_may_still_have() -> None:
 
 def test_nothing_above_the_purge_limit_goes_though_all_was_asked_for() -> None:
     node = deleted(10)
-    node.bucket.purge_limit = lambda vbucket: 13 if vbucket is node.vbucket else 0
+    node.bucket.purge_limit = lambda vbucket: Limit(13 if vbucket is node.vbucket else 0, None)
     compact(node)
     assert [key for key in node.stored() if key != b"kept-0"] == [key_of(n) for n in range(3, 10)]
     assert node.vbucket.purge_seqno == 13
@@ -229,7 +231,7 @@ def test_a_limit_that_sinks_while_the_store_is_read_is_heeded() -> None:
     scan = node.bucket.compactor.begin()
     assert scan is not None
     node.bucket.compactor.read(scan)
-    node.bucket.purge_limit = lambda _: 12
+    node.bucket.purge_limit = lambda _: Limit(12, None)
     node.bucket.compactor.finish(scan)
     assert node.vbucket.purge_seqno == 12
     node.flush()
@@ -240,14 +242,14 @@ def test_a_limit_that_sinks_while_the_store_is_read_is_heeded() -> None:
 
 def test_a_limit_below_everything_ends_it_without_a_commit() -> None:
     node = deleted(10)
-    node.bucket.purge_limit = lambda _: 0
+    node.bucket.purge_limit = lambda _: Limit(0, None)
     assert compact(node) == 0
     assert len(node.stored()) == 11
 
 
 @pytest.mark.parametrize(("size", "commits"), [(10, 1), (9, 2), (5, 2), (4, 3), (1, 10)])
 def test_many_tombstones_go_in_commits_of_a_slice_at_most(size: int, commits: int) -> None:
-    node = Node(settings_of(engine={"compaction_slice": size}))
+    node = Node(settings_of(purge={"batch_items": size}))
     deleted(10, node=node)
     store = node.store
     assert isinstance(store, FaultyStore)
@@ -258,8 +260,22 @@ def test_many_tombstones_go_in_commits_of_a_slice_at_most(size: int, commits: in
     assert node.header().purge_seqno == 20
 
 
+def test_it_ends_though_documents_are_deleted_faster_than_it_drops_them() -> None:
+    node = Node(settings_of(purge={"batch_items": 2}))
+    deleted(10, node=node)
+    told = want(node)
+    for number in range(10):
+        while node.bucket.compactor.waiting:
+            look(node)
+        for key in (b"a%d" % number, b"b%d" % number, b"c%d" % number):
+            node.set(key)
+            node.vbucket.delete(key)
+        node.flush()
+    assert told == [True]
+
+
 def test_a_compaction_that_goes_on_after_a_commit_is_announced() -> None:
-    node = Node(settings_of(engine={"compaction_slice": 2}))
+    node = Node(settings_of(purge={"batch_items": 2}))
     deleted(5, node=node)
     announced: list[None] = []
     node.bucket.compactor.on_wanted = lambda: announced.append(None)
@@ -315,7 +331,7 @@ def test_no_view_stays_open_between_two_steps(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.acceptance("X17")
 def test_the_purge_seqno_never_falls() -> None:
     node = deleted(10)
-    node.bucket.purge_limit = lambda vbucket: vbucket.high_seqno if raised else 0
+    node.bucket.purge_limit = lambda vbucket: Limit(vbucket.high_seqno if raised else 0, None)
     raised = True
     compact(node, PurgeRule(upto_seqno=15))
     assert node.vbucket.purge_seqno == 15
@@ -382,26 +398,54 @@ def test_a_vbucket_is_compacted_in_any_state(state: VBucketState) -> None:
     assert len(node.stored()) == 1
 
 
-def test_compactions_come_one_after_the_other_and_each_is_announced() -> None:
+def four_to_compact() -> tuple[Node, list[bool]]:
+    """Return a node whose four vBuckets have a tombstone and are to be compacted."""
     node = Node(settings_of(vbuckets=4))
     for vbucket in node.bucket.vbuckets.values():
         vbucket.store(b"k", b"v", 0, 0)
         vbucket.delete(b"k")
         vbucket.store(b"last", b"v", 0, 0)
     node.flush()
-    announced: list[int] = []
-    node.bucket.compactor.on_wanted = lambda: announced.append(len(told))
     told: list[bool] = []
     for number in range(4):
         node.bucket.compact(number, ALL, told.append)
-    assert announced == [0]
-    for count in range(1, 5):
+    return node, told
+
+
+def test_what_several_vbuckets_have_goes_in_one_commit() -> None:
+    node, told = four_to_compact()
+    for _ in range(4):
+        assert node.bucket.compactor.waiting
         look(node)
-        assert node.bucket.compactor.begin() is None, "one at a time"
-        node.flush()
-        assert told == [True] * count
-    assert announced == [0, 0, 1, 2]
+    assert told == []
+    assert not node.bucket.compactor.waiting
+    node.flush()
+    assert told == [True] * 4
     assert all(list(node.stored(number)) == [b"last"] for number in range(4))
+
+
+def test_a_vbucket_that_is_asked_for_twice_is_compacted_twice() -> None:
+    node, told = four_to_compact()
+    node.bucket.compact(3, ALL, told.append)
+    while len(told) < 5:
+        while node.bucket.compactor.waiting:
+            look(node)
+        node.flush()
+    assert told == [True] * 5
+    assert list(node.stored(3)) == [b"last"]
+    assert node.vbucket.watchers == []
+
+
+def test_one_that_is_interrupted_leaves_the_others_of_its_commit_alone() -> None:
+    node, told = four_to_compact()
+    for _ in range(3):
+        look(node)
+    node.bucket.set_state(1, VBucketState.REPLICA)
+    look(node)
+    assert told == [False]
+    node.flush()
+    assert told == [False, True, True, True]
+    assert [len(node.stored(number)) for number in range(4)] == [1, 2, 1, 1]
 
 
 def test_a_store_that_cannot_be_read_ends_it() -> None:
@@ -517,7 +561,7 @@ def test_a_vbucket_that_is_interrupted_loses_nothing_to_what_was_found_before(
 def test_a_crash_between_any_two_steps_never_loses_more_than_the_purge_seqno_says(
     steps: int, power: bool
 ) -> None:
-    node = Node(settings_of(engine={"compaction_slice": 2}))
+    node = Node(settings_of(purge={"batch_items": 2}))
     deleted(6, node=node)
     before = node.stored()
     want(node)

@@ -22,10 +22,12 @@ from tests.contents import table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import compaction
-from uprmc.engine.compaction import PurgeRule, Scan
+from uprmc.engine.compaction import Scan
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flush
+from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.vbucket import VBucket
+from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import StoreFull
 from uprmc.model import SEQNO_MAX, Item, VBucketState
 
@@ -74,7 +76,7 @@ class CompactionMachine(RuleBasedStateMachine):
         super().__init__()
         self.small = patch.object(compaction, "_READ_RECORDS", 2)
         self.small.start()
-        self.node = Node(settings_of(2, engine={"compaction_slice": 2}, flush={"batch_items": 64}))
+        self.node = Node(settings_of(2, purge={"batch_items": 2}, flush={"batch_items": 64}))
         self.histories: dict[int, History] = {}
         self.flush: Flush | None = None
         self.committed = False
@@ -89,7 +91,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     def let_limit_go(self) -> None:
         self.limit = SEQNO_MAX
-        self.node.bucket.purge_limit = lambda _: self.limit
+        self.node.bucket.purge_limit = lambda _: Limit(self.limit, None)
 
     def history(self, vbucket: VBucket) -> History:
         return self.histories.setdefault(root_of(vbucket), History())
@@ -139,7 +141,7 @@ class CompactionMachine(RuleBasedStateMachine):
         named = [
             item
             for item in self.history(vbucket).newest().values()
-            if item.life and item.seqno <= top and purge.names(item)
+            if item.life and item.seqno <= top and purge.names(item.seqno, item.expiry)
         ]
         told: list[bool] = []
         self.node.bucket.compact(number, purge, told.append)

@@ -8,7 +8,7 @@ from tests.contents import table_of
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine.fetcher import Fetch
 from uprmc.errors import NotResident, StoreError
-from uprmc.record import pack
+from uprmc.record import key_of, pack
 
 
 def with_ejected(*keys: bytes, batch: int = 1_000) -> Node:
@@ -151,9 +151,9 @@ def test_each_round_answers_for_its_own_tombstones() -> None:
     found: list[bytes] = []
 
     def look(key: bytes) -> None:
-        item = fetcher.tombstone(node.vbucket, key)
-        assert item is not None
-        found.append(item.key)
+        record = fetcher.tombstone(node.vbucket, key)
+        assert record is not None
+        found.append(key_of(record))
 
     rounds = []
     for key in (b"a", b"b"):

@@ -10,11 +10,12 @@ from tests.contents import receive_all, table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import UprSettings
-from uprmc.engine.compaction import PurgeRule
 from uprmc.engine.flusher import Flush
 from uprmc.engine.leases import Leases
+from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target
 from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import InvalidArguments, NotResident, StoreError, StoreFull, TemporaryFailure
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketState
 
@@ -389,7 +390,7 @@ def test_meanwhile_nobody_asks_the_disk_for_a_deletion(node: Node) -> None:
     with pytest.raises(TemporaryFailure):
         Leases(node.bucket, UprSettings()).acquire([0], 10)
     node.flush()
-    told: list[Item | None] = []
+    told: list[bytes | None] = []
     fetcher = node.bucket.fetcher
     fetcher.want([(0, b"e")], lambda _: told.append(fetcher.tombstone(node.vbucket, b"e")))
     fetch = fetcher.begin()
@@ -456,7 +457,7 @@ def test_deletions_that_were_about_to_be_dropped_are_not(node: Node) -> None:
     node.flush()
     done: list[bool] = []
     compactor = node.bucket.compactor
-    node.bucket.purge_limit = lambda _: 10
+    node.bucket.purge_limit = lambda _: Limit(10, None)
     node.bucket.compact(0, PurgeRule(every=True), done.append)
     scan = compactor.begin()
     assert scan is not None

@@ -23,6 +23,7 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.model import CAS_LOCKED, Item, Life, VBucketState
+from uprmc.record import pack, unpack
 
 ANYWAY = Demand(skip_conflicts=True)
 
@@ -46,7 +47,7 @@ def deletion(rev: int, cas: int = 77, **others: Any) -> Item:
 
 
 def accept(node: Node, incoming: Item, demand: Demand | None = None) -> Item:
-    return accept_version(node.bucket, node.vbucket, incoming, demand or Demand())
+    return unpack(accept_version(node.bucket, node.vbucket, pack(incoming), demand or Demand()))
 
 
 def accept_after_fetch(node: Node, incoming: Item, demand: Demand | None = None) -> Item:

@@ -20,6 +20,7 @@ from uprmc.engine.flusher import Flush
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import KeyExists, NotResident
 from uprmc.model import Item, Life
+from uprmc.record import pack, unpack
 
 KEYS = st.sampled_from([b"a", b"b"])
 REVS = st.integers(1, 12)
@@ -78,12 +79,13 @@ class Machine(RuleBasedStateMachine):
             wins = skip or present is None or outranks(incoming, present)
             try:
                 demand = Demand(skip_conflicts=skip)
-                item = accept_version(self.node.bucket, self.node.vbucket, incoming, demand)
+                vbucket = self.node.vbucket
+                record = accept_version(self.node.bucket, vbucket, pack(incoming), demand)
             except KeyExists:
                 assert not wins, (incoming, present)
             else:
                 assert wins, (incoming, present)
-                self.newest[incoming.key] = item
+                self.newest[incoming.key] = unpack(record)
 
         self.run(incoming.key, command)
 
@@ -92,7 +94,8 @@ class Machine(RuleBasedStateMachine):
         def command() -> None:
             item = self.node.vbucket.metadata(key)
             if item is None:
-                item = self.node.bucket.fetcher.tombstone(self.node.vbucket, key)
+                record = self.node.bucket.fetcher.tombstone(self.node.vbucket, key)
+                item = None if record is None else unpack(record)
             known = self.newest.get(key)
             assert item == (known and known.with_value(item.value if item else None))
 

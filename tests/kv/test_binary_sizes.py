@@ -170,7 +170,7 @@ def test_an_unknown_opcode_costs_exactly_its_own_body(peer: Peer, opcode: int) -
 
 
 def test_a_large_unknown_body_is_dropped_as_it_comes(peer: Peer) -> None:
-    assert peer.say(frame(0xEE, body_length=5_000_000)) == error(0xEE, 0x81)
+    assert peer.say(frame(0x6E, body_length=5_000_000)) == error(0x6E, 0x81)
     for _ in range(50):
         assert peer.say(b"x" * 100_000) == b""
         assert peer.session._held == 0
@@ -223,7 +223,7 @@ def test_a_value_that_is_too_large_is_not_buffered_in_pieces(peer: Peer) -> None
     assert peer.say(frame(GET, b"k")) == error(GET, 1)
 
 
-@pytest.mark.parametrize("opcode", [SET, APPEND, 0xEE])
+@pytest.mark.parametrize("opcode", [SET, APPEND, 0x6E])
 def test_a_refused_value_does_not_wait_for_the_length_of_an_earlier_frame(
     peer: Peer, opcode: int
 ) -> None:
@@ -232,7 +232,7 @@ def test_a_refused_value_does_not_wait_for_the_length_of_an_earlier_frame(
     assert peer.say(whole[:20_000]) + peer.say(whole[20_000:]) == b""
     extras = u64(0) if opcode == SET else b""
     refused = frame(opcode, b"k", b"v" * 2 * LIMIT, extras)
-    status = 0x81 if opcode == 0xEE else 3
+    status = 0x81 if opcode == 0x6E else 3
     assert peer.say(refused[:100_000]) == error(opcode, status)
     assert peer.say(refused[100_000:], frame(NOOP)) == answer(NOOP)
 
@@ -262,7 +262,7 @@ FRAME_LIMIT = 2 * 1024 * 1024
 
 @pytest.mark.parametrize(("over", "closes"), [(0, False), (1, True)])
 @pytest.mark.parametrize(
-    ("opcode", "extras", "status"), [(SET, 8, 3), (APPENDQ, 0, 3), (0x21, 0, 3), (0xEE, 0, 0x81)]
+    ("opcode", "extras", "status"), [(SET, 8, 3), (APPENDQ, 0, 3), (0x21, 0, 3), (0x6E, 0, 0x81)]
 )
 def test_a_frame_above_the_frame_limit_closes(
     opcode: int, extras: int, status: int, over: int, closes: bool

@@ -368,7 +368,7 @@ def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         case "a touch changes the CAS":
             monkeypatch.setattr(VBucket, "_accept", other_cas)
         case "a lock shows the CAS":
-            monkeypatch.setattr(VBucket, "visible_cas", lambda self, item: item.cas)
+            monkeypatch.setattr(VBucket, "visible_cas", lambda self, key, cas: cas)
         case "append forgets flags":
             monkeypatch.setattr(VBucket, "extend", no_flags)
         case _:

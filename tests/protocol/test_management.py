@@ -23,6 +23,7 @@ FIXED = {
     "seqnos of a collection": (m.CollectionSeqnosExtras, m.COLLECTION_SEQNOS_EXTRAS, ">LL"),
     "seqno persistence": (m.SeqnoPersistenceExtras, m.SEQNO_PERSISTENCE_EXTRAS, ">Q"),
     "compaction": (m.CompactExtras, m.COMPACT_EXTRAS, ">QQB7s"),
+    "compacted": (m.CompactReply, m.COMPACT_REPLY, ">QQQ"),
     "parameter": (m.SetParamExtras, m.SET_PARAM_EXTRAS, ">L"),
     "token": (m.SessionTokenExtras, m.SESSION_TOKEN_EXTRAS, ">Q"),
     "keys": (m.GetKeysExtras, m.GET_KEYS_EXTRAS, ">L"),

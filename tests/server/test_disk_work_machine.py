@@ -29,7 +29,7 @@ from twisted.python.failure import Failure
 from tests.contents import table_of
 from tests.engine.support import FaultyStore, Node, settings_of
 from tests.server.support import TurnClock
-from uprmc.engine.compaction import PurgeRule
+from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.view_gate import ViewGate
 from uprmc.errors import (
     KeyNotFound,

@@ -27,6 +27,9 @@ class FakeNode:
     def status(self) -> dict[str, object]:
         return {"version": "1", "warmup": {"loaded": 5, "of": 10}}
 
+    def events(self) -> list[dict[str, object]]:
+        return [{"time": "2026-11-23T21:00:00.000Z", "event": "purge", "vb": 5}]
+
     def metrics(self) -> list[Metric]:
         return [Metric("items", "gauge", "Documents.", [({}, 5)])]
 
@@ -90,6 +93,10 @@ def test_status_is_the_nodes_own(web: Web) -> None:
     reply = web.get("/status.json?pretty=1")
     assert reply.headers["content-type"] == "application/json"
     assert json.loads(reply.body) == web.node.status()
+
+
+def test_events_are_listed(web: Web) -> None:
+    assert json.loads(web.get("/events").body) == {"events": web.node.events()}
 
 
 def test_status_survives_values_that_json_does_not_know(web: Web) -> None:

@@ -454,6 +454,8 @@ class Node:
         self._after(self.settings.engine.expiry_interval_s, self._expire)
 
     def _expire_slice(self, steps: Iterator[None]) -> None:
+        if self.stopping:  # a node ends its housekeeping before it writes what is queued
+            return
         if next(steps, self) is not self:
             self._after(0, lambda: self._expire_slice(steps))
 

@@ -23,7 +23,7 @@ _NOTICED_BY = {
     "_fall_too_far": 11,
     "_follow_whoever_answers_first": 2,
     "_forget_a_key_of_the_ring": 48,
-    "_forget_the_floor": 162,
+    "_forget_the_floor": 220,
     "_forget_the_purge_seqno": 3,
     "_forget_what_was_purged": 15,
     "_keep_the_purge_seqno": 9,

@@ -80,10 +80,9 @@ class ReplicaRun:
     @staticmethod
     def _settings(plan: Plan) -> Settings:
         settings = small_settings(vbuckets=plan.vbuckets, quota=plan.quota, sync=plan.sync)
-        engine = replace(
-            settings.engine, max_failover_entries=plan.max_failover_entries, compaction_slice=2
-        )
-        return replace(settings, engine=engine, upr=plan.upr)
+        engine = replace(settings.engine, max_failover_entries=plan.max_failover_entries)
+        purge = replace(settings.purge, batch_items=2)
+        return replace(settings, engine=engine, purge=purge, upr=plan.upr)
 
     def _watch(self, node: ReplicaNode) -> None:
         truth = self.histories.node(node.name)

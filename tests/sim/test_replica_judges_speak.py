@@ -194,7 +194,7 @@ def _forget_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:
 
 def _purge_replicas_freely(patch: pytest.MonkeyPatch) -> None:
     """Drop at a replica what its source has not dropped."""
-    patch.setattr(Bucket, "_purge_limit_of", lambda bucket, vbucket: 2**63)
+    patch.setattr(Bucket, "_not_beyond_source", lambda bucket, vbucket, limit: limit)
 
 
 def _go_on_with_the_next_cas(patch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,7 @@ def _send_a_key_at_both_places(patch: pytest.MonkeyPatch) -> None:
 def _send_deletions_without_cas(patch: pytest.MonkeyPatch) -> None:
     """Lose a deletion's number."""
     pack = frames._pack_deletion
+    patch.setattr(stream, "new_item_writer", frames.ItemWriter)
     patch.setattr(frames, "_pack_deletion", lambda *values: pack(*values[:5], 0, *values[6:]))
 
 
@@ -450,9 +451,9 @@ def _serve_leases_only_while_the_vbucket_is_served(patch: pytest.MonkeyPatch) ->
     """Look at the vBucket before the lease."""
     leased = producer.Producer._leased_stream
 
-    def strict(each: producer.Producer, request: Any, asked: Any, number: int) -> Any:
-        producer.locate(each._hub.bucket, request.vbucket, asked.request.flags)
-        return leased(each, request, asked, number)
+    def strict(each: producer.Producer, start: Any, asked: Any) -> Any:
+        producer.locate(each._hub.bucket, start.vbucket, asked.request.flags)
+        return leased(each, start, asked)
 
     patch.setattr(producer.Producer, "_leased_stream", strict)
 

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contracts.store_values import live
+from uprmc.core import form
 from uprmc.errors import StoreCorrupt
-from uprmc.record import SEQNO, pack
-from uprmc.storage.segments import SEGMENT_BYTES, SHARING_BYTES, join, packed, split, without
+from uprmc.record import SEQNO, key_of, pack
+from uprmc.storage.segments import ALONE, SEGMENT_BYTES, SHARING_BYTES, join
+
+PREFIX = b"\1\2"
 
 lengths = st.lists(
     st.integers(0, 700) | st.integers(SHARING_BYTES - 60, SHARING_BYTES) | st.integers(2_000, 9_000)
 )
+
+
+@pytest.fixture(scope="module", params=[form.INTERPRETED, form.COMPILED])
+def segments(request: pytest.FixtureRequest) -> Any:
+    """The functions of segments, in each form."""
+    if request.param == form.COMPILED and form.FORM != form.COMPILED:
+        pytest.skip("the compiled core is not in use: no C compiler, or UPRMC_CORE")
+    spec = importlib.util.find_spec("uprmc.storage.segments")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form, "FORM", request.param)
+        spec.loader.exec_module(module)
+    return module
 
 
 def records_of(sizes: list[int]) -> list[bytes]:
@@ -27,45 +48,57 @@ def test_a_segment_is_laid_out_as_documented() -> None:
 
 
 @given(lengths)
-def test_records_come_out_as_they_were_under_the_seqno_of_the_last_one(sizes: list[int]) -> None:
+def test_records_come_out_as_they_were_under_the_seqno_of_the_last_one(
+    segments: Any, sizes: list[int]
+) -> None:
     records = records_of(sizes)
     found: list[bytes] = []
-    for seqno, segment in packed(records):
-        inside = split(segment)
-        assert seqno == inside[-1][SEQNO]
+    for key, segment in segments.packed(PREFIX, records):
+        inside = segments.split(segment)
+        assert key == PREFIX + inside[-1][SEQNO]
         assert len(inside) == 1 or len(segment) <= SEGMENT_BYTES
         assert len(inside) == 1 or max(map(len, inside)) <= SHARING_BYTES
         found += inside
     assert found == records
 
 
-def test_small_records_fill_their_segments() -> None:
-    segments = [segment for _, segment in packed(records_of([100] * 300))]
-    assert all(len(segment) > SEGMENT_BYTES - 200 for segment in segments[:-1])
+def test_small_records_fill_their_segments(segments: Any) -> None:
+    made = [segment for _, segment in segments.packed(PREFIX, records_of([100] * 300))]
+    assert all(len(segment) > SEGMENT_BYTES - 200 for segment in made[:-1])
 
 
-def test_what_is_stale_is_left_out() -> None:
+def test_entries_say_where_records_are_in_the_order_of_their_keys(segments: Any) -> None:
+    small, large, last = records_of([1, SHARING_BYTES, 2])
+    places = {small: small[SEQNO], large: large[SEQNO] + ALONE, last: last[SEQNO]}
+    expected = [(PREFIX + key_of(record), place) for record, place in places.items()]
+    assert segments.entries(PREFIX, [last, large, small]) == expected
+
+
+def test_what_is_stale_is_left_out(segments: Any) -> None:
     one, two, three = records_of([1, 2, 3])
-    assert without([one, two, three], {two[SEQNO]}) == [one, three]
-    assert without([one, two], ()) == [one, two]
+    stale = segments.seqnos_upto(
+        (PREFIX + record[SEQNO] for record in (two, three)), PREFIX + two[SEQNO]
+    )
+    assert segments.without([one, two, three], stale) == [one, three]
+    assert segments.without([one, two], ()) == [one, two]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.data())
 def test_a_segment_that_was_cut_is_never_taken_for_one(
-    sizes: list[int], data: st.DataObject
+    segments: Any, sizes: list[int], data: st.DataObject
 ) -> None:
     segment = join(records_of(sizes))
     with pytest.raises(StoreCorrupt):
-        split(segment[: data.draw(st.integers(0, len(segment) - 1))])
+        segments.split(segment[: data.draw(st.integers(0, len(segment) - 1))])
 
 
 @pytest.mark.parametrize("segment", [b"\0\0", b"\0\1\0\0\0\5hello", bytes(60)])
-def test_what_is_no_segment_is_not_taken_for_one(segment: bytes) -> None:
+def test_what_is_no_segment_is_not_taken_for_one(segments: Any, segment: bytes) -> None:
     with pytest.raises(StoreCorrupt):
-        split(segment)
+        segments.split(segment)
 
 
-def test_a_record_of_another_version_is_not_read() -> None:
+def test_a_record_of_another_version_is_not_read(segments: Any) -> None:
     (record,) = records_of([5])
     with pytest.raises(StoreCorrupt, match="version 3"):
-        split(join([b"\x03" + record[1:]]))
+        segments.split(join([b"\x03" + record[1:]]))

@@ -11,7 +11,7 @@ from interop.server_process import start_uprmc
 from interop.wire import DELETE, OK, frame, vbucket_of
 from tests.system.support import Client, node_here, stats, until
 from uprmc.engine import compaction
-from uprmc.engine.compaction import PurgeRule
+from uprmc.engine.purge_rule import PurgeRule
 from uprmc.model import VBucketState
 
 ALL = PurgeRule(every=True)
@@ -50,7 +50,7 @@ def test_compactions_of_all_vbuckets_end_and_survive_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "_READ_RECORDS", 70)
-    with node_here(tmp_path, engine__compaction_slice=100) as (node, loop):
+    with node_here(tmp_path, purge__batch_items=100) as (node, loop):
         for number in range(4):
             bury(node, number, 300)
         loop.until(lambda: persisted(node))
@@ -92,7 +92,7 @@ def test_a_node_stops_in_the_middle_of_a_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "_READ_RECORDS", 1)
-    with node_here(tmp_path, engine__compaction_slice=2) as (node, loop):
+    with node_here(tmp_path, purge__batch_items=2) as (node, loop):
         bury(node, 0, 200)
         loop.until(lambda: persisted(node))
         node.bucket.compact(0, ALL, lambda _: None)

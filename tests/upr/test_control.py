@@ -56,6 +56,9 @@ GOOD = [
     (b"uprmc_rounds", b"true"),
     (b"uprmc_snapshot_end", b"true"),
     (b"uprmc_leases", b"true"),
+    (b"uprmc_hwt", b"true"),
+    (b"uprmc_hwt", b"manage"),
+    (b"uprmc_hwt", b"false"),
     (b"uprmc_persisted", b"true"),
     (b"max_marker_version", b"2.2"),
 ]
@@ -86,7 +89,7 @@ BAD = [
     (b"max_marker_version", b"2.0"),
     (b"max_marker_version", b"3"),
     (b"uprmc_persisted", b"yes"),
-    (b"uprmc_hwt", b"true"),
+    (b"uprmc_hwt", b"yes"),
     (b"nobody knows", b"true"),
     (b"\xff\xfe", b"\x00"),
 ]

@@ -11,6 +11,7 @@ from construct import Struct as Layout
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uprmc.core.form import COMPILED, FORM
 from uprmc.errors import StoreError
 from uprmc.model import Item, Life
 from uprmc.protocol.header import RequestHeader
@@ -22,12 +23,26 @@ from uprmc.protocol.upr import (
     TimedDeletionExtras,
 )
 from uprmc.record import pack
-from uprmc.upr.produce.frames import Form, ItemWriter, Written
+from uprmc.upr.produce.frames import CompiledItemWriter, Form, ItemWriter, Written
 
-VBUCKET, OPAQUE = 0x0203, 0xFEEDBEEF
+VBUCKET, OPAQUE = 0x8203, 0xFEEDBEEF
 PLAIN = Form()
 SWITCH = (False, True)
 FORMS = [Form(*each) for each in product((0, 1, 3, 7), SWITCH, SWITCH, SWITCH)]
+
+
+_writer: type[ItemWriter] = ItemWriter
+
+
+@pytest.fixture(autouse=True, scope="module", params=[ItemWriter, CompiledItemWriter])
+def each_form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run everything with both forms of the writer."""
+    global _writer
+    if request.param is CompiledItemWriter and FORM != COMPILED:
+        pytest.skip("the compiled core is not in use: no C compiler, or UPRMC_CORE")
+    _writer = request.param
+    yield
+    _writer = ItemWriter
 
 
 def document(seqno: int, value: bytes = b"value", **changes: Any) -> Item:
@@ -83,7 +98,7 @@ def write(
     newer: Container[bytes] = (),
 ) -> tuple[Written, list[bytes]]:
     out: list[bytes] = []
-    writer = ItemWriter(VBUCKET, OPAQUE, form)
+    writer = _writer(VBUCKET, OPAQUE, form)
     return writer.write(map(pack, items), out, limit, last_seqno, newer), out
 
 

@@ -65,13 +65,14 @@ def _details(change: Change) -> list[str]:
     if change.flags:
         found.append(f"flags {change.flags}")
     if change.expiry:
-        found.append(f"expires {_time(change.expiry)}")
+        found.append(f"expires {time_text(change.expiry)}")
     if change.value is not None and len(change.value) > _VALUE_CHARACTERS:
         found.append(f"{len(change.value):,} bytes")
     return found
 
 
-def _time(seconds: int) -> str:
+def time_text(seconds: int) -> str:
+    """Return a Unix time as a person reads it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

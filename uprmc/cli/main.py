@@ -32,6 +32,7 @@ _VERBS = {
     "tail": "tail:tail",
     "stats": "stats:stats",
     "vbucket": "vbucket:vbucket",
+    "watermarks": "watermarks:watermarks",
     "failover-log": "failover_log:failover_log",
     "observe": "observe:observe",
     "replicate": "replicate:replicate_verb",
@@ -44,6 +45,7 @@ _VERBS = {
     "verify": "verify:verify",
     "tap-adapter": "tap_adapter:tap_adapter",
     "spark": "spark:spark",
+    "compact": "compact:compact",
     "settings": "settings:settings",
     "demo": "demo:demo",
 }

@@ -20,7 +20,7 @@ from uprmc.client.barriers import Barrier
 from uprmc.client.core import UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
 from uprmc.client.keeper import Keeper
-from uprmc.client.node_session import GATHER_MAX_S, NodeSession
+from uprmc.client.node_session import GATHER_GAP_S, NodeSession
 from uprmc.client.starting import check_patience, connection_ended
 from uprmc.client.wire import Wire
 
@@ -157,7 +157,7 @@ class Loop:
         if not ready and not any(wire.pending for wire in self._wires):
             with self._lock:
                 self._drive(self.core.idle(time.monotonic()))
-            ready = self._selector.select(GATHER_MAX_S if self.core.is_gathering else _TURN_S)
+            ready = self._selector.select(GATHER_GAP_S if self.core.is_gathering else _TURN_S)
         with self._lock:
             for key, events in ready:
                 if isinstance(key.fileobj, Wire):

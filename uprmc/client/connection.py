@@ -80,6 +80,16 @@ class NodeConnection:
             for _ in batch:
                 yield self._answer()
 
+    def ask_each(
+        self, requests: Iterable[RequestFrame]
+    ) -> Iterator[tuple[RequestFrame, ResponseFrame]]:
+        """Send requests likewise, and yield each with its response, as these come."""
+        rest = iter(requests)
+        while batch := list(islice(rest, PIPELINE_MAX)):
+            self._send(b"".join(map(self._numbered, batch)))
+            for _ in batch:
+                yield self._answered()
+
     def statistics(self, group: str) -> Iterator[tuple[str, str]]:
         """Yield (name, value) of one group.
 
@@ -106,11 +116,16 @@ class NodeConnection:
 
     def _answer(self) -> ResponseFrame:
         """Return the next response to a question; what answers none is passed over."""
+        return self._answered()[1]
+
+    def _answered(self) -> tuple[RequestFrame, ResponseFrame]:
+        """Return the next response with its question; what answers none is passed over."""
         while True:
             frame = self._receive()
             try:
-                if self._questions.answered(frame.opcode, frame.opaque) is not None:
-                    return frame
+                question = self._questions.answered(frame.opcode, frame.opaque)
+                if question is not None:
+                    return question, frame
             except RemoteProtocolError as error:
                 raise NodeError(f"the node at {self.place} makes no sense: {error}") from None
 

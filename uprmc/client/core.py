@@ -50,9 +50,6 @@ from uprmc.protocol.opcodes import EndReason, Opcode, StreamFlag
 
 __all__ = ["Options", "Start", "UprCore"]
 
-#: So many stream requests are under way on one connection.
-_FOLLOWING_MAX = 128
-
 #: So many reasons of refusals are remembered as logged.
 _LOGGED_MAX = 100
 
@@ -233,7 +230,7 @@ class UprCore:
         connected = [self.nodes.named(session.place).since for session in sessions]
         if not any(self.nodes.asked_since(since, now) for since in connected):
             return  # see `_try`
-        room = sum(_FOLLOWING_MAX - self._following[session] for session in sessions)
+        room = sum(session.starts_max - self._following[session] for session in sessions)
         for vbucket in sorted(self._table.waiting) if room else ():
             route = self._routes[vbucket]
             yield from self._try(route, now)
@@ -251,7 +248,7 @@ class UprCore:
         session = session or self.nodes.replica(route.place.vbucket)
         if choice.deposed and session is not None and not session.knows_terms:
             return  # it would stream
-        if session is None or self._following[session] >= _FOLLOWING_MAX:
+        if session is None or self._following[session] >= session.starts_max:
             return
         # An old active may say so again although another one was promoted since the others told.
         claimed_at = self.nodes.named(session.place).since
@@ -338,7 +335,7 @@ class UprCore:
     def is_gathering(self) -> bool:
         """Whether something has come that waits for more, `GATHER_MAX_S` at most."""
         sessions = self.nodes.sessions()
-        return any(session.gathering_since is not None for session in sessions)
+        return any(session.gathering_until is not None for session in sessions)
 
     def idle(self, now: float = math.inf) -> Task:
         """Save what was reached: nothing more is there to be read, nor was for a while.

@@ -1,9 +1,8 @@
 """Bytes of a producer to batches and events: the hot path of the consumer's library.
 
-One loop reads header and extras of a mutation at once, judges its seqno by the marker and the item
-before, and keeps what every consumer needs of it: seqno, key, and where it stands. What else is
-asked of a batch is read from the bytes then. Markers in the form that our own nodes send have a
-path of their own; everything else is rare and goes through `_other`.
+Mutations of a stream that follow one another are read by `consume.mutations`. Markers in the form
+that our own nodes send have a path of their own; everything else is rare and goes through `_other`,
+which also judges what stopped the quick paths.
 
 What no producer may send raises `ProducerError` and nothing of that piece of data is handed on.
 
@@ -13,11 +12,12 @@ Source: UPR reference 1, 2, 4.3; ``docs/streams.md``.
 from __future__ import annotations
 
 import struct
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any
 
 from uprmc.client.errors import NotANode, ProducerError
 from uprmc.client.events import Accepted, Event, StreamEnded
-from uprmc.consume.batch import Batch, Received, Run, deletion_numbers
+from uprmc.consume.batch import Received, deletion_numbers
 from uprmc.consume.conversation import Questions
 from uprmc.consume.history import read_log
 from uprmc.consume.snapshots import take_snapshots
@@ -25,7 +25,13 @@ from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
 from uprmc.places import stranger
-from uprmc.protocol.header import RequestFrame, ResponseFrame, decode_frame, unpack_request
+from uprmc.protocol.header import (
+    MERGED_REQUEST_HEADER,
+    RequestFrame,
+    ResponseFrame,
+    decode_frame,
+    unpack_request,
+)
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
     HEADER_BYTES,
@@ -37,29 +43,26 @@ from uprmc.protocol.opcodes import (
 )
 from uprmc.protocol.upr import (
     MUTATION_EXTRAS,
-    MUTATION_JUDGED,
     STREAM_END_EXTRAS,
     VERSIONED_MARKER_FRAME,
     Marker,
     decode_marker,
     decode_term,
     frame_head,
-    frame_place,
     versioned_marker_place,
 )
 from uprmc.protocol.upr_extensions import SNAPSHOT_END_EXTRAS
+from uprmc.protocol.upr_many import answer_alone, decode_stream_answers
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
-_MUTATION_BYTES = MUTATION_JUDGED.size
-_MUTATION_PLACE = frame_place(MUTATION_EXTRAS.size, 0)
 _MARKER_HEAD = frame_head(Opcode.UPR_SNAPSHOT_MARKER)
+_SNAPSHOTS_HEAD = frame_head(Opcode.SNAPSHOTS)
+_FREQUENT_HEADS = (_MUTATION_HEAD, _SNAPSHOTS_HEAD, _MARKER_HEAD)
+_unpack_head = MERGED_REQUEST_HEADER.unpack_from
 _MARKER_BYTES = VERSIONED_MARKER_FRAME.size
 _MARKER_PLACE = versioned_marker_place(0)
 _unpack_marker = VERSIONED_MARKER_FRAME.unpack_from
-#: All of a merged frame's third number but the datatype.
-_PLACE_MASK = 0xFF00FFFF
 _MAGICS = (MAGIC_REQUEST, MAGIC_RESPONSE)
-_SNAPSHOTS = bytes((MAGIC_REQUEST, Opcode.SNAPSHOTS))
 _ITEMS = frozenset((Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION))
 _OF_STREAMS = _ITEMS | {
     Opcode.UPR_SNAPSHOT_MARKER,
@@ -116,67 +119,38 @@ class Decoder:
 
     def _frames(self, data: bytes, received: Received) -> tuple[int, int]:
         """Deal with whole frames; return their end, and bytes that flow control leaves out."""
-        unpack, frame_bytes = MUTATION_JUDGED.unpack_from, _MUTATION_BYTES
-        size = len(data)
-        last_start = size - frame_bytes
-        position = uncounted = 0
-        current = low = high = good_place = -1
-        batch: Batch | None = None
-        run: Run | None = None
-        while position <= last_start:
-            head, key_length, place, length, opaque, seqno, nmeta = unpack(data, position)
-            end = position + 24 + length
+        size, position, uncounted = len(data), 0, 0
+        while size - position >= HEADER_BYTES:
+            head, _, _, vbucket, length, opaque, _ = _unpack_head(data, position)
+            end = position + HEADER_BYTES + length
+            if end > size or head not in _FREQUENT_HEADS:
+                self._frame_bytes(data, position)
             if end > size:
                 break
-            if head != _MUTATION_HEAD:
-                if run is not None:
-                    received.settle(run, low)
-                    run, current = None, -1
-                if head != _MARKER_HEAD or end - position != _MARKER_BYTES:
-                    uncounted += self._other(data, position, end, received)
-                elif (run := self._marker(data, position, received)) is not None:
-                    current, low, high = opaque, run.stream.low, run.stream.high
-                    good_place = -1
-                position = end
-                continue
-            if opaque != current:
-                if run is not None:
-                    received.settle(run, low)
-                    run, current = None, -1
-                stream = self._stream(opaque, place & 0xFFFF)
-                if stream is None:  # it has ended
-                    position = end
+            if head == _MUTATION_HEAD:
+                stop = self._mutations(data, position, opaque, vbucket, received)
+                if stop > position:
+                    position = stop
                     continue
-                run = received.run_of(stream)
-                current, low, high = opaque, stream.low, stream.high
-                good_place = -1
-            if place != good_place:
-                if received.batch is not batch:
-                    batch = received.current
-                    add_seqno, add_key = batch.seqnos.append, batch.keys.append
-                    add_position, add_end = batch.positions.append, batch.ends.append
-                self._check_place(place, run.stream)  # type: ignore[union-attr]
-                good_place = place
-            key_at = position + frame_bytes
-            value_at = key_at + key_length
-            value_end = end - nmeta
-            if not low < seqno <= high or not key_at < value_at <= value_end:
-                raise run.stream.fault(seqno, low, high)  # type: ignore[union-attr]
-            low = seqno
-            add_seqno(seqno)
-            add_key(data[key_at:value_at])
-            add_position(position)
-            add_end(value_end)
-            position = end
-        if run is not None:
-            received.settle(run, low)
-        while size - position >= HEADER_BYTES:  # frames shorter than a mutation, at the end
-            end = position + self._frame_bytes(data, position)
-            if end > size:
-                break
-            uncounted += self._other(data, position, end, received)
+            if head == _SNAPSHOTS_HEAD:
+                self._snapshots(data, position, end, received)
+            elif head != _MARKER_HEAD or not self._marker(data, position, end, received):
+                uncounted += self._other(data, position, end, received)
             position = end
         return position, uncounted
+
+    def _mutations(
+        self, data: bytes, position: int, opaque: int, vbucket: int, received: Received
+    ) -> int:
+        """Take mutations of a stream that follow one another; return where the last one ends."""
+        stream = self._stream(opaque, vbucket)
+        if stream is None:  # it has ended
+            return position
+        run = received.run_of(stream)
+        stop = received.current.take(position, len(data), stream)
+        if stop > position:
+            received.settle(run, stream.low)
+        return stop
 
     @property
     def begun(self) -> bytes:
@@ -195,31 +169,30 @@ class Decoder:
             raise self._nonsense(f"opcode {opcode:#04x} with a body of {length} bytes")
         return HEADER_BYTES + int(length)
 
-    def _marker(self, data: bytes, position: int, received: Received) -> Run | None:
+    def _marker(self, data: bytes, position: int, end: int, received: Received) -> bool:
         """Deal with a marker of version 2.2, in the form that our own nodes send."""
-        key_length, place, _, opaque, version, start, end, kind, purge_seqno = _unpack_marker(
+        if end - position != _MARKER_BYTES:
+            return False
+        key_length, place, _, opaque, version, start, high, kind, purge_seqno = _unpack_marker(
             data, position
         )
         vbucket = place & 0xFFFF
-        if key_length or place - vbucket != _MARKER_PLACE or version != 2 or start > end:
-            self._other(data, position, position + _MARKER_BYTES, received)
-            return None
+        if key_length or place - vbucket != _MARKER_PLACE or version != 2 or start > high:
+            return False
         stream = self._stream(opaque, vbucket)
-        if stream is None:
-            return None
-        return received.begin(stream, tuple.__new__(Marker, (start, end, kind, purge_seqno)))
+        if stream is not None:
+            received.begin(stream, tuple.__new__(Marker, (start, high, kind, purge_seqno)))
+        return True
 
     def _other(self, data: bytes, position: int, end: int, received: Received) -> int:
         """Deal with any one frame; returns its bytes if flow control leaves it out."""
-        if data.startswith(_SNAPSHOTS, position):
-            self._snapshots(data, position, end, received)
-            return 0
         try:
             frame = decode_frame(data[position:end])
         except RemoteProtocolError as error:
             raise NotANode(f"what answers at {self.place} is no UPR: {error}") from None
         if isinstance(frame, ResponseFrame):
-            received.add(self._answer(frame))
+            for answer in self._answers(frame):
+                received.add(self._answer(answer))
             return end - position
         try:
             self._told(frame, data, position, received)
@@ -239,16 +212,29 @@ class Decoder:
         def take_item(stream: StreamState, at: int, end: int) -> int:
             stop = at + self._frame_bytes(data, at)
             frame = decode_frame(data[at : min(stop, end)])
-            opaque = frame.opaque if frame.opcode in _ITEMS else 0
-            if self._stream(opaque, stream.vbucket) is not stream or type(frame) is ResponseFrame:
+            if isinstance(frame, ResponseFrame) or frame.opcode not in _ITEMS:
                 raise stream.fault(stream.low, stream.low, stream.high)
-            self._item(stream, cast(RequestFrame, frame), data, at, received)
+            if self._stream(frame.opaque, frame.vbucket) is not stream:
+                raise StreamFault(f"vBucket {frame.vbucket}: an item of another stream")
+            self._item(stream, frame, data, at, received)
             return stop
 
         try:
             self.more_follows = take_snapshots(data, position, end, received, find, take_item)
         except (struct.error, RemoteProtocolError) as error:
             raise self._nonsense(f"opcode {Opcode.SNAPSHOTS:#04x}: {error}") from None
+
+    def _answers(self, frame: ResponseFrame) -> Iterable[ResponseFrame]:
+        """Return the answers in a frame: of several streams, unless it refuses all of them."""
+        if frame.opcode != Opcode.STREAM_REQUESTS or frame.status != Status.SUCCESS:
+            return (frame,)
+        try:
+            answers, more = decode_stream_answers(frame.extras, frame.value)
+        except RemoteProtocolError as error:
+            raise self._nonsense(str(error)) from None
+        if not more:
+            self.questions.forget(frame.opaque)
+        return map(answer_alone, answers)
 
     def _answer(self, frame: ResponseFrame) -> Event:
         stream = self.streams.get(frame.opaque)
@@ -338,13 +324,6 @@ class Decoder:
             received.complete(stream)
         del self.streams[stream.opaque]
         received.events.append(StreamEnded(stream, reason))
-
-    def _check_place(self, place: int, stream: StreamState) -> None:
-        if place & _PLACE_MASK != _MUTATION_PLACE | stream.vbucket:
-            raise StreamFault(
-                f"vBucket {place & 0xFFFF}: extras of {place >> 24} bytes in a mutation of the "
-                f"stream of vBucket {stream.vbucket}"
-            )
 
     def _nonsense(self, what: str) -> ProducerError:
         return ProducerError(

@@ -108,7 +108,8 @@ class Follower:
             )
             opening(stream)
             (answer,) = yield Ask([question])
-            if answer.status == Status.INVALID_ARGUMENTS and versions and question.value:
+            named = question.options.known_versions
+            if answer.status == Status.INVALID_ARGUMENTS and versions and named:
                 versions = False  # the node's upr.known_versions may be lower than what we name
             elif answer.status == Status.ROLLBACK:
                 yield from self._told_to_go_back(session, place, answer)

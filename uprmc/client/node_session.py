@@ -22,6 +22,7 @@ from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, Produc
 from uprmc.client.events import Event
 from uprmc.client.position import Asked
 from uprmc.consume import features
+from uprmc.consume.batch import Batch
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
 from uprmc.consume.conversation import (
     KEEP_ALIVES,
@@ -42,24 +43,35 @@ from uprmc.protocol.management import (
 )
 from uprmc.protocol.opcodes import Opcode, OpenFlag
 from uprmc.protocol.upr import StreamRequest
-from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
+from uprmc.protocol.upr_extensions import StreamOptions
+from uprmc.protocol.upr_many import StreamStart, encode_stream_requests, split_starts
 
 #: So many questions of one `Ask` are on their way at a time.
 PIPELINE_MAX = 256
+
+#: So many streams are asked for at a time: each alone, or together.
+_STARTS_ALONE_MAX, _STARTS_MAX = 128, 1_024
 
 #: Keep-alives may be so late, as a multiple of the interval and in seconds, before we hang up.
 _SILENCE_INTERVALS = 2.0
 _SILENCE_SLACK_S = 2.0
 
 #: What comes in several pieces at once is dealt with as one, so that it is one commit: up to this
-#: size, and if the next piece does not take longer than this.
+#: size, if each piece comes this soon after the one before, and for no longer than this in all.
 _GATHER_MAX_BYTES = 1024 * 1024
-GATHER_MAX_S = 0.005
+GATHER_GAP_S = 0.005
+GATHER_MAX_S = 0.010
+
+#: A piece with this many snapshots is probably a part of a burst, whose rest is on its way.
+_BURST_SNAPSHOTS = 32
 
 #: Of what flow control does not count there is little.
 _AHEAD_SLACK_BYTES = 64 * 1024
 
 Task = Generator[Any, Any, Any]
+
+#: What can be asked. Requests for streams travel together where the node knows how.
+Question = RequestFrame | StreamStart
 
 
 class Ask:
@@ -71,13 +83,13 @@ class Ask:
 
     __slots__ = ("_missing", "_rest", "answers", "task")
 
-    def __init__(self, frames: Sequence[RequestFrame]) -> None:
+    def __init__(self, frames: Sequence[Question]) -> None:
         self.answers: list[ResponseFrame | None] = [None] * len(frames)
         self.task: Task | None = None
         self._missing = len(frames)
         self._rest = deque(enumerate(frames))
 
-    def next(self) -> tuple[int, RequestFrame] | None:
+    def next(self) -> tuple[int, Question] | None:
         """Return a question that was not sent yet, and its number."""
         return self._rest.popleft() if self._rest else None
 
@@ -86,6 +98,13 @@ class Ask:
         self.answers[number] = answer
         self._missing -= 1
         return not self._missing
+
+
+def _is_burst(events: list[Event]) -> bool:
+    """Return whether many snapshots have come, and nothing behind them that may be waited for."""
+    if not events or type(events[-1]) is not Batch:
+        return False
+    return sum([len(event.runs) for event in events if type(event) is Batch]) >= _BURST_SNAPSHOTS
 
 
 class NodeSession:
@@ -108,7 +127,7 @@ class NodeSession:
         decoded: what was received last is decoded: what comes next may be heard ahead.
         items: changes received; with `bytes_received` they tell the size of one.
         has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.
-        gathering_since: when the first piece came that waits for the rest, `None` = none does.
+        gathering_until: until when what has come waits for the rest, `None` = nothing does.
         flow: what is acknowledged, if the node has granted that.
         silence: of the node.
     """
@@ -152,9 +171,11 @@ class NodeSession:
         self.flow = FlowControl(0, self.ack_share)
         self.silence = Silence()
         self._to_send: list[bytes] = []
+        self._starts: list[StreamStart] = []
         self._ahead: Ahead | None = None
         self._answered = 0
-        self.gathering_since: float | None = None
+        self.gathering_until: float | None = None
+        self._gather_end = 0.0
         self._gathered: list[Event] = []
 
     # --- bytes ----------------------------------------------------------------------------------
@@ -162,8 +183,8 @@ class NodeSession:
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Return what the bytes say that have come; keep-alives are answered.
 
-        While the node says that it goes on at once nothing is returned: it waits for the next call.
-        One without data returns what waits.
+        While the node says that it goes on at once, or many snapshots have come, nothing is
+        returned: it waits for the next call. One without data returns what waits.
 
         Raises:
             ProducerError, NotANode: see `decoder`.
@@ -182,23 +203,30 @@ class NodeSession:
                     self._to_send.append(keep_alive_answer(event.opcode, event.opaque))
         self._taken_of_ahead(len(data))
         self.decoded = True
-        return self._complete(events, now, goes_on=self.decoder.more_follows)
+        return self._complete(events, now, goes_on=self.decoder.more_follows or _is_burst(events))
 
     def _complete(self, events: list[Event], now: float, *, goes_on: bool) -> list[Event]:
         """Return events with those that came before, unless they wait for more."""
         gathered = self._gathered
         gathered += events
-        if gathered and goes_on and self.decoder.counted_bytes < _GATHER_MAX_BYTES:
-            if self.gathering_since is None:
-                self.gathering_since = now
-            return []
-        self._gathered, self.gathering_since = [], None
+        if gathered and goes_on and self.decoder.counted_bytes < self._gather_max_bytes:
+            if self.gathering_until is None:
+                self._gather_end = now + GATHER_MAX_S
+            self.gathering_until = min(self._gather_end, now + GATHER_GAP_S)
+            if now < self._gather_end:
+                return []
+        self._gathered, self.gathering_until = [], None
         return gathered
+
+    @property
+    def _gather_max_bytes(self) -> int:
+        """What may wait: a quarter of what the node may send before it waits for us."""
+        share = self.flow.buffer_bytes // 4
+        return min(share, _GATHER_MAX_BYTES) if share else _GATHER_MAX_BYTES
 
     def is_overdue(self, now: float) -> bool:
         """Return whether what waits for more has waited for long enough."""
-        since = self.gathering_since
-        return since is not None and now - since >= GATHER_MAX_S
+        return self.gathering_until is not None and now >= self.gathering_until
 
     @property
     def room_ahead(self) -> int:
@@ -226,7 +254,7 @@ class NodeSession:
 
     def dealt_with(self) -> None:
         """Acknowledge what was received: it was handed over, unless it waits for more."""
-        if self.gathering_since is not None:
+        if self.gathering_until is not None:
             return
         self.acknowledge(self.decoder.counted_bytes)
         self.decoder.counted_bytes = 0
@@ -240,6 +268,7 @@ class NodeSession:
 
     def data_to_send(self) -> bytes:
         """Return what is to be written now."""
+        self._send_starts()
         data = b"".join(self._to_send)
         self._to_send.clear()
         return data
@@ -266,7 +295,10 @@ class NodeSession:
                 break
 
     def answered(self, frame: ResponseFrame) -> Ask | None:
-        """Take an answer out of the events; returns the `Ask` that has all its answers now."""
+        """Take an answer out of the events; returns the `Ask` that has all its answers now.
+
+        A node that refuses several streams in one frame is asked for each alone from now on.
+        """
         try:
             found = self.decoder.questions.answered(frame.opcode, frame.opaque)
         except RemoteProtocolError as error:
@@ -276,6 +308,10 @@ class NodeSession:
             ) from None
         if found is None:
             return None
+        if frame.opcode == Opcode.STREAM_REQUESTS:
+            self.granted.discard(features.STREAM_REQUESTS)
+            self._to_send += [start.encode(start.opaque) for start in found]
+            return None
         ask, number = found
         self._send_next(ask)
         return ask if ask.answer(number, frame) else None
@@ -283,7 +319,8 @@ class NodeSession:
     def close(self) -> list[Task]:
         """The connection is gone: return the tasks that will get no answers."""
         waiting = self.decoder.questions.clear()
-        tasks = {id(ask): ask.task for ask, _ in waiting if ask.task is not None}
+        asks = [found[0] for found in waiting if type(found) is tuple]
+        tasks = {id(ask): ask.task for ask in asks if ask.task is not None}
         self.decoder.streams.clear()
         self.open = False
         return list(tasks.values())
@@ -294,8 +331,19 @@ class NodeSession:
             return False
         number, frame = found
         opaque = self.decoder.questions.expect(frame.opcode, (ask, number), frame.opaque)
-        self._to_send.append(frame.encode(opaque))
+        if type(frame) is StreamStart and features.STREAM_REQUESTS in self.granted:
+            self._starts.append(frame)
+        else:
+            self._send_starts()
+            self._to_send.append(frame.encode(opaque))
         return True
+
+    def _send_starts(self) -> None:
+        """Put all requests for streams that were made up to now into as few frames as possible."""
+        starts, self._starts = self._starts, []
+        for part, value in split_starts(starts):
+            opaque = self.decoder.questions.expect(Opcode.STREAM_REQUESTS, part)
+            self._to_send.append(encode_stream_requests(opaque, value))
 
     # --- tasks ----------------------------------------------------------------------------------
 
@@ -325,6 +373,8 @@ class NodeSession:
             )
         self.grant(features.granted(controls, granted))
         self.knows_terms = features.tells_terms(greeted.status, greeted.value)
+        if not self.knows_terms:  # some producers grant every CONTROL
+            self.granted.discard(features.STREAM_REQUESTS)
         with suppress(ValueError):  # an operator may set any JSON object as map
             self.map = parsed_map(cluster_map.value)
         self.open = True
@@ -366,6 +416,11 @@ class NodeSession:
         if self._wants_replicas:
             self.replicas = yield from self.high_seqnos(VBucketState.REPLICA)
 
+    @property
+    def starts_max(self) -> int:
+        """How many streams may be asked for before there are answers."""
+        return _STARTS_MAX if features.STREAM_REQUESTS in self.granted else _STARTS_ALONE_MAX
+
     def has(self, vbucket: int) -> bool:
         """Return whether a vBucket can be streamed from there."""
         return vbucket in self.active or vbucket in self.replicas
@@ -395,7 +450,7 @@ class NodeSession:
 
     def stream_request(
         self, vbucket: int, asked: Asked, flags: int, *, lease: int = 0, versions: bool = True
-    ) -> tuple[StreamState, RequestFrame]:
+    ) -> tuple[StreamState, StreamStart]:
         """Return a stream that is to be asked for, and the question.
 
         Args:
@@ -415,14 +470,7 @@ class NodeSession:
             options = options._replace(known_versions=asked.known_versions)
             uuid = asked.known_versions[0].uuid
         request = StreamRequest(flags, asked.seqno, SEQNO_MAX, uuid, *asked.snapshot)
-        frame = RequestFrame(
-            Opcode.UPR_STREAM_REQUEST,
-            extras=request.encode(),
-            value=encode_stream_options(options),
-            vbucket=vbucket,
-            opaque=stream.opaque,
-        )
-        return stream, frame
+        return stream, StreamStart(vbucket, stream.opaque, request, options)
 
     def close_stream(self, stream: StreamState) -> RequestFrame:
         """Return the request to end a stream; its frames are dropped from now on."""

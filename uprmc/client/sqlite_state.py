@@ -20,7 +20,6 @@ import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, repeat
 from typing import Any, Literal
 from zlib import crc32
 
@@ -60,7 +59,7 @@ class _Log:
     def __init__(self) -> None:
         self.size = self.records = 0
         self.moved: set[int] = set()
-        self._entries: dict[int, list[tuple[int, bytes]]] = {}
+        self._entries: dict[int, tuple[list[int], list[bytes]]] = {}
         self._new: list[RingColumns] = []
 
     def add(self, moved: Iterable[int], ring: RingColumns) -> None:
@@ -71,22 +70,29 @@ class _Log:
         self._new.append(ring)
 
     @property
-    def entries(self) -> Mapping[int, Sequence[tuple[int, bytes]]]:
-        """Entries by vBucket, in the order in which they came."""
+    def entries(self) -> Mapping[int, tuple[list[int], list[bytes]]]:
+        """Seqnos and keys by vBucket, in the order in which they came."""
         found = self._entries
         for ring in self._new:
-            each = chain.from_iterable(map(repeat, ring.vbuckets, ring.lengths))
-            for vbucket, seqno, key in zip(each, ring.seqnos, ring.keys, strict=True):
-                if vbucket in found:
-                    found[vbucket].append((seqno, key))
+            seqnos, keys, last = ring.seqnos, ring.keys, 0
+            for vbucket, length in zip(ring.vbuckets, ring.lengths, strict=True):
+                first, last = last, last + length
+                columns = found.get(vbucket)
+                if columns is None:
+                    found[vbucket] = seqnos[first:last], keys[first:last]
+                elif length == 1:
+                    columns[0].append(seqnos[first])
+                    columns[1].append(keys[first])
                 else:
-                    found[vbucket] = [(seqno, key)]
+                    columns[0].extend(seqnos[first:last])
+                    columns[1].extend(keys[first:last])
         self._new.clear()
         return found
 
     def after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
         """Return a vBucket's entries above a seqno."""
-        return [entry for entry in self.entries.get(vbucket, ()) if entry[0] > seqno]
+        columns = self.entries.get(vbucket)
+        return [each for each in zip(*columns, strict=True) if each[0] > seqno] if columns else []
 
 
 class SqliteState:
@@ -325,9 +331,10 @@ class SqliteState:
 
     def _fold(self, changes: RowChanges, floors: Mapping[int, int]) -> None:
         """Make rows of what the log says, and empty it."""
-        for vbucket in self._log.entries:
-            entries = self._log.after(vbucket, floors.get(vbucket, _NO_FLOOR))
-            if entries:
+        for vbucket, (seqnos, keys) in self._log.entries.items():
+            if seqnos[0] > floors.get(vbucket, _NO_FLOOR) and seqnos == sorted(seqnos):
+                changes.append(vbucket, seqnos, keys)  # the usual case
+            elif entries := self._log.after(vbucket, floors.get(vbucket, _NO_FLOOR)):
                 changes.append(vbucket, *zip(*sorted(entries), strict=True))
         self._write_positions({vbucket: self._saved[vbucket] for vbucket in self._log.moved})
         self._connection.execute("DELETE FROM uprmc_log")

@@ -15,17 +15,17 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
 
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import NotANode
 from uprmc.client.events import Event
-from uprmc.consume.batch import Received
+from uprmc.consume.batch import Batch, Received
 from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
-from uprmc.protocol.header import RequestFrame, ResponseFrame, decode_frame
+from uprmc.protocol.header import MERGED_REQUEST_HEADER, RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
 from uprmc.protocol.upr import (
-    MUTATION_EXTRAS,
     MUTATION_FRAME,
     SET_VBUCKET_STATE_EXTRAS,
     frame_head,
@@ -33,7 +33,6 @@ from uprmc.protocol.upr import (
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _MUTATION_BYTES = MUTATION_FRAME.size
-_EXTRAS_BYTES = MUTATION_EXTRAS.size
 _OPAQUE = struct.Struct(">12xI")
 
 #: What a replica is told, and its length: the decoder of consumers knows neither.
@@ -80,7 +79,7 @@ class FramePasser(Decoder):
         size = len(data)
         while True:
             try:
-                position = self._mutations(data, position)
+                position = self._hold_mutations(data, position)
             except StreamFault as fault:
                 raise self._nonsense(str(fault)) from None
             if size - position < HEADER_BYTES:
@@ -139,37 +138,23 @@ class FramePasser(Decoder):
 
     # --- frames ---------------------------------------------------------------------------------
 
-    def _mutations(self, data: bytes, position: int) -> int:
+    def _hold_mutations(self, data: bytes, position: int) -> int:
         """Hold the mutations that stand here one after the other; return the place behind them."""
-        unpack, hold = MUTATION_FRAME.unpack_from, self._held.append
         began, size = position, len(data)
-        current = low = high = good_place = -1
-        stream: StreamState | None = None
         while position + _MUTATION_BYTES <= size:
-            head, key_length, place, length, opaque, _, seqno, _, _, _, _, nmeta, _ = unpack(
-                data, position
-            )
-            end = position + HEADER_BYTES + length
-            if head != _MUTATION_HEAD or end > size:
+            head, _, _, vbucket, _, opaque, _ = MERGED_REQUEST_HEADER.unpack_from(data, position)
+            stream = self._stream(opaque, vbucket) if head == _MUTATION_HEAD else None
+            if stream is None:
                 break
-            if opaque != current:
-                _settle(stream, low)
-                stream = self._stream(opaque, place & 0xFFFF)
-                if stream is None:
-                    break
-                current, low, high, good_place = opaque, stream.low, stream.high, -1
-            if place != good_place:
-                assert stream is not None
-                self._check_place(place, stream)
-                good_place = place
-            if not (low < seqno <= high and 0 < key_length <= length - _EXTRAS_BYTES - nmeta):
-                assert stream is not None
-                raise stream.fault(seqno, low, high)
-            low = seqno
-            body = position + _MUTATION_BYTES
-            hold((data[position:body], data[body:end]))
-            position = end
-        _settle(stream, low)
+            batch = Batch(data)
+            stop = batch.take(position, size, stream)
+            if stop == position:
+                break
+            self._held += [
+                (data[start : start + _MUTATION_BYTES], data[start + _MUTATION_BYTES : end])
+                for start, end in pairwise([*batch.positions, stop])
+            ]
+            position = stop
         self.held_bytes += position - began
         return position
 
@@ -228,9 +213,3 @@ class FramePasser(Decoder):
             self._hold(packet[:body], packet[body:])
         else:
             self._hold(packet)
-
-
-def _settle(stream: StreamState | None, low: int) -> None:
-    """Note how far a stream has come."""
-    if stream is not None:
-        stream.seqno = stream.low = low

@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from uprmc.client.barriers import Barrier
 from uprmc.client.core import UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
-from uprmc.client.node_session import GATHER_MAX_S, Task
+from uprmc.client.node_session import GATHER_GAP_S, Task
 from uprmc.client.starting import check_patience, connection_ended
 from uprmc.client.twisted_link import Link, MakeEndpoint
 from uprmc.places import parsed
@@ -168,7 +168,7 @@ class Loop:
             await self._drive(self.core.idle(time.monotonic()))
             self._tell_barriers()
             if heard == self.heard:
-                await self._wait(GATHER_MAX_S if self.core.is_gathering else _TURN_S)
+                await self._wait(GATHER_GAP_S if self.core.is_gathering else _TURN_S)
                 await self._gather()
         for link in list(self._links):
             if self._stopping:

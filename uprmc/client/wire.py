@@ -23,6 +23,9 @@ from uprmc.places import Place, parsed
 #: So much is read for a batch if it is there: a batch is one commit.
 BATCH_BYTES = 1024 * 1024
 
+#: A piece of this size and more may have another one behind it.
+_SMALL_BYTES = 16 * 1024
+
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 _WANTS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
 
@@ -182,6 +185,8 @@ class Wire:
                     break
                 raise self._lost("it closed the connection")
             size += count
+            if count < _SMALL_BYTES and self._tls is None:
+                break  # nothing more is there, or so little that the next read may have it
         self._heard = self._heard or size > 0
         return bytes(buffer[:size])
 

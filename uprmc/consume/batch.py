@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from uprmc.consume.mutations import SEQNO_LIMIT, take_mutations, values_of
 from uprmc.consume.stream import StreamState
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
 from uprmc.protocol.upr import (
@@ -79,17 +80,25 @@ class Run:
     Attributes:
         stream: whose.
         first, last: indices in the batch, from `first` to below `last`; perhaps there are none.
-        begun: the marker before the first item, if one came.
+        begun: the marker before the first item, if one came; its fields as in `Marker`.
         done: the end of the snapshot, if all of it has come.
     """
 
     __slots__ = ("begun", "done", "first", "last", "stream")
 
-    def __init__(self, stream: StreamState, first: int, begun: Marker | None = None) -> None:
+    def __init__(
+        self,
+        stream: StreamState,
+        first: int,
+        begun: tuple[int, int, int, int] | None = None,
+        last: int | None = None,
+        done: int | None = None,
+    ) -> None:
         self.stream = stream
-        self.first = self.last = first
+        self.first = first
         self.begun = begun
-        self.done: int | None = None
+        self.last = first if last is None else last
+        self.done = done
 
 
 class Batch:
@@ -118,6 +127,23 @@ class Batch:
         for run in self.runs:
             yield from self.changes_of(run)
 
+    def take(self, position: int, end: int, stream: StreamState) -> int:
+        """Add the plain mutations of a stream that stand in the bytes; return where they end.
+
+        `end` is where the bytes end. `Received.settle` must follow if there is anything.
+        """
+        low, high = min(stream.low, SEQNO_LIMIT), min(stream.high, SEQNO_LIMIT)
+        opaque, vbucket = stream.opaque, stream.vbucket
+        stop = take_mutations(self._data, position, end, opaque, vbucket, low, high, *self.columns)
+        if stop > position:
+            stream.seqno = stream.low = self.seqnos[-1]
+        return stop
+
+    @property
+    def columns(self) -> tuple[list[int], list[bytes], list[int], list[int]]:
+        """What is read of all items."""
+        return self.seqnos, self.keys, self.positions, self.ends
+
     def append(self, seqno: int, key: bytes, position: int, value_end: int) -> None:
         """Add an item to the last run."""
         self.seqnos.append(seqno)
@@ -138,11 +164,7 @@ class Batch:
         """The value of each item; ``None`` for deletions, and where values were not asked for."""
         if not self._has_values:
             return [None] * len(self)
-        data, columns = self._data, zip(self.positions, self.keys, self.ends, strict=True)
-        return [
-            data[position + _MUTATION_BYTES + len(key) : end] if end else None
-            for position, key, end in columns
-        ]
+        return values_of(self._data, _MUTATION_BYTES, self.positions, self.keys, self.ends)
 
     @cached_property
     def ops(self) -> list[str]:
@@ -250,7 +272,7 @@ class Received:
         self.batch: Batch | None = None
         self._data = data
         self._has_values = has_values
-        self._complete: set[StreamState] = set()
+        self._complete: set[StreamState | None] = set()
 
     def add(self, event: object) -> None:
         """Put an event behind everything that has come; later items do not overtake it."""
@@ -300,7 +322,7 @@ class Received:
             batch = self._new_batch()
         return batch
 
-    def completed(self, streams: Iterable[StreamState]) -> None:
+    def completed(self, streams: Iterable[StreamState | None]) -> None:
         """Note that the last runs hold complete snapshots of these streams."""
         self._complete.update(streams)
 

@@ -22,7 +22,7 @@ from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.upr_extensions import FACTS_KEY
-from uprmc.protocol.upr_many import SNAPSHOTS_KEY
+from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
 
 FLOW_CONTROL = b"connection_buffer_size"
 KEEP_ALIVES = b"enable_noop"
@@ -38,6 +38,7 @@ FACTS = FACTS_KEY
 BARRIERS = b"uprmc_barrier"
 LEASES = b"uprmc_leases"
 SNAPSHOTS = SNAPSHOTS_KEY
+STREAM_REQUESTS = STREAM_REQUESTS_KEY
 
 #: Keys of CONTROLs that only a node like this one knows begin so.
 OURS = b"uprmc_"
@@ -58,6 +59,7 @@ CONTROLS: Mapping[bytes, str] = {
     BARRIERS: "true",
     LEASES: "true",
     SNAPSHOTS: "true",
+    STREAM_REQUESTS: "true",
 }
 
 
@@ -145,6 +147,7 @@ PROGRAM = Handshake(
         BARRIERS,
         LEASES,
         SNAPSHOTS,
+        STREAM_REQUESTS,
     ),
 )
 

@@ -7,20 +7,15 @@ complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from uprmc.consume import mutations
 from uprmc.consume.batch import Batch, Received, Run
 from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import unpack_request
-from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
-from uprmc.protocol.upr import (
-    MUTATION_EXTRAS,
-    MUTATION_JUDGED,
-    Marker,
-    frame_head,
-    frame_place,
-)
+from uprmc.protocol.opcodes import HEADER_BYTES
+from uprmc.protocol.upr import Marker
 from uprmc.protocol.upr_many import (
     ANNOUNCED_SNAPSHOT,
     MORE_FOLLOWS,
@@ -28,12 +23,8 @@ from uprmc.protocol.upr_many import (
     SNAPSHOTS_HEAD_BYTES,
 )
 
-_MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
-_MUTATION_BYTES = MUTATION_JUDGED.size
-_MUTATION_PLACE = frame_place(MUTATION_EXTRAS.size, 0)
-#: All of a merged frame's third number but the datatype.
-_PLACE_MASK = 0xFF00FFFF
-_unpack = MUTATION_JUDGED.unpack_from
+#: From this number of snapshots on it pays to read all of a frame at once.
+_MANY = 8
 
 #: Deals with one item that is no plain mutation, between two positions; returns their end.
 TakeItem = Callable[[StreamState, int, int], int]
@@ -69,6 +60,10 @@ def take_snapshots(
     if len({row[0] for row in rows}) < count:
         raise RemoteProtocolError("two snapshots of a stream in one frame")
     batch = received.batch_for(streams)
+    more = bool(flags & MORE_FOLLOWS)
+    if count >= _MANY and _take_plain(data, rows_at, at, end, rows, streams, batch):
+        received.completed(streams)
+        return more
     for (opaque, kind, start, high, purge), stream in zip(rows, streams, strict=True):
         if stream is None:
             at = _skip(data, at, end, opaque)
@@ -82,10 +77,10 @@ def take_snapshots(
         batch.runs.append(run)
         at = _items(data, at, end, batch, stream, take_item)
         run.last, run.done = len(batch.keys), high
-    received.completed(filter(None, streams))
+    received.completed(streams)
     if at != end:
         raise RemoteProtocolError(f"{end - at} bytes behind the last snapshot")
-    return bool(flags & MORE_FOLLOWS)
+    return more
 
 
 def _items(
@@ -97,32 +92,50 @@ def _items(
     take_item: TakeItem,
 ) -> int:
     """Take the items of a snapshot that has just begun; return their end."""
-    low, high, last_start = stream.low, stream.high, end - _MUTATION_BYTES
-    expected = _MUTATION_PLACE | stream.vbucket
-    while low < high:
-        head = 0
-        if at <= last_start:
-            head, key_length, place, length, opaque, seqno, nmeta = _unpack(data, at)
-        if head != _MUTATION_HEAD:
-            if at + HEADER_BYTES > end:
-                raise StreamFault(f"vBucket {stream.vbucket}: a snapshot to {high} ends at {low}")
-            stream.seqno = stream.low = low
-            at, low = take_item(stream, at, end), stream.low
-            continue
-        key_at = at + _MUTATION_BYTES
-        value_at, stop = key_at + key_length, at + HEADER_BYTES + length
-        value_end = stop - nmeta
-        if opaque != stream.opaque or place & _PLACE_MASK != expected:
-            raise StreamFault(f"vBucket {stream.vbucket}: an item of another stream at {low}")
-        if not low < seqno <= high or not key_at < value_at <= value_end or stop > end:
-            raise stream.fault(seqno, low, high)
-        batch.seqnos.append(seqno)
-        batch.keys.append(data[key_at:value_at])
-        batch.positions.append(at)
-        batch.ends.append(value_end)
-        low, at = seqno, stop
-    stream.seqno = stream.low = low
+    while stream.low < stream.high:
+        stop = batch.take(at, end, stream)
+        if stop > at:
+            at = stop
+        elif at + HEADER_BYTES > end:
+            low, high = stream.low, stream.high
+            raise StreamFault(f"vBucket {stream.vbucket}: a snapshot to {high} ends at {low}")
+        else:
+            at = take_item(stream, at, end)
     return at
+
+
+def _take_plain(
+    data: bytes,
+    rows_at: int,
+    at: int,
+    end: int,
+    rows: Sequence[tuple[int, int, int, int, int]],
+    streams: Sequence[StreamState | None],
+    batch: Batch,
+) -> bool:
+    """Take all snapshots at once, if every one is new and all items are plain mutations."""
+    known = [stream for stream in streams if stream is not None]
+    if len(known) < len(streams):
+        return False
+    first, lasts = len(batch.keys), list[int]()
+    vbuckets = [stream.vbucket for stream in known]
+    good = mutations.take_snapshots(data, rows_at, at, end, vbuckets, lasts, *batch.columns)
+    firsts, seqnos = [first, *lasts], batch.seqnos
+    if not good or not all(
+        stream.high <= stream.seqno < seqnos[number]
+        for stream, number in zip(known, firsts, strict=False)
+    ):
+        for column in batch.columns:
+            del column[first:]
+        return False
+    add = batch.runs.append
+    for (_, kind, start, high, purge), stream, last in zip(rows, known, lasts, strict=True):
+        stream.start = start
+        stream.seqno = stream.low = stream.high = high
+        stream.resumed = False
+        add(Run(stream, first, (start, high, kind, purge), last, high))
+        first = last
+    return True
 
 
 def _skip(data: bytes, at: int, end: int, opaque: int) -> int:

@@ -32,6 +32,12 @@ class Records(Protocol):
     def values(self) -> Iterable[bytes]:
         """Return all records; they must not change meanwhile."""
 
+    def portions(self) -> Iterator[list[bytes]]:
+        """Yield all records in portions, while they may change.
+
+        A key that is there all the time is in exactly one of them, with the record it has then.
+        """
+
     def __iter__(self) -> Iterator[bytes]: ...
 
     def __len__(self) -> int: ...
@@ -54,6 +60,10 @@ class DictRecords(dict[bytes, bytes]):
     def lookup(self) -> Callable[[bytes], bytes | None]:
         """See `Records`."""
         return self.get
+
+    def portions(self) -> Iterator[list[bytes]]:
+        """See `Records`: a dict that changes can only be listed at once."""
+        yield list(self.values())
 
     def pieces(self) -> list[Any]:
         """See `Records`."""

@@ -11,7 +11,7 @@ from uprmc.core.form import COMPILED, FORM
 
 
 class Serving(Protocol):
-    """Get and set of one protocol for one connection.
+    """Get and set of one protocol for one connection; in binary also sets with metadata.
 
     Attributes:
         unsent: bytes of replies; the session sets it before a call.
@@ -19,6 +19,7 @@ class Serving(Protocol):
         misses: gets that found none.
         sets: sets.
         swaps: sets with a CAS, among these.
+        versions: sets with metadata, not among these.
     """
 
     unsent: int
@@ -26,6 +27,7 @@ class Serving(Protocol):
     misses: int
     sets: int
     swaps: int
+    versions: int
 
     def serve(
         self,

@@ -18,7 +18,7 @@ from typing import Protocol
 from uprmc.config import Settings
 from uprmc.engine import terms
 from uprmc.engine.cas_clock import beyond, step
-from uprmc.engine.compaction import Compactor, PurgeRule
+from uprmc.engine.compaction import Compactor
 from uprmc.engine.evictor import Evictor
 from uprmc.engine.expiry import Expirer
 from uprmc.engine.failover_log import branched, last_complete_seqno
@@ -26,14 +26,17 @@ from uprmc.engine.fetcher import Fetcher
 from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.meta_marks import MetaMarks
-from uprmc.engine.purging import Purger
+from uprmc.engine.purge_rule import Compacted, PurgeRule, shown
+from uprmc.engine.purging import PurgePolicy, Purger
 from uprmc.engine.stats import Stats
 from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
+from uprmc.engine.watermarks.registry import Watermarks
+from uprmc.engine.watermarks.rows import Limit
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
-from uprmc.model import SEQNO_MAX, VBucketHeader, VBucketState, vbucket_of
+from uprmc.model import VBucketHeader, VBucketState, vbucket_of
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
 
@@ -55,7 +58,9 @@ class Bucket:
         traffic: whether clients are admitted.
         warm: whether warm-up is over.
         marks: documents that meta commands have marked as stale or being fetched.
-        purge_limit: returns the seqno up to which tombstones of a vBucket may be dropped for good.
+        watermarks: the registered clients.
+        purge_limit: returns how far a vBucket may be purged, and what holds the purger back.
+        purge_policy: decides which tombstones may be dropped for good.
         view_holders: objects that are asked to close their views when the store must grow.
         gate: shut while the store has to grow.
         flushes: number of times that all vBuckets were emptied at once.
@@ -65,6 +70,7 @@ class Bucket:
             number begins above it.
         timings: durations, reported by callers that have a clock.
         on_deposed: called with an active vBucket that became dead because of a higher term.
+        on_event: called with the name of an event and its fields.
     """
 
     def __init__(self, settings: Settings, store: Store, clock: Clock, entropy: Entropy) -> None:
@@ -91,22 +97,29 @@ class Bucket:
         self.evictor = Evictor(
             self.vbuckets.values, self.account, self.stats, settings.memory.pager_slice
         )
-        self.purge_limit: Callable[[VBucket], int] = self._purge_limit_of
+        self.watermarks = Watermarks(self.flusher, clock, settings.purge)
+        self.watermarks.on_event = lambda name, fields: self.on_event(name, fields)
+        self.purge_limit: Callable[[VBucket], Limit] = self._purge_limit_of
+        self.purge_policy = PurgePolicy(self.account, clock, settings.purge)
         self.compactor = Compactor(
             store,
             self.vbuckets,
             self.flusher,
-            settings,
-            lambda vbucket: self.purge_limit(vbucket),
+            settings.purge,
+            self._limit_for,
+            self.purge_policy,
             self.gate,
+            clock,
         )
-        self.purger = Purger(self.vbuckets, self.compactor, clock, settings.purge)
+        self.compactor.on_end = self._compacted
+        self.purger = Purger(self.vbuckets, self.compactor, self.purge_policy)
         self.marks = MetaMarks()
         self.view_holders: list[ViewHolder] = []
         self.flushes = 0
         self.numbered: dict[int, int] = {}
         self.removed_terms: dict[int, int] = {}
         self.on_deposed: Callable[[VBucket], None] = lambda _: None
+        self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         self._flush_at: float | None = None
         self._mask = settings.engine.vbuckets - 1
 
@@ -249,6 +262,7 @@ class Bucket:
         self.removed_terms[number] = vbucket.known_term
         document = terms.encode_removed(self.removed_terms)
         self.flusher.write_local(terms.REMOVED_NAME, document, lambda _: None)
+        self.watermarks.forget(number)
         self.flusher.remove(vbucket, done)
 
     def compact(self, number: int, rule: PurgeRule, done: Waiter) -> None:
@@ -269,15 +283,38 @@ class Bucket:
             raise NotMyVBucket(number)
         self.compactor.want(number, rule, done)
 
-    def _purge_limit_of(self, vbucket: VBucket) -> int:
-        """Return how far a vBucket may purge: a replica keeps what its source may have (X22).
+    def _limit_for(self, vbucket: VBucket, rule: PurgeRule) -> Limit:
+        if not rule.forced:
+            return self.purge_limit(vbucket)
+        return self._not_beyond_source(vbucket, Limit(self.flusher.durable_seqno(vbucket), None))
 
-        A replica knows its source's purge seqno. A vBucket that numbers its own versions has no
-        source.
+    def _purge_limit_of(self, vbucket: VBucket) -> Limit:
+        """Return the limit that registered clients and a replica's source set."""
+        return self._not_beyond_source(vbucket, self.watermarks.limit(vbucket))
+
+    def _not_beyond_source(self, vbucket: VBucket, limit: Limit) -> Limit:
+        """Lower the limit of a replica, which keeps what its source may have (X22).
+
+        It knows its source's purge seqno. A vBucket that numbers its own versions has no source.
         """
         filled = vbucket.state in (VBucketState.REPLICA, VBucketState.PENDING)
         numbered = self.numbered.get(vbucket.id) == vbucket.failover_log[0].uuid
-        return vbucket.purge_seqno if filled and not numbered else SEQNO_MAX
+        if filled and not numbered and vbucket.purge_seqno < limit.seqno:
+            return Limit(vbucket.purge_seqno, "source")
+        return limit
+
+    def _compacted(self, rule: PurgeRule, result: Compacted) -> None:
+        """Tell what was dropped, and whom a forced compaction has outpaced."""
+        if not result.dropped:
+            return
+        fields = {"vb": result.vbucket, "from": result.start, "to": result.end}
+        more = {"dropped": result.dropped, "limited_by": shown(result.limited_by)}
+        self.on_event("purge", {**fields, **more})
+        vbucket = self.vbuckets.get(result.vbucket)
+        if rule.forced and vbucket is not None:
+            rows = self.watermarks.rows(vbucket)
+            outpaced = [shown(row.id) for row in rows if row.effective < result.end]
+            self.on_event("purge_forced", {**fields, "outpaced": outpaced})
 
     def _branch(self, vbucket: VBucket) -> None:
         vbucket.failover_log = branched(

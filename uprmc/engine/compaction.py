@@ -1,20 +1,27 @@
 """Compaction: tombstones that are no longer needed are dropped for good.
 
-Compaction repeats these steps until all records of a vBucket have been examined: `begin` (rules)
-opens a view of the store, `read` (any thread, touches no rules) looks for tombstones in it,
-`finish` (rules) closes the view and passes the tombstones to the flusher, which drops them in one
-commit with the header. Each step examines a bounded number of records, no view outlives its step,
-and only one compaction runs at a time. The driver calls `begin` whenever something is `waiting`.
+Compaction repeats these steps until all records that the vBucket had when it began have been
+examined: `begin` (rules) opens a view of the store, `read` (any thread, touches no rules) looks for
+tombstones in it, `finish` (rules) closes the view and passes the tombstones to the flusher, which
+drops them in one commit with the headers. Each step examines a bounded number of records and no
+view outlives its step. Only one vBucket is examined at a time, but what several have goes in one
+commit, because a commit costs as much as hundreds of tombstones. The driver calls `begin` whenever
+something is `waiting`.
 
 A tombstone is dropped only if all of these allow it:
 
 * `PurgeRule` selects it;
-* it is not above `Bucket.purge_limit`;
+* it is not above `Bucket.purge_limit`, which is asked again at each step;
 * it is on disk together with everything before it, and not in a half-received snapshot;
 * it is not the newest item on disk, so that the highest seqno always belongs to a record.
 
 A vBucket's `purge_seqno` rises to the highest seqno dropped, before the commit that drops it begins
-and on disk within that commit. A consumer that has not reached it must begin at 0.
+and on disk within that commit. A consumer that has not reached it must begin at 0. So a watermark
+that is set while a compaction runs is judged by what has been dropped so far, and holds from the
+next commit on.
+
+While the device is full, a commit drops no more than the free pages of the file have room for: it
+takes pages before it frees any.
 
 Note: the table need not be examined. A tombstone leaves it as soon as it is on disk, and what is
 not on disk is not dropped.
@@ -24,51 +31,48 @@ Source: `reference/systems.md` a.5; `reference/upr.md` 6 (COMPACT_DB) and 7; row
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import NamedTuple
+from functools import partial
+from operator import itemgetter
+from typing import NamedTuple, Protocol
 
-from uprmc.config import Settings
+from uprmc.config import KIB, PurgeSettings
 from uprmc.engine.disposal import Record
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flusher, Waiter
+from uprmc.engine.purge_rule import Compacted, PurgeRule
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
-from uprmc.model import SEQNO_MAX, Item
-from uprmc.record import KIND_AT, LIFE_BITS, seqno_of, unpack
+from uprmc.engine.watermarks.rows import Limit
+from uprmc.model import SEQNO_MAX
+from uprmc.ports import Clock
+from uprmc.record import FRONT, LIFE_BITS, key_of
 from uprmc.storage.interface import Store, StoreView
 
-#: Records examined in one scan: some milliseconds in a worker thread.
-_READ_RECORDS = 2_000
+#: Most records examined in one scan.
+_READ_RECORDS = 10_000
+
+#: Records examined between two looks at the clock.
+_TIMED = 64
+
+#: What a commit may take for one tombstone before it frees anything: a page of each index, their
+#: parents' share, and the segment that is written again.
+_SCATTERED_DROP_BYTES = 16 * KIB
+
+_SEQNO = itemgetter(1)
 
 
-class PurgeRule(NamedTuple):
-    """Which tombstones a compaction shall drop.
+class Policy(Protocol):
+    """What the compactor asks before it drops anything."""
 
-    A bound of 0 counts as absent; the bounds that are given must all hold. Without any bound
-    nothing is dropped. ep-engine has the same rule, except that its purge-before-seq alone dropped
-    nothing.
+    def due_before_s(self) -> int:
+        """Return the time such that deletions before it are old enough."""
 
-    Attributes:
-        before_s: tombstones of deletions before this Unix time.
-        upto_seqno: tombstones with this seqno or a lower one.
-        every: all tombstones, whatever the bounds.
-    """
-
-    before_s: int = 0
-    upto_seqno: int = 0
-    every: bool = False
-
-    def names(self, tombstone: Item) -> bool:
-        """Tell whether to drop this tombstone."""
-        if self.every:
-            return True
-        if not (self.before_s or self.upto_seqno):
-            return False
-        old = not self.before_s or tombstone.expiry < self.before_s
-        return old and (not self.upto_seqno or tombstone.seqno <= self.upto_seqno)
+    def disk_is_full(self) -> bool:
+        """Tell whether the store refuses commits."""
 
 
 @dataclass(slots=True)
@@ -76,10 +80,13 @@ class Scan:
     """One look into the store.
 
     Attributes:
+        limit: how far to look.
+        most: how many tombstones to look for.
         after: the last seqno examined.
-        found: tombstones to drop, by key.
+        found: tombstones to drop, by rising seqno.
+        first_left: the lowest seqno of a tombstone that stays.
         oldest_left: when the oldest tombstone that stays was created.
-        exhausted: the vBucket's last record has been examined.
+        exhausted: everything up to the limit has been examined.
     """
 
     view: StoreView
@@ -89,6 +96,7 @@ class Scan:
     most: int
     after: int
     found: list[Record] = field(default_factory=list)
+    first_left: int = SEQNO_MAX
     oldest_left: int = SEQNO_MAX
     exhausted: bool = False
 
@@ -97,6 +105,7 @@ class _Request(NamedTuple):
     number: int
     rule: PurgeRule
     done: Waiter
+    after: int
 
 
 class _Compaction:
@@ -105,25 +114,26 @@ class _Compaction:
     __slots__ = (
         "_flusher",
         "after",
-        "committing",
         "done",
+        "end",
         "exhausted",
         "found",
-        "oldest_left",
         "over",
+        "result",
         "rule",
         "vbucket",
     )
 
-    def __init__(self, vbucket: VBucket, rule: PurgeRule, done: Waiter, flusher: Flusher) -> None:
+    def __init__(self, vbucket: VBucket, request: _Request, flusher: Flusher) -> None:
         self._flusher = flusher
         self.vbucket = vbucket
-        self.rule = rule
-        self.done = done
-        self.after = 0
+        self.rule = request.rule
+        self.done = request.done
+        self.after = request.after
+        self.end = vbucket.high_seqno
         self.found: list[Record] = []
-        self.oldest_left = SEQNO_MAX
-        self.exhausted = self.committing = self.over = False
+        self.result = Compacted(vbucket.id, vbucket.purge_seqno)
+        self.exhausted = self.over = False
 
     def changed(self) -> None:
         """Continue: what is new is not on disk."""
@@ -141,9 +151,10 @@ class Compactor:
     """See the module docstring.
 
     Attributes:
-        oldest_left: when the oldest tombstone that the last finished compaction left was created; a
-            number beyond all times if it left none.
+        last: what the last compaction did, for its waiter.
+        rest_s: how long to wait before the next `begin`, so that the rate is kept.
         on_wanted: called when `begin` has something to do and no call of it is pending.
+        on_end: called with what each compaction did.
     """
 
     def __init__(
@@ -151,33 +162,55 @@ class Compactor:
         store: Store,
         vbuckets: Mapping[int, VBucket],
         flusher: Flusher,
-        settings: Settings,
-        purge_limit: Callable[[VBucket], int],
+        settings: PurgeSettings,
+        limit_for: Callable[[VBucket, PurgeRule], Limit],
+        policy: Policy,
         gate: ViewGate,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._vbuckets = vbuckets
         self._flusher = flusher
         self._settings = settings
-        self._purge_limit = purge_limit
+        self._limit_for = limit_for
+        self._policy = policy
         self._gate = gate
+        self._clock = clock
         self._requests: deque[_Request] = deque()
         self._current: _Compaction | None = None
-        self.oldest_left = SEQNO_MAX
+        self._gathered: dict[int, _Compaction] = {}
+        self._gathered_items = 0
+        self._committing = 0
+        self._ended: deque[tuple[_Compaction, bool]] = deque()
+        self.last = Compacted(0, 0)
+        self.rest_s = 0.0
         self.on_wanted: Callable[[], None] = lambda: None
+        self.on_end: Callable[[PurgeRule, Compacted], None] = lambda _rule, _result: None
 
     @property
     def waiting(self) -> bool:
         """Whether `begin` has something to do, provided that no scan is under way."""
-        if self._current is not None:
-            return not self._current.committing
-        return bool(self._requests)
+        more = self._current or self._requests or self._gathered or self._ended
+        return bool(more) and not self._committing
 
-    def want(self, number: int, rule: PurgeRule, done: Waiter) -> None:
-        """Ask for a compaction; `done` is called once, with ``False`` if it was cancelled."""
-        self._requests.append(_Request(number, rule, done))
-        if self._current is None and len(self._requests) == 1:
+    def want(self, number: int, rule: PurgeRule, done: Waiter, after: int = 0) -> None:
+        """Ask for a compaction of what lies above seqno `after`.
+
+        `done` is called once, with ``False`` if it was cancelled.
+        """
+        self._requests.append(_Request(number, rule, done, after))
+        if self.waiting and len(self._requests) == 1:
             self.on_wanted()
+
+    def is_queued(self, number: int, rule: PurgeRule) -> bool:
+        """Tell whether such a compaction is asked for already and has not begun."""
+        return any((each.number, each.rule) == (number, rule) for each in self._requests)
+
+    def limit(self, vbucket: VBucket, rule: PurgeRule) -> Limit:
+        """Return the highest seqno that may be dropped now, and what keeps the others."""
+        limit = self._limit_for(vbucket, rule)
+        complete = last_complete_seqno(vbucket.high_seqno, vbucket.snapshot)
+        return limit._replace(seqno=min(limit.seqno, complete, vbucket.persisted_seqno - 1))
 
     def begin(self) -> Scan | None:
         """Open a view for the next scan; ``None`` when there is nothing to scan now.
@@ -187,6 +220,7 @@ class Compactor:
         Raises:
             StoreError: the store cannot be read; those who wait have been informed.
         """
+        self._tell()
         if not self.waiting:
             return None
         if self._gate.is_shut:
@@ -194,12 +228,17 @@ class Compactor:
             return None
         current = self._current or self._next()
         if current is None:
+            self._submit()
             return None
         if current.over:
             self._end(current, False)
             return None
         try:
-            limit, most = self._limit(current.vbucket), self._most() - len(current.found)
+            limit, most = self._limit_now(current), self._most()
+            if not most:
+                self._end(current, False)
+                return None
+            most = max(1, most - len(current.found) - self._gathered_items)
             view = self._store.view()
         except Exception:
             self._end(current, False)
@@ -208,21 +247,25 @@ class Compactor:
 
     def read(self, scan: Scan) -> None:
         """Scan. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
-        looked = 0
-        records = scan.view.records_after(scan.vbucket, scan.after)
-        for record in islice(records, _READ_RECORDS):
-            looked += 1
-            scan.after = seqno_of(record)
-            if not record[KIND_AT] & LIFE_BITS:
+        end = self._clock.monotonic() + self._settings.slice
+        limit, names = scan.limit, scan.rule.names
+        for looked, record in enumerate(scan.view.records_after(scan.vbucket, scan.after)):
+            if looked >= _READ_RECORDS or not (looked % _TIMED or self._clock.monotonic() <= end):
+                return
+            _, kind, _, deleted_at_s, _, _, seqno = FRONT.unpack_from(record)
+            if seqno > limit:
+                break
+            scan.after = seqno
+            if not kind & LIFE_BITS:
                 continue
-            item = unpack(record)
-            if item.seqno > scan.limit or not scan.rule.names(item):
-                scan.oldest_left = min(scan.oldest_left, item.expiry)
-            else:
-                scan.found.append((item.key, item.seqno))
-                if len(scan.found) >= scan.most:
-                    return
-        scan.exhausted = looked < _READ_RECORDS
+            if not names(seqno, deleted_at_s):
+                scan.first_left = min(scan.first_left, seqno)
+                scan.oldest_left = min(scan.oldest_left, deleted_at_s)
+                continue
+            scan.found.append((key_of(record), seqno))
+            if len(scan.found) >= scan.most:
+                return
+        scan.exhausted = True
 
     def finish(self, scan: Scan) -> None:
         """Take the tombstones that were found; pass a slice of them to the flusher."""
@@ -235,9 +278,19 @@ class Compactor:
         current.after = scan.after
         current.exhausted = scan.exhausted
         current.found += scan.found
-        current.oldest_left = min(current.oldest_left, scan.oldest_left)
-        if current.exhausted or len(scan.found) >= scan.most:
-            self._submit(current)
+        current.result = current.result._replace(
+            examined=max(scan.after, scan.limit) if scan.exhausted else scan.after,
+            first_left=min(current.result.first_left, scan.first_left),
+            oldest_left=min(current.result.oldest_left, scan.oldest_left),
+        )
+        full = len(scan.found) >= scan.most
+        if current.exhausted:
+            self._current = None
+        if current.exhausted or full:
+            self._gathered[current.vbucket.id] = current
+            self._gathered_items += len(current.found)
+        if full or not (self._current or self._requests):
+            self._submit()
 
     def failed(self, scan: Scan) -> None:
         """Cancel the compaction, because the scan failed."""
@@ -250,60 +303,91 @@ class Compactor:
             self.on_wanted()
 
     def _next(self) -> _Compaction | None:
-        """Turn to the next request; cancel those for vBuckets that no longer exist."""
+        """Turn to the next request; cancel those for vBuckets that no longer exist.
+
+        ``None`` as well if the vBucket has tombstones that must be dropped before.
+        """
         while self._requests:
+            number = self._requests[0].number
+            if number in self._gathered:
+                return None
             request = self._requests.popleft()
-            vbucket = self._vbuckets.get(request.number)
+            vbucket = self._vbuckets.get(number)
             if vbucket is None:
                 request.done(False)
                 continue
-            self._current = _Compaction(vbucket, request.rule, request.done, self._flusher)
+            if request.rule.aged:
+                before_s = max(0, self._policy.due_before_s())
+                request = request._replace(rule=request.rule._replace(before_s=before_s))
+            self._current = _Compaction(vbucket, request, self._flusher)
             vbucket.watchers.append(self._current)
             return self._current
         return None
 
-    def _limit(self, vbucket: VBucket) -> int:
-        """Return the highest seqno that may be dropped now."""
-        return min(
-            self._purge_limit(vbucket),
-            self._flusher.durable_seqno(vbucket),
-            last_complete_seqno(vbucket.high_seqno, vbucket.snapshot),
-            vbucket.persisted_seqno - 1,
-        )
+    def _limit_now(self, current: _Compaction) -> int:
+        limit = self.limit(current.vbucket, current.rule)
+        current.result = current.result._replace(limited_by=limit.limited_by)
+        return min(limit.seqno, current.end)
 
     def _most(self) -> int:
         """Return how many tombstones may be dropped in one commit."""
-        return min(self._settings.engine.compaction_slice, self._flusher.commit_room().items)
+        room = self._flusher.commit_room()
+        most = min(self._settings.batch_items, room.items)
+        if not self._policy.disk_is_full():
+            return most
+        return min(most, self._store.usage().free_bytes // _SCATTERED_DROP_BYTES)
 
-    def _submit(self, current: _Compaction) -> None:
-        """Ask the flusher to drop what was found and may still be dropped."""
-        limit = self._limit(current.vbucket)
-        records = [record for record in current.found if record[1] <= limit]
-        if len(records) < len(current.found):
-            current.oldest_left = 0
-        current.found = []
+    def _submit(self) -> None:
+        """Ask the flusher to drop what was gathered and may still be dropped."""
+        gathered, self._gathered = self._gathered, {}
+        items, self._gathered_items = self._gathered_items, 0
+        self.rest_s = items / self._settings.rate if self._settings.rate else 0.0
+        for compaction in gathered.values():
+            if compaction.over:
+                self._ended.append((compaction, False))
+            else:
+                self._drop(compaction)
+        self._tell()
+
+    def _drop(self, compaction: _Compaction) -> None:
+        limit = self._limit_now(compaction)
+        found, compaction.found = compaction.found, []
+        records = found[: bisect_right(found, limit, key=_SEQNO)]
+        if len(records) < len(found):
+            first = found[len(records)][1]
+            compaction.result = compaction.result._replace(first_left=first, oldest_left=0)
         if records:
-            current.committing = True
-            self._flusher.drop(current.vbucket, records, self._committed)
-        elif current.exhausted:
-            self._end(current, True)
+            self._committing += 1
+            done = partial(self._committed, compaction, len(records))
+            self._flusher.drop(compaction.vbucket, records, done)
+        elif compaction.exhausted:
+            self._ended.append((compaction, True))
 
-    def _committed(self, ok: bool) -> None:
-        current = self._current
-        assert current is not None
-        current.committing = False
-        if current.over or not ok:
-            self._end(current, False)
-        elif current.exhausted:
-            self._end(current, True)
+    def _committed(self, compaction: _Compaction, dropped: int, ok: bool) -> None:
+        self._committing -= 1
+        if compaction.over or not ok:
+            self._ended.append((compaction, False))
         else:
+            before = compaction.result.dropped
+            compaction.result = compaction.result._replace(dropped=before + dropped)
+            if compaction.exhausted:
+                self._ended.append((compaction, True))
+        self._tell()
+        if self.waiting:
             self.on_wanted()
 
-    def _end(self, current: _Compaction, ok: bool) -> None:
+    def _tell(self) -> None:
+        """Report the ends, each once. If a waiter raises, the next step reports the others."""
+        while self._ended:
+            self._end(*self._ended.popleft())
+
+    def _end(self, compaction: _Compaction, ok: bool) -> None:
         """Report to the caller, and turn to the next request."""
-        current.vbucket.unwatch(current)
-        self._current = None
-        self.oldest_left = current.oldest_left
-        if self._requests:
+        compaction.vbucket.unwatch(compaction)
+        if self._current is compaction:
+            self._current = None
+        self.last = compaction.result._replace(end=compaction.vbucket.purge_seqno)
+        self.on_end(compaction.rule, self.last)
+        if self.waiting:
             self.on_wanted()
-        current.done(ok)
+        compaction.done(ok)

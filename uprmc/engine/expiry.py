@@ -14,7 +14,9 @@ from typing import Any
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
+from uprmc.engine.walk import slices
 from uprmc.model import VBucketState
+from uprmc.record import key_of
 
 #: Up to 30 days a number means "from now", above it is an absolute Unix time.
 RELATIVE_MAX_S = 30 * 24 * 3600
@@ -89,10 +91,9 @@ class Expirer:
         while self._unseen:
             vbucket = self._vbuckets.get(self._unseen.popitem()[0])
             if vbucket is not None:
-                keys = list(vbucket.table)
-                while keys:
-                    self._look_at([(vbucket.id, key) for key in keys[-_STEP_ENTRIES:]], now)
-                    del keys[-_STEP_ENTRIES:]
+                for group in slices([vbucket], _STEP_ENTRIES):
+                    for _, records in group:
+                        self._look_at([(vbucket.id, key_of(record)) for record in records], now)
                     yield
         for slot in self.timetable.take_due(now):
             while slot:

@@ -25,8 +25,8 @@ from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
-from uprmc.model import FailoverLog, Item
-from uprmc.record import ABSENT, KIND_AT, LIFE_BITS, seqno_of, unpack
+from uprmc.model import FailoverLog
+from uprmc.record import ABSENT, KIND_AT, LIFE_BITS, seqno_of
 from uprmc.storage.interface import Store, StoreView
 
 #: A round takes so many requests before others get a part: for fewer a worker is too dear.
@@ -107,8 +107,10 @@ class Fetcher:
         if len(self._waiting) == 1:
             self.on_wanted()
 
-    def tombstone(self, vbucket: VBucket, key: bytes) -> Item | None:
-        """Return the persisted tombstone of a key that is not in the table, ``None`` = none.
+    def tombstone(self, vbucket: VBucket, key: bytes) -> bytes | None:
+        """Return the persisted tombstone's record of a key that is not in the table.
+
+        ``None`` means that there is none.
 
         Raises:
             NotResident: ask for it with `want` and run the command again when `done` is called;
@@ -122,7 +124,7 @@ class Fetcher:
             raise NotResident(vbucket.id, (key,))
         if answer.persisted_seqno != vbucket.persisted_seqno:
             raise NotResident(vbucket.id, (key,))
-        return None if answer.tombstone is None else unpack(answer.tombstone)
+        return answer.tombstone
 
     def begin(self, share: int = 1) -> Fetch | None:
         """Take requests for one round, at least one; ``None`` if there is none.

@@ -39,6 +39,9 @@ from uprmc.storage.interface import Batch, Store, VBucketChange
 
 Waiter = Callable[[bool], None]
 
+#: A local document, ``None`` to delete it, or what makes it when its commit begins.
+LocalDocument = bytes | None | Callable[[], bytes | None]
+
 #: Shortest time between two questions whether a flush is due.
 _LEAST_LOOK_S = 0.001
 
@@ -115,7 +118,7 @@ class Flush:
 
     waiters: deque[Waiter]
     removed: list[int] = field(default_factory=list)
-    local: dict[bytes, bytes | None] = field(default_factory=dict)
+    local: dict[bytes, LocalDocument] = field(default_factory=dict)
     parts: list[_Part] = field(default_factory=list)
     changes: list[VBucketChange] = field(default_factory=list)
     batch: Batch = field(default_factory=Batch)
@@ -145,6 +148,7 @@ class Flusher:
         paused: no flush may begin, except for an orderly stop.
         last_commit_items: changes that the last finished commit wrote.
         filling: connections that fill replicas which are far behind.
+        on_drop: called with tombstones that are being dropped.
     """
 
     def __init__(
@@ -163,12 +167,13 @@ class Flusher:
         self._cursors: dict[int, _Cursor] = {}
         self._waiters: list[Waiter] = []
         self._impatient: list[Waiter] = []
-        self._local: dict[bytes, bytes | None] = {}
+        self._local: dict[bytes, LocalDocument] = {}
         self._disposals = Disposals(vbuckets)
         self._hurried = False
         self.paused = False
         self.last_commit_items = 0
         self.filling = 0
+        self.on_drop: Callable[[VBucket, Sequence[Record]], None] = lambda _, __: None
         self._batch_items = settings.batch_items
 
     def delay(self, age_s: float, last_flush_s: float) -> float:
@@ -276,6 +281,15 @@ class Flusher:
         self._local[name] = document
         self.when_durable(done, patient=patient)
 
+    def keep_local(self, name: bytes, make: Callable[[], bytes | None]) -> None:
+        """Write a local document with the next commit, as `make` returns it then.
+
+        For documents that change often: it hurries nothing, and changes until then cost no more.
+        """
+        if name not in self._local:
+            self._local[name] = make
+            self._account.on_dirty()
+
     def remove(self, vbucket: VBucket, done: Waiter) -> None:
         """Forget a vBucket that the node has removed; the next commit deletes it from the store.
 
@@ -301,10 +315,11 @@ class Flusher:
 
         Args:
             vbucket: the vBucket of the tombstones.
-            records: (key, seqno) of each, all persisted; not empty.
+            records: (key, seqno) of each by rising seqno, all persisted; not empty.
             done: an impatient waiter as of `when_durable`.
         """
-        vbucket.purge_seqno = max(vbucket.purge_seqno, *[seqno for _, seqno in records])
+        self.on_drop(vbucket, records)
+        vbucket.purge_seqno = max(vbucket.purge_seqno, records[-1][1])
         self._disposals.drop(vbucket, records)
         vbucket.change_header()
         self.when_durable(done, patient=False)
@@ -371,7 +386,16 @@ class Flusher:
             if since_yield >= _TAKE_ITEMS:
                 since_yield = 0
                 yield
-        flush.batch = Batch(flush.changes, flush.local, reset_all)
+        # What allowed a drop of this batch must not be stored after it.
+        flush.local, self._local = {**flush.local, **self._local}, {}
+        local: dict[bytes, bytes | None] = {}
+        for name, made in flush.local.items():
+            if callable(made):
+                local[name] = made()
+                yield
+            else:
+                local[name] = made
+        flush.batch = Batch(flush.changes, local, reset_all)
 
     def _take_begun(
         self, flush: Flush, begun: _Begun, room: CommitRoom

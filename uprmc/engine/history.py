@@ -225,24 +225,25 @@ class History:
 
     # --- versions -------------------------------------------------------------------------------
 
-    def adopt(self, item: Item) -> None:
+    def adopt(self, record: bytes) -> None:
         """Put a finished version into table and queue; its seqno is above all earlier ones.
 
         Nothing is checked, neither conflicts nor memory. The CAS may come from elsewhere; new ones
         will be above it. Like any change, this opens the document's lock.
         """
-        assert item.seqno > self.high_seqno
-        key, record = item.key, pack(item)
+        _, kind, _, expiry, _, rev, seqno = FRONT.unpack_from(record)
+        assert seqno > self.high_seqno
+        key = key_of(record)
         old = self.table.get(key)
         self.table.put(key, record, old)
-        self.high_seqno = item.seqno
-        self.know_cas(item.cas)
-        if item.life:
-            self._note_deletion(item.rev, old)
-        self.queue.put(item.seqno, record, 0 if old is None else seqno_of(old))
+        self.high_seqno = seqno
+        self.know_cas(cas_of(record))
+        if kind & LIFE_BITS:
+            self._note_deletion(rev, old)
+        elif expiry and self.state == VBucketState.ACTIVE:
+            self._enter_expiry(key, expiry, old)
+        self.queue.put(seqno, record, 0 if old is None else seqno_of(old))
         self._become_dirty()
-        if item.expiry and not item.life and self.state == VBucketState.ACTIVE:
-            self._enter_expiry(item, old)
         self.locks.pop(key, None)
         if self.waiting and self.receiving is None:
             self.tell_waiting()
@@ -278,13 +279,13 @@ class History:
         # At least 1, so that 0 means that there never was a tombstone.
         self.max_deleted_rev = max(self.max_deleted_rev, rev, 1)
 
-    def _enter_expiry(self, item: Item, old: bytes | None) -> None:
+    def _enter_expiry(self, key: bytes, expiry: int, old: bytes | None) -> None:
         """Enter an expiry, unless the present entry is due in time; see `timetable`."""
         if old is not None and not old[KIND_AT] & LIFE_BITS:
             due = FRONT.unpack_from(old)[3]
-            if due and due <= item.expiry:
+            if due and due <= expiry:
                 return
-        self._account.timetable.add(self.id, item.key, item.expiry)
+        self._account.timetable.add(self.id, key, expiry)
 
     def outrank(self, rev: int) -> None:
         """Make new documents outrank deletions of up to this revision, which were made elsewhere.

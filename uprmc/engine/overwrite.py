@@ -28,6 +28,7 @@ from uprmc.engine.vbucket import Interruption, StoreMode, VBucket
 from uprmc.engine.with_meta import CAS_AHEAD_MAX_S, REV_MAX, check_room
 from uprmc.errors import InvalidArguments
 from uprmc.model import Item, SnapshotRange, VBucketState
+from uprmc.record import pack
 
 _NANOS = 1_000_000_000
 
@@ -60,7 +61,8 @@ def overwrite(
     present = vbucket.metadata(version.key)
     if plain and version.life and (present is None or present.life):
         return None
-    check_room(bucket.account, version, present)
+    size = len(version.key) + len(version.value or b"")
+    check_room(bucket.account, size, frees=bool(version.life and present))
     active = vbucket.state == VBucketState.ACTIVE
     if active and vbucket.locks:
         vbucket.check_change(version.key, 0, StoreMode.SET)
@@ -79,7 +81,7 @@ def overwrite(
         version.life,
         version.nru,
     )
-    vbucket.adopt(item)
+    vbucket.adopt(pack(item))
     return item
 
 

@@ -1,69 +1,137 @@
-"""Tombstones are dropped for good once they are old enough.
+"""Tombstones are dropped for good once everyone who must see them has, and they are old enough.
 
-A consumer that was absent for that long starts over, because it may have missed a deletion. Active
-vBuckets are compacted one after the other, and only those that can have tombstones which are due; a
-replica leaves this to its active node.
+Only vBuckets where there may be something to drop are compacted: what was examined before is not
+read again.
+
+A consumer without a watermark that was absent for longer than the age starts over, because it may
+have missed a deletion. So as long as such consumers are served, the age is three days by default.
+
+Source: `reference/systems.md` a.4 to a.6; rows X03, X04, X07, X22.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from uprmc.config import PurgeSettings
-from uprmc.engine.compaction import Compactor, PurgeRule
+from uprmc.config import PURGE_AGE_AUTO, PurgeSettings
+from uprmc.engine.compaction import Compactor
+from uprmc.engine.memory_account import MemoryAccount
+from uprmc.engine.purge_rule import Compacted, PurgeRule
 from uprmc.engine.vbucket import VBucket
-from uprmc.model import VBucketState
 from uprmc.ports import Clock
+
+#: Local document with the time when a stream without a watermark was last served.
+SERVED_NAME = b"uprmc/unregistered"
+
+#: Age of deletions while there are consumers without a watermark.
+UNREGISTERED_AGE_S = 259_200
+
+_AGED = PurgeRule(aged=True)
+
+
+class PurgePolicy:
+    """How young and when may be purged; implements `compaction.Policy`.
+
+    Attributes:
+        served_at: Unix time when a stream without a watermark was last served, 0 = never.
+    """
+
+    def __init__(self, account: MemoryAccount, clock: Clock, settings: PurgeSettings) -> None:
+        self._account = account
+        self._clock = clock
+        self._settings = settings
+        self.served_at = 0.0
+
+    def serve_unregistered(self) -> None:
+        """Take note that a stream without a watermark is being served."""
+        self.served_at = self._clock.now()
+
+    def restore(self, document: bytes | None, *, used: bool, clean: bool) -> None:
+        """Take over what a directory knows; after a crash, or without a document, it was just now.
+
+        Args:
+            document: what `document` returned when the node was stopped.
+            used: whether the directory holds vBuckets.
+            clean: whether it was left in order.
+        """
+        known = clean and document is not None and document.isdigit()
+        if known and document is not None:
+            self.served_at = float(document)
+        elif used:
+            self.serve_unregistered()
+
+    def document(self) -> bytes:
+        """Return what an orderly stop writes under `SERVED_NAME`."""
+        return b"%d" % self.served_at
+
+    @property
+    def min_age_s(self) -> int:
+        """The age below which deletions are kept now."""
+        if self._settings.min_age_s != PURGE_AGE_AUTO:
+            return self._settings.min_age_s
+        served = self.served_at and self._clock.now() - self.served_at < UNREGISTERED_AGE_S
+        return UNREGISTERED_AGE_S if served else 0
+
+    def due_before_s(self) -> int:
+        """Return the time such that deletions before it are old enough."""
+        return int(self._clock.now()) - self.min_age_s + 1
+
+    def disk_is_full(self) -> bool:
+        """Tell whether the store refuses commits."""
+        return bool(self._account.disk_reason)
 
 
 class Purger:
     """Purges a bucket's vBuckets whenever `begin` is called."""
 
     def __init__(
-        self,
-        vbuckets: Mapping[int, VBucket],
-        compactor: Compactor,
-        clock: Clock,
-        settings: PurgeSettings,
+        self, vbuckets: Mapping[int, VBucket], compactor: Compactor, policy: PurgePolicy
     ) -> None:
         self._vbuckets = vbuckets
         self._compactor = compactor
-        self._clock = clock
-        self._settings = settings
-        self._left: list[int] = []
-        self._waiting = False
-        #: Number -> history that was examined, and when its oldest tombstone was created.
-        self._oldest: dict[int, tuple[int, int]] = {}
+        self._policy = policy
+        self._asked: set[int] = set()
+        #: Number -> history that was examined, and with what result.
+        self._last: dict[int, tuple[int, Compacted]] = {}
 
     def begin(self) -> None:
-        """Examine all vBuckets that may have something to purge; harmless while this goes on."""
-        if not self._waiting:
-            self._left = sorted(self._vbuckets, reverse=True)
-            self._next()
+        """Purge all vBuckets that may have something to purge; harmless while this goes on."""
+        for _ in self.steps():
+            pass
 
-    def _next(self) -> None:
-        now = int(self._clock.now())
-        before_s = now - self._settings.min_age_s
-        while self._left:
-            vbucket = self._vbuckets.get(self._left.pop())
-            if vbucket is not None and self._worth_a_look(vbucket, before_s):
-                self._look(vbucket, now, before_s)
-                return
+    def steps(self) -> Iterator[None]:
+        """Do what `begin` does, yielding after each vBucket."""
+        for number in sorted(self._vbuckets):
+            vbucket = self._vbuckets.get(number)
+            if vbucket is not None and number not in self._asked and self._is_worth_a_look(vbucket):
+                self._look(vbucket)
+            yield
 
-    def _worth_a_look(self, vbucket: VBucket, before_s: int) -> bool:
-        if vbucket.state != VBucketState.ACTIVE or not vbucket.max_deleted_rev or before_s <= 0:
+    def _is_worth_a_look(self, vbucket: VBucket) -> bool:
+        due_before_s = self._policy.due_before_s()
+        if not vbucket.max_deleted_rev or due_before_s <= 0:
             return False
-        uuid, oldest = self._oldest.get(vbucket.id, (0, 0))
-        return uuid != vbucket.failover_log[0].uuid or oldest < before_s
+        limit, last = self._compactor.limit(vbucket, _AGED).seqno, self._last_of(vbucket)
+        old = last.first_left <= limit and last.oldest_left < due_before_s
+        return old or limit > last.examined
 
-    def _look(self, vbucket: VBucket, now: int, before_s: int) -> None:
-        number, uuid = vbucket.id, vbucket.failover_log[0].uuid
+    def _last_of(self, vbucket: VBucket) -> Compacted:
+        uuid, last = self._last.get(vbucket.id, (0, Compacted(0, 0)))
+        same = uuid == _history(vbucket) and last.examined <= vbucket.high_seqno
+        return last if same else Compacted(vbucket.id, 0)
+
+    def _look(self, vbucket: VBucket) -> None:
+        last, uuid = self._last_of(vbucket), _history(vbucket)
 
         def done(ok: bool) -> None:
-            self._waiting = False
+            self._asked.discard(vbucket.id)
             if ok:
-                self._oldest[number] = uuid, min(now, self._compactor.oldest_left)
-            self._next()
+                self._last[vbucket.id] = uuid, self._compactor.last
 
-        self._waiting = True
-        self._compactor.want(number, PurgeRule(before_s), done)
+        self._asked.add(vbucket.id)
+        after = min(last.examined, last.first_left - 1)
+        self._compactor.want(vbucket.id, _AGED, done, after)
+
+
+def _history(vbucket: VBucket) -> int:
+    return vbucket.failover_log[0].uuid

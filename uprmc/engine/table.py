@@ -68,6 +68,10 @@ class Table:
         """Return all records; the table must not change while they are iterated over."""
         return self._records.values()
 
+    def portions(self) -> Iterator[list[bytes]]:
+        """Yield all records in portions, while they may change; see `core.records`."""
+        return self._records.portions()
+
     def versions(self) -> Iterator[Item]:
         """Yield all records decoded; the table must not change meanwhile."""
         return map(unpack, self._records.values())

@@ -37,6 +37,7 @@ from uprmc.record import (
     TAIL,
     UNREAD,
     age_bits,
+    pack,
     unpack,
 )
 
@@ -103,9 +104,9 @@ class VBucket(History):
             return None
         return item
 
-    def visible_cas(self, item: Item) -> int:
-        """Return the CAS a reader may see: a locked item's is hidden."""
-        return self._masked_cas(item) if self.locks else item.cas
+    def visible_cas(self, key: bytes, cas: int) -> int:
+        """Return the CAS that a reader may see of a document's: that of a locked one is hidden."""
+        return CAS_LOCKED if self.locks and self._live_lock(key) is not None else cas
 
     # --- changing -------------------------------------------------------------------------------
 
@@ -373,7 +374,7 @@ class VBucket(History):
             0,
             life,
         )
-        self.adopt(tombstone)
+        self.adopt(pack(tombstone))
         return tombstone
 
     def _check_store(self, key: bytes, old: Item | None, cas: int, mode: int) -> None:
@@ -414,9 +415,6 @@ class VBucket(History):
             del self.locks[key]
             return None
         return cas
-
-    def _masked_cas(self, item: Item) -> int:
-        return item.cas if self._live_lock(item.key) is None else CAS_LOCKED
 
     def _next_cas(self) -> int:
         self.max_cas = self._account.next_cas()

@@ -21,6 +21,7 @@ from uprmc.engine import terms
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
+from uprmc.engine.purging import SERVED_NAME
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
 from uprmc.record import KIND_AT, LIFE_BITS, cas_of, without_value
@@ -126,9 +127,13 @@ class Warmup:
         headers = view.headers()
         view.close()
         self.was_clean = not headers or store.local(CLEAN_MARK) is not None
+        bucket.purge_policy.restore(
+            store.local(SERVED_NAME), used=bool(headers), clean=self.was_clean
+        )
         bucket.removed_terms = terms.decode_removed(store.local(terms.REMOVED_NAME))
         for number, header in sorted(headers.items()):
             bucket.restore(number, header, clean=self.was_clean)
+            bucket.watermarks.load(store, number)
         populated = store.local(POPULATED_MARK) is not None
         if not headers and not populated:
             for number in range(bucket.settings.engine.vbuckets):

@@ -26,7 +26,8 @@ from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import InvalidArguments, KeyExists
-from uprmc.model import CAS_LOCKED, Item, Life
+from uprmc.model import CAS_LOCKED, Life
+from uprmc.record import FRONT, FRONT_BYTES, KIND_AT, LIFE_BITS, TAIL, build, cas_of
 
 #: Highest revision accepted from a peer; as many more changes can be counted here before 64 bits
 #: overflow.
@@ -58,10 +59,16 @@ class Demand:
     regenerate_cas: bool = False
 
 
-def accept_version(bucket: Bucket, vbucket: VBucket, version: Item, demand: Demand) -> Item:
-    """Store `version` under the next seqno, and return it as it is stored.
+def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Demand) -> bytes:
+    """Store a version under the next seqno, and return its record as it is stored.
 
     A tombstone gets the present time, not the sender's, because purging depends on its age here.
+
+    Args:
+        bucket: the bucket of the vBucket.
+        vbucket: it is active.
+        version: its record as the sender has it; the seqno does not matter.
+        demand: what the sender demands.
 
     Raises:
         KeyExists: the version lost, or its CAS is invalid; a document has another CAS than
@@ -71,71 +78,83 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: Item, demand: Dema
         Locked, NotResident, TemporaryFailure, OutOfMemory.
     """
     now = bucket.clock.now()
-    _check_numbers(version, now)
-    present = vbucket.metadata(version.key)
-    check_room(bucket.account, version, present)
-    if present is None and _tombstone_matters(version, demand, vbucket.max_deleted_rev):
-        present = bucket.fetcher.tombstone(vbucket, version.key)
-    if not (demand.cas and present is not None and present.life and present.cas == demand.cas):
-        mode = StoreMode.ADD if demand.add else StoreMode.SET
-        vbucket.check_change(version.key, demand.cas, mode)
+    _, kind, datatype, expiry, key_length, rev, _ = FRONT.unpack_from(version)
+    tail_at = FRONT_BYTES + key_length
+    key = version[FRONT_BYTES:tail_at]
+    cas, flags = TAIL.unpack_from(version, tail_at)
+    life = kind & LIFE_BITS
+    value = version[tail_at + TAIL.size :]
+    _check_numbers(key, rev, cas, now)
+    present = vbucket.table.get(key)
+    check_room(bucket.account, len(key) + len(value), frees=bool(life and present))
+    if present is None and _tombstone_matters(rev, demand, vbucket.max_deleted_rev):
+        present = bucket.fetcher.tombstone(vbucket, key)
+    if (demand.cas or demand.add or vbucket.locks) and not _is_tombstone(present, demand.cas):
+        vbucket.check_change(key, demand.cas, StoreMode.ADD if demand.add else StoreMode.SET)
     if not demand.skip_conflicts and present is not None and not incoming_wins(version, present):
-        _count_lost(bucket.stats, version)
-        raise KeyExists(version.key)
-    item = Item(
-        version.key,
-        version.value,
-        version.flags,
-        int(now) if version.life else version.expiry,
-        bucket.account.next_cas() if demand.regenerate_cas else version.cas,
-        vbucket.high_seqno + 1,
-        version.rev,
-        version.datatype,
-        version.life,
-    )
-    vbucket.adopt(item)
-    _count_accepted(bucket.stats, item)
-    return item
+        _count_lost(bucket.stats, life)
+        raise KeyExists(key)
+    if life:
+        expiry = int(now)
+    if demand.regenerate_cas:
+        cas = bucket.account.next_cas()
+    front = (kind, datatype, expiry, key_length, rev, vbucket.high_seqno + 1)
+    record = build(front, key, cas, flags, value)
+    vbucket.adopt(record)
+    _count_accepted(bucket.stats, life)
+    return record
 
 
-def _check_numbers(version: Item, now: float) -> None:
-    if version.cas in (0, CAS_LOCKED):
-        raise KeyExists(version.key)  # no version has it; present servers answer the same
-    if version.cas > int(now + CAS_AHEAD_MAX_S) * _NANOS:
-        raise InvalidArguments(f"the CAS {version.cas} is far in the future")
-    if version.rev > REV_MAX:
-        raise InvalidArguments(f"the revision {version.rev} is too high")
+def _check_numbers(key: bytes, rev: int, cas: int, now: float) -> None:
+    if cas in (0, CAS_LOCKED):
+        raise KeyExists(key)  # no version has it; present servers answer the same
+    if cas > int(now + CAS_AHEAD_MAX_S) * _NANOS:
+        raise InvalidArguments(f"the CAS {cas} is far in the future")
+    if rev > REV_MAX:
+        raise InvalidArguments(f"the revision {rev} is too high")
 
 
-def check_room(account: MemoryAccount, version: Item, present: Item | None) -> None:
-    """Refuse what cannot be stored; a deletion needs memory only if its key is not in the table.
+def check_room(account: MemoryAccount, size: int, *, frees: bool) -> None:
+    """Refuse what cannot be stored.
+
+    Args:
+        account: the bucket's.
+        size: bytes of key and value.
+        frees: whether it is a deletion of a key in the table, which needs no memory.
 
     Raises:
         TemporaryFailure, OutOfMemory: see `MemoryAccount.refuse_write`.
     """
-    if version.life and present is not None:
+    if frees:
         account.check_disk()
     elif account.used > account.write_limit:
-        account.refuse_write(len(version.key) + len(version.value or b""))
+        account.refuse_write(size)
 
 
-def _tombstone_matters(version: Item, demand: Demand, max_deleted_rev: int) -> bool:
+def _tombstone_matters(rev: int, demand: Demand, max_deleted_rev: int) -> bool:
     """Tell whether a tombstone that is only on disk could change the outcome."""
     if not max_deleted_rev:
         return False
-    decides = not (demand.skip_conflicts or outranks_tombstones(version, max_deleted_rev))
+    decides = not (demand.skip_conflicts or outranks_tombstones(rev, max_deleted_rev))
     return decides or demand.cas != 0
 
 
-def _count_accepted(stats: Stats, item: Item) -> None:
-    if item.life == Life.LIVE:
+def _is_tombstone(present: bytes | None, cas: int) -> bool:
+    """Tell whether a demanded CAS is that of a tombstone."""
+    if not cas or present is None or not present[KIND_AT] & LIFE_BITS:
+        return False
+    return cas_of(present) == cas
+
+
+def _count_accepted(stats: Stats, life: int) -> None:
+    if life == Life.LIVE:
         stats.ops_set_meta += 1
     else:
         stats.ops_del_meta += 1
 
 
-def _count_lost(stats: Stats, version: Item) -> None:
-    if version.life == Life.LIVE:
+def _count_lost(stats: Stats, life: int) -> None:
+    if life == Life.LIVE:
         stats.ops_set_meta_res_fail += 1
     else:
         stats.ops_del_meta_res_fail += 1

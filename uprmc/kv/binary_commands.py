@@ -187,7 +187,7 @@ def _send_item(session: BinaryConversation, request: Request, vbucket: VBucket, 
         extras=GET_REPLY_EXTRAS.pack(item.flags),
         key=request.key if request.opcode in _WITH_KEY else b"",
         value=item.value,
-        cas=vbucket.visible_cas(item),
+        cas=vbucket.visible_cas(item.key, item.cas),
         datatype=item.datatype,
     )
 
@@ -220,7 +220,7 @@ def store(session: BinaryConversation, request: Request) -> None:
         raise
     stats.total_items += 1
     stats.cas_hits += request.cas != 0
-    session.changed(request, vbucket, item)
+    session.changed(request, vbucket, item.cas)
 
 
 def extend(session: BinaryConversation, request: Request) -> None:
@@ -237,7 +237,7 @@ def extend(session: BinaryConversation, request: Request) -> None:
     )
     session.stats.cmd_set += 1
     session.stats.total_items += 1
-    session.changed(request, vbucket, item)
+    session.changed(request, vbucket, item.cas)
 
 
 def arithmetic(session: BinaryConversation, request: Request) -> None:
@@ -260,7 +260,7 @@ def arithmetic(session: BinaryConversation, request: Request) -> None:
         _count_arithmetic(stats, up, hit)
         raise
     _count_arithmetic(stats, up, hit)
-    session.changed(request, vbucket, item, value=COUNTER_VALUE.pack(number))
+    session.changed(request, vbucket, item.cas, value=COUNTER_VALUE.pack(number))
 
 
 def _count_arithmetic(stats: Stats, up: bool, hit: bool) -> None:
@@ -281,7 +281,7 @@ def delete(session: BinaryConversation, request: Request) -> None:
         session.stats.delete_misses += 1
         raise
     session.stats.delete_hits += 1
-    session.changed(request, vbucket, tombstone, with_cas=session.greeted)
+    session.changed(request, vbucket, tombstone.cas if session.greeted else 0)
 
 
 def flush(session: BinaryConversation, request: Request) -> None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from uprmc.engine.vbucket import VBucket
 from uprmc.kv.conversation import Conversation, Pending
 from uprmc.kv.services import Services
-from uprmc.model import Item
 from uprmc.protocol.binary import MUTATION_SEQNO_EXTRAS
 from uprmc.protocol.header import pack_response
 from uprmc.protocol.opcodes import MAGIC_RESPONSE, QUIET, STATUS_TEXT, Status
@@ -121,16 +120,15 @@ class BinaryConversation(Conversation):
         self,
         request: Request,
         vbucket: VBucket,
-        item: Item,
+        cas: int,
         *,
         value: bytes = b"",
-        with_cas: bool = True,
     ) -> None:
-        """Answer an accepted change with its CAS, and with its seqno if the peer asked for that."""
+        """Answer the change just accepted, with its seqno if the peer asked for that."""
         extras = b""
         if self.with_seqnos:
-            extras = MUTATION_SEQNO_EXTRAS.pack(vbucket.failover_log[0].uuid, item.seqno)
-        self.succeed(request, extras=extras, value=value, cas=item.cas if with_cas else 0)
+            extras = MUTATION_SEQNO_EXTRAS.pack(vbucket.failover_log[0].uuid, vbucket.high_seqno)
+        self.succeed(request, extras=extras, value=value, cas=cas)
 
     def miss(self, request: Request, *, with_key: bool) -> None:
         """Answer a miss, unless the request is a quiet one; getk and gatk repeat the key."""

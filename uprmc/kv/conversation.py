@@ -197,6 +197,9 @@ class Conversation:
             stats.total_items += sets
             stats.cas_hits += serving.swaps
             serving.sets = serving.swaps = 0
+        if versions := serving.versions:
+            stats.ops_set_meta += versions
+            serving.versions = 0
 
     def _keep(self, rest: bytes, wanted: int) -> None:
         """Keep unused input, and do not try again before `wanted` bytes are there."""

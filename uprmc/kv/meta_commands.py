@@ -87,7 +87,7 @@ def _tokens(
         if wanted[:1] in (b"k", b"O"):
             tokens += _echo(line, wanted)
         elif wanted == b"c":
-            tokens.append(b"c%d" % vbucket.visible_cas(item))
+            tokens.append(b"c%d" % vbucket.visible_cas(item.key, item.cas))
         elif wanted == b"h":
             tokens.append(b"h%d" % was_read)
         else:
@@ -133,7 +133,7 @@ def debug(services: Services, words: list[bytes]) -> bytes:
         line.sent_key,
         _seconds_left(item, bucket.clock.now()),
         _NOT_KNOWN,
-        vbucket.visible_cas(item),
+        vbucket.visible_cas(item.key, item.cas),
         b"no" if item.nru else b"yes",
         len(item.key) + len(item.value) + ITEM_HEADER_BYTES,
     )

@@ -16,7 +16,7 @@ from uprmc.errors import (
     TooLarge,
 )
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
-from uprmc.model import Item, Life
+from uprmc.model import Life
 from uprmc.protocol.management import (
     GET_META_DATATYPE_REPLY_EXTRAS,
     GET_META_EXTRAS,
@@ -34,6 +34,7 @@ from uprmc.protocol.replication import (
     GET_VERSION_MISS_EXTRAS,
     GET_VERSION_REPLY_EXTRAS,
 )
+from uprmc.record import FRONT, FRONT_BYTES, LIFE_BITS, TAIL, build, cas_of, unpack
 from uprmc.upr.produce.admission import locate
 
 _PLAIN_META = 1
@@ -61,18 +62,19 @@ def get_meta(session: BinaryConversation, request: Request) -> None:
     if version not in (_PLAIN_META, _WITH_DATATYPE):
         raise InvalidArguments(f"version {version} of metadata")
     vbucket = session.locate(request)
-    item = _newest(session, vbucket, request.key)
+    record = _newest(session, vbucket, request.key)
     session.stats.ops_get_meta += 1
-    if item is None:
+    if record is None:
         session.miss(request, with_key=False)
         return
-    expired = 0 < item.expiry <= session.now()
-    fields = (bool(item.life) or expired, item.flags, item.expiry, item.rev)
+    _, kind, datatype, expiry, key_length, rev, _ = FRONT.unpack_from(record)
+    cas, flags = TAIL.unpack_from(record, FRONT_BYTES + key_length)
+    gone = bool(kind & LIFE_BITS) or 0 < expiry <= session.now()
     if version == _WITH_DATATYPE:
-        extras = GET_META_DATATYPE_REPLY_EXTRAS.pack(*fields, item.datatype)
+        extras = GET_META_DATATYPE_REPLY_EXTRAS.pack(gone, flags, expiry, rev, datatype)
     else:
-        extras = GET_META_REPLY_EXTRAS.pack(*fields)
-    session.reply(request, extras=extras, cas=vbucket.visible_cas(item))
+        extras = GET_META_REPLY_EXTRAS.pack(gone, flags, expiry, rev)
+    session.reply(request, extras=extras, cas=vbucket.visible_cas(request.key, cas))
 
 
 def get_version(session: BinaryConversation, request: Request) -> None:
@@ -83,11 +85,12 @@ def get_version(session: BinaryConversation, request: Request) -> None:
     """
     (upto_seqno,) = GET_VERSION_EXTRAS.unpack(request.extras)
     vbucket = locate(session.bucket, request.number, 0)
-    item = _newest(session, vbucket, request.key)
-    if item is None:
+    record = _newest(session, vbucket, request.key)
+    if record is None:
         extras = GET_VERSION_MISS_EXTRAS.pack(vbucket.purge_seqno)
         session.reply(request, Status.KEY_NOT_FOUND, extras=extras)
         return
+    item = unpack(record)
     value = b""
     if not item.life and item.seqno <= upto_seqno:
         if item.value is None:
@@ -104,12 +107,12 @@ def get_version(session: BinaryConversation, request: Request) -> None:
     )
 
 
-def _newest(session: BinaryConversation, vbucket: VBucket, key: bytes) -> Item | None:
-    """Return the newest version of a key, including a tombstone that is only on disk."""
-    item = vbucket.metadata(key)
-    if item is None and vbucket.max_deleted_rev:
+def _newest(session: BinaryConversation, vbucket: VBucket, key: bytes) -> bytes | None:
+    """Return the record of a key's newest version, even of a tombstone that is only on disk."""
+    record = vbucket.table.get(key)
+    if record is None and vbucket.max_deleted_rev:
         return session.bucket.fetcher.tombstone(vbucket, key)
-    return item
+    return record
 
 
 # --- versions made elsewhere --------------------------------------------------------------------
@@ -141,17 +144,9 @@ def _accept(
             raise InvalidArguments("only a deletion can be an expiration")
         life = Life.EXPIRED
     vbucket = session.locate(request)
-    version = Item(
-        request.key,
-        None if life else value,
-        meta.flags,
-        meta.exptime,
-        meta.cas,
-        0,
-        meta.rev,
-        0 if life else request.datatype & session.datatypes,
-        life,
-    )
+    datatype = 0 if life else request.datatype & session.datatypes
+    front = (life, datatype, meta.exptime, len(request.key), meta.rev, 0)
+    version = build(front, request.key, meta.cas, meta.flags, value)
     demand = _NOTHING_ELSE
     if options or add or request.cas:
         demand = Demand(
@@ -160,7 +155,8 @@ def _accept(
             skip_conflicts=bool(options & _SKIP_CONFLICT_RESOLUTION),
             regenerate_cas=bool(options & _REGENERATE_CAS),
         )
-    session.changed(request, vbucket, accept_version(session.bucket, vbucket, version, demand))
+    stored = accept_version(session.bucket, vbucket, version, demand)
+    session.changed(request, vbucket, cas_of(stored))
 
 
 def _options(bits: int, *, greeted: bool) -> int:

@@ -81,7 +81,7 @@ def _metadata(vbucket: VBucket, item: Item) -> bytes:
     return b"key=%b exp=%d la=0 cas=%d fetch=%b cls=%d size=%d\n" % (
         quote_from_bytes(item.key, safe="").encode(),
         item.expiry or -1,
-        vbucket.visible_cas(item),
+        vbucket.visible_cas(item.key, item.cas),
         b"no" if item.nru else b"yes",
         THE_SLAB_CLASS,
         len(item.key) + len(item.value or b"") + ITEM_HEADER_BYTES,

@@ -124,7 +124,7 @@ class Retrieval:
         value = item.value
         assert value is not None
         if self._with_cas:
-            cas = vbucket.visible_cas(item)
+            cas = vbucket.visible_cas(item.key, item.cas)
             return value_line_with_cas(key, item.flags, len(value), cas), value
         return value_line(key, item.flags, len(value)), value
 

@@ -20,6 +20,7 @@ from uprmc.errors import OutOfPlace, RemoteProtocolError, RollbackRequired, Stre
 from uprmc.kv.binary_conversation import Request
 from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.refusals import REFUSALS
+from uprmc.kv.stream_requests import answers_of
 from uprmc.protocol.header import ResponseFrame, encode_request, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
@@ -42,6 +43,10 @@ _FRAMES = frozenset(
 )
 
 
+#: Requests that only a producer knows; they name their vBucket themselves.
+_OF_PRODUCERS = frozenset({Opcode.BARRIER_ADD, Opcode.HWT_REPORT, Opcode.HWT_READ})
+
+
 def _side(before: BinarySession, wake: Callable[[], None], opening: Request, flags: int) -> Peer:
     """Return the side of the conversation that the flags of an OPEN ask us to take."""
     hub = before.services.upr
@@ -62,7 +67,7 @@ def _side(before: BinarySession, wake: Callable[[], None], opening: Request, fla
 class UprSession(BinarySession):
     """See the module docstring. It takes over from the `BinarySession` that got the OPEN."""
 
-    __slots__ = ("_answer_max_bytes", "_gentle_left", "_resting", "_sent", "peer")
+    __slots__ = ("_answer_max_bytes", "_gentle_left", "_pausing", "_sent", "peer")
 
     def __init__(
         self, before: BinarySession, wake: Callable[[], None], opening: Request, flags: int
@@ -75,7 +80,7 @@ class UprSession(BinarySession):
         self.with_lock_errors = before.with_lock_errors
         self.with_terms = before.with_terms
         self._gentle_left = GENTLE_BYTES
-        self._resting = False
+        self._pausing = False
         self._sent = 0
         self.peer = _side(before, wake, opening, flags)
         consumes = isinstance(self.peer, Consumer)
@@ -111,11 +116,11 @@ class UprSession(BinarySession):
         room = budget - sum(map(len, pieces))
         if self._gentle_left > 0:
             room = min(room, GENTLE_PULL_BYTES)
-            if self._resting:
-                self._resting = False
+            if self._pausing:
+                self._pausing = False
                 self._wake()
                 return pieces
-        if room > 0:
+        if room > 0 and not self._unsent:
             self._add_frames(pieces, room)
         return pieces
 
@@ -124,7 +129,7 @@ class UprSession(BinarySession):
         self._sent += sent
         if sent and self._gentle_left > 0:
             self._gentle_left -= sent
-            self._resting = True  # until the next turn, so that input is read in between
+            self._pausing = True  # until the next turn, so that input is read in between
 
     def connection_lost(self) -> None:
         """Release the streams too."""
@@ -177,31 +182,23 @@ class UprSession(BinarySession):
 
     def _number_in(self, opcode: int, number: int, key: bytes) -> int:
         """See `BinarySession`; a frame of UPR names its vBucket itself."""
-        mine = opcode in _FRAMES or opcode == Opcode.VBUCKET_FACTS
+        mine = opcode in _FRAMES or opcode in _OF_PRODUCERS or opcode == Opcode.VBUCKET_FACTS
         return number if mine else super()._number_in(opcode, number, key)
 
     def _carry_out(self, request: Request) -> bool:
         """See `BinarySession`."""
         opcode = request.opcode
-        barrier = opcode == Opcode.BARRIER_ADD and isinstance(self.peer, Producer)
+        asked = opcode in _OF_PRODUCERS and isinstance(self.peer, Producer)
+        if opcode == Opcode.STREAM_REQUESTS and isinstance(self.peer, Producer):
+            self._start_streams(self.peer, request)
+            return True
         facts = opcode == Opcode.VBUCKET_FACTS and isinstance(self.peer, Consumer)
-        if not (opcode in _FRAMES or barrier or facts):
+        if not (opcode in _FRAMES or asked or facts):
             return super()._carry_out(request)
         if opcode == Opcode.UPR_STREAM_REQUEST:
             self._gentle_left = GENTLE_BYTES
         try:
-            answer = self.peer.handle(
-                UprRequest(
-                    opcode,
-                    request.number,
-                    request.opaque,
-                    request.extras,
-                    request.key,
-                    request.value,
-                    request.cas,
-                    request.datatype,
-                )
-            )
+            answer = self.peer.handle(_passed_on(request))
         except OutOfPlace as error:
             self._close(str(error))
         except RollbackRequired as error:
@@ -216,6 +213,27 @@ class UprSession(BinarySession):
             if answer is not None:
                 self.reply(request, extras=answer.extras, value=answer.value)
         return True
+
+    def _start_streams(self, producer: Producer, request: Request) -> None:
+        try:
+            starts = producer.starts(_passed_on(request))
+        except REFUSALS as error:
+            self._refuse(request.opcode, request.opaque, error)
+        else:
+            self._send_from(answers_of(producer, request.opaque, starts))
+
+
+def _passed_on(request: Request) -> UprRequest:
+    return UprRequest(
+        request.opcode,
+        request.number,
+        request.opaque,
+        request.extras,
+        request.key,
+        request.value,
+        request.cas,
+        request.datatype,
+    )
 
 
 class ClientSession(BinarySession):

@@ -224,7 +224,7 @@ def random_key(session: BinaryConversation, request: Request) -> None:
         return
     vbucket, item = chosen
     if item.value is not None:
-        _send_document(session, request, item, vbucket.visible_cas(item))
+        _send_document(session, request, item, vbucket.visible_cas(item.key, item.cas))
         return
     resume = session.suspend()  # not `NotResident`: the command run again would choose again
 
@@ -233,7 +233,7 @@ def random_key(session: BinaryConversation, request: Request) -> None:
         if found is None or found.value is None:
             session.reply(request, Status.TEMPORARY_FAILURE)
         else:
-            _send_document(session, request, found, vbucket.visible_cas(found))
+            _send_document(session, request, found, vbucket.visible_cas(found.key, found.cas))
         resume()
 
     bucket.fetcher.want([(vbucket.id, item.key)], answer)

@@ -79,6 +79,23 @@ CompactExtras = Layout(
 )
 COMPACT_EXTRAS = derive(CompactExtras)
 
+
+class CompactFlag(IntFlag):
+    """First byte of that padding, between nodes and tools of uprmc.
+
+    With any of them the answer has a `CompactReply` and says what limits the purger. Without
+    waiting the bounds are ignored.
+    """
+
+    AGED = 1  # what is as old as the node's own rule demands, whatever purge_before_ts
+    FORCE = 2  # every deletion, whatever registered clients have seen
+    NO_WAIT = 4  # answer at once
+
+
+#: Begins the value of the reply; what limits the purger follows as text.
+CompactReply = Layout("start" / Int64ub, "end" / Int64ub, "dropped" / Int64ub)
+COMPACT_REPLY = derive(CompactReply)
+
 # --- the node -----------------------------------------------------------------------------------
 
 #: Extras of SET_PARAM: a `ParamGroup` number. Name in the key, text in the value.

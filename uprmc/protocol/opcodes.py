@@ -138,6 +138,7 @@ class Opcode(IntEnum):
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
     FAILOVER = 0xD9
+    STREAM_REQUESTS = 0xDE
     SNAPSHOTS = 0xDF
     LEASE_ACQUIRE = 0xE4
     LEASE_RENEW = 0xE5
@@ -148,6 +149,8 @@ class Opcode(IntEnum):
     PARTITION_START = 0xEA
     ROUND_COMPLETE = 0xEB
     SNAPSHOT_END = 0xEC
+    HWT_REPORT = 0xED
+    HWT_READ = 0xEE
 
     SET_SESSION_TOKEN = 0xF4
     GET_SESSION_TOKEN = 0xF5

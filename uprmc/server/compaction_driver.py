@@ -23,7 +23,7 @@ class CompactionDriver:
         self._reactor = reactor
         self._pool = pool
         self._compactor = compactor
-        self._scheduled = False
+        self._scheduled: Any = None
         self._busy = False
         self._stopped: Deferred[None] | None = None
         compactor.on_wanted = self._wanted
@@ -31,7 +31,7 @@ class CompactionDriver:
     @property
     def busy(self) -> bool:
         """Whether the store is looked into, or about to be."""
-        return self._busy or self._scheduled
+        return self._busy or self._scheduled is not None
 
     def stop(self) -> Deferred[None]:
         """Look no further; fires when no view of the store is open any more.
@@ -39,19 +39,19 @@ class CompactionDriver:
         A compaction that has not ended by then is given up with the node.
         """
         self._stopped = Deferred()
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
         if not self._busy:
             self._stopped.callback(None)
         return self._stopped
 
     def _wanted(self) -> None:
-        if not (self._scheduled or self._busy) and self._stopped is None:
-            self._scheduled = True
-            self._reactor.callLater(0, self._start)
+        if self._scheduled is None and not self._busy and self._stopped is None:
+            self._scheduled = self._reactor.callLater(self._compactor.rest_s, self._start)
 
     def _start(self) -> None:
-        self._scheduled = False
-        if self._stopped is not None:
-            return
+        self._scheduled = None
         try:
             scan = self._compactor.begin()
         except Exception:  # of the store, or of somebody who waited

@@ -17,6 +17,7 @@ from twisted.python.threadpool import ThreadPool
 from uprmc.config import FlushSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
+from uprmc.engine.purging import SERVED_NAME
 from uprmc.engine.warmup import CLEAN_MARK
 from uprmc.server.compaction_driver import CompactionDriver
 from uprmc.server.fetch_driver import FetchDriver
@@ -80,5 +81,6 @@ class DiskWork:
         yield self._flushing.stop()
         if orderly:
             yield from self._flushing.drain()
-            commit_growing(self._bucket.store, Batch(local={CLEAN_MARK: b"1"}))
+            served = self._bucket.purge_policy.document()
+            commit_growing(self._bucket.store, Batch(local={CLEAN_MARK: b"1", SERVED_NAME: served}))
             yield deferToThreadPool(self._reactor, self._pool, self._bucket.store.sync)

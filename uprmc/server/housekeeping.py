@@ -35,7 +35,8 @@ class Housekeeping:
         self._freeing = InSlices(work, bucket.account.leftovers.steps)
         self._ticker = LoopingCall(self._tick)
         self._expirer = LoopingCall(self._expiring.start)
-        self._purger = LoopingCall(bucket.purger.begin)
+        self._purging = InSlices(work, bucket.purger.steps)
+        self._purger = LoopingCall(self._purging.start)
         self._collector = LoopingCall(work.collect_soon)
         self._calls = (self._ticker, self._expirer, self._purger, self._collector)
         for call in self._calls:
@@ -62,7 +63,7 @@ class Housekeeping:
         for call in self._calls:
             if call.running:
                 call.stop()
-        for work in (self._paging, self._expiring, self._freeing):
+        for work in (self._paging, self._expiring, self._purging, self._freeing):
             work.stop()
 
     def _tick(self) -> None:

@@ -55,6 +55,9 @@ class NodeView(Protocol):
     def status(self) -> dict[str, object]:
         """Return what ``/status.json`` shows; its ``"warmup"`` is the progress on ``/readyz``."""
 
+    def events(self) -> list[dict[str, object]]:
+        """Return what ``/events`` shows."""
+
     def metrics(self) -> Iterable[Metric]:
         """Return every number of ``/metrics``."""
 
@@ -74,6 +77,7 @@ class Pages:
             b"/healthz": self._healthz,
             b"/readyz": self._readyz,
             b"/status.json": self._status,
+            b"/events": self._events,
             b"/metrics": self._metrics,
         }
 
@@ -108,6 +112,9 @@ class Pages:
 
     def _status(self, request: Request) -> Answer:
         return json_answer(http.OK, self._view.status())
+
+    def _events(self, request: Request) -> Answer:
+        return json_answer(http.OK, {"events": self._view.events()})
 
     def _metrics(self, request: Request) -> Answer:
         page, content_type = self._exposition.render(request.getHeader("accept") or "")

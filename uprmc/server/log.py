@@ -50,7 +50,7 @@ class Sink:
             return
         if event.get("log_format") == _DEFERRED_PRELUDE:
             return  # the failure itself comes as the next event
-        time = _time_text(event["log_time"])
+        time = time_text(event["log_time"])
         level = LEVELS[_RANK[level]]
         line = _LINES[self.format](time, level, *(_own(event) if ours else _foreign(event)))
         try:
@@ -80,7 +80,8 @@ def _failure_fields(failure: Failure) -> dict[str, str]:
     return {"error": failure.getErrorMessage(), "traceback": failure.getTraceback().rstrip()}
 
 
-def _time_text(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return Unix time as ISO 8601 in UTC, to the millisecond."""
     moment = datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -88,6 +88,26 @@ EVENTS = {
         "Deletions could not be read from disk; the compaction was answered temporary failure."
     ),
     "compaction.waiter_broke": _BUG,
+    "event.watermark_expired": _warn(
+        "A registered client was forgotten because it had not reported for too long: vBucket, id, "
+        "kind, and its watermark. Deletions above that may be purged now."
+    ),
+    "event.watermark_outpaced": _warn(
+        "A client must begin at zero because deletions were purged that it had not seen: vBucket, "
+        "id, its seqno, the purge seqno, how many deletions it missed (`exact`: whether more are "
+        "unknown), and the newest 100 of their keys."
+    ),
+    "event.watermark_managed": _info(
+        "A registered client was set or removed by `uprmc watermarks`: vBucket, id, what was done."
+    ),
+    "event.purge": _info(
+        "Deletions of a vBucket were purged: its purge seqno before and after that, how many were "
+        "dropped, and what keeps the others: the id of a watermark, `disk`, `source`, or nothing."
+    ),
+    "event.purge_forced": _warn(
+        "`uprmc compact --force` dropped deletions that registered clients may have to see: the "
+        "vBucket, its purge seqno before and after that, and the ids of those that must start over."
+    ),
     "housekeeping.tick_failed": _BUG,
     "preread.failed": _error(
         "The next pages of a stream could not be read ahead in a worker thread; the stream reads "

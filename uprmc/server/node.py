@@ -32,6 +32,7 @@ from uprmc.server.adapter import SessionFactory
 from uprmc.server.connections import Connections, raise_file_limit
 from uprmc.server.dialer import Dialer, trust_root
 from uprmc.server.disk_work import DiskWork
+from uprmc.server.events import Events
 from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import listen_http
 from uprmc.server.listener import Listener, listen
@@ -90,6 +91,8 @@ class Node:
         )
         self.bucket = Bucket(settings, store, self._clock, entropy)
         self.bucket.on_deposed = _log_deposed
+        self.events = Events(self._clock.now)
+        self.bucket.on_event = self.events.tell
         self.upr = Hub(self.bucket, settings.upr)
         self.warmup = Warmup(self.bucket)
         self.warmup_s = 0.0

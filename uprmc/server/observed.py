@@ -10,6 +10,7 @@ from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
 from uprmc.server.connections import Connections
+from uprmc.server.events import Events
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
@@ -22,6 +23,7 @@ class ObservedNode(Protocol):
         uuid: of its data directory.
         warmup_s: how long warm-up took.
         verbosity: how much it logs, 0 to 2.
+        events: what ``/events`` shows.
         tap: ``None`` = TAP is not spoken here.
     """
 
@@ -35,6 +37,7 @@ class ObservedNode(Protocol):
     warmup: Warmup
     warmup_s: float
     verbosity: int
+    events: Events
 
     @property
     def disk_pool(self) -> ThreadPool:

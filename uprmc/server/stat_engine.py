@@ -10,6 +10,8 @@ Source: UPR reference 6.1; statistics of ep-engine 3.0.
 
 from __future__ import annotations
 
+import os
+
 from uprmc.engine.timings import Histogram
 from uprmc.kv.services import StatGroup
 from uprmc.server.observed import ObservedNode
@@ -85,7 +87,7 @@ def config(node: ObservedNode) -> StatGroup:
     engine, tap = settings.engine, settings.tap
     return [
         ("ep_backend", _BACKEND),
-        ("ep_dbname", settings.storage.data),
+        ("ep_dbname", os.path.abspath(settings.storage.data)),
         ("ep_max_vbuckets", str(engine.vbuckets)),
         ("ep_max_size", str(account.quota)),
         ("ep_mem_low_wat", str(account.low_mark)),

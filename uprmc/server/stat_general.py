@@ -101,7 +101,7 @@ def _engine(node: ObservedNode) -> StatGroup:
         ("ep_expired_access", str(stats.expired_access)),
         ("ep_expired_pager", str(stats.expired_pager)),
         ("ep_degraded_mode", "0" if bucket.traffic else "1"),
-        ("ep_dbname", node.settings.storage.data),
+        ("ep_dbname", os.path.abspath(node.settings.storage.data)),
         ("ep_db_file_size", str(usage.file_bytes)),
         ("ep_db_data_size", str(usage.used_bytes)),
     ]

@@ -10,10 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from uprmc import __version__
+from uprmc.core.form import FORM
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
-from uprmc.server import stat_node, stat_replication, stat_tap, stat_upr, stat_vbuckets
+from uprmc.server import (
+    stat_node,
+    stat_replication,
+    stat_tap,
+    stat_upr,
+    stat_vbuckets,
+)
 from uprmc.server.connections import Connections
 from uprmc.server.metrics import Metric
 from uprmc.server.observed import ObservedNode
@@ -56,6 +64,12 @@ class Scrape:
     def disk(self) -> dict[str, int]:
         """Return the sizes of the store."""
         return stat_node.disk(self.bucket)
+
+    @cached_property
+    def purge_lag(self) -> int:
+        """Return the most changes between a vBucket's purge seqno and its newest one on disk."""
+        found = [each for each in self.bucket.vbuckets.values() if each.max_deleted_rev]
+        return max((each.persisted_seqno - each.purge_seqno for each in found), default=0)
 
     @cached_property
     def pushed(self) -> tuple[int, int]:
@@ -171,6 +185,13 @@ _MEMORY_AND_DISK = (
     _gauge(
         "ready", "1 once warm-up is done and clients are served.", lambda s: float(s.bucket.traffic)
     ),
+    _gauge(
+        "version",
+        "Always 1; the labels tell which release this is, and which form of the core runs.",
+        lambda s: {(FORM, __version__): 1},
+        "core",
+        "version",
+    ),
     _gauge("uptime_seconds", "Time since the node started.", lambda s: s.uptime_s),
     _gauge("items", "Documents in active vBuckets.", lambda s: s.bucket.item_count),
     _gauge(
@@ -241,6 +262,16 @@ _MEMORY_AND_DISK = (
         "disk_pinned_bytes",
         "Pages of replaced data that leases, streams and other readers keep from being used.",
         lambda s: s.disk["disk_pinned_bytes"],
+    ),
+    _gauge(
+        "tombstones",
+        "Records of deletions on disk; exact when nothing waits to be written.",
+        lambda s: stat_node.tombstones(s.bucket),
+    ),
+    _gauge(
+        "purge_seqno_lag",
+        "Most seqnos between the purge seqno of a vBucket with deletions and its newest on disk.",
+        lambda s: s.purge_lag,
     ),
 )
 
@@ -387,7 +418,25 @@ _REPLICATION = (
     ),
 )
 
-METRICS = (*_COMMANDS, *_MEMORY_AND_DISK, *_CONNECTIONS, *_STREAMS, *_REPLICATION)
+_WATERMARKS = (
+    _gauge(
+        "watermark_rows",
+        "Rows of registered clients, in all vBuckets.",
+        lambda s: s.bucket.watermarks.row_count,
+    ),
+    _counter(
+        "watermarks_expired_total",
+        "Rows of registered clients that expired.",
+        lambda s: s.bucket.watermarks.expired,
+    ),
+    _counter(
+        "watermarks_outpaced_total",
+        "Times that a registered client had to begin at zero because it had missed deletions.",
+        lambda s: s.bucket.watermarks.outpaced,
+    ),
+)
+
+METRICS = (*_COMMANDS, *_MEMORY_AND_DISK, *_CONNECTIONS, *_STREAMS, *_REPLICATION, *_WATERMARKS)
 
 
 def metrics(node: ObservedNode) -> Iterator[Metric]:

@@ -26,6 +26,7 @@ from uprmc.server import (
     stat_tap,
     stat_upr,
     stat_vbuckets,
+    stat_watermarks,
 )
 from uprmc.server.metrics import Metric
 from uprmc.server.observed import ObservedNode
@@ -69,6 +70,8 @@ _BY_VBUCKET: dict[str, Callable[[ObservedNode, list[int]], StatGroup]] = {
     "vbucket-details": stat_vbuckets.details,
     "vbucket-seqno": stat_vbuckets.seqnos,
     "failovers": stat_vbuckets.failovers,
+    "watermarks": stat_watermarks.watermarks,
+    "hwt": stat_watermarks.watermarks,
     "checkpoint": stat_stand_ins.checkpoints,
     "hash": stat_stand_ins.hash_tables,
 }
@@ -111,6 +114,10 @@ class Statistics:
     def ready(self) -> bool:
         """Return whether warm-up is done."""
         return self._node.bucket.traffic
+
+    def events(self) -> list[dict[str, object]]:
+        """Return what ``/events`` shows."""
+        return self._node.events.newest()
 
     def status(self) -> dict[str, object]:
         """Return what ``/status.json`` shows."""

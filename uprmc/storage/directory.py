@@ -53,7 +53,7 @@ def open_directory(
     Raises:
         StoreRefused: it cannot be used; the text is for the operator.
     """
-    _make(path)
+    make(path)
     _refuse_foreign(path)
     guard = _locked(path)
     try:
@@ -64,12 +64,13 @@ def open_directory(
         raise
 
 
-def _make(path: Path) -> None:
+def make(path: Path) -> None:
+    """Make a data directory and its parents, if they are absent; raises `StoreRefused`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_dir():
             path.mkdir(mode=0o700)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
     except (FileExistsError, NotADirectoryError):
         raise StoreRefused(f"{path} is not a directory: choose another data directory") from None
     except OSError as error:
@@ -138,7 +139,7 @@ def _opened(
         try:
             _check_identity(path, store, vbuckets)
             store.upgrade(on_upgrade)
-            _sync_directory(path)
+            sync_directory(path)
         except BaseException:
             store.close()
             raise
@@ -179,7 +180,7 @@ def _unusable(path: Path, error: OSError) -> StoreRefused:
     )
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Make the names of new files in `path` survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -3,8 +3,7 @@
 An environment holds four databases:
 
 ``by-id``
-    (vBucket 2 bytes, key) -> place. One for each document or tombstone: its seqno in 8 bytes, and
-    another byte, 1, if the record stands alone in its segment because of its size.
+    (vBucket 2 bytes, key) -> place (`segments`). One for each document or tombstone.
 ``by-seq``
     (vBucket 2 bytes, seqno 8 bytes) -> segment (`segments`), which has records (`uprmc.record`).
 ``stale``
@@ -39,8 +38,6 @@ from uprmc.model import (
     VBucketHeader,
     VBucketState,
 )
-from uprmc.record import SEQNO
-from uprmc.storage.segments import SHARING_BYTES
 
 HEADER_VERSION = 2
 #: 1: the first; 2: headers of version 2; 3: records of version 2 in segments.
@@ -60,9 +57,9 @@ HEADER_END = b"vbucket;"
 LOCAL_PREFIX = b"="
 
 SEQNO_BYTES = 8
-ALONE = b"\x01"
 
 VBUCKET = struct.Struct(">H")
+SEQNO = struct.Struct(">Q")
 assert VBUCKET.size == 2
 
 _BY_SEQ_KEY = struct.Struct(">HQ")
@@ -122,11 +119,6 @@ def vbucket_of_header_key(key: bytes) -> int:
 def local_key(name: bytes) -> bytes:
     """Return the key of a local document; the prefix lets its name be empty."""
     return LOCAL_PREFIX + name
-
-
-def place_of(record: bytes) -> bytes:
-    """Return the by-id entry of a record."""
-    return record[SEQNO] if len(record) <= SHARING_BYTES else record[SEQNO] + ALONE
 
 
 # --- headers ------------------------------------------------------------------------------------

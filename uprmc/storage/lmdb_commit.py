@@ -12,7 +12,7 @@ LMDB lets go of the interpreter lock in each of its calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import lmdb
 
@@ -106,11 +106,10 @@ class BatchWriter:
             self._rewind(change.vbucket, change.rewind)
         for key in change.forget:
             self._forget(prefix + key)
-        for key, seqno in change.drop:
-            if self._stored_at(prefix + key) == layout.by_seq_key(change.vbucket, seqno):
-                self._forget(prefix + key)
+        if change.drop:
+            self._drop(prefix, change.drop)
         if change.records:
-            self._write_records(prefix, change.records)
+            self._write_records(prefix, list(change.records))
         self._meta.put(header_key, layout.pack_header(change.header))
 
     # --- records that go ------------------------------------------------------------------------
@@ -132,6 +131,19 @@ class BatchWriter:
         place = self._by_id.pop(by_id_key)
         if place is not None:
             self._give_up(by_id_key[: layout.VBUCKET.size], [place])
+
+    def _drop(self, prefix: bytes, drop: Iterable[tuple[bytes, int]]) -> None:
+        """Remove records whose key has still that seqno; all at once is much cheaper."""
+        places = []
+        for key, seqno in sorted(drop):
+            place = self._by_id.pop(prefix + key)
+            if place is None:
+                continue
+            if place[:SEQNO_BYTES] == layout.SEQNO.pack(seqno):
+                places.append(place)
+            else:  # the key was written again
+                self._by_id.put(prefix + key, place)
+        self._give_up(prefix, sorted(places))
 
     def _give_up(self, prefix: bytes, places: Sequence[bytes]) -> None:
         """Mark records as stale; those that stand alone go at once."""
@@ -163,23 +175,25 @@ class BatchWriter:
     def _take_marks(self, first: bytes, last: bytes) -> set[bytes]:
         """Remove the marks from one by-seq key to another; return the seqnos."""
         found = self._marks(first, last)
-        if found:
-            _delete_range(self._stale, first, last + b"\0")
+        self._unmark(first, len(found))
         return found
 
     def _marks(self, first: bytes, last: bytes) -> set[bytes]:
-        found: set[bytes] = set()
-        if self._stale.set_range(first):
-            for key in self._stale.iternext(values=False):
-                if key > last:
-                    break
-                found.add(key[layout.VBUCKET.size :])
-        return found
+        if not self._stale.set_range(first):
+            return set()
+        return segments.seqnos_upto(self._stale.iternext(values=False), last)
+
+    def _unmark(self, first: bytes, count: int) -> None:
+        """Remove the first marks from a by-seq key on."""
+        if count:
+            self._stale.set_range(first)
+        for _ in range(count):
+            self._stale.delete()
 
     # --- records that come ----------------------------------------------------------------------
 
-    def _write_records(self, prefix: bytes, records: Sequence[bytes]) -> None:
-        entries = sorted([(prefix + key_of(record), layout.place_of(record)) for record in records])
+    def _write_records(self, prefix: bytes, records: list[bytes]) -> None:
+        entries = segments.entries(prefix, records)
         replaced = self._by_id.getmulti([key for key, _ in entries])
         self._give_up(prefix, sorted([place for _, place in replaced]))
         first = prefix + records[0][SEQNO]
@@ -224,10 +238,8 @@ class BatchWriter:
                 self._by_id.pop(prefix + key_of(record))
         return sorted([*kept, *records], key=lambda record: record[SEQNO])
 
-    def _put(self, prefix: bytes, records: Sequence[bytes]) -> None:
-        self._by_seq.putmulti(
-            [(prefix + seqno, segment) for seqno, segment in segments.packed(records)]
-        )
+    def _put(self, prefix: bytes, records: list[bytes]) -> None:
+        self._by_seq.putmulti(segments.packed(prefix, records))
 
     # --- rewriting what is stale ----------------------------------------------------------------
 
@@ -248,9 +260,13 @@ class BatchWriter:
         mark = self._stale.key()
         prefix = mark[: layout.VBUCKET.size]
         kept: list[bytes] = []
-        looked, more = 0, cursor.set_range(mark)
-        while more and looked < _SWEPT_TOGETHER and (key := cursor.key()).startswith(prefix):
-            records = segments.split(cursor.value())
+        looked = 0
+        cursor.set_range(mark)
+        while looked < _SWEPT_TOGETHER:
+            key, segment = cursor.item()
+            if not key.startswith(prefix):
+                break
+            records = segments.split(segment)
             first = prefix + records[0][SEQNO]
             stale = self._marks(first, key)
             looked += len(records)
@@ -258,9 +274,8 @@ class BatchWriter:
             if len(stale) * _WORTH < len(records):
                 break
             kept += segments.without(records, stale)
-            _delete_range(self._stale, first, key + b"\0")
+            self._unmark(first, len(stale))
             cursor.delete()
-            more = bool(cursor.key())
         self._put(prefix, kept)
         return max(looked, 1)
 

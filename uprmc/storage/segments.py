@@ -3,19 +3,24 @@
 A **segment** has records of rising seqno: their number in 2 bytes, the length of each in 4 bytes,
 then the records. It is stored under the seqno of its last record, so the first segment at or behind
 a seqno is the one that has it, or what comes next. Segments of a vBucket never overlap.
+A record's **place** is its seqno in 8 bytes, and `ALONE` if it stands alone because of its length.
 
 A segment fits on a few pages of LMDB, which are read and written together. A record that LMDB would
 not put on a page beside others stands alone, so it can be removed without rewriting others.
+
+The functions here are the interpreted form; `uprmc.core.native.segments` replaces them if it runs.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
+from uprmc.core import form
 from uprmc.errors import StoreCorrupt
-from uprmc.record import RECORD_OVERHEAD_BYTES, RECORD_VERSION, SEQNO
+from uprmc.record import RECORD_OVERHEAD_BYTES, RECORD_VERSION, SEQNO, key_of
 
 #: Four pages of LMDB without their header. With one, a commit costs a tenth more and a scan a
 #: quarter; with many, a free place for a segment would be hard to find in the file.
@@ -23,6 +28,10 @@ SEGMENT_BYTES = 4 * 4_096 - 16
 
 #: A longer record stands alone.
 SHARING_BYTES = (4_096 - 16) // 2
+ALONE = b"\x01"
+
+#: What a by-seq key begins with: the number of its vBucket.
+VBUCKET_BYTES = 2
 
 _LENGTH_BYTES = 4
 _COUNT = struct.Struct(">H")
@@ -33,7 +42,7 @@ def _head(count: int) -> struct.Struct:
     return struct.Struct(f">H{count}I")
 
 
-def join(records: Sequence[bytes]) -> bytes:
+def join(records: list[bytes]) -> bytes:
     """Return the segment of some records."""
     return _head(len(records)).pack(len(records), *map(len, records)) + b"".join(records)
 
@@ -65,16 +74,47 @@ def without(records: list[bytes], stale: Collection[bytes]) -> list[bytes]:
     return [record for record in records if record[SEQNO] not in stale]
 
 
-def packed(records: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (last seqno as bytes, segment) of records of rising seqno."""
+def seqnos_upto(keys: Iterable[bytes], last: bytes) -> set[bytes]:
+    """Return the seqnos, as bytes, of the first by-seq keys of a vBucket that are not above one."""
+    found = set()
+    for key in keys:
+        if key > last:
+            break
+        found.add(key[VBUCKET_BYTES:])
+    return found
+
+
+def packed(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return (by-seq key, segment) of records of rising seqno."""
+    found = []
     begin, size = 0, _COUNT.size
     for at, record in enumerate(records):
         length = len(record)
         size += _LENGTH_BYTES + length
         if at > begin and (size > SEGMENT_BYTES or length > SHARING_BYTES):
-            yield records[at - 1][SEQNO], join(records[begin:at])
+            found.append((prefix + records[at - 1][SEQNO], join(records[begin:at])))
             begin, size = at, _COUNT.size + _LENGTH_BYTES + length
         if length > SHARING_BYTES:
             size = SEGMENT_BYTES
     if records:
-        yield records[-1][SEQNO], join(records[begin:])
+        found.append((prefix + records[-1][SEQNO], join(records[begin:])))
+    return found
+
+
+def entries(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return (by-id key, place) of records, in the order of their keys."""
+    return sorted([(prefix + key_of(record), _place_of(record)) for record in records])
+
+
+def _place_of(record: bytes) -> bytes:
+    return record[SEQNO] if len(record) <= SHARING_BYTES else record[SEQNO] + ALONE
+
+
+if form.FORM == form.COMPILED and not TYPE_CHECKING:
+    from uprmc.core.native.segments import (  # noqa: F401
+        entries,
+        packed,
+        seqnos_upto,
+        split,
+        without,
+    )

@@ -133,7 +133,7 @@ def _rewrite_records(cursor: lmdb.Cursor[bytes], found: list[tuple[bytes, bytes]
         cursor.pop(key)
     for prefix, rows in groupby(found, key=lambda row: row[0][: layout.VBUCKET.size]):
         records = [_record(value) for _, value in rows]
-        cursor.putmulti([(prefix + seqno, each) for seqno, each in segments.packed(records)])
+        cursor.putmulti(segments.packed(prefix, records))
 
 
 def _record(data: bytes) -> bytes:
@@ -161,7 +161,7 @@ def _rewrite_entries(cursor: lmdb.Cursor[bytes], found: list[tuple[bytes, bytes]
 def _place(entry: bytes) -> bytes:
     _, key_length, length, *_ = _RECORD_1.unpack(entry)
     alone = RECORD_OVERHEAD_BYTES + key_length + length > segments.SHARING_BYTES
-    return entry[_SEQNO_1] + (layout.ALONE if alone else b"")
+    return entry[_SEQNO_1] + (segments.ALONE if alone else b"")
 
 
 def _rewrite_headers(cursor: lmdb.Cursor[bytes]) -> None:

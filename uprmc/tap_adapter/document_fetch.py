@@ -13,6 +13,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import NotResident, TemporaryFailure
 from uprmc.model import Item, Life
+from uprmc.record import unpack
 
 #: So many keys are looked up at a time.
 PORTION_KEYS = 256
@@ -84,7 +85,9 @@ class DocumentFetch:
             if self._tries:
                 return None
             tombstone = None  # it is gone in any case; only its revision stays unknown
-        return tombstone or Item(key, None, 0, 0, 0, 0, 0, life=Life.DELETED)
+        if tombstone is not None:
+            return unpack(tombstone)
+        return Item(key, None, 0, 0, 0, 0, 0, life=Life.DELETED)
 
     def _ask_disk(self, keys: list[bytes]) -> None:
         if not self._tries:

@@ -7,7 +7,7 @@ control between the two: what is not pulled is not produced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
@@ -23,9 +23,9 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.model import Item
-from uprmc.protocol.header import ResponseFrame
-from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
-from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
+from uprmc.protocol.header import MERGED_REQUEST_HEADER, ResponseFrame, request_head
+from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, OpenFlag, Status
+from uprmc.protocol.upr import MUTATION_FRAME, ROLLBACK_VALUE, StreamRequest
 from uprmc.tap_adapter.document_fetch import DocumentFetch
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.hub import Hub
@@ -44,6 +44,36 @@ _STATUSES: dict[type[Exception], Status] = {
     TemporaryFailure: Status.TEMPORARY_FAILURE,
     OutOfMemory: Status.OUT_OF_MEMORY,
 }
+
+
+_MUTATION_HEAD = request_head(Opcode.UPR_MUTATION)
+
+
+def append_frames(out: list[bytes], pieces: Iterable[bytes]) -> None:
+    """Append frames to `out` as `upstream.Upstream.pull` wants them.
+
+    Args:
+        out: what a mutation has behind its extras is a piece of its own there.
+        pieces: whole frames, of which one piece may hold several; only a frame's key and value may
+            continue in the next piece.
+    """
+    missing = 0
+    for piece in pieces:
+        if missing:
+            out.append(piece)
+            missing -= len(piece)
+            continue
+        position, size = 0, len(piece)
+        while position < size:
+            head, _, _, _, body_length, _, _ = MERGED_REQUEST_HEADER.unpack_from(piece, position)
+            end = position + HEADER_BYTES + body_length
+            if head == _MUTATION_HEAD:
+                out.append(piece[position : position + MUTATION_FRAME.size])
+                position += MUTATION_FRAME.size
+            if position < min(end, size):
+                out.append(piece[position:end])
+            position = end
+        missing = position - size
 
 
 class LocalUpstream:
@@ -124,7 +154,12 @@ class LocalUpstream:
 
     def pull(self, out: list[bytes], budget: int) -> int:
         """See `upstream.Upstream`."""
-        return 0 if self._gone else self._producer.fill(out, budget)
+        if self._gone:
+            return 0
+        pieces: list[bytes] = []
+        size = self._producer.fill(pieces, budget)
+        append_frames(out, pieces)
+        return size
 
     def answer(self, opcode: int, opaque: int, status: int) -> None:
         """See `upstream.Upstream`."""

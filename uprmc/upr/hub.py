@@ -109,6 +109,7 @@ class Hub:
         self.consumers: dict[bytes, Peer] = {}
         self.preread: Preread | None = None
         self.follows: Callable[[int], bool] = _never
+        self._unregistered: set[Peer] = set()
         self.items_sent = 0
         self.bytes_sent = 0
         bucket.view_holders.append(self)
@@ -116,16 +117,27 @@ class Hub:
     def tick(self) -> None:
         """Do what has become due; call it a few times a second."""
         self.leases.tick()
+        if self._unregistered:
+            self.bucket.purge_policy.serve_unregistered()
 
     def join_producer(self, producer: Peer) -> None:
         """Take a connection in; an older one of the same name is disconnected."""
         self._disconnect_older(producer.name)
         self.producers[producer.name] = producer
 
+    def serve_unregistered(self, producer: Peer) -> None:
+        """Take note that a connection has a stream that no watermark speaks for, until it leaves.
+
+        Its client may come back for deletions that nobody knows it lacks.
+        """
+        self._unregistered.add(producer)
+        self.bucket.purge_policy.serve_unregistered()
+
     def leave_producer(self, producer: Peer, items_sent: int, bytes_sent: int) -> None:
         """Forget a connection that has sent so much."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
+        self._unregistered.discard(producer)
         self.items_sent += items_sent
         self.bytes_sent += bytes_sent
 

@@ -1,8 +1,9 @@
 """Get, set and NOOP of the binary protocol, from received bytes to replies: compiled only.
 
 `BinaryServing` carries out frames as long as it is sure of each: gets of documents that can be sent
-as they are, misses, and sets that nothing refuses. It stops before the first frame of another kind,
-and the session carries that one out by the rules, which exist only there.
+as they are, misses, and sets that nothing refuses, with metadata or without. It stops before the
+first frame of another kind, and the session carries that one out by the rules, which exist only
+there.
 
 See `uprmc.core.serving` for what it promises.
 """
@@ -13,7 +14,6 @@ from typing import Final
 
 from librt.strings import (
     BytesWriter,
-    read_i16_be,
     read_i64_be,
     write_i16_be,
     write_i32_be,
@@ -29,9 +29,11 @@ from uprmc.core.native.store import (
     accept,
     crc32_of,
     readable,
+    u16_at,
     u32_at,
 )
 from uprmc.core.native.table import FRONT_BYTES
+from uprmc.core.native.with_meta import EXTRAS_BYTES, accept_version
 
 HEADER_BYTES: Final[i64] = 24
 #: Longer values become pieces of their own.
@@ -44,16 +46,15 @@ NOOP: Final[i64] = 0x0A
 GETK: Final[i64] = 0x0C
 GETKQ: Final[i64] = 0x0D
 SETQ: Final[i64] = 0x11
+SET_WITH_META: Final[i64] = 0xA2
+SETQ_WITH_META: Final[i64] = 0xA3
 
-#: Replies as far as their opaque: to a get that misses, a set, and a NOOP.
+#: Replies as far as their opaque: to a get that misses, a set with metadata, a set, and a NOOP.
 _MISS: Final = b"\x81\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x09"
+_ADOPTED: Final = b"\x81\xa2\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 _STORED: Final = b"\x81\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 _NOTHING_DONE: Final = b"\x81\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 _NOT_FOUND: Final = b"Not found"
-
-
-def _u16(data: bytes, place: i64) -> i64:
-    return i64(read_i16_be(data, place)) & 0xFFFF
 
 
 class BinaryServing(Serving):
@@ -91,7 +92,7 @@ def _serve(
         if data[position] != 0x80:
             break
         opcode: i64 = i64(data[position + 1])
-        key_length: i64 = _u16(data, position + 2)
+        key_length: i64 = u16_at(data, position + 2)
         body: i64 = u32_at(data, position + 8)
         start: i64 = position + HEADER_BYTES
         end: i64 = start + body
@@ -111,7 +112,7 @@ def _serve(
             number = (
                 (crc32_of(data, start, key_length) >> 16) & 0x7FFF & mask
                 if mask >= 0
-                else _u16(data, position + 6)
+                else u16_at(data, position + 6)
             )
             table = lookups.get(number)
             if table is None:
@@ -168,7 +169,7 @@ def _serve(
             number = (
                 (crc32_of(data, start, key_length) >> 16) & 0x7FFF & mask
                 if mask >= 0
-                else _u16(data, position + 6)
+                else u16_at(data, position + 6)
             )
             table = lookups.get(number)
             if table is None:
@@ -196,6 +197,39 @@ def _serve(
                 served.swaps += 1
             if opcode == SET:
                 writer.write(_STORED)
+                writer.write(data[position + 12 : position + 16])
+                write_i64_be(writer, cas)
+                unsent += HEADER_BYTES
+        elif opcode == SETQ_WITH_META or opcode == SET_WITH_META:
+            if i64(data[position + 4]) != EXTRAS_BYTES or i64(data[position + 5]):
+                break
+            if body < key_length + EXTRAS_BYTES or body + 8 - EXTRAS_BYTES > max_body:
+                break
+            if read_i64_be(data, position + 16):
+                break
+            number = (
+                (crc32_of(data, start + EXTRAS_BYTES, key_length) >> 16) & 0x7FFF & mask
+                if mask >= 0
+                else u16_at(data, position + 6)
+            )
+            table = lookups.get(number)
+            if table is None:
+                break
+            cas = accept_version(
+                served.active[number],
+                served.account,
+                table,
+                data,
+                start,
+                key_length,
+                end,
+                now,
+            )
+            if cas < 0:
+                break
+            served.versions += 1
+            if opcode == SET_WITH_META:
+                writer.write(_ADOPTED)
                 writer.write(data[position + 12 : position + 16])
                 write_i64_be(writer, cas)
                 unsent += HEADER_BYTES

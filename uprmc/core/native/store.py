@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from librt.strings import (
     BytesWriter,
+    read_i16_be,
     read_i32_be,
     read_i64_be,
     write_i16_be,
@@ -60,6 +61,11 @@ def crc32_of(data: bytes, start: i64, length: i64) -> i64:
     return crc ^ 0xFFFFFFFF
 
 
+def u16_at(data: bytes, place: i64) -> i64:
+    """Return two bytes as a number."""
+    return i64(read_i16_be(data, place)) & 0xFFFF
+
+
 def u32_at(data: bytes, place: i64) -> i64:
     """Return four bytes as a number."""
     return i64(read_i32_be(data, place)) & 0xFFFFFFFF
@@ -79,6 +85,7 @@ class Serving:
         self.misses: i64 = 0
         self.sets: i64 = 0
         self.swaps: i64 = 0
+        self.versions: i64 = 0
 
     def number_of(self, data: bytes, key_at: i64, key_length: i64, mask: i64) -> i64:
         """Return the number of the vBucket that a key chooses."""
@@ -143,36 +150,82 @@ def accept(
     write_limit: i64 = account.write_limit
     if used > write_limit:
         return -1
-    replaced: i64 = 0
-    enters = expiry != 0
     if old is None:
         if wanted:
             return -1
         rev: i64 = max_deleted_rev
-        grown: i64 = key_length + ENTRY_BYTES
     else:
         if i64(old[1]) & GONE_BITS:
             return -1
-        due = u32_at(old, 3)
         if wanted:
+            due = u32_at(old, 3)
             if due and due <= now:
                 return -1
             if read_i64_be(old, FRONT_BYTES + key_length) != wanted:
                 return -1
         rev = read_i64_be(old, 8)
+    if rev < 0:
+        return -1
+    cas: i64 = last_cas + 1
+    account.last_cas = cas
+    vbucket.max_cas = cas
+    put(
+        vbucket,
+        account,
+        table,
+        old,
+        data,
+        key_at,
+        key_length,
+        value_at,
+        value_end,
+        flags,
+        expiry,
+        cas,
+        rev + 1,
+    )
+    return cas
+
+
+def put(
+    vbucket: Any,
+    account: Any,
+    table: RecordTable,
+    old: bytes | None,
+    data: bytes,
+    key_at: i64,
+    key_length: i64,
+    value_at: i64,
+    value_end: i64,
+    flags: i64,
+    expiry: i64,
+    cas: i64,
+    rev: i64,
+) -> None:
+    """Put an accepted document of plain bytes into table and queue, under the next seqno.
+
+    Args: as those of `accept`, and
+
+        old: the table's record of the key: `None`, or a resident document.
+        expiry: Unix time, 0 = never.
+        cas: the document's, which account and vBucket know already.
+        rev: its revision.
+    """
+    replaced: i64 = 0
+    grown: i64 = key_length + ENTRY_BYTES
+    enters = expiry != 0
+    if old is not None:
+        due = u32_at(old, 3)
         replaced = read_i64_be(old, 16)
         grown = -i64(len(old))
         enters = expiry != 0 and (due == 0 or expiry < due)
-    if rev < 0:
-        return -1
     seqno: i64 = vbucket.high_seqno + 1
-    cas: i64 = last_cas + 1
     writer = BytesWriter()
     write_i16_be(writer, 0x0200)
     writer.append(0)
     write_i32_be(writer, i32((expiry ^ 0x80000000) - 0x80000000))
     writer.append(key_length)
-    write_i64_be(writer, rev + 1)
+    write_i64_be(writer, rev)
     write_i64_be(writer, seqno)
     writer.write(data[key_at : key_at + key_length])
     write_i64_be(writer, cas)
@@ -180,9 +233,7 @@ def accept(
     writer.write(data[value_at:value_end])
     record = writer.getvalue()
     vbucket.high_seqno = seqno
-    account.last_cas = cas
-    vbucket.max_cas = cas
-    account.used = used + grown + i64(len(record))
+    account.used += grown + i64(len(record))
     vbucket.queue.put(seqno, record, replaced)
     table.put(record)
     if enters:
@@ -192,4 +243,3 @@ def accept(
         account.mark_dirty(vbucket)
     if vbucket.waiting:
         vbucket.tell_waiting()
-    return cas

@@ -90,6 +90,15 @@ def _hash_of_record(record: bytes) -> i64:
     return hash_of(record, FRONT_BYTES, i64(record[KEY_LENGTH_AT]))
 
 
+def _reversed(bits: i64) -> i64:
+    found: i64 = 0
+    place: i64 = 0
+    while place < DEPTH_MAX:
+        found = (found << 1) | ((bits >> place) & 1)
+        place += 1
+    return found
+
+
 class Segment:
     """The entries whose hashes agree in the lowest `depth` bits."""
 
@@ -217,6 +226,18 @@ class RecordTable:
             for record in segment.slots:
                 if record is not None:
                     yield record
+
+    def portions(self) -> Iterator[list[bytes]]:
+        """Yield the records of one segment after the other; the table may change meanwhile.
+
+        Segments come in the order of their reversed hash bits: halves of a split one stay where it
+        was, so each is passed once.
+        """
+        at: i64 = 0
+        while at < 1 << DEPTH_MAX:
+            segment = self._directory[_reversed(at) & self._bits]
+            at += 1 << (DEPTH_MAX - segment.depth)
+            yield [record for record in segment.slots if record is not None]
 
     def segments(self) -> list[Segment]:
         """Return the segments, each once."""

@@ -92,7 +92,12 @@ def check_term(bucket: Bucket, number: int, asked: Asked, term: int) -> None:
 
 
 def admit(
-    vbucket: VBucket, asked: Asked, *, persisted_seqno: int, settings: UprSettings
+    vbucket: VBucket,
+    asked: Asked,
+    *,
+    persisted_seqno: int,
+    settings: UprSettings,
+    floor: int = 0,
 ) -> StreamRequest:
     """Return the request as it will be carried out: flags applied to start and end.
 
@@ -101,6 +106,8 @@ def admit(
         asked: the request.
         persisted_seqno: up to where the disk holds everything.
         settings: which server's rules apply.
+        floor: of the build that the request continues, 0 = none: the consumer misses only
+            deletions above it.
 
     Raises:
         InvalidArguments: its known versions make no sense.
@@ -128,7 +135,8 @@ def admit(
     check_versions(position, settings.known_versions)
     check_range(position, request.end_seqno)
     _check_free(asked)
-    _check_history(_held(vbucket), position, request.flags, rule, _reached(vbucket))
+    held = _held(vbucket, floor)
+    _check_history(held, position, request.flags, rule, _reached(vbucket))
     if rule is Rule.CURRENT:
         request = _with_end(request, vbucket, persisted_seqno)
     check_reach(request.start_seqno, request.end_seqno, vbucket.high_seqno)
@@ -159,9 +167,11 @@ def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> Str
 
 
 def admit_to_lease(
-    lease: Lease, vbucket: int, asked: Asked, settings: UprSettings
+    lease: Lease, vbucket: int, asked: Asked, settings: UprSettings, floor: int = 0
 ) -> StreamRequest:
     """Return the request of somebody who reads from a lease: to the end of what it holds.
+
+    `floor` is that of `admit`.
 
     Raises:
         NotMyVBucket: the lease does not hold this vBucket.
@@ -176,13 +186,19 @@ def admit_to_lease(
     check_range(position, request.end_seqno)
     _check_free(asked)
     rule = Rule(settings.rollback_rule)
-    _check_history(held, position, request.flags, rule, SEQNO_MAX)
+    _check_history(_spared(held, floor), position, request.flags, rule, SEQNO_MAX)
     check_reach(request.start_seqno, held.high_seqno, held.high_seqno)
     return request._replace(end_seqno=held.high_seqno)
 
 
-def _held(vbucket: VBucket) -> Held:
-    return Held(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
+def _held(vbucket: VBucket, floor: int = 0) -> Held:
+    held = Held(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
+    return _spared(held, floor)
+
+
+def _spared(held: Held, floor: int) -> Held:
+    """Return what a consumer must be judged by that misses no deletion up to its floor."""
+    return held._replace(purge_seqno=SEQNO_NONE) if floor >= held.purge_seqno else held
 
 
 def _position(request: StreamRequest, known: tuple[FailoverEntry, ...]) -> Position:
@@ -234,4 +250,4 @@ def _with_end(request: StreamRequest, vbucket: VBucket, persisted_seqno: int) ->
         end = persisted_seqno
     if flags & _LATEST:
         end = vbucket.high_seqno
-    return request._replace(end_seqno=end)
+    return request if end == request.end_seqno else request._replace(end_seqno=end)

@@ -2,16 +2,17 @@
 
 One writer belongs to one stream, because vBucket and opaque are in every frame. It takes records
 from an iterator one at a time and stops behind the one that reaches the limit, so nothing is
-fetched that is not sent.
+fetched that is not sent. `new_item_writer` makes one in the form of the core that runs here.
 
 Source: UPR reference 2.7 to 2.9, 4.6 for what counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import NamedTuple
 
+from uprmc.core.form import COMPILED, FORM
 from uprmc.errors import StoreError
 from uprmc.model import Life
 from uprmc.protocol.header import encode_request
@@ -33,6 +34,7 @@ from uprmc.record import (
     RECORD_OVERHEAD_BYTES,
     TAIL,
     TAIL_BYTES,
+    cas_of,
 )
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
@@ -41,6 +43,9 @@ _pack_mutation = MUTATION_FRAME.pack
 _unpack_front, _unpack_tail = FRONT.unpack_from, TAIL.unpack_from
 _pack_deletion = DELETION_FRAME.pack
 
+
+#: The compiled form compares seqnos as signed numbers.
+_SIGN = 2**63
 
 #: What the frame of an item takes at most beside its key and value.
 ITEM_FRAME_BYTES = MUTATION_FRAME.size
@@ -85,7 +90,7 @@ class Written(NamedTuple):
 
 
 class ItemWriter:
-    """Writes the items of one stream."""
+    """Writes the items of one stream: the interpreted form."""
 
     __slots__ = (
         "_datatypes",
@@ -208,6 +213,55 @@ class ItemWriter:
             cas=cas,
         )
 
+
+class CompiledItemWriter(ItemWriter):
+    """Does the same in the compiled core."""
+
+    __slots__ = ("_native",)
+
+    def __init__(self, vbucket: int, opaque: int, form: Form) -> None:
+        super().__init__(vbucket, opaque, form)
+        from uprmc.core.native.items import ItemFrames
+
+        # They are written as signed numbers of 16 and 32 bits.
+        signed_vbucket = (vbucket ^ 0x8000) - 0x8000
+        signed_opaque = (opaque ^ 0x80000000) - 0x80000000
+        self._native = ItemFrames(
+            signed_vbucket,
+            signed_opaque,
+            form.datatypes,
+            form.values,
+            self._plain_deletions,
+        )
+
+    def write(
+        self,
+        records: Iterable[bytes],
+        out: list[bytes],
+        limit: int,
+        last_seqno: int,
+        newer: Container[bytes] = (),
+    ) -> Written:
+        """See `ItemWriter`."""
+        native, error = self._native, None
+        try:
+            exhausted = native.write(
+                records, out, limit, last_seqno - _SIGN, newer, self._tombstone
+            )
+        except StoreError as failure:
+            exhausted, error = False, failure.with_traceback(None)  # it refers to us
+        return Written(native.count, native.size, native.last + _SIGN, exhausted, error)
+
+    def _tombstone(self, record: bytes) -> bytes:
+        _, kind, _, expiry, length, rev, seqno = _unpack_front(record)
+        key = record[FRONT_BYTES : FRONT_BYTES + length]
+        return self._deletion(kind & LIFE_BITS, key, cas_of(record), seqno, rev, expiry)
+
+
+#: Makes a writer of a vBucket and an opaque.
+new_item_writer: Callable[[int, int, Form], ItemWriter] = (
+    CompiledItemWriter if FORM == COMPILED else ItemWriter
+)
 
 assert MUTATION_FRAME.size == HEADER_BYTES + 31
 assert DELETION_FRAME.size == HEADER_BYTES + 18

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from uprmc.errors import InvalidArguments, NotSupported
 from uprmc.protocol.opcodes import OpenFlag
 from uprmc.protocol.upr_extensions import FACTS_KEY
-from uprmc.protocol.upr_many import SNAPSHOTS_KEY
+from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
+from uprmc.protocol.watermarks import MANAGE, WATERMARKS_KEY
 from uprmc.upr.produce.frames import Form
 
 #: Bounds of the keep-alive interval that a peer may ask for, in seconds.
@@ -44,8 +45,10 @@ class Options:
         sequential: one backfill after the other.
         priority: for statistics.
         versioned_markers: snapshot markers come in the form of version 2.2.
-        versions, barriers, rounds, snapshot_ends, leases, persisted, facts, terms, snapshots: our
-            extensions; terms are granted by HELLO, too.
+        versions, barriers, rounds, snapshot_ends, leases, persisted, facts, terms, snapshots,
+            stream_requests: our extensions; terms are granted by HELLO, too.
+        watermarks: whether the peer may register.
+        manages: whether it may also change rows of others.
     """
 
     buffer_bytes: int = 0
@@ -65,6 +68,9 @@ class Options:
     facts: bool = False
     terms: bool = False
     snapshots: bool = False
+    watermarks: bool = False
+    manages: bool = False
+    stream_requests: bool = False
     versioned_markers: bool = False
 
 
@@ -143,6 +149,11 @@ def _switch(attribute: str) -> Callable[[Options, str], None]:
     return switch
 
 
+def _watermarks(options: Options, text: str) -> None:
+    options.manages = _one_of(text, "true", "false", MANAGE.decode()) == MANAGE.decode()
+    options.watermarks = text != "false"
+
+
 def _welcome(options: Options, text: str) -> None:
     """Accept what asks for nothing: it allows us something that we do not do."""
 
@@ -172,6 +183,8 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     FACTS_KEY: _switch("facts"),
     b"uprmc_terms": _switch("terms"),
     SNAPSHOTS_KEY: _switch("snapshots"),
+    WATERMARKS_KEY: _watermarks,
+    STREAM_REQUESTS_KEY: _switch("stream_requests"),
 }
 
 #: Every name that CONTROL knows.

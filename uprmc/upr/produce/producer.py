@@ -9,6 +9,7 @@ Source: UPR reference 2 and 4; seed 000; rows D24 to D40.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from uprmc.engine.flusher import Waiter
 from uprmc.engine.vbucket import VBucket
@@ -16,6 +17,7 @@ from uprmc.errors import (
     InvalidArguments,
     NotMyVBucket,
     OutOfPlace,
+    RollbackRequired,
     StreamNotFound,
     TemporaryFailure,
     UnknownCommand,
@@ -28,6 +30,7 @@ from uprmc.protocol.upr import (
     FIRST_STREAM_REQUEST_EXTRAS,
     SEQNO_ACKNOWLEDGED_EXTRAS,
     TERM_EXTRAS,
+    StreamRequest,
     decode_stream_request,
     encode_failover_log,
 )
@@ -36,6 +39,7 @@ from uprmc.protocol.upr_extensions import (
     StreamOptions,
     decode_stream_options,
 )
+from uprmc.protocol.upr_many import StreamStart, decode_stream_requests
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.peer import Answer, UprRequest
@@ -51,6 +55,7 @@ from uprmc.upr.produce.feed import Feed
 from uprmc.upr.produce.lease_stream import LeaseStream
 from uprmc.upr.produce.notifier import NotifierStream
 from uprmc.upr.produce.options import Options, form_of, set_option
+from uprmc.upr.produce.registration import Registration
 from uprmc.upr.produce.stream import Stream
 from uprmc.upr.produce.takeover import TakeoverStream
 
@@ -106,6 +111,7 @@ class Producer:
         self.keepalive = KeepAlive(hub.settings.noop_interval_s)
         self.closed = ""
         self.created_at = hub.bucket.clock.now()
+        self._registration = Registration(hub.bucket, wake)
         self._hub = hub
         self._wake = wake
         self._datatypes = datatypes
@@ -123,6 +129,7 @@ class Producer:
 
     def close(self) -> None:
         """The connection is gone: let go of everything."""
+        self._registration.close()
         self.feed.close()
         self._hub.leave_producer(self, self.feed.items_sent, self.feed.bytes_sent)
 
@@ -140,8 +147,10 @@ class Producer:
         return self.keepalive.tick(now, sent_bytes)
 
     def fill(self, out: list[bytes], budget: int) -> int:
-        """Append what streams send; return how many bytes."""
-        return self.feed.fill(out, budget)
+        """Append late answers and what streams send; return how many bytes."""
+        late = self._registration.take_late()
+        out += late
+        return sum(map(len, late)) + self.feed.fill(out, budget)
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -172,69 +181,118 @@ class Producer:
                 return
 
     def _stream_request(self, request: UprRequest) -> Answer:
+        asked = decode_stream_request(request.extras)
+        first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
         options = self._options_of(request)
-        asked = Asked(
-            decode_stream_request(request.extras),
-            tuple(options.known_versions),
-            request.vbucket in self.feed.streams,
-        )
+        start = StreamStart(request.vbucket, request.opaque, asked, options)
+        return self.start(start, first_generation=first)
+
+    def starts(self, request: UprRequest) -> list[StreamStart]:
+        """Return the streams that STREAM_REQUESTS asks for, each of which is to be started.
+
+        Raises:
+            CommandError, RemoteProtocolError: refused as a whole.
+        """
+        if not self.options.stream_requests:
+            raise UnknownCommand("requests for several streams were not negotiated")
+        return decode_stream_requests(request.extras, request.value)
+
+    def start(self, start: StreamStart, *, first_generation: bool = False) -> Answer:
+        """Begin a stream; what the session answers precedes its frames.
+
+        Args:
+            start: what is asked for.
+            first_generation: whether it was asked for as until April 2014.
+
+        Raises:
+            CommandError, RemoteProtocolError: refused.
+        """
+        options, number = start.options, start.vbucket
+        self._check_negotiated(options)
+        asked = Asked(start.request, tuple(options.known_versions), number in self.feed.streams)
         stream: Stream
         if options.lease:
-            stream, log = self._leased_stream(request, asked, options.lease)
+            stream, log = self._leased_stream(start, asked)
         else:
             bucket = self._hub.bucket
-            check_term(bucket, request.vbucket, asked, options.term)
-            vbucket = locate(bucket, request.vbucket, asked.request.flags)
-            stream, log = self._new_stream(vbucket, request, asked), vbucket.failover_log
+            check_term(bucket, number, asked, options.term)
+            vbucket = locate(bucket, number, start.request.flags)
+            stream, log = (
+                self._new_stream(vbucket, start.opaque, asked, first_generation),
+                vbucket.failover_log,
+            )
         self.feed.add(stream)
         told = log if options.whole_log else log[:1]
         return _log_answer(stream.vbucket, told, with_term=self.options.terms)
 
     def _options_of(self, request: UprRequest) -> StreamOptions:
         """Read what the request's value says."""
+        options = self.options
         if not request.value:
             return StreamOptions()
-        if not (self.options.versions or self.options.leases or self.options.terms):
+        if not (options.versions or options.leases or options.terms):
             if self.modern:
                 raise InvalidArguments("a stream request has a value that was not negotiated")
             return StreamOptions()
-        options = decode_stream_options(request.value)
+        return decode_stream_options(request.value)
+
+    def _check_negotiated(self, options: StreamOptions) -> None:
         if options.lease and not self.options.leases:
             raise InvalidArguments("leases were not negotiated")
         if options.known_versions and not self.options.versions:
             raise InvalidArguments("known versions were not negotiated")
         if options.term and not self.options.terms:
             raise InvalidArguments("terms were not negotiated")
-        return options
 
-    def _leased_stream(
-        self, request: UprRequest, asked: Asked, number: int
-    ) -> tuple[LeaseStream, FailoverLog]:
+    def _leased_stream(self, start: StreamStart, asked: Asked) -> tuple[LeaseStream, FailoverLog]:
         """Read from a lease: it holds the data, so what the vBucket is now does not matter."""
-        lease = self._hub.leases.find(number)
-        admitted = admit_to_lease(lease, request.vbucket, asked, self._hub.settings)
+        number = start.vbucket
+        lease = self._hub.leases.find(start.options.lease)
+        vbucket = lease.vbuckets.get(number)
+        floor = 0 if vbucket is None else self._registration.floor(vbucket)
+        admitted = admit_to_lease(lease, number, asked, self._hub.settings, floor)
         form = form_of(self.flags, self._datatypes, self.options)
-        stream = LeaseStream(self.feed, request.vbucket, request.opaque, admitted, form, lease)
-        return stream, lease.held[request.vbucket].failover_log
+        stream = LeaseStream(self.feed, number, start.opaque, admitted, form, lease)
+        self._follow(stream, admitted, lease.held[number].high_seqno, floor)
+        return stream, lease.held[number].failover_log
 
-    def _new_stream(self, vbucket: VBucket, request: UprRequest, asked: Asked) -> Stream:
-        hub, opaque = self._hub, request.opaque
+    def _new_stream(
+        self, vbucket: VBucket, opaque: int, asked: Asked, first_generation: bool
+    ) -> Stream:
+        hub = self._hub
         form = form_of(self.flags, self._datatypes, self.options)
         if self.is_notifier:
             noted = admit_notifier(vbucket, asked, hub.settings)
             return NotifierStream(self.feed, vbucket, opaque, noted, form)
-        admitted = admit(
-            vbucket,
-            asked,
-            persisted_seqno=hub.bucket.flusher.durable_seqno(vbucket),
-            settings=hub.settings,
-        )
+        floor = self._registration.floor(vbucket)
+        try:
+            admitted = admit(
+                vbucket,
+                asked,
+                persisted_seqno=hub.bucket.flusher.durable_seqno(vbucket),
+                settings=hub.settings,
+                floor=floor,
+            )
+        except RollbackRequired:
+            self._registration.refused(vbucket, asked.request.start_seqno)
+            raise
         if admitted.flags & _TAKEOVER:
             if hub.bucket.flusher.paused:
                 raise TemporaryFailure("persistence is stopped: nothing is given away")
             return TakeoverStream(self.feed, vbucket, opaque, admitted, form, self._die)
-        first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
-        return Stream(self.feed, vbucket, opaque, admitted, form, first_generation=first)
+        stream = Stream(
+            self.feed, vbucket, opaque, admitted, form, first_generation=first_generation
+        )
+        self._follow(stream, admitted, vbucket.high_seqno, floor)
+        return stream
+
+    def _follow(self, stream: Stream, request: StreamRequest, end_seqno: int, floor: int) -> None:
+        """Let a stream and the row that it speaks for, if there is one, know of each other."""
+        registration, vbucket = self._registration, stream.vbucket
+        if registration.accepted(vbucket, request, end_seqno):
+            stream.builds(floor, partial(registration.building, vbucket))
+        else:
+            self._hub.serve_unregistered(self)
 
     def _die(self, vbucket: VBucket, on_disk: Waiter) -> None:
         bucket = self._hub.bucket
@@ -290,6 +348,18 @@ class Producer:
     def _only_sent(self, request: UprRequest) -> Answer:
         raise UnknownCommand("a producer sends this, it does not get it")
 
+    def _hwt_report(self, request: UprRequest) -> Answer | None:
+        self._check_watermarks()
+        return self._registration.report(request, manages=self.options.manages)
+
+    def _hwt_read(self, request: UprRequest) -> Answer:
+        self._check_watermarks()
+        return self._registration.read(request)
+
+    def _check_watermarks(self) -> None:
+        if not self.options.watermarks:
+            raise UnknownCommand("watermarks were not negotiated")
+
     def _barrier_add(self, request: UprRequest) -> Answer:
         if not self.options.barriers:
             raise UnknownCommand("barriers were not negotiated")
@@ -312,6 +382,8 @@ _HANDLERS: dict[int, Callable[[Producer, UprRequest], Answer | None]] = {
     Opcode.UPR_CONTROL: Producer._control,
     Opcode.UPR_NOOP: Producer._noop,
     Opcode.BARRIER_ADD: Producer._barrier_add,
+    Opcode.HWT_REPORT: Producer._hwt_report,
+    Opcode.HWT_READ: Producer._hwt_read,
     Opcode.BARRIER_REACHED: Producer._only_sent,
     Opcode.PARTITION_START: Producer._only_sent,
     Opcode.ROUND_COMPLETE: Producer._only_sent,

@@ -14,7 +14,7 @@ Source: UPR reference 4; seed 000; rows D27 to D33, D40 to D43.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from uprmc.protocol.upr import StreamRequest, snapshot_marker, versioned_marker
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.protocol.upr_many import ANNOUNCED_SNAPSHOT
 from uprmc.record import seqno_of
-from uprmc.upr.produce.frames import ITEM_FRAME_BYTES, Form, ItemWriter, Written
+from uprmc.upr.produce.frames import ITEM_FRAME_BYTES, Form, Written, new_item_writer
 
 #: Plain numbers: an enum takes a microsecond for each operation.
 _IGNORE_PURGED = int(StreamFlag.IGNORE_PURGED)
@@ -113,6 +113,7 @@ class Stream:
         "_hurries",
         "_in_snapshot",
         "_marker_due",
+        "_on_build",
         "_queued",
         "_reading",
         "_records",
@@ -163,9 +164,10 @@ class Stream:
         self._first_generation = first_generation
         self._versioned = form.versioned_markers
         self._facts: tuple[int, int] | None = (-1, -1) if form.facts else None
-        self._writer = ItemWriter(vbucket.id, opaque, form)
+        self._writer = new_item_writer(vbucket.id, opaque, form)
         self._floor: int | None = request.snapshot_start
         self._built_seqno = 0
+        self._on_build: Callable[[int], None] | None = None
         self._reading: Reading | None = None
         self._records: Iterator[bytes] | None = None
         self._queued: Iterator[bytes] | None = None
@@ -174,6 +176,14 @@ class Stream:
         self._hurries = False
         self._marker_due = False
         self._since_checkpoint = _CHECKPOINT_ITEMS
+
+    def builds(self, floor: int, on_build: Callable[[int], None]) -> None:
+        """Continue a build whose first snapshot ended at `floor`, 0 = there is none.
+
+        `on_build` is called with the end of the first snapshot of a stream from zero.
+        """
+        self._built_seqno = floor
+        self._on_build = on_build
 
     def begin(self) -> None:
         """Start, after the request was answered: follow the vBucket from now on."""
@@ -376,6 +386,8 @@ class Stream:
         """
         if not self.last_seqno:
             self._built_seqno = reading.end_seqno
+            if self._on_build is not None:
+                self._on_build(reading.end_seqno)
             return False
         safe_seqno = max(self.last_seqno, self._built_seqno)
         return safe_seqno < reading.purge_seqno and not self._ignores_purged
@@ -501,7 +513,7 @@ class Stream:
         self._close_reading()
         self.vbucket.unwatch(self)
         self._waiting = False
-        self._host = None
+        self._host = self._on_build = None
         self.state = StreamState.DEAD
 
     def _close_reading(self) -> None:

@@ -1,0 +1,425 @@
+"""Registered clients: what they may report, how long they count, how far they let the purger go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.support import Node, settings_of
+from tests.engine.test_compaction import compact, deleted
+from uprmc.config import PurgeSettings, Settings
+from uprmc.engine.watermarks import document
+from uprmc.engine.watermarks.rows import Kind, Limit, Report, Row, limit_of
+from uprmc.engine.watermarks.table import Outpaced
+from uprmc.errors import (
+    CommandError,
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVBucket,
+    OutOfMemory,
+    RangeExceeded,
+    RollbackRequired,
+    StoreCorrupt,
+)
+from uprmc.model import FailoverEntry, VBucketState
+from uprmc.rollback import Held
+from uprmc.storage.memory import MemoryStore
+
+UUID = 7
+OWNER, OTHER = object(), object()
+
+
+def settings(**purge: int) -> Settings:
+    return replace(settings_of(), purge=replace(PurgeSettings(), **purge))
+
+
+def filled(high_seqno: int = 1_000, **purge: int) -> Node:
+    node = Node(settings(**purge))
+    for number in range(high_seqno):
+        node.set(b"%d" % number)
+    node.flush()
+    return node
+
+
+def report(
+    node: Node,
+    watermark: int,
+    name: bytes = b"x",
+    *,
+    kind: Kind = Kind.XDCR,
+    owner: object = OWNER,
+    uuid: int | None = None,
+    lifetime_s: int = 0,
+    meta: bytes = b"",
+) -> None:
+    asked = Report(name, kind, watermark, lifetime_s, uuid, meta)
+    node.bucket.watermarks.report(node.vbucket, asked, owner)
+
+
+def row(node: Node, name: bytes = b"x") -> Row:
+    (found,) = [each for each in node.bucket.watermarks.rows(node.vbucket) if each.id == name]
+    return found
+
+
+def limit(node: Node) -> Limit:
+    return node.bucket.purge_limit(node.vbucket)
+
+
+def restarted(node: Node) -> Node:
+    assert isinstance(node.store, MemoryStore)
+    return Node(node.settings, store=node.store, clock=node.clock, entropy=node.entropy)
+
+
+# --- the limit ------------------------------------------------------------------------------------
+
+
+def seed_row(name: bytes, watermark: int, floor: int | None = None) -> Row:
+    return Row(name, Kind.OTHER, watermark, UUID, floor, 0, 0)
+
+
+@pytest.mark.acceptance("X16")
+@pytest.mark.parametrize(("floor", "seqno", "by"), [(1600, 1570, b"1281"), (1200, 1200, b"ac12")])
+def test_the_limit_of_the_seeds_table(floor: int, seqno: int, by: bytes) -> None:
+    rows = [
+        seed_row(b"1281", 1570),
+        seed_row(b"ac12", 215, floor),
+        seed_row(b"a12f", 2709),
+        seed_row(b"de3d", 3470),
+    ]
+    held = Held((FailoverEntry(UUID, 0),), 4000, 980)
+    assert limit_of(rows, held, 4000) == Limit(seqno, by)
+
+
+@pytest.mark.acceptance("X15")
+def test_the_slowest_of_a_hundred_clients_sets_the_limit() -> None:
+    node = filled()
+    for number in range(100):
+        report(node, 400 + number * 37 % 100, b"%03d" % number)
+    assert limit(node) == Limit(400, b"000")
+
+
+def test_without_rows_the_disk_sets_the_limit() -> None:
+    node = filled(10)
+    assert limit(node) == Limit(10, None)
+    node.set(b"unsaved")
+    assert limit(node) == Limit(10, "disk")
+    report(node, 11)
+    assert limit(node) == Limit(10, "disk")
+    report(node, 9)
+    assert limit(node) == Limit(9, b"x")
+
+
+@pytest.mark.acceptance("X04", "X07")
+def test_nothing_above_a_watermark_is_purged_and_everything_when_all_have_seen_it() -> None:
+    node = deleted(10)
+    report(node, 14)
+    compact(node)
+    assert node.vbucket.purge_seqno == 14
+    assert len(node.stored()) == 7
+    report(node, 21)
+    compact(node)
+    assert list(node.stored()) == [b"kept-0"]
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("X10", "X11", "X14")
+def test_a_report_replaces_the_one_before_it() -> None:
+    node = filled()
+    report(node, 100, meta=b"\x00checkpoint")
+    node.clock.advance(5)
+    report(node, 200, meta=b"\xff")
+    (only,) = node.bucket.watermarks.rows(node.vbucket)
+    now = int(node.clock.now())
+    uuid = node.vbucket.failover_log[0].uuid
+    assert only == Row(b"x", Kind.XDCR, 200, uuid, None, now, 3600, b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("watermark", "uuid", "refusal", "seqno"),
+    [
+        (1_001, None, RangeExceeded, None),
+        (100, 999, RollbackRequired, 0),
+        (501, 1, RollbackRequired, 500),
+        (500, 1, None, None),
+    ],
+)
+def test_a_watermark_outside_the_history_is_refused(
+    watermark: int, uuid: int | None, refusal: type[CommandError] | None, seqno: int | None
+) -> None:
+    node = filled()
+    (first,) = node.vbucket.failover_log
+    node.vbucket.failover_log = (FailoverEntry(77, 500), first)
+    uuid = first.uuid if uuid == 1 else uuid
+    if refusal is None:
+        report(node, watermark, uuid=uuid)
+        assert row(node).watermark == watermark
+        return
+    with pytest.raises(refusal) as raised:
+        report(node, watermark, uuid=uuid)
+    assert getattr(raised.value, "seqno", None) == seqno
+    assert node.bucket.watermarks.rows(node.vbucket) == []
+
+
+@pytest.mark.parametrize(("name", "meta"), [(b"", b""), (b"n" * 65, b""), (b"n", b"m" * 4097)])
+def test_lengths_are_limited(name: bytes, meta: bytes) -> None:
+    node = filled(1)
+    with pytest.raises(InvalidArguments):
+        report(node, 1, name, meta=meta)
+    report(node, 1, b"n" * 64, meta=b"m" * 4096)
+
+
+def test_only_the_owner_changes_a_row_until_its_connection_closes() -> None:
+    node = filled()
+    watermarks = node.bucket.watermarks
+    report(node, 500)
+    for watermark in (0, 400, 600):
+        with pytest.raises(KeyExists):
+            report(node, watermark, owner=OTHER)
+    with pytest.raises(KeyExists):
+        watermarks.remove(node.vbucket, b"x", OTHER)
+    assert row(node).watermark == 500
+    watermarks.release(0, b"x", OTHER)
+    with pytest.raises(KeyExists):
+        report(node, 600, owner=OTHER)
+    watermarks.release(0, b"x", OWNER)
+    report(node, 600, owner=OTHER)
+    watermarks.remove(node.vbucket, b"x", OTHER)
+    with pytest.raises(KeyNotFound):
+        watermarks.remove(node.vbucket, b"x", OTHER)
+
+
+def test_there_are_as_many_rows_as_allowed() -> None:
+    node = filled(max_rows=2)
+    for name in (b"a", b"b", b"a"):
+        report(node, 1, name)
+    with pytest.raises(OutOfMemory):
+        report(node, 1, b"c")
+
+
+def test_rows_are_kept_for_active_vbuckets() -> None:
+    node = filled()
+    node.bucket.set_state(0, VBucketState.REPLICA)
+    with pytest.raises(NotMyVBucket):
+        report(node, 1)
+
+
+# --- expiry ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("X18")
+def test_a_row_counts_until_its_lifetime_is_over() -> None:
+    node = filled()
+    told: list[tuple[str, object]] = []
+    node.bucket.on_event = lambda name, fields: told.append((name, fields["id"]))
+    report(node, 100)
+    node.clock.advance(3_599)
+    assert limit(node) == Limit(100, b"x")
+    node.clock.advance(2)
+    assert limit(node) == Limit(1_000, None)
+    assert told == [("watermark_expired", "x")]
+    assert node.bucket.watermarks.expired == 1
+    node.flush()
+    assert restarted(node).bucket.watermarks.row_count == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "granted"),
+    [(Kind.REBALANCE, 0, 900), (Kind.REBALANCE, 60, 60), (Kind.BACKUP, 10**9, 691_200)],
+)
+def test_a_lifetime_is_at_most_that_of_its_kind(kind: Kind, asked: int, granted: int) -> None:
+    node = filled(1)
+    report(node, 1, kind=kind, lifetime_s=asked)
+    assert row(node).lifetime_s == granted
+
+
+def test_where_a_kind_never_expires_a_client_may_ask_for_less() -> None:
+    node = filled(1, expires_xdcr_s=0)
+    report(node, 1)
+    node.clock.advance(1e9)
+    assert row(node).lifetime_s == 0
+    report(node, 1, lifetime_s=10)
+    assert row(node).lifetime_s == 10
+
+
+@pytest.mark.acceptance("X19")
+@pytest.mark.parametrize("start", [0, 13, 14])
+def test_a_client_that_the_purger_has_passed_must_begin_at_zero(start: int) -> None:
+    node = deleted(10)
+    report(node, 14, b"other")
+    compact(node)
+    if start == 13:
+        with pytest.raises(Outpaced) as raised:
+            report(node, start)
+        assert raised.value.seqno == 0
+    else:
+        report(node, start)
+        assert row(node).watermark == start
+
+
+@pytest.mark.acceptance("X08")
+def test_an_outpaced_client_is_told_of_with_the_keys_that_it_missed() -> None:
+    node = deleted(10)
+    told: list[tuple[str, dict[str, object]]] = []
+    compact(node)
+    node.bucket.on_event = lambda name, fields: told.append((name, fields))
+    with pytest.raises(Outpaced):
+        report(node, 17)
+    ((name, fields),) = told
+    assert name == "watermark_outpaced"
+    assert fields == {
+        "vb": 0,
+        "id": "x",
+        "from": 17,
+        "to": 20,
+        "count": 3,
+        "exact": True,
+        "keys": ["0007", "0008", "0009"],
+    }
+    assert node.bucket.watermarks.outpaced == 1
+
+
+def test_what_an_outpaced_client_missed_is_remembered_up_to_a_limit() -> None:
+    node = deleted(5_000)
+    told: list[dict[str, object]] = []
+    compact(node)
+    node.bucket.on_event = lambda _, fields: told.append(fields)
+    for watermark in (1, 9_000):
+        with pytest.raises(Outpaced):
+            report(node, watermark)
+    first, second = told
+    assert (first["count"], first["exact"]) == (4_096, False)
+    assert (second["count"], second["exact"]) == (1_000, True)
+    assert second["keys"] == [f"{number:04}" for number in range(4_900, 5_000)]
+
+
+@pytest.mark.acceptance("X13")
+def test_an_older_watermark_is_taken_while_nothing_above_it_was_purged() -> None:
+    node = deleted(10)
+    report(node, 14)
+    compact(node)
+    report(node, 18)
+    report(node, 15)
+    assert limit(node) == Limit(15, b"x")
+    with pytest.raises(Outpaced):
+        report(node, 13)
+
+
+# --- builds ---------------------------------------------------------------------------------------
+
+
+def test_only_an_accepted_stream_from_zero_sets_a_floor() -> None:
+    node = filled()
+    watermarks = node.bucket.watermarks
+    report(node, 0)
+    assert row(node).floor is None
+    assert limit(node) == Limit(0, b"x")
+    watermarks.begin_build(node.vbucket, b"x", 1_000)
+    assert limit(node) == Limit(1_000, None)
+    for _ in range(1_000):
+        node.set(b"again")
+    node.flush()
+    report(node, 0)
+    report(node, 215)
+    assert (row(node).watermark, row(node).floor) == (215, 1_000)
+    assert limit(node) == Limit(1_000, b"x")
+    report(node, 1_000)
+    assert row(node).floor is None
+
+
+def test_a_client_that_says_that_it_starts_over_releases_nothing() -> None:
+    node = filled()
+    report(node, 600)
+    for _ in range(2):
+        report(node, 0)
+        assert limit(node) == Limit(600, b"x")
+
+
+def test_a_builder_is_not_outpaced_below_its_floor() -> None:
+    node = deleted(10)
+    report(node, 0)
+    node.bucket.watermarks.begin_build(node.vbucket, b"x", 18)
+    compact(node)
+    assert node.vbucket.purge_seqno == 18
+    report(node, 3)
+    assert row(node).floor == 18
+
+
+def test_a_lease_that_the_purger_has_passed_gives_no_floor() -> None:
+    node = deleted(10)
+    compact(node)
+    report(node, 0)
+    node.bucket.watermarks.begin_build(node.vbucket, b"x", 19)
+    assert row(node).floor is None
+
+
+# --- other histories, restarts --------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("X26")
+def test_what_was_reported_in_a_history_counts_up_to_its_end() -> None:
+    node = filled()
+    report(node, 0, b"builder")
+    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 900)
+    report(node, 800)
+    (first,) = node.vbucket.failover_log
+    node.vbucket.failover_log = (FailoverEntry(77, 700), first)
+    assert row(node).watermark == row(node, b"builder").floor == 700
+    node.vbucket.failover_log = (FailoverEntry(78, 0),)
+    assert row(node).watermark == 0
+    assert row(node, b"builder").floor is None
+
+
+@pytest.mark.acceptance("X17")
+def test_rows_survive_a_restart_and_belong_to_no_connection_afterwards() -> None:
+    node = deleted(10)
+    report(node, 14, meta=b"meta", kind=Kind.BACKUP)
+    report(node, 0, b"builder")
+    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 21)
+    node.flush()
+    rows = node.bucket.watermarks.rows(node.vbucket)
+    compact(node)
+    again = restarted(node)
+    assert again.bucket.watermarks.rows(again.vbucket) == rows
+    assert again.vbucket.purge_seqno == 14
+    report(again, 15, owner=OTHER)
+
+
+def test_a_registration_is_told_when_it_is_on_disk() -> None:
+    node = filled()
+    told: list[bool] = []
+    report(node, 100)
+    node.bucket.watermarks.when_registered(told.append)
+    assert told == []
+    node.flush()
+    assert told == [True]
+    assert restarted(node).bucket.watermarks.row_count == 1
+
+
+def test_a_removed_vbucket_takes_its_rows_along() -> None:
+    node = filled()
+    report(node, 100)
+    node.flush()
+    node.bucket.set_state(0, VBucketState.DEAD)
+    node.bucket.remove(0, lambda _: None)
+    node.flush()
+    node.bucket.set_state(0, VBucketState.ACTIVE)
+    node.flush()
+    assert restarted(node).bucket.watermarks.row_count == 0
+
+
+@pytest.mark.parametrize("damage", [b"\x02", b"\x01short", b"\x01\x09" + bytes(38)])
+def test_a_damaged_document_is_refused(damage: bytes) -> None:
+    with pytest.raises(StoreCorrupt):
+        document.decode(damage)
+
+
+def test_a_document_that_is_cut_off_is_refused() -> None:
+    whole = document.encode([seed_row(b"x", 1, 2)._replace(meta=b"meta")])
+    assert whole is not None
+    assert len(document.decode(whole)) == 1
+    with pytest.raises(StoreCorrupt):
+        document.decode(whole[:-1])

@@ -1,0 +1,116 @@
+"""Segments of records and their by-id entries, made and taken apart: compiled only.
+
+See `uprmc.storage.segments`, which says what each function promises.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be
+from mypy_extensions import i16, i32, i64
+
+from uprmc.core.native.table import FRONT_BYTES, KEY_LENGTH_AT
+from uprmc.errors import StoreCorrupt
+
+RECORD_VERSION: Final[i64] = 2
+#: The least that a record takes.
+RECORD_BYTES: Final[i64] = 36
+COUNT_BYTES: Final[i64] = 2
+LENGTH_BYTES: Final[i64] = 4
+#: Longer records stand alone, and longer segments have one record.
+SHARING_BYTES: Final[i64] = 2_040
+SEGMENT_BYTES: Final[i64] = 16_368
+ALONE: Final = b"\x01"
+
+
+def _joined(records: list[bytes], begin: i64, end: i64) -> bytes:
+    writer = BytesWriter()
+    write_i16_be(writer, i16(end - begin))
+    at = begin
+    while at < end:
+        write_i32_be(writer, i32(len(records[at])))
+        at += 1
+    at = begin
+    while at < end:
+        writer.write(records[at])
+        at += 1
+    return writer.getvalue()
+
+
+def packed(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return (by-seq key, segment) of records of rising seqno."""
+    found: list[tuple[bytes, bytes]] = []
+    count: i64 = len(records)
+    begin: i64 = 0
+    size: i64 = COUNT_BYTES
+    at: i64 = 0
+    while at < count:
+        length: i64 = len(records[at])
+        size += LENGTH_BYTES + length
+        if at > begin and (size > SEGMENT_BYTES or length > SHARING_BYTES):
+            found.append((prefix + records[at - 1][16:24], _joined(records, begin, at)))
+            begin, size = at, COUNT_BYTES + LENGTH_BYTES + length
+        if length > SHARING_BYTES:
+            size = SEGMENT_BYTES
+        at += 1
+    if count:
+        found.append((prefix + records[count - 1][16:24], _joined(records, begin, count)))
+    return found
+
+
+def split(segment: bytes) -> list[bytes]:
+    """Return the records of a segment."""
+    size: i64 = len(segment)
+    count: i64 = i64(read_i16_be(segment, 0)) & 0xFFFF if size >= COUNT_BYTES else 0
+    end: i64 = COUNT_BYTES + count * LENGTH_BYTES
+    if size < COUNT_BYTES or size < end:
+        raise StoreCorrupt(f"a segment of {size} bytes is too short")
+    found: list[bytes] = []
+    at: i64 = COUNT_BYTES
+    stop: i64 = end
+    while at < stop:
+        length: i64 = i64(read_i32_be(segment, at)) & 0xFFFFFFFF
+        if length < RECORD_BYTES or length > size - end:
+            break
+        start: i64 = end
+        end += length
+        found.append(segment[start:end])
+        at += LENGTH_BYTES
+    if at < stop or end != size or not count:
+        raise StoreCorrupt(f"a segment of {size} bytes does not have the length it says")
+    version: i64 = i64(segment[stop])
+    if version != RECORD_VERSION:
+        raise StoreCorrupt(f"a record has format version {version}, not {RECORD_VERSION}")
+    return found
+
+
+def without(records: list[bytes], stale: Any) -> list[bytes]:
+    """Return the records whose seqno is not among those, which are given as bytes."""
+    if not stale:
+        return records
+    return [record for record in records if record[16:24] not in stale]
+
+
+def seqnos_upto(keys: Any, last: bytes) -> set[bytes]:
+    """Return the seqnos, as bytes, of the first by-seq keys of a vBucket that are not above one."""
+    found: set[bytes] = set()
+    key: bytes
+    for key in keys:
+        if key > last:
+            break
+        found.add(key[2:10])
+    return found
+
+
+def entries(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return (by-id key, place) of records, in the order of their keys."""
+    found: list[tuple[bytes, bytes]] = []
+    for record in records:
+        key_end: i64 = FRONT_BYTES + i64(record[KEY_LENGTH_AT])
+        place = record[16:24]
+        if len(record) > SHARING_BYTES:
+            place += ALONE
+        found.append((prefix + record[FRONT_BYTES:key_end], place))
+    found.sort()
+    return found

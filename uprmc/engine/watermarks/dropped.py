@@ -1,0 +1,70 @@
+"""Which tombstones were dropped lately, so that an outpaced client can be told what it missed.
+
+Memory is bounded: of each vBucket the newest seqnos and the newest keys are remembered, until the
+node stops.
+
+Source: seed 002; row X08.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from uprmc.engine.disposal import Record
+from uprmc.engine.vbucket import VBucket
+
+KEYS_MAX = 100
+_SEQNOS_MAX = 4_096
+
+
+class Missed(NamedTuple):
+    """Deletions that a client has missed.
+
+    Attributes:
+        number: how many are known.
+        exact: whether that is all of them.
+        keys: the newest of them, at most `KEYS_MAX`.
+    """
+
+    number: int
+    exact: bool
+    keys: list[bytes]
+
+
+class _OfOne:
+    """What was dropped of one vBucket. `since` is the seqno above which nothing is forgotten."""
+
+    def __init__(self, since: int) -> None:
+        self.since = since
+        self.seqnos = array("Q")
+        self.records: deque[Record] = deque(maxlen=KEYS_MAX)
+
+
+class Dropped:
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _OfOne] = {}
+
+    def note(self, vbucket: VBucket, records: Sequence[Record]) -> None:
+        """Remember what is being dropped; called before the purge seqno rises."""
+        known = self._known.get(vbucket.id)
+        if known is None or (known.seqnos and max(known.seqnos) > vbucket.purge_seqno):
+            known = self._known[vbucket.id] = _OfOne(vbucket.purge_seqno)  # another history
+        known.records.extend(islice(records, max(0, len(records) - KEYS_MAX), None))
+        known.seqnos.extend(seqno for _, seqno in records)
+        forgotten = known.seqnos[:-_SEQNOS_MAX]
+        if forgotten:
+            known.since = max(known.since, max(forgotten))
+            del known.seqnos[:-_SEQNOS_MAX]
+
+    def between(self, vbucket: VBucket, low: int, high: int) -> Missed:
+        """Return the deletions above `low` up to `high` that were dropped."""
+        known = self._known.get(vbucket.id) or _OfOne(vbucket.purge_seqno)
+        count = sum(low < seqno <= high for seqno in known.seqnos)
+        keys = [key for key, seqno in known.records if low < seqno <= high]
+        return Missed(count, known.since <= low, keys)

@@ -1,0 +1,180 @@
+"""The watermarks of a node: the tables of all vBuckets, their clock and their place on disk.
+
+Job: turn what connections say into changes of rows, have changed rows stored with the next commit,
+and tell the purger its limit. A new row is on disk before it counts as registered; a report may be
+lost in a crash, which only keeps tombstones for longer.
+
+Neighbours: `bucket` asks for limits, `warmup` loads what is stored, `upr` speaks for connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from uprmc.config import PurgeSettings
+from uprmc.engine.flusher import Flusher, Waiter
+from uprmc.engine.purge_rule import shown
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.watermarks import document
+from uprmc.engine.watermarks.dropped import Dropped
+from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s
+from uprmc.engine.watermarks.table import MANAGER, Outpaced, WatermarkTable
+from uprmc.errors import KeyNotFound, NotMyVBucket
+from uprmc.model import VBucketState
+from uprmc.ports import Clock
+from uprmc.rollback import Held
+from uprmc.storage.interface import Store
+
+
+class Reported(NamedTuple):
+    """What a client is told about its report.
+
+    Attributes:
+        purge_seqno, high_seqno: of the vBucket.
+        lifetime_s: the lifetime that was granted.
+        on_disk: whether the row is on disk already; if not, `Watermarks.when_registered` tells.
+    """
+
+    purge_seqno: int
+    high_seqno: int
+    lifetime_s: int
+    on_disk: bool
+
+
+def held_of(vbucket: VBucket) -> Held:
+    """Return what the rules need to know about a vBucket."""
+    return Held(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
+
+
+class Watermarks:
+    """See the module docstring.
+
+    Attributes:
+        expired: number of rows that have expired.
+        outpaced: number of times that a client was sent back because it had missed deletions.
+        on_event: called with the name of an event and its fields.
+    """
+
+    def __init__(self, flusher: Flusher, clock: Clock, settings: PurgeSettings) -> None:
+        self._flusher = flusher
+        self._clock = clock
+        self._settings = settings
+        self._tables: dict[int, WatermarkTable] = {}
+        self._dropped = Dropped()
+        self.expired = self.outpaced = 0
+        self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
+        flusher.on_drop = self._dropped.note
+
+    def load(self, store: Store, number: int) -> None:
+        """Read the stored rows of a vBucket; raises `StoreCorrupt`."""
+        rows = document.decode(store.local(document.name_of(number)))
+        if rows:
+            self._tables[number] = WatermarkTable(self._settings, rows)
+
+    def forget(self, number: int) -> None:
+        """Delete all rows of a vBucket, because it was removed."""
+        if self._tables.pop(number, None) is not None:
+            self._store_later(number)
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows in all vBuckets."""
+        return sum(map(len, self._tables.values()))
+
+    def rows(self, vbucket: VBucket) -> list[Row]:
+        """Return the live rows of a vBucket by id, as its present history sees them."""
+        self._expire(vbucket)
+        table = self._tables.get(vbucket.id)
+        return [] if table is None else table.judged(held_of(vbucket))
+
+    def find(self, vbucket: VBucket, name: bytes, owner: object) -> Row | None:
+        """Return a live row of this owner, as the present history sees it."""
+        table = self._table(vbucket.id)
+        if table.owners.get(name) is not owner:
+            return None
+        return table.find(name, held_of(vbucket), self._clock.now())
+
+    def limit(self, vbucket: VBucket) -> Limit:
+        """Return how far a vBucket may be purged; expired rows are removed first."""
+        self._expire(vbucket)
+        durable_seqno = self._flusher.durable_seqno(vbucket)
+        return self._table(vbucket.id).limit(held_of(vbucket), durable_seqno, self._clock.now())
+
+    def report(self, vbucket: VBucket, report: Report, owner: object) -> Reported:
+        """Register a client, or take its report.
+
+        Raises:
+            NotMyVBucket: the vBucket is not active.
+            CommandError: see `WatermarkTable.report`.
+        """
+        if vbucket.state != VBucketState.ACTIVE:
+            raise NotMyVBucket(vbucket.id)
+        held = held_of(vbucket)
+        self._expire(vbucket)
+        table = self._tables.get(vbucket.id) or WatermarkTable(self._settings)
+        try:
+            new = table.report(report, owner, held, self._clock.now())
+        except Outpaced:
+            self.note_outpaced(vbucket, report.id, report.watermark)
+            raise
+        self._tables[vbucket.id] = table
+        if owner is MANAGER:
+            self._tell_managed(vbucket, report.id, f"set to {report.watermark}")
+        self._store_later(vbucket.id)
+        lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, self._settings)
+        return Reported(held.purge_seqno, held.high_seqno, lifetime_s, not new)
+
+    def note_outpaced(self, vbucket: VBucket, name: bytes, seqno: int) -> None:
+        """Tell that a client which has everything up to `seqno` must begin at zero, and why."""
+        self.outpaced += 1
+        missed = self._dropped.between(vbucket, seqno, vbucket.purge_seqno)
+        fields = {"vb": vbucket.id, "id": shown(name), "from": seqno, "to": vbucket.purge_seqno}
+        keys = [shown(key) for key in missed.keys]
+        more = {"count": missed.number, "exact": missed.exact, "keys": keys}
+        self.on_event("watermark_outpaced", {**fields, **more})
+
+    def when_registered(self, done: Waiter) -> None:
+        """Call `done` when all rows of this moment are on disk, ``False`` if that failed."""
+        self._flusher.when_durable(done, patient=False)
+
+    def remove(self, vbucket: VBucket, name: bytes, owner: object) -> Row:
+        """Remove a row; raises `KeyNotFound`, or `KeyExists` if another connection owns it."""
+        self._expire(vbucket)
+        table = self._tables.get(vbucket.id)
+        if table is None:
+            raise KeyNotFound(name)
+        row = table.remove(name, owner)
+        if owner is MANAGER:
+            self._tell_managed(vbucket, name, "removed")
+        self._store_later(vbucket.id)
+        return row
+
+    def begin_build(self, vbucket: VBucket, name: bytes, floor: int) -> None:
+        """Set the floor of a client whose stream from zero is accepted, see `WatermarkTable`."""
+        self._table(vbucket.id).begin_build(name, floor, held_of(vbucket), self._clock.now())
+        self._store_later(vbucket.id)
+
+    def release(self, number: int, name: bytes, owner: object) -> None:
+        """Let others change a row, because its owner's connection has closed."""
+        self._table(number).release(name, owner)
+
+    def _tell_managed(self, vbucket: VBucket, name: bytes, what: str) -> None:
+        self.on_event("watermark_managed", {"vb": vbucket.id, "id": shown(name), "done": what})
+
+    def _table(self, number: int) -> WatermarkTable:
+        return self._tables.get(number) or WatermarkTable(self._settings)
+
+    def _expire(self, vbucket: VBucket) -> None:
+        table = self._tables.get(vbucket.id)
+        gone = table.expire(self._clock.now()) if table is not None else []
+        if gone:
+            self.expired += len(gone)
+            self._store_later(vbucket.id)
+        for row in gone:
+            fields = {"vb": vbucket.id, "id": shown(row.id), "kind": row.kind.name.lower()}
+            self.on_event("watermark_expired", {**fields, "watermark": row.watermark})
+
+    def _store_later(self, number: int) -> None:
+        name = document.name_of(number)
+        self._flusher.keep_local(name, lambda: document.encode(self._table(number).stored()))

@@ -1,0 +1,149 @@
+"""One row of a vBucket's watermarks, and the limit that all rows together set for the purger.
+
+A row is valid only in the history in which it was reported. `judged` shows it as the present
+history sees it, so a row needs no change when a vBucket begins a branch or is reset.
+
+**Floor.** A client that builds from zero has a low watermark for a long time. What it receives were
+documents at the end of its first snapshot, so it needs only the deletions above that end: the floor
+of its row. Without floors a builder would block the purger, or be sent back to zero again and again
+(ruling R5).
+
+Source: `reference/systems.md` a.1 and a.4; rows X10, X16 and X18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+from uprmc.config import PurgeSettings
+from uprmc.errors import InvalidArguments
+from uprmc.rollback import Held, ends_of_branches
+
+ID_MAX_BYTES = 64
+META_MAX_BYTES = 4_096
+
+
+class Kind(IntEnum):
+    """What a client is. The numbers are those on the wire."""
+
+    OTHER = 0
+    XDCR = 1
+    INDEX = 2
+    REPLICA = 3
+    REBALANCE = 4
+    BACKUP = 5
+    SPARK = 6
+
+
+class Row(NamedTuple):
+    """What one client has said of one vBucket.
+
+    Attributes:
+        id: the instance's name, 1 to 64 bytes; it survives restarts of the client.
+        kind: what the client is.
+        watermark: every change up to this seqno is durable at the client.
+        vb_uuid: the history in which the watermark was reported.
+        floor: while the client builds from zero, the end of its first snapshot; otherwise ``None``.
+        reported_at: Unix time of the last report, in seconds.
+        lifetime_s: the row expires when there is no report for this long; 0 = never.
+        meta: the client's own bytes, up to 4096.
+    """
+
+    id: bytes
+    kind: Kind
+    watermark: int
+    vb_uuid: int
+    floor: int | None
+    reported_at: int
+    lifetime_s: int
+    meta: bytes = b""
+
+    @property
+    def effective(self) -> int:
+        """The seqno above which the client needs every deletion."""
+        return max(self.watermark, self.floor or 0)
+
+    def is_expired(self, now: float) -> bool:
+        """Tell whether the client has been silent for too long."""
+        return bool(self.lifetime_s) and now > self.reported_at + self.lifetime_s
+
+
+class Report(NamedTuple):
+    """What a client says of one vBucket.
+
+    Attributes:
+        id, kind, watermark, meta: see `Row`.
+        lifetime_s: the lifetime that the client asks for, 0 = the default of its kind.
+        vb_uuid: the history in which the watermark is valid; ``None`` = the present one.
+    """
+
+    id: bytes
+    kind: Kind
+    watermark: int
+    lifetime_s: int = 0
+    vb_uuid: int | None = None
+    meta: bytes = b""
+
+    def check(self) -> None:
+        """Raise `InvalidArguments` for an id or a meta log of a wrong length."""
+        if not 1 <= len(self.id) <= ID_MAX_BYTES:
+            raise InvalidArguments(f"an id has 1 to {ID_MAX_BYTES} bytes, not {len(self.id)}")
+        if len(self.meta) > META_MAX_BYTES:
+            raise InvalidArguments(f"a meta log has at most {META_MAX_BYTES} bytes")
+
+
+class Limit(NamedTuple):
+    """How far a vBucket may be purged.
+
+    Attributes:
+        seqno: no tombstone above this may be dropped.
+        limited_by: the id of the row that sets it, "disk" if the disk lacks later changes, "source"
+            if a replica waits for its source, ``None`` if nothing holds the purger back.
+    """
+
+    seqno: int
+    limited_by: bytes | str | None
+
+
+def granted_lifetime_s(kind: Kind, asked_s: int, settings: PurgeSettings) -> int:
+    """Return the lifetime of a row: what was asked for, at most the default of its kind."""
+    default: int = getattr(settings, f"expires_{kind.name.lower()}_s")
+    if not asked_s or not default:
+        return asked_s or default
+    return min(asked_s, default)
+
+
+def judged(rows: Iterable[Row], held: Held) -> list[Row]:
+    """Return rows as the present history sees them.
+
+    What was reported in a history that ended earlier counts up to its end; what was reported in an
+    unknown one counts for nothing.
+    """
+    ends = ends_of_branches(held.failover_log, held.high_seqno)
+    return [_within(row, ends) for row in rows]
+
+
+def _within(row: Row, ends: Mapping[int, int]) -> Row:
+    end = ends.get(row.vb_uuid)
+    if end is None:
+        return row._replace(watermark=0, floor=None)
+    if row.effective <= end:
+        return row
+    floor = None if row.floor is None else min(row.floor, end)
+    return row._replace(watermark=min(row.watermark, end), floor=floor)
+
+
+def limit_of(rows: Iterable[Row], held: Held, durable_seqno: int) -> Limit:
+    """Return the limit of the purger; a row of several with the same seqno is the least by id.
+
+    Args:
+        rows: the live rows, judged.
+        held: the vBucket; the limit is never below its purge seqno.
+        durable_seqno: everything up to here is on disk.
+    """
+    slowest = min(rows, key=lambda row: (row.effective, row.id), default=None)
+    if slowest is not None and slowest.effective < durable_seqno:
+        return Limit(max(slowest.effective, held.purge_seqno), slowest.id)
+    return Limit(durable_seqno, "disk" if durable_seqno < held.high_seqno else None)

@@ -1,0 +1,165 @@
+"""The rows of one vBucket: who may report what, and what a report changes.
+
+Time and the state of the vBucket are arguments; nothing here knows a clock or a disk. An owner is
+any object: the connection that named the row. While it is there, no other may change the row,
+except the manager.
+
+Source: `reference/systems.md` a.2 and a.4; rows X14, X18 and X19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from uprmc.config import PurgeSettings
+from uprmc.engine.watermarks.rows import (
+    Limit,
+    Report,
+    Row,
+    granted_lifetime_s,
+    judged,
+    limit_of,
+)
+from uprmc.errors import (
+    KeyExists,
+    KeyNotFound,
+    OutOfMemory,
+    RangeExceeded,
+    RollbackRequired,
+)
+from uprmc.model import SEQNO_NONE
+from uprmc.rollback import Held, ends_of_branches
+
+#: The owner that may change every row, and keeps none.
+MANAGER = object()
+
+
+class Outpaced(RollbackRequired):
+    """The purger has passed a client that was not registered: it must begin at zero."""
+
+
+class WatermarkTable:
+    """See the module docstring.
+
+    Attributes:
+        owners: by id, for rows whose connection is open.
+    """
+
+    def __init__(self, settings: PurgeSettings, rows: Iterable[Row] = ()) -> None:
+        self._settings = settings
+        self._rows = {row.id: row for row in rows}
+        self.owners: dict[bytes, object] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def stored(self) -> list[Row]:
+        """Return the rows as they were reported, by id."""
+        return [self._rows[name] for name in sorted(self._rows)]
+
+    def judged(self, held: Held) -> list[Row]:
+        """Return the rows as the present history sees them, by id."""
+        return judged(self.stored(), held)
+
+    def find(self, name: bytes, held: Held, now: float) -> Row | None:
+        """Return a live row as the present history sees it."""
+        row = self._rows.get(name)
+        return None if row is None or row.is_expired(now) else judged([row], held)[0]
+
+    def limit(self, held: Held, durable_seqno: int, now: float) -> Limit:
+        """Return how far the vBucket may be purged."""
+        live = [row for row in self._rows.values() if not row.is_expired(now)]
+        return limit_of(judged(live, held), held, durable_seqno)
+
+    def expire(self, now: float) -> list[Row]:
+        """Remove expired rows; return them."""
+        gone = [row for row in self._rows.values() if row.is_expired(now)]
+        for row in gone:
+            self._forget(row.id)
+        return gone
+
+    def report(self, report: Report, owner: object, held: Held, now: float) -> bool:
+        """Register a client or take its report; return whether the row is new.
+
+        Raises:
+            InvalidArguments: a wrong length.
+            KeyExists: another connection owns the row.
+            RollbackRequired: the watermark does not belong to the present history.
+            Outpaced: deletions above the watermark have been dropped.
+            RangeExceeded: the watermark is above the high seqno.
+            OutOfMemory: there are as many rows as allowed.
+        """
+        report.check()
+        self._check_history(report, held)
+        self._check_owner(report.id, owner)
+        row = self.find(report.id, held, now)
+        if row is None and report.id not in self._rows and len(self) >= self._settings.max_rows:
+            raise OutOfMemory(f"there are {self._settings.max_rows} rows")
+        self._rows[report.id] = _reported(row, report, held, int(now), self._settings)
+        if owner is not MANAGER:
+            self.owners[report.id] = owner
+        return row is None
+
+    def remove(self, name: bytes, owner: object) -> Row:
+        """Remove a row; raises `KeyNotFound`, or `KeyExists` if another connection owns it."""
+        if name not in self._rows:
+            raise KeyNotFound(name)
+        self._check_owner(name, owner)
+        return self._forget(name)
+
+    def begin_build(self, name: bytes, floor: int, held: Held, now: float) -> None:
+        """Set the floor of a client that has nothing and whose stream from zero is accepted.
+
+        It is set once more when the first snapshot is opened. Nothing happens if the row has gone,
+        or if deletions above the floor have already been dropped.
+        """
+        row = self._rows.get(name)
+        if row is not None and floor >= held.purge_seqno:
+            uuid = held.failover_log[0].uuid
+            self._rows[name] = row._replace(
+                watermark=SEQNO_NONE, floor=floor, vb_uuid=uuid, reported_at=int(now)
+            )
+
+    def release(self, name: bytes, owner: object) -> None:
+        """Let others change a row, because its owner's connection has closed."""
+        if self.owners.get(name) is owner:
+            del self.owners[name]
+
+    def _forget(self, name: bytes) -> Row:
+        self.owners.pop(name, None)
+        return self._rows.pop(name)
+
+    def _check_owner(self, name: bytes, owner: object) -> None:
+        if self.owners.get(name, owner) is not owner and owner is not MANAGER:
+            raise KeyExists("another connection reports this row")
+
+    def _check_history(self, report: Report, held: Held) -> None:
+        newest = held.failover_log[0].uuid
+        if report.vb_uuid is not None and report.vb_uuid != newest:
+            end = ends_of_branches(held.failover_log, held.high_seqno).get(report.vb_uuid)
+            if end is None:
+                raise RollbackRequired(SEQNO_NONE)
+            if report.watermark > end:
+                raise RollbackRequired(end)
+        if report.watermark > held.high_seqno:
+            raise RangeExceeded(f"the high seqno is {held.high_seqno}")
+
+
+def _reported(
+    row: Row | None, report: Report, held: Held, now: int, settings: PurgeSettings
+) -> Row:
+    """Return what a report makes of a row; raises `Outpaced`."""
+    watermark, floor = report.watermark, None if row is None else row.floor
+    if watermark == SEQNO_NONE:
+        if row is not None and row.watermark:  # it starts over: nothing is released before it does
+            floor = row.effective
+    elif watermark < max(held.purge_seqno, floor or 0):
+        if (floor or 0) < held.purge_seqno:
+            raise Outpaced(SEQNO_NONE)
+    else:
+        floor = None
+    uuid = held.failover_log[0].uuid
+    if floor is None and report.vb_uuid is not None:
+        uuid = report.vb_uuid  # a floor belongs to the newest history
+    lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, settings)
+    return Row(report.id, report.kind, watermark, uuid, floor, now, lifetime_s, report.meta)

@@ -1,0 +1,191 @@
+"""Watermarks on one connection: which row speaks for it, and what its streams mean for that row.
+
+A client names its row of a vBucket by a report, and then requests a stream of that vBucket on the
+same connection. The connection owns its rows until it closes.
+
+Source: `reference/systems.md` a.2 to a.4; UPR reference, section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.watermarks.registry import Reported
+from uprmc.engine.watermarks.rows import Kind, Report, Row
+from uprmc.engine.watermarks.table import MANAGER
+from uprmc.errors import CommandError, InvalidArguments, KeyNotFound, NotMyVBucket
+from uprmc.model import SEQNO_NONE
+from uprmc.protocol.header import encode_response
+from uprmc.protocol.opcodes import STATUS_TEXT, Status
+from uprmc.protocol.upr import StreamRequest
+from uprmc.protocol.watermarks import (
+    HWT_REPLY_EXTRAS,
+    OP_REMOVE,
+    WatermarkRecord,
+    decode_report,
+    encode_records,
+)
+from uprmc.upr.peer import Answer, UprRequest
+
+
+class Registration:
+    """The rows of one connection.
+
+    Args:
+        bucket: the data.
+        wake: called when a late answer is there.
+    """
+
+    def __init__(self, bucket: Bucket, wake: Callable[[], None]) -> None:
+        self._bucket = bucket
+        self._watermarks = bucket.watermarks
+        self._wake = wake
+        self._named: dict[int, Report] = {}
+        self._owned: set[tuple[int, bytes]] = set()
+        self._late: list[bytes] = []
+        self._closed = False
+
+    # --- commands -------------------------------------------------------------------------------
+
+    def report(self, request: UprRequest, *, manages: bool) -> Answer | None:
+        """Carry out a HWT_REPORT; ``None`` if the answer comes when the row is on disk.
+
+        Raises:
+            NotMyVBucket: the vBucket is not active here.
+            CommandError: see `WatermarkTable.report`.
+            RemoteProtocolError: the extras have an unknown form.
+        """
+        vbucket = self._bucket.locate(request.vbucket)
+        extras = decode_report(request.extras)
+        owner = MANAGER if manages else self
+        if extras.op == OP_REMOVE:
+            self._watermarks.remove(vbucket, request.key, owner)
+            self._named.pop(vbucket.id, None)
+            return _answer(Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True))
+        kind = _kind(extras.kind)
+        report = Report(
+            request.key, kind, extras.watermark, extras.lifetime_s, extras.vb_uuid, request.value
+        )
+        reported = self._watermarks.report(vbucket, report, owner)
+        if not manages:
+            self._named[vbucket.id] = report
+            self._owned.add((vbucket.id, report.id))
+        answer = _answer(reported)
+        if reported.on_disk:
+            return answer
+        self._watermarks.when_registered(partial(self._registered, request, answer))
+        return None
+
+    def read(self, request: UprRequest) -> Answer:
+        """Carry out a HWT_READ.
+
+        Raises:
+            NotMyVBucket: there is no such vBucket here.
+            KeyNotFound: it has no row of that id.
+        """
+        vbucket = self._bucket.vbuckets.get(request.vbucket)
+        if vbucket is None:
+            raise NotMyVBucket(request.vbucket)
+        rows = self._watermarks.rows(vbucket)
+        if request.key:
+            rows = [row for row in rows if row.id == request.key]
+            if not rows:
+                raise KeyNotFound(request.key)
+        return Answer(
+            value=encode_records(
+                WatermarkRecord(
+                    row.id, row.kind, row.watermark, row.reported_at, row.lifetime_s, row.meta
+                )
+                for row in rows
+            )
+        )
+
+    def _registered(self, request: UprRequest, answer: Answer, ok: bool) -> None:
+        if self._closed:
+            return
+        status = Status.SUCCESS if ok else Status.TEMPORARY_FAILURE
+        self._late.append(
+            encode_response(
+                request.opcode,
+                status,
+                extras=answer.extras if ok else b"",
+                value=STATUS_TEXT[status] if status else b"",
+                opaque=request.opaque,
+            )
+        )
+        self._wake()
+
+    def take_late(self) -> list[bytes]:
+        """Return answers that have become due."""
+        late, self._late = self._late, []
+        return late
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def floor(self, vbucket: VBucket) -> int:
+        """Return the floor of the row that a stream of this vBucket would speak for, 0 = none."""
+        row = self._row(vbucket)
+        return 0 if row is None or row.floor is None else row.floor
+
+    def accepted(self, vbucket: VBucket, request: StreamRequest, end_seqno: int) -> bool:
+        """Take note of an accepted stream; return whether a row speaks for it.
+
+        From zero it begins a build, whose floor is the end of what it will be sent first. A row
+        that has expired since it was named is registered again.
+        """
+        report = self._named.get(vbucket.id)
+        if report is None or not self._has_row(vbucket, report, request):
+            return False
+        if request.start_seqno == SEQNO_NONE:
+            self._watermarks.begin_build(vbucket, report.id, end_seqno)
+        return True
+
+    def refused(self, vbucket: VBucket, start_seqno: int) -> None:
+        """Take note of a refused stream: the client may have missed deletions."""
+        report = self._named.get(vbucket.id)
+        if report is not None and SEQNO_NONE < start_seqno < vbucket.purge_seqno:
+            self._watermarks.note_outpaced(vbucket, report.id, start_seqno)
+
+    def building(self, vbucket: VBucket, end_seqno: int) -> None:
+        """Take note that the first snapshot of a stream from zero is opened."""
+        row = self._row(vbucket)
+        if row is not None:
+            self._watermarks.begin_build(vbucket, row.id, end_seqno)
+
+    def _row(self, vbucket: VBucket) -> Row | None:
+        report = self._named.get(vbucket.id)
+        return None if report is None else self._watermarks.find(vbucket, report.id, self)
+
+    def _has_row(self, vbucket: VBucket, report: Report, request: StreamRequest) -> bool:
+        return self._row(vbucket) is not None or self._register_again(vbucket, report, request)
+
+    def _register_again(self, vbucket: VBucket, report: Report, request: StreamRequest) -> bool:
+        safe = max(min(request.snapshot_start, request.start_seqno), vbucket.purge_seqno)
+        watermark = min(safe, request.start_seqno)
+        renewed = report._replace(watermark=watermark, vb_uuid=None)
+        try:
+            self._watermarks.report(vbucket, renewed, self)
+        except CommandError:  # a replica, no room: the stream goes on without a row
+            return False
+        self._owned.add((vbucket.id, report.id))
+        return True
+
+    def close(self) -> None:
+        """Release the rows: the connection is closed."""
+        self._closed = True
+        for number, name in self._owned:
+            self._watermarks.release(number, name, self)
+
+
+def _kind(number: int) -> Kind:
+    try:
+        return Kind(number)
+    except ValueError:
+        raise InvalidArguments(f"there is no kind {number}") from None
+
+
+def _answer(reported: Reported) -> Answer:
+    return Answer(HWT_REPLY_EXTRAS.pack(*reported[:3]))
