@@ -13,8 +13,8 @@ Source: UPR reference 2.1, 2.11, 7; docs/extensions.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.binary import decode_hello, encode_hello
@@ -23,6 +23,7 @@ from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
+from uprmc.protocol.watermarks import WATERMARKS_KEY
 
 FLOW_CONTROL = b"connection_buffer_size"
 KEEP_ALIVES = b"enable_noop"
@@ -39,6 +40,7 @@ BARRIERS = b"uprmc_barrier"
 LEASES = b"uprmc_leases"
 SNAPSHOTS = SNAPSHOTS_KEY
 STREAM_REQUESTS = STREAM_REQUESTS_KEY
+WATERMARKS = WATERMARKS_KEY
 
 #: Keys of CONTROLs that only a node like this one knows begin so.
 OURS = b"uprmc_"
@@ -60,6 +62,7 @@ CONTROLS: Mapping[bytes, str] = {
     LEASES: "true",
     SNAPSHOTS: "true",
     STREAM_REQUESTS: "true",
+    WATERMARKS: "true",
 }
 
 
@@ -80,6 +83,10 @@ class Handshake:
     unnumbered: frozenset[bytes] = frozenset()
     features: tuple[Feature, ...] = (Feature.JSON, Feature.XERROR, Feature.TERMS)
     flags: int = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
+
+    def registering(self) -> Self:
+        """Return the same for a consumer that registers with the watermarks of a node."""
+        return replace(self, asks=(*self.asks, WATERMARKS))
 
     def hello(self, agent: bytes) -> RequestFrame:
         """Return the HELLO; `agent` is what the producer's log calls us."""

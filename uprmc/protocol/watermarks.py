@@ -44,6 +44,12 @@ HWT_REPORT_UUID_EXTRAS = derive(HwtReportExtras)
 HwtReplyExtras = Layout("purge_seqno" / Int64ub, "high_seqno" / Int64ub, "lifetime_s" / Int32ub)
 HWT_REPLY_EXTRAS = derive(HwtReplyExtras)
 
+#: Extras of the reply ROLLBACK 0, if deletions above the watermark have been purged: up to which
+#: seqno, what the expired row had reported, and when it expired (Unix time); 0 = there was no row,
+#: or it is forgotten.
+HwtPurgedExtras = Layout("purge_seqno" / Int64ub, "watermark" / Int64ub, "expired_at" / Int64ub)
+HWT_PURGED_EXTRAS = derive(HwtPurgedExtras)
+
 _RECORD = Layout(
     "id_bytes" / Int16ub,
     "id" / Bytes(this.id_bytes),
