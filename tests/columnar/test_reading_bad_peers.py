@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from interop.replica_pair import wait_until
 from tests.codec.frames import Frame
 from tests.columnar.read_peer import (
     FakeNode,
@@ -283,10 +284,10 @@ def test_what_came_is_acknowledged() -> None:
     with FakeNode({0: 2000}) as node:
         small = access(node, flow_control_bytes=20_000)
         rows = sum(batch.num_rows for batch in read(small, [Range(0)], COLUMNS))
+        assert rows == 2000
+        wait_until(lambda: node.count(Opcode.UPR_BUFFER_ACK) > 0, lambda: "no acknowledgement")
         acknowledged = [int.from_bytes(each.extras, "big") for each in node.asked
                         if each.opcode == Opcode.UPR_BUFFER_ACK]  # fmt: skip
-        assert rows == 2000
-        assert acknowledged
         assert min(acknowledged) >= 10_000
 
 

@@ -101,7 +101,8 @@ class Stream:
         """Run one batch; ``None`` if there was none."""
         if not self.plan(rows):
             return None
-        self.follower.committed()
+        assert self.last is not None
+        self.follower.committed(self.last[0])
         found = self.read()
         self.sink.apply(found)
         return found

@@ -55,7 +55,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def stream(node: Node | Calm, **changes: object) -> Stream:
-    return Stream(options_for(str(node.upr), **changes))
+    """A stream; at a node that tests share it leaves nothing behind that keeps deletions."""
+    return Stream(options_for(str(node.upr), **{"register": isinstance(node, Node)} | changes))
 
 
 def leases_of(node: Calm) -> int:

@@ -188,6 +188,9 @@ LEASE_READER = Handshake(
     ),
 )
 
+#: Who only reports watermarks: the driver of a Spark stream, whose tasks read elsewhere. Tolerant.
+REGISTRAR = Handshake(asks=(WATERMARKS,))
+
 
 # --- what is answered -----------------------------------------------------------------------------
 

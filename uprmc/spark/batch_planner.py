@@ -45,10 +45,23 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Rules:
-    """What is to happen when history branched, and when something cannot be had any more."""
+    """What is to happen when history branched, and when something cannot be had any more.
+
+    Attributes:
+        on_rollback: `FAIL`, `REWIND` or `RESTART`.
+        fail_on_data_loss: a vBucket that is on no node is an error.
+        on_purged: `FAIL` or `RESTART` where deletions were dropped before they were read, ``None``
+            = the former if a loss is an error.
+    """
 
     on_rollback: str = FAIL
     fail_on_data_loss: bool = True
+    on_purged: str | None = None
+
+    @property
+    def fail_on_purge(self) -> bool:
+        """Whether it is an error that deletions were dropped before they were read."""
+        return self.fail_on_data_loss if self.on_purged is None else self.on_purged == FAIL
 
 
 @dataclass(frozen=True)
@@ -60,12 +73,14 @@ class Seen:
         high_seqno: of its newest change.
         purge_seqno: of the newest deletion that was dropped for good.
         place: the node.
+        told: what it said of the deletions that were dropped, as words.
     """
 
     log: FailoverLog
     high_seqno: int
     purge_seqno: int = 0
     place: str = ""
+    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +114,7 @@ def settled(start: Offset, confirmed: bool, places: Mapping[int, str], rules: Ru
     for number in unsure:
         if positions[number].snapshot is None:
             positions[number] = _reopened(positions[number])
-        if not rules.fail_on_data_loss:
+        if not rules.fail_on_purge:
             positions[number] = _bare(positions[number])
     return Settled(replace(start, positions=positions, lease=None), unsure)
 
@@ -215,8 +230,8 @@ def _shared(here: Settled, number: int, seen: Seen) -> int | None:
 
 def _gone_back(position: Position, number: int, seen: Seen, point: int, rules: Rules) -> Position:
     purged = 0 < position.seqno < seen.purge_seqno
-    if purged and rules.fail_on_data_loss:
-        raise _lost(number, position.seqno, seen.purge_seqno)
+    if purged and rules.fail_on_purge:
+        raise _lost(number, position.seqno, seen)
     if rules.on_rollback == FAIL and not purged:
         raise RolledBack(number, position.seqno, point, _ADVICE)
     target = _target(point, position.whole, position.origin, rules)
@@ -232,10 +247,11 @@ def _gone_back(position: Position, number: int, seen: Seen, point: int, rules: R
     )
 
 
-def _lost(vbucket: int, seqno: int, purge_seqno: int) -> DataLost:
+def _lost(vbucket: int, seqno: int, seen: Seen) -> DataLost:
+    told = f" ({seen.told})" if seen.told else ""
     return DataLost(
-        f"vb={vbucket} checkpoint={seqno}: deletions up to {purge_seqno} were dropped for good "
-        "before this stream saw them; failOnDataLoss=false begins this vBucket again"
+        f"vb={vbucket} checkpoint={seqno}: deletions up to {seen.purge_seqno} were dropped for "
+        f"good before this stream saw them{told}; onPurged=restart begins this vBucket again"
     )
 
 
@@ -351,8 +367,8 @@ class Slice:
                 raise RolledBack(self.vbucket, self.start, shared, _ADVICE)
             return None
         if 0 < self.start < seen.purge_seqno:
-            if rules.fail_on_data_loss:
-                raise _lost(self.vbucket, self.start, seen.purge_seqno)
+            if rules.fail_on_purge:
+                raise _lost(self.vbucket, self.start, seen)
             return replace(self, start=0, snapshot=(0, 0), control=0)
         return self
 

@@ -232,7 +232,7 @@ class _Feed:
         names = publish(self._to, number, self._format, written)
         rows = sum(each.rows for each in written)
         self._kept.commit(number, {"files": names, "rows": rows, "ended": time.time()})
-        self._follower.committed()
+        self._follower.committed(end)
         self._report.batches += 1
         self._report.rows += rows
         self._report.files += len(names)

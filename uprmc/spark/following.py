@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from uuid import uuid4
 
 from uprmc.columnar.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
 from uprmc.columnar.lease import KeptLease, acquire, of_token
@@ -20,6 +21,7 @@ from uprmc.spark.batch_planner import Seen, Settled, Slice
 from uprmc.spark.offsets import Offset, starting_at
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
+from uprmc.spark.registration import Registration
 from uprmc.spark.starting import latest
 from uprmc.spark.stream_task import BatchTask, rules_of, seen_of
 
@@ -41,6 +43,8 @@ class Follower:
         self._kept: dict[str, KeptLease] = {}
         self._superseded: set[str] = set()
         self._until_now = self._has_seen_now = False
+        self._instance: str | None = None
+        self._registration: Registration | None = None
 
     # --- offsets --------------------------------------------------------------------------------
 
@@ -51,7 +55,7 @@ class Follower:
             BadOption, VBucketsChanged: the place that the user names makes no sense here.
         """
         if self._initial is None:
-            self._initial = self._beginning()
+            self._initial = self._named(self._beginning())
         return self._initial
 
     def _beginning(self) -> Offset:
@@ -89,7 +93,7 @@ class Follower:
             RolledBack, DataLost, NoVBucket, VBucketsChanged: see ``docs/spark.md``.
             Unreachable, LeaseRefused, ...
         """
-        end = self._end(start, rows)
+        end = self._end(self._named(start), rows)
         if start.lease is not None and end.lease != start.lease:
             self._superseded.add(start.lease)
         return end
@@ -98,6 +102,7 @@ class Follower:
         nodes = self._asked()
         batch_planner.checked(start, nodes.vbuckets)
         standings = self._standings(nodes)
+        self._register(start, {number: each.place for number, each in standings.items()})
         places = self._places(start)
         live = self._lives_on(start, places, standings)
         if live and start.under_way:
@@ -114,6 +119,7 @@ class Follower:
         self, here: Settled, standings: Mapping[int, Standing], rows: int | None
     ) -> Offset:
         kept, seen = self._held(standings)
+        seen = {number: self._with_reason(number, each) for number, each in seen.items()}
         try:
             end = batch_planner.advanced(here, seen, kept.token, self._rules, rows)
         except BaseException:
@@ -136,6 +142,10 @@ class Follower:
         if not parts:
             return []
         nodes = self._asked()
+        if self._registration is None and end.instance is not None:
+            places = {each.vbucket: nodes.owners.get(each.vbucket) for each in parts}
+            known = {number: place for number, place in places.items() if place is not None}
+            self._register(replace(start, instance=end.instance), known)
         lease, owners = end.lease, self._places(end)
         if lease is None or not self._renewed(lease):
             lease, owners = None, self._without_lease(nodes, parts)
@@ -167,12 +177,15 @@ class Follower:
 
     # --- leases ---------------------------------------------------------------------------------
 
-    def committed(self) -> None:
-        """The end of the next batch is written down: older leases are not needed any more.
+    def committed(self, end: Offset) -> None:
+        """The batch that ends here is over, and the end of the next one may be written down.
 
+        The nodes hear how far it is, and older leases are not needed any more.
         They may be of a process that was killed: without this a feed that is started again and
         again would use up what a node grants.
         """
+        if self._registration is not None:
+            self._registration.committed(end)
         while self._superseded:
             token = self._superseded.pop()
             kept = self._kept.pop(token, None)
@@ -185,6 +198,9 @@ class Follower:
         for kept in self._kept.values():
             kept.close()
         self._kept.clear()
+        if self._registration is not None:
+            self._registration.close()
+            self._registration = None
         if self._nodes is not None:
             self._nodes.close()
             self._nodes = None
@@ -235,6 +251,34 @@ class Follower:
         except (LeaseEnded, Unreachable):
             return False
         return True
+
+    # --- registration ---------------------------------------------------------------------------
+
+    def _named(self, offset: Offset) -> Offset:
+        """Return an offset with the id that the nodes know the stream by."""
+        if not self._options.register or offset.instance is not None:
+            return offset
+        if self._instance is None:
+            self._instance = uuid4().hex
+        return replace(offset, instance=self._instance)
+
+    def _register(self, committed: Offset, places: Mapping[int, str]) -> None:
+        """Have deletions kept before a lease is taken; what is registered already is reported."""
+        options = self._options
+        if not options.register or committed.instance is None:
+            return
+        if self._registration is None:
+            self._registration = Registration(
+                options.access,
+                committed.instance,
+                options.register_s,
+                restarts=not self._rules.fail_on_purge,
+            )
+        self._registration.begin(committed, places)
+
+    def _with_reason(self, number: int, seen: Seen) -> Seen:
+        told = "" if self._registration is None else self._registration.told(number)
+        return replace(seen, told=told)
 
     # --- nodes ----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Equal offsets have equal text: Spark compares texts to see whether there is anyt
 that nothing was read from is left out, so the beginning is an offset without positions, and a
 vBucket that is made later begins at 0.
 
-    {"v": 1, "n": 64, "lease": TOKEN, "vb": {"5": {"u": "00f1...", "s": 1155, ...}}}
+    {"v": 1, "n": 64, "id": ID, "lease": TOKEN, "vb": {"5": {"u": "00f1...", "s": 1155, ...}}}
 
 | key | of a position |
 |---|---|
@@ -16,6 +16,7 @@ vBucket that is made later begins at 0.
 | `o` | the reader began here and holds nothing at or below it |
 | `m` | the batch that ends here read something of this vBucket, from the lease `lease` |
 
+`id` is what the nodes know the stream by (`registration`); it stays for the life of a checkpoint.
 Without `lease` every position is known to be exactly what was read: see `batch_planner`.
 """
 
@@ -37,6 +38,8 @@ VERSION = 1
 #: Older complete states that are remembered of each vBucket.
 BOUNDARIES_MAX = 6
 
+#: Longest id that a node takes.
+ID_MAX_BYTES = 64
 
 _SEQNO_MAX = 2**63 - 1
 _EARLIEST, _LATEST = "earliest", "latest"
@@ -77,11 +80,13 @@ class Offset:
         vbuckets: how many the nodes have in all.
         positions: by vBucket, without those at the beginning.
         lease: token of the lease that the batch which ends here was read from.
+        instance: the id of the stream's rows in the watermark tables, ``None`` = it has none.
     """
 
     vbuckets: int
     positions: Mapping[int, Position] = field(default_factory=dict)
     lease: str | None = None
+    instance: str | None = None
 
     def at(self, vbucket: int) -> Position:
         """Return where it stands."""
@@ -95,6 +100,8 @@ class Offset:
     def to_dict(self) -> dict[str, Any]:
         """Return what becomes JSON; equal offsets give equal text."""
         found: dict[str, Any] = {"v": VERSION, "n": self.vbuckets}
+        if self.instance is not None:
+            found["id"] = self.instance
         if self.lease is not None:
             found["lease"] = self.lease
         positions = sorted(self.positions.items())
@@ -138,11 +145,11 @@ def parsed(found: Any, where: str = "offset") -> Offset:
         plain = json.loads(found) if isinstance(found, str) else found
         if plain["v"] != VERSION:
             raise BadFile(f"{where}: version {plain['v']!r}; this program knows {VERSION}")
-        lease = plain.get("lease")
-        if lease is not None and not isinstance(lease, str):
-            raise ValueError("lease")
+        lease, instance = _text(plain, "lease"), _text(plain, "id")
+        if instance is not None and not 1 <= len(instance.encode()) <= ID_MAX_BYTES:
+            raise ValueError("id")
         vbuckets = _number(plain["n"], 1, VBUCKETS_MAX)
-        return Offset(vbuckets, _positions(plain["vb"], vbuckets), lease)
+        return Offset(vbuckets, _positions(plain["vb"], vbuckets), lease, instance)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadFile(f"{where} is no offset of uprmc: {type(error).__name__}: {error}") from None
 
@@ -173,7 +180,7 @@ def _of_user(text: str, vbuckets: int) -> Offset:
     try:
         found = json.loads(text)
         if "v" in found:
-            return replace(parsed(found, "startingOffsets"), lease=None)
+            return replace(parsed(found, "startingOffsets"), lease=None, instance=None)
         positions = _positions(found.get("vb", found), vbuckets)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadOption(
@@ -236,6 +243,13 @@ def _position(found: Mapping[str, Any]) -> Position:
         raise ValueError(f"b={found['b']!r}")
     origin, moved = _number(found.get("o", 0)), bool(found.get("m", 0))
     return Position(uuid, seqno, snapshot, boundaries, rewound_to, origin, moved)
+
+
+def _text(found: Mapping[str, Any], name: str) -> str | None:
+    text = found.get(name)
+    if text is not None and not isinstance(text, str):
+        raise ValueError(name)
+    return text
 
 
 def _number(value: object, least: int = 0, most: int = _SEQNO_MAX) -> int:

@@ -132,6 +132,32 @@ class ReadOptions:
         "true",
         "Stop when deletions were dropped before they were read, or when a vBucket is on no node.",
     )
+    on_purged: str | None = option(
+        "onPurged",
+        units.one_of("fail", "restart"),
+        "",
+        "What to do when deletions were dropped before they were read. fail: stop. restart: read "
+        "the vBucket from its beginning, after a control row. By default what failOnDataLoss says.",
+        only=STREAM,
+        words=("fail", "restart"),
+    )
+    register: bool = option(
+        "register",
+        units.switch,
+        "true",
+        "Register with the nodes: they keep deletions until this stream has committed them.",
+        only=STREAM,
+    )
+    register_s: int = option(
+        "registerSeconds",
+        units.whole,
+        "0",
+        "How long the nodes remember this stream after its last report. 0: the node's "
+        "purge.expires_spark_s, which is also the most.",
+        least=0,
+        most=2**32 - 1,
+        only=STREAM,
+    )
     batch_rows: int = option(
         "batchRows",
         units.whole,

@@ -84,7 +84,7 @@ class UprmcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """The micro-batch that ends here is over, and the end of the next one is written down."""
-        self._driver().committed()
+        self._driver().committed(parsed(end))
 
     def stop(self) -> None:
         """The query is over."""

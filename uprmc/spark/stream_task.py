@@ -47,7 +47,7 @@ class BatchTask:
 
 def rules_of(options: ReadOptions) -> Rules:
     """Return what a stream does about branches and losses."""
-    return Rules(options.on_rollback, options.fail_on_data_loss)
+    return Rules(options.on_rollback, options.fail_on_data_loss, options.on_purged)
 
 
 def run(options: ReadOptions, task: BatchTask) -> Iterator[Any]:
