@@ -118,6 +118,7 @@ _EXTRAS_TABLES = {
     "Rounds": 0xEA,
     "Barriers": 0xE9,
     "Watermarks": 0xED,
+    "Watermarks at replicas": 0xEF,
     "This server as a consumer": 0x51,
     "SEQNO_ACKNOWLEDGED": 0x61,
     "GET_VERSION": 0xE7,

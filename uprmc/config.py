@@ -364,6 +364,14 @@ class UprSettings:
         1,
         10_000_000,
     )
+    watermarks_interval_s: float = _setting(
+        1.0,
+        "seconds",
+        "How often a replica says what it has on disk, and is told of its source's watermarks, "
+        "at most.",
+        0.01,
+        3_600,
+    )
     consumer_buffer: int = _setting(
         10 * MIB,
         "bytes",

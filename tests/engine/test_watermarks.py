@@ -411,7 +411,7 @@ def test_a_removed_vbucket_takes_its_rows_along() -> None:
     assert restarted(node).bucket.watermarks.row_count == 0
 
 
-@pytest.mark.parametrize("damage", [b"\x02", b"\x01short", b"\x01\x09" + bytes(38)])
+@pytest.mark.parametrize("damage", [b"\x03", b"\x02short", b"\x01short", b"\x01\x09" + bytes(38)])
 def test_a_damaged_document_is_refused(damage: bytes) -> None:
     with pytest.raises(StoreCorrupt):
         document.decode(damage)

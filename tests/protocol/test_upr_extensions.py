@@ -136,7 +136,7 @@ def test_a_vector_means_what_the_table_says_both_ways(number: str) -> None:
 
 
 def test_numbers_are_the_references() -> None:
-    """0xe8 to 0xee; the three of the leases and GET_VERSION lie below them."""
+    """0xe8 to 0xef; the three of the leases and GET_VERSION lie below them."""
     assert [opcode.name for opcode in Opcode if 0xE4 <= opcode <= 0xEF] == [
         "LEASE_ACQUIRE",
         "LEASE_RENEW",
@@ -149,6 +149,7 @@ def test_numbers_are_the_references() -> None:
         "SNAPSHOT_END",
         "HWT_REPORT",
         "HWT_READ",
+        "HWT_REPLICATE",
     ]
 
 

@@ -71,6 +71,12 @@ def replica_rig(**changes: Any) -> Rig:
     return rig
 
 
+def name_node(rig: Rig, name: bytes) -> Rig:
+    """Have a node register with its sources under this name."""
+    rig.services.upr.instance = name
+    return rig
+
+
 def restore(source: Rig, promoted: Rig, number: int = 0) -> None:
     """Undo a promotion: the source is active again, in a term above that of who was promoted."""
     vbucket = source.bucket.vbuckets[number]
@@ -214,8 +220,7 @@ class Script:
             self.link.take_over([number])
         else:
             self.link.follow([number])
-        (asked,) = self.sent()
-        assert asked.opcode == STREAM_REQUEST
+        (asked,) = (each for each in self.sent() if each.opcode == STREAM_REQUEST)
         self.answer(asked, value=log or failover_log((0xA, 0)))
         self.owner.take()
         return asked.opaque

@@ -274,7 +274,7 @@ def test_an_answer_that_is_cut_anywhere_is_understood(rig: Rig) -> None:
     assert answer.status == OK
 
 
-@pytest.mark.parametrize("opcode", [0x4C, 0x5F, 0x60, 0x62, 0x67, 0xEF])
+@pytest.mark.parametrize("opcode", [0x4C, 0x5F, 0x60, 0x62, 0x67, 0xBD])
 @pytest.mark.parametrize("flags", [PRODUCER, 0])
 def test_opcodes_that_nobody_serves_are_unknown_commands(rig: Rig, opcode: int, flags: int) -> None:
     peer = Peer.open(rig, flags=flags)

@@ -124,7 +124,7 @@ def _vbucket(number: int, facts: dict[str, str]) -> dict[str, Any]:
         "vbucket": number,
         **{name: int(facts[name]) for name in ("high_seqno", "purge_seqno", "limit")},
         "limited_by": facts["limited_by"] or None,
-        "incomplete": False,
+        "incomplete": facts.get("incomplete") == "true",
         "rows": list(rows.values()),
     }
 

@@ -12,7 +12,7 @@ over, so the hot path needs a single lookup; only a failed lookup asks for the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from uprmc.config import Settings
@@ -33,7 +33,7 @@ from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.watermarks.registry import Watermarks
-from uprmc.engine.watermarks.rows import Limit
+from uprmc.engine.watermarks.rows import Limit, Row
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import VBucketHeader, VBucketState, vbucket_of
@@ -214,6 +214,7 @@ class Bucket:
                 if not (takeover and vbucket.receiving is None):
                     self._branch(vbucket)
                 self.leave_lost_cas_behind(vbucket)
+                self.watermarks.promoted(vbucket)
             vbucket.state = state
             vbucket.change_header()
             vbucket.interrupt(Interruption.STATE_CHANGED)
@@ -302,6 +303,19 @@ class Bucket:
         if filled and not numbered and vbucket.purge_seqno < limit.seqno:
             return Limit(vbucket.purge_seqno, "source")
         return limit
+
+    def learn_table(
+        self, vbucket: VBucket, purge_seqno: int, rows: Iterable[Row], *, incomplete: bool
+    ) -> None:
+        """Take over what a replica's source has told of its watermarks.
+
+        A purge seqno beyond what the replica has on disk as complete snapshots changes nothing.
+        """
+        held_seqno = min(vbucket.whole_seqno, self.flusher.durable_seqno(vbucket))
+        if vbucket.purge_seqno < purge_seqno <= held_seqno:
+            vbucket.purge_seqno = purge_seqno
+            vbucket.change_header()
+        self.watermarks.learn(vbucket, rows, incomplete=incomplete)
 
     def _compacted(self, rule: PurgeRule, result: Compacted) -> None:
         """Tell what was dropped, and whom a forced compaction has outpaced."""

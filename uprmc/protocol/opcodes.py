@@ -151,6 +151,7 @@ class Opcode(IntEnum):
     SNAPSHOT_END = 0xEC
     HWT_REPORT = 0xED
     HWT_READ = 0xEE
+    HWT_REPLICATE = 0xEF
 
     SET_SESSION_TOKEN = 0xF4
     GET_SESSION_TOKEN = 0xF5

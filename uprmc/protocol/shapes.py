@@ -145,6 +145,7 @@ SHAPES: dict[int, Shape] = {
     Opcode.SNAPSHOT_END: _shape(12),
     Opcode.HWT_REPORT: _shape(16, 24, key=Part.REQUIRED, value=Part.OPTIONAL),
     Opcode.HWT_READ: _shape(0, key=Part.OPTIONAL),
+    Opcode.HWT_REPLICATE: _shape(12, value=Part.OPTIONAL),
     Opcode.STREAM_REQUESTS: _shape(4, value=Part.REQUIRED),
     Opcode.SNAPSHOTS: _shape(8, value=Part.REQUIRED),
     Opcode.SET_SESSION_TOKEN: _shape(8),

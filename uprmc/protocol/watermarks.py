@@ -65,6 +65,12 @@ _RECORD = Layout(
 HwtReadValue = Layout("entries" / GreedyRange(_RECORD), Terminated)
 
 
+#: Extras of HWT_REPLICATE, whose value has the rows as HWT_READ shows them. `rows` counts all that
+#: the sender has; those that its peer must not have yet are not in the value.
+HwtReplicateExtras = Layout("purge_seqno" / Int64ub, "rows" / Int32ub)
+HWT_REPLICATE_EXTRAS = derive(HwtReplicateExtras)
+
+
 class WatermarkRecord(NamedTuple):
     """One row, as HWT_READ shows it."""
 

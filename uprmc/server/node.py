@@ -94,6 +94,7 @@ class Node:
         self.events = Events(self._clock.now)
         self.bucket.on_event = self.events.tell
         self.upr = Hub(self.bucket, settings.upr)
+        self.upr.instance = b"node-%012x" % self.uuid
         self.warmup = Warmup(self.bucket)
         self.warmup_s = 0.0
         self.verbosity = 0

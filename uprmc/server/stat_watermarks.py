@@ -27,6 +27,7 @@ def watermarks(node: ObservedNode, numbers: list[int]) -> StatGroup:
             (f"{name}:purge_seqno", str(vbucket.purge_seqno)),
             (f"{name}:limit", str(limit.seqno)),
             (f"{name}:limited_by", shown(limit.limited_by) or ""),
+            (f"{name}:incomplete", str(bucket.watermarks.is_incomplete(number)).lower()),
             (f"{name}:rows", str(len(rows))),
         ]
         for row in rows:

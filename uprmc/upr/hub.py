@@ -97,6 +97,7 @@ class Hub:
         producers, consumers: open connections by name; a name is used once among all.
         preread: who reads ahead of streams; ``None`` = they read by themselves.
         follows: whether this node dials another one to fill a vBucket, by number.
+        instance: this node's name in the watermarks of its sources, empty = it registers nowhere.
         items_sent, bytes_sent: by connections that are closed.
     """
 
@@ -109,6 +110,7 @@ class Hub:
         self.consumers: dict[bytes, Peer] = {}
         self.preread: Preread | None = None
         self.follows: Callable[[int], bool] = _never
+        self.instance = b""
         self._unregistered: set[Peer] = set()
         self.items_sent = 0
         self.bytes_sent = 0

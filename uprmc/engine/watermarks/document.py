@@ -1,6 +1,7 @@
 """The local document that keeps the rows of one vBucket over restarts.
 
 A version byte, then for each row its numbers, its id and its meta log. All numbers are big-endian.
+The version is 2 if a replica's table is incomplete.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from uprmc.model import SEQNO_MAX
 from uprmc.protocol.derive import derive
 
 _VERSION = b"\x01"
+_INCOMPLETE = b"\x02"
 
 _NO_FLOOR = SEQNO_MAX
 
@@ -39,18 +41,25 @@ def name_of(vbucket: int) -> bytes:
     return b"uprmc/watermarks/%d" % vbucket
 
 
-def encode(rows: Iterable[Row]) -> bytes | None:
-    """Return the document of these rows, ``None`` if there are none."""
+def encode(rows: Iterable[Row], *, incomplete: bool = False) -> bytes | None:
+    """Return the document of these rows, ``None`` if there are none and none are lacking."""
     pieces = [_encoded(row) for row in rows]
+    if incomplete:
+        return b"".join([_INCOMPLETE, *pieces])
     return b"".join([_VERSION, *pieces]) if pieces else None
+
+
+def is_incomplete(document: bytes | None) -> bool:
+    """Tell whether rows are lacking."""
+    return document is not None and document.startswith(_INCOMPLETE)
 
 
 def decode(document: bytes | None) -> list[Row]:
     """Read it back, empty if there is none; raises `StoreCorrupt`."""
     if document is None:
         return []
-    if not document.startswith(_VERSION):
-        raise StoreCorrupt("stored watermarks are not of version 1")
+    if not document.startswith((_VERSION, _INCOMPLETE)):
+        raise StoreCorrupt("stored watermarks are not of version 1 or 2")
     try:
         return list(_decoded(document))
     except (struct.error, ValueError):

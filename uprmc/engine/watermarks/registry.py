@@ -9,7 +9,8 @@ Neighbours: `bucket` asks for limits, `warmup` loads what is stored, `upr` speak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
@@ -19,12 +20,16 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.dropped import Dropped
 from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s
+from uprmc.engine.watermarks.shown import Shown
 from uprmc.engine.watermarks.table import MANAGER, Outpaced, WatermarkTable
 from uprmc.errors import KeyNotFound, NotMyVBucket
 from uprmc.model import VBucketState
 from uprmc.ports import Clock
 from uprmc.rollback import Held
 from uprmc.storage.interface import Store
+
+#: States of vBuckets that are filled from a source: their rows are the source's.
+_FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
 
 
 class Reported(NamedTuple):
@@ -68,9 +73,10 @@ class Watermarks:
 
     def load(self, store: Store, number: int) -> None:
         """Read the stored rows of a vBucket; raises `StoreCorrupt`."""
-        rows = document.decode(store.local(document.name_of(number)))
-        if rows:
-            self._tables[number] = WatermarkTable(self._settings, rows)
+        stored = store.local(document.name_of(number))
+        rows, incomplete = document.decode(stored), document.is_incomplete(stored)
+        if rows or incomplete:
+            self._tables[number] = WatermarkTable(self._settings, rows, incomplete=incomplete)
 
     def forget(self, number: int) -> None:
         """Delete all rows of a vBucket, because it was removed."""
@@ -99,7 +105,10 @@ class Watermarks:
         """Return how far a vBucket may be purged; expired rows are removed first."""
         self._expire(vbucket)
         durable_seqno = self._flusher.durable_seqno(vbucket)
-        return self._table(vbucket.id).limit(held_of(vbucket), durable_seqno, self._clock.now())
+        table, held = self._table(vbucket.id), held_of(vbucket)
+        if vbucket.state in _FILLED:
+            return table.limit_of_copy(held, durable_seqno)
+        return table.limit(held, durable_seqno, self._clock.now())
 
     def report(self, vbucket: VBucket, report: Report, owner: object) -> Reported:
         """Register a client, or take its report.
@@ -112,7 +121,7 @@ class Watermarks:
             raise NotMyVBucket(vbucket.id)
         held = held_of(vbucket)
         self._expire(vbucket)
-        table = self._tables.get(vbucket.id) or WatermarkTable(self._settings)
+        table = self._table(vbucket.id)
         try:
             new = table.report(report, owner, held, self._clock.now())
         except Outpaced:
@@ -124,6 +133,36 @@ class Watermarks:
         self._store_later(vbucket.id)
         lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, self._settings)
         return Reported(held.purge_seqno, held.high_seqno, lifetime_s, not new)
+
+    # --- replicas -------------------------------------------------------------------------------
+
+    def changes(self, number: int) -> int:
+        """Return a number that rises with each change of a vBucket's rows."""
+        table = self._tables.get(number)
+        return 0 if table is None else table.changes
+
+    def show(self, vbucket: VBucket, name: bytes, reach: int) -> Shown:
+        """Return what the replica of this id is told, see `WatermarkTable.show`."""
+        self._expire(vbucket)
+        return self._table(vbucket.id).show(name, reach, held_of(vbucket))
+
+    def is_incomplete(self, number: int) -> bool:
+        """Tell whether rows of a replica's source are lacking here."""
+        return self._table(number).incomplete
+
+    def learn(self, vbucket: VBucket, rows: Iterable[Row], *, incomplete: bool) -> None:
+        """Take over the rows that a replica's source has told, in place of all others."""
+        table = WatermarkTable(self._settings, rows, incomplete=incomplete)
+        table.changes = self.changes(vbucket.id) + 1
+        self._tables[vbucket.id] = table
+        self._store_later(vbucket.id)
+
+    def promoted(self, vbucket: VBucket) -> None:
+        """Go on with the rows of a vBucket that has become active, see `WatermarkTable`."""
+        table = self._tables.get(vbucket.id)
+        if table is not None:
+            table.promote(held_of(vbucket), self._clock.now())
+            self._store_later(vbucket.id)
 
     def note_outpaced(self, vbucket: VBucket, name: bytes, seqno: int) -> None:
         """Tell that a client which has everything up to `seqno` must begin at zero, and why."""
@@ -163,11 +202,14 @@ class Watermarks:
         self.on_event("watermark_managed", {"vb": vbucket.id, "id": shown(name), "done": what})
 
     def _table(self, number: int) -> WatermarkTable:
-        return self._tables.get(number) or WatermarkTable(self._settings)
+        table = self._tables.get(number)
+        return WatermarkTable(self._settings) if table is None else table
 
     def _expire(self, vbucket: VBucket) -> None:
         table = self._tables.get(vbucket.id)
-        gone = table.expire(self._clock.now()) if table is not None else []
+        if table is None or vbucket.state in _FILLED:
+            return  # its source says which rows are gone
+        gone = table.expire(self._clock.now())
         if gone:
             self.expired += len(gone)
             self._store_later(vbucket.id)
@@ -177,4 +219,8 @@ class Watermarks:
 
     def _store_later(self, number: int) -> None:
         name = document.name_of(number)
-        self._flusher.keep_local(name, lambda: document.encode(self._table(number).stored()))
+        self._flusher.keep_local(name, partial(self._document, number))
+
+    def _document(self, number: int) -> bytes | None:
+        table = self._table(number)
+        return document.encode(table.stored(), incomplete=table.incomplete)

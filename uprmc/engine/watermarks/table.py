@@ -9,7 +9,8 @@ Source: `reference/systems.md` a.2 and a.4; rows X14, X18 and X19.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from uprmc.config import PurgeSettings
 from uprmc.engine.watermarks.rows import (
@@ -20,6 +21,7 @@ from uprmc.engine.watermarks.rows import (
     judged,
     limit_of,
 )
+from uprmc.engine.watermarks.shown import EARLIER_REPORTS, Shown, is_told, shown_to
 from uprmc.errors import (
     KeyExists,
     KeyNotFound,
@@ -43,12 +45,21 @@ class WatermarkTable:
 
     Attributes:
         owners: by id, for rows whose connection is open.
+        incomplete: whether a replica's source has rows that are not here.
+        changes: rises with each change of a row.
     """
 
-    def __init__(self, settings: PurgeSettings, rows: Iterable[Row] = ()) -> None:
+    def __init__(
+        self, settings: PurgeSettings, rows: Iterable[Row] = (), *, incomplete: bool = False
+    ) -> None:
         self._settings = settings
         self._rows = {row.id: row for row in rows}
+        self._earlier: dict[bytes, deque[Row]] = {}
+        #: Id of a replica -> the rows that it was told last, by their ids.
+        self._shown: dict[bytes, dict[bytes, Row]] = {}
         self.owners: dict[bytes, object] = {}
+        self.incomplete = incomplete
+        self.changes = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -69,7 +80,52 @@ class WatermarkTable:
     def limit(self, held: Held, durable_seqno: int, now: float) -> Limit:
         """Return how far the vBucket may be purged."""
         live = [row for row in self._rows.values() if not row.is_expired(now)]
-        return limit_of(judged(live, held), held, durable_seqno)
+        told = [row for name in self._shown if name in self._rows for row in self._told(name)]
+        return limit_of(judged([*live, *told], held), held, durable_seqno)
+
+    def _told(self, name: bytes) -> Iterator[Row]:
+        """Return what a replica was told of the rows that are there still.
+
+        Who is promoted has these rows, and must not have been told of a purge above them.
+        """
+        return (row for row in self._shown[name].values() if row.id in self._rows)
+
+    def limit_of_copy(self, held: Held, durable_seqno: int) -> Limit:
+        """Return how far a replica may be purged, as far as its own table goes."""
+        if self.incomplete:
+            return Limit(SEQNO_NONE, "source")
+        rows = judged(self._rows.values(), held)
+        return limit_of(rows, held._replace(purge_seqno=SEQNO_NONE), durable_seqno)
+
+    # --- what replicas are told -----------------------------------------------------------------
+
+    def show(self, name: bytes, reach: int, held: Held) -> Shown:
+        """Return what the replica of this id is told, which has everything up to `reach`."""
+        before = self._shown.get(name, {})
+        told = [row for row in self.stored() if is_told(row)]
+        reports = [judged(self._reports_of(row, before.get(row.id)), held) for row in told]
+        shown = shown_to(reports, reach)
+        if name in self._rows:
+            self._shown[name] = {row.id: row for row in shown.rows}
+        return shown._replace(hidden=shown.hidden + self.incomplete)
+
+    def _reports_of(self, row: Row, shown: Row | None) -> Iterator[Row]:
+        yield row
+        yield from self._earlier.get(row.id, ())
+        if shown is not None:
+            yield shown
+
+    def promote(self, held: Held, now: float) -> None:
+        """Go on as the table of an active vBucket: everyone has a fresh lease.
+
+        Nobody may be ahead of where the new history begins. Replicas come anew.
+        """
+        rows = judged(filter(is_told, self.stored()), held)
+        self._rows = {row.id: row._replace(reported_at=int(now)) for row in rows}
+        self._earlier.clear()
+        self._shown.clear()
+        self.incomplete = False
+        self.changes += 1
 
     def expire(self, now: float) -> list[Row]:
         """Remove expired rows; return them."""
@@ -95,7 +151,9 @@ class WatermarkTable:
         row = self.find(report.id, held, now)
         if row is None and report.id not in self._rows and len(self) >= self._settings.max_rows:
             raise OutOfMemory(f"there are {self._settings.max_rows} rows")
-        self._rows[report.id] = _reported(row, report, held, int(now), self._settings)
+        reported = _reported(row, report, held, int(now), self._settings)
+        self._remember(report.id)
+        self._rows[report.id] = reported
         if owner is not MANAGER:
             self.owners[report.id] = owner
         return row is None
@@ -119,14 +177,27 @@ class WatermarkTable:
             self._rows[name] = row._replace(
                 watermark=SEQNO_NONE, floor=floor, vb_uuid=uuid, reported_at=int(now)
             )
+            self._earlier.pop(name, None)
+            self.changes += 1
 
     def release(self, name: bytes, owner: object) -> None:
         """Let others change a row, because its owner's connection has closed."""
         if self.owners.get(name) is owner:
             del self.owners[name]
 
+    def _remember(self, name: bytes) -> None:
+        """Keep what a row was, for replicas that its next report is ahead of."""
+        self.changes += 1
+        row = self._rows.get(name)
+        if row is not None and is_told(row):
+            earlier = self._earlier.setdefault(name, deque(maxlen=EARLIER_REPORTS))
+            earlier.appendleft(row)
+
     def _forget(self, name: bytes) -> Row:
+        self.changes += 1
         self.owners.pop(name, None)
+        self._earlier.pop(name, None)
+        self._shown.pop(name, None)
         return self._rows.pop(name)
 
     def _check_owner(self, name: bytes, owner: object) -> None:

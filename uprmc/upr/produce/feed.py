@@ -62,6 +62,7 @@ class Feed:
         disk_readings: streams that are reading the disk.
         frames_sent: of all kinds.
         barriers: cookies that wait.
+        after_snapshot: returns what to send after a snapshot of a stream, ``None`` = nothing.
         modern: whether the peer knows the newer reasons for a stream's end.
         open_opaque: opaque of the OPEN, for frames that belong to no stream.
     """
@@ -90,6 +91,7 @@ class Feed:
         self._now = 0.0
         self._completed = False
         self._cookies = 0
+        self.after_snapshot: Callable[[Stream], bytes | None] | None = None
 
     # --- streams --------------------------------------------------------------------------------
 
@@ -231,7 +233,20 @@ class Feed:
         if self._options.snapshot_ends:
             extras = SNAPSHOT_END_EXTRAS.pack(stream.last_seqno, items)
             self._frames.append((stream, self._frame(Opcode.SNAPSHOT_END, extras, stream)))
+        self._follow_up(stream)
         return 0
+
+    def look_after(self, number: int) -> None:
+        """Send what is to follow a stream's last snapshot, if it is between two."""
+        stream = self.streams.get(number)
+        if stream is not None and not stream.announced and self._follow_up(stream):
+            self._wake()
+
+    def _follow_up(self, stream: Stream) -> bool:
+        frame = None if self.after_snapshot is None else self.after_snapshot(stream)
+        if frame is not None:
+            self._frames.append((stream, frame))
+        return frame is not None
 
     def ended(self, stream: Stream, reason: EndReason) -> None:
         """See `stream.Host`."""

@@ -111,7 +111,8 @@ class Producer:
         self.keepalive = KeepAlive(hub.settings.noop_interval_s)
         self.closed = ""
         self.created_at = hub.bucket.clock.now()
-        self._registration = Registration(hub.bucket, wake)
+        self._registration = Registration(hub.bucket, wake, hub.settings.watermarks_interval_s)
+        self.feed.after_snapshot = self._registration.tables.frame
         self._hub = hub
         self._wake = wake
         self._datatypes = datatypes
@@ -144,6 +145,8 @@ class Producer:
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Pass the time on; returns whether a keep-alive is due."""
         self.feed.tick(now)
+        for number in self._registration.tables.due(now):
+            self.feed.look_after(number)
         return self.keepalive.tick(now, sent_bytes)
 
     def fill(self, out: list[bytes], budget: int) -> int:
@@ -384,6 +387,7 @@ _HANDLERS: dict[int, Callable[[Producer, UprRequest], Answer | None]] = {
     Opcode.BARRIER_ADD: Producer._barrier_add,
     Opcode.HWT_REPORT: Producer._hwt_report,
     Opcode.HWT_READ: Producer._hwt_read,
+    Opcode.HWT_REPLICATE: Producer._only_sent,
     Opcode.BARRIER_REACHED: Producer._only_sent,
     Opcode.PARTITION_START: Producer._only_sent,
     Opcode.ROUND_COMPLETE: Producer._only_sent,

@@ -14,9 +14,15 @@ from functools import partial
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.registry import Reported
-from uprmc.engine.watermarks.rows import Kind, Report, Row
+from uprmc.engine.watermarks.rows import Kind, Report, Row, granted_lifetime_s
 from uprmc.engine.watermarks.table import MANAGER
-from uprmc.errors import CommandError, InvalidArguments, KeyNotFound, NotMyVBucket
+from uprmc.errors import (
+    CommandError,
+    InvalidArguments,
+    KeyNotFound,
+    NotMyVBucket,
+    RangeExceeded,
+)
 from uprmc.model import SEQNO_NONE
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import STATUS_TEXT, Status
@@ -24,11 +30,12 @@ from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.watermarks import (
     HWT_REPLY_EXTRAS,
     OP_REMOVE,
-    WatermarkRecord,
+    ReportExtras,
     decode_report,
     encode_records,
 )
 from uprmc.upr.peer import Answer, UprRequest
+from uprmc.upr.produce.tables import Tables, passes_tables_on, record_of
 
 
 class Registration:
@@ -37,15 +44,20 @@ class Registration:
     Args:
         bucket: the data.
         wake: called when a late answer is there.
+        interval_s: replicas are told of watermarks this often at most.
+
+    Attributes:
+        tables: what replicas are told.
     """
 
-    def __init__(self, bucket: Bucket, wake: Callable[[], None]) -> None:
+    def __init__(self, bucket: Bucket, wake: Callable[[], None], interval_s: float) -> None:
         self._bucket = bucket
         self._watermarks = bucket.watermarks
         self._wake = wake
         self._named: dict[int, Report] = {}
         self._owned: set[tuple[int, bytes]] = set()
         self._late: list[bytes] = []
+        self.tables = Tables(bucket, interval_s)
         self._closed = False
 
     # --- commands -------------------------------------------------------------------------------
@@ -58,10 +70,14 @@ class Registration:
             CommandError: see `WatermarkTable.report`.
             RemoteProtocolError: the extras have an unknown form.
         """
-        vbucket = self._bucket.locate(request.vbucket)
         extras = decode_report(request.extras)
+        hop = None if manages else self._hop(request.vbucket, extras)
+        if hop is not None:
+            return self._report_to_copy(hop, request, extras)
+        vbucket = self._bucket.locate(request.vbucket)
         owner = MANAGER if manages else self
         if extras.op == OP_REMOVE:
+            self.tables.forget(vbucket.id)
             self._watermarks.remove(vbucket, request.key, owner)
             self._named.pop(vbucket.id, None)
             return _answer(Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True))
@@ -73,11 +89,41 @@ class Registration:
         if not manages:
             self._named[vbucket.id] = report
             self._owned.add((vbucket.id, report.id))
+            if kind is Kind.REPLICA:
+                self.tables.name(vbucket.id, report)
         answer = _answer(reported)
         if reported.on_disk:
             return answer
         self._watermarks.when_registered(partial(self._registered, request, answer))
         return None
+
+    def _hop(self, number: int, extras: ReportExtras) -> VBucket | None:
+        """Return the vBucket if it is a replica itself, which another one follows."""
+        vbucket = self._bucket.vbuckets.get(number)
+        chained = vbucket is not None and extras.kind == Kind.REPLICA and passes_tables_on(vbucket)
+        return vbucket if chained and self._bucket.traffic else None
+
+    def _report_to_copy(
+        self, vbucket: VBucket, request: UprRequest, extras: ReportExtras
+    ) -> Answer:
+        """Take note of who follows a replica; its rows are its source's, so this is none of them.
+
+        It needs none: nobody in a chain drops what the first source keeps.
+        """
+        if extras.op == OP_REMOVE:
+            self._named.pop(vbucket.id, None)
+            self.tables.forget(vbucket.id)
+            return _answer(Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True))
+        report = Report(request.key, Kind.REPLICA, *extras[:2], extras.vb_uuid, request.value)
+        report.check()
+        if report.watermark > vbucket.high_seqno:
+            raise RangeExceeded(f"the high seqno is {vbucket.high_seqno}")
+        self._named[vbucket.id] = report
+        self.tables.name(vbucket.id, report)
+        lifetime_s = granted_lifetime_s(
+            Kind.REPLICA, extras.lifetime_s, self._bucket.settings.purge
+        )
+        return _answer(Reported(vbucket.purge_seqno, vbucket.high_seqno, lifetime_s, True))
 
     def read(self, request: UprRequest) -> Answer:
         """Carry out a HWT_READ.
@@ -94,14 +140,7 @@ class Registration:
             rows = [row for row in rows if row.id == request.key]
             if not rows:
                 raise KeyNotFound(request.key)
-        return Answer(
-            value=encode_records(
-                WatermarkRecord(
-                    row.id, row.kind, row.watermark, row.reported_at, row.lifetime_s, row.meta
-                )
-                for row in rows
-            )
-        )
+        return Answer(value=encode_records(map(record_of, rows)))
 
     def _registered(self, request: UprRequest, answer: Answer, ok: bool) -> None:
         if self._closed:
@@ -137,6 +176,8 @@ class Registration:
         that has expired since it was named is registered again.
         """
         report = self._named.get(vbucket.id)
+        if report is not None and report.kind is Kind.REPLICA and passes_tables_on(vbucket):
+            return True
         if report is None or not self._has_row(vbucket, report, request):
             return False
         if request.start_seqno == SEQNO_NONE:

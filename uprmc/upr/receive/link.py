@@ -32,6 +32,7 @@ from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.receive.link_session import LinkSession
 from uprmc.upr.receive.progress import Progress
 from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
+from uprmc.upr.receive.reporting import Reporting, take_table
 
 _TAKEOVER = int(StreamFlag.TAKEOVER)
 
@@ -84,6 +85,7 @@ class Link(LinkSession):
         """Begin a conversation on a connection that is made; `wake` as for other sessions."""
         super().__init__(hub, name, wake)
         self.progress = Progress(self)
+        self._reporting = Reporting(self, hub.settings.watermarks_interval_s)
         self._owner: LinkOwner | None = owner
         self._left: dict[int, int] = {}
         self._active: set[int] = set()
@@ -137,6 +139,7 @@ class Link(LinkSession):
             opaque = self.questions.new_opaque()
             stream = ReplicaStream(vbucket, flags, opaque, 0, self._changed_by_others)
             self.streams[number] = stream
+            self._reporting.register(vbucket)
             self.request(stream)
 
     def _close_stream(self, stream: ReplicaStream) -> None:
@@ -153,17 +156,20 @@ class Link(LinkSession):
 
     def _opened(self) -> None:
         self.progress.begin(self._now)
+        self._reporting.begin(features.WATERMARKS in self.granted)
         if self._owner is not None:
             self._owner.opened()
 
     def _due(self, now: float) -> None:
         self.progress.tick(now)
+        self._reporting.tick(now)
 
     def connection_lost(self) -> None:
         """See `ports.Session`."""
         owner, self._owner = self._owner, None
         super().connection_lost()
         self.progress.close()
+        self._reporting.close()
         self._left.clear()
         if owner is not None:
             for number in self._active:
@@ -205,6 +211,13 @@ class Link(LinkSession):
             judge(vbucket.id, vbucket.high_seqno, stream.snapshot, marker, strict=True)
         except StreamFault as fault:
             raise RemoteProtocolError(str(fault)) from None
+
+    def _watermarks(self, request: UprRequest) -> None:
+        """Take what the source tells of its clients, between two snapshots."""
+        stream = self._reading(request)
+        if not stream.whole:
+            raise RangeExceeded("watermarks in the middle of a snapshot")
+        take_table(request, stream.vbucket, self.hub)
 
     def _hand_over(self, request: UprRequest) -> None:
         """Carry out SET_VBUCKET_STATE."""
@@ -334,5 +347,6 @@ _HANDLERS: dict[int, Callable[[Link, UprRequest], Answer | None]] = {
     Opcode.UPR_EXPIRATION: Link._deletion,
     Opcode.VBUCKET_FACTS: Link._facts,
     Opcode.UPR_SET_VBUCKET_STATE: Link._hand_over,
+    Opcode.HWT_REPLICATE: Link._watermarks,
     Opcode.UPR_NOOP: Link._noop,
 }

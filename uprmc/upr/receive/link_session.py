@@ -65,13 +65,12 @@ class LinkSession(Receiver):
 
     def _greet(self) -> None:
         settings = self.hub.settings
+        wants = features.REPLICA.registering() if self.hub.instance else features.REPLICA
         interval_s = max(_KEEP_ALIVE_MIN_S, settings.dial_timeout_s / _SIGNS_OF_LIFE)
         frames = [
-            features.REPLICA.hello(_AGENT),
-            features.REPLICA.open(self.name),
-            *features.REPLICA.controls(
-                buffer_bytes=settings.consumer_buffer, interval_s=interval_s
-            ),
+            wants.hello(_AGENT),
+            wants.open(self.name),
+            *wants.controls(buffer_bytes=settings.consumer_buffer, interval_s=interval_s),
         ]
         self._unanswered = len(frames)
         for each in frames:

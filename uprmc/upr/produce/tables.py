@@ -1,0 +1,131 @@
+"""What the replicas on one connection are told of watermarks: HWT_REPLICATE.
+
+A replica that has named a row of its own gets the rows of its source, in-band: after the end of a
+snapshot and before the next one begins, when something has changed, and not more often than the
+interval. So it learns of no row, and of no purge, before the changes that these speak of.
+
+Source: `reference/systems.md` a.6; UPR reference, section 7; rows X20, X21 and X25.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.watermarks.registry import held_of
+from uprmc.engine.watermarks.rows import Report, Row, judged
+from uprmc.model import VBucketState
+from uprmc.protocol.header import encode_request
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, encode_records
+from uprmc.upr.produce.stream import Stream, StreamState
+
+
+class _Key(NamedTuple):
+    """What a table follows from: while this is the same, so is the table."""
+
+    opaque: int
+    uuid: int
+    reach: int
+    purge_seqno: int
+    changes: int
+
+
+class _Replica:
+    """What one replica was told. `at` is when somebody looked last."""
+
+    __slots__ = ("at", "key", "report", "told")
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.at = -math.inf
+        self.key: _Key | None = None
+        self.told: tuple[int, bytes] | None = None
+
+
+class Tables:
+    """See the module docstring."""
+
+    def __init__(self, bucket: Bucket, interval_s: float) -> None:
+        self._bucket = bucket
+        self._interval_s = interval_s
+        self._replicas: dict[int, _Replica] = {}
+        self._now = 0.0
+
+    def name(self, number: int, report: Report) -> None:
+        """A replica has said how far it is."""
+        replica = self._replicas.get(number)
+        if replica is None or replica.report.id != report.id:
+            self._replicas[number] = _Replica(report)
+        else:
+            replica.report = report
+
+    def forget(self, number: int) -> None:
+        """The replica takes its row away."""
+        self._replicas.pop(number, None)
+
+    def due(self, now: float) -> list[int]:
+        """Pass the time on; return whose interval is over."""
+        self._now = now
+        return [number for number, each in self._replicas.items() if self._is_due(each)]
+
+    def frame(self, stream: Stream) -> bytes | None:
+        """Return what to tell on a stream that is between two snapshots, if that is due and new."""
+        replica = self._replicas.get(stream.vbucket.id)
+        if replica is None or not self._is_due(replica):
+            return None
+        if stream.announced or stream.state is StreamState.TAKEOVER_WAIT:
+            return None
+        replica.at = self._now
+        key = self._key(stream, replica.report)
+        if key == replica.key:
+            return None
+        replica.key = key
+        return self._table(stream, replica, key)
+
+    def _is_due(self, replica: _Replica) -> bool:
+        return self._now - replica.at >= self._interval_s
+
+    def _key(self, stream: Stream, report: Report) -> _Key:
+        vbucket = stream.vbucket
+        reach = self._reach(vbucket, report)
+        changes = self._bucket.watermarks.changes(vbucket.id)
+        uuid = vbucket.failover_log[0].uuid
+        return _Key(stream.opaque, uuid, reach, min(vbucket.purge_seqno, reach), changes)
+
+    def _reach(self, vbucket: VBucket, report: Report) -> int:
+        """Return up to where the replica holds everything, as the present history sees it."""
+        uuid = vbucket.failover_log[0].uuid if report.vb_uuid is None else report.vb_uuid
+        row = Row(report.id, report.kind, report.watermark, uuid, None, 0, 0)
+        return judged([row], held_of(vbucket))[0].watermark
+
+    def _table(self, stream: Stream, replica: _Replica, key: _Key) -> bytes | None:
+        vbucket, name = stream.vbucket, replica.report.id
+        shown = self._bucket.watermarks.show(vbucket, name, key.reach)
+        value = encode_records(map(record_of, shown.rows))
+        extras = HWT_REPLICATE_EXTRAS.pack(key.purge_seqno, len(shown.rows) + shown.hidden)
+        told = (stream.opaque, extras + value)
+        if told == replica.told:
+            return None
+        replica.told = told
+        return encode_request(
+            Opcode.HWT_REPLICATE,
+            extras=extras,
+            value=value,
+            vbucket=vbucket.id,
+            opaque=stream.opaque,
+        )
+
+
+def record_of(row: Row) -> WatermarkRecord:
+    """Return a row as the wire has it."""
+    return WatermarkRecord(
+        row.id, row.kind, row.watermark, row.reported_at, row.lifetime_s, row.meta
+    )
+
+
+def passes_tables_on(vbucket: VBucket) -> bool:
+    """Tell whether a replica of this vBucket is followed by others, in a chain."""
+    return vbucket.state in (VBucketState.REPLICA, VBucketState.PENDING)

@@ -1,0 +1,137 @@
+"""What a replica reports to its source: up to where it has complete snapshots on disk.
+
+A link names a row of its own for each vBucket, before it asks for the stream, and the source keeps
+the deletions that the replica lacks while it is away. Who has no watermarks gets none of this.
+
+Source: `reference/systems.md` a.6; UPR reference, section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+from uprmc.consume.registering import Instance, Registering
+from uprmc.engine.failover_log import last_complete_seqno
+from uprmc.engine.flusher import Flusher
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.watermarks.rows import Kind, Row
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, decode_records
+from uprmc.upr.hub import Hub
+from uprmc.upr.peer import UprRequest
+from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
+
+
+class Source(Protocol):
+    """A connection to the source, as far as it is needed here.
+
+    Attributes:
+        streams: by vBucket.
+        hub: the node's.
+    """
+
+    streams: dict[int, ReplicaStream]
+    hub: Hub
+
+    def ask(
+        self,
+        opcode: int,
+        answered: Callable[[ResponseFrame], None],
+        *,
+        vbucket: int = 0,
+        extras: bytes = b"",
+        key: bytes = b"",
+        value: bytes = b"",
+    ) -> None:
+        """Send a request; `answered` gets the reply."""
+
+
+class Reporting:
+    """The rows of one link. Times are monotonic seconds."""
+
+    def __init__(self, link: Source, interval_s: float) -> None:
+        self._link: Source | None = link
+        self._rows = Registering(Instance(link.hub.instance, Kind.REPLICA), interval_s)
+        self._interval_s = interval_s
+        self._look_at = 0.0
+
+    def begin(self, granted: bool) -> None:
+        """Learn whether the source has watermarks."""
+        self._rows.granted = granted
+
+    def close(self) -> None:
+        """Let go of the link."""
+        self._link = None
+
+    def register(self, vbucket: VBucket) -> None:
+        """Name the row of a vBucket; the request for its stream follows."""
+        if self._link is not None:
+            whole = complete_seqno(vbucket, self._link.hub.bucket.flusher)
+            uuid = vbucket.failover_log[0].uuid if whole else 0
+            self._send(self._rows.register(vbucket.id, whole or 0, uuid))
+
+    def tick(self, now: float) -> None:
+        """Report what is due."""
+        if self._link is None or not self._rows.granted:
+            return
+        if now >= self._look_at:
+            self._look_at = now + self._interval_s
+            self._look(self._link)
+        self._send(self._rows.due(now))
+
+    def _look(self, link: Source) -> None:
+        for number, stream in link.streams.items():
+            vbucket = stream.vbucket
+            whole = complete_seqno(vbucket, link.hub.bucket.flusher)
+            if whole and stream.state is ReplicaState.READING:
+                self._rows.reached(number, whole, vbucket.failover_log[0].uuid)
+
+    def _send(self, frames: Iterable[RequestFrame]) -> None:
+        for each in frames:
+            self._ask(each)
+
+    def _ask(self, asked: RequestFrame) -> None:
+        if self._link is not None:
+            self._link.ask(
+                asked.opcode,
+                partial(self._answered, asked),
+                vbucket=asked.vbucket,
+                extras=asked.extras,
+                key=asked.key,
+                value=asked.value,
+            )
+
+    def _answered(self, asked: RequestFrame, reply: ResponseFrame) -> None:
+        self._rows.answered(asked, reply)
+
+
+def complete_seqno(vbucket: VBucket, flusher: Flusher) -> int | None:
+    """Return the end of the newest complete snapshot that is on disk, ``None`` = unknown now."""
+    durable_seqno = flusher.durable_seqno(vbucket)
+    if durable_seqno >= vbucket.whole_seqno:
+        return vbucket.whole_seqno
+    if durable_seqno < vbucket.persisted_seqno or vbucket.rewinding:
+        return None
+    return last_complete_seqno(vbucket.persisted_seqno, vbucket.persisted_snapshot)
+
+
+def take_table(request: UprRequest, vbucket: VBucket, hub: Hub) -> None:
+    """Take over the source's rows, as a HWT_REPLICATE tells them.
+
+    Raises:
+        RemoteProtocolError: they make no sense.
+    """
+    purge_seqno, count = HWT_REPLICATE_EXTRAS.unpack(request.extras)
+    uuid = vbucket.failover_log[0].uuid
+    try:
+        told = [
+            Row(each.id, Kind(each.kind), each.watermark, uuid, None, *each[3:])
+            for each in decode_records(request.value)
+        ]
+    except ValueError as error:
+        raise RemoteProtocolError(str(error)) from None
+    rows = [row for row in told if row.watermark <= vbucket.whole_seqno]
+    hub.bucket.learn_table(vbucket, purge_seqno, rows, incomplete=len(rows) < count)
