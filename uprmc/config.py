@@ -367,8 +367,8 @@ class UprSettings:
     watermarks_interval_s: float = _setting(
         1.0,
         "seconds",
-        "How often a replica says what it has on disk, and is told of its source's watermarks, "
-        "at most.",
+        "How often at most a replica reports what it has on disk, and a source sends its "
+        "watermarks to a replica.",
         0.01,
         3_600,
     )
