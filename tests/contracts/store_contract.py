@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -192,6 +193,7 @@ class StoreContract:
         for after in (0, 1, 3, 4, SEQNO_MAX):
             records = list(view.records_after(0, after))
             assert [unpack(record) for record in records] == items[min(after, 4) :]
+            assert [*chain.from_iterable(view.portions_after(0, after))] == records
         assert view.records_read == 0
         view.close()
 
@@ -487,6 +489,7 @@ class StoreContract:
             lambda: list(view.changes_after(0, 0)),
             lambda: list(view.changes_before(0, SEQNO_MAX)),
             lambda: list(view.records_after(0, 0)),
+            lambda: list(view.portions_after(0, 0)),
         ]
         for reading in readings:
             with pytest.raises(StoreError):

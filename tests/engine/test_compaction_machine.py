@@ -65,6 +65,11 @@ class Asked(NamedTuple):
     told: list[bool]
 
 
+def names(purge: PurgeRule, item: Item) -> bool:
+    before_s, upto_seqno = purge.bounds()
+    return item.expiry < before_s and item.seqno <= upto_seqno
+
+
 def root_of(vbucket: VBucket) -> int:
     return vbucket.failover_log[-1].uuid
 
@@ -141,7 +146,7 @@ class CompactionMachine(RuleBasedStateMachine):
         named = [
             item
             for item in self.history(vbucket).newest().values()
-            if item.life and item.seqno <= top and purge.names(item.seqno, item.expiry)
+            if item.life and item.seqno <= top and names(purge, item)
         ]
         told: list[bool] = []
         self.node.bucket.compact(number, purge, told.append)

@@ -1,144 +1,66 @@
-"""Deleted and expired documents: how long the table remembers them, and what a new one inherits."""
+"""Which tombstones a compaction picks: the same in both forms."""
 
 from __future__ import annotations
 
+import importlib.util
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.engine.support import Node
-from uprmc.engine.vbucket import StoreMode
-from uprmc.errors import KeyNotFound
-from uprmc.model import Life
-
-
-@pytest.mark.acceptance("D19")
-def test_a_deleted_document_stays_in_the_table_until_its_deletion_is_on_disk(node: Node) -> None:
-    node.set(b"k")
-    node.flush()
-    deletion = node.vbucket.delete(b"k")
-    known = node.vbucket.metadata(b"k")
-    assert known == deletion
-    assert known is not None
-    assert (known.life, known.seqno) == (Life.DELETED, 2)
-    assert node.vbucket.table.tombstones == 1
-    assert node.vbucket.item_count == 0
-    node.flush()
-    assert node.vbucket.metadata(b"k") is None
-    assert node.vbucket.table.tombstones == 0
-    assert node.stored()[b"k"] == deletion
-    node.check()
+from uprmc.core import form
+from uprmc.model import SEQNO_MAX
+from uprmc.record import build
 
 
-@pytest.mark.acceptance("D19")
-def test_a_document_can_be_added_again_while_its_deletion_is_queued(node: Node) -> None:
-    node.set(b"k")
-    node.vbucket.delete(b"k")
-    again = node.vbucket.store(b"k", b"again", 0, 0, mode=StoreMode.ADD)
-    assert (again.seqno, again.rev) == (3, 3)
-    assert node.vbucket.table.tombstones == 0
-    node.flush()
-    assert node.vbucket.get(b"k") == again
-    node.check()
+@pytest.fixture(scope="module", params=[form.INTERPRETED, form.COMPILED])
+def pick(request: pytest.FixtureRequest) -> Any:
+    """The function in each form."""
+    if request.param == form.COMPILED and form.FORM != form.COMPILED:
+        pytest.skip("the compiled core is not in use: no C compiler, or UPRMC_CORE")
+    spec = importlib.util.find_spec("uprmc.engine.tombstones")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form, "FORM", request.param)
+        spec.loader.exec_module(module)
+    return module.pick
 
 
-@pytest.mark.acceptance("D23")
-def test_a_key_written_again_during_the_flush_of_its_deletion_survives(node: Node) -> None:
-    node.set(b"k")
-    node.vbucket.delete(b"k")
-    flush = node.begin()
-    again = node.set(b"k", b"again")
-    node.bucket.flusher.commit(flush)
-    node.bucket.flusher.finish(flush)
-    assert node.vbucket.get(b"k") == again
-    assert node.stored()[b"k"].life == Life.DELETED, "so far"
-    node.check()
-    node.flush()
-    assert node.stored()[b"k"] == again
+seqnos = st.integers(1, 9) | st.integers(SEQNO_MAX - 9, SEQNO_MAX)
+times = st.integers(0, 9) | st.integers(2**31 - 2, 2**32 - 1)
+records = st.lists(st.tuples(seqnos, st.integers(0, 2), times), unique_by=lambda each: each[0]).map(
+    sorted
+)
 
 
-@pytest.mark.acceptance("D23")
-def test_a_key_written_and_deleted_again_during_the_flush_keeps_its_tombstone(node: Node) -> None:
-    node.set(b"k")
-    node.vbucket.delete(b"k")
-    flush = node.begin()
-    node.set(b"k", b"again")
-    second = node.vbucket.delete(b"k")
-    node.bucket.flusher.commit(flush)
-    node.bucket.flusher.finish(flush)
-    assert node.vbucket.metadata(b"k") == second
-    node.check()
-    node.flush()
-    assert node.vbucket.metadata(b"k") is None
-    assert node.stored()[b"k"] == second
-
-
-def test_the_revision_goes_on_over_a_deletion_that_is_still_in_the_table(node: Node) -> None:
-    for rev in range(1, 6):
-        assert node.set(b"k").rev == rev
-    assert node.vbucket.delete(b"k").rev == 6
-    assert node.set(b"k").rev == 7
-
-
-def test_the_revision_goes_on_over_a_deletion_that_the_table_has_forgotten(node: Node) -> None:
-    for _ in range(5):
-        node.set(b"k")
-    node.vbucket.delete(b"k")
-    node.flush()
-    assert node.vbucket.metadata(b"k") is None
-    assert node.set(b"k").rev > 6
-
-
-def test_the_revision_goes_on_over_a_deletion_and_a_restart(node: Node) -> None:
-    for _ in range(5):
-        node.set(b"k")
-    node.vbucket.delete(b"k")
-    node.stop()
-    assert node.restarted().set(b"k").rev > 6
-
-
-# --- expiry ---------------------------------------------------------------------------------------
-
-
-def test_an_expired_document_is_a_miss_and_becomes_a_deletion_once(node: Node) -> None:
-    node.set(b"k", expiry=int(node.clock.now()) + 5)
-    node.clock.advance(4.9)
-    assert node.vbucket.get(b"k") is not None
-    node.clock.advance(0.1)
-    assert node.vbucket.get(b"k") is None
-    assert node.vbucket.get(b"k") is None
-    tombstone = node.vbucket.metadata(b"k")
-    assert tombstone is not None
-    assert (tombstone.life, tombstone.seqno, tombstone.rev) == (Life.EXPIRED, 2, 2)
-    assert node.bucket.stats.expired_access == 1
-    node.flush()
-    assert node.stored()[b"k"] == tombstone
-    node.check()
-
-
-def test_an_ejected_document_expires_without_its_value(node: Node) -> None:
-    node.set(b"k", expiry=int(node.clock.now()) + 5)
-    node.flush()
-    node.eject(b"k")
-    node.clock.advance(5)
-    assert node.vbucket.get(b"k") is None
-    assert node.vbucket.table.absent == 0
-    node.check()
-
-
-def test_every_command_misses_an_expired_document(node: Node) -> None:
-    def expired() -> None:
-        node.set(b"k", b"1", expiry=int(node.clock.now()) + 1)
-        node.clock.advance(1)
-
-    expired()
-    with pytest.raises(KeyNotFound):
-        node.vbucket.delete(b"k")
-    expired()
-    with pytest.raises(KeyNotFound):
-        node.vbucket.add_delta(b"k", 1)
-    expired()
-    with pytest.raises(KeyNotFound):
-        node.vbucket.lock(b"k", 15)
-    expired()
-    with pytest.raises(KeyNotFound):
-        node.vbucket.unlock(b"k", 1)
-    node.check()
+@given(
+    given=records,
+    limit=seqnos,
+    before_s=times | st.just(1 << 32),
+    upto=seqnos,
+    most=st.integers(1, 5),
+)
+def test_old_tombstones_up_to_the_bounds_are_picked_and_the_others_remembered(
+    pick: Any, given: list[tuple[int, int, int]], limit: int, before_s: int, upto: int, most: int
+) -> None:
+    stored = [
+        build((life, 0, at, 3, 1, seqno), b"k-%d" % life, 1, 0, b"") for seqno, life, at in given
+    ]
+    found: list[tuple[bytes, int]] = []
+    start = (0, SEQNO_MAX, SEQNO_MAX)
+    after, first_left, oldest_left, above = pick(
+        stored, (limit, before_s, upto), most, found, start
+    )
+    low = [each for each in given if each[0] <= limit]
+    dropped = [each for each in low if each[1] and each[2] < before_s and each[0] <= upto][:most]
+    end = dropped[-1][0] if len(dropped) == most else SEQNO_MAX
+    looked = [each for each in low if each[0] <= end]
+    left = [each for each in looked if each[1] and each not in dropped]
+    assert found == [(b"k-%d" % life, seqno) for seqno, life, _ in dropped]
+    assert after == max((seqno for seqno, _, _ in looked), default=0)
+    assert first_left == min((seqno for seqno, _, _ in left), default=SEQNO_MAX)
+    assert oldest_left == min((at for _, _, at in left), default=SEQNO_MAX)
+    assert above == (len(dropped) < most and len(low) < len(given))

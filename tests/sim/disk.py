@@ -147,6 +147,11 @@ class WeakView(DiskView):
             self._check()
             yield record
 
+    def portions_after(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
+        """Yield records one by one until it breaks."""
+        for record in self.records_after(vbucket, seqno):
+            yield [record]
+
     def _check(self) -> None:
         if self._disk.unreadable:
             self._disk.reads_failed += 1

@@ -10,10 +10,20 @@ from random import Random
 
 import lmdb
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.contents import change_of
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_values import by_id, by_seq, contents, header, live, write
+from tests.contracts.store_values import (
+    by_id,
+    by_seq,
+    contents,
+    header,
+    live,
+    tombstone,
+    write,
+)
 from tests.storage.processes import run_python
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
@@ -453,4 +463,57 @@ def test_a_scan_touches_nothing_behind_its_vbucket(tmp_path: Path, count: int) -
     assert len(list(view.records_after(0, count // 2))) == count - count // 2
     assert list(view.records_after(0, count)) == []
     view.close()
+    store.close()
+
+
+# --- the room that dropped tombstones took ---
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), sizes=st.sampled_from([[10], [10, 10, 10, 3_000], [700]]))
+def test_what_is_dropped_is_gone_and_nothing_else_in_whatever_order(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, sizes: list[int]
+) -> None:
+    """Some of a vBucket, most of it, all of it; keys in another order than seqnos; twice."""
+    store = roomy_store(tmp_path_factory.mktemp("store") / "data")
+    names = Random(data.draw(st.integers(0, 9))).sample(range(400), 400)
+    items = [
+        live(b"k-%03d" % name, seqno, bytes(sizes[seqno % len(sizes)]))
+        for seqno, name in enumerate(names, 1)
+    ]
+    for vbucket in (0, 1, 2):
+        store.commit(write(*items, vbucket=vbucket))
+    left = items
+    for _ in range(2):
+        begin = data.draw(st.integers(0, len(left)))
+        end = data.draw(st.integers(begin, len(left)))
+        step = data.draw(st.sampled_from([1, 2, 5, 60]))
+        gone = left[begin:end:step]
+        drop = [(item.key, item.seqno) for item in gone] + [(b"no", 3)]
+        drop += [(item.key, 999) for item in left if item not in gone][:3]
+        store.commit(write(vbucket=1, drop=drop))
+        left = [item for item in left if item not in gone]
+    view = store.view()
+    assert list(view.changes_after(1, 0)) == left
+    assert all(view.get(1, item.key) is not None for item in left)
+    assert view.get(1, b"no") is None
+    assert list(view.changes_after(0, 0)) == list(view.changes_after(2, 0)) == items
+    assert view.count() == 2 * len(items) + len(left)
+    view.close()
+    store.close()
+
+
+@pytest.mark.acceptance("X03")
+def test_dropped_tombstones_give_their_room_back_at_once(tmp_path: Path) -> None:
+    store = roomy_store(tmp_path / "data")
+    before = store.usage().used_bytes
+    for vbucket in range(4):
+        store.commit(
+            write(*[tombstone(b"k-%d" % at, at) for at in range(1, 5_001)], vbucket=vbucket)
+        )
+    full = store.usage().used_bytes
+    for vbucket in range(4):
+        drop = [(b"k-%d" % at, at) for at in range(1, 5_000)]
+        store.commit(write(vbucket=vbucket, drop=drop))
+    assert store.usage().used_bytes - before < (full - before) // 50
     store.close()

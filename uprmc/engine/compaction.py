@@ -44,19 +44,16 @@ from uprmc.engine.disposal import Record
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.purge_rule import Compacted, PurgeRule
+from uprmc.engine.tombstones import pick
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.watermarks.rows import Limit
 from uprmc.model import SEQNO_MAX
 from uprmc.ports import Clock
-from uprmc.record import FRONT, LIFE_BITS, key_of
 from uprmc.storage.interface import Store, StoreView
 
-#: Most records examined in one scan.
+#: After how many records a scan ends; the clock is looked at after each portion of the store.
 _READ_RECORDS = 10_000
-
-#: Records examined between two looks at the clock.
-_TIMED = 64
 
 #: What a commit may take for one tombstone before it frees anything: a page of each index, their
 #: parents' share, and the segment that is written again.
@@ -248,23 +245,19 @@ class Compactor:
     def read(self, scan: Scan) -> None:
         """Scan. Safe in a worker thread. Raises `StoreError`: then call `failed`."""
         end = self._clock.monotonic() + self._settings.slice
-        limit, names = scan.limit, scan.rule.names
-        for looked, record in enumerate(scan.view.records_after(scan.vbucket, scan.after)):
-            if looked >= _READ_RECORDS or not (looked % _TIMED or self._clock.monotonic() <= end):
+        bounds = (scan.limit, *scan.rule.bounds())
+        looked = 0
+        for portion in scan.view.portions_after(scan.vbucket, scan.after):
+            if looked >= _READ_RECORDS or (looked and self._clock.monotonic() > end):
                 return
-            _, kind, _, deleted_at_s, _, _, seqno = FRONT.unpack_from(record)
-            if seqno > limit:
+            before = scan.after, scan.first_left, scan.oldest_left
+            told = pick(portion, bounds, scan.most, scan.found, before)
+            scan.after, scan.first_left, scan.oldest_left, above = told
+            if above:
                 break
-            scan.after = seqno
-            if not kind & LIFE_BITS:
-                continue
-            if not names(seqno, deleted_at_s):
-                scan.first_left = min(scan.first_left, seqno)
-                scan.oldest_left = min(scan.oldest_left, deleted_at_s)
-                continue
-            scan.found.append((key_of(record), seqno))
             if len(scan.found) >= scan.most:
                 return
+            looked += len(portion)
         scan.exhausted = True
 
     def finish(self, scan: Scan) -> None:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from uprmc.model import SEQNO_MAX
 
+#: After every time that a tombstone can have.
+_NEVER_S = 1 << 32
+
 
 class PurgeRule(NamedTuple):
     """Which tombstones a compaction shall drop.
@@ -31,14 +34,13 @@ class PurgeRule(NamedTuple):
     aged: bool = False
     forced: bool = False
 
-    def names(self, seqno: int, deleted_at_s: int) -> bool:
-        """Tell whether to drop the tombstone of such a deletion."""
+    def bounds(self) -> tuple[int, int]:
+        """Return the time before which, and the seqno up to which, tombstones are dropped."""
         if self.every:
-            return True
+            return _NEVER_S, SEQNO_MAX
         if not (self.before_s or self.upto_seqno):
-            return False
-        old = not self.before_s or deleted_at_s < self.before_s
-        return old and (not self.upto_seqno or seqno <= self.upto_seqno)
+            return 0, 0
+        return self.before_s or _NEVER_S, self.upto_seqno or SEQNO_MAX
 
 
 class Compacted(NamedTuple):

@@ -112,6 +112,13 @@ class StoreView(Protocol):
         For streams, which copy most of a record as it is; not counted in `records_read`.
         """
 
+    def portions_after(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
+        """Yield the same records in portions of up to some hundreds; those may be empty.
+
+        For who looks at all of them: little is done for each. A portion with several has no large
+        values.
+        """
+
     def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield the vBucket's versions at or below a seqno, by falling seqno, without values."""
 

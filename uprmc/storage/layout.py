@@ -105,6 +105,12 @@ def by_seq_key(vbucket: int, seqno: int) -> bytes:
     return _BY_SEQ_KEY.pack(vbucket, seqno)
 
 
+def seqno_of_key(key: bytes) -> int:
+    """Return the seqno of a by-seq key."""
+    _, seqno = _BY_SEQ_KEY.unpack(key)
+    return int(seqno)
+
+
 def header_key(vbucket: int) -> bytes:
     """Return the meta key of a vBucket's header."""
     return HEADER_PREFIX + VBUCKET.pack(vbucket)

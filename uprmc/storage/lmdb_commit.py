@@ -4,15 +4,16 @@ For each vBucket: forget, rewind, drop, look up what the new versions replace, p
 What is replaced stays in its segment and is **marked as stale** in a small database of its own,
 because removing it would mean writing a page for each record; only a large record goes at once.
 When there is one stale record for four that are not, `_sweep` rewrites segments that have many,
-some with each batch. So the work of a commit grows with its batch only, and the file does not grow
-for ever.
+some with each batch. What is dropped is often most of a segment, which is rewritten at once, or
+removed. So the work of a commit grows with its batch only, and the file does not grow for ever.
 
 LMDB lets go of the interpreter lock in each of its calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 
 import lmdb
 
@@ -32,8 +33,8 @@ _LIVE_FOR_STALE = 4
 #: A segment is worth rewriting when one of so many records in it is stale.
 _WORTH = 4
 
-#: Records that a sweep looks at for each one written, and at least with each batch; and how many it
-#: rewrites together.
+#: Records that a sweep looks at for each one written or dropped, and at least with each batch; and
+#: how many it rewrites together.
 _SWEPT_FOR_WRITTEN = 3
 _SWEPT_LEAST = 64
 _SWEPT_TOGETHER = 256
@@ -77,7 +78,7 @@ class BatchWriter:
             self._write_change(change)
         for name, document in batch.local.items():
             self._write_local(layout.local_key(name), document)
-        written = sum([len(change.records) for change in batch.changes])
+        written = sum([len(change.records) + len(change.drop) for change in batch.changes])
         self._sweep(_SWEPT_LEAST + _SWEPT_FOR_WRITTEN * written)
 
     def _forget_all(self) -> None:
@@ -132,18 +133,43 @@ class BatchWriter:
         if place is not None:
             self._give_up(by_id_key[: layout.VBUCKET.size], [place])
 
-    def _drop(self, prefix: bytes, drop: Iterable[tuple[bytes, int]]) -> None:
+    def _drop(self, prefix: bytes, drop: Sequence[tuple[bytes, int]]) -> None:
         """Remove records whose key has still that seqno; all at once is much cheaper."""
-        places = []
-        for key, seqno in sorted(drop):
-            place = self._by_id.pop(prefix + key)
-            if place is None:
-                continue
-            if place[:SEQNO_BYTES] == layout.SEQNO.pack(seqno):
-                places.append(place)
-            else:  # the key was written again
-                self._by_id.put(prefix + key, place)
-        self._give_up(prefix, sorted(places))
+        if seqnos := segments.unlist(self._by_id, prefix, drop):
+            self._clear(prefix, seqnos)
+
+    def _clear(self, prefix: bytes, seqnos: Sequence[int]) -> None:
+        """Remove records from their segments; where that is not worth it, mark them as stale."""
+        cursor = self._by_seq
+        kept: list[bytes] = []
+        following, at = b"", 0
+        while at < len(seqnos):
+            cursor.set_range(prefix + layout.SEQNO.pack(seqnos[at]))
+            key, segment = cursor.item()
+            if kept and (key != following or len(kept) >= _SWEPT_TOGETHER):
+                self._put(prefix, kept)
+                kept = []
+                cursor.set_key(key)
+            end = bisect_right(seqnos, layout.seqno_of_key(key), at)
+            gone, at = seqnos[at:end], end
+            if len(gone) * _WORTH < segments.count_of(segment):
+                marks = [(prefix + layout.SEQNO.pack(seqno), b"") for seqno in gone]
+                self._stale.putmulti(marks)
+            else:
+                kept += self._rest_of(key, segment, gone)
+                cursor.delete()
+                following = cursor.key()
+        self._put(prefix, kept)
+
+    def _rest_of(self, key: bytes, segment: bytes, gone: Sequence[int]) -> list[bytes]:
+        """Return what is left of a segment; remove its marks."""
+        if len(gone) == segments.count_of(segment):
+            return []
+        records = segments.split(segment)
+        stale = self._take_marks(key[: layout.VBUCKET.size] + records[0][SEQNO], key)
+        if len(gone) + len(stale) == len(records):
+            return []
+        return segments.without(records, stale.union(map(layout.SEQNO.pack, gone)))
 
     def _give_up(self, prefix: bytes, places: Sequence[bytes]) -> None:
         """Mark records as stale; those that stand alone go at once."""

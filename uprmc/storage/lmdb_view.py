@@ -86,12 +86,15 @@ class LmdbView:
 
     def records_after(self, vbucket: int, seqno: int) -> Iterator[bytes]:
         """Yield the same versions as records."""
+        return chain.from_iterable(self.portions_after(vbucket, seqno))
+
+    def portions_after(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
+        """Yield the records segment by segment, so that little is done for each of them."""
         if seqno >= SEQNO_MAX:
             return iter(())
-        return chain.from_iterable(self._portions(vbucket, seqno))
+        return self._portions(vbucket, seqno)
 
     def _portions(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
-        """Yield the records segment by segment, so that little is done for each of them."""
         at = layout.by_seq_key(vbucket, seqno + 1)
         stop = layout.vbucket_end(vbucket)
         self._read_ahead.scan_begins(id(self))

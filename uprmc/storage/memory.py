@@ -103,6 +103,11 @@ class MemoryView:
             self._now()
             yield record
 
+    def portions_after(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
+        """Yield the same records one by one."""
+        for record in self.records_after(vbucket, seqno):
+            yield [record]
+
     def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield the vBucket's versions at or below a seqno, by falling seqno, without values."""
         lower = [each for each in self._records(vbucket).values() if seqno_of(each) <= seqno]

@@ -14,9 +14,9 @@ The functions here are the interpreted form; `uprmc.core.native.segments` replac
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uprmc.core import form
 from uprmc.errors import StoreCorrupt
@@ -33,6 +33,10 @@ ALONE = b"\x01"
 #: What a by-seq key begins with: the number of its vBucket.
 VBUCKET_BYTES = 2
 
+#: So many entries that stay are passed by before each of the others is looked for.
+PASSED_MOST = 32
+
+_SEQNO_BYTES = 8
 _LENGTH_BYTES = 4
 _COUNT = struct.Struct(">H")
 
@@ -65,6 +69,11 @@ def split(segment: bytes) -> list[bytes]:
     if records[0][0] != RECORD_VERSION:
         raise StoreCorrupt(f"a record has format version {records[0][0]}, not {RECORD_VERSION}")
     return records
+
+
+def count_of(segment: bytes) -> int:
+    """Return the number of records of a segment."""
+    return int.from_bytes(segment[: _COUNT.size], "big")
 
 
 def without(records: list[bytes], stale: Collection[bytes]) -> list[bytes]:
@@ -106,6 +115,37 @@ def entries(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
     return sorted([(prefix + key_of(record), _place_of(record)) for record in records])
 
 
+def unlist(by_id: Any, prefix: bytes, drop: Sequence[tuple[bytes, int]]) -> list[int]:
+    """Remove (key, seqno) from the by-id database by a cursor of it; return the seqnos, rising.
+
+    What has another seqno stays. Entries are passed by one after the other as long as many of them
+    are to go, because looking for each costs more than looking at it.
+    """
+    wanted = dict(drop)
+    found: list[int] = []
+    passed = -PASSED_MOST
+    by_id.set_range(prefix + min(wanted))
+    while wanted and passed <= 2 * len(found) and (entry := by_id.key()).startswith(prefix):
+        seqno = wanted.pop(entry[VBUCKET_BYTES:], None)
+        if seqno is not None and _unlisted(by_id, seqno):
+            found.append(seqno)
+        else:
+            passed += 1
+            by_id.next()
+    for key in sorted(wanted):
+        seqno = wanted[key]
+        found += [seqno] if by_id.set_key(prefix + key) and _unlisted(by_id, seqno) else []
+    return sorted(found)
+
+
+def _unlisted(by_id: Any, seqno: int) -> bool:
+    """Remove the entry at the cursor if it has that seqno."""
+    if int.from_bytes(by_id.value()[:_SEQNO_BYTES], "big") != seqno:
+        return False
+    by_id.delete()
+    return True
+
+
 def _place_of(record: bytes) -> bytes:
     return record[SEQNO] if len(record) <= SHARING_BYTES else record[SEQNO] + ALONE
 
@@ -116,5 +156,6 @@ if form.FORM == form.COMPILED and not TYPE_CHECKING:
         packed,
         seqnos_upto,
         split,
+        unlist,
         without,
     )

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be
+from librt.strings import (
+    BytesWriter,
+    read_i16_be,
+    read_i32_be,
+    read_i64_be,
+    write_i16_be,
+    write_i32_be,
+)
 from mypy_extensions import i16, i32, i64
 
 from uprmc.core.native.table import FRONT_BYTES, KEY_LENGTH_AT
@@ -22,6 +29,8 @@ LENGTH_BYTES: Final[i64] = 4
 SHARING_BYTES: Final[i64] = 2_040
 SEGMENT_BYTES: Final[i64] = 16_368
 ALONE: Final = b"\x01"
+VBUCKET_BYTES: Final[i64] = 2
+PASSED_MOST: Final[i64] = 32
 
 
 def _joined(records: list[bytes], begin: i64, end: i64) -> bytes:
@@ -114,3 +123,37 @@ def entries(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
         found.append((prefix + record[FRONT_BYTES:key_end], place))
     found.sort()
     return found
+
+
+def unlist(by_id: Any, prefix: bytes, drop: Any) -> list[int]:
+    """Remove (key, seqno) from the by-id database by a cursor of it; return the seqnos."""
+    wanted: dict[bytes, int] = dict(drop)
+    found: list[int] = []
+    passed: i64 = -PASSED_MOST
+    get_key, get_value, delete, advance = by_id.key, by_id.value, by_id.delete, by_id.next
+    by_id.set_range(prefix + min(wanted))
+    while wanted and passed <= 2 * i64(len(found)):
+        entry: bytes = get_key()
+        if not entry.startswith(prefix):
+            break
+        seqno = wanted.pop(entry[VBUCKET_BYTES:], None)
+        if seqno is not None and _has(get_value(), seqno):
+            delete()
+            found.append(seqno)
+        else:
+            passed += 1
+            advance()
+    for key in sorted(wanted):
+        if by_id.set_key(prefix + key) and _has(get_value(), wanted[key]):
+            delete()
+            found.append(wanted[key])
+    found.sort()
+    return found
+
+
+def _has(place: bytes, seqno: int) -> bool:
+    raw: i64 = read_i64_be(place, 0)
+    stored: int = int(raw)
+    if raw < 0:
+        stored += 1 << 64
+    return stored == seqno

@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from uprmc.engine.disposal import Record
@@ -55,9 +54,11 @@ class Dropped:
         known = self._known.get(vbucket.id)
         if known is None or (known.seqnos and max(known.seqnos) > vbucket.purge_seqno):
             known = self._known[vbucket.id] = _OfOne(vbucket.purge_seqno)  # another history
-        known.records.extend(islice(records, max(0, len(records) - KEYS_MAX), None))
-        known.seqnos.extend(seqno for _, seqno in records)
+        known.records.extend(records[-KEYS_MAX:])
+        kept = records[-_SEQNOS_MAX:]
+        known.seqnos.extend([seqno for _, seqno in kept])
         forgotten = known.seqnos[:-_SEQNOS_MAX]
+        forgotten.extend([seqno for _, seqno in records[: -len(kept)][-1:]])
         if forgotten:
             known.since = max(known.since, max(forgotten))
             del known.seqnos[:-_SEQNOS_MAX]

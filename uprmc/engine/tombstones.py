@@ -1,0 +1,59 @@
+"""Which records are tombstones that a compaction drops.
+
+`pick` is the interpreted form; `uprmc.core.native.tombstones` replaces it if it runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uprmc.core import form
+from uprmc.engine.disposal import Record
+from uprmc.record import FRONT, LIFE_BITS, key_of
+
+#: The last seqno examined, the lowest one of a tombstone that stays, the oldest time of deletion of
+#: those.
+Left = tuple[int, int, int]
+
+
+def pick(
+    records: list[bytes],
+    bounds: tuple[int, int, int],
+    most: int,
+    found: list[Record],
+    left: Left,
+) -> tuple[int, int, int, bool]:
+    """Append to `found` the tombstones that are to go, until it has `most`.
+
+    Args:
+        records: by rising seqno.
+        bounds: where to stop; and of tombstones that go, the time after the deletion and the
+            highest seqno.
+        most: at least one more than `found` has.
+        found: what was found before.
+        left: what earlier calls returned.
+
+    Returns:
+        `Left`, and whether there was a record above the bound.
+    """
+    limit, before_s, upto = bounds
+    after, first_left, oldest_left = left
+    for record in records:
+        _, kind, _, deleted_at_s, _, _, seqno = FRONT.unpack_from(record)
+        if seqno > limit:
+            return after, first_left, oldest_left, True
+        after = seqno
+        if not kind & LIFE_BITS:
+            continue
+        if deleted_at_s < before_s and seqno <= upto:
+            found.append((key_of(record), seqno))
+            if len(found) >= most:
+                break
+        else:
+            first_left = min(first_left, seqno)
+            oldest_left = min(oldest_left, deleted_at_s)
+    return after, first_left, oldest_left, False
+
+
+if form.FORM == form.COMPILED and not TYPE_CHECKING:
+    from uprmc.core.native.tombstones import pick  # noqa: F401
