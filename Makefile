@@ -115,8 +115,10 @@ bench-quota: $(VENV)/installed ## whether the memory quota holds while three tim
 bench-flush: $(VENV)/installed ## writing documents to disk against SQLite
 	$(BIN)/python -m bench.flush $(BENCH_ARGS)
 
-bench-purge: $(VENV)/installed ## purging deletions against flushing documents, latency meanwhile
+bench-purge: $(VENV)/installed ## purging: its cost, latency meanwhile, the file's size, reports
 	$(BIN)/python -m bench.purge $(BENCH_ARGS)
+	$(BIN)/python -m bench.purge_cycles
+	$(BIN)/python -m bench.reports
 
 bench-warmup: $(VENV)/installed ## loading a data directory against a bare scan of it
 	$(BIN)/python -m bench.warmup $(BENCH_ARGS)
