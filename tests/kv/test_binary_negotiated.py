@@ -13,6 +13,7 @@ from uprmc.engine.failover_log import branched
 GET, SET, ADD, REPLACE, DELETE, INCR, NOOP, GETK = 0, 1, 2, 3, 4, 5, 0x0A, 0x0C
 APPEND, SETQ, HELLO, TOUCH, GAT = 0x0E, 0x11, 0x1F, 0x1C, 0x1D
 OBSERVE_SEQNO, OBSERVE, GETL, UNLOCK = 0x91, 0x92, 0x94, 0x95
+SET_WITH_META, SETQ_WITH_META = 0xA2, 0xA3
 
 NODELAY, SEQNOS, XERROR, JSON = 0x03, 0x04, 0x07, 0x0B
 ALL_ONES = 2**64 - 1
@@ -103,6 +104,24 @@ def test_after_hello_delete_answers_the_cas_of_the_deletion(
     assert tombstone is not None
     assert cas == tombstone.cas != 0
     assert peer.say(frame(DELETE, b"k", vbucket=number)) == error(DELETE, 1)
+
+
+def test_after_hello_versions_from_elsewhere_tell_their_place_and_quiet_ones_say_nothing(
+    peer: Peer,
+) -> None:
+    vbucket = peer.rig.bucket.of_key(b"k")
+    uuid = vbucket.failover_log[0].uuid
+    now = int(peer.rig.clock.now()) * 10**9
+
+    def version(opcode: int, rev: int) -> bytes:
+        return frame(opcode, b"k", b"v", struct.pack(">IIQQ", 0, 0, rev, now + rev))
+
+    peer.say(hello(SEQNOS))
+    for seqno, rev in ((1, 1), (3, 5)):
+        expected = answer(SET_WITH_META, extras=u64(uuid) + u64(seqno), cas=now + rev)
+        assert peer.say(version(SET_WITH_META, rev)) == expected
+        assert peer.say(version(SETQ_WITH_META, rev + 1)) == b""
+        assert vbucket.high_seqno == seqno + 1
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -14,6 +14,7 @@ class Serving(Protocol):
     """Get and set of one protocol for one connection; in binary also sets with metadata.
 
     Attributes:
+        with_seqnos: replies to changes carry (vb_uuid, seqno); binary only.
         unsent: bytes of replies; the session sets it before a call.
         hits: gets that found a document, since it was set to 0.
         misses: gets that found none.
@@ -22,6 +23,7 @@ class Serving(Protocol):
         versions: sets with metadata, not among these.
     """
 
+    with_seqnos: bool
     unsent: int
     hits: int
     misses: int

@@ -129,6 +129,7 @@ class BinarySession(BinaryConversation):
         self, serving: Serving, data: bytes, position: int, out: list[bytes], limit: int
     ) -> int:
         """See `Conversation`."""
+        serving.with_seqnos = self.with_seqnos
         return serving.serve(
             data,
             position,
@@ -136,7 +137,7 @@ class BinarySession(BinaryConversation):
             limit,
             self._mask if self.by_key else -1,
             int(self.bucket.clock.now()),
-            -1 if self.with_seqnos else self._max_store_body_bytes,
+            self._max_store_body_bytes,
         )
 
     def _run(self, data: bytes) -> None:

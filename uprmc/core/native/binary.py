@@ -10,7 +10,7 @@ See `uprmc.core.serving` for what it promises.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from librt.strings import (
     BytesWriter,
@@ -54,6 +54,10 @@ _MISS: Final = b"\x81\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x09"
 _ADOPTED: Final = b"\x81\xa2\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 _STORED: Final = b"\x81\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 _NOTHING_DONE: Final = b"\x81\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+#: The same to changes whose seqno is told.
+_ADOPTED_AT: Final = b"\x81\xa2\x00\x00\x10\x00\x00\x00\x00\x00\x00\x10"
+_STORED_AT: Final = b"\x81\x01\x00\x00\x10\x00\x00\x00\x00\x00\x00\x10"
+_SEQNO_BYTES: Final[i64] = 16
 _NOT_FOUND: Final = b"Not found"
 
 
@@ -196,10 +200,13 @@ def _serve(
             if wanted != 0:
                 served.swaps += 1
             if opcode == SET:
-                writer.write(_STORED)
+                writer.write(_STORED_AT if served.with_seqnos else _STORED)
                 writer.write(data[position + 12 : position + 16])
                 write_i64_be(writer, cas)
                 unsent += HEADER_BYTES
+                if served.with_seqnos:
+                    writer.write(_seqno_of(served.active[number]))
+                    unsent += _SEQNO_BYTES
         elif opcode == SETQ_WITH_META or opcode == SET_WITH_META:
             if i64(data[position + 4]) != EXTRAS_BYTES or i64(data[position + 5]):
                 break
@@ -229,10 +236,13 @@ def _serve(
                 break
             served.versions += 1
             if opcode == SET_WITH_META:
-                writer.write(_ADOPTED)
+                writer.write(_ADOPTED_AT if served.with_seqnos else _ADOPTED)
                 writer.write(data[position + 12 : position + 16])
                 write_i64_be(writer, cas)
                 unsent += HEADER_BYTES
+                if served.with_seqnos:
+                    writer.write(_seqno_of(served.active[number]))
+                    unsent += _SEQNO_BYTES
         else:
             break
         position = end
@@ -240,3 +250,10 @@ def _serve(
         out.append(writer.getvalue())
     served.unsent = unsent
     return position
+
+
+def _seqno_of(vbucket: Any) -> bytes:
+    """Return the extras that tell where a vBucket's newest change stands."""
+    uuid: int = vbucket.failover_log[0].uuid
+    seqno: int = vbucket.high_seqno
+    return (uuid << 64 | seqno).to_bytes(16, "big")

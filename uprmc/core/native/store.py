@@ -80,6 +80,7 @@ class Serving:
         self.lookups = lookups
         self.active = active
         self.account = account
+        self.with_seqnos = False
         self.unsent: i64 = 0
         self.hits: i64 = 0
         self.misses: i64 = 0
