@@ -113,7 +113,7 @@ others = st.one_of(
     ),
     st.builds(
         lambda opcode, body: frame(opcode, value=body),
-        st.sampled_from([0x30, 0xEF]),
+        st.sampled_from([0x30, 0xFE]),
         st.binary(max_size=40),
     ),
     st.sampled_from([frame(NOOP), frame(VERSION), frame(STAT), frame(STAT, b"nope")]),
@@ -341,7 +341,7 @@ def test_commands_behind_the_limit_are_not_carried_out_yet(stuck: Peer) -> None:
 
 
 def test_what_is_to_be_dropped_is_dropped_even_then(stuck: Peer) -> None:
-    stuck.session.receive_data(frame(GET, b"v") * 7 + frame(0xEF, body_length=2_000_000))
+    stuck.session.receive_data(frame(GET, b"v") * 7 + frame(0xFE, body_length=2_000_000))
     left, said = 2_000_000, b""
     while left:
         if stuck.session.input_full:
@@ -350,7 +350,7 @@ def test_what_is_to_be_dropped_is_dropped_even_then(stuck: Peer) -> None:
         stuck.session.receive_data(b"x" * 50_000)
         left -= 50_000
         held_bytes(stuck.session)
-    assert (said + drained(stuck.session)).endswith(error(0xEF, 0x81))
+    assert (said + drained(stuck.session)).endswith(error(0xFE, 0x81))
     assert stuck.session._held == 0
     assert stuck.say(frame(NOOP)) == answer(NOOP)
 
