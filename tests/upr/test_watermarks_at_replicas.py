@@ -13,6 +13,8 @@ from tests.kv.harness import Rig
 from tests.upr.link_rig import Pair, Script, name_node, replica_rig
 from tests.upr.peer import (
     MARKER,
+    ROLLBACK,
+    STREAM_REQUEST,
     Frame,
     Peer,
     fill,
@@ -284,6 +286,29 @@ def test_a_replica_says_only_what_it_has_as_a_whole_on_disk(source: Rig) -> None
     target.flush()
     settle(pair)
     assert seqnos(source) == {b"n1": 10}
+
+
+def test_a_replica_that_starts_over_takes_its_report_back(source: Rig) -> None:
+    fill(source, 0, 10)
+    script = Script(name_node(replica_rig(), b"n1"))
+    target = script.target
+    fill_from = Pair(source, target)
+    fill_from.run()
+    fill_from.link.follow([0])
+    settle(fill_from)
+    fill_from.lose()
+    script.link.follow([0])
+    said = script.sent()
+    (asked,) = (each for each in said if each.opcode == STREAM_REQUEST)
+    assert [reported(each) for each in only(said, HWT_REPORT)] == [10]
+    said = script.answer(asked, ROLLBACK, value=bytes(8))
+    assert [reported(each) for each in only(said, HWT_REPORT)] == [0]
+    assert kinds(said).index(HWT_REPORT) < kinds(said).index(STREAM_REQUEST)
+
+
+def reported(said: Frame) -> int:
+    seqno: int = struct.unpack_from(">Q", said.extras)[0]
+    return seqno
 
 
 # --- chain and star -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.registry import held_of
 from uprmc.engine.watermarks.rows import Report, Row, judged
-from uprmc.model import VBucketState
+from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, encode_records
@@ -27,8 +27,8 @@ class _Key(NamedTuple):
     """What a table follows from: while this is the same, so is the table."""
 
     opaque: int
-    uuid: int
-    reach: int
+    log: FailoverLog
+    report: Report
     purge_seqno: int
     changes: int
 
@@ -83,17 +83,16 @@ class Tables:
         if key == replica.key:
             return None
         replica.key = key
-        return self._table(stream, replica, key)
+        return self._table(stream, replica)
 
     def _is_due(self, replica: _Replica) -> bool:
         return self._now - replica.at >= self._interval_s
 
     def _key(self, stream: Stream, report: Report) -> _Key:
         vbucket = stream.vbucket
-        reach = self._reach(vbucket, report)
         changes = self._bucket.watermarks.changes(vbucket.id)
-        uuid = vbucket.failover_log[0].uuid
-        return _Key(stream.opaque, uuid, reach, min(vbucket.purge_seqno, reach), changes)
+        log, purge_seqno = vbucket.failover_log, vbucket.purge_seqno
+        return _Key(stream.opaque, log, report, purge_seqno, changes)
 
     def _reach(self, vbucket: VBucket, report: Report) -> int:
         """Return up to where the replica holds everything, as the present history sees it."""
@@ -101,11 +100,13 @@ class Tables:
         row = Row(report.id, report.kind, report.watermark, uuid, None, 0, 0)
         return judged([row], held_of(vbucket))[0].watermark
 
-    def _table(self, stream: Stream, replica: _Replica, key: _Key) -> bytes | None:
+    def _table(self, stream: Stream, replica: _Replica) -> bytes | None:
         vbucket, name = stream.vbucket, replica.report.id
-        shown = self._bucket.watermarks.show(vbucket, name, key.reach)
+        reach = self._reach(vbucket, replica.report)
+        shown = self._bucket.watermarks.show(vbucket, name, reach)
         value = encode_records(map(record_of, shown.rows))
-        extras = HWT_REPLICATE_EXTRAS.pack(key.purge_seqno, len(shown.rows) + shown.hidden)
+        purge_seqno = min(vbucket.purge_seqno, reach)
+        extras = HWT_REPLICATE_EXTRAS.pack(purge_seqno, len(shown.rows) + shown.hidden)
         told = (stream.opaque, extras + value)
         if told == replica.told:
             return None

@@ -139,8 +139,13 @@ class Link(LinkSession):
             opaque = self.questions.new_opaque()
             stream = ReplicaStream(vbucket, flags, opaque, 0, self._changed_by_others)
             self.streams[number] = stream
-            self._reporting.register(vbucket)
             self.request(stream)
+
+    def request(self, stream: ReplicaStream) -> None:
+        """Ask for a stream; where the vBucket stands is reported before."""
+        if stream.state is not ReplicaState.DEAD and not stream.vbucket.rewinding:
+            self._reporting.register(stream.vbucket)
+        super().request(stream)
 
     def _close_stream(self, stream: ReplicaStream) -> None:
         """Have the other node stop; frames that are under way are dropped."""
