@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from interop.replica_pair import Node
 from uprmc.columnar.access import Access
+from uprmc.columnar.connection import Connection
 from uprmc.columnar.schema import Columns
 from uprmc.spark.following import Follower
 from uprmc.spark.offsets import Offset, parsed
@@ -20,6 +22,22 @@ def options_for(servers: str, **changes: Any) -> ReadOptions:
     """Read options of a stream, keys as bytes, one task after the other."""
     access = Access(tuple(servers.split(",")), retries=3, read_timeout_s=20)
     return replace(ReadOptions(access, Columns(key_type="binary")), **changes)
+
+
+def connected(node: Node) -> Connection:
+    return Connection(str(node.upr), Access((str(node.upr),)))
+
+
+def rows_of(node: Node) -> dict[tuple[int, str], dict[str, str]]:
+    """What a node remembers, by vBucket and id."""
+    found: dict[tuple[int, str], dict[str, str]] = {}
+    with connected(node) as connection:
+        for name, value in connection.stats("watermarks").items():
+            vbucket, _, what = name.partition(":")
+            if what.startswith("row_"):
+                of, _, field = what.removeprefix("row_").rpartition(":")
+                found.setdefault((int(vbucket.removeprefix("vb_")), of), {})[field] = value
+    return found
 
 
 class Changes:

@@ -12,7 +12,7 @@ import pytest
 from interop.replica_pair import Node
 from tests.bulk.here import contents, numbered, put
 from tests.bulk.world import persist, stop_persistence
-from tests.spark.stream_rows import Changes
+from tests.spark.stream_rows import Changes, rows_of
 from uprmc.spark.api import current_offsets
 
 if TYPE_CHECKING:
@@ -101,6 +101,25 @@ def test_limited_batches_and_a_lost_commit_give_every_change_once(query: Query, 
     assert sink.documents() == contents(home.server)
     assert sink.repeated == 0
     assert query.rows().count() == 370
+
+
+def test_a_query_is_registered_under_an_id_that_its_checkpoint_keeps(
+    query: Query, home: Node
+) -> None:
+    put(home.server, numbered(40))
+    query.run()
+    (name,) = {of for _, of in rows_of(home)}
+    put(home.server, numbered(20, value="later"))
+    query.run()
+    offsets = query.checkpoint / "offsets"
+    newest = max((p for p in offsets.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
+    end = json.loads(newest.read_text().splitlines()[-1])
+    assert end["id"] == name
+    rows = rows_of(home)
+    assert {(of, row["kind"]) for (_, of), row in rows.items()} == {(name, "spark")}
+    assert {str(number): int(row["watermark"]) for (number, _), row in rows.items()} == {
+        number: position["s"] for number, position in end["vb"].items()
+    }
 
 
 def test_a_branch_of_history_between_two_batches(query: Query, home: Node) -> None:

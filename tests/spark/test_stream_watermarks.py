@@ -12,9 +12,7 @@ import pytest
 from interop.replica_pair import Node
 from tests.bulk.here import contents, numbered, put, remove
 from tests.bulk.world import compact
-from tests.spark.stream_rows import Stream, options_for
-from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from tests.spark.stream_rows import Stream, connected, options_for, rows_of
 from uprmc.columnar.errors import DataLost
 from uprmc.consume.registering import removal
 from uprmc.protocol.header import RequestFrame
@@ -39,22 +37,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def stream(node: Node, **changes: Any) -> Stream:
     return Stream(options_for(str(node.upr), **changes))
-
-
-def connected(node: Node) -> Connection:
-    return Connection(str(node.upr), Access((str(node.upr),)))
-
-
-def rows_of(node: Node) -> dict[tuple[int, str], dict[str, str]]:
-    """What a node remembers, by vBucket and id."""
-    found: dict[tuple[int, str], dict[str, str]] = {}
-    with connected(node) as connection:
-        for name, value in connection.stats("watermarks").items():
-            vbucket, _, what = name.partition(":")
-            if what.startswith("row_"):
-                of, _, field = what.removeprefix("row_").rpartition(":")
-                found.setdefault((int(vbucket.removeprefix("vb_")), of), {})[field] = value
-    return found
 
 
 def watermarks_of(node: Node) -> dict[int, int]:
