@@ -22,6 +22,7 @@ from interop import wire as w
 from interop.comparison import everything_of
 from interop.conftest import Start
 from interop.java_programs import Classes, JavaProgram
+from interop.replica_pair import wait_until
 from interop.server_process import ServerProcess
 from interop.tap_copy import Document, Documents
 from interop.upr_wire import UprWire
@@ -265,10 +266,10 @@ def test_changes_made_while_it_connects_are_not_lost(
 
 def wait_for_connection(kv: UprWire, prefix: str) -> None:
     """Wait until the node lists the client."""
-    for _ in range(2_000):
-        if any(name.startswith(prefix) for name in kv.texts(b"tap")):
-            return
-    raise AssertionError(f"{prefix} is not there: {sorted(kv.texts(b'tap'))}")
+    wait_until(
+        lambda: any(name.startswith(prefix) for name in kv.texts(b"tap")),
+        lambda: f"{prefix} is not there: {sorted(kv.texts(b'tap'))}",
+    )
 
 
 def test_live_changes_of_one_vbucket_under_checkpoints(

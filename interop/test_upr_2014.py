@@ -245,10 +245,11 @@ def test_closing_after_the_first_frame_is_heard_before_the_end(wire: UprWire, kv
     """Section 8: [run] it fails when the server pushes everything into the kernel.
 
     What the kernel has taken cannot be taken back, so it is a race between the peer and a server
-    that begins gently; on a machine that is busy otherwise the peer may lose one.
+    that begins gently; on a machine that is busy otherwise the peer may lose many. A server that
+    pushes everything wins them all.
     """
     kv.put_many(VB, [(b"%04d" % number, b"x" * 256) for number in range(1_000)])
-    assert any(closed_in_time(wire) for _ in range(5))
+    assert any(closed_in_time(wire) for _ in range(200))
     assert wire.call(frame(u.CLOSE_STREAM, vbucket=VB)).number == w.NOT_FOUND
     assert wire.stream(VB, flags=u.LATEST).number == w.OK
     assert changes(wire.until(u.STREAM_END))[-1].seqno == 1_000

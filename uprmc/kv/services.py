@@ -113,6 +113,7 @@ class Services:
         control: settings of managers.
         tap: the TAP adapter; ``None`` = TAP is off.
         pads_counters: a counter's text keeps at least its length, as in memcached.
+        pause: call something after so many seconds; ``None`` = nobody keeps time.
     """
 
     bucket: Bucket
@@ -127,6 +128,7 @@ class Services:
     control: Control = field(default_factory=Control)
     tap: TapGuest | None = None
     pads_counters: bool = True
+    pause: Callable[[float, Callable[[], None]], object] | None = None
 
     def most_value_bytes(self, key_bytes: int) -> int:
         """Return how long the value of a key of this length may be."""

@@ -5,9 +5,10 @@ Job: carry UPR frames between the peer and our `Producer` or `Consumer`; everyth
 precedes the stream's first frame.
 
 Note: a stream begins slowly. Until a connection has been sent `GENTLE_BYTES` since its last
-request, it gets `GENTLE_PULL_BYTES` per turn of the reactor. So the peer's reaction to the first
-frames ("close that stream") arrives while there is still something to stop, although the kernel
-would accept the complete stream at once.
+request, it gets `GENTLE_PULL_BYTES` at a time, and after each such portion a node waits for
+`GENTLE_PAUSE_S`. So the peer's reaction to the first frames ("close that stream") arrives while
+there is still something to stop, although the kernel would accept the complete stream at once. A
+peer that is served less than a portion at a time, as with live changes, is never kept waiting.
 
 Source: UPR reference 2 and 8.
 """
@@ -29,8 +30,11 @@ from uprmc.upr.peer import Peer, UprRequest
 from uprmc.upr.produce.producer import Producer
 from uprmc.upr.receive.consumer import Consumer
 
-GENTLE_BYTES = 128 * 1024
+GENTLE_BYTES = 64 * 1024
 GENTLE_PULL_BYTES = 2 * 1024
+#: A peer on a busy machine reacts within a few slices of its scheduler; a catch-up takes 32 ms
+#: longer by it, once.
+GENTLE_PAUSE_S = 0.001
 
 #: Every keep-alive has this opaque.
 NOOP_OPAQUE = 0x4E4F4F50
@@ -117,8 +121,8 @@ class UprSession(BinarySession):
         if self._gentle_left > 0:
             room = min(room, GENTLE_PULL_BYTES)
             if self._pausing:
-                self._pausing = False
-                self._wake()
+                if self.services.pause is None:
+                    self._go_on()
                 return pieces
         if room > 0 and not self._unsent:
             self._add_frames(pieces, room)
@@ -129,7 +133,20 @@ class UprSession(BinarySession):
         self._sent += sent
         if sent and self._gentle_left > 0:
             self._gentle_left -= sent
-            self._pausing = True  # until the next turn, so that input is read in between
+            self._begin_pause(sent)
+
+    def _begin_pause(self, sent: int) -> None:
+        """Let input be read in between: for a while, or where nobody keeps time until next turn."""
+        pause = self.services.pause
+        if pause is None:
+            self._pausing = True
+        elif sent >= GENTLE_PULL_BYTES // 2:
+            self._pausing = True
+            pause(GENTLE_PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pausing = False
+        self._wake()
 
     def connection_lost(self) -> None:
         """Release the streams too."""

@@ -285,6 +285,7 @@ class Node:
             control=self._control,
             tap=self.tap,
             pads_counters=by_key,
+            pause=self._reactor.callLater,
         )
 
     def _set_verbosity(self, level: int) -> None:
