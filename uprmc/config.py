@@ -279,6 +279,14 @@ class PurgeSettings:
     max_rows: int = _setting(
         1_024, "rows", "Clients that may be registered for one vBucket.", 1, 65_536
     )
+    max_pinned_bytes: int = _setting(
+        0,
+        "bytes",
+        "Deletions that may be kept for one registered client alone; one that keeps more is "
+        "forgotten early. 0 = no limit.",
+        0,
+        16 * 1024 * GIB,
+    )
     expires_other_s: int = _lifetime(3_600, "of no special kind")
     expires_xdcr_s: int = _lifetime(3_600, "that replicates to another cluster")
     expires_index_s: int = _lifetime(86_400, "that maintains an index")

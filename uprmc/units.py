@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 
@@ -113,3 +113,21 @@ def nearest(word: str, words: list[str]) -> str:
     lowered = {each.lower(): each for each in words}
     found = get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.5)
     return lowered[found[0]] if found else ""
+
+
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return (first, last) of each run of neighbours, ascending."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ranges
+
+
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Return ``0,8-11``."""
+    return ",".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in ranges_of(numbers)
+    )

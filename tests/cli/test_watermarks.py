@@ -50,6 +50,8 @@ def test_a_row_that_is_set_by_hand_is_listed_and_removed(here: Here, server: Ser
         "purge_seqno": 0,
         "limit": 2,
         "limited_by": "nightly",
+        "tombstones": 1,
+        "tombstone_bytes": 37,
         "incomplete": False,
     }
     assert isinstance(row.pop("vb_uuid"), str)
@@ -60,11 +62,16 @@ def test_a_row_that_is_set_by_hand_is_listed_and_removed(here: Here, server: Ser
         "watermark": 2,
         "floor": None,
         "expires_in_s": 7_200,
+        "pinned_tombstones": 1,
+        "pinned_bytes": 37,
         "meta": "",
     }
     head, line = here("watermarks", "list", "--node", server.upr).out.splitlines()
-    assert head.split() == ["client", "kind", "vBuckets", "limits", "behind", "reported", "expires"]
-    assert line.split()[:5] == ["nightly", "backup", "1", "1", "2"]
+    assert head.split() == [
+        *("client", "kind", "vBuckets", "limits", "behind"),
+        *("pinned", "pinned_bytes", "reported", "expires"),
+    ]
+    assert line.split()[:7] == ["nightly", "backup", "1", "1", "2", "1", "37"]
     head, line = here(
         "watermarks", "list", "--vbuckets", "1", "--node", server.upr
     ).out.splitlines()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.consume.ranges import in_ranges, named, parsed
+from uprmc.consume.ranges import named, parsed
+from uprmc.units import in_ranges
 
 
 @pytest.mark.parametrize(

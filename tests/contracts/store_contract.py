@@ -38,6 +38,15 @@ from uprmc.record import pack, unpack
 from uprmc.storage.interface import Batch, Store, StoreView
 
 
+def _replaced(batch: Batch) -> dict[int, list[int]]:
+    """Return what a commit says that it has replaced, by vBucket."""
+    found = {
+        number: sorted(int.from_bytes(place[:8]) for place in places)
+        for number, places in batch.replaced.items()
+    }
+    return {number: seqnos for number, seqnos in found.items() if seqnos}
+
+
 class StoreContract:
     """Inherit from it, and give `create` and `reopen`."""
 
@@ -70,6 +79,20 @@ class StoreContract:
         assert view.get(0, b"k") is None
         assert store.local(b"doc") is None
         view.close()
+
+    # --- what a commit tells ---
+
+    def test_a_commit_tells_the_seqnos_of_what_it_has_replaced(self, store: Store) -> None:
+        first = Batch([write(0, live(b"a", 1), tombstone(b"b", 2), live(b"c", 3, b"v" * 5_000))])
+        store.commit(first)
+        assert _replaced(first) == {}
+        second = Batch([write(0, live(b"b", 4), live(b"c", 5), live(b"d", 6))])
+        store.commit(second)
+        assert _replaced(second) == {0: [2, 3]}
+        change = write(0)._replace(forget=[b"a", b"none"])
+        third = Batch([change, write(1, live(b"a", 1))])
+        store.commit(third)
+        assert _replaced(third) == {0: [1]}
 
     # --- records ---
 

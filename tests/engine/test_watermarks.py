@@ -220,6 +220,7 @@ def test_a_row_counts_until_its_lifetime_is_over() -> None:
     assert limit(node) == Limit(100, b"x")
     node.clock.advance(2)
     assert limit(node) == Limit(1_000, None)
+    node.bucket.tick()
     assert told == [("watermark_expired", "x")]
     assert node.bucket.watermarks.expired == 1
     node.flush()

@@ -30,8 +30,15 @@ from uprmc.protocol.watermarks import (
     encode_report,
 )
 
-_NUMBERS = ("watermark", "reported_at", "expires_in_s")
+_NUMBERS = ("watermark", "reported_at", "expires_in_s", "pinned_tombstones", "pinned_bytes")
+_OF_VBUCKET = ("high_seqno", "purge_seqno", "limit", "tombstones", "tombstone_bytes")
 _NUMBERS_OR_NONE = ("floor", "expires_at")
+
+_PINNED = ("pinned_tombstones", "pinned_bytes")
+_COLUMNS = (
+    *("client", "kind", "vBuckets", "limits", "behind", "pinned", "pinned_bytes"),
+    *("reported", "expires"),
+)
 
 _WHICH = click.option(
     "--vbuckets", type=VBUCKETS, help="Only these vBuckets.  [default: all that are active]"
@@ -58,8 +65,8 @@ def list_(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> No
     """Print the clients that deletions are kept for; with --vbuckets, how far each may be purged.
 
     Without --vbuckets the columns are: client, kind, number of its vBuckets, of those in which it
-    is what holds the purge back, changes that it has not reported as stored, its last report and
-    when it expires.
+    is what holds the purge back, changes that it has not reported as stored, deletions that only
+    it keeps and their bytes, its last report and when it expires.
     """
     with node.connected() as connection:
         found = [_vbucket(*each) for each in _by_vbucket(connection)]
@@ -78,15 +85,16 @@ def _by_client(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
     for each in vbuckets:
         for row in each["rows"]:
             rows.setdefault((row["id"], row["kind"]), []).append((each, row))
-    form = "{:<36}  {:<9}  {:>8}  {:>6}  {:>12}  {:<20}  {}".format
-    yield form("client", "kind", "vBuckets", "limits", "behind", "reported", "expires")
+    form = "{:<36}  {:<9}  {:>8}  {:>6}  {:>12}  {:>10}  {:>12}  {:<20}  {}".format
+    yield form(*_COLUMNS)
     for (name, kind), found in sorted(rows.items()):
         limits = sum(each["limited_by"] == name for each, _ in found)
         behind = sum(each["high_seqno"] - row["watermark"] for each, row in found)
+        pinned = [sum(row[what] for _, row in found) for what in _PINNED]
         reported = time_text(max(row["reported_at"] for _, row in found))
         ends = [row["expires_at"] for _, row in found if row["expires_at"] is not None]
         expires = time_text(min(ends)) if ends else "never"
-        yield form(name, kind, len(found), limits, behind, reported, expires)
+        yield form(name, kind, len(found), limits, behind, *pinned, reported, expires)
 
 
 def _each(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -122,7 +130,7 @@ def _vbucket(number: int, facts: dict[str, str]) -> dict[str, Any]:
             rows.setdefault(of, {"id": of})[what] = _value(what, value)
     return {
         "vbucket": number,
-        **{name: int(facts[name]) for name in ("high_seqno", "purge_seqno", "limit")},
+        **{name: int(facts[name]) for name in _OF_VBUCKET},
         "limited_by": facts["limited_by"] or None,
         "incomplete": facts.get("incomplete") == "true",
         "rows": list(rows.values()),

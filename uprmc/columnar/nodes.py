@@ -26,7 +26,6 @@ from uprmc.columnar.errors import (
 from uprmc.columnar.retry_policy import Busy, patiently
 from uprmc.consume.history import read_log
 from uprmc.consume.placement import OtherBucket, Placement
-from uprmc.consume.ranges import in_ranges
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
@@ -37,6 +36,7 @@ from uprmc.protocol.management import (
     decode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Opcode
+from uprmc.units import in_ranges
 
 #: vBuckets of which an error says why they are refused.
 _REASONS_MAX = 5

@@ -28,6 +28,7 @@ from uprmc.protocol.upr_extensions import (
     decode_lease_grant,
     encode_lease_vbuckets,
 )
+from uprmc.units import in_ranges
 
 #: What a token begins with.
 _FORM = "lease1"
@@ -93,7 +94,7 @@ def granted(answer: ResponseFrame) -> tuple[int, int, list[LeasedVBucket]]:
 
 def token_of(grants: Iterable[Grant], seconds: int) -> str:
     """Return the token of a lease that lives for so long after each renewal."""
-    parts = [f"{each.place}/{each.id:016x}/{ranges.in_ranges(each.vbuckets)}" for each in grants]
+    parts = [f"{each.place}/{each.id:016x}/{in_ranges(each.vbuckets)}" for each in grants]
     return ";".join([_FORM, str(seconds), *parts])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from uprmc.units import in_ranges, ranges_of
+
 #: The vBucket field of a frame has 16 bits.
 VBUCKETS_MAX = 0x10000
 
@@ -24,24 +26,6 @@ def parsed(text: str) -> tuple[int, ...]:
             raise ValueError(f"a list of vBuckets such as 5 or 0,8-11 (0 to {VBUCKETS_MAX - 1})")
         numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))
-
-
-def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return (first, last) of each run of neighbours, ascending."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ranges
-
-
-def in_ranges(numbers: Iterable[int]) -> str:
-    """Return ``0,8-11``."""
-    return ",".join(
-        str(first) if first == last else f"{first}-{last}" for first, last in ranges_of(numbers)
-    )
 
 
 def named(numbers: Iterable[int]) -> str:

@@ -32,7 +32,8 @@ from uprmc.engine.stats import Stats
 from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
-from uprmc.engine.watermarks.registry import Watermarks
+from uprmc.engine.watermarks.pinning import Pinning
+from uprmc.engine.watermarks.registry import Pinned, Watermarks
 from uprmc.engine.watermarks.rows import Limit, Row
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
@@ -60,6 +61,7 @@ class Bucket:
         marks: documents that meta commands have marked as stale or being fetched.
         watermarks: the registered clients.
         purge_limit: returns how far a vBucket may be purged, and what holds the purger back.
+        pinning: knows what each registered client keeps, and forgets those that keep too much.
         purge_policy: decides which tombstones may be dropped for good.
         view_holders: objects that are asked to close their views when the store must grow.
         gate: shut while the store has to grow.
@@ -113,6 +115,9 @@ class Bucket:
         )
         self.compactor.on_end = self._compacted
         self.purger = Purger(self.vbuckets, self.compactor, self.purge_policy)
+        self.pinning = Pinning(
+            self.active, self.watermarks, self.pinned, settings.purge.max_pinned_bytes
+        )
         self.marks = MetaMarks()
         self.view_holders: list[ViewHolder] = []
         self.flushes = 0
@@ -284,6 +289,11 @@ class Bucket:
             raise NotMyVBucket(number)
         self.compactor.want(number, rule, done)
 
+    def pinned(self, vbucket: VBucket) -> Pinned | None:
+        """Return what one row of a vBucket alone keeps from being purged."""
+        durable = Limit(self.flusher.durable_seqno(vbucket), None)
+        return self.watermarks.pinned(vbucket, self._not_beyond_source(vbucket, durable).seqno)
+
     def _limit_for(self, vbucket: VBucket, rule: PurgeRule) -> Limit:
         if not rule.forced:
             return self.purge_limit(vbucket)
@@ -388,6 +398,7 @@ class Bucket:
     def tick(self) -> None:
         """Do whatever is due; call it a few times a second."""
         self.account.tell_time(self.clock.now())
+        self.watermarks.tell_events()
         if self._flush_at is not None and self._flush_at <= self.clock.now():
             self._flush_at = None
             self._reset_all()

@@ -30,6 +30,7 @@ from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.table import Table
+from uprmc.engine.tombstone_count import Tombstones
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import QueueView, WriteQueue
 from uprmc.errors import StoreError
@@ -149,6 +150,7 @@ class Flusher:
         last_commit_items: changes that the last finished commit wrote.
         filling: connections that fill replicas which are far behind.
         on_drop: called with tombstones that are being dropped.
+        tombstones: what the newest commit has left of them.
     """
 
     def __init__(
@@ -169,6 +171,7 @@ class Flusher:
         self._impatient: list[Waiter] = []
         self._local: dict[bytes, LocalDocument] = {}
         self._disposals = Disposals(vbuckets)
+        self.tombstones = Tombstones()
         self._hurried = False
         self.paused = False
         self.last_commit_items = 0
@@ -439,6 +442,7 @@ class Flusher:
 
     def finish_in_slices(self, flush: Flush) -> Generator[None, None, None]:
         """Do what `finish` does, yielding after each short step so that others can run."""
+        yield from self.tombstones.committed(flush.batch)
         since_yield = 0
         for part in flush.parts:
             if part.cursor is not None:

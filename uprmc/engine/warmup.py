@@ -203,6 +203,7 @@ class Warmup:
             vbucket.know_cas(max_cas)
             self._raised.add(vbucket)
         self.keys += len(records)
+        self._bucket.flusher.tombstones.load(vbucket.id, records)
         live = [record for record in records if not record[KIND_AT] & LIFE_BITS]
         vbucket.table.put_all(live)
         return len(live)

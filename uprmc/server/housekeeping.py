@@ -18,6 +18,9 @@ from uprmc.upr.hub import Hub
 #: How often due times and the memory mark are looked at.
 TICK_S = 0.1
 
+#: How often it is looked which client keeps how many deletions.
+PINNING_S = 10.0
+
 #: How often cycles are looked for when there is no long work: the rarer, the longer a look takes.
 COLLECT_S = 0.025
 
@@ -37,8 +40,10 @@ class Housekeeping:
         self._expirer = LoopingCall(self._expiring.start)
         self._purging = InSlices(work, bucket.purger.steps)
         self._purger = LoopingCall(self._purging.start)
+        self._pinning = InSlices(work, bucket.pinning.steps)
+        self._pinner = LoopingCall(self._pinning.start)
         self._collector = LoopingCall(work.collect_soon)
-        self._calls = (self._ticker, self._expirer, self._purger, self._collector)
+        self._calls = (self._ticker, self._expirer, self._purger, self._pinner, self._collector)
         for call in self._calls:
             call.clock = reactor
         bucket.account.on_pressure = self._paging.start
@@ -48,6 +53,7 @@ class Housekeeping:
         interval_s = self._bucket.settings.purge.interval_s
         if interval_s:
             self._purger.start(interval_s, now=False)
+        self._pinner.start(PINNING_S, now=False)
         self._ticker.start(TICK_S, now=False)
         self._collector.start(COLLECT_S, now=False)
         self._expirer.start(self._bucket.settings.engine.expiry_interval_s, now=False)
@@ -63,8 +69,9 @@ class Housekeeping:
         for call in self._calls:
             if call.running:
                 call.stop()
-        for work in (self._paging, self._expiring, self._purging, self._freeing):
+        for work in (self._paging, self._expiring, self._purging, self._pinning, self._freeing):
             work.stop()
+        self._bucket.watermarks.tell_events()
 
     def _tick(self) -> None:
         try:

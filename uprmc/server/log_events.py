@@ -89,8 +89,10 @@ EVENTS = {
     ),
     "compaction.waiter_broke": _BUG,
     "event.watermark_expired": _warn(
-        "A registered client was forgotten because it had not reported for too long: vBucket, id, "
-        "kind, and its watermark. Deletions above that may be purged now."
+        "A registered client was forgotten because it had not reported for too long or, with `why` "
+        "`max_pinned_bytes`, because it kept too much: the first of the vBuckets and all of them, "
+        "id, kind, its lowest watermark, how many deletions only it has kept, and their bytes. "
+        "These may be purged now."
     ),
     "event.watermark_outpaced": _warn(
         "A client must begin at zero because deletions were purged that it had not seen: vBucket, "
@@ -98,7 +100,8 @@ EVENTS = {
         "unknown), and the newest 100 of their keys."
     ),
     "event.watermark_managed": _info(
-        "A registered client was set or removed by `uprmc watermarks`: vBucket, id, what was done."
+        "A registered client was set or removed by `uprmc watermarks`: the first of the vBuckets "
+        "and all of them, id, what was done."
     ),
     "event.purge": _info(
         "Deletions of a vBucket were purged: its purge seqno before and after that, how many were "

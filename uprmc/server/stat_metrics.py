@@ -15,12 +15,14 @@ from uprmc.core.form import FORM
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
+from uprmc.engine.tombstone_count import Amount
 from uprmc.server import (
     stat_node,
     stat_replication,
     stat_tap,
     stat_upr,
     stat_vbuckets,
+    stat_watermarks,
 )
 from uprmc.server.connections import Connections
 from uprmc.server.metrics import Metric
@@ -70,6 +72,16 @@ class Scrape:
         """Return the most changes between a vBucket's purge seqno and its newest one on disk."""
         found = [each for each in self.bucket.vbuckets.values() if each.max_deleted_rev]
         return max((each.persisted_seqno - each.purge_seqno for each in found), default=0)
+
+    @cached_property
+    def tombstones(self) -> Amount:
+        """Return what is on disk."""
+        return self.bucket.flusher.tombstones.total
+
+    @cached_property
+    def pinned(self) -> dict[tuple[str, str], Amount]:
+        """Return what each registered client alone keeps, as (id, kind)."""
+        return stat_watermarks.pinned_by_client(self.bucket.pinning.kept)
 
     @cached_property
     def pushed(self) -> tuple[int, int]:
@@ -423,6 +435,22 @@ _WATERMARKS = (
         "watermark_rows",
         "Rows of registered clients, in all vBuckets.",
         lambda s: s.bucket.watermarks.row_count,
+    ),
+    _gauge("tombstones", "Deletions on disk, of all vBuckets.", lambda s: s.tombstones.number),
+    _gauge("tombstone_bytes", "Their bytes.", lambda s: s.tombstones.bytes),
+    _gauge(
+        "pinned_tombstones",
+        "Deletions that only this registered client keeps, of those that keep most; every 10 s.",
+        lambda s: {who: amount.number for who, amount in s.pinned.items()},
+        "id",
+        "kind",
+    ),
+    _gauge(
+        "pinned_tombstone_bytes",
+        "Their bytes.",
+        lambda s: {who: amount.bytes for who, amount in s.pinned.items()},
+        "id",
+        "kind",
     ),
     _counter(
         "watermarks_expired_total",

@@ -56,11 +56,14 @@ class Batch:
         changes: at most one per vBucket.
         local: local documents to write (``None`` deletes); they are in no index and no stream.
         reset_all: forget every vBucket, header and record (not local documents) first.
+        replaced: filled by `Store.commit`: number -> the seqno, in 8 bytes and perhaps more behind
+            them, of each record that a new one of its key has replaced, or that was forgotten.
     """
 
     changes: Sequence[VBucketChange] = ()
     local: Mapping[bytes, bytes | None] = field(default_factory=dict)
     reset_all: bool = False
+    replaced: dict[int, list[bytes]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

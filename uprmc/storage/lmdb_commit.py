@@ -64,6 +64,7 @@ class BatchWriter:
         self._by_seq = txn.cursor(databases.by_seq)
         self._stale = txn.cursor(databases.stale)
         self._meta = txn.cursor(databases.meta)
+        self._replaced: dict[int, list[bytes]] = {}
 
     def write(self, batch: Batch) -> None:
         """Apply the whole batch, vBuckets by rising number: the order in which they are stored.
@@ -72,6 +73,8 @@ class BatchWriter:
             lmdb.Error: LMDB could not do it.
             struct.error: a number or key is too large for its field.
         """
+        self._replaced = batch.replaced
+        self._replaced.clear()
         if batch.reset_all:
             self._forget_all()
         for change in sorted(batch.changes, key=lambda change: change.vbucket):
@@ -105,12 +108,13 @@ class BatchWriter:
             return
         if change.rewind is not None:
             self._rewind(change.vbucket, change.rewind)
-        for key in change.forget:
-            self._forget(prefix + key)
+        replaced: list[bytes | None] = [self._forget(prefix + key) for key in change.forget]
         if change.drop:
             self._drop(prefix, change.drop)
         if change.records:
-            self._write_records(prefix, list(change.records))
+            replaced += self._write_records(prefix, list(change.records))
+        if replaced:
+            self._replaced[change.vbucket] = [place for place in replaced if place]
         self._meta.put(header_key, layout.pack_header(change.header))
 
     # --- records that go ------------------------------------------------------------------------
@@ -127,11 +131,12 @@ class BatchWriter:
                 self._by_id.pop(prefix + key_of(record))
         self._put(prefix, [record for record in found if prefix + record[SEQNO] <= end])
 
-    def _forget(self, by_id_key: bytes) -> None:
-        """Remove whatever is stored of a key."""
+    def _forget(self, by_id_key: bytes) -> bytes | None:
+        """Remove whatever is stored of a key; return its place."""
         place = self._by_id.pop(by_id_key)
         if place is not None:
             self._give_up(by_id_key[: layout.VBUCKET.size], [place])
+        return place
 
     def _drop(self, prefix: bytes, drop: Sequence[tuple[bytes, int]]) -> None:
         """Remove records whose key has still that seqno; all at once is much cheaper."""
@@ -218,10 +223,12 @@ class BatchWriter:
 
     # --- records that come ----------------------------------------------------------------------
 
-    def _write_records(self, prefix: bytes, records: list[bytes]) -> None:
+    def _write_records(self, prefix: bytes, records: list[bytes]) -> list[bytes]:
+        """Write a vBucket's new versions; return the places of those that they replace."""
         entries = segments.entries(prefix, records)
-        replaced = self._by_id.getmulti([key for key, _ in entries])
-        self._give_up(prefix, sorted([place for _, place in replaced]))
+        found = self._by_id.getmulti([key for key, _ in entries])
+        replaced = sorted([place for _, place in found])
+        self._give_up(prefix, replaced)
         first = prefix + records[0][SEQNO]
         last = self._last(prefix)
         if last >= first:
@@ -230,6 +237,7 @@ class BatchWriter:
             records = [*self._take_tail(last), *records]
         self._by_id.putmulti(entries)
         self._put(prefix, records)
+        return replaced
 
     def _last(self, prefix: bytes) -> bytes:
         """Return the by-seq key of the vBucket's last segment, ``b""`` if it has none."""

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
-from uprmc.record import key_of, seqno_of, unpack, without_value
+from uprmc.record import SEQNO, key_of, seqno_of, unpack, without_value
 from uprmc.storage.batch_check import check_batch
 from uprmc.storage.interface import Batch, StoreUsage, VBucketChange
 
@@ -44,6 +44,13 @@ class _State:
         local = {**self.local, **batch.local}
         kept = {name: document for name, document in local.items() if document is not None}
         return _State(vbuckets, kept)
+
+    def replaced(self, change: VBucketChange) -> list[bytes]:
+        """Return the seqnos of what a change replaces or forgets, as bytes."""
+        vbucket = self.vbuckets.get(change.vbucket)
+        records = {} if vbucket is None or change.reset else vbucket.records
+        keys = {*change.forget, *map(key_of, change.records)}
+        return [records[key][SEQNO] for key in keys if key in records]
 
 
 def _records_after(change: VBucketChange, before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
@@ -168,6 +175,9 @@ class MemoryStore:
         """Write `batch` atomically."""
         self._check_open()
         check_batch(batch)
+        batch.replaced.clear()
+        for change in batch.changes:
+            batch.replaced[change.vbucket] = self._state.replaced(change)
         self._state = self._state.after(batch)
         if self._sync:
             self._synced = self._state

@@ -16,10 +16,12 @@ from typing import NamedTuple
 from uprmc.config import PurgeSettings
 from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.purge_rule import shown
+from uprmc.engine.tombstone_count import Amount
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.dropped import Dropped
-from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s
+from uprmc.engine.watermarks.gathered import GatheredEvents
+from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s, judged, pin_of
 from uprmc.engine.watermarks.shown import Shown
 from uprmc.engine.watermarks.table import MANAGER, Outpaced, WatermarkTable
 from uprmc.errors import KeyNotFound, NotMyVBucket
@@ -47,6 +49,13 @@ class Reported(NamedTuple):
     on_disk: bool
 
 
+class Pinned(NamedTuple):
+    """What one row of a vBucket keeps and no other does."""
+
+    row: Row
+    amount: Amount
+
+
 def held_of(vbucket: VBucket) -> Held:
     """Return what the rules need to know about a vBucket."""
     return Held(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
@@ -67,6 +76,7 @@ class Watermarks:
         self._settings = settings
         self._tables: dict[int, WatermarkTable] = {}
         self._dropped = Dropped()
+        self._gathered = GatheredEvents()
         self.expired = self.outpaced = 0
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         flusher.on_drop = self._dropped.note
@@ -109,6 +119,34 @@ class Watermarks:
         if vbucket.state in _FILLED:
             return table.limit_of_copy(held, durable_seqno)
         return table.limit(held, durable_seqno, self._clock.now())
+
+    def pinned(self, vbucket: VBucket, upto: int) -> Pinned | None:
+        """Return what one row of a vBucket alone keeps, if there is such a row.
+
+        Args:
+            vbucket: the vBucket.
+            upto: how far it might be purged if there were no rows.
+        """
+        pin = pin_of(self.rows(vbucket), upto) if vbucket.id in self._tables else None
+        if pin is None:
+            return None
+        row, end = pin
+        index = self._flusher.tombstones.of(vbucket.id)
+        return Pinned(row, index.between(row.effective, end))
+
+    def expire_early(self, vbucket: VBucket, name: bytes, pinned: Pinned | None) -> None:
+        """Forget a client because of what its rows keep; `pinned` is that of this vBucket."""
+        table = self._tables.get(vbucket.id)
+        row = None if table is None else table.drop(name)
+        if row is None:
+            return
+        kept = pinned.amount if pinned is not None and pinned.row.id == name else Amount()
+        self._tell_expired(vbucket, row, "max_pinned_bytes", kept)
+        self._store_later(vbucket.id)
+
+    def tell_events(self) -> None:
+        """Tell what has happened to rows since the last call; call it a few times a second."""
+        self._gathered.tell(self.on_event)
 
     def report(self, vbucket: VBucket, report: Report, owner: object) -> Reported:
         """Register a client, or take its report.
@@ -199,7 +237,12 @@ class Watermarks:
         self._table(number).release(name, owner)
 
     def _tell_managed(self, vbucket: VBucket, name: bytes, what: str) -> None:
-        self.on_event("watermark_managed", {"vb": vbucket.id, "id": shown(name), "done": what})
+        self._gathered.managed(vbucket.id, str(shown(name)), what)
+
+    def _tell_expired(self, vbucket: VBucket, row: Row, why: str, kept: Amount) -> None:
+        self.expired += 1
+        who = (str(shown(row.id)), row.kind.name.lower(), why)
+        self._gathered.expired(vbucket.id, who, row.watermark, kept)
 
     def _table(self, number: int) -> WatermarkTable:
         table = self._tables.get(number)
@@ -210,12 +253,16 @@ class Watermarks:
         if table is None or vbucket.state in _FILLED:
             return  # its source says which rows are gone
         gone = table.expire(self._clock.now())
-        if gone:
-            self.expired += len(gone)
-            self._store_later(vbucket.id)
+        if not gone:
+            return
+        held, index = held_of(vbucket), self._flusher.tombstones.of(vbucket.id)
+        pin = pin_of([*table.judged(held), *judged(gone, held)], vbucket.persisted_seqno)
         for row in gone:
-            fields = {"vb": vbucket.id, "id": shown(row.id), "kind": row.kind.name.lower()}
-            self.on_event("watermark_expired", {**fields, "watermark": row.watermark})
+            kept = Amount()
+            if pin is not None and pin[0].id == row.id:
+                kept = index.between(pin[0].effective, pin[1])
+            self._tell_expired(vbucket, row, "lifetime", kept)
+        self._store_later(vbucket.id)
 
     def _store_later(self, number: int) -> None:
         name = document.name_of(number)

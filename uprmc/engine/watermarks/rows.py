@@ -147,3 +147,20 @@ def limit_of(rows: Iterable[Row], held: Held, durable_seqno: int) -> Limit:
     if slowest is not None and slowest.effective < durable_seqno:
         return Limit(max(slowest.effective, held.purge_seqno), slowest.id)
     return Limit(durable_seqno, "disk" if durable_seqno < held.high_seqno else None)
+
+
+def pin_of(rows: Iterable[Row], upto: int) -> tuple[Row, int] | None:
+    """Return the row that alone keeps tombstones, and up to which seqno it does; or ``None``.
+
+    It keeps those above its effective seqno that no other row needs.
+
+    Args:
+        rows: the live rows, judged.
+        upto: how far the vBucket might be purged if there were no rows.
+    """
+    in_order = sorted(rows, key=lambda row: row.effective)
+    if not in_order:
+        return None
+    first = in_order[0]
+    end = min(upto, in_order[1].effective) if in_order[1:] else upto
+    return (first, end) if first.effective < end else None

@@ -165,6 +165,10 @@ class WatermarkTable:
         self._check_owner(name, owner)
         return self._forget(name)
 
+    def drop(self, name: bytes) -> Row | None:
+        """Remove a row whoever owns it; return it, ``None`` if there is none."""
+        return self._forget(name) if name in self._rows else None
+
     def begin_build(self, name: bytes, floor: int, held: Held, now: float) -> None:
         """Set the floor of a client that has nothing and whose stream from zero is accepted.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from uprmc.consume.ranges import ranges_of
+from uprmc.units import ranges_of
 
 #: The local document's name.
 NAME = b"uprmc/replication"

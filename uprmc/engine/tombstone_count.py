@@ -1,0 +1,199 @@
+"""How many tombstones are on disk, and where: the answer to "what is kept, and for whom".
+
+The count follows the commits: each tells which seqnos its records have replaced, so nothing is read
+for it. Warm-up counts what was there before. A tombstone takes 4 bytes here, and each run of 4,096
+seqnos that has one about 200.
+
+Source: contracts of the systems to come, section 2; row X03.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from uprmc.record import KIND_AT, LIFE_BITS, seqno_of
+from uprmc.storage.interface import Batch, VBucketChange
+
+#: A block has the tombstones of so many seqnos: 2 to the power of this.
+_BLOCK_BITS = 12
+_OFFSETS = (1 << _BLOCK_BITS) - 1
+
+#: An entry of a block is the offset in the block, then the bytes of the record.
+_SIZE_BITS = 20
+_SIZES = (1 << _SIZE_BITS) - 1
+
+#: Records that are counted in one step.
+_STEP_RECORDS = 256
+
+_SEQNO_BYTES = 8
+
+
+class Amount(NamedTuple):
+    """A number of tombstones, and the bytes of their records."""
+
+    number: int = 0
+    bytes: int = 0
+
+    def plus(self, other: Amount) -> Amount:
+        """Return both together."""
+        return Amount(self.number + other.number, self.bytes + other.bytes)
+
+
+class _Block:
+    """The tombstones of one run of seqnos; `entries` rise."""
+
+    __slots__ = ("bytes", "entries")
+
+    def __init__(self) -> None:
+        self.entries = array("I")
+        self.bytes = 0
+
+    def find(self, offset: int) -> int:
+        """Return where the entry of an offset is, or would be."""
+        return bisect_left(self.entries, offset << _SIZE_BITS)
+
+    def amount(self, low: int, high: int) -> Amount:
+        """Return what there is from one offset to the other."""
+        found = self.entries[self.find(low) : self.find(high + 1)]
+        return Amount(len(found), sum([entry & _SIZES for entry in found]))
+
+
+class TombstoneIndex:
+    """The tombstones that one vBucket has on disk.
+
+    Attributes:
+        newest: no tombstone has a higher seqno.
+        number, bytes: of all of them.
+    """
+
+    __slots__ = ("_blocks", "bytes", "newest", "number")
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self.newest = self.number = self.bytes = 0
+
+    def add(self, seqno: int, size: int) -> None:
+        """Count a tombstone; one that is counted already is counted anew."""
+        if seqno <= self.newest:
+            self.discard(seqno)
+        else:
+            self.newest = seqno
+        number = seqno >> _BLOCK_BITS
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = _Block()
+        offset, size = seqno & _OFFSETS, min(size, _SIZES)
+        block.entries.insert(block.find(offset), offset << _SIZE_BITS | size)
+        block.bytes += size
+        self.number += 1
+        self.bytes += size
+
+    def discard(self, seqno: int) -> None:
+        """Forget a tombstone, if there is one of that seqno."""
+        block = self._blocks.get(seqno >> _BLOCK_BITS)
+        if block is None:
+            return
+        offset = seqno & _OFFSETS
+        at = block.find(offset)
+        if at == len(block.entries) or block.entries[at] >> _SIZE_BITS != offset:
+            return
+        size = block.entries.pop(at) & _SIZES
+        block.bytes -= size
+        self.number -= 1
+        self.bytes -= size
+        if not block.entries:
+            del self._blocks[seqno >> _BLOCK_BITS]
+
+    def rewind(self, seqno: int) -> None:
+        """Forget all tombstones above a seqno."""
+        self.newest = min(self.newest, seqno)
+        last = seqno >> _BLOCK_BITS
+        for number in [each for each in self._blocks if each > last]:
+            block = self._blocks.pop(number)
+            self.number -= len(block.entries)
+            self.bytes -= block.bytes
+        rest = self._blocks.get(last)
+        above = rest.entries[rest.find((seqno & _OFFSETS) + 1) :] if rest is not None else ()
+        for entry in above:
+            self.discard((last << _BLOCK_BITS) + (entry >> _SIZE_BITS))
+
+    def between(self, low: int, high: int) -> Amount:
+        """Return what there is above one seqno up to another."""
+        if low >= high or not self._blocks:
+            return Amount()
+        first, last = (low + 1) >> _BLOCK_BITS, high >> _BLOCK_BITS
+        number = size = 0
+        for at, block in self._blocks.items():
+            if first < at < last:
+                number += len(block.entries)
+                size += block.bytes
+            elif at in (first, last):
+                begin = (low + 1) & _OFFSETS if at == first else 0
+                found = block.amount(begin, high & _OFFSETS if at == last else _OFFSETS)
+                number += found.number
+                size += found.bytes
+        return Amount(number, size)
+
+
+class Tombstones:
+    """The tombstones of all vBuckets; it says what the newest commit has left."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[int, TombstoneIndex] = {}
+
+    def of(self, number: int) -> TombstoneIndex:
+        """Return what is known of a vBucket."""
+        return self._indexes.get(number) or TombstoneIndex()
+
+    @property
+    def total(self) -> Amount:
+        """All tombstones of the node."""
+        found = self._indexes.values()
+        return Amount(sum(each.number for each in found), sum(each.bytes for each in found))
+
+    def load(self, number: int, records: Iterable[bytes]) -> None:
+        """Count those among records that are on disk already."""
+        index = self._indexes.get(number)
+        for record in records:
+            if record[KIND_AT] & LIFE_BITS:
+                if index is None:
+                    index = self._indexes[number] = TombstoneIndex()
+                index.add(seqno_of(record), len(record))
+
+    def committed(self, batch: Batch) -> Iterator[None]:
+        """Take over what a commit has done, in short steps."""
+        if batch.reset_all:
+            self._indexes.clear()
+        for change in batch.changes:
+            yield from self._changed(change, batch.replaced.get(change.vbucket, ()))
+
+    def _changed(self, change: VBucketChange, replaced: Iterable[bytes]) -> Iterator[None]:
+        if change.reset or change.header is None:
+            self._indexes.pop(change.vbucket, None)
+        index = self._indexes.get(change.vbucket)
+        if index is not None:
+            if change.rewind is not None:
+                index.rewind(change.rewind)
+            gone = _seqnos_gone(change, replaced, index.newest)
+            while few := list(islice(gone, _STEP_RECORDS)):
+                for seqno in few:
+                    index.discard(seqno)
+                yield
+        dead = iter([record for record in change.records if record[KIND_AT] & LIFE_BITS])
+        while some := list(islice(dead, _STEP_RECORDS)):
+            self.load(change.vbucket, some)
+            yield
+
+
+def _seqnos_gone(change: VBucketChange, replaced: Iterable[bytes], newest: int) -> Iterator[int]:
+    """Yield seqnos that belong to no tombstone of before any more, among others."""
+    for _, seqno in change.drop:
+        yield seqno
+    for place in replaced:
+        yield int.from_bytes(place[:_SEQNO_BYTES])
+    if change.records and seqno_of(change.records[0]) <= newest:  # after a rollback
+        yield from map(seqno_of, change.records)
