@@ -80,6 +80,7 @@ class LinkFuzz:
                     part.store(b"own%d" % key, b"value", 0, 0)
         self.bucket.let_traffic_in()
         self.hub = Hub(self.bucket, SETTINGS.upr)
+        self.hub.instance = b"node"
 
     def run(self, connections: int) -> None:
         """Dial so many times."""
