@@ -136,6 +136,23 @@ def test_a_compacted_copy_is_smaller_and_a_node_serves_it(
         copied.stop()
 
 
+def test_a_copy_of_a_running_node_begins_a_branch_of_its_own(
+    server: ServerProcess, tmp_path: Path, here: Here
+) -> None:
+    """Both may run: what the copy accepts is not taken for what the original accepts."""
+    bury(server, 0, 3)
+    assert server.upr is not None
+    with Wire(server.upr) as wire:
+        original = wire.statistics(b"failovers 0")
+    assert here("compact", "--node", server.upr, "--to", tmp_path / "copy").code == 0
+    with start_uprmc(tmp_path / "copy") as copied:
+        assert copied.upr is not None
+        with Wire(copied.upr) as wire:
+            branch = wire.statistics(b"failovers 0")
+        copied.stop()
+    assert branch[b"vb_0:0:id"] != original[b"vb_0:0:id"] == branch[b"vb_0:1:id"]
+
+
 def test_a_copy_that_was_interrupted_is_no_data_directory_and_is_written_again(
     server: ServerProcess, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,9 @@ class Kind(IntEnum):
     SPARK = 6
 
 
+_LIFETIME_SETTINGS = {kind: f"expires_{kind.name.lower()}_s" for kind in Kind}
+
+
 class Row(NamedTuple):
     """What one client has said of one vBucket.
 
@@ -109,7 +112,7 @@ class Limit(NamedTuple):
 
 def granted_lifetime_s(kind: Kind, asked_s: int, settings: PurgeSettings) -> int:
     """Return the lifetime of a row: what was asked for, at most the default of its kind."""
-    default: int = getattr(settings, f"expires_{kind.name.lower()}_s")
+    default: int = getattr(settings, _LIFETIME_SETTINGS[kind])
     if not asked_s or not default:
         return asked_s or default
     return min(asked_s, default)
