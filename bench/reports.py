@@ -1,21 +1,27 @@
-"""What a report of a registered client for all vBuckets costs the node.
+"""What a registered client costs the node: its reports, and its streams.
 
-CPU of the node for one round of 0xed requests for 1,024 vBuckets, pipelined, from the first byte
-to the commit that keeps the rows. The aim is below 2 ms.
+**Report**: CPU of the node for one round of 0xed requests for 1,024 vBuckets, pipelined, from the
+first byte to the commit that keeps the rows. The aim is below 2 ms.
+
+**Stream**: CPU of the node for streams of all vBuckets from zero to the present; the registered
+client registers first and reports at the end. The aim is at most 1.05 times the other's.
 
     python -m bench.reports --rounds 5
 """
 
 from __future__ import annotations
 
+import struct
+
 from bench import common
-from bench.common import Report, Spread, column
+from bench.common import Load, Report, Spread, column, ratio
 from bench.rig import Bench, Figures
 from interop.registered import RegisteredClient, ask, high_seqnos
 from interop.server_process import ServerProcess
-from interop.wire import SET, Wire, store
+from interop.wire import HEADER, SET, Wire, frame, store
 
 _VBUCKETS = 1_024
+_STREAM_REQUEST, _STREAM_END = 0x53, 0x55
 
 
 def _reports(server: ServerProcess, count: int) -> Figures:
@@ -42,6 +48,35 @@ def _reports(server: ServerProcess, count: int) -> Figures:
     }
 
 
+def _streams(server: ServerProcess, number: int, *, registered: bool) -> Figures:
+    """Read everything that the node has; return the CPU seconds."""
+    assert server.upr is not None
+    common.wait_until_idle(server)
+    with (
+        Wire(server.upr) as wire,
+        RegisteredClient(server.upr, b"streams-%d-%d" % (number, registered), _VBUCKETS) as client,
+    ):
+        seqnos = high_seqnos(wire, _VBUCKETS)
+        before = server.cpu_s()
+        if registered:
+            client.report([0] * _VBUCKETS)
+        requests = [struct.pack(">IIQQQQQ", 0, 0, 0, seqno, 0, 0, 0) for seqno in seqnos]
+        client.wire.send(
+            *[frame(_STREAM_REQUEST, extras=each, vbucket=at) for at, each in enumerate(requests)]
+        )
+        _read_to_the_ends(client.wire, sum(map(bool, seqnos)))
+        if registered:
+            client.report(seqnos)
+        return {"cpu_s": server.cpu_s() - before}
+
+
+def _read_to_the_ends(wire: Wire, streams: int) -> None:
+    while streams:
+        header = wire.read(HEADER.size)
+        wire.read(int.from_bytes(header[8:12], "big"))
+        streams -= header[:2] == bytes([0x80, _STREAM_END])
+
+
 def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--rounds", type=int, default=5)
@@ -52,9 +87,23 @@ def main() -> None:
         bench = Bench(words, report)
         with bench.ours(_VBUCKETS, "--set", "purge.interval_s=0") as server:
             found = [_reports(server, words.reports) for _ in range(words.rounds)]
+            Load().run(server, fill=True)
+            streams = bench.rounds(
+                "streams",
+                {
+                    name: lambda number, name=name: _streams(
+                        server, number, registered=name == "registered"
+                    )
+                    for name in ("registered", "not registered")
+                },
+            )
         texts = [Spread.of(column(found, name)).text() for name in ("report_ms", "written_ms")]
         bench.keep("reports", found, ["report for 1,024 vBuckets, CPU ms", *texts])
-        common.print_table(["", "answered", "and on disk"], bench.rows)
+        cpu = [column(each, "cpu_s") for each in streams.values()]
+        texts = [Spread.of(each).text() for each in cpu]
+        bench.keep("streams", streams, ["streams, CPU s", *texts, ratio(*cpu).text()])
+        titles = ["", "answered; registered", "and on disk; not registered", "ratio"]
+        common.print_table(titles, [[*row, ""][:4] for row in bench.rows])
         print(f"figures: {report.save(words.json)}")
 
 

@@ -21,6 +21,7 @@ class RegisteredClient:
     """A client that is registered for all vBuckets, under its own connection.
 
     Attributes:
+        wire: the connection.
         lifetime_s: for how long a report holds; 0 = as long as the server likes.
     """
 
@@ -28,15 +29,15 @@ class RegisteredClient:
         self._name = name
         self._vbuckets = vbuckets
         self.lifetime_s = lifetime_s
-        self._wire = Wire(address, 60.0)
+        self.wire = Wire(address, 60.0)
         opened = frame(UPR_OPEN, name, extras=struct.pack(">II", 0, _PRODUCER))
-        ask(self._wire, opened, frame(UPR_CONTROL, b"uprmc_hwt", b"true"))
+        ask(self.wire, opened, frame(UPR_CONTROL, b"uprmc_hwt", b"true"))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wire.close()
+        self.wire.close()
 
     def report(self, seqnos: list[int]) -> None:
         """Say that everything up to these seqnos, one for each vBucket, is durable here."""
@@ -45,7 +46,7 @@ class RegisteredClient:
             extras = [struct.pack(">QIBBH", seqnos[at], self.lifetime_s, 0, 0, 0) for at in numbers]
             reports = zip(extras, numbers, strict=True)
             frames = [frame(HWT_REPORT, self._name, extras=e, vbucket=at) for e, at in reports]
-            ask(self._wire, *frames)
+            ask(self.wire, *frames)
 
 
 def ask(wire: Wire, *frames: bytes) -> None:
