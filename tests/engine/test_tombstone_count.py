@@ -287,3 +287,27 @@ def test_after_each_commit_the_purger_rests_as_long_as_its_rate_says(
     assert ended == [True]
     assert set(found[:2]) == rests
     assert len(found) == 3
+
+
+def test_the_purger_is_as_fast_as_its_rate_allows_however_many_looks_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("uprmc.engine.compaction._READ_RECORDS", 3)
+    node = Node(settings_of(purge={"min_age_s": 0, "rate": 10, "batch_items": 5}))
+    for number in range(41):
+        node.vbucket.store(b"%04d" % number, b"v", 0, 0)
+        if number % 2:
+            node.vbucket.delete(b"%04d" % number)
+    node.vbucket.store(b"last", b"v", 0, 0)
+    node.flush()
+    compactor, waited_s = node.bucket.compactor, 0.0
+    node.bucket.compact(0, PurgeRule(every=True), lambda _: None)
+    while compactor.waiting:
+        waited_s += compactor.rest_s
+        scan = compactor.begin()
+        if scan is not None:
+            compactor.read(scan)
+            compactor.finish(scan)
+        node.flush()
+    assert node.bucket.flusher.tombstones.total.number == 0
+    assert waited_s == pytest.approx(2.0, abs=0.5), "20 tombstones, 10 in a second"

@@ -217,6 +217,7 @@ class Compactor:
         Raises:
             StoreError: the store cannot be read; those who wait have been informed.
         """
+        self.rest_s = 0.0  # it has been waited for
         self._tell()
         if not self.waiting:
             return None
