@@ -168,10 +168,16 @@ class Tombstones:
         """Take over what a commit has done, in short steps."""
         if batch.reset_all:
             self._indexes.clear()
+        since_yield = 0
         for change in batch.changes:
-            yield from self._changed(change, batch.replaced.get(change.vbucket, ()))
+            for done in self._changed(change, batch.replaced.get(change.vbucket, ())):
+                since_yield += done
+                if since_yield >= _STEP_RECORDS:
+                    since_yield = 0
+                    yield
 
-    def _changed(self, change: VBucketChange, replaced: Iterable[bytes]) -> Iterator[None]:
+    def _changed(self, change: VBucketChange, replaced: Iterable[bytes]) -> Iterator[int]:
+        """Take over one vBucket's change; yields how many records each piece of it has."""
         if change.reset or change.header is None:
             self._indexes.pop(change.vbucket, None)
         index = self._indexes.get(change.vbucket)
@@ -182,11 +188,11 @@ class Tombstones:
             while few := list(islice(gone, _STEP_RECORDS)):
                 for seqno in few:
                     index.discard(seqno)
-                yield
+                yield len(few)
         dead = iter([record for record in change.records if record[KIND_AT] & LIFE_BITS])
         while some := list(islice(dead, _STEP_RECORDS)):
             self.load(change.vbucket, some)
-            yield
+            yield len(some)
 
 
 def _seqnos_gone(change: VBucketChange, replaced: Iterable[bytes], newest: int) -> Iterator[int]:
