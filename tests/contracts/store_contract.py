@@ -83,14 +83,18 @@ class StoreContract:
     # --- what a commit tells ---
 
     def test_a_commit_tells_the_seqnos_of_what_it_has_replaced(self, store: Store) -> None:
-        first = Batch([write(0, live(b"a", 1), tombstone(b"b", 2), live(b"c", 3, b"v" * 5_000))])
+        first = write(live(b"a", 1), tombstone(b"b", 2), live(b"c", 3, b"v" * 5_000))
         store.commit(first)
         assert _replaced(first) == {}
-        second = Batch([write(0, live(b"b", 4), live(b"c", 5), live(b"d", 6))])
+        second = write(live(b"b", 4), live(b"c", 5), live(b"d", 6))
         store.commit(second)
         assert _replaced(second) == {0: [2, 3]}
-        change = write(0)._replace(forget=[b"a", b"none"])
-        third = Batch([change, write(1, live(b"a", 1))])
+        third = Batch(
+            [
+                change_of(0, header(6), forget=[b"a", b"none"]),
+                change_of(1, header(1), [live(b"a", 1)]),
+            ]
+        )
         store.commit(third)
         assert _replaced(third) == {0: [1]}
 

@@ -276,11 +276,6 @@ _MEMORY_AND_DISK = (
         lambda s: s.disk["disk_pinned_bytes"],
     ),
     _gauge(
-        "tombstones",
-        "Records of deletions on disk; exact when nothing waits to be written.",
-        lambda s: stat_node.tombstones(s.bucket),
-    ),
-    _gauge(
         "purge_seqno_lag",
         "Most seqnos between the purge seqno of a vBucket with deletions and its newest on disk.",
         lambda s: s.purge_lag,

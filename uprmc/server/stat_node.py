@@ -78,15 +78,6 @@ def disk(bucket: Bucket) -> dict[str, int]:
     }
 
 
-def tombstones(bucket: Bucket) -> int:
-    """Return the number of records on disk that are no documents."""
-    view = bucket.store.view()
-    try:
-        return max(0, view.count() - bucket.total_item_count)
-    finally:
-        view.close()
-
-
 def non_resident(bucket: Bucket) -> int:
     """Return the number of documents whose value is on disk only."""
     return sum(vbucket.table.absent for vbucket in bucket.vbuckets.values())
