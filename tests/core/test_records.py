@@ -9,13 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uprmc.core.records import DictRecords, Records
-from uprmc.record import FRONT, FRONT_BYTES, RECORD_VERSION, TAIL
+from uprmc.record import ABSENT, FRONT, FRONT_BYTES, RECORD_VERSION, TAIL
 
 NewRecords = Callable[[], Records]
 
 
-def record(key: bytes, value: bytes = b"value", seqno: int = 1) -> bytes:
-    return FRONT.pack(RECORD_VERSION, 0, 0, 0, len(key), 1, seqno) + key + TAIL.pack(1, 0) + value
+DELETED = 1
+
+
+def record(key: bytes, value: bytes = b"value", seqno: int = 1, kind: int = 0) -> bytes:
+    front = FRONT.pack(RECORD_VERSION, kind, 0, 0, len(key), 1, seqno)
+    return front + key + TAIL.pack(1, 0) + value
 
 
 def key_of(made: bytes) -> bytes:
@@ -63,6 +67,23 @@ def test_a_key_has_one_record(new_records: NewRecords) -> None:
     records[b"k"] = record(b"k", seqno=1)
     records[b"k"] = newer = record(b"k", seqno=2)
     assert list(records.values()) == [newer]
+
+
+def test_many_are_put_in_at_once_and_counted(new_records: NewRecords) -> None:
+    records = new_records()
+    first = record(b"a"), record(b"bb", b"", kind=ABSENT), record(b"ccc", kind=DELETED)
+    assert records.put_all([*first], 100) == (
+        [None, None, None],
+        sum(map(len, first)) + 6 + 300,
+        1,
+        1,
+    )
+    others = record(b"ccc"), record(b"a", kind=DELETED), record(b"bb", b"longer"), record(b"a")
+    replaced, grown, dead, absent = records.put_all([*others], 100)
+    assert replaced == [first[2], first[0], first[1], others[1]]
+    assert (grown, dead, absent) == (6, -1, -1)
+    assert content(records) == {b"a": others[3], b"bb": others[2], b"ccc": others[0]}
+    assert records.put_all([], 100) == ([], 0, 0, 0)
 
 
 def test_what_is_taken_out_is_returned_once(new_records: NewRecords) -> None:

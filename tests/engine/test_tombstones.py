@@ -1,4 +1,4 @@
-"""Which tombstones a compaction picks: the same in both forms."""
+"""Which records are tombstones, and which of them a compaction picks: the same in both forms."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from uprmc.core import form
 from uprmc.model import SEQNO_MAX
-from uprmc.record import build
+from uprmc.record import build, cas_of
 
 
 @pytest.fixture(scope="module", params=[form.INTERPRETED, form.COMPILED])
-def pick(request: pytest.FixtureRequest) -> Any:
-    """The function in each form."""
+def functions(request: pytest.FixtureRequest) -> Any:
+    """The module in each form."""
     if request.param == form.COMPILED and form.FORM != form.COMPILED:
         pytest.skip("the compiled core is not in use: no C compiler, or UPRMC_CORE")
     spec = importlib.util.find_spec("uprmc.engine.tombstones")
@@ -26,7 +26,13 @@ def pick(request: pytest.FixtureRequest) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(form, "FORM", request.param)
         spec.loader.exec_module(module)
-    return module.pick
+    return module
+
+
+@pytest.fixture(scope="module")
+def pick(functions: Any) -> Any:
+    """What picks, in each form."""
+    return functions.pick
 
 
 seqnos = st.integers(1, 9) | st.integers(SEQNO_MAX - 9, SEQNO_MAX)
@@ -64,3 +70,19 @@ def test_old_tombstones_up_to_the_bounds_are_picked_and_the_others_remembered(
     assert first_left == min((seqno for seqno, _, _ in left), default=SEQNO_MAX)
     assert oldest_left == min((at for _, _, at in left), default=SEQNO_MAX)
     assert above == (len(dropped) < most and len(low) < len(given))
+
+
+numbers = st.integers(0, 9) | st.integers(2**63 - 2, 2**63 + 2) | st.integers(2**64 - 9, 2**64 - 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), numbers, st.binary(max_size=9))))
+def test_a_survey_tells_the_tombstones_and_the_highest_cas(
+    functions: Any, given: list[tuple[int, int, bytes]]
+) -> None:
+    stored = [
+        build((life, 0, 0, len(key), 1, seqno), key, cas, 0, b"")
+        for seqno, (life, cas, key) in enumerate(given, 1)
+    ]
+    dead, highest = functions.survey(stored)
+    assert dead == [record for record, (life, _, _) in zip(stored, given, strict=True) if life]
+    assert highest == max(map(cas_of, stored), default=0)

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from uprmc.core.form import COMPILED, FORM
+from uprmc.record import ABSENT, KIND_AT, LIFE_BITS, key_of
+
+_GONE = LIFE_BITS | ABSENT
 
 
 class Records(Protocol):
@@ -25,6 +28,16 @@ class Records(Protocol):
 
     def __setitem__(self, key: bytes, record: bytes) -> None:
         """Put in the record, in the place of the one with its key."""
+
+    def put_all(
+        self, records: list[bytes], overhead: int
+    ) -> tuple[list[bytes | None], int, int, int]:
+        """Put in records, each in the place of the one with its key.
+
+        Returns:
+            what each has replaced; and by how much these have grown: bytes of keys and records with
+            `overhead` for each entry, tombstones, documents without their values.
+        """
 
     def pop(self, key: bytes) -> bytes:
         """Take out a key and return its record; `KeyError` if there is none."""
@@ -60,6 +73,30 @@ class DictRecords(dict[bytes, bytes]):
     def lookup(self) -> Callable[[bytes], bytes | None]:
         """See `Records`."""
         return self.get
+
+    def put_all(
+        self, records: list[bytes], overhead: int
+    ) -> tuple[list[bytes | None], int, int, int]:
+        """See `Records`."""
+        replaced = []
+        grown = dead = absent = 0
+        for record in records:
+            key = key_of(record)
+            old = self.get(key)
+            self[key] = record
+            replaced.append(old)
+            grown += len(record)
+            if gone := record[KIND_AT] & _GONE:
+                dead += gone != ABSENT
+                absent += gone == ABSENT
+            if old is None:
+                grown += len(key) + overhead
+                continue
+            grown -= len(old)
+            if gone := old[KIND_AT] & _GONE:
+                dead -= gone != ABSENT
+                absent -= gone == ABSENT
+        return replaced, grown, dead, absent
 
     def portions(self) -> Iterator[list[bytes]]:
         """See `Records`: a dict that changes can only be listed at once."""

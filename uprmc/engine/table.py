@@ -21,7 +21,6 @@ from uprmc.record import (
     KIND_AT,
     LIFE_BITS,
     READ,
-    key_of,
     unpack,
     value_bytes_of,
     with_kind,
@@ -92,29 +91,12 @@ class Table:
             self._count(gone)
         self._records[key] = record
 
-    def put_all(self, records: Iterable[bytes]) -> list[bytes | None]:
+    def put_all(self, records: list[bytes]) -> list[bytes | None]:
         """Put records; return what each has replaced."""
-        table = self._records
-        size = added = 0
-        replaced: list[bytes | None] = []
-        for record in records:
-            key = key_of(record)
-            old = table.get(key)
-            table[key] = record
-            replaced.append(old)
-            size += len(record)
-            if old is None:
-                added += 1
-                size += len(key)
-            else:
-                size -= len(old)
-                gone = old[KIND_AT] & _GONE
-                if gone:
-                    self._uncount(gone)
-            gone = record[KIND_AT] & _GONE
-            if gone:
-                self._count(gone)
-        self._account.used += size + ITEM_OVERHEAD_BYTES * added
+        replaced, grown, dead, absent = self._records.put_all(records, ITEM_OVERHEAD_BYTES)
+        self._account.used += grown
+        self.tombstones += dead
+        self.absent += absent
         return replaced
 
     def remove(self, key: bytes) -> None:

@@ -1,6 +1,7 @@
-"""Which records are tombstones that a compaction drops.
+"""Which records are tombstones, and which of them a compaction drops.
 
-`pick` is the interpreted form; `uprmc.core.native.tombstones` replaces it if it runs.
+The functions here are the interpreted form; `uprmc.core.native.tombstones` replaces them if it
+runs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from uprmc.core import form
 from uprmc.engine.disposal import Record
-from uprmc.record import FRONT, LIFE_BITS, key_of
+from uprmc.record import FRONT, KIND_AT, LIFE_BITS, cas_of, key_of
 
 #: The last seqno examined, the lowest one of a tombstone that stays, the oldest time of deletion of
 #: those.
@@ -55,5 +56,11 @@ def pick(
     return after, first_left, oldest_left, False
 
 
+def survey(records: list[bytes]) -> tuple[list[bytes], int]:
+    """Return the tombstones among records, and the highest CAS of all."""
+    dead = [record for record in records if record[KIND_AT] & LIFE_BITS]
+    return dead, max(map(cas_of, records), default=0)
+
+
 if form.FORM == form.COMPILED and not TYPE_CHECKING:
-    from uprmc.core.native.tombstones import pick  # noqa: F401
+    from uprmc.core.native.tombstones import pick, survey  # noqa: F401

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from itertools import islice
 from typing import NamedTuple
 
 from uprmc.engine import terms
@@ -22,9 +21,10 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.purging import SERVED_NAME
+from uprmc.engine.tombstones import survey
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
-from uprmc.record import KIND_AT, LIFE_BITS, cas_of, without_value
+from uprmc.record import KIND_AT, LIFE_BITS, without_value
 from uprmc.storage.interface import Batch, StoreView
 
 #: Local document that exists exactly while a data directory was left in order.
@@ -183,39 +183,48 @@ class Warmup:
     def _load_all(self, view: StoreView) -> Iterator[None]:
         """Load keys and values together: one reading instead of two."""
         for number, vbucket in self._bucket.vbuckets.items():
-            stored = view.records_after(number, 0)
-            while records := list(islice(stored, _STEP_ITEMS)):
-                live = self._install(vbucket, records)
-                self.values += live
+            for records in _steps(view, number):
+                self.values += self._install(vbucket, records)
                 yield
 
     def _load_keys(self, view: StoreView) -> Iterator[None]:
         for number, vbucket in self._bucket.vbuckets.items():
-            keys = map(without_value, view.records_after(number, 0))
-            while records := list(islice(keys, _STEP_ITEMS)):
-                self._install(vbucket, records)
+            for records in _steps(view, number):
+                self._install(vbucket, [without_value(record) for record in records])
                 yield
 
     def _install(self, vbucket: VBucket, records: list[bytes]) -> int:
         """Put documents into the table; return their number."""
-        max_cas = max(map(cas_of, records))
+        dead, max_cas = survey(records)
         if max_cas > vbucket.max_cas:
             vbucket.know_cas(max_cas)
             self._raised.add(vbucket)
         self.keys += len(records)
-        self._bucket.flusher.tombstones.load(vbucket.id, records)
-        live = [record for record in records if not record[KIND_AT] & LIFE_BITS]
-        vbucket.table.put_all(live)
-        return len(live)
+        if dead:
+            self._bucket.flusher.tombstones.load(vbucket.id, dead)
+            records = [record for record in records if not record[KIND_AT] & LIFE_BITS]
+        vbucket.table.put_all(records)
+        return len(records)
 
     def _load_values(self, view: StoreView) -> Iterator[None]:
         account = self._bucket.account
         for number, vbucket in self._bucket.vbuckets.items():
-            stored = view.records_after(number, 0)
-            while records := list(islice(stored, _STEP_ITEMS)):
+            for records in _steps(view, number):
                 for record in records:
                     if account.used > account.low_mark:
                         return
                     if vbucket.bring_in(record):
                         self.values += 1
                 yield
+
+
+def _steps(view: StoreView, number: int) -> Iterator[list[bytes]]:
+    """Yield a vBucket's records, as many at a time as are looked at in one step."""
+    records: list[bytes] = []
+    for portion in view.portions_after(number, 0):
+        records += portion
+        if len(records) >= _STEP_ITEMS:
+            yield records
+            records = []
+    if records:
+        yield records

@@ -20,6 +20,9 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i64_le
 from mypy_extensions import i64
 
 FRONT_BYTES: Final[i64] = 24
+KIND_AT: Final[i64] = 1
+LIFE_BITS: Final[i64] = 3
+ABSENT: Final[i64] = 4
 KEY_LENGTH_AT: Final[i64] = 7
 KEY_LENGTH_MAX: Final[i64] = 255
 
@@ -193,6 +196,34 @@ class RecordTable:
                 self._count += 1
                 return None
             self._make_room(segment, hashed)
+
+    def put_all(
+        self, records: list[bytes], overhead: i64
+    ) -> tuple[list[bytes | None], int, int, int]:
+        """Put in records; see `uprmc.core.records.Records`."""
+        replaced: list[bytes | None] = []
+        grown: i64 = 0
+        dead: i64 = 0
+        absent: i64 = 0
+        for record in records:
+            old = self.put(record)
+            replaced.append(old)
+            grown += i64(len(record))
+            kind: i64 = i64(record[KIND_AT])
+            if kind & LIFE_BITS:
+                dead += 1
+            elif kind & ABSENT:
+                absent += 1
+            if old is None:
+                grown += i64(record[KEY_LENGTH_AT]) + overhead
+                continue
+            grown -= i64(len(old))
+            kind = i64(old[KIND_AT])
+            if kind & LIFE_BITS:
+                dead -= 1
+            elif kind & ABSENT:
+                absent -= 1
+        return replaced, grown, dead, absent
 
     def pop(self, key: bytes) -> bytes:
         """Take out a key and return its record; `KeyError` if there is none."""

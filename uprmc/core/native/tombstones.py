@@ -1,6 +1,6 @@
-"""Tombstones that are old enough to go, picked from records: compiled only.
+"""Tombstones among records, and those that are old enough to go: compiled only.
 
-See `uprmc.engine.tombstones`, which says what the function promises.
+See `uprmc.engine.tombstones`, which says what each function promises.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Final
 from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
 
-from uprmc.core.native.table import FRONT_BYTES, KEY_LENGTH_AT
+from uprmc.core.native.table import FRONT_BYTES, KEY_LENGTH_AT, KIND_AT, LIFE_BITS
 
-LIFE_BITS: Final[i64] = 3
+SIGN: Final[i64] = -9223372036854775808
 
 
 def pick(
@@ -33,7 +33,7 @@ def pick(
         if seqno > limit:
             return after, first_left, oldest_left, True
         after = seqno
-        if not i64(record[1]) & LIFE_BITS:
+        if not i64(record[KIND_AT]) & LIFE_BITS:
             continue
         deleted_at: i64 = i64(read_i32_be(record, 3)) & 0xFFFFFFFF
         deleted_at_s: int = int(deleted_at)
@@ -48,3 +48,20 @@ def pick(
             if deleted_at_s < oldest_left:
                 oldest_left = deleted_at_s
     return after, first_left, oldest_left, False
+
+
+def survey(records: list[bytes]) -> tuple[list[bytes], int]:
+    """Return the tombstones among records, and the highest CAS of all."""
+    dead: list[bytes] = []
+    highest: i64 = SIGN  # the sign bit turned over orders numbers without a sign
+    for record in records:
+        if i64(record[KIND_AT]) & LIFE_BITS:
+            dead.append(record)
+        cas: i64 = read_i64_be(record, FRONT_BYTES + i64(record[KEY_LENGTH_AT])) ^ SIGN
+        if cas > highest:
+            highest = cas
+    raw: i64 = highest ^ SIGN
+    found: int = int(raw)
+    if raw < 0:
+        found += 1 << 64
+    return dead, found
