@@ -169,10 +169,18 @@ def mutation(
     flags: int = 0,
     expiry: int = 0,
     nmeta: int = 0,
+    datatype: int = 0,
 ) -> bytes:
     extras = struct.pack(">QQIIIHB", seqno, rev, flags, expiry, 0, nmeta, 0)
     return frame(
-        MUTATION, key=key, value=value, extras=extras, vbucket=vbucket, opaque=opaque, cas=cas
+        MUTATION,
+        key=key,
+        value=value,
+        extras=extras,
+        vbucket=vbucket,
+        opaque=opaque,
+        cas=cas,
+        datatype=datatype,
     )
 
 

@@ -1,14 +1,15 @@
 """From frames to versions: what a stream that fills a vBucket consists of.
 
-A stream is nearly nothing but mutations, one behind the other. `read_run` reads them with one
-struct call and two slices each, as long as there is nothing to think about; the first frame that is
-anything else ends the run and is looked at alone (`mutation_of`, `deletion_of`).
+A stream is nearly nothing but mutations, one behind the other. `read_run` makes records of them, in
+the compiled core where that runs, as long as there is nothing to think about; the first frame that
+is anything else ends the run and is looked at alone (`mutation_of`, `deletion_of`).
 
 Source: UPR reference 2.8, 2.9; performance reference, section 3.
 """
 
 from __future__ import annotations
 
+from uprmc.core.form import COMPILED, FORM
 from uprmc.engine.replica import NUMBER_MAX
 from uprmc.errors import InvalidArguments
 from uprmc.model import Item, Life
@@ -48,20 +49,50 @@ def read_run(
         The versions as records, by rising seqno; the position behind the last; the highest CAS.
     """
     records: list[bytes] = []
+    vbucket, snapshot = stream.vbucket, stream.snapshot
+    end_seqno = min(snapshot.end, NUMBER_MAX)
+    last = max(vbucket.high_seqno, snapshot.start - 1)
+    if last >= end_seqno:
+        return records, position, 0
+    end, highest_cas = take_versions(
+        data, position, stream.opaque, vbucket.id, last, end_seqno, max_value_bytes, records
+    )
+    return records, end, highest_cas
+
+
+def read_versions(
+    data: bytes,
+    position: int,
+    opaque: int,
+    vbucket: int,
+    last: int,
+    end_seqno: int,
+    max_value_bytes: int,
+    records: list[bytes],
+) -> tuple[int, int]:
+    """Read plain mutations of a stream from `position` on, until anything else comes.
+
+    Args:
+        data: the received bytes.
+        position: where to begin.
+        opaque, vbucket: of the stream.
+        last, end_seqno: seqnos are above the one and at most the other; both up to `NUMBER_MAX`.
+        max_value_bytes: of a value.
+        records: to which the versions are added.
+
+    Returns:
+        where the last one ends; the highest CAS, 0 if there is none.
+    """
     append = records.append
     highest_cas = 0
-    snapshot = stream.snapshot
-    end_seqno = min(snapshot.end, NUMBER_MAX)
-    last = max(stream.vbucket.high_seqno, snapshot.start - 1)
-    place = _PLACE | stream.vbucket.id
-    wanted = stream.opaque
+    place = _PLACE | vbucket
     size = len(data)
     last_start = size - _FRAME_BYTES
     while position <= last_start:
-        head, key_length, kinds, length, opaque, cas, seqno, rev, flags, expiry, _, nmeta, _ = (
+        head, key_length, kinds, length, found, cas, seqno, rev, flags, expiry, _, nmeta, _ = (
             _unpack(data, position)
         )
-        if head != _MUTATION or opaque != wanted or not last < seqno <= end_seqno:
+        if head != _MUTATION or found != opaque or not last < seqno <= end_seqno:
             break
         key_at = position + _FRAME_BYTES
         value_at = key_at + key_length
@@ -85,7 +116,7 @@ def read_run(
             highest_cas = cas
         last = seqno
         position = end
-    return records, position, highest_cas
+    return position, highest_cas
 
 
 def mutation_of(request: UprRequest) -> Item:
@@ -114,3 +145,10 @@ def deletion_of(request: UprRequest, now: int) -> Item:
     expired = request.opcode == Opcode.UPR_EXPIRATION
     life = Life.EXPIRED if expired else Life.DELETED
     return Item(request.key, None, 0, deleted_at, request.cas, seqno, rev, 0, life)
+
+
+take_versions = read_versions
+if FORM == COMPILED:
+    from uprmc.core.native import versions
+
+    take_versions = versions.take_versions
