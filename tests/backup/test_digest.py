@@ -19,6 +19,7 @@ from uprmc.backup.digest import (
     row_hashes,
 )
 from uprmc.columnar.errors import BadOption
+from uprmc.core import form
 
 Row = dict[str, object]
 
@@ -207,3 +208,17 @@ def test_dictionary_encoded_operations_are_understood() -> None:
     batch = batch_of([ROW, {**ROW, "_op": "delete"}])
     encoded = batch.set_column(2, "_op", batch.column("_op").dictionary_encode())
     assert row_hashes(encoded).tolist() == row_hashes(batch).tolist()
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=20), st.binary(max_size=9))
+def test_the_compiled_core_finds_the_same_hashes(strings: list[bytes], before: bytes) -> None:
+    if form.FORM != form.COMPILED:
+        pytest.skip("the compiled core is not in use: no C compiler, or UPRMC_CORE")
+    from uprmc.core.native.columns import hashes
+
+    lengths = np.array([len(each) for each in strings])
+    starts = np.cumsum(lengths) - lengths + len(before)
+    data = before + b"".join(strings)
+    found = hashes(data, starts.tobytes(), lengths.tobytes())
+    expected = module.hashes_by_numpy(np.frombuffer(data, np.uint8), starts, lengths)
+    assert np.frombuffer(found, np.uint64).tolist() == expected.tolist()

@@ -5,10 +5,10 @@ rows and the sum of their hashes. So it can be taken in pieces, in any order, on
 any file, and pieces can be added up. It finds mistakes, torn files and lost rows; it is no defence
 against an attacker who wants two contents to look alike.
 
-Everything is numpy over the buffers of Arrow: a byte string is read as words of 8 bytes (the last
-one cut by a mask), each word is mixed with its place, and a row's words are added up. That costs
-0.4 microseconds for 256 bytes, which is less than a call of any hash function of the standard
-library for every row. Work goes in blocks that fit the processor's cache.
+A byte string is read as words of 8 bytes (the last one is filled up with zeros), each word is mixed
+with its place, and a row's words are added up. The compiled core does that in 0.1 microseconds for
+256 bytes; where it does not run, numpy does it over the buffers of Arrow, in blocks that fit the
+processor's cache. Any hash function of the standard library would need a call for every row.
 
 Deletions count with key, revision and CAS only: the rest of a tombstone is the node's own affair
 (when it was deleted, by what), and differs between a node and its copy.
@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.errors import BadOption
+from uprmc.core import form
 
 #: What a document consists of; the key always counts.
 FIELDS = ("value", "rev", "cas", "flags", "exp")
@@ -190,7 +191,7 @@ def bytes_hashes(column: pa.Array) -> Any:
     return found
 
 
-def _block_hashes(data: Any, starts: Any, lengths: Any) -> Any:
+def hashes_by_numpy(data: Any, starts: Any, lengths: Any) -> Any:
     """Return the hashes of byte strings that lie in `data`."""
     counts = np.maximum(lengths + (_WORD_BYTES - 1) >> 3, 1)
     ends = np.cumsum(counts)
@@ -237,3 +238,14 @@ def _buffers(column: pa.Array) -> tuple[Any, Any]:
     found = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column) + 1]
     octets = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return found.astype(np.int64), octets
+
+
+if form.FORM == form.COMPILED and not TYPE_CHECKING:
+    from uprmc.core.native.columns import hashes
+
+    def _block_hashes(data: Any, starts: Any, lengths: Any) -> Any:
+        found = hashes(data.tobytes(), starts.tobytes(), lengths.tobytes())
+        return np.frombuffer(found, np.uint64)
+
+else:
+    _block_hashes = hashes_by_numpy

@@ -1,10 +1,10 @@
 """Bytes of a stream to Arrow: the hot path of every read.
 
-Python looks at 24 bytes of each frame, to find the next one; everything else is done for a block of
-thousands of rows at once. numpy gathers the fixed fields, Arrow the keys and values, by offsets
-into the received bytes, so no Python object is made of a row. Frames that are no items are rare and
-are remembered with their place among the items: what a block holds is judged in the order in which
-it came.
+`scanning` looks at 24 bytes of each frame, to find the next one, and gathers the fixed fields;
+everything else is done for a block of thousands of rows at once. Arrow gathers keys and values by
+offsets into the received bytes, so no Python object is made of a row. Frames that are no items are
+rare and are remembered with their place among the items: what a block holds is judged in the order
+in which it came.
 
 A block in which anything is what no node may send is not handed on at all.
 
@@ -24,6 +24,7 @@ from uprmc.columnar.read_state import ReadState, StreamEnd
 from uprmc.columnar.records import FRAME_SCAN, MUTATION
 from uprmc.columnar.rows import Rows, build
 from uprmc.columnar.runs import Judged, Other
+from uprmc.columnar.scanning import scan
 from uprmc.columnar.schema import Columns
 from uprmc.protocol.header import REQUEST_HEADER, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import (
@@ -48,12 +49,7 @@ READ_BYTES = 1024 * 1024
 #: The least that is asked of it, however small a block is to be.
 READ_BYTES_MIN = 64 * 1024
 
-#: Behind the received bytes, so that the fixed fields of a short frame at the end can be gathered
-#: like those of a mutation.
-_MARGIN_BYTES = MUTATION.itemsize
-
-_ITEMS = (Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION)
-_ITEM_HEADS = frozenset(MAGIC_REQUEST << 8 | opcode for opcode in _ITEMS)
+_NO_POSITIONS: Any = np.zeros(0, np.int64)
 _EXTRAS_BYTES: dict[int, tuple[int, ...]] = {
     Opcode.UPR_MUTATION: (MUTATION_EXTRAS.size,),
     Opcode.UPR_DELETION: (DELETION_EXTRAS.size, TIMED_DELETION_EXTRAS.size),
@@ -119,19 +115,25 @@ class Decoder:
         self._columns, self._schema = columns, columns.schema
         self._no_value = no_value
         self._rows, self.size_bytes = rows, size_bytes
-        self._positions: list[int] = []
-        self._others: list[Other] = []
+        self._forget()
         self._filled = self._scanned = 0
-        self._buffer = bytearray(READ_BYTES + _MARGIN_BYTES)
+        self._buffer = bytearray(READ_BYTES)
+
+    def _forget(self) -> None:
+        """Begin a block."""
+        self._records: list[bytes] = []
+        self._positions: list[Any] = []
+        self._count = 0
+        self._others: list[Other] = []
 
     # --- bytes in -------------------------------------------------------------------------------
 
     def room(self) -> memoryview:
         """Return where the next bytes are to be put."""
-        if len(self._buffer) - _MARGIN_BYTES - self._filled < READ_BYTES // 4:
+        if len(self._buffer) - self._filled < READ_BYTES // 4:
             self._allocate(self._filled * 2 + READ_BYTES)
         most = min(READ_BYTES, max(READ_BYTES_MIN, self.size_bytes))
-        end = min(len(self._buffer) - _MARGIN_BYTES, self._filled + most)
+        end = min(len(self._buffer), self._filled + most)
         return memoryview(self._buffer)[self._filled : end]
 
     def received(self, count: int) -> list[Notice]:
@@ -142,28 +144,25 @@ class Decoder:
         """
         self._filled += count
         notices: list[Notice] = []
-        buffer, filled, position = self._buffer, self._filled, self._scanned
-        unpack, heads, append = FRAME_SCAN.unpack_from, _ITEM_HEADS, self._positions.append
-        began, last = position, filled - HEADER_BYTES
-        while position <= last:
-            head, length = unpack(buffer, position)
-            end = position + HEADER_BYTES + length
-            if end > filled:
-                self._check_size(head, length)
-                break
-            if head in heads:
-                append(position)
-            else:
-                began += self._other(position, end, notices)
-            position = end
-        self.counted_bytes += position - began
-        self._scanned = position
+        began = self._scanned
+        found = scan(memoryview(self._buffer)[began : self._filled])
+        for rows, start, end in found.others:
+            self.counted_bytes -= self._other(
+                self._count + rows, began + start, began + end, notices
+            )
+        self._records.append(found.records)
+        self._positions.append(found.positions + began)
+        self._count += len(found.positions)
+        self._scanned = began + found.end
+        self.counted_bytes += found.end
+        if self._filled - self._scanned >= HEADER_BYTES:
+            self._check_size(*FRAME_SCAN.unpack_from(self._buffer, self._scanned))
         return notices
 
     @property
     def full(self) -> bool:
         """Whether it is time to `take` what has come."""
-        return len(self._positions) >= self._rows or self._scanned >= self.size_bytes
+        return self._count >= self._rows or self._scanned >= self.size_bytes
 
     def take(self) -> Block:
         """Return everything complete that has come.
@@ -180,8 +179,7 @@ class Decoder:
             self._columns, self._schema, self._buffer, judged.rows, no_value=self._no_value
         )
         rows.count(judged.states)
-        self._positions.clear()
-        self._others.clear()
+        self._forget()
         self._close_up()
         return Block(batch, rows.vbucket, judged.states, judged.ended)
 
@@ -192,7 +190,7 @@ class Decoder:
     # --- the buffer -----------------------------------------------------------------------------
 
     def _allocate(self, size: int) -> None:
-        buffer = bytearray(size + _MARGIN_BYTES)
+        buffer = bytearray(size)
         if self._filled:
             buffer[: self._filled] = memoryview(self._buffer)[: self._filled]
         self._buffer = buffer
@@ -215,7 +213,7 @@ class Decoder:
 
     # --- frames that are no items ---------------------------------------------------------------
 
-    def _other(self, position: int, end: int, notices: list[Notice]) -> int:
+    def _other(self, row: int, position: int, end: int, notices: list[Notice]) -> int:
         """Look at a frame that is rare; returns its bytes if flow control leaves it out."""
         frame = bytes(memoryview(self._buffer)[position:end])
         magic, opcode, key_length, extras_length, _, vbucket, length, opaque, _ = (
@@ -228,14 +226,14 @@ class Decoder:
             answer = decode_frame(frame)
             assert isinstance(answer, ResponseFrame)
             notices.append(answer)
-            self._others.append(Other(len(self._positions), frame))
+            self._others.append(Other(row, frame))
             return end - position
         if opcode in _NOOPS:
             notices.append(Noop(opcode, opaque))
             return end - position
         if opcode == Opcode.UPR_STREAM_END:
             notices.append(self._stream_end(frame, opaque, vbucket))
-        self._others.append(Other(len(self._positions), frame))
+        self._others.append(Other(row, frame))
         return 0
 
     def _stream_end(self, frame: bytes, opaque: int, vbucket: int) -> StreamEnd:
@@ -258,10 +256,9 @@ class Decoder:
 
     def _gathered(self) -> Rows:
         """Gather the fixed fields of all items; raises `ValueError` for one that is torn."""
-        positions = np.array(self._positions, np.int64)
-        shape = (len(self._buffer) - _MARGIN_BYTES + 1,)
-        records = np.ndarray(shape, MUTATION, self._buffer, strides=(1,))
-        rows = Rows.of(records[positions], positions)
+        records = np.frombuffer(b"".join(self._records), MUTATION)
+        positions = np.concatenate([_NO_POSITIONS, *self._positions])
+        rows = Rows.of(records, positions)
         torn = rows.torn(_EXTRAS_BYTES)
         if torn is not None:
             vbucket, seqno = int(rows.records["vbucket"][torn]), int(rows.seqno[torn])

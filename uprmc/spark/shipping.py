@@ -24,11 +24,14 @@ from uprmc.jobs.files import whole_file
 #: The zip's name, wherever it is put.
 NAME = "uprmc_spark.zip"
 
-#: Modules and packages of `uprmc` that tasks import.
+#: Modules and packages of `uprmc` that tasks import; of the core, what says that it is interpreted.
 _ABOVE = (
     "__init__.py",
     "config.py",
     "connecting.py",
+    "core/__init__.py",
+    "core/form.py",
+    "core/sources.py",
     "errors.py",
     "model.py",
     "places.py",
