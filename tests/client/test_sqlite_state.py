@@ -97,9 +97,9 @@ def test_a_state_of_another_number_of_vbuckets_is_refused(path: Path) -> None:
 
 def test_a_layout_of_another_version_is_refused(path: Path) -> None:
     with sqlite3.connect(made(path)) as connection:
-        connection.execute("UPDATE uprmc_state SET version = 4")
+        connection.execute("UPDATE uprmc_state SET version = 5")
     connection.close()
-    assert refusal(path).startswith("its layout has version 4, this program knows 3: use the prog")
+    assert refusal(path).startswith("its layout has version 5, this program knows 4: use the prog")
 
 
 def test_another_applications_database_is_refused(path: Path) -> None:
@@ -664,6 +664,7 @@ def test_a_layout_without_terms_is_read_and_gets_them(path: Path) -> None:
     state.close()
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE uprmc_position DROP COLUMN term")
+        connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
         connection.execute("DROP TABLE uprmc_log")
         connection.execute("UPDATE uprmc_state SET version = 1")
     connection.close()
@@ -682,6 +683,7 @@ def make_version_2(path: Path) -> None:
     commit(state, {3: at(7)}, [chunk(3, *range(1, 101))])
     state._fold(RowChanges({}, 1, state._entries), {})
     state._connection.execute("DROP TABLE uprmc_log")
+    state._connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
     state._connection.execute("UPDATE uprmc_state SET version = 2")
     state.close()
 
@@ -704,7 +706,7 @@ def test_a_layout_without_a_log_gets_one_or_stays_as_it_was(path: Path, step: in
     connection = sqlite3.connect(path)
     ((version,),) = connection.execute("SELECT version FROM uprmc_state")
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    assert (version == 3) == ("uprmc_log" in tables)
+    assert (version == 4) == ("uprmc_log" in tables)
     connection.close()
     state = opened(path)
     commit(state, {3: at(101)}, [chunk(3, 101)])
@@ -712,4 +714,32 @@ def test_a_layout_without_a_log_gets_one_or_stays_as_it_was(path: Path, step: in
     state = opened(path)
     assert state.load() == {3: at(101)}
     assert ring_seqnos(state, 3) == list(range(1, 102))
+    state.close()
+
+
+def test_the_id_under_which_a_consumer_is_registered_is_kept(path: Path) -> None:
+    state = opened(path)
+    first = state.instance
+    state.close()
+    state = opened(path)
+    assert state.instance == first
+    assert len(first) == 32
+    state.name_instance("mine")
+    state.close()
+    state = opened(path)
+    assert state.instance == "mine"
+    state.close()
+
+
+def test_a_layout_without_an_id_gets_one(path: Path) -> None:
+    state = opened(path)
+    state._connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
+    state._connection.execute("UPDATE uprmc_state SET version = 3")
+    state.close()
+    state = opened(path)
+    first = state.instance
+    state.close()
+    state = opened(path)
+    assert first
+    assert state.instance == first
     state.close()

@@ -116,6 +116,7 @@ ea 20 0 0
 eb 12 0 0
 ec 12 0 0
 ed 16|24 1+ any
+dd 8 1+ 1+
 ee 0 any 0
 ef 12 0 any
 f4 8 0 0

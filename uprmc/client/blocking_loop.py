@@ -27,6 +27,9 @@ from uprmc.client.wire import Wire
 #: The time is told to the rules so often, when nothing else happens.
 _TURN_S = 0.1
 
+#: The answers to the last reports are waited for this long at most.
+_FAREWELL_S = 2.0
+
 
 class Loop:
     """The sockets of one `run`, and the thread that owns them; use it in a ``with`` statement.
@@ -151,6 +154,18 @@ class Loop:
             yield
         with self._lock:
             self._drive(self.core.idle())
+        self._report_rest()
+
+    def _report_rest(self) -> None:
+        """Tell the nodes what is saved; wait for their answers if they send nothing else."""
+        until = time.monotonic() + _FAREWELL_S
+        while time.monotonic() < until:
+            with self._lock:
+                waits = self.core.report_rest()
+                self._look_after(time.monotonic())
+            if not waits or not self.core.completeness.finished:
+                break
+            self._wait_and_read()
 
     def _wait_and_read(self) -> None:
         ready = self._selector.select(0)

@@ -44,6 +44,7 @@ from uprmc.client.route_table import RouteTable
 from uprmc.client.routes import Route
 from uprmc.client.state import StateStore
 from uprmc.consume.batch import Batch
+from uprmc.consume.registering import REPORT_INTERVAL_S, Registering
 from uprmc.consume.stream import StreamState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, StreamFlag
@@ -89,13 +90,13 @@ class UprCore:
         self.writer = PositionWriter(state, handler, options.ring_items)
         self._intake = Intake(handler, self.writer)
         self._routes = self._intake.routes
-        self._follower = Follower(handler, self.writer, options.on_rollback)
+        self._follower = Follower(handler, self.writer, options.on_rollback, options.on_purged)
         self._barriers = Barriers()
         self.failure: ClientError | None = None
         self._collector = PatientCollector()
         self._following: dict[NodeSession, int] = {}
         self._logged: set[str] = set()
-        self._now = self._turned = 0.0
+        self._now = self._turned = self._reported = 0.0
         options.check()
         self._table = RouteTable(self._routes, self.writer, options)
         self.completeness = Completeness(self.nodes, self._table, self._barriers, options)
@@ -115,6 +116,7 @@ class UprCore:
             buffer_bytes=self.options.buffer_bytes,
             noop_interval_s=self.options.noop_interval_s,
             wants_replicas=self.options.replicas,
+            instance=self.options.instance,
         )
         self.nodes.named(place).connected(session, now)
         self._following[session] = 0
@@ -170,8 +172,30 @@ class UprCore:
                 wanted = sorted(disputed & session.active.keys())
                 yield from self._advance(session, self._poll(session, wanted), None)
         yield from self._try_all(sessions, now)
+        if self.options.instance is not None and now - self._reported >= REPORT_INTERVAL_S:
+            self._reported = now
+            self._note_watermarks()
+            for session in sessions:
+                session.report(now)
         for barrier in self._barriers.unsent():
             yield from self._send_barrier(barrier)
+
+    def _note_watermarks(self) -> None:
+        """Have reported what the state has of the vBuckets that are registered."""
+        for registered in self._registered():
+            for vbucket in registered.vbuckets:
+                registered.reached(vbucket, *self._routes[vbucket].place.watermark)
+
+    def report_rest(self) -> bool:
+        """Report all that the state has; return whether an answer is to be waited for."""
+        self._note_watermarks()
+        for session in self.nodes.sessions():
+            session.report_rest()
+        return any(registered.unanswered for registered in self._registered())
+
+    def _registered(self) -> list[Registering]:
+        found = [session.registered for session in self.nodes.sessions()]
+        return [registered for registered in found if registered is not None]
 
     def _open(self, session: NodeSession) -> Task:
         with _blamed(session):

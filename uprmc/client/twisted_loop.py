@@ -139,6 +139,9 @@ class Loop:
         try:
             await self._follow(reached, timeout_s)
             await self._drive(self.core.idle())
+            self.core.report_rest()
+            for link in self._links:
+                self._send(link)
         except BaseException:
             abandon = getattr(self.core.writer.state, "abandon", None)
             if abandon is not None:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from uprmc.config import PurgeSettings
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.watermarks.expired import Former
 from uprmc.engine.watermarks.rows import (
     Limit,
     Report,
@@ -37,7 +39,17 @@ MANAGER = object()
 
 
 class Outpaced(RollbackRequired):
-    """The purger has passed a client that was not registered: it must begin at zero."""
+    """The purger has passed a client that was not registered: it must begin at zero.
+
+    Attributes:
+        purge_seqno: how far the vBucket is purged.
+        former: the client's row that has expired.
+    """
+
+    def __init__(self, purge_seqno: int) -> None:
+        super().__init__(SEQNO_NONE)
+        self.purge_seqno = purge_seqno
+        self.former = Former()
 
 
 class WatermarkTable:
@@ -158,6 +170,36 @@ class WatermarkTable:
             self.owners[report.id] = owner
         return row is None
 
+    def rises(self, report: Report, owner: object, vbucket: VBucket, now: int) -> bool:
+        """Take a report of an owner that does nothing but raise the watermark, or renew it.
+
+        It changes what `report` would change. ``False`` if it says more, or may be refused: then
+        nothing has changed. `report.lifetime_s` is what is granted.
+        """
+        name, kind, watermark, lifetime_s, uuid, meta = report
+        row = self._rows.get(name)
+        if row is None or self.owners.get(name) is not owner:
+            return False
+        _, kind_before, before, row_uuid, floor, reported_at, lifetime_before, meta_before = row
+        newest = vbucket.failover_log[0].uuid
+        plain = (
+            floor is None
+            and row_uuid == newest
+            and (uuid is None or uuid == newest)
+            and kind == kind_before
+            and lifetime_s == lifetime_before
+            and meta == meta_before
+            and (not lifetime_s or now <= reported_at + lifetime_s)
+        )
+        low = before if before > vbucket.purge_seqno else vbucket.purge_seqno
+        if not plain or not low <= watermark <= vbucket.high_seqno or not watermark:
+            return False
+        if watermark != before:
+            self._remember(name)
+        fields = (name, kind_before, watermark, newest, None, now, lifetime_s, meta)
+        self._rows[name] = tuple.__new__(Row, fields)
+        return True
+
     def remove(self, name: bytes, owner: object) -> Row:
         """Remove a row; raises `KeyNotFound`, or `KeyExists` if another connection owns it."""
         if name not in self._rows:
@@ -230,7 +272,7 @@ def _reported(
             floor = row.effective
     elif watermark < max(held.purge_seqno, floor or 0):
         if (floor or 0) < held.purge_seqno:
-            raise Outpaced(SEQNO_NONE)
+            raise Outpaced(held.purge_seqno)
     else:
         floor = None
     uuid = held.failover_log[0].uuid
