@@ -191,8 +191,9 @@ LEASE_READER = Handshake(
     ),
 )
 
-#: Who only reports watermarks: the driver of a Spark stream, whose tasks read elsewhere. Tolerant.
-REGISTRAR = Handshake(asks=(WATERMARKS, REPORTS))
+#: Who only reports watermarks: the driver of a Spark stream or a backup. Its tasks read elsewhere.
+#: Each report has one answer. Tolerant.
+REGISTRAR = Handshake(asks=(WATERMARKS,))
 
 
 # --- what is answered -----------------------------------------------------------------------------
