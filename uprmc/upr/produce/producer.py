@@ -52,6 +52,7 @@ from uprmc.upr.produce.admission import (
     check_term,
     locate,
 )
+from uprmc.upr.produce.connected_rows import ConnectedRows
 from uprmc.upr.produce.feed import Feed
 from uprmc.upr.produce.lease_stream import LeaseStream
 from uprmc.upr.produce.notifier import NotifierStream
@@ -115,6 +116,9 @@ class Producer:
         self.created_at = hub.bucket.clock.now()
         self.registration = Registration(hub.bucket, wake, hub.settings.watermarks_interval_s)
         self.feed.after_snapshot = self.registration.tables.frame
+        self._connected: ConnectedRows | None = None
+        if hub.settings.register == "connected":
+            self._connected = ConnectedRows(self.registration, self.feed, self.name)
         self._hub = hub
         self._wake = wake
         self._datatypes = datatypes
@@ -132,6 +136,8 @@ class Producer:
 
     def close(self) -> None:
         """The connection is gone: let go of everything."""
+        if self._connected is not None:
+            self._connected.close()
         self.registration.close()
         self.feed.close()
         self._hub.leave_producer(self, self.feed.items_sent, self.feed.bytes_sent)
@@ -147,6 +153,8 @@ class Producer:
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Pass the time on; returns whether a keep-alive is due."""
         self.feed.tick(now)
+        if self._connected is not None:
+            self._connected.tick(now, self.acked_bytes)
         for number in self.registration.tables.due(now):
             self.feed.look_after(number)
         return self.keepalive.tick(now, sent_bytes)
@@ -269,6 +277,8 @@ class Producer:
         if self.is_notifier:
             noted = admit_notifier(vbucket, asked, hub.settings)
             return NotifierStream(self.feed, vbucket, opaque, noted, form)
+        if self._connected is not None and self.options.buffer_bytes:
+            self._connected.begin(vbucket.id, asked.request)
         floor = self.registration.floor(vbucket)
         try:
             admitted = admit(

@@ -130,6 +130,11 @@ class Registration:
             return 0
         return granted_lifetime_s(Kind(head.kind), head.lifetime_s, self._bucket.settings.purge)
 
+    def name_of(self, number: int) -> bytes | None:
+        """Return the id under which a vBucket was named on this connection."""
+        report = self._named.get(number)
+        return None if report is None else report.id
+
     def when_registered(self, request: UprRequest, answer: Answer) -> None:
         """Answer a request when all rows of this moment are on disk."""
         self._watermarks.when_registered(partial(self._registered, request, answer))
