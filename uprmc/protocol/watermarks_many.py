@@ -9,7 +9,7 @@ Source: docs/extensions.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from construct import Int8ub, Int16ub, Int32ub, Int64ub
@@ -97,21 +97,30 @@ def decode_reports(extras: bytes, value: bytes) -> tuple[ReportsHead, list[OneRe
 
 
 def _rows(value: bytes) -> list[OneReport]:
-    new, rows, at = tuple.__new__, [], 0
+    new = tuple.__new__
+    if not len(value) % REPORTED_ROW.size:  # probably without meta logs
+        rows = [
+            new(OneReport, (vbucket, watermark, uuid, b""))
+            for vbucket, meta_bytes, watermark, uuid in REPORTED_ROW.iter_unpack(value)
+            if not meta_bytes
+        ]
+        if len(rows) * REPORTED_ROW.size == len(value):
+            return rows
+    return list(_rows_with_metas(value))
+
+
+def _rows_with_metas(value: bytes) -> Iterator[OneReport]:
+    at = 0
     try:
         while at < len(value):
             vbucket, meta_bytes, watermark, uuid = REPORTED_ROW.unpack_from(value, at)
-            at += REPORTED_ROW.size
-            meta = b""
-            if meta_bytes:
-                meta = value[at : at + meta_bytes]
-                at += meta_bytes
-            rows.append(new(OneReport, (vbucket, watermark, uuid, meta)))
+            end = at + REPORTED_ROW.size + meta_bytes
+            yield OneReport(vbucket, watermark, uuid, value[end - meta_bytes : end])
+            at = end
     except struct.error as error:
         raise RemoteProtocolError(f"torn reports: {error}") from None
     if at != len(value):
         raise RemoteProtocolError("a torn report")
-    return rows
 
 
 def encode_reports_extras(head: ReportsHead) -> bytes:

@@ -2,7 +2,7 @@
 
 Job: turn what connections say into changes of rows, have changed rows stored with the next commit,
 and tell the purger its limit. A new row is on disk before it counts as registered; a report may be
-lost in a crash, which only keeps tombstones for longer. So what reports have only raised is written
+lost in a crash, which only keeps tombstones for longer. So what has only risen is written
 `RAISED_WRITTEN_S` later, and at the latest in the commit that drops tombstones of the vBucket.
 
 Neighbours: `bucket` asks for limits, `warmup` loads what is stored, `upr` speaks for connections.
@@ -26,10 +26,11 @@ from uprmc.engine.watermarks.expired import ExpiredRows
 from uprmc.engine.watermarks.gathered import GatheredEvents
 from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s, judged, pin_of
 from uprmc.engine.watermarks.shown import Shown
-from uprmc.engine.watermarks.table import MANAGER, Outpaced, WatermarkTable
+from uprmc.engine.watermarks.table import MANAGER, Common, Outpaced, WatermarkTable
 from uprmc.errors import KeyNotFound, NotMyVBucket
 from uprmc.model import VBucketState
 from uprmc.ports import Clock
+from uprmc.protocol.watermarks_many import OneReport
 from uprmc.rollback import Held
 from uprmc.storage.interface import Store
 
@@ -116,8 +117,8 @@ class Watermarks:
 
     def find(self, vbucket: VBucket, name: bytes, owner: object) -> Row | None:
         """Return a live row of this owner, as the present history sees it."""
-        table = self._table(vbucket.id)
-        if table.owners.get(name) is not owner:
+        table = self._tables.get(vbucket.id)
+        if table is None or table.owners.get(name) is not owner:
             return None
         return table.find(name, held_of(vbucket), self._clock.now())
 
@@ -199,28 +200,37 @@ class Watermarks:
         return Reported(held.purge_seqno, held.high_seqno, lifetime_s, not new)
 
     def raise_all(
-        self, vbuckets: Mapping[int, VBucket], reports: Iterable[tuple[int, Report]], owner: object
-    ) -> list[tuple[int, Report]]:
+        self, vbuckets: Mapping[int, VBucket], common: Common, reports: Sequence[OneReport]
+    ) -> list[OneReport]:
         """Take what needs no judging, see `WatermarkTable.rises`; return the other reports.
 
         Args:
             vbuckets: those that are active.
-            reports: each with the number of its vBucket.
-            owner: the connection that has named the rows.
+            common: whose reports they are.
+            reports: for many vBuckets.
         """
         now, tables = int(self._clock.now()), self._tables
         rest, raised = [], []
         for each in reports:
-            number, report = each
+            number, watermark, uuid, meta = each
             vbucket, table = vbuckets.get(number), tables.get(number)
-            if vbucket is None or table is None or not table.rises(report, owner, vbucket, now):
+            if (
+                vbucket is None
+                or table is None
+                or (uuid and uuid != vbucket.failover_log[0].uuid)
+                or not table.rises(common, watermark, meta, vbucket, now)
+            ):
                 rest.append(each)
             else:
                 raised.append(number)
-        if raised and not self._raised:
-            self._raised_since = self._clock.monotonic()
-        self._raised.update(raised)
+        self._keep_later(raised)
         return rest
+
+    def _keep_later(self, numbers: Sequence[int]) -> None:
+        """Have `keep_raised` write these rows."""
+        if numbers and not self._raised:
+            self._raised_since = self._clock.monotonic()
+        self._raised.update(numbers)
 
     # --- replicas -------------------------------------------------------------------------------
 
@@ -278,9 +288,18 @@ class Watermarks:
         return row
 
     def begin_build(self, vbucket: VBucket, name: bytes, floor: int) -> None:
-        """Set the floor of a client whose stream from zero is accepted, see `WatermarkTable`."""
-        self._table(vbucket.id).begin_build(name, floor, held_of(vbucket), self._clock.now())
-        self._store_later(vbucket.id)
+        """Set the floor of a client whose stream from zero is accepted, see `WatermarkTable`.
+
+        If it were lost in a crash, the client would keep too much, and be thrown back only by
+        deletions that had been purged before: without any, it is not written at once.
+        """
+        table, now = self._table(vbucket.id), self._clock.now()
+        if not table.begin_build(name, floor, held_of(vbucket), now):
+            return
+        if vbucket.purge_seqno:
+            self._store_later(vbucket.id)
+        else:
+            self._keep_later([vbucket.id])
 
     def release(self, number: int, name: bytes, owner: object) -> None:
         """Let others change a row, because its owner's connection has closed."""

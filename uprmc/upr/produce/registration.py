@@ -15,7 +15,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.registry import Reported
 from uprmc.engine.watermarks.rows import Kind, Report, Row, granted_lifetime_s
-from uprmc.engine.watermarks.table import MANAGER
+from uprmc.engine.watermarks.table import MANAGER, Common
 from uprmc.errors import (
     CommandError,
     InvalidArguments,
@@ -109,20 +109,10 @@ class Registration:
         self, name: bytes, head: ReportsHead, reports: Sequence[OneReport]
     ) -> list[OneReport]:
         """Take those reports that only raise watermarks; return the others, for `take`."""
-        kind = head.kind
-        if head.op == OP_REMOVE or kind == Kind.REPLICA or kind not in _KINDS:
+        if head.op == OP_REMOVE or head.kind == Kind.REPLICA or head.kind not in _KINDS:
             return list(reports)
-        lifetime_s = self.granted_s(head)
-        new, kind = tuple.__new__, Kind(kind)
-        asked = [
-            (number, new(Report, (name, kind, seqno, lifetime_s, uuid or None, meta)))
-            for number, seqno, uuid, meta in reports
-        ]
-        rest = self._watermarks.raise_all(self._bucket.active, asked, self)
-        if not rest:
-            return []
-        numbers = {number for number, _ in rest}
-        return [report for report in reports if report.vbucket in numbers]
+        common = Common(name, Kind(head.kind), self.granted_s(head), self)
+        return self._watermarks.raise_all(self._bucket.active, common, reports)
 
     def granted_s(self, head: ReportsHead) -> int:
         """Return the lifetime of the rows that reports with this head name."""
