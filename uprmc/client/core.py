@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from uprmc.client.barriers import Barrier, Barriers
@@ -198,8 +197,11 @@ class UprCore:
         return [registered for registered in found if registered is not None]
 
     def _open(self, session: NodeSession) -> Task:
-        with _blamed(session):
+        try:
             yield from session.handshake()
+        except ClientError as error:
+            session.error = error
+            raise
         self._polled(session)
         self.nodes.learn(session.servers)
 
@@ -343,8 +345,11 @@ class UprCore:
             self._collector.release()
 
     def _deal_with_batch(self, session: NodeSession, data: bytes) -> Task:
-        with _blamed(session):
+        try:
             events = session.receive(data, self._now)
+        except ClientError as error:
+            session.error = error
+            raise
         batches = self._intake.wanted(events)
         if batches and self.writer.waits_for_handler:
             yield from self.writer.make_durable()
@@ -466,16 +471,6 @@ class UprCore:
     def metrics(self, now: float) -> Metrics:
         """Return what can be told in numbers."""
         return measured(self.nodes, self._routes.values(), self._follower, now)
-
-
-@contextmanager
-def _blamed(session: NodeSession) -> Iterator[None]:
-    """Note on a connection that it is over because of what the node has sent."""
-    try:
-        yield
-    except ClientError as error:
-        session.error = error
-        raise
 
 
 def _closing(session: NodeSession, stream: StreamState) -> Task:

@@ -61,7 +61,7 @@ _SILENCE_SLACK_S = 2.0
 #: size, if each piece comes this soon after the one before, and for no longer than this in all.
 _GATHER_MAX_BYTES = 1024 * 1024
 GATHER_GAP_S = 0.005
-GATHER_MAX_S = 0.010
+GATHER_MAX_S = 0.020
 
 #: A piece with this many snapshots is probably a part of a burst, whose rest is on its way.
 _BURST_SNAPSHOTS = 32

@@ -246,9 +246,11 @@ class Place:
             self.applied = seqno
         self.at_now = False
 
-    def complete(self, end: int) -> None:
-        """The snapshot that ends here was handed over completely."""
+    def complete(self, end: int, purge_seqno: int = 0) -> None:
+        """The snapshot that ends here was handed over completely, and was announced with this."""
         self.seqno = self.whole = self.end = end
+        if purge_seqno > self.purge_seqno:
+            self.purge_seqno = purge_seqno
         if end > self.applied:
             self.applied = end
         self.at_now = False

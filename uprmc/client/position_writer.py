@@ -82,7 +82,7 @@ class PositionWriter:
         A native handler can return only to an end that it was told: these are written later.
         Returns whether there is anything.
         """
-        batch = batch.without({run.stream for run in batch.runs if run.stream.dropped})
+        batch = batch.wanted()
         places, dirty, keep, native = self.places, self._dirty, self._ring_items, self._native
         seqnos, moved = batch.seqnos, False
         whole: dict[int, int] = {}

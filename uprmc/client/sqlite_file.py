@@ -16,7 +16,8 @@ own database they stand beside the user's tables:
   than those of the position's row.
 
 u64 numbers are kept as SQLite's signed ones: 2**63 and above are negative. Version 1 of the layout
-had no term, version 2 no log, version 3 no id; `UPGRADES` adds them.
+had no term, version 2 no log, version 3 no id; `UPGRADES` adds them. Version 4 had no compact
+columns; those that it wrote are read as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from uprmc.client.state import StateError, StateFull, StateRefused
 #: "UPRm", so that ``file`` and SQLite's tools can tell whose it is.
 APPLICATION_ID = 0x5550526D
 
-VERSION = 4
+VERSION = 5
 
 TABLES = (
     """CREATE TABLE uprmc_state (
@@ -60,6 +61,7 @@ UPGRADES = {
         "ALTER TABLE uprmc_state ADD COLUMN instance TEXT",
         "UPDATE uprmc_state SET version = 4",
     ),
+    4: ("UPDATE uprmc_state SET version = 5",),
 }
 
 _MAGIC = b"SQLite format 3\0"
