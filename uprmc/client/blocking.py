@@ -283,6 +283,12 @@ class UprClient:
         """
         return Lease(node or self._nodes[0], vbuckets, lifetime_s, tls=self._tls)
 
+    @property
+    def instance(self) -> str | None:
+        """The id under which it is registered with nodes, ``None`` = it is not."""
+        known_as = self._options.instance
+        return None if known_as is None else known_as.id.decode()
+
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""
         with self._lock:

@@ -31,6 +31,9 @@ from uprmc.consume.registering import ID_MAX_BYTES, Instance, kind_number
 #: When a run ends by itself: never, level with the nodes, or as a function says.
 Until = Literal["now"] | Callable[[], bool] | None
 
+#: The answers to the last reports are waited for this long at most, in seconds.
+FAREWELL_S = 2.0
+
 #: States that a running client uses, by `id`.
 _used: set[int] = set()
 

@@ -187,6 +187,12 @@ class TwistedUprClient:
         running = self._go_on(loop, lambda: bool(done), None)
         return running.addCallback(lambda _: cast(None, done[0]))
 
+    @property
+    def instance(self) -> str | None:
+        """The id under which it is registered with nodes, ``None`` = it is not."""
+        known_as = self._options.instance
+        return None if known_as is None else known_as.id.decode()
+
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""
         return {} if self._loop is None else self._loop.core.positions()
