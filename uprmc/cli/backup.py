@@ -105,10 +105,11 @@ def backup(shared: Common, directory: Path, **given: Any) -> None:
         raise BadOption("--full and --incremental contradict each other")
     kind: Kind = "full" if given["full"] else "incremental" if given["incremental"] else "auto"
     with running(**shared.showing, afterwards=_afterwards) as run:
-        from uprmc.backup.backups import backup as work
-
         access = shared.access()
-        with shared.running_engine() as engine:
+        early = () if given["dry_run"] else ("uprmc.backup.group_reading",)
+        with shared.running_engine(*early) as engine:
+            from uprmc.backup.backups import backup as work
+
             run.report = work(
                 access,
                 directory,
