@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from tests.engine.support import Node
 from tests.engine.test_watermarks import OWNER, UUID, filled, limit, report, restarted, row
+from uprmc.engine.replica import apply, take_history
 from uprmc.engine.watermarks.rows import Kind, Limit, Row
 from uprmc.engine.watermarks.shown import EARLIER_REPORTS, Shown, newest_within, shown_to
-from uprmc.model import VBucketState
+from uprmc.model import FailoverEntry, Item, SnapshotRange, VBucketState
 
 REPLICA, ACTIVE = VBucketState.REPLICA, VBucketState.ACTIVE
 
@@ -87,6 +88,22 @@ def test_what_was_told_once_is_told_again_when_its_report_is_forgotten() -> None
         report(node, watermark)
     assert show(node, 150) == ([100], 0)
     assert show(node, 150, b"another") == ([], 1)
+
+
+@pytest.mark.acceptance("X25")
+def test_a_replica_that_starts_over_shows_no_row_above_what_it_has_again() -> None:
+    node = Node()
+    vbucket = node.bucket.set_state(0, REPLICA)
+    take_history(vbucket, [FailoverEntry(UUID, 0)])
+    apply(vbucket, Item(b"a", b"v", 0, 0, 1, 10, 1), SnapshotRange(0, 10))
+    node.flush()
+    node.bucket.learn_table(vbucket, 0, [told(8)], incomplete=False)
+    assert node.bucket.watermarks.rows(vbucket) == [told(8)]
+    vbucket.reset(UUID + 1)
+    take_history(vbucket, [FailoverEntry(9, 20), FailoverEntry(UUID, 0)])
+    apply(vbucket, Item(b"b", b"v", 0, 0, 2, 12, 1), SnapshotRange(0, 30))
+    assert node.bucket.watermarks.rows(vbucket) == [told(0)]
+    assert show(node, 100) == ([], 1)
 
 
 def test_replicas_and_moves_are_no_business_of_a_replica() -> None:

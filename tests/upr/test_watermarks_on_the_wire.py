@@ -163,6 +163,19 @@ def test_a_registration_is_answered_when_it_is_on_disk_and_a_report_at_once(rig:
     assert kinds(peer.say(report(0))) == [HWT_REPORT]
 
 
+def test_a_registration_that_is_repeated_before_it_is_on_disk_is_answered_no_sooner(
+    rig: Rig,
+) -> None:
+    peer = connected(rig)
+    assert peer.say(report(0)) == []
+    assert peer.say(report(0)) == []
+    rig.fail_flush()
+    assert [answer.status for answer in peer.drain()] == [LATER, LATER]
+    assert peer.say(report(0)) == []
+    rig.flush()
+    assert [answer.status for answer in peer.drain()] == [OK]
+
+
 def test_a_registration_that_cannot_be_written_is_refused_for_now(rig: Rig) -> None:
     peer = connected(rig)
     peer.send(report(0))

@@ -253,6 +253,18 @@ class Flusher:
             return vbucket.persisted_seqno
         return cursor.start
 
+    def whole_seqno(self, vbucket: VBucket) -> int | None:
+        """Return the end of the newest complete snapshot that is on disk, ``None`` = unknown now.
+
+        An active vBucket is complete at any time.
+        """
+        durable_seqno = self.durable_seqno(vbucket)
+        if durable_seqno >= vbucket.whole_seqno:
+            return vbucket.whole_seqno
+        if durable_seqno < vbucket.persisted_seqno or vbucket.rewinding:
+            return None
+        return last_complete_seqno(vbucket.persisted_seqno, vbucket.persisted_snapshot)
+
     def when_durable(self, waiter: Waiter, *, patient: bool = True) -> None:
         """Call `waiter` once everything accepted until now in the headers is on disk.
 

@@ -88,6 +88,9 @@ class Watermarks:
         self._raised: set[int] = set()
         self._raised_since = 0.0
         self._gathered = GatheredEvents()
+        #: Rows that may not be on disk: (vBucket, id) -> the number of their registration.
+        self._unstored: dict[tuple[int, bytes], int] = {}
+        self._registrations = 0
         self.expired = self.outpaced = 0
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         flusher.on_drop = self._drop
@@ -113,7 +116,18 @@ class Watermarks:
         """Return the live rows of a vBucket by id, as its present history sees them."""
         self._expire(vbucket)
         table = self._tables.get(vbucket.id)
-        return [] if table is None else table.judged(held_of(vbucket))
+        rows = [] if table is None else table.judged(held_of(vbucket))
+        reach = self._reach(vbucket)
+        return rows if reach is None else [row.within(reach) for row in rows]
+
+    def _reach(self, vbucket: VBucket) -> int | None:
+        """Return up to where a replica's rows may speak: what it holds itself; ``None`` = anywhere.
+
+        It has the history of its source before it has the changes, and may have forgotten some.
+        """
+        if vbucket.state not in _FILLED:
+            return None
+        return self._flusher.whole_seqno(vbucket) or 0
 
     def find(self, vbucket: VBucket, name: bytes, owner: object) -> Row | None:
         """Return a live row of this owner, as the present history sees it."""
@@ -125,11 +139,10 @@ class Watermarks:
     def limit(self, vbucket: VBucket) -> Limit:
         """Return how far a vBucket may be purged; expired rows are removed first."""
         self._expire(vbucket)
-        durable_seqno = self._flusher.durable_seqno(vbucket)
-        table, held = self._table(vbucket.id), held_of(vbucket)
-        if vbucket.state in _FILLED:
-            return table.limit_of_copy(held, durable_seqno)
-        return table.limit(held, durable_seqno, self._clock.now())
+        table, held, reach = self._table(vbucket.id), held_of(vbucket), self._reach(vbucket)
+        if reach is not None:
+            return table.limit_of_copy(held, reach)
+        return table.limit(held, self._flusher.durable_seqno(vbucket), self._clock.now())
 
     def pinned(self, vbucket: VBucket, upto: int) -> Pinned | None:
         """Return what one row of a vBucket alone keeps, if there is such a row.
@@ -197,7 +210,10 @@ class Watermarks:
             self._tell_managed(vbucket, report.id, f"set to {report.watermark}")
         self._store_later(vbucket.id)
         lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, self._settings)
-        return Reported(held.purge_seqno, held.high_seqno, lifetime_s, not new)
+        if new:
+            self._note_unstored(vbucket.id, report.id)
+        on_disk = (vbucket.id, report.id) not in self._unstored
+        return Reported(held.purge_seqno, held.high_seqno, lifetime_s, on_disk)
 
     def raise_all(
         self, vbuckets: Mapping[int, VBucket], common: Common, reports: Sequence[OneReport]
@@ -242,6 +258,8 @@ class Watermarks:
     def show(self, vbucket: VBucket, name: bytes, reach: int) -> Shown:
         """Return what the replica of this id is told, see `WatermarkTable.show`."""
         self._expire(vbucket)
+        own = self._reach(vbucket)
+        reach = reach if own is None else min(reach, own)
         return self._table(vbucket.id).show(name, reach, held_of(vbucket))
 
     def is_incomplete(self, number: int) -> bool:
@@ -260,6 +278,8 @@ class Watermarks:
         table = self._tables.get(vbucket.id)
         if table is not None:
             table.promote(held_of(vbucket), self._clock.now())
+            for row in table.stored():
+                self._note_unstored(vbucket.id, row.id)
             self._store_later(vbucket.id)
 
     def note_outpaced(self, vbucket: VBucket, name: bytes, seqno: int) -> None:
@@ -273,7 +293,26 @@ class Watermarks:
 
     def when_registered(self, done: Waiter) -> None:
         """Call `done` when all rows of this moment are on disk, ``False`` if that failed."""
-        self._flusher.when_durable(done, patient=False)
+        upto = self._registrations
+
+        def written(ok: bool) -> None:
+            if ok:
+                self._note_stored(upto)
+            done(ok)
+
+        self._flusher.when_durable(written, patient=False)
+
+    def _note_unstored(self, number: int, name: bytes) -> None:
+        self._registrations += 1
+        self._unstored.pop((number, name), None)  # the order is that of registrations
+        self._unstored[number, name] = self._registrations
+
+    def _note_stored(self, upto: int) -> None:
+        while self._unstored:
+            row, registration = next(iter(self._unstored.items()))
+            if registration > upto:
+                return
+            del self._unstored[row]
 
     def remove(self, vbucket: VBucket, name: bytes, owner: object) -> Row:
         """Remove a row; raises `KeyNotFound`, or `KeyExists` if another connection owns it."""

@@ -68,6 +68,13 @@ class Row(NamedTuple):
         """The seqno above which the client needs every deletion."""
         return max(self.watermark, self.floor or 0)
 
+    def within(self, end: int) -> Row:
+        """Return the row as a history has it that ends there."""
+        if self.effective <= end:
+            return self
+        floor = None if self.floor is None else min(self.floor, end)
+        return self._replace(watermark=min(self.watermark, end), floor=floor)
+
     def is_expired(self, now: float) -> bool:
         """Tell whether the client has been silent for too long."""
         return bool(self.lifetime_s) and now > self.reported_at + self.lifetime_s
@@ -135,10 +142,7 @@ def _within(row: Row, ends: Mapping[int, int]) -> Row:
     end = ends.get(row.vb_uuid)
     if end is None:
         return row._replace(watermark=0, floor=None)
-    if row.effective <= end:
-        return row
-    floor = None if row.floor is None else min(row.floor, end)
-    return row._replace(watermark=min(row.watermark, end), floor=floor)
+    return row.within(end)
 
 
 def limit_of(rows: Iterable[Row], held: Held, durable_seqno: int) -> Limit:

@@ -13,8 +13,6 @@ from functools import partial
 from typing import Protocol
 
 from uprmc.consume.registering import Instance, Registering
-from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flusher import Flusher
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Kind, Row
 from uprmc.errors import RemoteProtocolError
@@ -69,7 +67,7 @@ class Reporting:
     def register(self, vbucket: VBucket) -> None:
         """Name the row of a vBucket; the request for its stream follows."""
         if self._link is not None:
-            whole = complete_seqno(vbucket, self._link.hub.bucket.flusher)
+            whole = self._link.hub.bucket.flusher.whole_seqno(vbucket)
             uuid = vbucket.failover_log[0].uuid if whole else 0
             self._send(self._rows.register(vbucket.id, whole or 0, uuid))
 
@@ -85,7 +83,7 @@ class Reporting:
     def _look(self, link: Source) -> None:
         for number, stream in link.streams.items():
             vbucket = stream.vbucket
-            whole = complete_seqno(vbucket, link.hub.bucket.flusher)
+            whole = link.hub.bucket.flusher.whole_seqno(vbucket)
             if whole and stream.state is ReplicaState.READING:
                 self._rows.reached(number, whole, vbucket.failover_log[0].uuid)
 
@@ -106,16 +104,6 @@ class Reporting:
 
     def _answered(self, asked: RequestFrame, reply: ResponseFrame) -> None:
         self._rows.answered(asked, reply)
-
-
-def complete_seqno(vbucket: VBucket, flusher: Flusher) -> int | None:
-    """Return the end of the newest complete snapshot that is on disk, ``None`` = unknown now."""
-    durable_seqno = flusher.durable_seqno(vbucket)
-    if durable_seqno >= vbucket.whole_seqno:
-        return vbucket.whole_seqno
-    if durable_seqno < vbucket.persisted_seqno or vbucket.rewinding:
-        return None
-    return last_complete_seqno(vbucket.persisted_seqno, vbucket.persisted_snapshot)
 
 
 def take_table(request: UprRequest, vbucket: VBucket, hub: Hub) -> None:
