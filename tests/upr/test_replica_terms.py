@@ -120,6 +120,27 @@ def test_a_replica_of_the_promoted_node_deposes_the_one_it_is_sent_back_to(
     assert vbucket(replica).high_seqno == 6, "nothing is undone for a deposed node"
 
 
+def test_who_was_deposed_learns_it_through_a_replica_of_its_own(source: Rig, target: Rig) -> None:
+    """Which knows the number already, from another history."""
+    fill(source, 0, 5)
+    middle = replica_rig()
+    vbucket(middle).known_term = 9
+    upper = followed(source, middle)
+    followed(source, target).lose()
+    promote(target, 2)
+    target.bucket.set_state(0, REPLICA)
+    lower = Pair(middle, target)
+    lower.run()
+    lower.link.follow([0])
+    (refused,) = lower.run()
+    assert (refused[0], refused[3]) == ("ended", True), "it may be asked again"
+    (ended,) = upper.run()
+    assert (ended[0], ended[3]) == ("ended", True), "it is asked again at once"
+    upper.link.follow([0])
+    upper.run()
+    assert vbucket(source).state == DEAD
+
+
 def test_an_active_that_follows_others_notices_that_one_of_them_was_promoted(
     source: Rig, target: Rig
 ) -> None:

@@ -123,6 +123,8 @@ class Bucket:
         self.flushes = 0
         self.numbered: dict[int, int] = {}
         self.removed_terms: dict[int, int] = {}
+        #: By vBucket, a higher term than its own, and the history for which it was learned.
+        self._heard: dict[int, tuple[int, int]] = {}
         self.on_deposed: Callable[[VBucket], None] = lambda _: None
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         self._flush_at: float | None = None
@@ -235,8 +237,12 @@ class Bucket:
     def learn_term(self, vbucket: VBucket, term: int) -> None:
         """Take note of a term of another node; an active vBucket with a lower one was deposed.
 
-        It is dead from now on, until an operator or a manager changes its state.
+        It is dead from now on, until an operator or a manager changes its state. A replica asks its
+        source again, which learns the term from that: it may be the one that was deposed.
         """
+        if vbucket.state == VBucketState.REPLICA and term > self.highest_term(vbucket):
+            self._heard[vbucket.id] = vbucket.failover_log[0].uuid, term
+            vbucket.interrupt(Interruption.STATE_CHANGED)
         if term <= vbucket.known_term:
             return
         vbucket.known_term = term
@@ -245,6 +251,15 @@ class Bucket:
             self.stats.vbuckets_deposed += 1
             self.set_state(vbucket.id, VBucketState.DEAD)
             self.on_deposed(vbucket)
+
+    def highest_term(self, vbucket: VBucket) -> int:
+        """Return the highest term that is known of the present history, and of what shares it.
+
+        `VBucket.known_term` may be that of an earlier history, which has nothing to do with this.
+        """
+        uuid, term = self._heard.get(vbucket.id, (0, 0))
+        same = uuid == vbucket.failover_log[0].uuid
+        return max(vbucket.term, term) if same else vbucket.term
 
     def remove(self, number: int, done: Waiter) -> None:
         """Remove a dead vBucket with everything in it.

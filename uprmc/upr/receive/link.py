@@ -241,7 +241,8 @@ class Link(LinkSession):
         versions = features.VERSIONS in self.granted and not stream.bare
         known = vbucket.failover_log[:_KNOWN_VERSIONS] if versions else ()
         # What was never filled has no history, so its term is of none that the other node can know.
-        term = vbucket.term if self.terms and vbucket.high_seqno and not stream.stranger else 0
+        tells = self.terms and vbucket.high_seqno and not stream.stranger
+        term = self.hub.bucket.highest_term(vbucket) if tells else 0
         return encode_stream_options(StreamOptions(known, term=term))
 
     def _stream_answered(self, stream: ReplicaStream, reply: ResponseFrame) -> None:
