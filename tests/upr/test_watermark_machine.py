@@ -2,7 +2,9 @@
 
 Three clients follow one vBucket over the wire. They crash in the middle of snapshots and fall back
 to what they had saved, are silent until their rows expire, come back, and start over when they are
-told to. Meanwhile documents come and go, deletions are purged, and the history branches.
+told to. Meanwhile documents come and go, deletions are purged, and the history branches. Who builds
+from zero is never thrown back while its row lives, and a document that is made again outranks every
+deletion of it, purged or not.
 
 Source: `reference/systems.md` a.7 and h; rows X05 and X16.
 """
@@ -38,6 +40,7 @@ from tests.upr.peer import (
     upr_rig,
 )
 from tests.upr.test_watermarks_on_the_wire import HWT_REPORT, purge, report
+from uprmc.engine.history import History
 from uprmc.engine.watermarks import rows, table
 from uprmc.model import VBucketState
 from uprmc.upr.produce.stream import Stream
@@ -72,16 +75,27 @@ class Client:
         self.disk, self.memory = Copy(), Copy()
         self.peer: Peer | None = None
         self.ended = False
+        #: Until when its row lives, and up to where the build that it is in needs no deletion.
+        self.lives_until = 0.0
+        self.floor: tuple[int, int] | None = None
 
     def connect(self, rig: Any) -> None:
         self.memory, self.ended = self.disk.saved(), False
         self.peer = peer = Peer.open(rig, self.name)
         peer.controls(uprmc_hwt=b"true")
+        spared = self._is_spared(rig)
         if not self.report():
             self._begin_again(peer)
         if self._ask(peer) == ROLLBACK:
+            assert not spared, "who builds from zero is thrown back"
             self._begin_again(peer)
             assert self._ask(peer) == OK, "who begins at zero is refused"
+
+    def _is_spared(self, rig: Any) -> bool:
+        """Whether it is in the middle of a build, in the present history, and its row lives."""
+        uuid = rig.bucket.vbuckets[0].failover_log[0].uuid
+        building = self.floor is not None and self.floor[0] == uuid == self.memory.uuid
+        return building and not self.disk.complete and rig.clock.now() <= self.lives_until
 
     def report(self) -> bool:
         """Tell what is on disk; say whether that may go on."""
@@ -94,6 +108,7 @@ class Client:
         assert self._reported(peer, 0).status == OK
 
     def _reported(self, peer: Peer, watermark: int) -> Frame:
+        sent_at = int(peer.rig.clock.now())
         peer.send(report(watermark, self.name, lifetime=LIFETIME_S))
         peer.rig.flush()
         for _ in range(100):
@@ -101,6 +116,9 @@ class Client:
             self._take(frames)
             answers = [each for each in frames if each.opcode == HWT_REPORT]
             if answers:
+                self.lives_until = sent_at + LIFETIME_S if answers[0].status == OK else 0
+                if watermark or answers[0].status != OK:
+                    self.floor = None
                 return answers[0]
         raise AssertionError("a report is not answered")
 
@@ -129,6 +147,8 @@ class Client:
             if each.opcode == MARKER:
                 inside = here.seqno < here.snapshot[1]
                 here.snapshot = (here.snapshot[0] if inside else here.seqno, each.end)
+                if not here.seqno:
+                    self.floor = here.uuid, each.end
             elif each.opcode == MUTATION:
                 here.documents[each.key] = each.value
                 here.seqno = each.seqno
@@ -158,6 +178,7 @@ class Machine(RuleBasedStateMachine):
         self.rig = upr_rig(engine__vbuckets=1)
         self.clients = [Client(name) for name in NAMES]
         self.written = 0
+        self.revs: dict[bytes, int] = {}
 
     @property
     def vbucket(self) -> Any:
@@ -168,11 +189,15 @@ class Machine(RuleBasedStateMachine):
         for _ in range(many):
             self.written += 1
             self.vbucket.store(key, b"%04d" % self.written, 0, 0)
+            rev, before = self.vbucket.find(key).rev, self.revs.get(key, 0)
+            assert rev > before, f"revision {rev} of {key!r} comes after {before}"
+            self.revs[key] = rev
 
     @rule(key=sampled_from(KEYS))
     def delete(self, key: bytes) -> None:
         if self.vbucket.find(key) is not None:
             self.vbucket.delete(key)
+            self.revs[key] = self.revs.get(key, 0) + 1
 
     @rule()
     def purge(self) -> None:
@@ -305,6 +330,16 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "the limit ignores a row": (table, "limit_of", without_the_slowest),
     "the limit ignores builders": (table, "limit_of", without_builders),
     "a repeated registration raises the floor": (table, "_reported", with_a_raised_floor),
+    "the floor is dropped": (
+        table.WatermarkTable,
+        "begin_build",
+        lambda _: lambda *arguments: None,
+    ),
+    "the revision floor is lost": (
+        History,
+        "_note_deletion",
+        lambda _: lambda history, rev, old: setattr(history, "max_deleted_rev", 1),
+    ),
     "an expired row still limits": (rows.Row, "is_expired", lambda _: lambda self, now: False),
     "the check is not repeated": (
         Stream,
