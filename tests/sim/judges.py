@@ -200,6 +200,9 @@ class StoreJudge:
             return
         if change.header.high_seqno != last:
             complain(f"vBucket {change.vbucket}: {change.header} is stored with items up to {last}")
+        dropped = max((seqno for _, seqno in change.drop), default=0)
+        if change.header.purge_seqno < dropped:
+            complain(f"vBucket {change.vbucket}: {change.header} drops deletions up to {dropped}")
         if not fresh and change.header.high_seqno < header.high_seqno:
             complain(f"vBucket {change.vbucket}: {change.header} follows {header}")
 

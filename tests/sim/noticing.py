@@ -16,6 +16,7 @@ from tests.sim.judges import Verdict
 #: Break -> a seed that notices it soon, where the first few do not.
 _NOTICED_BY = {
     "_answer_flush_at_once": 3,
+    "_ask_once_only": 1,
     "_call_every_part_a_snapshot": 11,
     "_correct_nothing": 3,
     "_cut_dumps_short": 10,
@@ -26,6 +27,7 @@ _NOTICED_BY = {
     "_forget_the_floor": 220,
     "_forget_the_purge_seqno": 3,
     "_forget_what_was_purged": 15,
+    "_ignore_the_slowest": 4,
     "_keep_the_purge_seqno": 9,
     "_keep_what_is_to_be_dropped": 53,
     "_keep_what_is_to_be_emptied": 3,

@@ -155,9 +155,11 @@ class ReplicaNode(Node):
     Attributes:
         name: its name; `address` makes an address of it.
         replication: of the present life.
+        instance: its name in the watermarks of its sources; empty = it does not register.
     """
 
     replication: Replication
+    instance = b""
 
     def __init__(
         self, cluster: Cluster, name: str, settings: Settings, pace: Pace, *, sync: bool
@@ -174,6 +176,7 @@ class ReplicaNode(Node):
         self.journal.on_up.append(lambda _: self.replication.resume())
 
     def _life_began(self) -> None:
+        self.upr.instance = self.instance
         self.replication = Replication(self.upr, self._dial)
 
     def _services(self) -> Services:

@@ -58,7 +58,7 @@ class ReplicaRun:
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         self.world = World(seed)
-        self.plan = plan = plan or random_plan(self.world)
+        self.plan = plan = plan or self.draw(self.world)
         self.cluster = Cluster(self.world, varied=plan.varied_wires)
         self.cluster.faulty = plan.silences
         self.histories = Histories(plan.max_failover_entries)
@@ -73,6 +73,11 @@ class ReplicaRun:
         self.writers: list[Writer] = []
         self.programs: list[Program] = []
         self.operator: Operator
+
+    @staticmethod
+    def draw(world: World) -> Plan:
+        """Draw a plan."""
+        return random_plan(world)
 
     def _make_node(self, name: str, settings: Settings) -> ReplicaNode:
         return ReplicaNode(self.cluster, name, settings, Pace(), sync=self.plan.sync)

@@ -50,7 +50,7 @@ class Histories:
         rollbacks: how often a node had to take something back.
         hand_overs: (vBucket, name) of those that became active without a branch.
         names: what every CAS names.
-        purged: by vBucket, the highest purge seqno that it had where it was active.
+        purged: by vBucket and history, the highest purge seqno that it had where it was active.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -61,7 +61,7 @@ class Histories:
         self.rollbacks = 0
         self.hand_overs: list[tuple[int, str]] = []
         self.names = CasJudge()
-        self.purged: dict[int, int] = {}
+        self.purged: dict[tuple[int, int], int] = {}
         self._logs: set[tuple[int, Log]] = set()
 
     def node(self, name: str) -> NodeTruth:
@@ -211,11 +211,12 @@ class NodeTruth(Truth):
 
     def _judge_purge(self, number: int, before: Look, now: Look) -> None:
         """A replica drops no deletion that its active still has."""
-        purged = self._histories.purged
+        purged, seen = self._histories.purged, [(number, uuid) for uuid, _ in now.log]
         if now.state == ACTIVE:
-            purged[number] = max(purged.get(number, 0), now.purge)
+            purged[seen[0]] = max(purged.get(seen[0], 0), now.purge)
             return
-        further = now.purge > max(before.purge, purged.get(number, 0))
+        known = [purged.get(each, 0) for each in seen]
+        further = now.purge > max(before.purge, *known)
         if further and before.state and now.state != DEAD:
             complain(f"{self.name}: vBucket {number} is purged further than any active: {now}")
 

@@ -21,6 +21,7 @@ SET_STATE, NOOP, BUFFER_ACK, CONTROL = range(0x5B, 0x5F)
 LEASE_ACQUIRE, LEASE_RENEW, LEASE_RELEASE = range(0xE4, 0xE7)
 BARRIER_ADD, BARRIER_REACHED, PARTITION_START = range(0xE8, 0xEB)
 ROUND_COMPLETE, SNAPSHOT_END, SNAPSHOTS = 0xEB, 0xEC, 0xDF
+HWT_REPORT = 0xED
 SET_VBUCKET, DELETE_VBUCKET, COMPACT = 0x3D, 0x3F, 0xB3
 HELLO = 0x1F
 STOP_PERSISTENCE, START_PERSISTENCE = 0x80, 0x81
@@ -191,6 +192,14 @@ def compact(
     return frame(COMPACT, extras=extras, vbucket=vbucket, opaque=opaque)
 
 
+def report_extras(
+    watermark: int, kind: int, lifetime_s: int, *, remove: bool = False, uuid: int = 0
+) -> bytes:
+    """Return the extras of a HWT_REPORT; a history of 0 is left out."""
+    short = struct.pack(">QIBBH", watermark, lifetime_s, kind, remove, 0)
+    return short + struct.pack(">Q", uuid) if uuid else short
+
+
 # --- what a consumer reads ------------------------------------------------------------------------
 
 
@@ -243,6 +252,30 @@ class Version:
         if deleted:
             return cls(key, seqno, rev, cas, True, b"", 0, 0)
         return cls(key, seqno, rev, cas, False, value, flags, expiry)
+
+
+def report_answer(reply: Frame) -> tuple[int, int, int]:
+    """Return purge seqno, high seqno and lifetime out of the answer to a HWT_REPORT."""
+    purge, high, lifetime_s = struct.unpack(">QQI", reply.extras)
+    return purge, high, lifetime_s
+
+
+def stored_rows(document: bytes | None) -> dict[bytes, tuple[int, int, int | None, int, int]]:
+    """Read the document of a vBucket's watermarks.
+
+    Returns:
+        By id: watermark, history, floor, when it was reported, lifetime.
+    """
+    rows: dict[bytes, tuple[int, int, int | None, int, int]] = {}
+    at = 1
+    while document is not None and at < len(document):
+        _, watermark, uuid, floor, at_s, lifetime_s, size, more = struct.unpack_from(
+            ">BQQQQIHH", document, at
+        )
+        at += 41 + size + more
+        name = document[at - size - more : at - more]
+        rows[name] = watermark, uuid, None if floor == NEVER else floor, at_s, lifetime_s
+    return rows
 
 
 def version(message: Frame, *, timed: bool) -> Version:

@@ -1,7 +1,8 @@
 """A simulated UPR connection as its client sees it: handshake, replies in order, flow control.
 
 It is the judge of its own conversation: every command has one reply, in the order of commands, with
-its opaque and opcode. What the producer sends by itself goes to `pushed`.
+its opaque and opcode. Only a HWT_REPORT may be answered later, when it is on disk. What the
+producer sends by itself goes to `pushed`.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Connection:
         self._lost = lost
         self._reader = FrameReader()
         self._under_way: deque[tuple[int, int, Settle]] = deque()
+        self._reports: dict[int, Settle] = {}
         self._opaque = world.random.randint(1, 1_000)
         self._flow = FlowJudge(manners.buffer_bytes)
         self._to_ack = 0
@@ -93,7 +95,7 @@ class Connection:
     @property
     def waiting(self) -> int:
         """Number of commands that have no reply yet."""
-        return len(self._under_way)
+        return len(self._under_way) + len(self._reports)
 
     def _shake_hands(self, name: bytes) -> None:
         manners = self._manners
@@ -161,6 +163,14 @@ class Connection:
         self._put(codec.stream_request(vbucket, position, opaque))
         return opaque
 
+    def report(self, vbucket: int, name: bytes, extras: bytes, settle: Settle) -> None:
+        """Send a HWT_REPORT."""
+        opaque = self.next_opaque()
+        self._reports[opaque] = settle
+        self._put(
+            codec.frame(codec.HWT_REPORT, vbucket=vbucket, key=name, extras=extras, opaque=opaque)
+        )
+
     def answer(self, opcode: int, opaque: int) -> None:
         """Answer a frame of the producer."""
         self._put(codec.reply(opcode, opaque))
@@ -186,6 +196,9 @@ class Connection:
                 self._pushed(frame)
 
     def _settle(self, frame: Frame) -> None:
+        if frame.opcode == codec.HWT_REPORT and frame.opaque in self._reports:
+            self._reports.pop(frame.opaque)(frame)
+            return
         if not self._under_way:
             complain(f"a reply nobody asked for: {frame}")
         opaque, opcode, settle = self._under_way.popleft()
@@ -221,4 +234,5 @@ class Connection:
         """The link is gone."""
         self._link = None
         self._under_way.clear()
+        self._reports.clear()
         self._lost()

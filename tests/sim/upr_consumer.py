@@ -88,6 +88,9 @@ class Consumer:
         asleep: it does not come back for now.
     """
 
+    #: Of all its stream requests.
+    _flags = 0
+
     def __init__(
         self, world: World, node: Listener, truth: Truth, vbuckets: int, kind: Kind, number: int
     ) -> None:
@@ -182,7 +185,7 @@ class Consumer:
     # --- stream requests --------------------------------------------------------------------------
 
     def _ask(self, connection: Connection, number: int) -> None:
-        flags = codec.LATEST if self.kind.latest and not self.calm else 0
+        flags = self._flags | (codec.LATEST if self.kind.latest and not self.calm else 0)
         asked = self.copies[number].position(codec.NEVER, flags, versions=self.kind.versions)
         stream = Stream(number, asked, self._truth.step)
         self.streams[number] = stream
@@ -192,9 +195,7 @@ class Consumer:
 
     def _asked(self, stream: Stream, reply: Frame) -> None:
         number, status = stream.vbucket, reply.place
-        self._requests.answered(
-            number, stream.asked, stream.step, status, reply.value, notifier=False
-        )
+        self._judge_answer(stream, status, reply.value)
         copy = self.copies[number]
         if status == codec.OK:
             copy.log = codec.failover_log(reply.value)
@@ -207,6 +208,10 @@ class Consumer:
             self._fall_back(copy, codec.number64(reply.value))
         else:
             self._not_before[number] = self._world.now + self._world.between(0, _RETRY_S)
+
+    def _judge_answer(self, stream: Stream, status: int, value: bytes) -> None:
+        number, asked, step = stream.vbucket, stream.asked, stream.step
+        self._requests.answered(number, asked, step, status, value, notifier=False)
 
     def _fall_back(self, copy: Copy, seqno: int) -> None:
         before = copy.last
@@ -268,7 +273,7 @@ class Consumer:
             complain(f"{self.name}: {frame} was not asked for")
         if stream.owed is not None and frame.opcode != codec.SNAPSHOT_END:
             complain(f"{self.name}: {frame} comes, snapshot end {stream.owed} is owed")
-        handler(self, stream, stream.judge, frame)
+        getattr(self, handler)(stream, stream.judge, frame)
 
     def _nobodys(self, frame: Frame) -> None:
         """Judge a frame that belongs to no stream: it may be the rest of a closed one."""
@@ -419,11 +424,11 @@ class Consumer:
 
 
 _HANDLERS = {
-    codec.SNAPSHOT_MARKER: Consumer._marker,
-    codec.MUTATION: Consumer._item,
-    codec.DELETION: Consumer._item,
-    codec.EXPIRATION: Consumer._item,
-    codec.STREAM_END: Consumer._end,
-    codec.PARTITION_START: Consumer._partition_start,
-    codec.SNAPSHOT_END: Consumer._snapshot_end,
+    codec.SNAPSHOT_MARKER: "_marker",
+    codec.MUTATION: "_item",
+    codec.DELETION: "_item",
+    codec.EXPIRATION: "_item",
+    codec.STREAM_END: "_end",
+    codec.PARTITION_START: "_partition_start",
+    codec.SNAPSHOT_END: "_snapshot_end",
 }

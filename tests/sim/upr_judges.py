@@ -78,9 +78,21 @@ class RequestJudge:
         self._truth = truth
 
     def answered(
-        self, vbucket: int, asked: Position, step: int, status: int, value: bytes, *, notifier: bool
+        self,
+        vbucket: int,
+        asked: Position,
+        step: int,
+        status: int,
+        value: bytes,
+        *,
+        notifier: bool,
+        spared: tuple[bool, ...] = (False,),
     ) -> None:
-        """Judge an answer to what was asked at `step`."""
+        """Judge an answer to what was asked at `step`.
+
+        Args:
+            spared: whether a floor excuses one who has missed purged deletions; both = unknown.
+        """
         looks = self._truth.since(vbucket, step)
         busy = self._truth.was_busy(vbucket, step)
         if status == codec.TRY_AGAIN and (busy or any(look.state == 0 for look in looks)):
@@ -88,8 +100,9 @@ class RequestJudge:
         told = codec.number64(value) if status == codec.ROLLBACK else 0
         for look in looks:
             at = self._of_notifier(asked, look) if notifier else asked
-            decision = _unless_out_of_reach(decide(at, look), look)
-            if decision == (status, told) and (
+            seen = [look._replace(purge=0) if floor else look for floor in spared]
+            decisions = [_unless_out_of_reach(decide(at, each), each) for each in seen]
+            if (status, told) in decisions and (
                 status != codec.OK or codec.failover_log(value) == look.log
             ):
                 return

@@ -1,0 +1,187 @@
+"""Each rule of watermarks broken on purpose is noticed, by the right judge where only one can.
+
+See `test_upr_judges_speak`; a break that no longer breaks fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.sim.faults import NO_FAULTS, Faults
+from tests.sim.noticing import notice
+from tests.sim.watermark_plan import WatermarkPlan
+from tests.sim.watermark_run import WatermarkRun
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.watermarks import rows as rows_module
+from uprmc.engine.watermarks import table as table_module
+from uprmc.engine.watermarks.registry import Reported, Watermarks
+from uprmc.model import SEQNO_MAX, SnapshotRange, VBucketHeader
+from uprmc.upr.produce.stream import Stream
+
+pytestmark = pytest.mark.sim
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+_SEEDS = 60
+
+
+# --- the limit ------------------------------------------------------------------------------------
+
+
+def _ignore_the_slowest(patch: pytest.MonkeyPatch) -> None:
+    """Leave one row out of the limit."""
+    whole = table_module.limit_of
+
+    def limit_of(judged: Iterable[Any], held: Any, durable: int) -> Any:
+        return whole(sorted(judged, key=lambda row: row.effective)[1:], held, durable)
+
+    patch.setattr(table_module, "limit_of", limit_of)
+
+
+def _ignore_builders(patch: pytest.MonkeyPatch) -> None:
+    """Leave those out that build from zero, as the seed's figure does."""
+    whole = table_module.limit_of
+    patch.setattr(
+        table_module,
+        "limit_of",
+        lambda judged, *more: whole([row for row in judged if row.floor is None], *more),
+    )
+
+
+def _keep_expired_rows(patch: pytest.MonkeyPatch) -> None:
+    """Never let one expire."""
+    patch.setattr(rows_module.Row, "is_expired", lambda row, now: False)
+
+
+# --- floors ---------------------------------------------------------------------------------------
+
+
+def _drop_the_floor(patch: pytest.MonkeyPatch) -> None:
+    """Let a builder have one only as long as its connection."""
+    whole = table_module._reported
+    patch.setattr(
+        table_module, "_reported", lambda *arguments: whole(*arguments)._replace(floor=None)
+    )
+
+
+def _raise_the_floor(patch: pytest.MonkeyPatch) -> None:
+    """Take a repeated registration for the beginning of another build."""
+    whole = table_module._reported
+
+    def reported(row: Any, asked: Any, held: Any, *more: Any) -> Any:
+        made = whole(row, asked, held, *more)
+        return made if asked.watermark else made._replace(floor=held.high_seqno)
+
+    patch.setattr(table_module, "_reported", reported)
+
+
+def _ask_once_only(patch: pytest.MonkeyPatch) -> None:
+    """Do not look again when the snapshot is opened."""
+    whole = Stream._misses_deletions
+    patch.setattr(
+        Stream, "_misses_deletions", lambda stream, reading: bool(whole(stream, reading) and False)
+    )
+
+
+# --- what is on disk ------------------------------------------------------------------------------
+
+
+def _with_header(patch: pytest.MonkeyPatch, **changes: int) -> None:
+    made = VBucket.header
+
+    def header(vbucket: VBucket, high_seqno: int, snapshot: SnapshotRange) -> VBucketHeader:
+        return made(vbucket, high_seqno, snapshot)._replace(**changes)
+
+    patch.setattr(VBucket, "header", header)
+
+
+def _store_no_purge_seqno(patch: pytest.MonkeyPatch) -> None:
+    """Leave it out of the header."""
+    _with_header(patch, purge_seqno=0)
+
+
+def _store_no_revision_floor(patch: pytest.MonkeyPatch) -> None:
+    """Leave it out of the header."""
+    _with_header(patch, max_deleted_rev=0)
+
+
+def _answer_before_it_is_on_disk(patch: pytest.MonkeyPatch) -> None:
+    """Call a client registered that a crash forgets."""
+    report = Watermarks.report
+
+    def hasty(watermarks: Watermarks, *arguments: Any) -> Reported:
+        return report(watermarks, *arguments)._replace(on_disk=True)
+
+    patch.setattr(Watermarks, "report", hasty)
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+
+def _tell_replicas_everything(patch: pytest.MonkeyPatch) -> None:
+    """Also of rows that are ahead of them."""
+    whole = table_module.shown_to
+    patch.setattr(table_module, "shown_to", lambda reports, reach: whole(reports, SEQNO_MAX))
+
+
+def _purge_replicas_freely(patch: pytest.MonkeyPatch) -> None:
+    """Drop at a replica what its source has not dropped."""
+    patch.setattr(Bucket, "_not_beyond_source", lambda bucket, vbucket, limit: limit)
+
+
+_ALONE = WatermarkPlan(
+    "pair", NO_FAULTS, {}, vbuckets=1, keys=6, writer_s=0.02, purge_s=0.01, steps=4_000
+)
+_KILLED = replace(_ALONE, faults=Faults(cut_s=0.3, crash_s=0.5))
+_BUILDERS = replace(_KILLED, lifetime_s=30, keys=14, faults=Faults(cut_s=0.1))
+_REBUILDERS = replace(
+    _BUILDERS, clients=("rebalance",), keys=60, writer_s=0.05, loses=0.1, faults=Faults(cut_s=0.1)
+)
+_LATE = replace(
+    _ALONE, lifetime_s=1, faults=Faults(cut_s=0.2), upr=replace(_ALONE.upr, backfills=1)
+)
+
+#: Runs in which a rule is needed often.
+_PLANS: dict[Patch, WatermarkPlan] = {
+    _ignore_the_slowest: replace(_ALONE, lifetime_s=30, clients=("backup", "index")),
+    _keep_expired_rows: replace(_ALONE, lifetime_s=1, clients=("backup",)),
+    _ignore_builders: _BUILDERS,
+    _drop_the_floor: _REBUILDERS,
+    _raise_the_floor: _BUILDERS,
+    _ask_once_only: _LATE,
+    _store_no_purge_seqno: replace(_KILLED, lifetime_s=1),
+    _store_no_revision_floor: _KILLED,
+    _answer_before_it_is_on_disk: _KILLED,
+    _purge_replicas_freely: replace(_ALONE, topology="star", clients=(), purge_s=0.05),
+    _tell_replicas_everything: replace(_ALONE, report_s=0.01),
+}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "verdict"),
+    [
+        (_ignore_the_slowest, "needs deletions above"),
+        (_ignore_builders, "needs deletions above"),
+        (_keep_expired_rows, "still has"),
+        (_drop_the_floor, "was answered 0x23 0|was answered 35 0"),
+        (_raise_the_floor, "needs deletions above"),
+        (_ask_once_only, "was dropped|stands at"),
+        (_store_no_purge_seqno, "drops deletions up to"),
+        (_store_no_revision_floor, "the revision falls from"),
+        (_answer_before_it_is_on_disk, "is registered, but not on disk"),
+        (_tell_replicas_everything, "is told of"),
+        (_purge_replicas_freely, "is purged further than any active"),
+    ],
+)
+def test_a_broken_rule_of_watermarks_is_noticed(
+    break_it: Patch, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a judge, and by the right one where there is only one who can."""
+    break_it(monkeypatch)
+    plan = _PLANS.get(break_it, _ALONE)
+    notice(break_it, lambda seed: WatermarkRun.random(seed, plan), verdict, _SEEDS)

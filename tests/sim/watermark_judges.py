@@ -1,0 +1,245 @@
+"""Judges of watermarks: what a client was told of its row binds the node.
+
+They share no code with `uprmc`. What a row says is known from what was answered on the wire, and
+when it ends from the lifetime that was granted; what a replica shows, and what survives a crash, is
+read from its table and from its disk. A row is called *sure* while it must be there.
+
+I1: nothing is purged above what a sure row needs. I4: a replica is told of no row, and shows none,
+that is ahead of the last complete snapshot on its own disk. (I2 is `upr_judges.StreamJudge`, I3
+`replica_truth`.)
+
+Source: `reference/systems.md` a.1 to a.7; rows X05, X16, X18, X21, X25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.sim import upr_codec as codec
+from tests.sim.judges import complain, last_complete
+from tests.sim.replica_node import ReplicaNode
+from tests.sim.upr_truth import Look, Truth
+from tests.sim.world import EPOCH_S, World
+
+Place = tuple[str, int, bytes]
+
+_COUNTED = ("judged", "lived through a crash", "shown", "told", "unsure")
+
+#: A floor that nobody outside of the node knows yet.
+_UNKNOWN = codec.NEVER
+
+
+@dataclass(slots=True)
+class Row:
+    """What is known of one row at one node.
+
+    Attributes:
+        watermark: the highest that was ever sent.
+        floor: of a build, ``None`` = there is none.
+        until: Unix time up to which it is sure to live; 0 = it may be gone already.
+    """
+
+    watermark: int = 0
+    floor: int | None = None
+    until: float = 0
+
+    @property
+    def reach(self) -> int:
+        """Nothing above this may be purged; one who never had a stream needs nothing yet."""
+        return max(self.watermark, self.floor or 0) or _UNKNOWN
+
+    def end_at(self, begin: int) -> None:
+        """A new history begins: nobody is ahead of that."""
+        self.watermark = min(self.watermark, begin)
+        if self.floor is not None and self.floor != _UNKNOWN:
+            self.floor = min(self.floor, begin)
+
+
+class WatermarkJudge:
+    """See the module docstring.
+
+    Attributes:
+        counts: what it has seen.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.counts = dict.fromkeys(_COUNTED, 0)
+        self._world = world
+        self._rows: dict[Place, Row] = {}
+        self._seen: dict[tuple[str, int], tuple[int, int]] = {}
+        self._shown: dict[tuple[str, int], object] = {}
+        self._offset_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """What the clocks of all machines show."""
+        return EPOCH_S + self._world.now + self._world.wall_clock_offset_s
+
+    # --- what a client says and is told -----------------------------------------------------------
+
+    def sent(self, place: Place, watermark: int) -> None:
+        """A client has sent a report; from now on it may count."""
+        row = self._rows.setdefault(place, Row())
+        row.watermark = max(row.watermark, watermark)
+
+    def accepted(self, place: Place, node: ReplicaNode, sent_s: float, lifetime_s: int) -> None:
+        """A report that was sent at this time was accepted."""
+        row = self._rows.get(place)
+        if row is None:
+            return  # the vBucket is not active here any more
+        if sent_s <= self.now_s:  # else the clock was set meanwhile
+            row.until = int(sent_s) + lifetime_s
+        if row.floor is not None and row.floor <= row.watermark:
+            row.floor = None
+        name, number, instance = place
+        if self.is_sure(place) and instance not in self._on_disk(node, number):
+            complain(f"{name}: vBucket {number}: {instance!r} is registered, but not on disk")
+
+    def refused(self, place: Place) -> None:
+        """A report was refused: the row may be another's, or gone."""
+        self.forget(place)
+
+    def forget(self, place: Place) -> None:
+        """A row is being removed."""
+        self._rows.pop(place, None)
+
+    def builds(self, place: Place) -> None:
+        """A stream from zero is asked for: a floor is set, and once more for the first snapshot."""
+        row = self._rows.get(place)
+        if row is not None:
+            row.floor = _UNKNOWN
+
+    def built_upto(self, place: Place, end: int) -> None:
+        """The first item of a stream from zero has come, of a snapshot to there."""
+        row = self._rows.get(place)
+        if row is not None and row.floor == _UNKNOWN:
+            row.watermark, row.floor = 0, end
+
+    def is_sure(self, place: Place) -> bool:
+        """Tell whether a row must be there now."""
+        row = self._rows.get(place)
+        return row is not None and self.now_s <= row.until
+
+    def spares(self, place: Place, purge: int) -> tuple[bool, ...]:
+        """Tell whether a floor excuses its client from having missed what was purged."""
+        row = self._rows.get(place)
+        if row is None or not self.is_sure(place) or row.floor == _UNKNOWN:
+            return (False, True)
+        return (row.floor is not None and row.floor >= purge,)
+
+    # --- lives of nodes ---------------------------------------------------------------------------
+
+    def went_down(self, node: ReplicaNode) -> None:
+        """A node's life has ended: the next one has the rows that are on disk now."""
+        for place, row in self._of(node.name):
+            stored = self._on_disk(node, place[1]).get(place[2])
+            if stored is None:
+                if self.is_sure(place) and node.disk.sync:
+                    complain(f"{place} was registered, and is lost in a crash")
+                self.forget(place)
+                continue
+            self.counts["lived through a crash"] += self.is_sure(place)
+            watermark, _, floor, at_s, lifetime_s = stored
+            row.watermark, row.floor = watermark, floor
+            row.until = min(row.until, at_s + lifetime_s)
+        for key in [key for key in self._shown if key[0] == node.name]:
+            del self._shown[key]
+        for name, number in [key for key in self._seen if key[0] == node.name]:
+            header, _ = node.store_judge.newest.vbuckets.get(number, (None, {}))
+            self._seen[name, number] = (0, header.failover_log[0].uuid if header else 0)
+
+    def _on_disk(
+        self, node: ReplicaNode, number: int
+    ) -> dict[bytes, tuple[int, int, int | None, int, int]]:
+        return codec.stored_rows(node.store_judge.newest.local.get(b"uprmc/watermarks/%d" % number))
+
+    # --- what replicas are told -------------------------------------------------------------------
+
+    def told(self, node: ReplicaNode, vbucket: Any, rows: Iterable[Any]) -> None:
+        """A replica is told of its source's rows."""
+        header, _ = node.store_judge.newest.vbuckets.get(vbucket.id, (None, {}))
+        whole = last_complete(header) if header is not None else 0
+        for row in rows:
+            self.counts["told"] += 1
+            if node.disk.sync and row.watermark > whole:
+                complain(
+                    f"{node.name}: vBucket {vbucket.id} is told of {row.id!r} at {row.watermark}, "
+                    f"and has {whole} on disk"
+                )
+
+    def purging(self, node: ReplicaNode) -> None:
+        """A node is about to purge: its expired rows are gone."""
+        for vbucket in node.bucket.vbuckets.values():
+            if int(vbucket.state) == codec.ACTIVE:
+                for row in node.bucket.watermarks.rows(vbucket):
+                    if row.lifetime_s and self.now_s > row.reported_at + row.lifetime_s:
+                        complain(f"{node.name}: vBucket {vbucket.id} still has {row}")
+
+    def _of(self, name: str, number: int | None = None) -> list[tuple[Place, Row]]:
+        return [
+            (place, row)
+            for place, row in self._rows.items()
+            if place[0] == name and number in (None, place[1])
+        ]
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def look(self, node: ReplicaNode, truth: Truth, vbuckets: Iterable[Any]) -> None:
+        """Judge a node after a step."""
+        self._let_expire()
+        for vbucket in vbuckets:
+            look = truth.now(vbucket.id)
+            if look.state == codec.ACTIVE:
+                self._look_at_active(node.name, vbucket.id, look)
+            else:
+                self._rows_gone(node.name, vbucket.id)
+                if look.state == codec.REPLICA:
+                    self._look_at_replica(node, vbucket)
+
+    def _let_expire(self) -> None:
+        """When the clock is set nobody outside can tell what has expired."""
+        if self._offset_s != self._world.wall_clock_offset_s:
+            self._offset_s = self._world.wall_clock_offset_s
+            self.counts["unsure"] += len(self._rows)
+            for row in self._rows.values():
+                row.until = 0
+
+    def _rows_gone(self, name: str, number: int) -> None:
+        if self._seen.pop((name, number), None) is not None:
+            for place, _ in self._of(name, number):
+                del self._rows[place]
+
+    def _look_at_active(self, name: str, number: int, look: Look) -> None:
+        seen = (look.purge, look.log[0][0])
+        before = self._seen.get((name, number), (0, 0))
+        if before == seen:
+            return
+        self._seen[name, number] = seen
+        for place, row in self._of(name, number):
+            if before[1] != seen[1]:
+                row.end_at(look.log[0][1])
+            if self.is_sure(place):
+                self.counts["judged"] += 1
+                if look.purge > row.reach:
+                    complain(f"{place} needs deletions above {row.reach}: {row}; {look}")
+
+    # --- replicas ---------------------------------------------------------------------------------
+
+    def _look_at_replica(self, node: ReplicaNode, vbucket: Any) -> None:
+        header, _ = node.store_judge.newest.vbuckets.get(vbucket.id, (None, {}))
+        seen = (node.bucket.watermarks.changes(vbucket.id), vbucket.failover_log, id(header))
+        if header is None or self._shown.get((node.name, vbucket.id)) == seen:
+            return
+        self._shown[node.name, vbucket.id] = seen
+        if not node.disk.sync or vbucket.rewinding:
+            return
+        whole = last_complete(header)
+        for row in node.bucket.watermarks.rows(vbucket):
+            self.counts["shown"] += 1
+            if row.watermark > whole:
+                complain(
+                    f"{node.name}: vBucket {vbucket.id} shows {row.id!r} at {row.watermark}, "
+                    f"and has {whole} on disk: {header}"
+                )
