@@ -25,6 +25,7 @@ from tests.upr.peer import (
     frame,
     upr_rig,
     uuid_of,
+    write,
 )
 from tests.upr.test_watermarks_on_the_wire import BACKUP, XDCR, delete, limit, purge, read, records
 from uprmc.engine.watermarks.registry import RAISED_WRITTEN_S
@@ -146,6 +147,23 @@ def test_a_raised_watermark_is_written_after_a_while_or_with_a_purge(rig: Rig, s
     stored = type(rig.bucket.watermarks)(rig.bucket.flusher, rig.clock, rig.bucket.settings.purge)
     stored.load(rig.store, 0)
     assert stored.limit(rig.bucket.vbuckets[0]).seqno == limit(rig).seqno
+
+
+def test_raised_watermarks_of_many_vbuckets_are_written_a_part_at_a_time() -> None:
+    rig = upr_rig(engine__vbuckets=1_024)
+    peer = connected(rig)
+    for number in range(1_024):
+        write(rig, number, b"k")
+    told(peer, reports(*[(number, 0) for number in range(1_024)]))
+    rig.flush()
+    peer.say(reports(*[(number, 1) for number in range(1_024)]))
+    rig.clock.time += RAISED_WRITTEN_S
+    parts = []
+    for _ in range(3):
+        rig.bucket.watermarks.tell_events()
+        parts.append(len(rig.bucket.flusher._local))
+        rig.flush()
+    assert parts == [1_000, 24, 0]
 
 
 def test_a_report_may_say_less_than_a_higher_watermark_or_more(rig: Rig) -> None:

@@ -402,3 +402,23 @@ def test_deletions_have_to_age_only_for_streams_without_a_row(rig: Rig) -> None:
     rig.clock.time += 300_000
     rig.services.upr.tick()
     assert policy.min_age_s == 0
+
+
+@pytest.mark.acceptance("X19")
+def test_a_report_that_comes_too_late_is_told_what_was_purged_and_when_the_row_expired(
+    rig: Rig,
+) -> None:
+    fill(rig, 0, 10)
+    peer = connected(rig)
+    accepted(peer, report(3, lifetime=60))
+    reported_at = int(rig.clock.now())
+    peer.lose()
+    delete(rig, b"key000003", b"key000004")
+    rig.flush()
+    rig.clock.time += 61
+    purged = purge(rig)
+    answer = told(connected(rig), report(3))
+    assert (answer.status, answer.value) == (ROLLBACK, bytes(8))
+    assert struct.unpack(">QQQ", answer.extras) == (purged, 3, reported_at + 60)
+    stranger = told(connected(rig, b"stranger"), report(3, b"stranger"))
+    assert struct.unpack(">QQQ", stranger.extras) == (purged, 0, 0)

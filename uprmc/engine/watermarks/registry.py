@@ -41,6 +41,9 @@ _FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
 #: Watermarks that have only risen are written so often, in seconds.
 RAISED_WRITTEN_S = 5.0
 
+#: So many rows are handed to a commit at a time: it makes their documents in one turn.
+_ROWS_WRITTEN_AT_ONCE = 1_000
+
 
 class Reported(NamedTuple):
     """What a client is told about its report.
@@ -87,6 +90,7 @@ class Watermarks:
         self._former = ExpiredRows()
         self._raised: set[int] = set()
         self._raised_since = 0.0
+        self._due: list[int] = []
         self._gathered = GatheredEvents()
         #: Rows that may not be on disk: (vBucket, id) -> the number of their registration.
         self._unstored: dict[tuple[int, bytes], int] = {}
@@ -171,13 +175,19 @@ class Watermarks:
     def tell_events(self) -> None:
         """Tell what has happened to rows since the last call; call it a few times a second."""
         self._gathered.tell(self.on_event)
-        if self._raised and self._clock.monotonic() - self._raised_since >= RAISED_WRITTEN_S:
-            self.keep_raised()
+        now = self._clock.monotonic()
+        if self._raised and now - self._raised_since >= RAISED_WRITTEN_S:
+            self._due, self._raised_since = sorted(self._raised, reverse=True), now
+        rows = 0
+        while self._due and rows < _ROWS_WRITTEN_AT_ONCE:
+            number = self._due.pop()
+            if number in self._raised:
+                rows += len(self._table(number))
+                self._store_later(number)
 
     def keep_raised(self) -> None:
         """Have watermarks that have only risen written with the next commit."""
-        raised, self._raised = self._raised, set()
-        for number in sorted(raised):
+        for number in sorted(self._raised):
             self._store_later(number)
 
     def _drop(self, vbucket: VBucket, records: Sequence[Record]) -> None:
