@@ -76,13 +76,14 @@ numbers = st.integers(0, 9) | st.integers(2**63 - 2, 2**63 + 2) | st.integers(2*
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), numbers, st.binary(max_size=9))))
-def test_a_survey_tells_the_tombstones_and_the_highest_cas(
+def test_tombstones_and_the_highest_cas_are_found_among_records(
     functions: Any, given: list[tuple[int, int, bytes]]
 ) -> None:
     stored = [
         build((life, 0, 0, len(key), 1, seqno), key, cas, 0, b"")
         for seqno, (life, cas, key) in enumerate(given, 1)
     ]
-    dead, highest = functions.survey(stored)
-    assert dead == [record for record, (life, _, _) in zip(stored, given, strict=True) if life]
-    assert highest == max(map(cas_of, stored), default=0)
+    assert functions.dead_among(stored) == [
+        record for record, (life, _, _) in zip(stored, given, strict=True) if life
+    ]
+    assert functions.highest_cas(stored) == max(map(cas_of, stored), default=0)

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
+from uprmc.engine.tombstones import dead_among
 from uprmc.record import KIND_AT, LIFE_BITS, seqno_of
 from uprmc.storage.interface import Batch, VBucketChange
 
@@ -211,8 +212,7 @@ class Tombstones:
             for gone in _seqnos_gone(change, replaced, index.newest):
                 index.discard_all(gone)
                 yield len(gone)
-        dead = [record for record in change.records if record[KIND_AT] & LIFE_BITS]
-        for some in _pieces(dead):
+        for some in _pieces(dead_among(list(change.records))):
             self.load(change.vbucket, some)
             yield len(some)
 

@@ -56,11 +56,15 @@ def pick(
     return after, first_left, oldest_left, False
 
 
-def survey(records: list[bytes]) -> tuple[list[bytes], int]:
-    """Return the tombstones among records, and the highest CAS of all."""
-    dead = [record for record in records if record[KIND_AT] & LIFE_BITS]
-    return dead, max(map(cas_of, records), default=0)
+def dead_among(records: list[bytes]) -> list[bytes]:
+    """Return the tombstones among records."""
+    return [record for record in records if record[KIND_AT] & LIFE_BITS]
+
+
+def highest_cas(records: list[bytes]) -> int:
+    """Return the highest CAS of records, 0 of none."""
+    return max(map(cas_of, records), default=0)
 
 
 if form.FORM == form.COMPILED and not TYPE_CHECKING:
-    from uprmc.core.native.tombstones import pick, survey  # noqa: F401
+    from uprmc.core.native.tombstones import dead_among, highest_cas, pick  # noqa: F401

@@ -21,7 +21,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.purging import SERVED_NAME
-from uprmc.engine.tombstones import survey
+from uprmc.engine.tombstones import dead_among, highest_cas
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
 from uprmc.record import KIND_AT, LIFE_BITS, without_value
@@ -195,7 +195,7 @@ class Warmup:
 
     def _install(self, vbucket: VBucket, records: list[bytes]) -> int:
         """Put documents into the table; return their number."""
-        dead, max_cas = survey(records)
+        dead, max_cas = dead_among(records), highest_cas(records)
         if max_cas > vbucket.max_cas:
             vbucket.know_cas(max_cas)
             self._raised.add(vbucket)

@@ -50,13 +50,15 @@ def pick(
     return after, first_left, oldest_left, False
 
 
-def survey(records: list[bytes]) -> tuple[list[bytes], int]:
-    """Return the tombstones among records, and the highest CAS of all."""
-    dead: list[bytes] = []
+def dead_among(records: list[bytes]) -> list[bytes]:
+    """Return the tombstones among records."""
+    return [record for record in records if i64(record[KIND_AT]) & LIFE_BITS]
+
+
+def highest_cas(records: list[bytes]) -> int:
+    """Return the highest CAS of records, 0 of none."""
     highest: i64 = SIGN  # the sign bit turned over orders numbers without a sign
     for record in records:
-        if i64(record[KIND_AT]) & LIFE_BITS:
-            dead.append(record)
         cas: i64 = read_i64_be(record, FRONT_BYTES + i64(record[KEY_LENGTH_AT])) ^ SIGN
         if cas > highest:
             highest = cas
@@ -64,4 +66,4 @@ def survey(records: list[bytes]) -> tuple[list[bytes], int]:
     found: int = int(raw)
     if raw < 0:
         found += 1 << 64
-    return dead, found
+    return found
