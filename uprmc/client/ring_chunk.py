@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from itertools import accumulate, pairwise
 from zlib import crc32
 
 _HEAD = struct.Struct("<II")
 _U32_BYTES = 4
-_SMALL_KINDS, _KINDS = "BHI", "BHIQ"
+_KINDS = "BHIQ"
 _ZEROS, _SAME = b"0", b"="
 
 #: Set in the first count behind a checksum where columns name their kinds.
@@ -65,12 +64,11 @@ def packed(numbers: Collection[int], before: Collection[int] | None = None) -> b
     """Return a column of the smallest numbers that will do, which names them."""
     if before is not None and numbers == before:
         return _SAME
-    if not any(numbers):
+    greatest = max(numbers, default=0)
+    if not greatest:
         return _ZEROS
-    for kind in _SMALL_KINDS:
-        with suppress(struct.error):
-            return kind.encode() + struct.pack(f"<{len(numbers)}{kind}", *numbers)
-    return b"Q" + struct.pack(f"<{len(numbers)}Q", *numbers)
+    kind = _KINDS[(greatest > 0xFF) + (greatest > 0xFFFF) + (greatest > 0xFFFFFFFF)]
+    return kind.encode() + struct.pack(f"<{len(numbers)}{kind}", *numbers)
 
 
 class ColumnReader:
