@@ -20,7 +20,7 @@ _NOTICED_BY = {
     "_call_every_part_a_snapshot": 11,
     "_correct_nothing": 3,
     "_cut_dumps_short": 10,
-    "_cut_the_ring_too_early": 200,
+    "_cut_the_ring_too_early": 14,
     "_fall_too_far": 11,
     "_follow_whoever_answers_first": 2,
     "_forget_a_key_of_the_ring": 48,
