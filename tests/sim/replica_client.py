@@ -17,6 +17,7 @@ from tests.sim.replica_truth import Histories
 from tests.sim.upr_codec import Version
 from uprmc.client.core import Options, UprCore
 from uprmc.client.errors import ClientError, ConnectionLost, NodeUnavailable, NodeUnreachable
+from uprmc.consume.registering import Instance
 
 _TURN_S = 0.05
 _BACK_S = 0.1
@@ -82,8 +83,10 @@ class Program:
         number: int = 0,
         ring_items: int = 10_000,
         death: float = 0.0,
+        instance: Instance | None = None,
     ) -> None:
         self.kind = kind
+        self._instance = instance
         self._number = number
         self.deaths = 0
         self.calm = False
@@ -120,6 +123,7 @@ class Program:
             noop_interval_s=1.0,
             poll_s=0.3,
             jitter=self._world.random.random,
+            instance=self._instance,
         )
         places = [address(node.name) for node in self._cluster.nodes.values()]
         self.core = UprCore(places, self.mirror, self._state, options)

@@ -28,6 +28,7 @@ from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_writer import Writer
 from tests.sim.world import NotHappened, World
 from uprmc.config import Settings
+from uprmc.consume.registering import Instance
 
 _NAMES = ("a", "b", "c")
 
@@ -170,9 +171,14 @@ class ReplicaRun:
             number=len(self.programs),
             ring_items=ring_items,
             death=death,
+            instance=self.instance(),
         )
         self.programs.append(made)
         return made
+
+    def instance(self) -> Instance | None:
+        """Return as what the next program is registered; ``None`` = it is not."""
+        return None
 
     def orders_done(self) -> None:
         """Wait until the operator has nothing to do."""

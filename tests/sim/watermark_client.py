@@ -227,6 +227,8 @@ class Registered(Consumer):
         self._requests.answered(
             self._vbucket, stream.asked, stream.step, status, value, notifier=False, spared=spared
         )
+        if status == codec.OK:
+            self._judge.goes_on(self._place, stream.asked.start)
 
     def _fall_back(self, copy: Copy, seqno: int) -> None:
         super()._fall_back(copy, seqno)

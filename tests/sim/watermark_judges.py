@@ -25,6 +25,8 @@ from tests.sim.world import EPOCH_S, World
 
 Place = tuple[str, int, bytes]
 
+_LONG_AGO = 1.0
+
 _COUNTED = ("judged", "lived through a crash", "shown", "told", "unsure")
 
 #: A floor that nobody outside of the node knows yet.
@@ -89,6 +91,8 @@ class WatermarkJudge:
         row = self._rows.get(place)
         if row is None:
             return  # the vBucket is not active here any more
+        if row.until and self.now_s > row.until:  # it may have expired, and this is another one
+            row.floor = None if row.watermark and row.floor != _UNKNOWN else _UNKNOWN
         if sent_s <= self.now_s:  # else the clock was set meanwhile
             row.until = int(sent_s) + lifetime_s
         if row.floor is not None and row.floor <= row.watermark:
@@ -110,6 +114,12 @@ class WatermarkJudge:
         row = self._rows.get(place)
         if row is not None:
             row.floor = _UNKNOWN
+
+    def goes_on(self, place: Place, seqno: int) -> None:
+        """A stream was accepted from there; a row that has expired is registered again by that."""
+        row = self._rows.get(place)
+        if row is not None and not self.is_sure(place):
+            row.watermark = max(row.watermark, seqno)
 
     def built_upto(self, place: Place, end: int) -> None:
         """The first item of a stream from zero has come, of a snapshot to there."""
@@ -204,7 +214,7 @@ class WatermarkJudge:
             self._offset_s = self._world.wall_clock_offset_s
             self.counts["unsure"] += len(self._rows)
             for row in self._rows.values():
-                row.until = 0
+                row.until = min(row.until, _LONG_AGO)
 
     def _rows_gone(self, name: str, number: int) -> None:
         if self._seen.pop((name, number), None) is not None:

@@ -42,6 +42,7 @@ class WatermarkPlan(Plan):
             min_age_s=0,
             batch_items=2,
             expires_replica_s=self.replica_lifetime_s or 1,
+            expires_spark_s=self.lifetime_s,
             **short,  # type: ignore[arg-type]
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
+from tests.sim import upr_codec as codec
 from tests.sim.node import Pace
 from tests.sim.replica_node import ReplicaNode
 from tests.sim.replica_run import ReplicaRun
@@ -18,6 +19,7 @@ from tests.sim.watermark_judges import WatermarkJudge
 from tests.sim.watermark_plan import WatermarkPlan, watermark_plan
 from tests.sim.world import World
 from uprmc.config import Settings
+from uprmc.consume.registering import Instance
 
 
 class WatermarkRun(ReplicaRun):
@@ -99,6 +101,10 @@ class WatermarkRun(ReplicaRun):
         self.clients.append(made)
         self.consumers.append(made)
         return made
+
+    def instance(self) -> Instance:
+        """Programs that use the client library are registered, too."""
+        return Instance(b"program%d" % len(self.programs), codec.SPARK)
 
     def _purge_later(self, node: ReplicaNode) -> None:
         self.world.after(self.world.between(0, 2 * self.plan.purge_s), lambda: self._purge(node))

@@ -316,6 +316,28 @@ def test_a_builder_below_the_purge_seqno_is_not_thrown_back(rig: Rig) -> None:
     assert answer.status == ROLLBACK
 
 
+@pytest.mark.acceptance("X05")
+def test_who_has_finished_its_build_and_comes_back_with_half_of_it_starts_over(rig: Rig) -> None:
+    """It was restored from a copy that it made while it was building."""
+    fill(rig, 0, 10)
+    peer = connected(rig)
+    accepted(peer, report(0))
+    peer.say(stream_request(0, 0))
+    delete(rig, b"key000001", b"key000002")
+    write(rig, 0, b"last")
+    peer.drain()
+    accepted(peer, report(13))
+    assert purge(rig) == 12
+    peer.lose()
+    restored = connected(rig)
+    accepted(restored, report(0))
+    answer = restored.say(stream_request(0, 5, uuid=uuid_of(rig), snapshot=(0, 10)))[0]
+    assert answer.status == ROLLBACK
+    write(rig, 0, b"last")
+    assert purge(rig) == 12, "what it has not given up is still kept"
+    assert ask_stream(restored, 0).status == OK
+
+
 def test_a_returned_builder_whose_row_has_expired_starts_over(rig: Rig) -> None:
     fill(rig, 0, 10)
     delete(rig, b"key000001")

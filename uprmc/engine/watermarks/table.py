@@ -290,15 +290,18 @@ def _reported(
     """Return what a report makes of a row; raises `Outpaced`."""
     watermark, floor = report.watermark, None if row is None else row.floor
     if watermark == SEQNO_NONE:
-        if row is not None and row.watermark:  # it starts over: nothing is released before it does
-            floor = row.effective
+        if row is not None and row.watermark:
+            # It starts over; until its stream does, nothing is released. That is no floor: what it
+            # holds by then may be older than that of the build which it finished.
+            watermark = row.effective
+            floor = None
     elif watermark < max(held.purge_seqno, floor or 0):
         if (floor or 0) < held.purge_seqno:
             raise Outpaced(held.purge_seqno)
     else:
         floor = None
     uuid = held.failover_log[0].uuid
-    if floor is None and report.vb_uuid is not None:
+    if floor is None and report.vb_uuid is not None and report.watermark == watermark:
         uuid = report.vb_uuid  # a floor belongs to the newest history
     lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, settings)
     return Row(report.id, report.kind, watermark, uuid, floor, now, lifetime_s, report.meta)
