@@ -104,6 +104,7 @@ d6 16 0 0
 d7 4 any any
 d8 0 1+ 1+
 d9 0 0 1+
+dd 0 1+ any
 de 4 0 1+
 df 8 0 1+
 e4 4 0 any

@@ -179,6 +179,7 @@ def test_numbers_are_where_nobody_else_has_any() -> None:
         "REPLICATE",
         "TAKEOVER",
         "FAILOVER",
+        "XDCR",
         "STREAM_REQUESTS",
         "SNAPSHOTS",
     ]

@@ -33,6 +33,7 @@ _VERBS = {
     "stats": "stats:stats",
     "vbucket": "vbucket:vbucket",
     "watermarks": "watermarks:watermarks",
+    "xdcr": "xdcr:xdcr",
     "failover-log": "failover_log:failover_log",
     "observe": "observe:observe",
     "replicate": "replicate:replicate_verb",

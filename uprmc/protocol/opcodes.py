@@ -138,6 +138,7 @@ class Opcode(IntEnum):
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
     FAILOVER = 0xD9
+    XDCR = 0xDD
     STREAM_REQUESTS = 0xDE
     SNAPSHOTS = 0xDF
     LEASE_ACQUIRE = 0xE4

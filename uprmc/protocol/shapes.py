@@ -131,6 +131,7 @@ SHAPES: dict[int, Shape] = {
     Opcode.SEQNO_PERSISTENCE: _shape(8),
     Opcode.GET_KEYS: _shape(0, 4, key=Part.REQUIRED),
     Opcode.VBUCKET_FACTS: _shape(16),
+    Opcode.XDCR: _shape(0, key=Part.REQUIRED, value=Part.OPTIONAL),
     Opcode.REPLICATE: _shape(4, key=Part.OPTIONAL, value=Part.OPTIONAL),
     Opcode.TAKEOVER: _shape(0, key=Part.REQUIRED, value=Part.REQUIRED),
     Opcode.FAILOVER: _shape(0, value=Part.REQUIRED),

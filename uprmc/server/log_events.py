@@ -111,6 +111,10 @@ EVENTS = {
         "`uprmc compact --force` dropped deletions that registered clients may have to see: the "
         "vBucket, its purge seqno before and after that, and the ids of those that must start over."
     ),
+    "event.xdcr_branch": _warn(
+        "Changes that a link had sent are lost at this node: the link, the vBucket, and the first "
+        "and last seqno. The target still has them."
+    ),
     "housekeeping.tick_failed": _BUG,
     "preread.failed": _error(
         "The next pages of a stream could not be read ahead in a worker thread; the stream reads "
@@ -151,6 +155,11 @@ EVENTS = {
         "it can."
     ),
     "tap_adapter.keeper_failed": _BUG,
+    "xdcr.trouble": _warn(
+        "A link cannot reach its target, or the target refuses something: the link and the reason."
+        + _RATE
+    ),
+    "xdcr.tick_failed": _BUG,
     "http.page_failed": _BUG,
     "twisted.message": _warn("A warning or an error of a library."),
     "twisted.failure": _error("An exception in a library, logged with a traceback."),

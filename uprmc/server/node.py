@@ -45,6 +45,7 @@ from uprmc.server.tls import tls_options
 from uprmc.server.upgrade_log import upgrade_log
 from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
+from uprmc.server.xdcr_driver import XdcrDriver
 from uprmc.storage.directory import open_directory
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
@@ -119,6 +120,8 @@ class Node:
         self._replication_driver = ReplicationDriver(
             reactor, self.replication, self._clock.monotonic
         )
+        self._xdcr_driver = self._new_xdcr(reactor)
+        self.links = self._xdcr_driver.links
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
         self._listeners: dict[str, Listener] = {}
         self._warming: Generator[None, None, None] | None = None
@@ -139,6 +142,7 @@ class Node:
         self.connections.start(self._reactor, self._work)
         self._housekeeping.start()
         self._replication_driver.start()
+        self._xdcr_driver.start()
         if self._tap_driver is not None:
             self._tap_driver.start()
 
@@ -155,6 +159,7 @@ class Node:
             yield listener.stop()
         self._housekeeping.stop()
         self._replication_driver.stop()
+        self._xdcr_driver.stop()
         if self._tap_driver is not None:
             self._tap_driver.stop()
         self.connections.stop()
@@ -237,6 +242,15 @@ class Node:
         replication.is_own = self._is_own
         return replication
 
+    def _new_xdcr(self, reactor: Any) -> XdcrDriver:
+        def dialer(trust: Any) -> Dialer:
+            timeout_s = self.settings.upr.dial_timeout_s
+            return Dialer(reactor, self.connections, self._wake_list, timeout_s, trust)
+
+        driver = XdcrDriver(reactor, self.upr, dialer, self.events.tell)
+        driver.links.is_own = self._is_own
+        return driver
+
     def _new_tap(self) -> NodeTap:
         tap = NodeTap(
             self.upr,
@@ -284,6 +298,7 @@ class Node:
             replication=self.replication,
             control=self._control,
             tap=self.tap,
+            xdcr=self.links,
             pads_counters=by_key,
             pause=self._reactor.callLater,
         )
