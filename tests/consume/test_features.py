@@ -88,6 +88,7 @@ def test_a_replica_that_dialled() -> None:
             uprmc_versions true
             uprmc_persisted true
             uprmc_vbucket_facts true
+            uprmc_origins true
             send_stream_end_on_client_close_stream true
         """),
     ]

@@ -20,6 +20,7 @@ from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
+from uprmc.protocol.origins import ORIGINS_KEY
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
@@ -36,6 +37,7 @@ VERSIONS = b"uprmc_versions"
 PERSISTED = b"uprmc_persisted"
 TERMS = b"uprmc_terms"
 FACTS = FACTS_KEY
+ORIGINS = ORIGINS_KEY
 BARRIERS = b"uprmc_barrier"
 LEASES = b"uprmc_leases"
 SNAPSHOTS = SNAPSHOTS_KEY
@@ -58,6 +60,7 @@ CONTROLS: Mapping[bytes, str] = {
     PERSISTED: "true",
     TERMS: "true",
     FACTS: "true",
+    ORIGINS: "true",
     BARRIERS: "true",
     LEASES: "true",
     SNAPSHOTS: "true",
@@ -127,6 +130,7 @@ REPLICA = Handshake(
         VERSIONS,
         PERSISTED,
         FACTS,
+        ORIGINS,
         END_ON_CLOSE,
     ),
     needs=frozenset({FLOW_CONTROL, KEEP_ALIVES}),
@@ -136,8 +140,8 @@ REPLICA = Handshake(
 #: OPEN, and asks for nothing that would be the manager's business. Tools of 2014 expect the first
 #: stream's opaque to be 3, so what younger servers added has none. Tolerant.
 SPLICED_REPLICA = Handshake(
-    asks=(FLOW_CONTROL, KEEP_ALIVES, MARKERS, TERMS, FACTS),
-    unnumbered=frozenset({MARKERS, TERMS, FACTS}),
+    asks=(FLOW_CONTROL, KEEP_ALIVES, MARKERS, TERMS, FACTS, ORIGINS),
+    unnumbered=frozenset({MARKERS, TERMS, FACTS, ORIGINS}),
 )
 
 #: A program over the client library. Tolerant. It needs no frame at the end of a snapshot: the last

@@ -65,6 +65,7 @@ def _side(before: BinarySession, wake: Callable[[], None], opening: Request, fla
         datatypes=before.datatypes,
         modern=before.greeted,
         terms=before.with_terms,
+        origins=before.with_origins,
     )
 
 
@@ -83,6 +84,7 @@ class UprSession(BinarySession):
         self.with_seqnos = before.with_seqnos
         self.with_lock_errors = before.with_lock_errors
         self.with_terms = before.with_terms
+        self.with_origins = before.with_origins
         self._gentle_left = GENTLE_BYTES
         self._pausing = False
         self._sent = 0
@@ -227,6 +229,8 @@ class UprSession(BinarySession):
         except REFUSALS as error:
             self._refuse(opcode, request.opaque, error)
         else:
+            if opcode == Opcode.UPR_CONTROL and isinstance(self.peer, Producer):
+                self.with_origins = self.peer.options.origins
             if answer is not None:
                 self.reply(request, extras=answer.extras, value=answer.value)
         return True

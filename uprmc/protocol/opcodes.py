@@ -328,6 +328,7 @@ class Feature(IntEnum):
 
     # Ours (UPR reference, section 7).
     TERMS = 0x5501
+    ORIGINS = 0x5502
 
 
 class DataType(IntFlag):

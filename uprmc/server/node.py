@@ -25,7 +25,7 @@ from uprmc.kv.cluster_map import ClusterMap
 from uprmc.kv.control import Control
 from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
-from uprmc.model import VBucketState
+from uprmc.model import VBucketState, conflict_rule
 from uprmc.ports import Session
 from uprmc.server import collector
 from uprmc.server.adapter import SessionFactory
@@ -82,14 +82,19 @@ class Node:
             Path(settings.storage.data),
             uuid=entropy.uuid48(),
             vbuckets=settings.engine.vbuckets or None,
+            conflict_rule=conflict_rule(settings.engine.conflict_resolution),
             settings=settings.storage,
             sync=settings.flush.sync,
             on_upgrade=upgrade_log(settings.storage.data, self._clock.monotonic),
         )
-        count, self.uuid = store.identity().vbuckets, store.identity().uuid
-        self.settings = settings = replace(
-            settings, engine=replace(settings.engine, vbuckets=count)
+        identity = store.identity()
+        self.uuid = identity.uuid
+        engine = replace(
+            settings.engine,
+            vbuckets=identity.vbuckets,
+            conflict_resolution=identity.conflict_rule.value,
         )
+        self.settings = settings = replace(settings, engine=engine)
         self.bucket = Bucket(settings, store, self._clock, entropy)
         self.bucket.on_deposed = _log_deposed
         self.events = Events(self._clock.now)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreCorrupt, StoreError, StoreRefused
+from uprmc.model import ConflictRule
 from uprmc.storage import upgrade
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LOCK_FILE, NotOurs
@@ -36,6 +37,7 @@ def open_directory(
     *,
     uuid: int,
     vbuckets: int | None = None,
+    conflict_rule: ConflictRule | None = None,
     settings: StorageSettings | None = None,
     sync: bool = True,
     on_upgrade: upgrade.Progress = _nobody_asks,
@@ -46,6 +48,7 @@ def open_directory(
         path: the data directory; missing parents are made too.
         uuid: a random number of at most 64 bits; the name of the directory if it is made now.
         vbuckets: how many it must have; ``None`` takes what it has (1,024 for a new one).
+        conflict_rule: what it must have; ``None`` takes what it has (revisions for a new one).
         settings: sizes of the map.
         sync: whether a commit survives a power loss.
         on_upgrade: is told how an upgrade goes, if the directory has an older format.
@@ -57,8 +60,9 @@ def open_directory(
     _refuse_foreign(path)
     guard = _locked(path)
     try:
-        fresh = Identity(FORMAT_VERSION, vbuckets or DEFAULT_VBUCKETS, uuid)
-        return _opened(path, fresh, vbuckets, settings, sync, guard, on_upgrade)
+        rule = conflict_rule or ConflictRule.REVISION
+        fresh = Identity(FORMAT_VERSION, vbuckets or DEFAULT_VBUCKETS, uuid, rule)
+        return _opened(path, fresh, vbuckets, conflict_rule, settings, sync, guard, on_upgrade)
     except BaseException:
         guard.close()
         raise
@@ -129,6 +133,7 @@ def _opened(
     path: Path,
     fresh: Identity,
     vbuckets: int | None,
+    conflict_rule: ConflictRule | None,
     settings: StorageSettings | None,
     sync: bool,
     guard: FileIO,
@@ -137,7 +142,7 @@ def _opened(
     try:
         store = LmdbStore(path, fresh=fresh, settings=settings, sync=sync, on_close=guard.close)
         try:
-            _check_identity(path, store, vbuckets)
+            _check_identity(path, store, vbuckets, conflict_rule)
             store.upgrade(on_upgrade)
             sync_directory(path)
         except BaseException:
@@ -159,7 +164,9 @@ def _opened(
     return store
 
 
-def _check_identity(path: Path, store: LmdbStore, vbuckets: int | None) -> None:
+def _check_identity(
+    path: Path, store: LmdbStore, vbuckets: int | None, conflict_rule: ConflictRule | None
+) -> None:
     identity = store.identity()
     if identity.format_version > FORMAT_VERSION:
         raise StoreRefused(
@@ -170,6 +177,12 @@ def _check_identity(path: Path, store: LmdbStore, vbuckets: int | None) -> None:
         raise StoreRefused(
             f"{path} was made with {identity.vbuckets} vBuckets and {vbuckets} are asked for: "
             f"ask for {identity.vbuckets} or choose another data directory"
+        )
+    if conflict_rule not in (None, identity.conflict_rule):
+        raise StoreRefused(
+            f"{path} was made with engine.conflict_resolution={identity.conflict_rule} and "
+            f"{conflict_rule} is asked for: ask for {identity.conflict_rule} or choose another "
+            "data directory"
         )
 
 

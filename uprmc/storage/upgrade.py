@@ -1,7 +1,8 @@
 """A directory of an older format is rewritten in place before anything is read from it.
 
 Formats 1 and 2 had an entry for each record in ``by-seq``, of version 1, and another one in
-``by-id`` that repeated everything but key and value; format 1 had shorter headers. The work is done
+``by-id`` that repeated everything but key and value; format 1 had shorter headers. Format 3 differs
+only in its identity. The work is done
 in transactions of bounded size. The first one gives the directory the new format, so that older
 versions refuse it, and a mark that says how far it is; the last one removes the mark. Whoever opens
 the directory and finds the mark goes on from there.
@@ -37,6 +38,9 @@ assert _RECORD_1.size == 40
 _SEQNO_1 = slice(22, 30)
 
 _HEADER_1_BYTES = 44
+
+#: From this format on, records and headers are as they are now.
+_SEGMENTS_SINCE = 3
 
 _Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 #: What the mark says: the database that is being rewritten, then its last key that is done.
@@ -89,11 +93,13 @@ def _transaction(
 
 
 def _begin(txn: _Transaction, files: LmdbFiles) -> None:
+    """Give the directory the new format; what was written in format 3 is as it is now."""
     meta = files.databases.meta
     identity = layout.unpack_identity(txn.get(layout.IDENTITY_KEY, db=meta) or b"")
     newest = layout.pack_identity(identity._replace(format_version=layout.FORMAT_VERSION))
     txn.put(layout.IDENTITY_KEY, newest, db=meta)
-    txn.put(layout.UPGRADE_KEY, _BY_SEQ, db=meta, overwrite=False)
+    if identity.format_version < _SEGMENTS_SINCE:
+        txn.put(layout.UPGRADE_KEY, _BY_SEQ, db=meta, overwrite=False)
 
 
 def _go_on(txn: _Transaction, files: LmdbFiles) -> int | None:
