@@ -143,6 +143,7 @@ class Link:
         self._pausing: list[Callable[[], None]] = []
         self._pausing_since = 0.0
         self._closed = False
+        self._stops = ""
         self._checking = False
         self._paid_until = 0.0
         now = self._clock.monotonic()
@@ -480,6 +481,10 @@ class Link:
             else:
                 absent.append(vbucket.id)
                 why = choice.why
+        stops, self._stops = self._stops, ""
+        if stops:
+            self._stop(stops)
+            return
         if absent:
             self._trouble(why if len(absent) == 1 else f"{named(absent)}: {why}")
         self._wake()
@@ -516,8 +521,16 @@ class Link:
             vbucket, target.place, began[0], (newest, held.seqno), through
         )
         self._memory.pop(number, None)
+        self._forget_above(number, through.seqno)
         if lowest is not None and not purged:
             self._tell_branch(vbucket, candidates, max(lowest, through.seqno))
+
+    def _forget_above(self, number: int, seqno: int) -> None:
+        """Forget checkpoints that one of the ends has lost."""
+        records = self._known(number)
+        kept = tuple(record for record in records if record.seqno <= seqno)
+        if kept != records:
+            self._keep(number, kept)
 
     def _candidates(self, number: int, held: Held) -> list[Record]:
         """Return the records that the target still has, the most advanced first."""
@@ -573,9 +586,8 @@ class Link:
         self.branches.append(fields)
         self._world.on_event("xdcr_branch", dict(fields))
         if self.spec.settings.on_branch == STOP:
-            self._stop(
-                f"vBucket {vbucket.id}: changes {agreed + 1} to {sent} were sent and are lost"
-            )
+            text = f"vBucket {vbucket.id}: changes {agreed + 1} to {sent} were sent and are lost"
+            self._stops = self._stops or text
 
     # --- dropping -------------------------------------------------------------------------------
 
@@ -815,11 +827,14 @@ class Link:
         self.counters.failed_checkpoints += failed
 
     def _write(self, number: int, record: Record) -> None:
-        self.records[number] = checkpoint.added(self._known(number), record)
+        self._keep(number, checkpoint.added(self._known(number), record))
+        self._report(number, record)
+
+    def _keep(self, number: int, records: Records) -> None:
+        self.records[number] = records
         self._bucket.flusher.keep_local(
             self._document(number), lambda: checkpoint.encode(self.records.get(number, ()))
         )
-        self._report(number, record)
 
     def _report(self, number: int, record: Record) -> None:
         if self._reading is None or number not in self._bucket.active:

@@ -78,7 +78,7 @@ class Windows:
         self._next = 0
         self._bytes = 0
         self._groups: dict[int, list[Item] | Window] = {}
-        self._grouped: set[Item] = set()
+        self._grouped: dict[Item, int] = {}  # the newest group that an item was sent in
         self._group = 0
         self._again: dict[Item, None] = {}
         self._backoff = Backoff(PAUSE_MIN_S, PAUSE_MAX_S)
@@ -137,7 +137,7 @@ class Windows:
     def _fence(self, group: list[Item] | Window, out: list[bytes]) -> int:
         self._group = (self._group + 1) % OPAQUES
         if isinstance(group, list):
-            self._grouped.update(group)
+            self._grouped.update(dict.fromkeys(group, self._group))
         self._groups[self._group] = group
         frame = encode_request(Opcode.NOOP, opaque=self._group)
         out.append(frame)
@@ -153,12 +153,16 @@ class Windows:
         if isinstance(found, Window):
             self._settle_one(found)
             return True
-        self._grouped.difference_update(found)
-        left = [each for each in found if each not in self._again]
+        left = [
+            item
+            for item in found
+            if self._grouped.get(item) == group and item not in self._again
+        ]
         if len(left) == len(found):
             self._backoff.good()
-        for window, _ in left:
-            self._settle_one(window)
+        for item in left:
+            del self._grouped[item]
+            self._settle_one(item[0])
         return True
 
     def find(self, opaque: int) -> Item | None:
