@@ -196,6 +196,10 @@ LEASE_READER = Handshake(
 REGISTRAR = Handshake(asks=(WATERMARKS,))
 
 
+#: A link to another cluster, which reads this node in the same process. Strict.
+LINK = Handshake(asks=(EXPIRATIONS, MARKERS, WATERMARKS, ORIGINS))
+
+
 # --- what is answered -----------------------------------------------------------------------------
 
 

@@ -13,10 +13,12 @@ from uprmc.protocol.management import (
     GET_META_DATATYPE_REPLY_EXTRAS,
     GET_META_REPLY_EXTRAS,
     WITH_META_EXTRAS,
+    WITH_META_NMETA_EXTRAS,
     WITH_META_OPTIONS_EXTRAS,
+    WITH_META_OPTIONS_NMETA_EXTRAS,
     WithMetaOption,
 )
-from uprmc.protocol.opcodes import MAGIC_REQUEST, Opcode
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, Opcode
 
 
 def _behind_header(extras: struct.Struct) -> struct.Struct:
@@ -25,11 +27,20 @@ def _behind_header(extras: struct.Struct) -> struct.Struct:
 
 #: Header and extras in one piece.
 WITH_META_FRAME = _behind_header(WITH_META_EXTRAS)
-_OPTIONS_FRAME = _behind_header(WITH_META_OPTIONS_EXTRAS)
+_NMETA_FRAME = _behind_header(WITH_META_NMETA_EXTRAS)
+
+#: The forms of a deletion: whether it is an expiration, and whether it has an origin.
+_LAYOUTS = {
+    (False, False): WITH_META_FRAME,
+    (True, False): _behind_header(WITH_META_OPTIONS_EXTRAS),
+    (False, True): _NMETA_FRAME,
+    (True, True): _behind_header(WITH_META_OPTIONS_NMETA_EXTRAS),
+}
 
 _pack = WITH_META_FRAME.pack
 _EXTRAS_BYTES = WITH_META_EXTRAS.size
-_OPTIONS_BYTES = _OPTIONS_FRAME.size - WITH_META_FRAME.size
+_pack_nmeta = _NMETA_FRAME.pack
+_NMETA_BYTES = WITH_META_NMETA_EXTRAS.size
 _SET, _DELETE = int(Opcode.SETQ_WITH_META), int(Opcode.DELQ_WITH_META)
 _IS_EXPIRATION = int(WithMetaOption.IS_EXPIRATION)
 
@@ -41,6 +52,7 @@ def set_frame(
     key_length: int,
     meta: tuple[int, int, int, int],
     datatype: int,
+    origin: bytes = b"",
 ) -> bytes:
     """Return the quiet request to store a document.
 
@@ -51,7 +63,16 @@ def set_frame(
         key_length: of the key.
         meta: flags, expiry, revision and CAS.
         datatype: of the value.
+        origin: as extended metadata; empty = the target does not know any.
     """
+    if origin:
+        size = _NMETA_BYTES + len(rest) + len(origin)
+        head = _pack_nmeta(
+            *(MAGIC_REQUEST, _SET, key_length, _NMETA_BYTES, datatype, vbucket, size, opaque, 0),
+            *meta,
+            len(origin),
+        )
+        return head + rest + origin
     size = _EXTRAS_BYTES + len(rest)
     head = _pack(
         MAGIC_REQUEST, _SET, key_length, _EXTRAS_BYTES, datatype, vbucket, size, opaque, 0, *meta
@@ -60,20 +81,31 @@ def set_frame(
 
 
 def delete_frame(
-    vbucket: int, opaque: int, key: bytes, rev: int, cas: int, *, expired: bool
+    vbucket: int,
+    opaque: int,
+    key: bytes,
+    meta: tuple[int, int],
+    origin: bytes = b"",
+    *,
+    expired: bool,
 ) -> bytes:
-    """Return the quiet request to store a tombstone; only nodes like ours know of expirations."""
-    size = _EXTRAS_BYTES + len(key)
-    if not expired:
-        return _pack(
-            *(MAGIC_REQUEST, _DELETE, len(key), _EXTRAS_BYTES, 0, vbucket, size, opaque, 0),
-            *(0, 0, rev, cas),
-        ) + key  # fmt: skip
-    extras, size = _EXTRAS_BYTES + _OPTIONS_BYTES, size + _OPTIONS_BYTES
-    return _OPTIONS_FRAME.pack(
+    """Return the quiet request to store a tombstone.
+
+    Args:
+        vbucket, opaque, key, origin: as for `set_frame`.
+        meta: revision and CAS.
+        expired: it is an expiration, and the target knows these.
+    """
+    options = (_IS_EXPIRATION,) if expired else ()
+    tail = (len(origin),) if origin else ()
+    layout = _LAYOUTS[expired, bool(origin)]
+    extras = layout.size - HEADER_BYTES
+    size = extras + len(key) + len(origin)
+    head = layout.pack(
         *(MAGIC_REQUEST, _DELETE, len(key), extras, 0, vbucket, size, opaque, 0),
-        *(0, 0, rev, cas, _IS_EXPIRATION),
-    ) + key  # fmt: skip
+        *(0, 0, *meta, *options, *tail),
+    )
+    return head + key + origin
 
 
 def look_up_frame(vbucket: int, opaque: int, key: bytes) -> bytes:

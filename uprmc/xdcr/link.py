@@ -24,9 +24,11 @@ from uprmc.consume.retry import Backoff
 from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, RollbackRequired, TemporaryFailure
+from uprmc.model import SEQNO_MAX
 from uprmc.places import of_cluster_map
 from uprmc.ports import Dial, Dialled, Session
 from uprmc.protocol.opcodes import HEADER_BYTES, Feature, Opcode, Status, status_text
+from uprmc.rollback import ends_of_branches
 from uprmc.upr.hub import Hub
 from uprmc.xdcr import checkpoint
 from uprmc.xdcr.checkpoint import Record, Records
@@ -417,7 +419,6 @@ class Link:
             for place in of_cluster_map(target.map.servers, target.place):
                 if place not in self._nodes and len(self._nodes) < NODES_MAX:
                     self._nodes[place] = Node(place)
-        self._rules.tells_expirations = Feature.TERMS in target.granted
         self._place()
 
     def failed(self, target: Target, why: str, *, final: bool) -> None:
@@ -517,9 +518,12 @@ class Link:
             return
         newest = held.log[0].uuid if held.log else 0
         through = NOWHERE if record is None else position_of(record)
-        self.shipments[number] = Shipment(
+        shipment = self.shipments[number] = Shipment(
             vbucket, target.place, began[0], (newest, held.seqno), through
         )
+        shipment.tells_origins = Feature.ORIGINS in target.granted
+        shipment.tells_expirations = Feature.TERMS in target.granted
+        shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
         self._memory.pop(number, None)
         self._forget_above(number, through.seqno)
         if lowest is not None and not purged:

@@ -37,8 +37,6 @@ from uprmc.upr.produce.producer import Producer
 #: Before the link's name in names of producers and of watermark rows.
 PREFIX = b"xdcr:"
 
-_WANTED = (features.EXPIRATIONS, features.MARKERS, features.WATERMARKS)
-_HANDSHAKE = features.Handshake(asks=_WANTED)
 _XDCR = kind_number("xdcr")
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _GONE = frozenset((Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION))
@@ -91,7 +89,7 @@ class Reading:
         """
         if not hub.bucket.traffic:
             raise TemporaryFailure("warming up")
-        opening = _HANDSHAKE.open(PREFIX + name)
+        opening = features.LINK.open(PREFIX + name)
         (_, flags) = OPEN_EXTRAS.unpack(opening.extras)
         self.closed = ""
         self.streams: dict[int, StreamState] = {}
@@ -103,7 +101,7 @@ class Reading:
         self._producer = Producer(
             hub, request, flags, self._stirred, datatypes=int(DataType.JSON), modern=True
         )
-        for control in _HANDSHAKE.controls():
+        for control in features.LINK.controls():
             self._handle(control.opcode, key=control.key, value=control.value)
 
     def _stirred(self) -> None:

@@ -43,6 +43,9 @@ class Shipment:
         target_uuid: the target's newest history when it began; 0 = it tells none.
         target_seqno: the target's high seqno as of the last checkpoint.
         through: everything up to here has arrived.
+        theirs: histories of the target, each with its last seqno: what was first accepted there
+            is not sent back.
+        tells_origins, tells_expirations: whether the target knows these.
         dead: nothing of it counts any more.
     """
 
@@ -53,6 +56,9 @@ class Shipment:
         "stream",
         "target_seqno",
         "target_uuid",
+        "tells_expirations",
+        "tells_origins",
+        "theirs",
         "through",
         "vbucket",
     )
@@ -70,6 +76,8 @@ class Shipment:
         self.stream = stream
         self.target_uuid, self.target_seqno = target
         self.through = through
+        self.theirs: dict[int, int] = {}
+        self.tells_origins = self.tells_expirations = False
         self.dead = False
         self._under_way: deque[tuple[Window, Position]] = deque()
 

@@ -2,21 +2,23 @@
 
 This is the hot path of a link. Documents up to a size are sent at once and the target decides
 between the versions; of a larger one the target's metadata is asked for first, which is less to
-send if it loses. Deletions have no body and are always sent at once. An item that is not sent
-counts as done.
+send if it loses. Deletions have no body and are always sent at once. A version that was first
+accepted in the target's own history is not sent back. An item that is not sent counts as done.
 
-Source: systems reference b.2, steps 3 to 6.
+Source: systems reference b.2, steps 3 to 6; b.6.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from uprmc.consume.batch import Batch, deletion_numbers
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
+from uprmc.protocol.origins import ORIGIN_META, ORIGIN_META_BYTES, ORIGIN_META_ID
 from uprmc.protocol.upr import MUTATION_FRAME
 from uprmc.xdcr.counters import Counters
 from uprmc.xdcr.frames import delete_frame, look_up_frame, set_frame
@@ -25,6 +27,8 @@ from uprmc.xdcr.windows import Windows
 
 _unpack = MUTATION_FRAME.unpack_from
 _BODY_AT = MUTATION_FRAME.size
+_unpack_tail = struct.Struct(">LLQ").unpack_from  # body length, opaque and CAS of a header
+_pack_origin, _unpack_origin = ORIGIN_META.pack, ORIGIN_META.unpack
 _EXPIRATION = int(Opcode.UPR_EXPIRATION)
 
 
@@ -64,7 +68,6 @@ class Rules:
         batch_items, batch_bytes: where a batch ends.
         optimistic_bytes: larger values are looked up first.
         deletions, expirations: whether these are sent.
-        tells_expirations: whether the target knows expirations; others get deletions.
     """
 
     pattern: re.Pattern[bytes] | None = None
@@ -73,7 +76,6 @@ class Rules:
     optimistic_bytes: int = 256
     deletions: bool = True
     expirations: bool = True
-    tells_expirations: bool = False
 
 
 def ship(
@@ -95,7 +97,8 @@ def ship(
         part: the items.
     """
     data, batch, first, last, done = part
-    vbucket = shipment.vbucket.id
+    vbucket, theirs = shipment.vbucket.id, shipment.theirs
+    history_of = shipment.stream.history_of
     keys, positions, ends = batch.keys, batch.positions, batch.ends
     pattern, limit, most_bytes = rules.pattern, rules.batch_items, rules.batch_bytes
     sent = 0
@@ -107,21 +110,37 @@ def ship(
             continue
         looked_up = False
         if end:
-            _, _, place, _, _, cas, _, rev, flags, expiry, _, _, _ = _unpack(data, position)
-            rest = data[position + _BODY_AT : end]
-            meta = (flags, expiry, rev, cas)
-            frame = set_frame(vbucket, windows.opaque, rest, len(key), meta, place >> 16 & 0xFF)
-            looked_up = len(rest) - len(key) > rules.optimistic_bytes
+            _, _, place, _, _, cas, seqno, rev, flags, expiry, _, nmeta, _ = _unpack(data, position)
+            origin_at = end
         else:
             expired = data[position + 1] == _EXPIRATION
             if not (rules.expirations if expired else rules.deletions):
                 counters.docs_filtered += 1
                 continue
             extras_at = position + HEADER_BYTES
-            _, rev, _ = deletion_numbers(data[extras_at : extras_at + data[position + 4]])
-            cas = int.from_bytes(data[position + 16 : position + 24], "big")
-            tells = expired and rules.tells_expirations
-            frame = delete_frame(vbucket, windows.opaque, key, rev, cas, expired=tells)
+            origin_at = extras_at + data[position + 4] + len(key)
+            seqno, rev, _ = deletion_numbers(data[extras_at : extras_at + data[position + 4]])
+            size, _, cas = _unpack_tail(data, position + 8)
+            nmeta = extras_at + size - origin_at
+        if nmeta == ORIGIN_META_BYTES:
+            origin = data[origin_at : origin_at + nmeta]
+            _, _, _, uuid, first_seqno = _unpack_origin(origin)
+        else:
+            uuid, first_seqno = history_of(seqno), seqno
+            origin = _pack_origin(1, ORIGIN_META_ID, 16, uuid, seqno)
+        if uuid in theirs and first_seqno <= theirs[uuid]:
+            counters.echoes_stopped += 1
+            continue
+        told = origin if shipment.tells_origins else b""
+        if end:
+            rest = data[position + _BODY_AT : end]
+            meta = (flags, expiry, rev, cas)
+            datatype = place >> 16 & 0xFF
+            frame = set_frame(vbucket, windows.opaque, rest, len(key), meta, datatype, told)
+            looked_up = len(rest) - len(key) > rules.optimistic_bytes
+        else:
+            tells = expired and shipment.tells_expirations
+            frame = delete_frame(vbucket, windows.opaque, key, (rev, cas), told, expired=tells)
         if len(window.frames) >= limit or window.bytes + len(frame) > most_bytes:
             if index > first:
                 shipment.sent(window, batch.seqnos[index - 1], None)

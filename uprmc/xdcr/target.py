@@ -38,7 +38,7 @@ from uprmc.xdcr.windows import LATER, Item, Window, Windows
 
 _AGENT = b"uprmc-xdcr"
 _BUCKET = b"default"
-_FEATURES = (Feature.JSON, Feature.XERROR, Feature.SELECT_BUCKET, Feature.TERMS)
+_FEATURES = (Feature.JSON, Feature.XERROR, Feature.SELECT_BUCKET, Feature.TERMS, Feature.ORIGINS)
 _ITEMS = frozenset({Opcode.SETQ_WITH_META, Opcode.DELQ_WITH_META})
 _MECHANISM = b"PLAIN"
 _REFUSED_LOGIN = (Status.AUTH_ERROR, Status.ACCESS_DENIED)

@@ -154,9 +154,7 @@ class Windows:
             self._settle_one(found)
             return True
         left = [
-            item
-            for item in found
-            if self._grouped.get(item) == group and item not in self._again
+            item for item in found if self._grouped.get(item) == group and item not in self._again
         ]
         if len(left) == len(found):
             self._backoff.good()
