@@ -276,3 +276,16 @@ def test_the_short_way_comes_to_what_the_rules_come_to(
         view.close()
         rig.bucket.vbuckets[0].check()
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("options", [None, 0])
+def test_a_cas_that_is_far_from_the_clock_is_counted(
+    rig: Rig, peer: Peer, options: int | None
+) -> None:
+    now = int(rig.clock.now())
+    for number, seconds in enumerate([-6, -4, 0, 4, 6, 7]):
+        cas = (now + seconds) * 1_000_000_000
+        request = with_meta(SET_META, cas=cas, key=b"k%d" % number, options=options)
+        assert said(peer, request) == OK
+    stats = rig.bucket.stats
+    assert (stats.ops_set_meta, stats.cas_ahead, stats.cas_behind) == (6, 2, 1)

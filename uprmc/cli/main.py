@@ -47,6 +47,7 @@ _VERBS = {
     "tap-adapter": "tap_adapter:tap_adapter",
     "spark": "spark:spark",
     "compact": "compact:compact",
+    "data": "data:data",
     "settings": "settings:settings",
     "demo": "demo:demo",
 }

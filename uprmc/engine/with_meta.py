@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.cas_clock import DRIFT_S
 from uprmc.engine.conflict import incoming_wins, outranks_tombstones
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
@@ -116,6 +117,7 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Dem
     record = build(front, key, cas, flags, value, origin)
     vbucket.adopt(record)
     _count_accepted(bucket.stats, life)
+    _count_drift(bucket.stats, cas, now)
     return record
 
 
@@ -166,6 +168,13 @@ def _count_accepted(stats: Stats, life: int) -> None:
         stats.ops_set_meta += 1
     else:
         stats.ops_del_meta += 1
+
+
+def _count_drift(stats: Stats, cas: int, now: float) -> None:
+    if cas > int(now + DRIFT_S) * _NANOS:
+        stats.cas_ahead += 1
+    elif cas < int(now - DRIFT_S) * _NANOS:
+        stats.cas_behind += 1
 
 
 def _count_lost(stats: Stats, life: int) -> None:

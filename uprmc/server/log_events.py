@@ -41,6 +41,10 @@ EVENTS = {
     ),
     "storage.upgrade_progress": _info("Entries rewritten so far; every 5 seconds."),
     "storage.upgraded": _info("The data directory has the present format: seconds it took."),
+    "storage.new_history": _warn(
+        "The data directory is a copy, or an older state that was put back: the reason, and the "
+        "new uuid of the bucket. Each active vBucket begins a new branch."
+    ),
     "warmup.progress": _info("Warm-up is running: its state, and the keys loaded so far."),
     "node.warmed_up": _info(
         "The node serves clients: keys and values loaded, seconds it took, and whether the last "

@@ -42,7 +42,7 @@ from uprmc.server.slices import LongWork
 from uprmc.server.statistics import Statistics
 from uprmc.server.tap_driver import TapDriver
 from uprmc.server.tls import tls_options
-from uprmc.server.upgrade_log import upgrade_log
+from uprmc.server.upgrade_log import log_new_history, upgrade_log
 from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
 from uprmc.server.xdcr_driver import XdcrDriver
@@ -88,6 +88,8 @@ class Node:
             on_upgrade=upgrade_log(settings.storage.data, self._clock.monotonic),
         )
         identity = store.identity()
+        if store.new_history:
+            log_new_history(settings.storage.data, store.new_history, identity.uuid)
         self.uuid = identity.uuid
         engine = replace(
             settings.engine,

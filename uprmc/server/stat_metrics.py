@@ -181,6 +181,12 @@ _COMMANDS = (
         {"ops_set_meta_res_fail": ("set",), "ops_del_meta_res_fail": ("delete",)},
     ),
     _stats(
+        "with_meta_drift_total",
+        "Accepted versions with metadata whose CAS was more than 5 seconds off the clock.",
+        ("direction",),
+        {"cas_ahead": ("ahead",), "cas_behind": ("behind",)},
+    ),
+    _stats(
         "return_meta_total",
         "RETURN_META commands that stored or deleted a document.",
         ("operation",),

@@ -64,8 +64,8 @@ def run(files: LmdbFiles, progress: Progress) -> None:
     """
     done, total = 0, _entries(files)
     progress(done, total)
-    _transaction(files, _begin)
-    while (count := _transaction(files, _go_on)) is not None:
+    files.write(lambda txn: _begin(txn, files))
+    while (count := files.write(lambda txn: _go_on(txn, files))) is not None:
         done += count
         if done < total:
             progress(done, total)
@@ -76,20 +76,6 @@ def _entries(files: LmdbFiles) -> int:
     with files.env.begin() as txn:
         databases = files.databases
         return sum(txn.stat(each)["entries"] for each in (databases.by_seq, databases.by_id))
-
-
-def _transaction(
-    files: LmdbFiles, work: Callable[[_Transaction, LmdbFiles], int | None]
-) -> int | None:
-    """Do one transaction's work; again with a larger map when that is full."""
-    while True:
-        try:
-            with files.env.begin(write=True) as txn:
-                extent = layout.pack_extent(files.file_bytes())
-                txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
-                return work(txn, files)
-        except lmdb.MapFullError:
-            files.grow()
 
 
 def _begin(txn: _Transaction, files: LmdbFiles) -> None:

@@ -33,7 +33,13 @@ from uprmc.core.native.store import (
     u32_at,
 )
 from uprmc.core.native.table import FRONT_BYTES, tail_of
-from uprmc.core.native.with_meta import EXTRAS_BYTES, NMETA_EXTRAS_BYTES, accept_version
+from uprmc.core.native.with_meta import (
+    DRIFT_S,
+    EXTRAS_BYTES,
+    NANOS,
+    NMETA_EXTRAS_BYTES,
+    accept_version,
+)
 
 HEADER_BYTES: Final[i64] = 24
 #: Longer values become pieces of their own.
@@ -239,6 +245,10 @@ def _serve(
             if cas < 0:
                 break
             served.versions += 1
+            if cas > (now + DRIFT_S) * NANOS:
+                served.ahead += 1
+            elif cas < (now - DRIFT_S) * NANOS:
+                served.behind += 1
             if opcode == SET_WITH_META:
                 writer.write(_ADOPTED_AT if served.with_seqnos else _ADOPTED)
                 writer.write(data[position + 12 : position + 16])

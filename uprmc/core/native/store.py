@@ -100,6 +100,8 @@ class Serving:
         self.sets: i64 = 0
         self.swaps: i64 = 0
         self.versions: i64 = 0
+        self.ahead: i64 = 0
+        self.behind: i64 = 0
 
     def number_of(self, data: bytes, key_at: i64, key_length: i64, mask: i64) -> i64:
         """Return the number of the vBucket that a key chooses."""

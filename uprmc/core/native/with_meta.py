@@ -22,6 +22,8 @@ NMETA_EXTRAS_BYTES: Final[i64] = 26
 
 CAS_AHEAD_MAX_S: Final[i64] = 24 * 3600
 NANOS: Final[i64] = 1_000_000_000
+#: A CAS that is further from the clock is counted.
+DRIFT_S: Final[i64] = 5
 
 
 def accept_version(
