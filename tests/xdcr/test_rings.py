@@ -6,6 +6,7 @@ import pytest
 
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, all_equal, documents, write
+from uprmc.engine.purge_rule import PurgeRule
 from uprmc.server.node import Node
 from uprmc.xdcr.link import Link
 
@@ -57,3 +58,52 @@ def test_writes_of_one_key_at_both_ends_end_with_one_version(centres: DataCentre
     centres.until_same(a, b)
     until_quiet(centres, links)
     assert len(documents(a)) == 20
+
+
+def purge(centres: DataCentres, nodes: list[Node]) -> int:
+    """Drop every deletion that registered clients have seen; return how many."""
+    dropped = 0
+    for node in nodes:
+        for name, link in node.links.by_name.items():
+            if link.shipments:
+                centres.command(node, "checkpoint", name=name)
+        centres.until_on_disk(node)
+        before = sum(node.bucket.flusher.tombstones.of(each).number for each in range(4))
+        told: list[bool] = []
+        for number in range(4):
+            node.bucket.compact(number, PurgeRule(every=True), told.append)
+        centres.loop.until(lambda told=told: len(told) == 4)
+        dropped += before - sum(node.bucket.flusher.tombstones.of(n).number for n in range(4))
+    return dropped
+
+
+@pytest.mark.acceptance("X06")
+@pytest.mark.acceptance("X09")
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_a_purged_deletion_neither_returns_nor_circles(centres: DataCentres, names: str) -> None:
+    nodes, links = ring(centres, names)
+    write(nodes[0], 0, 40)
+    centres.until_same(*nodes)
+    dropped = 0
+    for step in range(5):
+        paused = links[step % len(links)]
+        node = nodes[step % len(nodes)]
+        centres.command(node, "pause", name="west")
+        for number in range(step * 8, step * 8 + 8):
+            delete(nodes[step % 2], b"k%d" % number)
+        for each in nodes:
+            write(each, 1000 + step * 100, 4)  # the newest deletion is never dropped
+        dropped += purge(centres, nodes)
+        centres.command(node, "resume", name="west")
+        assert paused.state == "running"
+        until_quiet(centres, links)
+        dropped += purge(centres, nodes)
+        centres.until_same(*nodes)
+    assert dropped > 40
+    deleted = {b"k%d" % number for number in range(40)}
+    assert not deleted & documents(nodes[0]).keys()
+    before = sent(links)
+    write(nodes[0], 5000, 4)
+    centres.until_same(*nodes)
+    until_quiet(centres, links)
+    assert sent(links) == before + 4 * (len(nodes) - 1)
