@@ -93,6 +93,7 @@ _GRANTED = frozenset(
         Feature.DATATYPE,
         Feature.TERMS,
         Feature.ORIGINS,
+        Feature.CHECKPOINTS,
     }
 )
 

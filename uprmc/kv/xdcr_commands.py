@@ -15,7 +15,7 @@ from uprmc.kv.refusals import REFUSALS
 from uprmc.protocol.opcodes import DataType, Opcode
 
 #: Longest value of a request.
-_VALUE_MAX_BYTES = 65_536
+_VALUE_MAX_BYTES = 1_048_576
 
 
 def xdcr(session: BinaryConversation, request: Request) -> None:

@@ -329,6 +329,7 @@ class Feature(IntEnum):
     # Ours (UPR reference, section 7).
     TERMS = 0x5501
     ORIGINS = 0x5502
+    CHECKPOINTS = 0x5503
 
 
 class DataType(IntFlag):

@@ -254,7 +254,7 @@ class Node:
             timeout_s = self.settings.upr.dial_timeout_s
             return Dialer(reactor, self.connections, self._wake_list, timeout_s, trust)
 
-        driver = XdcrDriver(reactor, self.upr, dialer, self.events.tell)
+        driver = XdcrDriver(reactor, self.upr, self.uuid, dialer, self.events.tell)
         driver.links.is_own = self._is_own
         return driver
 

@@ -17,6 +17,7 @@ from uprmc.server.log import Log, Throttle
 from uprmc.upr.hub import Hub
 from uprmc.xdcr.link import World
 from uprmc.xdcr.links import Links
+from uprmc.xdcr.received import Received
 
 #: How often it is looked what is due.
 TICK_S = 0.1
@@ -40,6 +41,7 @@ class XdcrDriver:
         self,
         reactor: Any,
         hub: Hub,
+        bucket_uuid: int,
         dialer: Callable[[Any], Dial],
         on_event: Callable[[str, dict[str, object]], None],
     ) -> None:
@@ -48,6 +50,7 @@ class XdcrDriver:
         Args:
             reactor: calls when it is time.
             hub: of the node.
+            bucket_uuid: of its data.
             dialer: makes a `Dial` that trusts what `trust_root` returns.
             on_event: see `World`.
         """
@@ -55,7 +58,17 @@ class XdcrDriver:
         self._trouble_log = Throttle(_TROUBLE_LOG_S, self._monotonic)
         self._settings = hub.settings
         self._dialer = dialer
-        world = World(hub, self._dial, reactor.callLater, _password, on_event, self._trouble)
+        received = Received(hub.bucket, lambda why: self._trouble("", why))
+        world = World(
+            hub,
+            bucket_uuid,
+            received,
+            self._dial,
+            reactor.callLater,
+            _password,
+            on_event,
+            self._trouble,
+        )
         self.links = Links(world)
         self._ticker = LoopingCall(self._tick)
         self._ticker.clock = reactor

@@ -35,7 +35,8 @@ class Record(NamedTuple):
         target_uuid: the target's newest history then; 0 = the target has none to tell.
         target_seqno: its high seqno after that.
         created: Unix time.
-        filtered, lost: items that were not sent, and that the target had a newer version of.
+        clean: 1 = the target has missed no deletion of this vBucket, so that what holds for the
+            source up to `seqno` holds for the target.
     """
 
     uuid: int
@@ -45,8 +46,7 @@ class Record(NamedTuple):
     target_uuid: int
     target_seqno: int
     created: int = 0
-    filtered: int = 0
-    lost: int = 0
+    clean: int = 0
 
 
 Records = tuple[Record, ...]

@@ -36,6 +36,7 @@ from uprmc.xdcr.counters import Counters, Errors
 from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins
 from uprmc.xdcr.lag import Lag
 from uprmc.xdcr.reading import PREFIX, Reading, replicated_seqno
+from uprmc.xdcr.received import Received, due, row_of
 from uprmc.xdcr.settings import ACCEPTED, PERSISTED, STOP
 from uprmc.xdcr.shipment import NOWHERE, Position, Shipment, position_of, start_of
 from uprmc.xdcr.shipping import Part, Rules, ship
@@ -72,6 +73,8 @@ class World:
 
     Attributes:
         hub: of the node.
+        bucket_uuid: of the node's data.
+        received: checkpoints that it has as a target.
         dial: returns how to reach nodes, with TLS by the authorities of a file, empty = without.
         later: calls something after so many seconds.
         password: reads a password file.
@@ -80,6 +83,8 @@ class World:
     """
 
     hub: Hub
+    bucket_uuid: int
+    received: Received
     dial: Callable[[str], Dial]
     later: Callable[[float, Callable[[], None]], object]
     password: Callable[[str], str]
@@ -146,6 +151,8 @@ class Link:
         self._pausing_since = 0.0
         self._closed = False
         self._stops = ""
+        self._forwarded = False
+        self._session = f"{world.hub.bucket.entropy.uuid48():012x}"
         self._checking = False
         self._paid_until = 0.0
         now = self._clock.monotonic()
@@ -197,6 +204,11 @@ class Link:
         """Number of seqnos that have not arrived."""
         vbuckets = self._bucket.active.values()
         return sum(max(0, each.high_seqno - self.through(each.id)) for each in vbuckets)
+
+    @property
+    def bucket_uuid(self) -> str:
+        """See `TargetOwner`."""
+        return f"{self._world.bucket_uuid:032x}"
 
     @property
     def lag_seconds(self) -> float:
@@ -260,6 +272,7 @@ class Link:
                 self.write_checkpoint()
             if self._withheld:
                 self._wake()
+            self._pass_on()
         self._measure(now)
 
     def _measure(self, now: float) -> None:
@@ -486,6 +499,9 @@ class Link:
         if stops:
             self._stop(stops)
             return
+        if self._forwarded:
+            self._forwarded = False
+            self.write_checkpoint()  # its own records take the place of those of others
         if absent:
             self._trouble(why if len(absent) == 1 else f"{named(absent)}: {why}")
         self._wake()
@@ -497,6 +513,9 @@ class Link:
         number = vbucket.id
         held = Held() if target.held is None else target.held[number]
         candidates = self._candidates(number, held)
+        forwards = not candidates
+        if forwards:
+            candidates = self._transitive(number, held, target)
         began: list[StreamState] = []
         purged = False
 
@@ -523,11 +542,27 @@ class Link:
         )
         shipment.tells_origins = Feature.ORIGINS in target.granted
         shipment.tells_expirations = Feature.TERMS in target.granted
+        shipment.clean = self._is_clean(vbucket, record, held)
         shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
         self._memory.pop(number, None)
         self._forget_above(number, through.seqno)
-        if lowest is not None and not purged:
+        if record is not None and forwards:
+            self.forwarded_from[number] = record.seqno
+            self._forwarded = True
+        if lowest is not None and not purged and not forwards:
             self._tell_branch(vbucket, candidates, max(lowest, through.seqno))
+
+    def _is_clean(self, vbucket: VBucket, record: Record | None, held: Held) -> bool | None:
+        """Tell whether the target has missed no deletion; ``None`` = not known before a snapshot.
+
+        Deletions that were purged before the link began would be missed by a target that had
+        documents then. Later ones are kept by the link's watermark.
+        """
+        if record is not None:
+            return bool(record.clean)
+        if not held.seqno:
+            return True
+        return None if not vbucket.purge_seqno else False
 
     def _forget_above(self, number: int, seqno: int) -> None:
         """Forget checkpoints that one of the ends has lost."""
@@ -544,6 +579,16 @@ class Link:
         if memory is not None and memory.target_uuid == (held.log[0].uuid if held.log else 0):
             return [memory, *valid]
         return valid
+
+    def _transitive(self, number: int, held: Held, target: Target) -> list[Record]:
+        """Return where others have brought the target, the most advanced place first."""
+        newest = held.log[0].uuid if held.log else 0
+        found = [
+            Record(told.uuid, told.seqno, told.seqno, told.seqno, newest, told.here_seqno)
+            for told in target.records.get(number, ())
+            if told.filter_hash == self.spec.filter_hash
+        ]
+        return sorted(found, key=lambda record: record.seqno, reverse=True)
 
     def _known(self, number: int) -> Records:
         """Return the checkpoints of a vBucket: the node's own, and the one of its watermark row."""
@@ -569,12 +614,10 @@ class Link:
         assert self._reading is not None
         start = start_of(record)
         whole = position_of(record).whole
-        self._reading.report(vbucket.id, whole, record.uuid if whole else 0, self._meta(record))
+        written = [each for each in self._known(vbucket.id) if each.seqno <= record.seqno]
+        meta = checkpoint.encode_one(written[0]) if written else b""
+        self._reading.report(vbucket.id, whole, record.uuid if whole else 0, meta)
         return self._reading.begin(vbucket, start)
-
-    @staticmethod
-    def _meta(record: Record) -> bytes:
-        return checkpoint.encode_one(record) if record.seqno else b""
 
     def _tell_branch(self, vbucket: VBucket, candidates: Iterable[Record], agreed: int) -> None:
         """Say what was sent and is not in the source's history any more."""
@@ -814,6 +857,7 @@ class Link:
         self, place: str, noted: dict[int, Position], held: dict[int, Held] | None
     ) -> None:
         written = failed = 0
+        told: list[dict[str, object]] = []
         for number, position in noted.items():
             shipment = self.shipments.get(number)
             if shipment is None or shipment.place != place:
@@ -825,10 +869,72 @@ class Link:
                 self._drop([shipment], remember=False)  # what it has now is found out first
                 continue
             shipment.target_seqno = theirs.seqno
+            self._may_pass_on(shipment)
+            if position.is_whole and number in self.shipments:
+                told.append(self._full_record(number, shipment, position))
             self._write(number, shipment.record(position, theirs.seqno, int(self._clock.now())))
             written += 1
+        for target in self.targets:
+            if target.place == place and told and Feature.CHECKPOINTS in target.granted:
+                target.tell_records(told)
         self.counters.checkpoints += bool(written)
         self.counters.failed_checkpoints += failed
+
+    def _full_record(
+        self, number: int, shipment: Shipment, position: Position
+    ) -> dict[str, object]:
+        """Return what the target is to remember: it has everything of ours up to a position."""
+        return {
+            "vbucket": number,
+            "source_bucket_uuid": self.bucket_uuid,
+            "via": [],
+            "source_vb_uuid": str(shipment.stream.history_of(position.seqno)),
+            "source_seqno": position.seqno,
+            "filter_hash": self.spec.filter_hash,
+            "link_id": self.spec.id,
+            "session_id": self._session,
+        }
+
+    # --- checkpoints of others ------------------------------------------------------------------
+
+    def _pass_on(self) -> None:
+        """Tell the target checkpoints of others that it has passed, at the end of a snapshot."""
+        received = self._world.received
+        for target in self.targets:
+            if Feature.CHECKPOINTS not in target.granted:
+                continue
+            rows: list[dict[str, object]] = []
+            for shipment in self.shipments.values():
+                if shipment.place == target.place and self._may_pass_on(shipment):
+                    rows += self._rows_for(received, target, shipment)
+            if rows:
+                target.tell_records(rows)
+
+    def _may_pass_on(self, shipment: Shipment) -> bool:
+        """Tell whether what holds for this vBucket up to its position holds for the target, too."""
+        position = shipment.through
+        if not position.is_whole or not position.seqno:
+            return False
+        if shipment.clean is None:  # of the first snapshot no deletion was purged meanwhile
+            shipment.clean = not shipment.vbucket.purge_seqno
+        return shipment.clean
+
+    def _rows_for(
+        self, received: Received, target: Target, shipment: Shipment
+    ) -> list[dict[str, object]]:
+        records = received.valid(shipment.vbucket)
+        if not records:
+            return []
+        upto, mine = shipment.through.seqno, self.bucket_uuid
+        rows = []
+        for record in due(records, upto, self.spec.filter_hash, target.bucket_uuid):
+            if shipment.told.get(record.source) == (record.uuid, record.seqno):
+                continue
+            shipment.told[record.source] = record.uuid, record.seqno
+            row = row_of(record._replace(via=(*record.via, mine)))
+            floor = shipment.vbucket.max_deleted_rev
+            rows.append({**row, "vbucket": shipment.vbucket.id, "rev_floor": floor})
+        return rows
 
     def _write(self, number: int, record: Record) -> None:
         self._keep(number, checkpoint.added(self._known(number), record))
@@ -843,9 +949,9 @@ class Link:
     def _report(self, number: int, record: Record) -> None:
         if self._reading is None or number not in self._bucket.active:
             return
-        whole = position_of(record).whole
+        whole, meta = position_of(record).whole, checkpoint.encode_one(record)
         try:
-            self._reading.report(number, whole, record.uuid if whole else 0, self._meta(record))
+            self._reading.report(number, whole, record.uuid if whole else 0, meta)
         except CommandError as error:
             self._trouble(f"vBucket {number}: its watermark is refused: {error}")
 

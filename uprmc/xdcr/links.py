@@ -9,10 +9,18 @@ Source: contracts, section 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from uprmc.errors import CommandError, InvalidArguments, KeyExists, KeyNotFound, TemporaryFailure
+from uprmc.errors import (
+    CommandError,
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVBucket,
+    TemporaryFailure,
+)
 from uprmc.xdcr import spec as specs
 from uprmc.xdcr.link import Link, World
 from uprmc.xdcr.settings import LinkSettings
@@ -40,6 +48,7 @@ class Links:
         self.is_own: Callable[[str], bool] = lambda _place: False
         self._world = world
         self._bucket = world.hub.bucket
+        self.received = world.received
         self._verbs: dict[str, Callable[[Mapping[str, Any], Answered], None]] = {
             "create": self._create,
             "list": self._list,
@@ -50,12 +59,15 @@ class Links:
             "delete": self._delete,
             "checkpoint": self._checkpoint,
             "checkpoints": self._checkpoints,
+            "record": self._record,
+            "records": self._records,
         }
 
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Go on with the links that the node had; call it once, after warm-up."""
+        self.received.load()
         try:
             found = specs.decode(self._bucket.store.local(specs.NAME))
         except ValueError as error:
@@ -130,7 +142,8 @@ class Links:
 
     def _set(self, given: Mapping[str, Any], answered: Answered) -> None:
         link = self._find(given)
-        link.change(replace(link.spec, settings=link.spec.settings.changed(_settings_of(given))))
+        now = f"{self._bucket.entropy.uuid48():012x}"
+        link.change(specs.with_settings(link.spec, _settings_of(given), now))
         self._save(lambda: answered(status_of(link)["settings"]))
 
     def _delete(self, given: Mapping[str, Any], answered: Answered) -> None:
@@ -151,7 +164,27 @@ class Links:
 
     def _checkpoints(self, given: Mapping[str, Any], answered: Answered) -> None:
         links = [self._find(given)] if given.get("name") else list(self.by_name.values())
-        answered({"own": [row for link in links for row in checkpoints_of(link)]})
+        told = self.received.shown()
+        answered(
+            {
+                "own": [row for link in links for row in checkpoints_of(link)],
+                "received": [row for row in told if not row["via"]],
+                "transitive": [row for row in told if row["via"]],
+            }
+        )
+
+    def _record(self, given: Mapping[str, Any], answered: Answered) -> None:
+        """Keep what a link of another node tells about itself, or passes on."""
+        rows = given.get("records")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InvalidArguments("the records are no list of JSON objects")
+        for row in rows:
+            with suppress(NotMyVBucket):  # it moves; its new node is told with the next checkpoint
+                self.received.tell(row)
+        answered(len(rows))
+
+    def _records(self, given: Mapping[str, Any], answered: Answered) -> None:
+        answered(self.received.of_source(str(given.get("source", ""))))
 
     def _save(self, done: Callable[[], None]) -> None:
         """Write down the links; `done` is called when that is on disk, or cannot be for now."""

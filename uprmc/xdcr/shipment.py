@@ -25,6 +25,11 @@ class Position(NamedTuple):
     snapshot: SnapshotRange
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it is the end of a snapshot."""
+        return self.seqno == self.snapshot.end
+
+    @property
     def whole(self) -> int:
         """The last seqno at which the snapshot, or the one before it, was complete."""
         return self.seqno if self.seqno == self.snapshot.end else self.snapshot.start
@@ -46,11 +51,14 @@ class Shipment:
         theirs: histories of the target, each with its last seqno: what was first accepted there
             is not sent back.
         tells_origins, tells_expirations: whether the target knows these.
+        clean: whether the target misses no deletion; ``None`` = the first snapshot will tell.
+        told: by source, the newest record that was passed on.
         dead: nothing of it counts any more.
     """
 
     __slots__ = (
         "_under_way",
+        "clean",
         "dead",
         "place",
         "stream",
@@ -60,6 +68,7 @@ class Shipment:
         "tells_origins",
         "theirs",
         "through",
+        "told",
         "vbucket",
     )
 
@@ -78,6 +87,8 @@ class Shipment:
         self.through = through
         self.theirs: dict[int, int] = {}
         self.tells_origins = self.tells_expirations = False
+        self.clean: bool | None = None
+        self.told: dict[str, tuple[int, int]] = {}
         self.dead = False
         self._under_way: deque[tuple[Window, Position]] = deque()
 
@@ -113,7 +124,14 @@ class Shipment:
         seqno, snapshot = position
         uuid = self.stream.history_of(seqno)
         return Record(
-            uuid, seqno, snapshot.start, snapshot.end, self.target_uuid, target_seqno, created
+            uuid,
+            seqno,
+            snapshot.start,
+            snapshot.end,
+            self.target_uuid,
+            target_seqno,
+            created,
+            int(self.clean or False),
         )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from typing import Any
 
 from uprmc import places
@@ -38,6 +39,8 @@ class LinkSpec:
         settings: see there.
         tls_ca: PEM file of whom to trust; empty = no TLS.
         user, password_file: who to log in as, and where the password is read from; empty = nobody.
+        mixed: names the time since a filter of deletions or expirations was changed; what arrived
+            before it went through another one.
         paused: nothing is sent until it is resumed.
     """
 
@@ -49,12 +52,22 @@ class LinkSpec:
     tls_ca: str = ""
     user: str = ""
     password_file: str = ""
+    mixed: str = ""
     paused: bool = False
 
     @property
     def places(self) -> tuple[str, ...]:
         """The nodes that were named."""
         return places.several(self.to)
+
+    @property
+    def filter_hash(self) -> str:
+        """Identifies what the link leaves out; links that leave nothing out have the same one."""
+        settings = self.settings
+        if not (self.filter_key or settings.filter_deletions or settings.filter_expirations):
+            return self.mixed
+        parts = (self.filter_key, settings.filter_deletions, settings.filter_expirations)
+        return sha256(json.dumps([*parts, self.mixed]).encode()).hexdigest()[:32]
 
     def pattern(self) -> re.Pattern[bytes] | None:
         """Return the filter, ``None`` if there is none."""
@@ -83,6 +96,22 @@ def checked(spec: LinkSpec) -> LinkSpec:
             f"the filter {spec.filter_key!r} is no regular expression: {error}"
         ) from None
     return spec
+
+
+def with_settings(spec: LinkSpec, changes: Mapping[str, object], now: str) -> LinkSpec:
+    """Return a link with other settings; raises `InvalidArguments`.
+
+    Args:
+        spec: the link.
+        changes: by name, as people write them.
+        now: an id that names this moment.
+    """
+    settings = spec.settings.changed(changes)
+    filters = [
+        (each.filter_deletions, each.filter_expirations) for each in (spec.settings, settings)
+    ]
+    mixed = now if filters[0] != filters[1] else spec.mixed
+    return replace(spec, settings=settings, mixed=mixed)
 
 
 def encode(specs: Iterable[LinkSpec]) -> bytes | None:
@@ -121,4 +150,4 @@ def _spec(row: Mapping[str, Any]) -> LinkSpec:
     return checked(LinkSpec(**texts, settings=settings, paused=bool(row["paused"])))
 
 
-_TEXTS = ("name", "id", "to", "filter_key", "tls_ca", "user", "password_file")
+_TEXTS = ("name", "id", "to", "filter_key", "tls_ca", "user", "password_file", "mixed")

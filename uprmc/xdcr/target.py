@@ -12,15 +12,16 @@ Source: UPR reference, section 6; systems reference b.2, b.4.
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
 from uprmc.consume.conversation import Questions, Silence
 from uprmc.consume.history import read_log
-from uprmc.errors import ProtocolError
+from uprmc.errors import InvalidArguments, ProtocolError
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.ports import Clock, Session
 from uprmc.protocol.binary import decode_hello, encode_hello
@@ -34,11 +35,19 @@ from uprmc.protocol.management import (
 from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.upr import decode_term
 from uprmc.xdcr.frames import Meta, read_meta
+from uprmc.xdcr.received import Told, told_of
 from uprmc.xdcr.windows import LATER, Item, Window, Windows
 
 _AGENT = b"uprmc-xdcr"
 _BUCKET = b"default"
-_FEATURES = (Feature.JSON, Feature.XERROR, Feature.SELECT_BUCKET, Feature.TERMS, Feature.ORIGINS)
+_FEATURES = (
+    Feature.JSON,
+    Feature.XERROR,
+    Feature.SELECT_BUCKET,
+    Feature.TERMS,
+    Feature.ORIGINS,
+    Feature.CHECKPOINTS,
+)
 _ITEMS = frozenset({Opcode.SETQ_WITH_META, Opcode.DELQ_WITH_META})
 _MECHANISM = b"PLAIN"
 _REFUSED_LOGIN = (Status.AUTH_ERROR, Status.ACCESS_DENIED)
@@ -46,6 +55,9 @@ _REFUSED_LOGIN = (Status.AUTH_ERROR, Status.ACCESS_DENIED)
 #: A node that says nothing for this long, although it is asked, is given up.
 SILENCE_S = 30.0
 _ASK_S = 10.0
+
+#: Records in one request.
+_RECORDS_AT_ONCE = 100
 
 Answered = Callable[[ResponseFrame], None]
 
@@ -67,6 +79,10 @@ class Login(NamedTuple):
 
 class TargetOwner(Protocol):
     """The link that a connection belongs to."""
+
+    @property
+    def bucket_uuid(self) -> str:
+        """Of our own data, 32 hex digits."""
 
     def surveyed(self, target: Target) -> None:
         """Take note that the node has told what it has."""
@@ -104,6 +120,8 @@ class Target:
         windows: what is under way.
         ready: whether it has told what it has.
         map: its cluster map, ``None`` = it tells none.
+        bucket_uuid: of its data, 32 hex digits; empty = it tells none.
+        records: checkpoints of our source that it has, by vBucket.
         held: its active vBuckets; ``None`` = it does not say which.
         granted: features that it has granted.
     """
@@ -124,6 +142,8 @@ class Target:
         self.closing = self.ready = False
         self.map: ClusterMap | None = None
         self.held: dict[int, Held] | None = {}
+        self.bucket_uuid = ""
+        self.records: dict[int, list[Told]] = {}
         self.granted: tuple[int, ...] = ()
         self.windows = Windows(owner.settled)
         self.wake = wake
@@ -174,14 +194,34 @@ class Target:
         """Ask what the node has; `TargetOwner.surveyed` is called when it has told."""
         self.ready = False
         self._ask(Opcode.GET_CLUSTER_CONFIG, self._mapped)
+        if Feature.CHECKPOINTS in self.granted:
+            asked = json.dumps({"source": self._owner.bucket_uuid}).encode()
+            self._ask(Opcode.XDCR, self._recorded, key=b"records", value=asked)
         self.ask_seqnos(self._surveyed)
 
     def _mapped(self, reply: ResponseFrame) -> None:
         if reply.status == Status.SUCCESS:
             try:
                 self.map = parsed_map(reply.value)
+                self.bucket_uuid = str(json.loads(reply.value).get("uuid", ""))[:64]
             except ValueError:
                 self.map = None  # an operator may set any JSON object as one
+
+    def _recorded(self, reply: ResponseFrame) -> None:
+        self.records = {}
+        if reply.status:
+            return
+        try:
+            for row in json.loads(reply.value):
+                self.records.setdefault(int(row["vbucket"]), []).append(told_of(row))
+        except (ValueError, TypeError, KeyError, InvalidArguments):
+            self.records = {}
+
+    def tell_records(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Tell the node checkpoints that it is to keep."""
+        for begin in range(0, len(rows), _RECORDS_AT_ONCE):
+            value = json.dumps({"records": rows[begin : begin + _RECORDS_AT_ONCE]}).encode()
+            self._ask(Opcode.XDCR, lambda _: None, key=b"record", value=value)
 
     def _surveyed(self, held: dict[int, Held] | None) -> None:
         self.held = held
