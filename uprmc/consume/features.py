@@ -189,6 +189,7 @@ LEASE_READER = Handshake(
         Feature.MUTATION_SEQNO,
         Feature.SELECT_BUCKET,
         Feature.TERMS,
+        Feature.ORIGINS,
     ),
 )
 
@@ -220,15 +221,20 @@ def granted(asked: Iterable[RequestFrame], answers: Iterable[HasStatus]) -> set[
     }
 
 
-def tells_terms(status: int, value: bytes) -> bool:
-    """Return whether the answer to HELLO says that the node tells terms of vBuckets.
+def grants(feature: Feature, status: int, value: bytes) -> bool:
+    """Return whether the answer to HELLO grants a feature.
 
     Old nodes refuse HELLO; what makes no sense grants nothing.
     """
     try:
-        return status == Status.SUCCESS and Feature.TERMS in decode_hello(value)
+        return status == Status.SUCCESS and feature in decode_hello(value)
     except RemoteProtocolError:
         return False
+
+
+def tells_terms(status: int, value: bytes) -> bool:
+    """Return whether the answer to HELLO says that the node tells terms of vBuckets."""
+    return grants(Feature.TERMS, status, value)
 
 
 def is_ours(keys: Iterable[bytes]) -> bool:
