@@ -91,7 +91,7 @@ def _wait_until_equal(active: ServerProcess, replica: ServerProcess) -> None:
     while _seqnos(replica) != wanted:
         if time.monotonic() > deadline:
             raise common.BenchError("the replica does not catch up")
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 # --- catch-up -----------------------------------------------------------------------------------

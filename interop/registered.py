@@ -12,7 +12,7 @@ from typing import Self
 from interop.server_process import Address, ServerProcess
 from interop.wire import DELETE, OK, SET, Wire, frame, store, vbucket_of
 
-UPR_OPEN, UPR_CONTROL, HWT_REPORT = 0x50, 0x5E, 0xED
+UPR_OPEN, UPR_CONTROL, HWT_REPORT, HWT_REPORTS = 0x50, 0x5E, 0xED, 0xDD
 _PRODUCER = 1
 _PORTION = 500
 
@@ -23,15 +23,27 @@ class RegisteredClient:
     Attributes:
         wire: the connection.
         lifetime_s: for how long a report holds; 0 = as long as the server likes.
+        many: whether one frame reports for all vBuckets.
     """
 
-    def __init__(self, address: Address, name: bytes, vbuckets: int, lifetime_s: int = 0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        name: bytes,
+        vbuckets: int,
+        lifetime_s: int = 0,
+        *,
+        many: bool = False,
+    ) -> None:
         self._name = name
+        self.many = many
         self._vbuckets = vbuckets
         self.lifetime_s = lifetime_s
         self.wire = Wire(address, 60.0)
         opened = frame(UPR_OPEN, name, extras=struct.pack(">II", 0, _PRODUCER))
         ask(self.wire, opened, frame(UPR_CONTROL, b"uprmc_hwt", b"true"))
+        if many:
+            ask(self.wire, frame(UPR_CONTROL, b"uprmc_hwt_reports", b"true"))
 
     def __enter__(self) -> Self:
         return self
@@ -41,12 +53,25 @@ class RegisteredClient:
 
     def report(self, seqnos: list[int]) -> None:
         """Say that everything up to these seqnos, one for each vBucket, is durable here."""
+        if self.many:
+            self._report_at_once(seqnos)
+            return
         for start in range(0, self._vbuckets, _PORTION):
             numbers = range(start, min(start + _PORTION, self._vbuckets))
             extras = [struct.pack(">QIBBH", seqnos[at], self.lifetime_s, 0, 0, 0) for at in numbers]
             reports = zip(extras, numbers, strict=True)
             frames = [frame(HWT_REPORT, self._name, extras=e, vbucket=at) for e, at in reports]
             ask(self.wire, *frames)
+
+    def _report_at_once(self, seqnos: list[int]) -> None:
+        rows = b"".join(struct.pack(">HHQQ", at, 0, seqno, 0) for at, seqno in enumerate(seqnos))
+        extras = struct.pack(">IBBH", self.lifetime_s, 0, 0, 0)
+        self.wire.send(frame(HWT_REPORTS, self._name, rows, extras=extras))
+        follows = True
+        while follows:
+            reply = self.wire.reply()
+            assert (reply.status, reply.value) == (OK, b""), reply
+            follows = reply.extras[4:] != bytes(4)
 
 
 def ask(wire: Wire, *frames: bytes) -> None:

@@ -37,6 +37,7 @@ from uprmc.protocol.opcodes import EndReason, Feature, MarkerFlag, OpenFlag, Str
 from uprmc.protocol.shapes import SHAPES
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_BYTES
 from uprmc.protocol.upr_many import STREAM_REQUESTS_MAX_BYTES
+from uprmc.protocol.watermarks_many import REPORTS_MAX_BYTES
 from uprmc.rollback import Held, Position, Rule, check_range, rollback_point
 from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.produce.options import OPTION_NAMES
@@ -208,6 +209,7 @@ def test_fixed_limits_are_told() -> None:
     assert told["name of a connection"] == f"{NAME_MAX_BYTES} bytes, fixed"
     assert told["value of a stream request"] == f"{STREAM_OPTIONS_MAX_BYTES} bytes, fixed"
     assert told["value of STREAM_REQUESTS"] == f"{STREAM_REQUESTS_MAX_BYTES} bytes, fixed"
+    assert told["value of HWT_REPORTS"] == f"{REPORTS_MAX_BYTES} bytes, fixed"
     assert told["cookie"] == f"{COOKIE_MAX_BYTES} bytes, fixed"
 
 

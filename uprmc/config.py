@@ -342,6 +342,13 @@ class UprSettings:
         "current|3.0.0",
         "Rule that judges a consumer's position: the current one, or that of UPR 3.0.0 (2014).",
     )
+    register: str = _setting(
+        "off",
+        "off|connected",
+        "With connected, deletions are kept for each named connection with flow control, as for a "
+        "registered client of kind other: until it has acknowledged them, or until "
+        "`purge.expires_other_s` after it has closed.",
+    )
     add_stream_on_active: bool = _setting(
         False,
         "yes/no",
@@ -555,6 +562,7 @@ _SECTIONS: dict[str, type[Any]] = {
 _CHOICES = {
     "engine.after_unclean_start": ("active", "pending"),
     "engine.conflict_resolution": ("stored", "revision", "timestamp"),
+    "upr.register": ("off", "connected"),
     "upr.rollback_rule": ("current", "3.0.0"),
     "tap.rollback": ("rewind", "restart"),
     "log.level": ("debug", "info", "warn", "error"),

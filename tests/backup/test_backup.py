@@ -329,7 +329,7 @@ def test_deletions_that_were_dropped_make_a_vbucket_complete_again(
     source: ServerProcess, target: ServerProcess, tmp_path: Path
 ) -> None:
     store(source, numbered(200))
-    add(source, tmp_path / "b")
+    add(source, tmp_path / "b", register=False)
     remove(source, *[f"key-{n}".encode() for n in range(100)])
     store(source, numbered(200, prefix="other"))
     compact(source)

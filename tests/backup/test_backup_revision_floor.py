@@ -60,7 +60,7 @@ def test_a_key_purged_before_the_backup_begins_above_its_old_revision_after_the_
 def test_a_deletion_that_is_purged_between_two_backups_counts_too(tmp_path: Path) -> None:
     with start(tmp_path / "source") as source, start(tmp_path / "target") as target:
         store(source, {b"first": b"1"})
-        backup(access_to(source), tmp_path / "backup", engine=HERE, groups=2)
+        backup(access_to(source), tmp_path / "backup", engine=HERE, groups=2, register=False)
         bury(source, b"key")
         backup(access_to(source), tmp_path / "backup", engine=HERE)
         restore(tmp_path / "backup", access_to(target), engine=HERE, dry_run=True)

@@ -11,7 +11,7 @@ import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk.cli_run import uprmc, uprmc_struck
-from tests.bulk.here import changes, numbered, put
+from tests.bulk.here import changes, numbered, put, remove
 from uprmc.cli.main import run
 
 LOCAL = ("--engine", "local", "--parallelism", "1")
@@ -107,3 +107,51 @@ def test_a_backup_that_is_interrupted_does_not_exist_and_the_same_command_makes_
     manifest = json.loads(again.out)
     assert manifest["totals"]["rows"] == 2_000
     assert len(list(directory.rglob("manifest.json"))) == 1
+
+
+# --- registration ---------------------------------------------------------------------------------
+
+
+def rows_of(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> dict[int, dict[str, Any]]:
+    """Return the row of each vBucket, there being one at most."""
+    capsys.readouterr()
+    assert run(["watermarks", "list", "--json", "--node", str(server.upr)]) == 0
+    listed = json.loads(capsys.readouterr().out)["vbuckets"]
+    assert all(len(each["rows"]) <= 1 for each in listed)
+    return {each["vbucket"]: each["rows"][0] for each in listed if each["rows"]}
+
+
+@pytest.mark.acceptance("X29")
+def test_nodes_keep_deletions_until_the_next_increment_has_them_or_the_directory_is_forgotten(
+    fresh_node: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "backup"
+    put(fresh_node, numbered(100))
+    assert verb("backup", directory, *at(fresh_node)) == 0
+    name = json.loads((directory / "repo.json").read_text())["id"]
+    first = rows_of(fresh_node, capsys)
+    assert {(row["id"], row["kind"]) for row in first.values()} == {(name, "backup")}
+    assert len(first) == 64
+    remove(fresh_node, *numbered(100))
+    assert run(["compact", "--wait", "--node", str(fresh_node.upr)]) == 0
+    assert verb("backup", directory, *at(fresh_node), "--incremental") == 0
+    increment = json.loads(next(directory.glob("*/0001-incr/manifest.json")).read_text())
+    assert sum(part["deletes"] for part in increment["vb"].values()) == 100
+    assert not any(part["reset"] for part in increment["vb"].values())
+    second = rows_of(fresh_node, capsys)
+    assert sum(row["watermark"] for row in second.values()) == 200
+    capsys.readouterr()
+    assert verb("backup", "forget", directory, *at(fresh_node), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"id": name, "vbuckets": [*range(64)]}
+    assert rows_of(fresh_node, capsys) == {}
+    assert verb("backup", "forget", directory, *at(fresh_node)) == 0
+    assert capsys.readouterr().out == f"{name}: no node keeps deletions for it\n"
+    assert verb("backup", directory, *at(fresh_node), "--no-register") == 0
+    assert rows_of(fresh_node, capsys) == {}
+
+
+def test_a_directory_that_is_no_backup_cannot_be_forgotten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb("backup", "forget", tmp_path) == 1
+    assert "UPRMC_BACKUP_FOREIGN" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from interop.registered import wait_until
 from interop.server_process import ServerProcess, start_uprmc
 from interop.wire import DELETE, OK, SETQ, Wire, frame, store
 from tests.server.test_dialer import certificate_for
@@ -237,6 +238,31 @@ class ApiContract:
         again = Recorder()
         make(str(shared.upr), again, **options).run(until="now")
         assert again.keys() == names("second", 10)
+
+    @pytest.mark.acceptance("X14")
+    def test_one_whose_state_outlives_it_is_registered_and_has_reported_at_the_end(
+        self, make: MakeApi, shared: ServerProcess, tmp_path: Path
+    ) -> None:
+        write(shared, [b"registered"], 2)
+        options = {"state": tmp_path / "state.db", "total_vbuckets": VBUCKETS}
+        api = make(str(shared.upr), Recorder(), register="index", **options)
+        api.run(until="now")
+        name = api.client.instance.encode()
+        wanted = {
+            b"vb_%d:row_%s:watermark" % (number, name): place.seqno
+            for number, place in api.client.positions().items()
+        }
+        api.close()
+
+        def reported() -> bool:
+            with Wire(shared.upr) as wire:
+                told = wire.statistics(b"watermarks")
+            return all(int(told.get(each, b"-1")) == seqno for each, seqno in wanted.items())
+
+        assert len(wanted) == VBUCKETS
+        wait_until(reported, shared)
+        api = make(str(shared.upr), Recorder(), register=False, **options)
+        assert api.client.instance is None
 
     def test_what_was_reached_is_saved_as_soon_as_nothing_more_comes(
         self, make: MakeApi, shared: ServerProcess, handler: Recorder

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 import pytest
 
@@ -97,9 +99,9 @@ def test_a_state_of_another_number_of_vbuckets_is_refused(path: Path) -> None:
 
 def test_a_layout_of_another_version_is_refused(path: Path) -> None:
     with sqlite3.connect(made(path)) as connection:
-        connection.execute("UPDATE uprmc_state SET version = 4")
+        connection.execute("UPDATE uprmc_state SET version = 6")
     connection.close()
-    assert refusal(path).startswith("its layout has version 4, this program knows 3: use the prog")
+    assert refusal(path).startswith("its layout has version 6, this program knows 5: use the prog")
 
 
 def test_another_applications_database_is_refused(path: Path) -> None:
@@ -494,10 +496,10 @@ def test_a_ring_that_is_trimmed_does_not_make_the_file_grow(path: Path) -> None:
         entries = [(seqno, b"key-%d" % seqno) for seqno in range(first, first + 1000)]
         commit(state, {0: at(first)}, [RingChunk(0, entries)], trims={0: max(0, first - 5000)})
 
-    for first in range(1, 20_000, 1000):
+    for first in range(100_001, 120_000, 1000):
         turn(first)
     (before,) = state._connection.execute("PRAGMA page_count").fetchone()
-    for first in range(20_001, 100_000, 1000):
+    for first in range(120_001, 200_000, 1000):
         turn(first)
     (after,) = state._connection.execute("PRAGMA page_count").fetchone()
     assert after <= before * 1.2
@@ -664,6 +666,7 @@ def test_a_layout_without_terms_is_read_and_gets_them(path: Path) -> None:
     state.close()
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE uprmc_position DROP COLUMN term")
+        connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
         connection.execute("DROP TABLE uprmc_log")
         connection.execute("UPDATE uprmc_state SET version = 1")
     connection.close()
@@ -682,6 +685,7 @@ def make_version_2(path: Path) -> None:
     commit(state, {3: at(7)}, [chunk(3, *range(1, 101))])
     state._fold(RowChanges({}, 1, state._entries), {})
     state._connection.execute("DROP TABLE uprmc_log")
+    state._connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
     state._connection.execute("UPDATE uprmc_state SET version = 2")
     state.close()
 
@@ -704,7 +708,7 @@ def test_a_layout_without_a_log_gets_one_or_stays_as_it_was(path: Path, step: in
     connection = sqlite3.connect(path)
     ((version,),) = connection.execute("SELECT version FROM uprmc_state")
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    assert (version == 3) == ("uprmc_log" in tables)
+    assert (version == 5) == ("uprmc_log" in tables)
     connection.close()
     state = opened(path)
     commit(state, {3: at(101)}, [chunk(3, 101)])
@@ -712,4 +716,51 @@ def test_a_layout_without_a_log_gets_one_or_stays_as_it_was(path: Path, step: in
     state = opened(path)
     assert state.load() == {3: at(101)}
     assert ring_seqnos(state, 3) == list(range(1, 102))
+    state.close()
+
+
+def test_the_id_under_which_a_consumer_is_registered_is_kept(path: Path) -> None:
+    state = opened(path)
+    first = state.instance
+    state.close()
+    state = opened(path)
+    assert state.instance == first
+    assert len(first) == 32
+    state.name_instance("mine")
+    state.close()
+    state = opened(path)
+    assert state.instance == "mine"
+    state.close()
+
+
+def test_a_layout_without_an_id_gets_one(path: Path) -> None:
+    state = opened(path)
+    state._connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
+    state._connection.execute("UPDATE uprmc_state SET version = 3")
+    state.close()
+    state = opened(path)
+    first = state.instance
+    state.close()
+    state = opened(path)
+    assert first
+    assert state.instance == first
+    state.close()
+
+
+def test_commits_of_a_layout_without_compact_columns_are_read(path: Path) -> None:
+    state = opened(path)
+    commit(state, {3: at(7)}, [chunk(3, *range(1, 8))])
+    state.close()
+    moved, entries = struct.pack("<I5Q", 3, 9, 9, 9, 0, 0), struct.pack("<IIQH", 3, 1, 9, 5)
+    body = struct.pack("<4I", 1, 0, 1, 1) + moved + entries + b"key-9"
+    with sqlite3.connect(path) as connection:
+        data = struct.pack("<I", crc32(body)) + body
+        connection.execute("INSERT INTO uprmc_log (data) VALUES (?)", (data,))
+        connection.execute("UPDATE uprmc_state SET version = 4")
+    connection.close()
+    state = opened(path)
+    assert state.load() == {3: at(9)}
+    commit(state, {3: at(11)}, [chunk(3, 10, 11)])
+    assert ring_seqnos(state, 3) == [*range(1, 8), 9, 10, 11]
+    assert state.ring_after(3, 7)[0] == (9, b"key-9")
     state.close()

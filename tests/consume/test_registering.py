@@ -8,6 +8,7 @@ import pytest
 
 from uprmc.consume import features
 from uprmc.consume.registering import Instance, Purged, Registering, kind_number, removal
+from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 
@@ -43,8 +44,11 @@ def begun(one: Registering, vbucket: int = 0, watermark: int = 5) -> None:
 
 
 def test_the_handshake_of_a_registered_consumer_asks_for_watermarks_last() -> None:
-    asked = features.PROGRAM.registering().controls()[-1]
-    assert (asked.key, asked.value) == (b"uprmc_hwt", b"true")
+    asked = features.PROGRAM.registering().controls()[-2:]
+    assert [(each.key, each.value) for each in asked] == [
+        (b"uprmc_hwt", b"true"),
+        (b"uprmc_hwt_reports", b"true"),
+    ]
     assert b"uprmc_hwt" not in features.PROGRAM.asks
 
 
@@ -164,3 +168,74 @@ def test_a_removal_names_the_row_and_nothing_else() -> None:
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="no kind 'x': say other, xdcr"):
         kind_number("x")
+
+
+# --- many vBuckets in one frame -------------------------------------------------------------------
+
+
+def many(*vbuckets: int) -> tuple[Registering, RequestFrame]:
+    one = registering()
+    one.many = True
+    (frame,) = one.register_all(dict.fromkeys(vbuckets, (5, UUID)))
+    return one, frame
+
+
+def answer_to_many(
+    *rows: tuple[int, ...], lifetime_s: int = 60, follows: bool = False
+) -> ResponseFrame:
+    value = b"".join(struct.pack(">HHQQQQ", *row) for row in rows)
+    extras = struct.pack(">II", 60, follows)
+    return ResponseFrame(Opcode.HWT_REPORTS, extras=extras, value=value)
+
+
+def test_many_vbuckets_are_reported_in_one_frame() -> None:
+    _, frame = many(1, 2)
+    assert (frame.opcode, frame.key) == (Opcode.HWT_REPORTS, b"me")
+    assert struct.unpack(">IBBH", frame.extras) == (60, 5, 0, 0)
+    row = struct.Struct(">HHQQ4s")
+    assert list(row.iter_unpack(frame.value)) == [
+        (1, 4, 5, UUID, b"meta"),
+        (2, 4, 5, UUID, b"meta"),
+    ]
+
+
+def test_frames_for_many_vbuckets_are_not_longer_than_a_node_reads() -> None:
+    one = Registering(Instance(b"me", meta=bytes(4096)))
+    one.granted = one.many = True
+    frames = one.register_all(dict.fromkeys(range(100), (5, UUID)))
+    assert sum(len(frame.value) for frame in frames) == 100 * (20 + 4096)
+    assert max(len(frame.value) for frame in frames) <= 131_072
+
+
+def test_all_that_is_not_refused_is_accepted_once_the_rows_are_on_disk() -> None:
+    one, frame = many(1, 2, 3)
+    early = answer_to_many((2, Status.ROLLBACK, 0, 980, 500, 1_400_000_000), follows=True)
+    assert not one.answered(frame, early)
+    assert (one.registered, one.unanswered) == (set(), 1)
+    assert one.purged == {2: Purged(980, 500, 1_400_000_000)}
+    assert one.answered(frame, answer_to_many())
+    assert (one.registered, one.unanswered) == ({1, 3}, 0)
+    assert 2 in one.purged
+
+
+def test_a_node_that_refuses_the_frame_gets_a_frame_for_each_vbucket() -> None:
+    one, frame = many(1, 2)
+    assert one.answered(frame, ResponseFrame(Opcode.HWT_REPORTS, status=Status.UNKNOWN_COMMAND))
+    one.reached(1, 9, UUID)
+    one.reached(2, 9, UUID)
+    assert [told(each) for each in one.due(1.0)] == [(1, 9, UUID), (2, 9, UUID)]
+
+
+def test_a_torn_answer_breaks_the_protocol() -> None:
+    one, frame = many(1, 2)
+    with pytest.raises(RemoteProtocolError):
+        one.answered(frame, ResponseFrame(Opcode.HWT_REPORTS, extras=b"x"))
+    with pytest.raises(RemoteProtocolError):
+        one.answered(frame, ResponseFrame(Opcode.HWT_REPORTS, extras=bytes(8), value=b"x"))
+
+
+def test_why_deletions_are_gone_is_said_in_words() -> None:
+    assert str(Purged(980, 500, 1_400_000_000)) == (
+        "purged up to 980, registered at 500, expired at 2014-05-13T16:53:20Z"
+    )
+    assert str(Purged(980)) == "purged up to 980 (no registration of yours is known)"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uprmc.core.records import DictRecords, Records
+from uprmc.core.records import DictRecords, Records, read_seqnos, seqnos_of
 from uprmc.record import ABSENT, FRONT, FRONT_BYTES, RECORD_VERSION, TAIL
 
 NewRecords = Callable[[], Records]
@@ -190,3 +190,10 @@ def test_one_change_never_moves_more_than_a_segment() -> None:
     assert moved
     assert max(len(segment.slots) for segment in records.segments()) <= table.SEGMENT_SLOTS
     assert max(map(len, records.portions())) <= table.SEGMENT_SLOTS
+
+
+def test_seqnos_are_read_of_many_records_at_once() -> None:
+    seqnos = [1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
+    records = [record(b"k" * n, seqno=seqno) for n, seqno in enumerate(seqnos)]
+    assert seqnos_of(records) == read_seqnos(records) == seqnos
+    assert seqnos_of([]) == []

@@ -66,7 +66,9 @@ def test_the_count_is_what_the_store_has(steps: list[tuple[str, bytes]]) -> None
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["add", "discard", "rewind"]), st.integers(1, 20_000)),
+        st.tuples(
+            st.sampled_from(["add", "discard", "run", "some", "rewind"]), st.integers(1, 20_000)
+        ),
         max_size=80,
     ),
     st.integers(0, 20_000),
@@ -81,6 +83,10 @@ def test_an_index_is_a_set_of_seqnos(steps: list[tuple[str, int]], low: int, hig
         elif what == "discard":
             index.discard(seqno)
             model.pop(seqno, None)
+        elif what in ("run", "some"):
+            gone = range(seqno, seqno + 6_000, 1 if what == "run" else 2_999)
+            index.discard_all(gone)
+            model = {at: size for at, size in model.items() if at not in gone}
         else:
             index.rewind(seqno)
             model = {at: size for at, size in model.items() if at <= seqno}

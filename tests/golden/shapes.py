@@ -104,7 +104,7 @@ d6 16 0 0
 d7 4 any any
 d8 0 1+ 1+
 d9 0 0 1+
-dd 0 1+ any
+d5 0 1+ any
 de 4 0 1+
 df 8 0 1+
 e4 4 0 any
@@ -117,6 +117,7 @@ ea 20 0 0
 eb 12 0 0
 ec 12 0 0
 ed 16|24 1+ any
+dd 8 1+ 1+
 ee 0 any 0
 ef 12 0 any
 f4 8 0 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 from uprmc.columnar.errors import BadRow, Unreachable
@@ -16,6 +17,10 @@ def squared(number: int) -> int:
 
 def process_of(number: int) -> int:
     return os.getpid()
+
+
+def is_imported(module: str) -> bool:
+    return module in sys.modules
 
 
 def attempt_of(number: int) -> int:

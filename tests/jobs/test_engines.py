@@ -48,6 +48,15 @@ def test_processes_stay_for_the_next_work_until_the_engine_is_closed() -> None:
     engine.close()
 
 
+def test_processes_that_were_started_early_have_imported_and_get_the_tasks() -> None:
+    engine = LocalEngine(2)
+    engine.start("tests.jobs.imported_early", "no.such.module")
+    assert engine.run(work.is_imported, ["tests.jobs.imported_early"] * 8) == [True] * 8
+    engine.close()
+    assert engine.run(work.is_imported, ["tests.jobs.imported_early"] * 2) == [False] * 2
+    engine.close()
+
+
 def test_an_idle_process_that_was_killed_is_replaced() -> None:
     engine = LocalEngine(2)
     for process in set(engine.run(work.process_of, range(12))):

@@ -300,6 +300,7 @@ def test_a_set_that_a_tombstone_on_disk_may_refuse_waits_and_keeps_the_order(rig
     )
 
 
+@pytest.mark.acceptance("X02")
 def test_versions_that_come_together_wait_for_one_round_of_reading(rig: Rig) -> None:
     """A restore sends thousands, each of which a tombstone on disk might outrank."""
     peer = Peer(rig)

@@ -50,6 +50,13 @@ def test_the_json_line_holds_the_same() -> None:
     }
 
 
+def test_a_list_is_a_list_in_json() -> None:
+    line = line_of(Sink(format="json"), keys=[b"a", "b"], more=(1, None))
+    assert json.loads(line)["keys"] == ["a", "b"]
+    assert json.loads(line)["more"] == [1, None]
+    assert 'keys=["a", "b"]' in line_of(Sink(), keys=[b"a", "b"])
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -29,6 +29,7 @@ from uprmc.backup.plans import (
     tasks_of,
     utc_now,
 )
+from uprmc.backup.registered import Registered
 from uprmc.backup.repository import (
     Chain,
     Repository,
@@ -65,6 +66,7 @@ def backup(
     lease_s: float = 600,
     dry_run: bool = False,
     rate: float | None = None,
+    register: bool = True,
     progress: Progress | None = None,
 ) -> Manifest:
     """Add a backup to a directory; returns its manifest.
@@ -83,6 +85,7 @@ def backup(
         lease_s: how long a node keeps the moment when it is not renewed any more.
         dry_run: say what would be read, touch nothing.
         rate: rows a second, over all tasks.
+        register: the nodes keep deletions until the next increment has them.
         progress: called after every group.
 
     Raises:
@@ -112,7 +115,7 @@ def backup(
         return _rehearsed(wish, path)
     repository = Repository.made(path)
     with repository.locked():
-        return _Backup(wish, repository, runner, progress or unseen).run()
+        return _Backup(wish, repository, runner, progress or unseen, register=register).run()
 
 
 def _rehearsed(wish: Wish, path: Path) -> Manifest:
@@ -127,10 +130,17 @@ class _Backup:
     """One run, which holds the directory's lock."""
 
     def __init__(
-        self, wish: Wish, repository: Repository, engine: Engine, progress: Progress
+        self,
+        wish: Wish,
+        repository: Repository,
+        engine: Engine,
+        progress: Progress,
+        *,
+        register: bool,
     ) -> None:
         self._wish, self._repository = wish, repository
         self._engine, self._progress = engine, progress
+        self._registered = Registered(wish.access, repository.id) if register else None
 
     def run(self) -> Manifest:
         """Return the manifest of the finished increment."""
@@ -152,6 +162,8 @@ class _Backup:
             path = increment_path(self._repository.path / name, draft.number)
             run = _Run(path, lease.token, draft, {})
             begin_increment(path, {"token": run.token, "draft": draft.to_dict()})
+            if self._registered is not None:
+                self._registered.begin(lease, chain.increments[-1].manifest if chain else None)
             return self._finished(run, lease)
 
     def _resumed(self, chain: Chain | None) -> Manifest | None:
@@ -205,6 +217,8 @@ class _Backup:
         manifest = _manifest(run, told_floors(self._wish.access, lease))
         _remove_strays(run.path, manifest.files)
         finish_increment(run.path, manifest)
+        if self._registered is not None:
+            self._registered.finished(lease, manifest)
         return manifest
 
 

@@ -20,11 +20,40 @@ _EPILOG = """\b
 Examples:
   uprmc backup /backups/users
   uprmc backup /backups/users --full --engine spark
+  uprmc backup forget /backups/users     # the nodes keep no deletions for it any longer
 """
 
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
-@click.command(cls=BulkVerb, epilog=_EPILOG)
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+
+@click.command(cls=BulkVerb)
+@click.argument("directory", type=_DIRECTORY, metavar="DIR")
+@common()
+def forget(shared: Common, directory: Path, **_: Any) -> None:
+    """End the registration of a backup directory: no deletion is kept for it any longer.
+
+    Do this before you delete the directory. Its files stay as they are, and a later backup to it
+    registers again.
+    """
+    with running(**shared.showing, afterwards=_nothing_to_repeat) as run:
+        from uprmc.backup.registered import forget as work
+
+        run.report = work(shared.access(), directory)
+
+
+class BackupVerb(BulkVerb):
+    """``uprmc backup DIR``, and ``uprmc backup forget DIR``."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], *more: Any, **keywords: Any
+    ) -> click.Context:
+        if args[:1] == ["forget"]:
+            return forget.make_context(f"{info_name} forget", args[1:], *more, **keywords)
+        return super().make_context(info_name, args, *more, **keywords)
+
+
+@click.command(cls=BackupVerb, epilog=_EPILOG)
+@click.argument("directory", type=_DIRECTORY, metavar="DIR")
 @click.option("--full", is_flag=True, help="Begin a new chain with a full backup.")
 @click.option(
     "--incremental", is_flag=True, help="Add to the newest chain, or fail if there is none."
@@ -59,6 +88,11 @@ Examples:
     show_default=True,
     help="How long the nodes keep the snapshot if this process dies.",
 )
+@click.option(
+    "--no-register",
+    is_flag=True,
+    help="Do not have the nodes keep deletions until the next backup to DIR.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be read; write nothing.")
 @RATE
 @common()
@@ -71,10 +105,11 @@ def backup(shared: Common, directory: Path, **given: Any) -> None:
         raise BadOption("--full and --incremental contradict each other")
     kind: Kind = "full" if given["full"] else "incremental" if given["incremental"] else "auto"
     with running(**shared.showing, afterwards=_afterwards) as run:
-        from uprmc.backup.backups import backup as work
-
         access = shared.access()
-        with shared.running_engine() as engine:
+        early = () if given["dry_run"] else ("uprmc.backup.group_reading",)
+        with shared.running_engine(*early) as engine:
+            from uprmc.backup.backups import backup as work
+
             run.report = work(
                 access,
                 directory,
@@ -88,8 +123,13 @@ def backup(shared: Common, directory: Path, **given: Any) -> None:
                 lease_s=given["lease_seconds"],
                 dry_run=given["dry_run"],
                 rate=given["rate"],
+                register=not given["no_register"],
                 progress=run.progress,
             )
+
+
+def _nothing_to_repeat(_: Step | None) -> str:
+    return "the same command removes what is left"
 
 
 def _afterwards(step: Step | None) -> str:

@@ -238,9 +238,9 @@ class Common:
         return access_of({**self.access_options(), **others})
 
     @contextmanager
-    def running_engine(self) -> Iterator[Engine]:
-        """Start an engine, and end what it started."""
-        with engine_of(**self.running) as engine:
+    def running_engine(self, *modules: str) -> Iterator[Engine]:
+        """Start an engine, and end what it started; `modules` as for `engine_of`."""
+        with engine_of(*modules, **self.running) as engine:
             yield engine
 
 
@@ -276,6 +276,7 @@ def on_error_of(given: dict[str, Any]) -> OnError:
 
 @contextmanager
 def engine_of(
+    *modules: str,
     engine: str,
     master: str | None,
     remote: str | None,
@@ -283,6 +284,11 @@ def engine_of(
     parallelism: int | None,
 ) -> Iterator[Engine]:
     """Yield the engine that was asked for; a session of Spark's that it started ends with it.
+
+    Args:
+        modules: what local processes import, from now on; without any they start when there is
+            work.
+        engine, master, remote, conf, parallelism: the options.
 
     Raises:
         BadOption: options contradict each other.
@@ -292,7 +298,9 @@ def engine_of(
 
     settings = _settings(engine, master, remote, conf)
     if engine == "local":
-        yield LocalEngine(parallelism or 0)
+        processes = LocalEngine(parallelism or 0)
+        processes.start(*modules)
+        yield processes
         return
     from uprmc.spark.session import session
     from uprmc.spark.spark_engine import SparkEngine

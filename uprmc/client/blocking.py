@@ -26,13 +26,20 @@ from typing import Any, Self
 from uprmc.client.blocking_loop import Loop
 from uprmc.client.core import UprCore
 from uprmc.client.errors import MisuseError, WaitedTooLong
-from uprmc.client.follow import OnRollback
+from uprmc.client.follow import OnPurged, OnRollback
 from uprmc.client.handler import Change, Handler
 from uprmc.client.lease import Lease
 from uprmc.client.metrics import Metrics
 from uprmc.client.options import Start
 from uprmc.client.position import Position
-from uprmc.client.starting import Until, claimed, ends_level, named_options, opened_state
+from uprmc.client.starting import (
+    Registration,
+    Until,
+    claimed,
+    ends_level,
+    named_options,
+    opened_and_registered,
+)
 from uprmc.client.state import StateStore
 
 
@@ -51,6 +58,14 @@ class UprClient:
         connect_timeout_s: an attempt to connect is given up after so long.
         patience_s: `run` raises if no node was ever reached after so long, ``None`` = it waits.
             Once one was reached it dials for ever.
+        register: as which kind of client the nodes keep deletions for this consumer until they are
+            saved here: ``other``, ``xdcr``, ``index``, ``backup``, ``spark``; ``True`` = other;
+            ``False`` = they do not; ``None`` = other if the state outlives the process.
+        instance: the id of this registration, ``None`` = one that the state keeps.
+        register_s: how long it outlives the last report; 0 = as long as the node likes.
+        on_purged: where deletions were purged before they came: ``restart`` from zero, ``fail``, or
+            a function of vBucket, seqno held, and why, that returns one of these words; ``None`` =
+            fail if `on_rollback` does, else restart.
         start, values, on_rollback, ring_items, buffer_bytes, noop_interval_s, poll_s, replicas,
             redial: see `core.Options`.
 
@@ -70,6 +85,10 @@ class UprClient:
         total_vbuckets: int = 1024,
         start: Start = "checkpoint",
         on_rollback: OnRollback = "rewind",
+        on_purged: OnPurged = None,
+        register: str | bool | None = None,
+        instance: str | None = None,
+        register_s: int = 0,
         ring_items: int = 10_000,
         values: bool = True,
         buffer_bytes: int = 8 * 1024 * 1024,
@@ -83,9 +102,15 @@ class UprClient:
     ) -> None:
         self._nodes = [nodes] if isinstance(nodes, str) else list(nodes)
         self._handler = handler
+        registration = Registration(register, instance, register_s)
+        self._state, self._owns_state, known_as = opened_and_registered(
+            state, name, total_vbuckets, registration
+        )
         self._options = named_options(
             name,
             vbuckets,
+            instance=known_as,
+            on_purged=on_purged,
             start=start,
             values=values,
             on_rollback=on_rollback,
@@ -102,7 +127,6 @@ class UprClient:
             "connect_timeout_s": connect_timeout_s,
             "patience_s": patience_s,
         }
-        self._state, self._owns_state = opened_state(state, name, total_vbuckets)
         self._lock = threading.RLock()
         self._ended = threading.Condition(self._lock)
         self._running: Loop | None = None
@@ -125,6 +149,7 @@ class UprClient:
             NodeUnavailable: no node was ever reached.
             ProducerError: a node sends nonsense; what is saved is intact.
             RollbackRefused: a node's history has left ours, and `on_rollback` is ``fail``.
+            DeletionsPurged: deletions were purged before they came, and `on_purged` is ``fail``.
             StateError: the state could not be written.
             WaitedTooLong: `timeout_s` is over.
             Exception: whatever the handler raised.
@@ -257,6 +282,12 @@ class UprClient:
             ClientError: the node does not answer, or refuses.
         """
         return Lease(node or self._nodes[0], vbuckets, lifetime_s, tls=self._tls)
+
+    @property
+    def instance(self) -> str | None:
+        """The id under which it is registered with nodes, ``None`` = it is not."""
+        known_as = self._options.instance
+        return None if known_as is None else known_as.id.decode()
 
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""

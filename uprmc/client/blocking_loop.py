@@ -21,7 +21,7 @@ from uprmc.client.core import UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
 from uprmc.client.keeper import Keeper
 from uprmc.client.node_session import GATHER_GAP_S, NodeSession
-from uprmc.client.starting import check_patience, connection_ended
+from uprmc.client.starting import FAREWELL_S, check_patience, connection_ended
 from uprmc.client.wire import Wire
 
 #: The time is told to the rules so often, when nothing else happens.
@@ -151,6 +151,19 @@ class Loop:
             yield
         with self._lock:
             self._drive(self.core.idle())
+        with contextlib.suppress(ClientError):  # all is saved; it is reported when it runs again
+            self._report_rest()
+
+    def _report_rest(self) -> None:
+        """Tell the nodes what is saved; wait for their answers if they send nothing else."""
+        until = time.monotonic() + FAREWELL_S
+        while time.monotonic() < until:
+            with self._lock:
+                waits = self.core.report_rest()
+                self._look_after(time.monotonic())
+            if not waits or not self.core.completeness.finished:
+                break
+            self._wait_and_read()
 
     def _wait_and_read(self) -> None:
         ready = self._selector.select(0)

@@ -1,9 +1,13 @@
 """One commit as bytes: the positions that moved, the ring entries that came, what may be forgotten.
 
-Little-endian: u32 CRC-32 of all that follows; u32 counts of positions, trims, chunks and entries;
-then columns: vBuckets (u32) and five numbers (u64 each) of the positions; vBuckets and seqnos of
-the trims; vBuckets and lengths (u32 each) of the chunks; seqnos (u64), key lengths (u16) and keys
-of their entries. Columns are written and read in a few calls, however many vBuckets there are.
+Little-endian: u32 CRC-32 of all that follows; u32 counts of positions (with `COMPACT`), trims,
+chunks and entries; then columns as of `ring_chunk`: vBuckets and five numbers of the positions;
+vBuckets and seqnos of the trims; vBuckets and lengths of the chunks; seqnos, key lengths and keys
+of their entries. They are written and read in a few calls, however many vBuckets there are. A
+vBucket at the end of a snapshot whose seqno is below 65,536 takes 4 bytes.
+
+Records without `COMPACT` are of older versions: there vBuckets and lengths of chunks are I, lengths
+of keys H, and all other numbers Q.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from uprmc.client.ring_chunk import ColumnReader, check, column, with_checksum
+from uprmc.client.ring_chunk import COMPACT, ColumnReader, check, packed, with_checksum
 from uprmc.client.ring_columns import RingColumns
 from uprmc.client.state import Saved
 
@@ -40,17 +44,18 @@ class CommitRecord(NamedTuple):
 
 def pack_record(saved: Mapping[int, Saved], trims: Mapping[int, int], ring: RingColumns) -> bytes:
     """Return a commit as bytes; failover logs and terms are left out."""
+    counts = len(trims), len(ring), len(ring.seqnos)
     return with_checksum(
         (
-            _HEAD.pack(0, len(saved), len(trims), len(ring), len(ring.seqnos))[_CRC_BYTES:],
-            column("I", saved),
+            _HEAD.pack(0, COMPACT | len(saved), *counts)[_CRC_BYTES:],
+            packed(saved.keys()),
             *_numbers(saved),
-            column("I", trims),
-            column("Q", trims.values()),
-            column("I", ring.vbuckets),
-            column("I", ring.lengths),
-            column("Q", ring.seqnos),
-            column("H", map(len, ring.keys)),
+            packed(trims.keys()),
+            packed(trims.values()),
+            packed(ring.vbuckets),
+            packed(ring.lengths),
+            packed(ring.seqnos),
+            packed([*map(len, ring.keys)]),
             *ring.keys,
         )
     )
@@ -58,10 +63,16 @@ def pack_record(saved: Mapping[int, Saved], trims: Mapping[int, int], ring: Ring
 
 def _numbers(saved: Mapping[int, Saved]) -> list[bytes]:
     if not saved:
-        return []
+        return [packed(())] * _NUMBERS
     seqnos, snapshots, _, rings_from, purge_seqnos, _ = zip(*saved.values(), strict=True)
     starts, ends = zip(*snapshots, strict=True)
-    return [column("Q", each) for each in (seqnos, starts, ends, rings_from, purge_seqnos)]
+    return [
+        packed(seqnos),
+        packed(starts, seqnos),
+        packed(ends, starts),
+        packed(rings_from),
+        packed(purge_seqnos),
+    ]
 
 
 def unpack_record(data: bytes) -> CommitRecord:
@@ -72,7 +83,8 @@ def unpack_record(data: bytes) -> CommitRecord:
     """
     check(data, "a record")
     _, positions, trims, chunks, entries = _HEAD.unpack_from(data)
-    reader = ColumnReader(data, _HEAD.size)
+    reader = ColumnReader(data, _HEAD.size, compact=positions >= COMPACT)
+    positions &= COMPACT - 1
     moved = reader.column("I", positions)
     columns = [reader.column("Q", positions) for _ in range(_NUMBERS)]
     trimmed = dict(zip(reader.column("I", trims), reader.column("Q", trims), strict=True))

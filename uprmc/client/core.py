@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from uprmc.client.barriers import Barrier, Barriers
@@ -44,6 +43,7 @@ from uprmc.client.route_table import RouteTable
 from uprmc.client.routes import Route
 from uprmc.client.state import StateStore
 from uprmc.consume.batch import Batch
+from uprmc.consume.registering import REPORT_INTERVAL_S, Registering
 from uprmc.consume.stream import StreamState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, StreamFlag
@@ -89,13 +89,13 @@ class UprCore:
         self.writer = PositionWriter(state, handler, options.ring_items)
         self._intake = Intake(handler, self.writer)
         self._routes = self._intake.routes
-        self._follower = Follower(handler, self.writer, options.on_rollback)
+        self._follower = Follower(handler, self.writer, options.on_rollback, options.on_purged)
         self._barriers = Barriers()
         self.failure: ClientError | None = None
         self._collector = PatientCollector()
         self._following: dict[NodeSession, int] = {}
         self._logged: set[str] = set()
-        self._now = self._turned = 0.0
+        self._now = self._turned = self._reported = 0.0
         options.check()
         self._table = RouteTable(self._routes, self.writer, options)
         self.completeness = Completeness(self.nodes, self._table, self._barriers, options)
@@ -115,6 +115,7 @@ class UprCore:
             buffer_bytes=self.options.buffer_bytes,
             noop_interval_s=self.options.noop_interval_s,
             wants_replicas=self.options.replicas,
+            instance=self.options.instance,
         )
         self.nodes.named(place).connected(session, now)
         self._following[session] = 0
@@ -170,12 +171,37 @@ class UprCore:
                 wanted = sorted(disputed & session.active.keys())
                 yield from self._advance(session, self._poll(session, wanted), None)
         yield from self._try_all(sessions, now)
+        if self.options.instance is not None and now - self._reported >= REPORT_INTERVAL_S:
+            self._reported = now
+            self._note_watermarks()
+            for session in sessions:
+                session.report(now)
         for barrier in self._barriers.unsent():
             yield from self._send_barrier(barrier)
 
+    def _note_watermarks(self) -> None:
+        """Have reported what the state has of the vBuckets that are registered."""
+        for registered in self._registered():
+            for vbucket in registered.vbuckets:
+                registered.reached(vbucket, *self._routes[vbucket].place.watermark)
+
+    def report_rest(self) -> bool:
+        """Report all that the state has; return whether an answer is to be waited for."""
+        self._note_watermarks()
+        for session in self.nodes.sessions():
+            session.report_rest()
+        return any(registered.unanswered for registered in self._registered())
+
+    def _registered(self) -> list[Registering]:
+        found = [session.registered for session in self.nodes.sessions()]
+        return [registered for registered in found if registered is not None]
+
     def _open(self, session: NodeSession) -> Task:
-        with _blamed(session):
+        try:
             yield from session.handshake()
+        except ClientError as error:
+            session.error = error
+            raise
         self._polled(session)
         self.nodes.learn(session.servers)
 
@@ -319,8 +345,11 @@ class UprCore:
             self._collector.release()
 
     def _deal_with_batch(self, session: NodeSession, data: bytes) -> Task:
-        with _blamed(session):
+        try:
             events = session.receive(data, self._now)
+        except ClientError as error:
+            session.error = error
+            raise
         batches = self._intake.wanted(events)
         if batches and self.writer.waits_for_handler:
             yield from self.writer.make_durable()
@@ -442,16 +471,6 @@ class UprCore:
     def metrics(self, now: float) -> Metrics:
         """Return what can be told in numbers."""
         return measured(self.nodes, self._routes.values(), self._follower, now)
-
-
-@contextmanager
-def _blamed(session: NodeSession) -> Iterator[None]:
-    """Note on a connection that it is over because of what the node has sent."""
-    try:
-        yield
-    except ClientError as error:
-        session.error = error
-        raise
 
 
 def _closing(session: NodeSession, stream: StreamState) -> Task:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from uprmc.consume.ranges import named
+from uprmc.consume.registering import Purged
 from uprmc.errors import UprmcError
 
 #: An error lists so many reasons.
@@ -117,6 +118,25 @@ class RollbackRefused(ClientError):
         self.held_seqno = held_seqno
         self.seqno = seqno
         self.reason = reason
+
+
+class DeletionsPurged(ClientError):
+    """The node has purged deletions that did not come yet, and the program does not start over.
+
+    Attributes:
+        vbucket: whose.
+        held_seqno: how far we are.
+        purged: how far the node has purged, and what it remembers of our registration.
+    """
+
+    def __init__(self, vbucket: int, held_seqno: int, purged: Purged) -> None:
+        super().__init__(
+            f"vBucket {vbucket}: deletions after seqno {held_seqno}, where you are, are {purged}; "
+            "to continue, everything must come again: allow it with on_purged='restart'"
+        )
+        self.vbucket = vbucket
+        self.held_seqno = held_seqno
+        self.purged = purged
 
 
 class WaitedTooLong(ClientError):

@@ -25,12 +25,13 @@ from functools import partial
 from typing import Any, Literal
 
 from uprmc.client.documents import NotNow, fetch
-from uprmc.client.errors import ProducerError, RollbackRefused
+from uprmc.client.errors import DeletionsPurged, ProducerError, RollbackRefused
 from uprmc.client.handler import Handler
 from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task
 from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
 from uprmc.consume import features
+from uprmc.consume.registering import Purged
 from uprmc.consume.stream import StreamState
 from uprmc.consume.undo import undo
 from uprmc.model import FailoverLog
@@ -43,6 +44,13 @@ RollbackWord = Literal["fail", "rewind", "restart"]
 
 #: Such a word, or a function of vBucket, seqno held, seqno to go to, that returns one.
 OnRollback = RollbackWord | Callable[[int, int, int], RollbackWord]
+
+#: What to do about a vBucket whose deletions were purged before they came: raise, or begin at zero.
+PurgedWord = Literal["fail", "restart"]
+
+#: Such a word, or a function of vBucket, seqno held, and why, that returns one; ``None`` = as
+#: `OnRollback` says.
+OnPurged = PurgedWord | Callable[[int, int, Purged], PurgedWord] | None
 
 _FORMER_WORDS: dict[str, RollbackWord] = {"auto": "rewind", "refuse": "fail"}
 
@@ -63,13 +71,20 @@ class Follower:
         undone: keys that were undone.
     """
 
-    def __init__(self, handler: Handler, writer: PositionWriter, on_rollback: OnRollback) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        writer: PositionWriter,
+        on_rollback: OnRollback,
+        on_purged: OnPurged = None,
+    ) -> None:
         self.rollbacks: dict[int, int] = {}
         self.restarts: dict[int, int] = {}
         self.undone: dict[int, int] = {}
         self._handler = handler
         self._writer = writer
         self._on_rollback = on_rollback
+        self._on_purged = on_purged
         self._returned: set[int] = set()
 
     def follow(
@@ -107,6 +122,7 @@ class Follower:
                 place.vbucket, place.asked(), flags, versions=versions
             )
             opening(stream)
+            session.name_row(place.vbucket, *place.watermark)
             (answer,) = yield Ask([question])
             named = question.options.known_versions
             if answer.status == Status.INVALID_ARGUMENTS and versions and named:
@@ -155,9 +171,12 @@ class Follower:
             (seqno,) = ROLLBACK_VALUE.unpack(answer.value)
         except struct.error:
             raise self._nonsense(session, place, "a torn rollback") from None
-        held = place.seqno
+        held, purged = place.seqno, session.purged(place.vbucket)
         if seqno >= held:
             raise self._nonsense(session, place, f"a rollback to {seqno}, we are at {held}")
+        if purged is not None and not seqno:
+            yield from self._outpaced(place, purged)
+            return
         if place.at_now and place.begin_at is None:  # nothing was handed over that could be undone
             place.stand_at(seqno, (yield from self._log(session, place)))
             return
@@ -166,6 +185,18 @@ class Follower:
             # It knows nothing of the one history we named, perhaps something of an older one.
             seqno = place.agreed((yield from self._log(session, place))) or 0
         yield from self._return_to(session, place, seqno, words)
+
+    def _outpaced(self, place: Place, purged: Purged) -> Task:
+        """Begin at zero, if the program wants to: deletions that it needs are gone."""
+        wish = self._on_purged
+        if callable(wish):
+            wish = wish(place.vbucket, place.seqno, purged)
+        if wish is None:
+            wish = "fail" if self._on_rollback in ("fail", "refuse") else "restart"
+        if wish != "restart":
+            raise DeletionsPurged(place.vbucket, place.seqno, purged)
+        self.rollbacks[place.vbucket] = self.rollbacks.get(place.vbucket, 0) + 1
+        yield from self._start_over(place)
 
     def _return_to(self, session: NodeSession, place: Place, shared: int, words: str) -> Task:
         vbucket, native = place.vbucket, self._handler.native_rollback

@@ -68,7 +68,7 @@ class Intake:
         if self._take_batch is None:
             yield from self._one_by_one(batch)
         else:
-            batch = batch.without({run.stream for run in batch.runs if run.stream.dropped})
+            batch = batch.wanted()
             waited_for = self._take_batch(batch)
             if waited_for is not None:
                 yield waited_for
@@ -103,16 +103,17 @@ class Intake:
     def _took(self, batch: Batch, run: Run) -> None:
         """Note that a run was handed over."""
         route = self.routes[run.stream.vbucket]
-        place, count, end = route.place, run.last - run.first, run.done
+        place, count, begun, end = route.place, run.last - run.first, run.begun, run.done
         route.items += count
-        if run.begun is not None:
-            _, end_seqno, _, purge_seqno = run.begun
-            place.begin(end_seqno, purge_seqno)
         if end is not None:
-            place.complete(end)
+            place.complete(end, begun[3] if begun is not None else 0)
             if end >= route.high_seqno:
                 route.high_seqno, route.level_at = end, self.now
             self._positions.complete(place)
-        elif count:
+            return
+        if begun is not None:
+            _, end_seqno, _, purge_seqno = begun
+            place.begin(end_seqno, purge_seqno)
+        if count:
             place.take(batch.seqnos[run.last - 1])
             self._positions.reached(place)

@@ -31,6 +31,7 @@ from uprmc.consume.conversation import (
     acknowledgement,
     keep_alive_answer,
 )
+from uprmc.consume.registering import Instance, Purged, Registering
 from uprmc.consume.stream import StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, FailoverLog, VBucketState
@@ -60,7 +61,7 @@ _SILENCE_SLACK_S = 2.0
 #: size, if each piece comes this soon after the one before, and for no longer than this in all.
 _GATHER_MAX_BYTES = 1024 * 1024
 GATHER_GAP_S = 0.005
-GATHER_MAX_S = 0.010
+GATHER_MAX_S = 0.020
 
 #: A piece with this many snapshots is probably a part of a burst, whose rest is on its way.
 _BURST_SNAPSHOTS = 32
@@ -129,6 +130,7 @@ class NodeSession:
         has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.
         gathering_until: until when what has come waits for the rest, `None` = nothing does.
         flow: what is acknowledged, if the node has granted that.
+        registered: what is registered with the node, ``None`` = the program does not register.
         silence: of the node.
     """
 
@@ -143,6 +145,7 @@ class NodeSession:
         buffer_bytes: int = 8 * 1024 * 1024,
         noop_interval_s: float = 120.0,
         wants_replicas: bool = False,
+        instance: Instance | None = None,
     ) -> None:
         self.place = place
         self.open = False
@@ -172,6 +175,8 @@ class NodeSession:
         self.silence = Silence()
         self._to_send: list[bytes] = []
         self._starts: list[StreamStart] = []
+        self.registered = None if instance is None else Registering(instance)
+        self._named: dict[int, tuple[int, int]] = {}
         self._ahead: Ahead | None = None
         self._answered = 0
         self.gathering_until: float | None = None
@@ -299,14 +304,21 @@ class NodeSession:
 
         A node that refuses several streams in one frame is asked for each alone from now on.
         """
+        questions = self.decoder.questions
+        many = frame.opcode == Opcode.HWT_REPORTS
         try:
-            found = self.decoder.questions.answered(frame.opcode, frame.opaque)
+            found = (questions.waiting_for if many else questions.answered)(
+                frame.opcode, frame.opaque
+            )
         except RemoteProtocolError as error:
             raise ProducerError(
                 f"the node at {self.place} sent nonsense: {error}. Look at the node's version and "
                 "log, then start again"
             ) from None
         if found is None:
+            return None
+        if isinstance(found, RequestFrame):
+            self._take_report(found, frame)
             return None
         if frame.opcode == Opcode.STREAM_REQUESTS:
             self.granted.discard(features.STREAM_REQUESTS)
@@ -340,10 +352,49 @@ class NodeSession:
 
     def _send_starts(self) -> None:
         """Put all requests for streams that were made up to now into as few frames as possible."""
+        named, self._named = self._named, {}
+        if named and self.registered is not None:
+            self._send_reports(self.registered.register_all(named))
         starts, self._starts = self._starts, []
         for part, value in split_starts(starts):
             opaque = self.decoder.questions.expect(Opcode.STREAM_REQUESTS, part)
             self._to_send.append(encode_stream_requests(opaque, value))
+
+    # --- registration ---------------------------------------------------------------------------
+
+    def name_row(self, vbucket: int, watermark: int, vb_uuid: int) -> None:
+        """Register a vBucket, before its stream is asked for."""
+        if self.registered is not None and self.registered.granted:
+            self._named[vbucket] = watermark, vb_uuid
+
+    def purged(self, vbucket: int) -> Purged | None:
+        """Return why the node can register a vBucket only from zero, ``None`` = that is not so."""
+        return None if self.registered is None else self.registered.purged.get(vbucket)
+
+    def report(self, now: float) -> None:
+        """Send the reports that are due."""
+        if self.registered is not None:
+            self._send_reports(self.registered.due(now))
+
+    def report_rest(self) -> None:
+        """Send all reports that there are: there will be no more."""
+        if self.registered is not None:
+            self._send_reports(self.registered.rest())
+
+    def _send_reports(self, frames: Sequence[RequestFrame]) -> None:
+        for frame in frames:
+            opaque = self.decoder.questions.expect(frame.opcode, frame)
+            self._to_send.append(frame.encode(opaque))
+
+    def _take_report(self, asked: RequestFrame, answer: ResponseFrame) -> None:
+        try:
+            if self.registered is None or self.registered.answered(asked, answer):
+                self.decoder.questions.forget(answer.opaque)
+        except RemoteProtocolError as error:
+            raise ProducerError(
+                f"the node at {self.place} sent nonsense: {error}. Nothing was changed. Look at "
+                "the node's version and log, then start again"
+            ) from None
 
     # --- tasks ----------------------------------------------------------------------------------
 
@@ -354,7 +405,8 @@ class NodeSession:
             OpenRefused: the node does not want us.
         """
         name = self._name.encode()
-        controls = features.PROGRAM.controls(
+        profile = features.PROGRAM if self.registered is None else features.PROGRAM.registering()
+        controls = profile.controls(
             buffer_bytes=self._buffer_bytes, interval_s=self._noop_interval_s
         )
         answers = yield Ask(
@@ -374,7 +426,10 @@ class NodeSession:
         self.grant(features.granted(controls, granted))
         self.knows_terms = features.tells_terms(greeted.status, greeted.value)
         if not self.knows_terms:  # some producers grant every CONTROL
-            self.granted.discard(features.STREAM_REQUESTS)
+            self.granted -= {features.STREAM_REQUESTS, features.WATERMARKS, features.REPORTS}
+        if self.registered is not None:
+            self.registered.granted = features.WATERMARKS in self.granted
+            self.registered.many = features.REPORTS in self.granted
         with suppress(ValueError):  # an operator may set any JSON object as map
             self.map = parsed_map(cluster_map.value)
         self.open = True
@@ -429,6 +484,8 @@ class NodeSession:
         """A vBucket is not there any more, as far as is known."""
         self.active.pop(vbucket, None)
         self.replicas.pop(vbucket, None)
+        if self.registered is not None:
+            self.registered.gone(vbucket)
 
     def high_seqnos(self, state: int) -> Task:
         """Return how far each vBucket is that is in this state, ``{}`` if the node does not say."""

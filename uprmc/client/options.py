@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from uprmc.client.errors import MisuseError
-from uprmc.client.follow import OnRollback
+from uprmc.client.follow import OnPurged, OnRollback
 from uprmc.client.position import Position
+from uprmc.consume.registering import Instance
 from uprmc.model import SEQNO_MAX
 
 Start = Literal["checkpoint", "beginning", "now"] | int | Mapping[int, Position]
@@ -32,6 +33,8 @@ class Options:
         redial: go on when a connection or a stream is lost; without it that is an error.
         values: whether changes carry the documents' values.
         on_rollback: see `follow.OnRollback`.
+        on_purged: see `follow.OnPurged`; it is asked if the consumer registers.
+        instance: as what it is registered with the nodes, ``None`` = not at all.
         ring_items: how many of the newest keys of each vBucket can be undone one by one.
         buffer_bytes: how far a node may be ahead of the handler.
         noop_interval_s: a silent node is given up after twice this and two seconds.
@@ -47,6 +50,8 @@ class Options:
     redial: bool = True
     values: bool = True
     on_rollback: OnRollback = "rewind"
+    on_purged: OnPurged = None
+    instance: Instance | None = None
     ring_items: int = 10_000
     buffer_bytes: int = 8 * 1024 * 1024
     noop_interval_s: float = 120.0

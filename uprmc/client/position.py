@@ -65,18 +65,20 @@ class Place:
         followed: newest history that the handler knows of, 0 = none.
         at_now: nothing came yet, and the program wanted only what is new.
         begin_at: instead of what is new, what comes after this seqno of the newest history.
+        durable: what the state has of it, ``None`` = nothing.
+        stood_at: nothing up to this seqno is wanted.
     """
 
-    __slots__ = ("_chunks", "_entries", "applied", "at_now", "begin_at", "end", "followed",
-                 "inside", "kept", "log", "lost", "purge_seqno", "ring_from", "seqno", "term",
-                 "vbucket",
-                 "whole")  # fmt: skip
+    __slots__ = ("_chunks", "_entries", "applied", "at_now", "begin_at", "durable", "end",
+                 "followed", "inside", "kept", "log", "lost", "purge_seqno", "ring_from", "seqno",
+                 "stood_at", "term", "vbucket", "whole")  # fmt: skip
 
     def __init__(self, vbucket: int) -> None:
         self.vbucket = vbucket
         self.log: FailoverLog = ()
         self.seqno = self.whole = self.end = self.applied = 0
-        self.ring_from = self.purge_seqno = self.term = 0
+        self.ring_from = self.purge_seqno = self.term = self.stood_at = 0
+        self.durable: Saved | None = None
         self.kept = self.inside = self.at_now = False
         self.begin_at: int | None = None
         self.lost: tuple[int, int] | None = None
@@ -94,6 +96,7 @@ class Place:
         place.term = saved.term
         place.applied = max(saved.seqno, ring_end)
         place.kept = True
+        place.durable = saved
         place.followed = saved.log[0].uuid if saved.log else 0
         if ring_entries:
             place._chunks.append((place.applied, ring_entries))
@@ -129,6 +132,15 @@ class Place:
         """The last whole snapshot, as a program may keep it."""
         uuid = next((entry.uuid for entry in self.log if entry.seqno < self.whole), 0)
         return Position(self.whole, uuid)
+
+    @property
+    def watermark(self) -> Position:
+        """The last whole snapshot of which the state says that it is durable."""
+        seqno, log = self.stood_at, self.log
+        if self.durable is not None:
+            seqno, log = self.durable.snapshot.start, self.durable.log
+        uuid = next((entry.uuid for entry in log if entry.seqno < seqno), 0)
+        return Position(seqno, uuid)
 
     @property
     def pieces(self) -> int:
@@ -209,14 +221,15 @@ class Place:
     def start_over(self) -> None:
         """Stand at the beginning; the handler holds nothing."""
         self.went_back(0, (), 0)
-        self.purge_seqno = self.ring_from = self._entries = 0
+        self.purge_seqno = self.ring_from = self._entries = self.stood_at = 0
         self._chunks.clear()
-        self.kept = False
+        self.kept, self.durable = False, None
 
     def stand_at(self, seqno: int, log: FailoverLog) -> None:
         """Stand where the program says, or the node's present is; nothing came before that."""
         self.log = log
         self.seqno = self.whole = self.end = self.applied = self.ring_from = seqno
+        self.stood_at = seqno
 
     # --- going on -------------------------------------------------------------------------------
 
@@ -233,9 +246,11 @@ class Place:
             self.applied = seqno
         self.at_now = False
 
-    def complete(self, end: int) -> None:
-        """The snapshot that ends here was handed over completely."""
+    def complete(self, end: int, purge_seqno: int = 0) -> None:
+        """The snapshot that ends here was handed over completely, and was announced with this."""
         self.seqno = self.whole = self.end = end
+        if purge_seqno > self.purge_seqno:
+            self.purge_seqno = purge_seqno
         if end > self.applied:
             self.applied = end
         self.at_now = False

@@ -82,7 +82,7 @@ class PositionWriter:
         A native handler can return only to an end that it was told: these are written later.
         Returns whether there is anything.
         """
-        batch = batch.without({run.stream for run in batch.runs if run.stream.dropped})
+        batch = batch.wanted()
         places, dirty, keep, native = self.places, self._dirty, self._ring_items, self._native
         seqnos, moved = batch.seqnos, False
         whole: dict[int, int] = {}
@@ -144,8 +144,8 @@ class PositionWriter:
         inside = self._inside
         saved = {vbucket: place.saved(inside=inside) for vbucket, place in dirty.items()}
         self.state.commit(saved, ring, trims, {})
-        for place in dirty.values():
-            place.kept = True
+        for vbucket, place in dirty.items():
+            place.kept, place.durable = True, saved[vbucket]
         self._dirty = {}
 
     # --- going back -----------------------------------------------------------------------------
@@ -170,7 +170,8 @@ class PositionWriter:
         place.go_back(seqno)
         self._dirty.pop(place.vbucket, None)
         if place.kept:
-            self.state.commit({place.vbucket: place.saved(inside=False)}, [], {}, {})
+            place.durable = place.saved(inside=False)
+            self.state.commit({place.vbucket: place.durable}, [], {}, {})
 
     def went_back(
         self, place: Place, seqno: int, log: FailoverLog, put_back: Sequence[tuple[int, bytes]] = ()
@@ -206,7 +207,7 @@ class PositionWriter:
             place.remember(max(entries[-1][0], cut), len(entries), self._ring_items)
         saved = {vbucket: place.saved(inside=self._inside)}
         self.state.commit(saved, chunks, {}, {vbucket: cut})
-        place.kept = True
+        place.kept, place.durable = True, saved[vbucket]
         self._dirty.pop(vbucket, None)
 
     def start_over(self, place: Place) -> None:

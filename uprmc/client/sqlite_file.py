@@ -6,8 +6,9 @@ what is refused. SQLite's words become one line that says what to do.
 Ours carries an application id (offset 68 of the file). `TABLES` are all there is in it; in a user's
 own database they stand beside the user's tables:
 
-- ``uprmc_state``: one row: version of this layout, the consumer's name, how many vBuckets, and a
-  count of commits, by which two processes that use one state notice each other;
+- ``uprmc_state``: one row: version of this layout, the consumer's name, how many vBuckets, a count
+  of commits, by which two processes that use one state notice each other, and the id under which
+  the consumer is registered with nodes;
 - ``uprmc_position``: a `state.Saved` for each vBucket; ``crc`` is over the others, a term of 0 left
   out, `log` 16 bytes for each entry, newest first (uuid, seqno: little-endian u64);
 - ``uprmc_ring``: chunks as `ring_chunk` packs them, with the range of their seqnos;
@@ -15,7 +16,8 @@ own database they stand beside the user's tables:
   than those of the position's row.
 
 u64 numbers are kept as SQLite's signed ones: 2**63 and above are negative. Version 1 of the layout
-had no term, version 2 no log; `UPGRADES` adds them.
+had no term, version 2 no log, version 3 no id; `UPGRADES` adds them. Version 4 had no compact
+columns; those that it wrote are read as they are.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from uprmc.client.state import StateError, StateFull, StateRefused
 #: "UPRm", so that ``file`` and SQLite's tools can tell whose it is.
 APPLICATION_ID = 0x5550526D
 
-VERSION = 3
+VERSION = 5
 
 TABLES = (
     """CREATE TABLE uprmc_state (
         id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL, name TEXT NOT NULL,
-        vbuckets INTEGER NOT NULL, commits INTEGER NOT NULL)""",
+        vbuckets INTEGER NOT NULL, commits INTEGER NOT NULL, instance TEXT)""",
     """CREATE TABLE uprmc_position (
         vbucket INTEGER PRIMARY KEY, seqno INTEGER NOT NULL, snapshot_start INTEGER NOT NULL,
         snapshot_end INTEGER NOT NULL, ring_from INTEGER NOT NULL, purge_seqno INTEGER NOT NULL,
@@ -55,6 +57,11 @@ UPGRADES = {
         "UPDATE uprmc_state SET version = 2",
     ),
     2: (_LOG, "UPDATE uprmc_state SET version = 3"),
+    3: (
+        "ALTER TABLE uprmc_state ADD COLUMN instance TEXT",
+        "UPDATE uprmc_state SET version = 4",
+    ),
+    4: ("UPDATE uprmc_state SET version = 5",),
 }
 
 _MAGIC = b"SQLite format 3\0"

@@ -100,6 +100,7 @@ class SqliteState:
 
     Attributes:
         shared: whether the handler's writes are in the same transactions.
+        instance: the id under which the consumer is registered with nodes.
 
     Args:
         where: path of a file, which is made if need be and locked while it is open; or the
@@ -136,6 +137,7 @@ class SqliteState:
         self._log = _Log()
         self._next_id = 1
         self._commits = 0
+        self.instance = ""
         if isinstance(where, sqlite3.Connection):
             self._place = "in your database"
             self._connection = where
@@ -189,7 +191,8 @@ class SqliteState:
                 for table in TABLES:
                     self._connection.execute(table)
                 self._connection.execute(
-                    "INSERT INTO uprmc_state VALUES (1, ?, ?, ?, 0)", (VERSION, name, vbuckets)
+                    "INSERT INTO uprmc_state VALUES (1, ?, ?, ?, 0, ?)",
+                    (VERSION, name, vbuckets, os.urandom(16).hex()),
                 )
             ((version, owner, count, self._commits),) = self._select(
                 "SELECT version, name, vbuckets, commits FROM uprmc_state"
@@ -198,6 +201,8 @@ class SqliteState:
                 for statement in UPGRADES[version]:
                     self._connection.execute(statement)
                 version += 1
+            if version == VERSION and owner == name:
+                self.instance = self._kept_instance()
         if version != VERSION:
             raise StateRefused(
                 f"state {self._place}: its layout has version {version}, this program knows "
@@ -213,6 +218,20 @@ class SqliteState:
                 f"state {self._place}: it is of {count} vBuckets, not {vbuckets}: it belongs to "
                 "another node; give another path"
             )
+
+    def _kept_instance(self) -> str:
+        """Return the id that the state keeps; make one if it is of an earlier version."""
+        ((instance,),) = self._select("SELECT instance FROM uprmc_state")
+        if not instance:
+            instance = os.urandom(16).hex()
+            self._connection.execute("UPDATE uprmc_state SET instance = ?", (instance,))
+        return str(instance)
+
+    def name_instance(self, instance: str) -> None:
+        """See `StateStore`: keep another id from now on."""
+        with told(self._place), self._transaction():
+            self._connection.execute("UPDATE uprmc_state SET instance = ?", (instance,))
+        self.instance = instance
 
     # --- reading --------------------------------------------------------------------------------
 

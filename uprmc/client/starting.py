@@ -12,7 +12,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 from uprmc.client.core import UprCore
 from uprmc.client.errors import (
@@ -26,9 +26,13 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.options import Options
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, StateStore
+from uprmc.consume.registering import ID_MAX_BYTES, Instance, kind_number
 
 #: When a run ends by itself: never, level with the nodes, or as a function says.
 Until = Literal["now"] | Callable[[], bool] | None
+
+#: The answers to the last reports are waited for this long at most, in seconds.
+FAREWELL_S = 2.0
 
 #: States that a running client uses, by `id`.
 _used: set[int] = set()
@@ -57,6 +61,66 @@ def opened_state(
     if isinstance(state, str | Path):
         return SqliteState(state, name=name, vbuckets=total_vbuckets), True
     return (MemoryState() if state is None else state), False
+
+
+class Registration(NamedTuple):
+    """How a program wants to be registered with nodes; see `blocking.UprClient`."""
+
+    register: str | bool | None = None
+    instance: str | None = None
+    register_s: int = 0
+
+    def check(self) -> None:
+        """Raise `MisuseError` if it makes no sense."""
+        if isinstance(self.register, str):
+            try:
+                kind_number(self.register)
+            except ValueError as error:
+                raise MisuseError(str(error)) from None
+        if self.instance is not None and not 0 < len(self.instance.encode()) <= ID_MAX_BYTES:
+            raise MisuseError(f"instance {self.instance!r}: say 1 to {ID_MAX_BYTES} bytes")
+        if self.register_s < 0:
+            raise MisuseError(f"register_s {self.register_s}: say at least 0")
+
+    def of(self, state: StateStore) -> Instance | None:
+        """Return as what a consumer with this state is registered, ``None`` = not at all.
+
+        Raises:
+            StateError: the state cannot keep the id.
+        """
+        known: str | None = getattr(state, "instance", None)
+        wanted = self.register
+        if wanted is None:
+            wanted = known is not None or self.instance is not None
+        if wanted is False:
+            return None
+        kind = kind_number(wanted if isinstance(wanted, str) else "other")
+        name = self.instance or known or os.urandom(16).hex()
+        if known is not None and name != known:
+            cast(Any, state).name_instance(name)
+        return Instance(name.encode(), kind, self.register_s)
+
+
+def opened_and_registered(
+    state: StateStore | str | Path | None,
+    name: str,
+    total_vbuckets: int,
+    registration: Registration,
+) -> tuple[StateStore, bool, Instance | None]:
+    """Return the store, whether it is ours to close, and as what its consumer is registered.
+
+    Raises:
+        MisuseError: the registration makes no sense.
+        StateError: the file is not this consumer's, or cannot be used.
+    """
+    registration.check()
+    store, is_ours = opened_state(state, name, total_vbuckets)
+    try:
+        return store, is_ours, registration.of(store)
+    except BaseException:
+        if is_ours:
+            store.close()
+        raise
 
 
 def claimed(state: StateStore) -> Callable[[], None]:

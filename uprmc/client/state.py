@@ -65,7 +65,9 @@ class StateStore(Protocol):
     """Where positions and rings are kept. One consumer uses it, one call at a time.
 
     A store whose commits take the handler's own writes with them says so by an attribute `shared`
-    that is true, and has a method `abandon` that undoes those since the last commit.
+    that is true, and has a method `abandon` that undoes those since the last commit. One that
+    outlives the process has an attribute `instance`, the id under which its consumer is registered
+    with nodes, and a method `name_instance` that keeps another one.
     """
 
     def load(self) -> dict[int, Saved]:

@@ -38,11 +38,12 @@ from uprmc.client.handler import Handler
 from uprmc.client.metrics import Metrics
 from uprmc.client.position import Position
 from uprmc.client.starting import (
+    Registration,
     Until,
     claimed,
     ends_level,
     named_options,
-    opened_state,
+    opened_and_registered,
 )
 from uprmc.client.state import StateStore
 from uprmc.client.twisted_link import MakeEndpoint, over_tcp, over_tls
@@ -55,12 +56,12 @@ class TwistedUprClient:
     """A consumer. See the module docstring.
 
     Args:
-        nodes, handler, state, name, vbuckets, total_vbuckets, connect_timeout_s, patience_s: as of
-            `blocking.UprClient`.
+        nodes, handler, state, name, vbuckets, total_vbuckets, connect_timeout_s, patience_s,
+            register, instance, register_s: as of `blocking.UprClient`.
         endpoint: how nodes are reached: `over_tcp`, what `over_tls` returns, or your own.
         reactor: whose; ``None`` = the process's.
-        options: ``start``, ``values``, ``on_rollback``, ``ring_items``, ``buffer_bytes``,
-            ``noop_interval_s``, ``poll_s``: see `core.Options`.
+        options: ``start``, ``values``, ``on_rollback``, ``on_purged``, ``ring_items``,
+            ``buffer_bytes``, ``noop_interval_s``, ``poll_s``: see `core.Options`.
 
     Raises:
         MisuseError: the arguments make no sense.
@@ -79,6 +80,9 @@ class TwistedUprClient:
         endpoint: MakeEndpoint = over_tcp,
         connect_timeout_s: float = 5.0,
         patience_s: float | None = 10.0,
+        register: str | bool | None = None,
+        instance: str | None = None,
+        register_s: int = 0,
         reactor: Any = None,
         **options: Any,
     ) -> None:
@@ -87,9 +91,12 @@ class TwistedUprClient:
         self._reactor = reactor
         self._nodes = [nodes] if isinstance(nodes, str) else list(nodes)
         self._handler = handler
-        self._options = named_options(name, vbuckets, **options)
+        registration = Registration(register, instance, register_s)
+        self._state, self._owns_state, known_as = opened_and_registered(
+            state, name, total_vbuckets, registration
+        )
+        self._options = named_options(name, vbuckets, instance=known_as, **options)
         self._connections = (reactor, endpoint, connect_timeout_s, patience_s)
-        self._state, self._owns_state = opened_state(state, name, total_vbuckets)
         self._loop: Loop | None = None
 
     # --- running --------------------------------------------------------------------------------
@@ -179,6 +186,12 @@ class TwistedUprClient:
         assert loop is not None
         running = self._go_on(loop, lambda: bool(done), None)
         return running.addCallback(lambda _: cast(None, done[0]))
+
+    @property
+    def instance(self) -> str | None:
+        """The id under which it is registered with nodes, ``None`` = it is not."""
+        known_as = self._options.instance
+        return None if known_as is None else known_as.id.decode()
 
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -18,7 +19,7 @@ from uprmc.client.barriers import Barrier
 from uprmc.client.core import UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
 from uprmc.client.node_session import GATHER_GAP_S, Task
-from uprmc.client.starting import check_patience, connection_ended
+from uprmc.client.starting import FAREWELL_S, check_patience, connection_ended
 from uprmc.client.twisted_link import Link, MakeEndpoint
 from uprmc.places import parsed
 
@@ -139,6 +140,8 @@ class Loop:
         try:
             await self._follow(reached, timeout_s)
             await self._drive(self.core.idle())
+            with suppress(ClientError):  # all is saved; it is reported when it runs again
+                await self._report_rest()
         except BaseException:
             abandon = getattr(self.core.writer.state, "abandon", None)
             if abandon is not None:
@@ -159,6 +162,19 @@ class Loop:
             self._look_after(now)
             if reached is not None and reached():
                 break
+            await self._wait_and_serve()
+
+    async def _report_rest(self) -> None:
+        """Tell the nodes what is saved; wait for their answers if they send nothing else."""
+        until = time.monotonic() + FAREWELL_S
+        while time.monotonic() < until:
+            waits = self.core.report_rest()
+            self._look_after(time.monotonic())
+            if not waits:
+                return
+            if not self.core.completeness.finished:
+                await self._wait(0)  # a turn, in which what was written leaves
+                return
             await self._wait_and_serve()
 
     async def _wait_and_serve(self) -> None:

@@ -169,25 +169,41 @@ class Wire:
         return data
 
     def _read(self, limit_bytes: int) -> bytes:
+        first = self._receive(min(limit_bytes, _SMALL_BYTES))
+        if first is None:
+            return b""
+        if not first:
+            raise self._lost("it closed the connection")
+        self._heard = True
+        if len(first) < _SMALL_BYTES and self._tls is None:
+            return first  # nothing more is there, or so little that the next read may have it
+        return self._read_on(first, limit_bytes)
+
+    def _receive(self, limit_bytes: int) -> bytes | None:
+        """Return what is there, nothing at the connection's end; ``None`` = later."""
         assert self._socket is not None
-        size, buffer = 0, self._buffer[:limit_bytes]
+        try:
+            return self._socket.recv(limit_bytes)
+        except _WANTS:
+            return None
+        except (ssl.SSLError, OSError) as error:
+            raise self._lost(_why(error)) from None
+
+    def _read_on(self, first: bytes, limit_bytes: int) -> bytes:
+        """Return what has come first, and what else is there."""
+        assert self._socket is not None
+        size, buffer = len(first), self._buffer[:limit_bytes]
+        buffer[:size] = first
         while size < limit_bytes:
             try:
                 count = self._socket.recv_into(buffer[size:])
-            except _WANTS:
-                break
-            except (ssl.SSLError, OSError) as error:
-                if size:
-                    break  # the next call says it again
-                raise self._lost(_why(error)) from None
+            except (*_WANTS, OSError):
+                break  # of an error the next call tells
             if not count:
-                if size:
-                    break
-                raise self._lost("it closed the connection")
+                break
             size += count
             if count < _SMALL_BYTES and self._tls is None:
-                break  # nothing more is there, or so little that the next read may have it
-        self._heard = self._heard or size > 0
+                break
         return bytes(buffer[:size])
 
     @property

@@ -250,10 +250,15 @@ class Batch:
         return Change(op, stream.vbucket, seqno, uuid, key, None, rev, cas, None, None, None,
                       deleted_at)  # fmt: skip
 
+    def wanted(self) -> Batch:
+        """Return the batch without the items of streams that were dropped, itself if none was."""
+        for run in self.runs:
+            if run.stream.dropped:
+                return self.without({run.stream for run in self.runs if run.stream.dropped})
+        return self
+
     def without(self, unwanted: set[StreamState]) -> Batch:
-        """Return the batch without the items of some streams, itself if that is all of it."""
-        if not unwanted:
-            return self
+        """Return the batch without the items of some streams."""
         found = Batch(self._data, has_values=self._has_values)
         for run in self.runs:
             if run.stream not in unwanted:

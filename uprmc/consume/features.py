@@ -25,6 +25,7 @@ from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
 from uprmc.protocol.watermarks import WATERMARKS_KEY
+from uprmc.protocol.watermarks_many import REPORTS_KEY
 
 FLOW_CONTROL = b"connection_buffer_size"
 KEEP_ALIVES = b"enable_noop"
@@ -43,6 +44,7 @@ LEASES = b"uprmc_leases"
 SNAPSHOTS = SNAPSHOTS_KEY
 STREAM_REQUESTS = STREAM_REQUESTS_KEY
 WATERMARKS = WATERMARKS_KEY
+REPORTS = REPORTS_KEY
 
 #: Keys of CONTROLs that only a node like this one knows begin so.
 OURS = b"uprmc_"
@@ -66,6 +68,7 @@ CONTROLS: Mapping[bytes, str] = {
     SNAPSHOTS: "true",
     STREAM_REQUESTS: "true",
     WATERMARKS: "true",
+    REPORTS: "true",
 }
 
 
@@ -89,7 +92,7 @@ class Handshake:
 
     def registering(self) -> Self:
         """Return the same for a consumer that registers with the watermarks of a node."""
-        return replace(self, asks=(*self.asks, WATERMARKS))
+        return replace(self, asks=(*self.asks, WATERMARKS, REPORTS))
 
     def hello(self, agent: bytes) -> RequestFrame:
         """Return the HELLO; `agent` is what the producer's log calls us."""
@@ -193,7 +196,8 @@ LEASE_READER = Handshake(
     ),
 )
 
-#: Who only reports watermarks: the driver of a Spark stream, whose tasks read elsewhere. Tolerant.
+#: Who only reports watermarks: the driver of a Spark stream or a backup. Its tasks read elsewhere.
+#: Each report has one answer. Tolerant.
 REGISTRAR = Handshake(asks=(WATERMARKS,))
 
 

@@ -120,11 +120,14 @@ def _take_plain(
     first, lasts = len(batch.keys), list[int]()
     vbuckets = [stream.vbucket for stream in known]
     good = mutations.take_snapshots(data, rows_at, at, end, vbuckets, lasts, *batch.columns)
-    firsts, seqnos = [first, *lasts], batch.seqnos
-    if not good or not all(
-        stream.high <= stream.seqno < seqnos[number]
-        for stream, number in zip(known, firsts, strict=False)
-    ):
+    seqnos, number = batch.seqnos, first
+    if good:
+        for stream, last in zip(known, lasts, strict=True):
+            if not stream.high <= stream.seqno < seqnos[number]:
+                good = False
+                break
+            number = last
+    if not good:
         for column in batch.columns:
             del column[first:]
         return False

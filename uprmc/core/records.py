@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from uprmc.core.form import COMPILED, FORM
-from uprmc.record import ABSENT, KIND_AT, LIFE_BITS, key_of
+from uprmc.record import ABSENT, KIND_AT, LIFE_BITS, key_of, seqno_of
 
 _GONE = LIFE_BITS | ABSENT
 
@@ -111,11 +111,18 @@ class DictRecords(dict[bytes, bytes]):
         return sys.getsizeof(self)
 
 
+def read_seqnos(records: list[bytes]) -> list[int]:
+    """Return the seqno of each record."""
+    return [seqno_of(record) for record in records]
+
+
+seqnos_of = read_seqnos
 new_records: Callable[[], Records]
 if FORM == COMPILED:
-    from uprmc.core.native import table
+    from uprmc.core.native import table, versions
 
     new_records = table.RecordTable
+    seqnos_of = versions.seqnos_of
     #: What an entry takes beside its key and its record.
     ENTRY_BYTES = int(table.ENTRY_BYTES)
 else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from uprmc.config import KIB, FlushSettings
 from uprmc.errors import StoreError, StoreMapFull
-from uprmc.record import value_bytes_of
+from uprmc.record import KEY_LENGTH_AT, RECORD_OVERHEAD_BYTES, value_bytes_of
 from uprmc.storage.interface import Batch, Store
 
 #: By-id leaf, a leaf of stale marks, and a share of segments, new ones and rewritten ones.
@@ -86,7 +86,11 @@ class CommitRoom:
 
     def use(self, records: list[bytes]) -> None:
         """Account for records that were taken."""
-        self.memory_bytes -= sum([_value_bytes(value_bytes_of(record)) for record in records])
+        if records and max(map(len, records)) < _OWN_PAGES_FROM_BYTES:  # no value has own pages
+            self.memory_bytes -= sum([len(record) - record[KEY_LENGTH_AT] for record in records])
+            self.memory_bytes += RECORD_OVERHEAD_BYTES * len(records)
+        else:
+            self.memory_bytes -= sum([_value_bytes(value_bytes_of(record)) for record in records])
         self.use_records(len(records))
 
     def use_records(self, count: int) -> None:

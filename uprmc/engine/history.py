@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from uprmc.core.records import seqnos_of
 from uprmc.engine.failover_log import new_log
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
@@ -265,7 +266,7 @@ class History:
                 self._note_deletion(rev, old)
         self.high_seqno = seqno_of(records[-1])
         self.know_cas(highest_cas)
-        self.queue.put_all(records, [seqno_of(old) for old in replaced if old is not None])
+        self.queue.put_all(records, seqnos_of([old for old in replaced if old is not None]))
         self._become_dirty()
         if self.locks:
             for record in records:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from uprmc.record import KIND_AT, LIFE_BITS, seqno_of
 from uprmc.storage.interface import Batch, VBucketChange
@@ -30,6 +29,8 @@ _SIZES = (1 << _SIZE_BITS) - 1
 _STEP_RECORDS = 256
 
 _SEQNO_BYTES = 8
+
+T = TypeVar("T")
 
 
 class Amount(NamedTuple):
@@ -59,7 +60,11 @@ class _Block:
     def amount(self, low: int, high: int) -> Amount:
         """Return what there is from one offset to the other."""
         found = self.entries[self.find(low) : self.find(high + 1)]
-        return Amount(len(found), sum([entry & _SIZES for entry in found]))
+        return Amount(len(found), _bytes_of(found))
+
+
+def _bytes_of(entries: Iterable[int]) -> int:
+    return sum([entry & _SIZES for entry in entries])
 
 
 class TombstoneIndex:
@@ -78,16 +83,18 @@ class TombstoneIndex:
 
     def add(self, seqno: int, size: int) -> None:
         """Count a tombstone; one that is counted already is counted anew."""
-        if seqno <= self.newest:
-            self.discard(seqno)
-        else:
+        is_newest = seqno > self.newest
+        if is_newest:
             self.newest = seqno
+        else:
+            self.discard(seqno)
         number = seqno >> _BLOCK_BITS
         block = self._blocks.get(number)
         if block is None:
             block = self._blocks[number] = _Block()
         offset, size = seqno & _OFFSETS, min(size, _SIZES)
-        block.entries.insert(block.find(offset), offset << _SIZE_BITS | size)
+        at = len(block.entries) if is_newest else block.find(offset)
+        block.entries.insert(at, offset << _SIZE_BITS | size)
         block.bytes += size
         self.number += 1
         self.bytes += size
@@ -108,18 +115,35 @@ class TombstoneIndex:
         if not block.entries:
             del self._blocks[seqno >> _BLOCK_BITS]
 
+    def discard_all(self, seqnos: Sequence[int]) -> None:
+        """Forget those of some different seqnos that there are; a run of them costs little."""
+        low, high = min(seqnos), max(seqnos)
+        if high - low == len(seqnos) - 1:
+            self._discard_between(low, high)
+            return
+        for seqno in seqnos:
+            self.discard(seqno)
+
+    def _discard_between(self, low: int, high: int) -> None:
+        """Forget all tombstones from one seqno to another."""
+        first, last = low >> _BLOCK_BITS, high >> _BLOCK_BITS
+        for number in [each for each in self._blocks if first <= each <= last]:
+            block = self._blocks[number]
+            begin = block.find(low & _OFFSETS) if number == first else 0
+            end = block.find((high & _OFFSETS) + 1) if number == last else len(block.entries)
+            gone = block.entries[begin:end]
+            del block.entries[begin:end]
+            size = _bytes_of(gone)
+            block.bytes -= size
+            self.number -= len(gone)
+            self.bytes -= size
+            if not block.entries:
+                del self._blocks[number]
+
     def rewind(self, seqno: int) -> None:
         """Forget all tombstones above a seqno."""
+        self._discard_between(seqno + 1, max(self.newest, seqno + 1))
         self.newest = min(self.newest, seqno)
-        last = seqno >> _BLOCK_BITS
-        for number in [each for each in self._blocks if each > last]:
-            block = self._blocks.pop(number)
-            self.number -= len(block.entries)
-            self.bytes -= block.bytes
-        rest = self._blocks.get(last)
-        above = rest.entries[rest.find((seqno & _OFFSETS) + 1) :] if rest is not None else ()
-        for entry in above:
-            self.discard((last << _BLOCK_BITS) + (entry >> _SIZE_BITS))
 
     def between(self, low: int, high: int) -> Amount:
         """Return what there is above one seqno up to another."""
@@ -176,7 +200,7 @@ class Tombstones:
                     since_yield = 0
                     yield
 
-    def _changed(self, change: VBucketChange, replaced: Iterable[bytes]) -> Iterator[int]:
+    def _changed(self, change: VBucketChange, replaced: Sequence[bytes]) -> Iterator[int]:
         """Take over one vBucket's change; yields how many records each piece of it has."""
         if change.reset or change.header is None:
             self._indexes.pop(change.vbucket, None)
@@ -184,22 +208,27 @@ class Tombstones:
         if index is not None:
             if change.rewind is not None:
                 index.rewind(change.rewind)
-            gone = _seqnos_gone(change, replaced, index.newest)
-            while few := list(islice(gone, _STEP_RECORDS)):
-                for seqno in few:
-                    index.discard(seqno)
-                yield len(few)
-        dead = iter([record for record in change.records if record[KIND_AT] & LIFE_BITS])
-        while some := list(islice(dead, _STEP_RECORDS)):
+            for gone in _seqnos_gone(change, replaced, index.newest):
+                index.discard_all(gone)
+                yield len(gone)
+        dead = [record for record in change.records if record[KIND_AT] & LIFE_BITS]
+        for some in _pieces(dead):
             self.load(change.vbucket, some)
             yield len(some)
 
 
-def _seqnos_gone(change: VBucketChange, replaced: Iterable[bytes], newest: int) -> Iterator[int]:
-    """Yield seqnos that belong to no tombstone of before any more, among others."""
-    for _, seqno in change.drop:
-        yield seqno
-    for place in replaced:
-        yield int.from_bytes(place[:_SEQNO_BYTES])
+def _seqnos_gone(
+    change: VBucketChange, replaced: Sequence[bytes], newest: int
+) -> Iterator[list[int]]:
+    """Yield seqnos that belong to no tombstone of before any more, among others, in pieces."""
+    for dropped in _pieces(change.drop):
+        yield [seqno for _, seqno in dropped]
+    for places in _pieces(replaced):
+        yield [int.from_bytes(place[:_SEQNO_BYTES]) for place in places]
     if change.records and seqno_of(change.records[0]) <= newest:  # after a rollback
-        yield from map(seqno_of, change.records)
+        for records in _pieces(change.records):
+            yield [seqno_of(record) for record in records]
+
+
+def _pieces(given: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (given[at : at + _STEP_RECORDS] for at in range(0, len(given), _STEP_RECORDS))

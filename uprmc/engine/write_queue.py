@@ -23,10 +23,12 @@ Source: seed 000, "Write Queue/Immutable Tree"; acceptance rows D07, D08, D18, D
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from sortedcontainers import SortedDict
 
+from uprmc.core.records import seqnos_of
 from uprmc.record import key_of, seqno_of
 
 #: 64 entries a segment: one sorted insert per 64 writes, and a small list to copy while reading.
@@ -129,18 +131,19 @@ class WriteQueue:
         if replaced_seqno > self.persisted:
             self._retire(replaced_seqno)
 
-    def put_all(self, records: Sequence[bytes], replaced_seqnos: Sequence[int]) -> None:
+    def put_all(self, records: list[bytes], replaced_seqnos: Sequence[int]) -> None:
         """Do what `put` does for each; `replaced_seqnos` are those of all of them, without 0."""
-        tail, tail_number = self._tail, self._tail_number
-        seqno = self.high_seqno
-        for record in records:
-            seqno = seqno_of(record)
-            number = seqno >> SEGMENT_BITS
-            if number != tail_number:
+        seqnos = seqnos_of(records)
+        first, count = 0, len(seqnos)
+        while first < count:
+            number = seqnos[first] >> SEGMENT_BITS
+            if number != self._tail_number:
                 self._open_segment(number)
-                tail, tail_number = self._tail, number
-            tail[seqno] = record
-        self.high_seqno = seqno
+            end = bisect_left(seqnos, number + 1 << SEGMENT_BITS, first)
+            self._tail.update(zip(seqnos[first:end], records[first:end], strict=True))
+            first = end
+        if seqnos:
+            self.high_seqno = seqnos[-1]
         self.live += len(records)
         for seqno in replaced_seqnos:
             if seqno > self.persisted:

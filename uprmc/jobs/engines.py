@@ -30,6 +30,8 @@ from uprmc.columnar.retry_policy import Busy
 ATTEMPTS = 4
 #: More processes than this are a slip of the finger.
 PROCESSES_MAX = 256
+#: So many processes are started before it is known how many tasks there are.
+EARLY_PROCESSES = 4
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -99,8 +101,8 @@ def given_up(error: BaseException, attempts: int) -> SparkError:
 class LocalEngine:
     """Processes of this machine; one process = no other than this one.
 
-    Processes are started when there is work for them and stay for the next `run`, until the engine
-    is closed or forgotten.
+    Processes are started when there is work for them, or by `start`, and stay for the next `run`,
+    until the engine is closed or forgotten.
 
     Args:
         processes: how many; 0 = one for each processor.
@@ -115,6 +117,12 @@ class LocalEngine:
         self._processes = processes or min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
         self._idle: list[_Worker] = []
         weakref.finalize(self, _end_all, self._idle)
+
+    def start(self, *modules: str) -> None:
+        """Let some processes import what work to come will need, while its caller gets it ready."""
+        if modules and self._processes > 1:
+            wanted = min(self._processes, EARLY_PROCESSES)
+            self._idle += [_Worker(*modules) for _ in range(wanted - len(self._idle))]
 
     def close(self) -> None:
         """End the processes; work to come starts new ones."""
@@ -245,9 +253,9 @@ def _end_all(idle: list[_Worker]) -> None:
 class _Worker:
     """A process that runs tasks, and the two pipes to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "uprmc.jobs.worker"],
+            [sys.executable, "-m", "uprmc.jobs.worker", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

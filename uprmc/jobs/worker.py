@@ -1,7 +1,8 @@
 """A process of `engines.LocalEngine`: reads tasks from standard input, answers on standard output.
 
-    python -m uprmc.jobs.worker
+    python -m uprmc.jobs.worker [MODULE ...]
 
+Modules are imported before the first task; one that cannot be is left to the task that needs it.
 Both are pickles of bytes that are pickles again: what cannot be unpickled is then the task's
 failure and not the pipe's. When standard input ends, the driver is gone or has no more use for it,
 and the process ends at once, in the middle of a task too: tasks can bear that.
@@ -21,6 +22,8 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
+from importlib import import_module
 from typing import IO, Any
 
 from uprmc.columnar.errors import TaskFailed
@@ -34,6 +37,9 @@ def main() -> None:
     answers = _private_stdout()
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, orders), daemon=True).start()
+    for module in sys.argv[1:]:
+        with suppress(ImportError):
+            import_module(module)
     while True:
         answer = answer_to(orders.get())
         pickle.dump(answer, answers)

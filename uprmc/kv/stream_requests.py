@@ -22,14 +22,23 @@ from uprmc.protocol.upr_many import (
     StreamStart,
     encode_stream_answers,
 )
+from uprmc.upr.peer import UprRequest
 from uprmc.upr.produce.producer import Producer
 
 #: So many streams are started in one turn.
 ANSWERED_AT_ONCE = 64
 
 
-def answers_of(producer: Producer, opaque: int, starts: Sequence[StreamStart]) -> Iterator[bytes]:
-    """Start streams; yield answers, and an empty piece where others are to have their turn."""
+def answers_to_starts(producer: Producer, request: UprRequest) -> Iterator[bytes]:
+    """Start streams; yield answers, and an empty piece where others are to have their turn.
+
+    Raises:
+        CommandError, RemoteProtocolError: refused as a whole.
+    """
+    return _answers_of(producer, request.opaque, producer.starts(request))
+
+
+def _answers_of(producer: Producer, opaque: int, starts: Sequence[StreamStart]) -> Iterator[bytes]:
     for first in range(0, len(starts), ANSWERED_AT_ONCE):
         end = first + ANSWERED_AT_ONCE
         more = end < len(starts)

@@ -15,16 +15,19 @@ Source: UPR reference 2 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from uprmc.engine.watermarks.table import Outpaced
 from uprmc.errors import OutOfPlace, RemoteProtocolError, RollbackRequired, StreamNotFound
 from uprmc.kv.binary_conversation import Request
 from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.refusals import REFUSALS
-from uprmc.kv.stream_requests import answers_of
+from uprmc.kv.stream_requests import answers_to_starts
+from uprmc.kv.watermark_reports import answers_to_reports
 from uprmc.protocol.header import ResponseFrame, encode_request, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
+from uprmc.protocol.watermarks import HWT_PURGED_EXTRAS
 from uprmc.upr.keepalive import Due
 from uprmc.upr.peer import Peer, UprRequest
 from uprmc.upr.produce.producer import Producer
@@ -49,6 +52,14 @@ _FRAMES = frozenset(
 
 #: Requests that only a producer knows; they name their vBucket themselves.
 _OF_PRODUCERS = frozenset({Opcode.BARRIER_ADD, Opcode.HWT_REPORT, Opcode.HWT_READ})
+
+#: What carries out a request for many vBuckets; raises what refuses it as a whole.
+Answers = Callable[[Producer, UprRequest], Iterator[bytes]]
+
+_MANY: dict[int, Answers] = {
+    Opcode.STREAM_REQUESTS: answers_to_starts,
+    Opcode.HWT_REPORTS: answers_to_reports,
+}
 
 
 def _side(before: BinarySession, wake: Callable[[], None], opening: Request, flags: int) -> Peer:
@@ -208,8 +219,9 @@ class UprSession(BinarySession):
         """See `BinarySession`."""
         opcode = request.opcode
         asked = opcode in _OF_PRODUCERS and isinstance(self.peer, Producer)
-        if opcode == Opcode.STREAM_REQUESTS and isinstance(self.peer, Producer):
-            self._start_streams(self.peer, request)
+        many = _MANY.get(opcode) if isinstance(self.peer, Producer) else None
+        if many is not None:
+            self._answer_many(many, request)
             return True
         facts = opcode == Opcode.VBUCKET_FACTS and isinstance(self.peer, Consumer)
         if not (opcode in _FRAMES or asked or facts):
@@ -220,6 +232,10 @@ class UprSession(BinarySession):
             answer = self.peer.handle(_passed_on(request))
         except OutOfPlace as error:
             self._close(str(error))
+        except Outpaced as error:
+            extras = HWT_PURGED_EXTRAS.pack(error.purge_seqno, *error.former)
+            value = ROLLBACK_VALUE.pack(error.seqno)
+            self.reply(request, Status.ROLLBACK, extras=extras, value=value)
         except RollbackRequired as error:
             value = ROLLBACK_VALUE.pack(error.seqno)
             self.reply(request, Status.ROLLBACK, value=value)
@@ -235,13 +251,15 @@ class UprSession(BinarySession):
                 self.reply(request, extras=answer.extras, value=answer.value)
         return True
 
-    def _start_streams(self, producer: Producer, request: Request) -> None:
+    def _answer_many(self, answers: Answers, request: Request) -> None:
+        """Carry out a request for many vBuckets, a part in each turn."""
+        assert isinstance(self.peer, Producer)
         try:
-            starts = producer.starts(_passed_on(request))
+            replies = answers(self.peer, _passed_on(request))
         except REFUSALS as error:
             self._refuse(request.opcode, request.opaque, error)
         else:
-            self._send_from(answers_of(producer, request.opaque, starts))
+            self._send_from(replies)
 
 
 def _passed_on(request: Request) -> UprRequest:

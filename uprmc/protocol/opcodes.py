@@ -134,11 +134,12 @@ class Opcode(IntEnum):
     GET_KEYS = 0xB8
 
     # Ours, at the far ends of gaps that no other server has used (UPR reference, section 7).
+    XDCR = 0xD5
     VBUCKET_FACTS = 0xD6
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
     FAILOVER = 0xD9
-    XDCR = 0xDD
+    HWT_REPORTS = 0xDD
     STREAM_REQUESTS = 0xDE
     SNAPSHOTS = 0xDF
     LEASE_ACQUIRE = 0xE4

@@ -145,6 +145,7 @@ SHAPES: dict[int, Shape] = {
     Opcode.ROUND_COMPLETE: _shape(12),
     Opcode.SNAPSHOT_END: _shape(12),
     Opcode.HWT_REPORT: _shape(16, 24, key=Part.REQUIRED, value=Part.OPTIONAL),
+    Opcode.HWT_REPORTS: _shape(8, key=Part.REQUIRED, value=Part.REQUIRED),
     Opcode.HWT_READ: _shape(0, key=Part.OPTIONAL),
     Opcode.HWT_REPLICATE: _shape(12, value=Part.OPTIONAL),
     Opcode.STREAM_REQUESTS: _shape(4, value=Part.REQUIRED),

@@ -92,6 +92,8 @@ def _plain(value: object) -> Any:
         return value
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
     return str(value)
 
 

@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 from uprmc.columnar.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
 from uprmc.columnar.lease import KeptLease, acquire, of_token
 from uprmc.columnar.nodes import Nodes, Standing
+from uprmc.columnar.registration import Registration
+from uprmc.consume.registering import Instance, kind_number
 from uprmc.spark import batch_planner
 from uprmc.spark.batch_planner import Seen, Settled, Slice
 from uprmc.spark.offsets import Offset, starting_at
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
-from uprmc.spark.registration import Registration
 from uprmc.spark.starting import latest
 from uprmc.spark.stream_task import BatchTask, rules_of, seen_of
 
@@ -185,7 +187,7 @@ class Follower:
         again would use up what a node grants.
         """
         if self._registration is not None:
-            self._registration.committed(end)
+            self._registration.committed(partial(_durable, end))
         while self._superseded:
             token = self._superseded.pop()
             kept = self._kept.pop(token, None)
@@ -270,11 +272,10 @@ class Follower:
         if self._registration is None:
             self._registration = Registration(
                 options.access,
-                committed.instance,
-                options.register_s,
+                Instance(committed.instance.encode(), kind_number("spark"), options.register_s),
                 restarts=not self._rules.fail_on_purge,
             )
-        self._registration.begin(committed, places)
+        self._registration.begin(partial(_durable, committed), places)
 
     def _with_reason(self, number: int, seen: Seen) -> Seen:
         told = "" if self._registration is None else self._registration.told(number)
@@ -307,3 +308,9 @@ class Follower:
 
 def _seen(now: Standing) -> Seen:
     return Seen(now.log, now.high_seqno, 0, now.place)
+
+
+def _durable(offset: Offset, number: int) -> tuple[int, int]:
+    """Return the newest complete state of a vBucket in an offset, and its history."""
+    position = offset.at(number)
+    return (position.boundary, position.uuid) if position.boundary else (0, 0)

@@ -91,3 +91,15 @@ def take_versions(
         last = seqno
         position = end
     return position, highest_cas
+
+
+def seqnos_of(records: list[bytes]) -> list[int]:
+    """See `uprmc.core.records`."""
+    found: list[int] = []
+    for record in records:
+        seqno = read_i64_be(record, 16)
+        if seqno < 0:
+            found.append(int(seqno) + (1 << 64))
+        else:
+            found.append(seqno)
+    return found

@@ -2,36 +2,44 @@
 
 Job: turn what connections say into changes of rows, have changed rows stored with the next commit,
 and tell the purger its limit. A new row is on disk before it counts as registered; a report may be
-lost in a crash, which only keeps tombstones for longer.
+lost in a crash, which only keeps tombstones for longer. So what has only risen is written
+`RAISED_WRITTEN_S` later, and at the latest in the commit that drops tombstones of the vBucket.
 
 Neighbours: `bucket` asks for limits, `warmup` loads what is stored, `upr` speaks for connections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
+from uprmc.engine.disposal import Record
 from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.purge_rule import shown
 from uprmc.engine.tombstone_count import Amount
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.dropped import Dropped
+from uprmc.engine.watermarks.expired import ExpiredRows
 from uprmc.engine.watermarks.gathered import GatheredEvents
 from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s, judged, pin_of
 from uprmc.engine.watermarks.shown import Shown
-from uprmc.engine.watermarks.table import MANAGER, Outpaced, WatermarkTable
+from uprmc.engine.watermarks.table import MANAGER, Common, Outpaced, WatermarkTable
 from uprmc.errors import KeyNotFound, NotMyVBucket
 from uprmc.model import VBucketState
 from uprmc.ports import Clock
+from uprmc.protocol.watermarks_many import OneReport
 from uprmc.rollback import Held
 from uprmc.storage.interface import Store
 
 #: States of vBuckets that are filled from a source: their rows are the source's.
 _FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
+
+
+#: Watermarks that have only risen are written so often, in seconds.
+RAISED_WRITTEN_S = 5.0
 
 
 class Reported(NamedTuple):
@@ -76,10 +84,13 @@ class Watermarks:
         self._settings = settings
         self._tables: dict[int, WatermarkTable] = {}
         self._dropped = Dropped()
+        self._former = ExpiredRows()
+        self._raised: set[int] = set()
+        self._raised_since = 0.0
         self._gathered = GatheredEvents()
         self.expired = self.outpaced = 0
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
-        flusher.on_drop = self._dropped.note
+        flusher.on_drop = self._drop
 
     def load(self, store: Store, number: int) -> None:
         """Read the stored rows of a vBucket; raises `StoreCorrupt`."""
@@ -106,8 +117,8 @@ class Watermarks:
 
     def find(self, vbucket: VBucket, name: bytes, owner: object) -> Row | None:
         """Return a live row of this owner, as the present history sees it."""
-        table = self._table(vbucket.id)
-        if table.owners.get(name) is not owner:
+        table = self._tables.get(vbucket.id)
+        if table is None or table.owners.get(name) is not owner:
             return None
         return table.find(name, held_of(vbucket), self._clock.now())
 
@@ -147,6 +158,20 @@ class Watermarks:
     def tell_events(self) -> None:
         """Tell what has happened to rows since the last call; call it a few times a second."""
         self._gathered.tell(self.on_event)
+        if self._raised and self._clock.monotonic() - self._raised_since >= RAISED_WRITTEN_S:
+            self.keep_raised()
+
+    def keep_raised(self) -> None:
+        """Have watermarks that have only risen written with the next commit."""
+        raised, self._raised = self._raised, set()
+        for number in sorted(raised):
+            self._store_later(number)
+
+    def _drop(self, vbucket: VBucket, records: Sequence[Record]) -> None:
+        """Tombstones are being dropped: no row that is written may be behind them."""
+        self._dropped.note(vbucket, records)
+        if vbucket.id in self._raised:
+            self._store_later(vbucket.id)
 
     def report(self, vbucket: VBucket, report: Report, owner: object) -> Reported:
         """Register a client, or take its report.
@@ -162,15 +187,50 @@ class Watermarks:
         table = self._table(vbucket.id)
         try:
             new = table.report(report, owner, held, self._clock.now())
-        except Outpaced:
+        except Outpaced as error:
             self.note_outpaced(vbucket, report.id, report.watermark)
+            error.former = self._former.find(vbucket.id, report.id)
             raise
         self._tables[vbucket.id] = table
+        self._former.forget(vbucket.id, report.id)
         if owner is MANAGER:
             self._tell_managed(vbucket, report.id, f"set to {report.watermark}")
         self._store_later(vbucket.id)
         lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, self._settings)
         return Reported(held.purge_seqno, held.high_seqno, lifetime_s, not new)
+
+    def raise_all(
+        self, vbuckets: Mapping[int, VBucket], common: Common, reports: Sequence[OneReport]
+    ) -> list[OneReport]:
+        """Take what needs no judging, see `WatermarkTable.rises`; return the other reports.
+
+        Args:
+            vbuckets: those that are active.
+            common: whose reports they are.
+            reports: for many vBuckets.
+        """
+        now, tables = int(self._clock.now()), self._tables
+        rest, raised = [], []
+        for each in reports:
+            number, watermark, uuid, meta = each
+            vbucket, table = vbuckets.get(number), tables.get(number)
+            if (
+                vbucket is None
+                or table is None
+                or (uuid and uuid != vbucket.failover_log[0].uuid)
+                or not table.rises(common, watermark, meta, vbucket, now)
+            ):
+                rest.append(each)
+            else:
+                raised.append(number)
+        self._keep_later(raised)
+        return rest
+
+    def _keep_later(self, numbers: Sequence[int]) -> None:
+        """Have `keep_raised` write these rows."""
+        if numbers and not self._raised:
+            self._raised_since = self._clock.monotonic()
+        self._raised.update(numbers)
 
     # --- replicas -------------------------------------------------------------------------------
 
@@ -228,9 +288,18 @@ class Watermarks:
         return row
 
     def begin_build(self, vbucket: VBucket, name: bytes, floor: int) -> None:
-        """Set the floor of a client whose stream from zero is accepted, see `WatermarkTable`."""
-        self._table(vbucket.id).begin_build(name, floor, held_of(vbucket), self._clock.now())
-        self._store_later(vbucket.id)
+        """Set the floor of a client whose stream from zero is accepted, see `WatermarkTable`.
+
+        If it were lost in a crash, the client would keep too much, and be thrown back only by
+        deletions that had been purged before: without any, it is not written at once.
+        """
+        table, now = self._table(vbucket.id), self._clock.now()
+        if not table.begin_build(name, floor, held_of(vbucket), now):
+            return
+        if vbucket.purge_seqno:
+            self._store_later(vbucket.id)
+        else:
+            self._keep_later([vbucket.id])
 
     def release(self, number: int, name: bytes, owner: object) -> None:
         """Let others change a row, because its owner's connection has closed."""
@@ -241,6 +310,7 @@ class Watermarks:
 
     def _tell_expired(self, vbucket: VBucket, row: Row, why: str, kept: Amount) -> None:
         self.expired += 1
+        self._former.note(vbucket.id, row, int(self._clock.now()))
         who = (str(shown(row.id)), row.kind.name.lower(), why)
         self._gathered.expired(vbucket.id, who, row.watermark, kept)
 
@@ -265,6 +335,7 @@ class Watermarks:
         self._store_later(vbucket.id)
 
     def _store_later(self, number: int) -> None:
+        self._raised.discard(number)
         name = document.name_of(number)
         self._flusher.keep_local(name, partial(self._document, number))
 

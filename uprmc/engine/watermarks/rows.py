@@ -124,8 +124,11 @@ def judged(rows: Iterable[Row], held: Held) -> list[Row]:
     What was reported in a history that ended earlier counts up to its end; what was reported in an
     unknown one counts for nothing.
     """
-    ends = ends_of_branches(held.failover_log, held.high_seqno)
-    return [_within(row, ends) for row in rows]
+    found, newest, high_seqno = list(rows), held.failover_log[0].uuid, held.high_seqno
+    if all(row.vb_uuid == newest and row.effective <= high_seqno for row in found):
+        return found
+    ends = ends_of_branches(held.failover_log, high_seqno)
+    return [_within(row, ends) for row in found]
 
 
 def _within(row: Row, ends: Mapping[int, int]) -> Row:

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
+from uprmc.engine.vbucket import VBucket
+from uprmc.engine.watermarks.expired import Former
 from uprmc.engine.watermarks.rows import (
+    Kind,
     Limit,
     Report,
     Row,
@@ -36,8 +40,27 @@ from uprmc.rollback import Held, ends_of_branches
 MANAGER = object()
 
 
+class Common(NamedTuple):
+    """What the reports of one client have in common; the lifetime is what is granted."""
+
+    name: bytes
+    kind: Kind
+    lifetime_s: int
+    owner: object
+
+
 class Outpaced(RollbackRequired):
-    """The purger has passed a client that was not registered: it must begin at zero."""
+    """The purger has passed a client that was not registered: it must begin at zero.
+
+    Attributes:
+        purge_seqno: how far the vBucket is purged.
+        former: the client's row that has expired.
+    """
+
+    def __init__(self, purge_seqno: int) -> None:
+        super().__init__(SEQNO_NONE)
+        self.purge_seqno = purge_seqno
+        self.former = Former()
 
 
 class WatermarkTable:
@@ -158,6 +181,42 @@ class WatermarkTable:
             self.owners[report.id] = owner
         return row is None
 
+    def rises(
+        self, common: Common, watermark: int, meta: bytes, vbucket: VBucket, now: int
+    ) -> bool:
+        """Take a report in the newest history that does nothing but raise a watermark, or renew it.
+
+        It changes what `report` would change. ``False`` if it says more, or may be refused: then
+        nothing has changed.
+        """
+        name, kind, lifetime_s, owner = common
+        row = self._rows.get(name)
+        if row is None or self.owners.get(name) is not owner:
+            return False
+        _, kind_before, before, uuid, floor, reported_at, lifetime_before, meta_before = row
+        if (
+            not before <= watermark <= vbucket.high_seqno
+            or not vbucket.purge_seqno <= watermark
+            or floor is not None
+            or uuid != vbucket.failover_log[0].uuid
+            or kind is not kind_before
+            or lifetime_s != lifetime_before
+            or meta != meta_before
+            or not watermark
+            or (lifetime_s and now > reported_at + lifetime_s)
+        ):
+            return False
+        if watermark != before:
+            earlier = self._earlier.get(name)
+            if earlier is None:
+                self._remember(name)
+            else:
+                self.changes += 1
+                earlier.appendleft(row)
+        fields = (name, kind, watermark, uuid, None, now, lifetime_s, meta)
+        self._rows[name] = tuple.__new__(Row, fields)
+        return True
+
     def remove(self, name: bytes, owner: object) -> Row:
         """Remove a row; raises `KeyNotFound`, or `KeyExists` if another connection owns it."""
         if name not in self._rows:
@@ -169,20 +228,24 @@ class WatermarkTable:
         """Remove a row whoever owns it; return it, ``None`` if there is none."""
         return self._forget(name) if name in self._rows else None
 
-    def begin_build(self, name: bytes, floor: int, held: Held, now: float) -> None:
+    def begin_build(self, name: bytes, floor: int, held: Held, now: float) -> bool:
         """Set the floor of a client that has nothing and whose stream from zero is accepted.
 
         It is set once more when the first snapshot is opened. Nothing happens if the row has gone,
-        or if deletions above the floor have already been dropped.
+        or if deletions above the floor have already been dropped; then it returns ``False``.
         """
         row = self._rows.get(name)
-        if row is not None and floor >= held.purge_seqno:
-            uuid = held.failover_log[0].uuid
-            self._rows[name] = row._replace(
-                watermark=SEQNO_NONE, floor=floor, vb_uuid=uuid, reported_at=int(now)
-            )
-            self._earlier.pop(name, None)
-            self.changes += 1
+        if row is None or floor < held.purge_seqno:
+            return False
+        uuid = held.failover_log[0].uuid
+        if (row.watermark, row.floor, row.vb_uuid) == (SEQNO_NONE, floor, uuid):
+            return False
+        self._rows[name] = row._replace(
+            watermark=SEQNO_NONE, floor=floor, vb_uuid=uuid, reported_at=int(now)
+        )
+        self._earlier.pop(name, None)
+        self.changes += 1
+        return True
 
     def release(self, name: bytes, owner: object) -> None:
         """Let others change a row, because its owner's connection has closed."""
@@ -194,8 +257,9 @@ class WatermarkTable:
         self.changes += 1
         row = self._rows.get(name)
         if row is not None and is_told(row):
-            earlier = self._earlier.setdefault(name, deque(maxlen=EARLIER_REPORTS))
-            earlier.appendleft(row)
+            if name not in self._earlier:
+                self._earlier[name] = deque(maxlen=EARLIER_REPORTS)
+            self._earlier[name].appendleft(row)
 
     def _forget(self, name: bytes) -> Row:
         self.changes += 1
@@ -230,7 +294,7 @@ def _reported(
             floor = row.effective
     elif watermark < max(held.purge_seqno, floor or 0):
         if (floor or 0) < held.purge_seqno:
-            raise Outpaced(SEQNO_NONE)
+            raise Outpaced(held.purge_seqno)
     else:
         floor = None
     uuid = held.failover_log[0].uuid

@@ -19,6 +19,7 @@ from uprmc.protocol.origins import ORIGINS_KEY
 from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
 from uprmc.protocol.watermarks import MANAGE, WATERMARKS_KEY
+from uprmc.protocol.watermarks_many import REPORTS_KEY
 from uprmc.upr.produce.frames import Form
 
 #: Bounds of the keep-alive interval that a peer may ask for, in seconds.
@@ -50,6 +51,7 @@ class Options:
             snapshots, stream_requests: our extensions; HELLO also grants origins and terms.
         watermarks: whether the peer may register.
         manages: whether it may also change rows of others.
+        reports: whether it may report for many vBuckets at once.
     """
 
     buffer_bytes: int = 0
@@ -72,6 +74,7 @@ class Options:
     snapshots: bool = False
     watermarks: bool = False
     manages: bool = False
+    reports: bool = False
     stream_requests: bool = False
     versioned_markers: bool = False
 
@@ -188,6 +191,7 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     b"uprmc_terms": _switch("terms"),
     SNAPSHOTS_KEY: _switch("snapshots"),
     WATERMARKS_KEY: _watermarks,
+    REPORTS_KEY: _switch("reports"),
     STREAM_REQUESTS_KEY: _switch("stream_requests"),
 }
 

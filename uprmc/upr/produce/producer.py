@@ -40,6 +40,7 @@ from uprmc.protocol.upr_extensions import (
     decode_stream_options,
 )
 from uprmc.protocol.upr_many import StreamStart, decode_stream_requests
+from uprmc.protocol.watermarks_many import OneReport, ReportsHead, decode_reports
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.peer import Answer, UprRequest
@@ -51,6 +52,7 @@ from uprmc.upr.produce.admission import (
     check_term,
     locate,
 )
+from uprmc.upr.produce.connected_rows import ConnectedRows
 from uprmc.upr.produce.feed import Feed
 from uprmc.upr.produce.lease_stream import LeaseStream
 from uprmc.upr.produce.notifier import NotifierStream
@@ -76,6 +78,7 @@ class Producer:
         closed: why the connection is to be closed, ``""`` while it is not.
         created_at: Unix time.
         modern: whether the peer has said HELLO, as those of today do.
+        registration: the rows that it speaks for.
     """
 
     def __init__(
@@ -113,8 +116,11 @@ class Producer:
         self.keepalive = KeepAlive(hub.settings.noop_interval_s)
         self.closed = ""
         self.created_at = hub.bucket.clock.now()
-        self._registration = Registration(hub.bucket, wake, hub.settings.watermarks_interval_s)
-        self.feed.after_snapshot = self._registration.tables.frame
+        self.registration = Registration(hub.bucket, wake, hub.settings.watermarks_interval_s)
+        self.feed.after_snapshot = self.registration.tables.frame
+        self._connected: ConnectedRows | None = None
+        if hub.settings.register == "connected":
+            self._connected = ConnectedRows(self.registration, self.feed, self.name)
         self._hub = hub
         self._wake = wake
         self._datatypes = datatypes
@@ -132,7 +138,9 @@ class Producer:
 
     def close(self) -> None:
         """The connection is gone: let go of everything."""
-        self._registration.close()
+        if self._connected is not None:
+            self._connected.close()
+        self.registration.close()
         self.feed.close()
         self._hub.leave_producer(self, self.feed.items_sent, self.feed.bytes_sent)
 
@@ -147,13 +155,15 @@ class Producer:
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Pass the time on; returns whether a keep-alive is due."""
         self.feed.tick(now)
-        for number in self._registration.tables.due(now):
+        if self._connected is not None:
+            self._connected.tick(now, self.acked_bytes)
+        for number in self.registration.tables.due(now):
             self.feed.look_after(number)
         return self.keepalive.tick(now, sent_bytes)
 
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append late answers and what streams send; return how many bytes."""
-        late = self._registration.take_late()
+        late = self.registration.take_late()
         out += late
         return sum(map(len, late)) + self.feed.fill(out, budget)
 
@@ -254,7 +264,7 @@ class Producer:
         number = start.vbucket
         lease = self._hub.leases.find(start.options.lease)
         vbucket = lease.vbuckets.get(number)
-        floor = 0 if vbucket is None else self._registration.floor(vbucket)
+        floor = 0 if vbucket is None else self.registration.floor(vbucket)
         admitted = admit_to_lease(lease, number, asked, self._hub.settings, floor)
         form = form_of(self.flags, self._datatypes, self.options)
         stream = LeaseStream(self.feed, number, start.opaque, admitted, form, lease)
@@ -269,7 +279,9 @@ class Producer:
         if self.is_notifier:
             noted = admit_notifier(vbucket, asked, hub.settings)
             return NotifierStream(self.feed, vbucket, opaque, noted, form)
-        floor = self._registration.floor(vbucket)
+        if self._connected is not None and self.options.buffer_bytes:
+            self._connected.begin(vbucket.id, asked.request)
+        floor = self.registration.floor(vbucket)
         try:
             admitted = admit(
                 vbucket,
@@ -279,7 +291,7 @@ class Producer:
                 floor=floor,
             )
         except RollbackRequired:
-            self._registration.refused(vbucket, asked.request.start_seqno)
+            self.registration.refused(vbucket, asked.request.start_seqno)
             raise
         if admitted.flags & _TAKEOVER:
             if hub.bucket.flusher.paused:
@@ -293,7 +305,7 @@ class Producer:
 
     def _follow(self, stream: Stream, request: StreamRequest, end_seqno: int, floor: int) -> None:
         """Let a stream and the row that it speaks for, if there is one, know of each other."""
-        registration, vbucket = self._registration, stream.vbucket
+        registration, vbucket = self.registration, stream.vbucket
         if registration.accepted(vbucket, request, end_seqno):
             stream.builds(floor, partial(registration.building, vbucket))
         else:
@@ -355,11 +367,22 @@ class Producer:
 
     def _hwt_report(self, request: UprRequest) -> Answer | None:
         self._check_watermarks()
-        return self._registration.report(request, manages=self.options.manages)
+        return self.registration.report(request, manages=self.options.manages)
+
+    def reports(self, request: UprRequest) -> tuple[ReportsHead, list[OneReport]]:
+        """Return what HWT_REPORTS asks for, each of which is to be carried out by `registration`.
+
+        Raises:
+            CommandError, RemoteProtocolError: refused as a whole.
+        """
+        if not self.options.reports:
+            raise UnknownCommand("reports for many vBuckets were not negotiated")
+        self._check_watermarks()
+        return decode_reports(request.extras, request.value)
 
     def _hwt_read(self, request: UprRequest) -> Answer:
         self._check_watermarks()
-        return self._registration.read(request)
+        return self.registration.read(request)
 
     def _check_watermarks(self) -> None:
         if not self.options.watermarks:

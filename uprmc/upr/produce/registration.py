@@ -8,14 +8,14 @@ Source: `reference/systems.md` a.2 to a.4; UPR reference, section 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.registry import Reported
 from uprmc.engine.watermarks.rows import Kind, Report, Row, granted_lifetime_s
-from uprmc.engine.watermarks.table import MANAGER
+from uprmc.engine.watermarks.table import MANAGER, Common
 from uprmc.errors import (
     CommandError,
     InvalidArguments,
@@ -34,8 +34,11 @@ from uprmc.protocol.watermarks import (
     decode_report,
     encode_records,
 )
+from uprmc.protocol.watermarks_many import OneReport, ReportsHead
 from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.produce.tables import Tables, passes_tables_on, record_of
+
+_KINDS = frozenset(Kind)
 
 
 class Registration:
@@ -71,59 +74,86 @@ class Registration:
             RemoteProtocolError: the extras have an unknown form.
         """
         extras = decode_report(request.extras)
-        hop = None if manages else self._hop(request.vbucket, extras)
+        reported = self.take(request.vbucket, request.key, extras, request.value, manages=manages)
+        answer = Answer(HWT_REPLY_EXTRAS.pack(*reported[:3]))
+        if reported.on_disk:
+            return answer
+        self.when_registered(request, answer)
+        return None
+
+    def take(
+        self, number: int, name: bytes, asked: ReportExtras, meta: bytes, *, manages: bool
+    ) -> Reported:
+        """Carry out what is asked for one vBucket; raises as `report`."""
+        hop = None if manages else self._hop(number, asked)
         if hop is not None:
-            return self._report_to_copy(hop, request, extras)
-        vbucket = self._bucket.locate(request.vbucket)
+            return self._report_to_copy(hop, name, asked, meta)
+        vbucket = self._bucket.locate(number)
         owner = MANAGER if manages else self
-        if extras.op == OP_REMOVE:
+        if asked.op == OP_REMOVE:
             self.tables.forget(vbucket.id)
-            self._watermarks.remove(vbucket, request.key, owner)
+            self._watermarks.remove(vbucket, name, owner)
             self._named.pop(vbucket.id, None)
-            return _answer(Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True))
-        kind = _kind(extras.kind)
-        report = Report(
-            request.key, kind, extras.watermark, extras.lifetime_s, extras.vb_uuid, request.value
-        )
+            return Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True)
+        kind = _kind(asked.kind)
+        report = Report(name, kind, asked.watermark, asked.lifetime_s, asked.vb_uuid, meta)
         reported = self._watermarks.report(vbucket, report, owner)
         if not manages:
             self._named[vbucket.id] = report
             self._owned.add((vbucket.id, report.id))
             if kind is Kind.REPLICA:
                 self.tables.name(vbucket.id, report)
-        answer = _answer(reported)
-        if reported.on_disk:
-            return answer
-        self._watermarks.when_registered(partial(self._registered, request, answer))
-        return None
+        return reported
 
-    def _hop(self, number: int, extras: ReportExtras) -> VBucket | None:
+    def take_all(
+        self, name: bytes, head: ReportsHead, reports: Sequence[OneReport]
+    ) -> list[OneReport]:
+        """Take those reports that only raise watermarks; return the others, for `take`."""
+        if head.op == OP_REMOVE or head.kind == Kind.REPLICA or head.kind not in _KINDS:
+            return list(reports)
+        common = Common(name, Kind(head.kind), self.granted_s(head), self)
+        return self._watermarks.raise_all(self._bucket.active, common, reports)
+
+    def granted_s(self, head: ReportsHead) -> int:
+        """Return the lifetime of the rows that reports with this head name."""
+        if head.op == OP_REMOVE or head.kind not in _KINDS:
+            return 0
+        return granted_lifetime_s(Kind(head.kind), head.lifetime_s, self._bucket.settings.purge)
+
+    def name_of(self, number: int) -> bytes | None:
+        """Return the id under which a vBucket was named on this connection."""
+        report = self._named.get(number)
+        return None if report is None else report.id
+
+    def when_registered(self, request: UprRequest, answer: Answer) -> None:
+        """Answer a request when all rows of this moment are on disk."""
+        self._watermarks.when_registered(partial(self._registered, request, answer))
+
+    def _hop(self, number: int, asked: ReportExtras) -> VBucket | None:
         """Return the vBucket if it is a replica itself, which another one follows."""
         vbucket = self._bucket.vbuckets.get(number)
-        chained = vbucket is not None and extras.kind == Kind.REPLICA and passes_tables_on(vbucket)
+        chained = vbucket is not None and asked.kind == Kind.REPLICA and passes_tables_on(vbucket)
         return vbucket if chained and self._bucket.traffic else None
 
     def _report_to_copy(
-        self, vbucket: VBucket, request: UprRequest, extras: ReportExtras
-    ) -> Answer:
+        self, vbucket: VBucket, name: bytes, asked: ReportExtras, meta: bytes
+    ) -> Reported:
         """Take note of who follows a replica; its rows are its source's, so this is none of them.
 
         It needs none: nobody in a chain drops what the first source keeps.
         """
-        if extras.op == OP_REMOVE:
+        if asked.op == OP_REMOVE:
             self._named.pop(vbucket.id, None)
             self.tables.forget(vbucket.id)
-            return _answer(Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True))
-        report = Report(request.key, Kind.REPLICA, *extras[:2], extras.vb_uuid, request.value)
+            return Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True)
+        report = Report(name, Kind.REPLICA, *asked[:2], asked.vb_uuid, meta)
         report.check()
         if report.watermark > vbucket.high_seqno:
             raise RangeExceeded(f"the high seqno is {vbucket.high_seqno}")
         self._named[vbucket.id] = report
         self.tables.name(vbucket.id, report)
-        lifetime_s = granted_lifetime_s(
-            Kind.REPLICA, extras.lifetime_s, self._bucket.settings.purge
-        )
-        return _answer(Reported(vbucket.purge_seqno, vbucket.high_seqno, lifetime_s, True))
+        lifetime_s = granted_lifetime_s(Kind.REPLICA, asked.lifetime_s, self._bucket.settings.purge)
+        return Reported(vbucket.purge_seqno, vbucket.high_seqno, lifetime_s, True)
 
     def read(self, request: UprRequest) -> Answer:
         """Carry out a HWT_READ.
@@ -151,7 +181,7 @@ class Registration:
                 request.opcode,
                 status,
                 extras=answer.extras if ok else b"",
-                value=STATUS_TEXT[status] if status else b"",
+                value=answer.value if ok else STATUS_TEXT[status],
                 opaque=request.opaque,
             )
         )
@@ -226,7 +256,3 @@ def _kind(number: int) -> Kind:
         return Kind(number)
     except ValueError:
         raise InvalidArguments(f"there is no kind {number}") from None
-
-
-def _answer(reported: Reported) -> Answer:
-    return Answer(HWT_REPLY_EXTRAS.pack(*reported[:3]))

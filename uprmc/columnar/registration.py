@@ -1,7 +1,7 @@
-"""The rows of a stream in the watermark tables of the nodes: what keeps deletions for it.
+"""The rows of who reads now and then in the watermark tables of the nodes: Spark streams, backups.
 
-The driver reports, tasks do not: only the driver knows what Spark has committed. The row's id is
-in the offsets, so it lives as long as the checkpoint; `consume.registering` makes the frames.
+The driver reports, tasks do not: only the driver knows what is durable. The rows' id lives as long
+as the checkpoint of a stream, or the directory of a backup; `consume.registering` makes the frames.
 
 A connection is made for a few reports and closed after them, so that no node waits for us between
 batches, and the next driver of the same checkpoint may name the rows at once. A node that cannot
@@ -13,20 +13,26 @@ Source: `reference/systems.md` a.1 to a.4; Spark reference, section 3.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import SparkError
+from uprmc.columnar.nodes import Nodes
 from uprmc.consume import features
-from uprmc.consume.registering import Instance, Purged, Registering, kind_number
+from uprmc.consume.registering import Instance, Purged, Registering, removal
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Status
-from uprmc.spark.offsets import Offset, Position
 
-_KIND = kind_number("spark")
+#: The newest complete state of a vBucket that is durable, and its history; 0 and 0 = there is none.
+Durable = Callable[[int], tuple[int, int]]
+
+
+#: Answers that say that there is no row to remove any more.
+_NOTHING_THERE = frozenset({Status.KEY_NOT_FOUND, Status.NOT_MY_VBUCKET})
 
 
 class Registration:
@@ -34,22 +40,20 @@ class Registration:
 
     Args:
         access: where the nodes are.
-        instance: the id of the rows.
-        lifetime_s: how long they outlive the last report; 0 = the node's default.
+        instance: who is registered.
         restarts: a vBucket whose deletions are gone is read from zero, and registered so.
     """
 
-    def __init__(self, access: Access, instance: str, lifetime_s: int, *, restarts: bool) -> None:
-        self._access, self._restarts = access, restarts
-        self._instance = Instance(instance.encode(), _KIND, lifetime_s)
+    def __init__(self, access: Access, instance: Instance, *, restarts: bool) -> None:
+        self._access, self._restarts, self._instance = access, restarts, instance
         self._nodes: dict[str, Registering] = {}
         self._places: dict[int, str] = {}
 
-    def begin(self, offset: Offset, places: Mapping[int, str]) -> None:
+    def begin(self, durable: Durable, places: Mapping[int, str]) -> None:
         """Register the vBuckets that are not registered where they are; report the others.
 
         Args:
-            offset: what is committed.
+            durable: what is committed.
             places: the node of each vBucket that is read.
         """
         new: dict[str, list[int]] = {place: [] for place in self._nodes}
@@ -57,15 +61,15 @@ class Registration:
             if self._places.get(number) != place:
                 self._leave(number)
                 new.setdefault(place, []).append(number)
-        self._note(offset)
+        self._note(durable)
         for place, numbers in new.items():
-            self._tell(place, numbers, offset)
+            self._tell(place, numbers, durable)
 
-    def committed(self, offset: Offset) -> None:
+    def committed(self, durable: Durable) -> None:
         """Report what is durable now, as often as the interval of reports allows."""
-        self._note(offset)
+        self._note(durable)
         for place in [*self._nodes]:
-            self._tell(place, (), offset)
+            self._tell(place, (), durable)
 
     def told(self, vbucket: int) -> str:
         """Return what the node said of a position whose deletions are gone, as words; or ""."""
@@ -84,16 +88,16 @@ class Registration:
 
     # --- one node -------------------------------------------------------------------------------
 
-    def _note(self, offset: Offset) -> None:
+    def _note(self, durable: Durable) -> None:
         for number, place in self._places.items():
-            self._nodes[place].reached(number, *_durable(offset.at(number)))
+            self._nodes[place].reached(number, *durable(number))
 
     def _leave(self, number: int) -> None:
         place = self._places.pop(number, None)
         if place is not None:
             self._nodes[place].gone(number)
 
-    def _tell(self, place: str, new: Sequence[int], offset: Offset) -> None:
+    def _tell(self, place: str, new: Sequence[int], durable: Durable) -> None:
         rows = self._nodes.setdefault(place, Registering(self._instance))
         frames = rows.due(time.monotonic())
         if not frames and not new:
@@ -101,12 +105,11 @@ class Registration:
         try:
             with Connection(place, self._access) as connection:
                 rows.granted = self._open(connection)
-                for number in new:
-                    frames += rows.register(number, *_durable(offset.at(number)))
-                    self._places[number] = place
-                outpaced = self._send(connection, rows, frames)
-                if self._restarts:
-                    again = [each for n in outpaced & {*new} for each in rows.register(n, 0)]
+                frames += rows.register_all({number: durable(number) for number in new})
+                self._places.update(dict.fromkeys(new, place))
+                outpaced = self._send(connection, rows, frames) & {*new}
+                if self._restarts and outpaced:
+                    again = rows.register_all(dict.fromkeys(outpaced, (0, 0)))
                     self._send(connection, rows, again)
         except SparkError:
             self._forget(place)
@@ -131,15 +134,39 @@ class Registration:
 
     def _open(self, connection: Connection) -> bool:
         """Make it a connection that may report; return whether the node has watermarks."""
-        opening = features.REGISTRAR.open(b"spark " + self._instance.id)
-        asked = [opening, *features.REGISTRAR.controls()]
-        answers = connection.ask(asked)
-        return features.WATERMARKS in features.granted(asked, answers)
+        return opened(connection, b"registers " + self._instance.id)
 
 
-def _durable(position: Position) -> tuple[int, int]:
-    """Return the newest complete state of a position, and its history."""
-    return (position.boundary, position.uuid) if position.boundary else (0, 0)
+def opened(connection: Connection, name: bytes) -> bool:
+    """Make it a connection that may report; return whether the node has watermarks."""
+    asked = [features.REGISTRAR.open(name), *features.REGISTRAR.controls()]
+    return features.WATERMARKS in features.granted(asked, connection.ask(asked))
+
+
+def unregister(access: Access, name: bytes) -> list[int]:
+    """Remove the rows of an instance from all nodes; return the vBuckets that had one.
+
+    Raises:
+        Unreachable, Refused, ...: a node does not answer, or refuses; the others may be done.
+    """
+    removed: list[int] = []
+    with Nodes(access) as nodes:
+        for place, numbers in nodes.by_place(nodes.owners).items():
+            requests = [removal(name, number) for number in numbers]
+            removed += nodes.at(place, partial(_removed, requests))
+    return sorted(removed)
+
+
+def _removed(requests: Sequence[RequestFrame], connection: Connection) -> list[int]:
+    if not opened(connection, b"removes " + requests[0].key):
+        return []
+    found = []
+    for request, answer in zip(requests, connection.ask(requests), strict=True):
+        if answer.status == Status.SUCCESS:
+            found.append(request.vbucket)
+        elif answer.status not in _NOTHING_THERE:
+            raise connection.refusal(answer, "HWT_REPORT")
+    return found
 
 
 def _words(purged: Purged) -> str:

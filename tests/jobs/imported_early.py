@@ -1,0 +1,1 @@
+"""A module that nothing but an early start of the processes imports."""
