@@ -14,7 +14,7 @@ Source: systems reference b; contracts, section 3.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,12 +40,13 @@ from uprmc.xdcr.received import Received, due, row_of
 from uprmc.xdcr.settings import ACCEPTED, PERSISTED, STOP
 from uprmc.xdcr.shipment import NOWHERE, Position, Shipment, position_of, start_of
 from uprmc.xdcr.shipping import Part, Rules, ship
+from uprmc.xdcr.slices import Slices
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Held, Login, Target
 from uprmc.xdcr.windows import Item, Window
 
 RUNNING, PAUSED, ERROR = "running", "paused", "error"
-NEEDS_RECONCILE, WAITING = "needs_reconcile", "waiting"
+WAITING = "waiting"
 
 #: A lost node is dialled again after a pause of this length, which doubles.
 _DIAL_MIN_S, _DIAL_MAX_S = 0.1, 5.0
@@ -143,13 +144,14 @@ class Link:
         self._nodes = {place: Node(place) for place in spec.places}
         self._reading: Reading | None = None
         self._memory: dict[int, Record] = {}
-        self._outpaced: dict[int, Record] = {}
         self._queued: dict[str, deque[tuple[Shipment, Part]]] = {}
         self._withheld: dict[int, deque[tuple[Shipment, Part]]] = {}
         self._waits_for_disk = False
         self._pausing: list[Callable[[], None]] = []
         self._pausing_since = 0.0
         self._closed = False
+        self._slices = Slices(world.later, self._clock.monotonic)
+        self._asking = Backoff(_LOOK_S, _DIAL_MAX_S)
         self._stops = ""
         self._forwarded = False
         self._session = f"{world.hub.bucket.entropy.uuid48():012x}"
@@ -185,8 +187,6 @@ class Link:
             return PAUSED
         if self.error:
             return ERROR
-        if self._outpaced:
-            return NEEDS_RECONCILE
         return RUNNING if self._bucket.active else WAITING
 
     def through(self, number: int) -> int:
@@ -199,11 +199,22 @@ class Link:
             known.append(self._memory[number])
         return max((each.seqno for each in known), default=0)
 
+    def _totals(self) -> tuple[int, int]:
+        """Return the sums of all high seqnos, and of how far each vBucket has arrived."""
+        high = through = 0
+        shipments = self.shipments
+        for number, vbucket in self._bucket.active.items():
+            shipment = shipments.get(number)
+            arrived = self.through(number) if shipment is None else shipment.through.seqno
+            high += vbucket.high_seqno
+            through += min(arrived, vbucket.high_seqno)
+        return high, through
+
     @property
     def changes_left(self) -> int:
         """Number of seqnos that have not arrived."""
-        vbuckets = self._bucket.active.values()
-        return sum(max(0, each.high_seqno - self.through(each.id)) for each in vbuckets)
+        high, through = self._totals()
+        return high - through
 
     @property
     def bucket_uuid(self) -> str:
@@ -266,7 +277,7 @@ class Link:
             self._dial(now)
             if now - self._looked_at >= _LOOK_S:
                 self._looked_at = now
-                self._look()
+                self._look(now)
             if now - self._checked_at >= self.spec.settings.checkpoint_interval_s:
                 self._checked_at = now
                 self.write_checkpoint()
@@ -276,11 +287,8 @@ class Link:
         self._measure(now)
 
     def _measure(self, now: float) -> None:
-        vbuckets = list(self._bucket.active.values())
-        high = sum(each.high_seqno for each in vbuckets)
-        self.lag.note(
-            now, high, sum(min(each.high_seqno, self.through(each.id)) for each in vbuckets)
-        )
+        high, through = self._totals()
+        self.lag.note(now, high, through)
         if now - self._rated >= _RATE_S:
             items = self.counters.docs_written
             self.rate = round((items - self._rated_items) / (now - self._rated), 1)
@@ -305,6 +313,7 @@ class Link:
     def close(self) -> None:
         """Hang up. What is written down stays."""
         self._closed = True
+        self._slices.close()
         self._hang_up()
         if self._reading is not None:
             self._reading.close()
@@ -464,10 +473,13 @@ class Link:
 
     # --- which node has which vBucket -----------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         """Begin what has no stream, after the nodes were asked again what they have."""
-        missing = self._bucket.active.keys() - self.shipments.keys() - self._outpaced.keys()
-        if missing:
+        missing = self._bucket.active.keys() - self.shipments.keys()
+        if not missing:
+            self._asking.good()
+        elif self._asking.at <= now and "place" not in self._slices:
+            self._asking.failed(now)
             for target in self.targets:
                 target.survey()
         gone = [s for s in self.shipments.values() if s.vbucket.id not in self._bucket.active]
@@ -481,19 +493,24 @@ class Link:
         targets = self.targets
         if not targets:
             return
-        missing = [
-            vbucket
-            for number, vbucket in self._bucket.active.items()
-            if number not in self.shipments and number not in self._outpaced
-        ]
+        self._slices.run("place", self._placements(targets))
+
+    def _placements(self, targets: list[Target]) -> Iterator[None]:
+        """Begin what has no stream; others may run between any two vBuckets."""
         absent, why = [], ""
-        for vbucket in missing:
-            claims = [_claim(target, vbucket.id) for target in targets]
-            choice = chosen(vbucket.id, [each for each in claims if each is not None])
+        for number, vbucket in list(self._bucket.active.items()):
+            if self.error or self.spec.paused or self._reading is None:
+                return
+            if number in self.shipments or self._bucket.active.get(number) is not vbucket:
+                continue
+            ready = {target.place: target for target in targets if target.ready}
+            claims = [_claim(target, number) for target in ready.values()]
+            choice = chosen(number, [each for each in claims if each is not None])
             if choice.place:
-                self._begin(vbucket, next(t for t in targets if t.place == choice.place))
+                self._begin(vbucket, ready[choice.place])
+                yield
             else:
-                absent.append(vbucket.id)
+                absent.append(number)
                 why = choice.why
         stops, self._stops = self._stops, ""
         if stops:
@@ -828,7 +845,7 @@ class Link:
         """
         self._checking = True
         noted = {
-            number: shipment.through
+            number: (shipment, shipment.through)
             for number, shipment in self.shipments.items()
             if shipment.through.seqno and self._has_moved(number, shipment)
         }
@@ -838,10 +855,12 @@ class Link:
         left = set(asked)
 
         def answered(place: str, held: dict[int, Held] | None) -> None:
-            self._checkpoint_of(place, noted, held)
-            left.discard(place)
-            if not left and done is not None:
-                done()
+            def finished() -> None:
+                left.discard(place)
+                if not left and done is not None:
+                    done()
+
+            self._slices.run(place, self._checkpoint_of(place, noted, held), finished)
 
         for target in self.targets:
             if target.place in asked:
@@ -854,14 +873,18 @@ class Link:
         return not records or records[0].seqno != shipment.through.seqno
 
     def _checkpoint_of(
-        self, place: str, noted: dict[int, Position], held: dict[int, Held] | None
-    ) -> None:
+        self,
+        place: str,
+        noted: dict[int, tuple[Shipment, Position]],
+        held: dict[int, Held] | None,
+    ) -> Iterator[None]:
+        """Write the checkpoints of a node; others may run between any two vBuckets."""
         written = failed = 0
         told: list[dict[str, object]] = []
-        for number, position in noted.items():
-            shipment = self.shipments.get(number)
-            if shipment is None or shipment.place != place:
-                continue
+        for number, (shipment, position) in noted.items():
+            if self.shipments.get(number) is not shipment or shipment.place != place:
+                continue  # it has begun again, perhaps further back
+            yield
             theirs = Held() if held is None else held.get(number)
             newest = theirs.log[0].uuid if theirs is not None and theirs.log else 0
             if theirs is None or newest != shipment.target_uuid:
@@ -870,7 +893,7 @@ class Link:
                 continue
             shipment.target_seqno = theirs.seqno
             self._may_pass_on(shipment)
-            if position.is_whole and number in self.shipments:
+            if position.is_whole:
                 told.append(self._full_record(number, shipment, position))
             self._write(number, shipment.record(position, theirs.seqno, int(self._clock.now())))
             written += 1
@@ -957,7 +980,11 @@ class Link:
 
     def _renew(self) -> None:
         """Report again, so that rows do not expire while nothing arrives."""
-        for number in self._bucket.active:
+        self._slices.run("renew", self._renewals())
+
+    def _renewals(self) -> Iterator[None]:
+        for number in list(self._bucket.active):
+            yield
             known = self._known(number)
             if known:
                 self._report(number, known[0])
