@@ -24,7 +24,7 @@ from uprmc.consume.retry import Backoff
 from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, RollbackRequired, TemporaryFailure
-from uprmc.model import SEQNO_MAX
+from uprmc.model import SEQNO_MAX, ConflictRule
 from uprmc.places import of_cluster_map
 from uprmc.ports import Dial, Dialled, Session
 from uprmc.protocol.opcodes import HEADER_BYTES, Feature, Opcode, Status, status_text
@@ -32,12 +32,14 @@ from uprmc.rollback import ends_of_branches
 from uprmc.upr.hub import Hub
 from uprmc.xdcr import checkpoint
 from uprmc.xdcr.checkpoint import Record, Records
+from uprmc.xdcr.checkpoint_store import CheckpointStore
 from uprmc.xdcr.counters import Counters, Errors
 from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins
 from uprmc.xdcr.lag import Lag
-from uprmc.xdcr.reading import PREFIX, Reading, replicated_seqno
+from uprmc.xdcr.outbound import Outbound
+from uprmc.xdcr.reading import Reading
 from uprmc.xdcr.received import Received, due, row_of
-from uprmc.xdcr.settings import ACCEPTED, PERSISTED, STOP
+from uprmc.xdcr.settings import STOP
 from uprmc.xdcr.shipment import NOWHERE, Position, Shipment, position_of, start_of
 from uprmc.xdcr.shipping import Part, Rules, ship
 from uprmc.xdcr.slices import Slices
@@ -61,9 +63,8 @@ _RATE_S = 1.0
 #: A pause waits this long for answers, and then for its checkpoint.
 _SETTLE_S, _PAUSE_S = 2.0, 4.0
 
-#: Bytes that are read at a time, and parts that wait for another node or for the disk.
+#: Bytes that are read at a time.
 _PULL_BYTES = 64 * 1024
-_PARTS_MAX = 4_096
 
 _FROM_ZERO = Record(0, 0, 0, 0, 0, 0)
 
@@ -121,7 +122,6 @@ class Link:
         counters, errors, lag: of this run.
         error: why it is in state `error`; empty = it is not.
         shipments: vBuckets that are being sent, by number.
-        records: checkpoints, newest first, by vBucket.
         rate: items per second.
         branches: what was sent and is lost at the source, newest last.
         forwarded_from: by vBucket, where a checkpoint of others let it begin.
@@ -134,7 +134,6 @@ class Link:
         self.lag = Lag()
         self.error = ""
         self.shipments: dict[int, Shipment] = {}
-        self.records: dict[int, Records] = {}
         self.branches: deque[dict[str, object]] = deque(maxlen=1_000)
         self.forwarded_from: dict[int, int] = {}
         self.rate = 0.0
@@ -144,9 +143,8 @@ class Link:
         self._nodes = {place: Node(place) for place in spec.places}
         self._reading: Reading | None = None
         self._memory: dict[int, Record] = {}
-        self._queued: dict[str, deque[tuple[Shipment, Part]]] = {}
-        self._withheld: dict[int, deque[tuple[Shipment, Part]]] = {}
-        self._waits_for_disk = False
+        self._store = CheckpointStore(world.hub.bucket, spec.name, self._trouble)
+        self._outbound = Outbound(world.hub, self._queued, self._wake)
         self._pausing: list[Callable[[], None]] = []
         self._pausing_since = 0.0
         self._closed = False
@@ -169,6 +167,7 @@ class Link:
         rules.pattern = self.spec.pattern()
         rules.batch_items, rules.batch_bytes = settings.batch_items, settings.batch_bytes
         rules.optimistic_bytes = settings.optimistic_bytes
+        self._outbound.ship = settings.ship
         rules.deletions = not settings.filter_deletions
         rules.expirations = not settings.filter_expirations
 
@@ -188,6 +187,11 @@ class Link:
         if self.error:
             return ERROR
         return RUNNING if self._bucket.active else WAITING
+
+    @property
+    def records(self) -> dict[int, Records]:
+        """Checkpoints, newest first, by vBucket."""
+        return self._store.records
 
     def through(self, number: int) -> int:
         """Return up to which seqno a vBucket has arrived, as far as is known."""
@@ -281,7 +285,7 @@ class Link:
             if now - self._checked_at >= self.spec.settings.checkpoint_interval_s:
                 self._checked_at = now
                 self.write_checkpoint()
-            if self._withheld:
+            if self._outbound.withheld:
                 self._wake()
             self._pass_on()
         self._measure(now)
@@ -337,9 +341,7 @@ class Link:
         if self._reading is not None:
             for number in numbers:
                 self._reading.unregister(number)
-        for number in self.records:
-            self._bucket.flusher.keep_local(self._document(number), _no_document)
-        self.records.clear()
+        self._store.forget()
 
     def pause(self, spec: LinkSpec, done: Callable[[], None]) -> None:
         """Stop sending; `done` is called when what was sent is settled, or after `_PAUSE_S`."""
@@ -460,7 +462,7 @@ class Link:
                 node.backoff.good()
             node.backoff.failed(now)
         self._drop([s for s in self.shipments.values() if s.place == target.place])
-        self._queued.pop(target.place, None)
+        self._outbound.forget_node(target.place)
 
     def pause_target(self, target: Target, seconds: float) -> None:
         """Wake a connection after a while."""
@@ -562,7 +564,7 @@ class Link:
         shipment.clean = self._is_clean(vbucket, record, held)
         shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
         self._memory.pop(number, None)
-        self._forget_above(number, through.seqno)
+        self._store.forget_above(number, through.seqno)
         if record is not None and forwards:
             self.forwarded_from[number] = record.seqno
             self._forwarded = True
@@ -581,16 +583,9 @@ class Link:
             return True
         return None if not vbucket.purge_seqno else False
 
-    def _forget_above(self, number: int, seqno: int) -> None:
-        """Forget checkpoints that one of the ends has lost."""
-        records = self._known(number)
-        kept = tuple(record for record in records if record.seqno <= seqno)
-        if kept != records:
-            self._keep(number, kept)
-
     def _candidates(self, number: int, held: Held) -> list[Record]:
         """Return the records that the target still has, the most advanced first."""
-        records = self._known(number)
+        records = self._store.known(number)
         valid = checkpoint.at_target(records, held.log, held.seqno)
         memory = self._memory.get(number)
         if memory is not None and memory.target_uuid == (held.log[0].uuid if held.log else 0):
@@ -607,31 +602,12 @@ class Link:
         ]
         return sorted(found, key=lambda record: record.seqno, reverse=True)
 
-    def _known(self, number: int) -> Records:
-        """Return the checkpoints of a vBucket: the node's own, and the one of its watermark row."""
-        records = self.records.get(number)
-        if records is None:
-            try:
-                records = checkpoint.decode(self._bucket.store.local(self._document(number)))
-            except ValueError as error:
-                self._trouble(f"vBucket {number}: its checkpoints are not read: {error}")
-                records = ()
-        row = self._row(number)
-        records = self.records[number] = checkpoint.merged(records, row)
-        return records
-
-    def _row(self, number: int) -> Record | None:
-        vbucket = self._bucket.vbuckets[number]
-        name = PREFIX + self.spec.name.encode()
-        rows = [row for row in self._bucket.watermarks.rows(vbucket) if row.id == name]
-        return checkpoint.decode_one(rows[0].meta) if rows and rows[0].meta else None
-
     def _start(self, vbucket: VBucket, record: Record) -> StreamState:
         """Register and request the stream; raises as `Reading.begin`."""
         assert self._reading is not None
         start = start_of(record)
         whole = position_of(record).whole
-        written = [each for each in self._known(vbucket.id) if each.seqno <= record.seqno]
+        written = [each for each in self._store.known(vbucket.id) if each.seqno <= record.seqno]
         meta = checkpoint.encode_one(written[0]) if written else b""
         self._reading.report(vbucket.id, whole, record.uuid if whole else 0, meta)
         return self._reading.begin(vbucket, start)
@@ -669,29 +645,28 @@ class Link:
                 )
             else:
                 self._memory.pop(number, None)
-            self._withheld.pop(number, None)
+            self._outbound.withheld.pop(number, None)
             if self._reading is not None:
                 self._reading.end(shipment.stream)
 
     def _drop_all(self) -> None:
         self._drop(list(self.shipments.values()))
-        self._queued.clear()
-        self._withheld.clear()
+        self._outbound.clear()
 
     # --- sending --------------------------------------------------------------------------------
 
     def fill(self, target: Target, out: list[bytes], budget: int) -> int:
         """See `TargetOwner`."""
         reading = self._reading
-        if reading is None or self.spec.paused or self.error:
+        if reading is None or self.spec.paused or self.error or self._stops:
             return 0
         budget = self._affordable(target, budget)
         sent, windows = 0, target.windows
-        queue = self._queued.setdefault(target.place, deque())
+        queue = self._outbound.queue(target.place)
         while sent < budget and windows.has_room:
             if queue:
                 sent += self._ship(target, *queue.popleft(), out)
-            elif not (self._release() or self._pull(budget - sent)):
+            elif not (self._outbound.release() or self._pull(budget - sent)):
                 break
         if not (queue and windows.has_room):
             sent += windows.close(out)
@@ -718,72 +693,26 @@ class Link:
     def _pull(self, budget: int) -> bool:
         """Read items into the queues of their nodes; return whether there were any."""
         assert self._reading is not None
-        if sum(map(len, self._queued.values())) > _PARTS_MAX:
-            return False
-        if sum(map(len, self._withheld.values())) > _PARTS_MAX:
+        if self._outbound.is_full:
             return False
         pulled = self._reading.pull(min(budget, _PULL_BYTES))
         for batch in pulled.batches:
             for run in batch.runs:
                 shipment = self.shipments.get(run.stream.vbucket)
                 if shipment is not None and shipment.stream is run.stream:
-                    self._hand_out(
-                        shipment, Part(pulled.data, batch, run.first, run.last, run.done)
-                    )
+                    part = Part(pulled.data, batch, run.first, run.last, run.done)
+                    self._outbound.add(shipment, part)
         for stream in pulled.ended:
             shipment = self.shipments.get(stream.vbucket)
             if shipment is not None and shipment.stream is stream:
                 self._drop([shipment])
         return bool(pulled.data)
 
-    def _hand_out(self, shipment: Shipment, part: Part) -> None:
-        number = shipment.vbucket.id
-        if self.spec.settings.ship != ACCEPTED or number in self._withheld:
-            withheld = self._withheld.setdefault(number, deque())
-            withheld.append((shipment, part))
-            return
-        self._queue(shipment, part)
-
-    def _queue(self, shipment: Shipment, part: Part) -> None:
-        queue = self._queued.setdefault(shipment.place, deque())
-        queue.append((shipment, part))
-        node = self._nodes[shipment.place]
-        if len(self._nodes) > 1 and node.target is not None:
-            node.target.wake()
-
-    def _release(self) -> bool:
-        """Queue what may be sent by now, because it is on the disks it has to be on."""
-        released = False
-        for number, withheld in list(self._withheld.items()):
-            while withheld:
-                shipment, part = withheld.popleft()
-                ready, rest = part.cut(self._safe_seqno(shipment.vbucket))
-                if ready is not None:
-                    self._queue(shipment, ready)
-                    released = True
-                if rest is not None:
-                    withheld.appendleft((shipment, rest))
-                    break
-            if not withheld:
-                del self._withheld[number]
-        if self._withheld and not released and not self._waits_for_disk:
-            self._waits_for_disk = True
-            self._bucket.flusher.when_durable(self._on_disk)
-        return released
-
-    def _on_disk(self, _: bool) -> None:
-        self._waits_for_disk = False
-        self._wake()
-
-    def _safe_seqno(self, vbucket: VBucket) -> int:
-        """Return up to where changes may be sent."""
-        ship_when = self.spec.settings.ship
-        if ship_when == ACCEPTED:
-            return vbucket.high_seqno
-        durable = self._bucket.flusher.durable_seqno(vbucket)
-        if ship_when == PERSISTED:
-            return durable
-        return min(durable, replicated_seqno(self._world.hub, vbucket.id))
+    def _queued(self, place: str) -> None:
+        """Wake the node that something waits for, if it is not the one that reads."""
+        target = self._nodes[place].target
+        if len(self._nodes) > 1 and target is not None:
+            target.wake()
 
     def _ship(self, target: Target, shipment: Shipment, part: Part, out: list[bytes]) -> int:
         if shipment.dead:
@@ -805,7 +734,7 @@ class Link:
 
     @property
     def _by_time(self) -> bool:
-        return getattr(self._bucket.settings.engine, "conflict_resolution", "") == "timestamp"
+        return self._bucket.account.conflict_rule is ConflictRule.TIMESTAMP
 
     def sent_later(self, size: int) -> None:
         """See `TargetOwner`."""
@@ -960,14 +889,8 @@ class Link:
         return rows
 
     def _write(self, number: int, record: Record) -> None:
-        self._keep(number, checkpoint.added(self._known(number), record))
+        self._store.add(number, record)
         self._report(number, record)
-
-    def _keep(self, number: int, records: Records) -> None:
-        self.records[number] = records
-        self._bucket.flusher.keep_local(
-            self._document(number), lambda: checkpoint.encode(self.records.get(number, ()))
-        )
 
     def _report(self, number: int, record: Record) -> None:
         if self._reading is None or number not in self._bucket.active:
@@ -985,12 +908,9 @@ class Link:
     def _renewals(self) -> Iterator[None]:
         for number in list(self._bucket.active):
             yield
-            known = self._known(number)
+            known = self._store.known(number)
             if known:
                 self._report(number, known[0])
-
-    def _document(self, number: int) -> bytes:
-        return b"uprmc/xdcr/%s/%d" % (self.spec.name.encode(), number)
 
 
 _OURS = 0x5500
@@ -1009,7 +929,3 @@ def _key_of(frame: bytes) -> str:
     start = HEADER_BYTES + frame[4]
     key = frame[start : start + int.from_bytes(frame[2:4], "big")]
     return f"key {key[:80].decode('utf-8', 'backslashreplace')!r}"
-
-
-def _no_document() -> bytes | None:
-    return None
