@@ -43,7 +43,7 @@ def test_after_a_failover_the_link_goes_on_at_the_last_replicated_watermark(
     centres.until_level(standby)
     assert documents(replica) == documents(b)
     assert standby.counters.docs_opt_repd <= 200  # it went on at the row's checkpoint
-    assert {each.seqno for each in standby._known(0)} == {100}
+    assert {each.seqno for each in standby._store.known(0)} == {100}
 
 
 def lose_a_branch(centres: DataCentres, **given: object) -> tuple[Node, Node, Link]:
@@ -65,7 +65,7 @@ def lose_a_branch(centres: DataCentres, **given: object) -> tuple[Node, Node, Li
     centres.follow(a, replica, demote=True)
     centres.until_equal(a, replica)
     centres.fail_over(a, *ALL)
-    centres.loop.until(lambda: link.branches)
+    centres.loop.until(lambda: len(link.branches) == 4)
     return a, b, link
 
 
@@ -85,7 +85,7 @@ def test_what_was_sent_from_a_lost_branch_is_reported(centres: DataCentres) -> N
 
 def test_a_link_that_is_to_stop_at_a_lost_branch_stops(centres: DataCentres) -> None:
     a, b, link = lose_a_branch(centres, set={"on_branch": "stop"})
-    assert link.state == "error"
+    centres.loop.until(lambda: link.state == "error")
     assert "changes 101 to 200 were sent and are lost" in link.error
     assert centres.command(a, "resume", name="west")["state"] == "running"
     write(a, 800, 1)
@@ -127,7 +127,7 @@ def test_nothing_is_sent_before_it_is_on_disk_if_the_link_is_to_wait(
     a.bucket.flusher.pause()
     write(a, 100, 100)
     write(b, 1000, 1)  # something that passes while nothing else does
-    centres.loop.until(lambda: link._withheld)
+    centres.loop.until(lambda: link._outbound.withheld)
     assert len(documents(b)) == 101
     a.bucket.flusher.resume()
     centres.until_level(link)
@@ -145,7 +145,7 @@ def test_nothing_is_sent_before_a_replica_has_it_on_disk_if_the_link_is_to_wait(
     replica.bucket.flusher.pause()
     write(a, 100, 100)
     centres.until_on_disk(a)
-    centres.loop.until(lambda: link._withheld)
+    centres.loop.until(lambda: link._outbound.withheld)
     assert len(documents(b)) == 100
     replica.bucket.flusher.resume()
     centres.until_level(link)

@@ -14,7 +14,7 @@ Source: systems reference b; contracts, section 3.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +24,7 @@ from uprmc.consume.retry import Backoff
 from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, RollbackRequired, TemporaryFailure
-from uprmc.model import SEQNO_MAX
+from uprmc.model import SEQNO_MAX, ConflictRule
 from uprmc.places import of_cluster_map
 from uprmc.ports import Dial, Dialled, Session
 from uprmc.protocol.opcodes import HEADER_BYTES, Feature, Opcode, Status, status_text
@@ -32,20 +32,23 @@ from uprmc.rollback import ends_of_branches
 from uprmc.upr.hub import Hub
 from uprmc.xdcr import checkpoint
 from uprmc.xdcr.checkpoint import Record, Records
+from uprmc.xdcr.checkpoint_store import CheckpointStore
 from uprmc.xdcr.counters import Counters, Errors
 from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins
 from uprmc.xdcr.lag import Lag
-from uprmc.xdcr.reading import PREFIX, Reading, replicated_seqno
+from uprmc.xdcr.outbound import Outbound
+from uprmc.xdcr.reading import Reading
 from uprmc.xdcr.received import Received, due, row_of
-from uprmc.xdcr.settings import ACCEPTED, PERSISTED, STOP
+from uprmc.xdcr.settings import STOP
 from uprmc.xdcr.shipment import NOWHERE, Position, Shipment, position_of, start_of
 from uprmc.xdcr.shipping import Part, Rules, ship
+from uprmc.xdcr.slices import Slices
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Held, Login, Target
 from uprmc.xdcr.windows import Item, Window
 
 RUNNING, PAUSED, ERROR = "running", "paused", "error"
-NEEDS_RECONCILE, WAITING = "needs_reconcile", "waiting"
+WAITING = "waiting"
 
 #: A lost node is dialled again after a pause of this length, which doubles.
 _DIAL_MIN_S, _DIAL_MAX_S = 0.1, 5.0
@@ -60,9 +63,8 @@ _RATE_S = 1.0
 #: A pause waits this long for answers, and then for its checkpoint.
 _SETTLE_S, _PAUSE_S = 2.0, 4.0
 
-#: Bytes that are read at a time, and parts that wait for another node or for the disk.
+#: Bytes that are read at a time.
 _PULL_BYTES = 64 * 1024
-_PARTS_MAX = 4_096
 
 _FROM_ZERO = Record(0, 0, 0, 0, 0, 0)
 
@@ -120,7 +122,6 @@ class Link:
         counters, errors, lag: of this run.
         error: why it is in state `error`; empty = it is not.
         shipments: vBuckets that are being sent, by number.
-        records: checkpoints, newest first, by vBucket.
         rate: items per second.
         branches: what was sent and is lost at the source, newest last.
         forwarded_from: by vBucket, where a checkpoint of others let it begin.
@@ -133,7 +134,6 @@ class Link:
         self.lag = Lag()
         self.error = ""
         self.shipments: dict[int, Shipment] = {}
-        self.records: dict[int, Records] = {}
         self.branches: deque[dict[str, object]] = deque(maxlen=1_000)
         self.forwarded_from: dict[int, int] = {}
         self.rate = 0.0
@@ -143,13 +143,13 @@ class Link:
         self._nodes = {place: Node(place) for place in spec.places}
         self._reading: Reading | None = None
         self._memory: dict[int, Record] = {}
-        self._outpaced: dict[int, Record] = {}
-        self._queued: dict[str, deque[tuple[Shipment, Part]]] = {}
-        self._withheld: dict[int, deque[tuple[Shipment, Part]]] = {}
-        self._waits_for_disk = False
+        self._store = CheckpointStore(world.hub.bucket, spec.name, self._trouble)
+        self._outbound = Outbound(world.hub, self._queued, self._wake)
         self._pausing: list[Callable[[], None]] = []
         self._pausing_since = 0.0
         self._closed = False
+        self._slices = Slices(world.later, self._clock.monotonic)
+        self._asking = Backoff(_LOOK_S, _DIAL_MAX_S)
         self._stops = ""
         self._forwarded = False
         self._session = f"{world.hub.bucket.entropy.uuid48():012x}"
@@ -167,6 +167,7 @@ class Link:
         rules.pattern = self.spec.pattern()
         rules.batch_items, rules.batch_bytes = settings.batch_items, settings.batch_bytes
         rules.optimistic_bytes = settings.optimistic_bytes
+        self._outbound.ship = settings.ship
         rules.deletions = not settings.filter_deletions
         rules.expirations = not settings.filter_expirations
 
@@ -185,9 +186,12 @@ class Link:
             return PAUSED
         if self.error:
             return ERROR
-        if self._outpaced:
-            return NEEDS_RECONCILE
         return RUNNING if self._bucket.active else WAITING
+
+    @property
+    def records(self) -> dict[int, Records]:
+        """Checkpoints, newest first, by vBucket."""
+        return self._store.records
 
     def through(self, number: int) -> int:
         """Return up to which seqno a vBucket has arrived, as far as is known."""
@@ -199,11 +203,22 @@ class Link:
             known.append(self._memory[number])
         return max((each.seqno for each in known), default=0)
 
+    def _totals(self) -> tuple[int, int]:
+        """Return the sums of all high seqnos, and of how far each vBucket has arrived."""
+        high = through = 0
+        shipments = self.shipments
+        for number, vbucket in self._bucket.active.items():
+            shipment = shipments.get(number)
+            arrived = self.through(number) if shipment is None else shipment.through.seqno
+            high += vbucket.high_seqno
+            through += min(arrived, vbucket.high_seqno)
+        return high, through
+
     @property
     def changes_left(self) -> int:
         """Number of seqnos that have not arrived."""
-        vbuckets = self._bucket.active.values()
-        return sum(max(0, each.high_seqno - self.through(each.id)) for each in vbuckets)
+        high, through = self._totals()
+        return high - through
 
     @property
     def bucket_uuid(self) -> str:
@@ -266,21 +281,18 @@ class Link:
             self._dial(now)
             if now - self._looked_at >= _LOOK_S:
                 self._looked_at = now
-                self._look()
+                self._look(now)
             if now - self._checked_at >= self.spec.settings.checkpoint_interval_s:
                 self._checked_at = now
                 self.write_checkpoint()
-            if self._withheld:
+            if self._outbound.withheld:
                 self._wake()
             self._pass_on()
         self._measure(now)
 
     def _measure(self, now: float) -> None:
-        vbuckets = list(self._bucket.active.values())
-        high = sum(each.high_seqno for each in vbuckets)
-        self.lag.note(
-            now, high, sum(min(each.high_seqno, self.through(each.id)) for each in vbuckets)
-        )
+        high, through = self._totals()
+        self.lag.note(now, high, through)
         if now - self._rated >= _RATE_S:
             items = self.counters.docs_written
             self.rate = round((items - self._rated_items) / (now - self._rated), 1)
@@ -305,6 +317,7 @@ class Link:
     def close(self) -> None:
         """Hang up. What is written down stays."""
         self._closed = True
+        self._slices.close()
         self._hang_up()
         if self._reading is not None:
             self._reading.close()
@@ -328,9 +341,7 @@ class Link:
         if self._reading is not None:
             for number in numbers:
                 self._reading.unregister(number)
-        for number in self.records:
-            self._bucket.flusher.keep_local(self._document(number), _no_document)
-        self.records.clear()
+        self._store.forget()
 
     def pause(self, spec: LinkSpec, done: Callable[[], None]) -> None:
         """Stop sending; `done` is called when what was sent is settled, or after `_PAUSE_S`."""
@@ -451,7 +462,7 @@ class Link:
                 node.backoff.good()
             node.backoff.failed(now)
         self._drop([s for s in self.shipments.values() if s.place == target.place])
-        self._queued.pop(target.place, None)
+        self._outbound.forget_node(target.place)
 
     def pause_target(self, target: Target, seconds: float) -> None:
         """Wake a connection after a while."""
@@ -464,10 +475,13 @@ class Link:
 
     # --- which node has which vBucket -----------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         """Begin what has no stream, after the nodes were asked again what they have."""
-        missing = self._bucket.active.keys() - self.shipments.keys() - self._outpaced.keys()
-        if missing:
+        missing = self._bucket.active.keys() - self.shipments.keys()
+        if not missing:
+            self._asking.good()
+        elif self._asking.at <= now and "place" not in self._slices:
+            self._asking.failed(now)
             for target in self.targets:
                 target.survey()
         gone = [s for s in self.shipments.values() if s.vbucket.id not in self._bucket.active]
@@ -481,19 +495,24 @@ class Link:
         targets = self.targets
         if not targets:
             return
-        missing = [
-            vbucket
-            for number, vbucket in self._bucket.active.items()
-            if number not in self.shipments and number not in self._outpaced
-        ]
+        self._slices.run("place", self._placements(targets))
+
+    def _placements(self, targets: list[Target]) -> Iterator[None]:
+        """Begin what has no stream; others may run between any two vBuckets."""
         absent, why = [], ""
-        for vbucket in missing:
-            claims = [_claim(target, vbucket.id) for target in targets]
-            choice = chosen(vbucket.id, [each for each in claims if each is not None])
+        for number, vbucket in list(self._bucket.active.items()):
+            if self.error or self.spec.paused or self._reading is None:
+                return
+            if number in self.shipments or self._bucket.active.get(number) is not vbucket:
+                continue
+            ready = {target.place: target for target in targets if target.ready}
+            claims = [_claim(target, number) for target in ready.values()]
+            choice = chosen(number, [each for each in claims if each is not None])
             if choice.place:
-                self._begin(vbucket, next(t for t in targets if t.place == choice.place))
+                self._begin(vbucket, ready[choice.place])
+                yield
             else:
-                absent.append(vbucket.id)
+                absent.append(number)
                 why = choice.why
         stops, self._stops = self._stops, ""
         if stops:
@@ -545,7 +564,7 @@ class Link:
         shipment.clean = self._is_clean(vbucket, record, held)
         shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
         self._memory.pop(number, None)
-        self._forget_above(number, through.seqno)
+        self._store.forget_above(number, through.seqno)
         if record is not None and forwards:
             self.forwarded_from[number] = record.seqno
             self._forwarded = True
@@ -564,16 +583,9 @@ class Link:
             return True
         return None if not vbucket.purge_seqno else False
 
-    def _forget_above(self, number: int, seqno: int) -> None:
-        """Forget checkpoints that one of the ends has lost."""
-        records = self._known(number)
-        kept = tuple(record for record in records if record.seqno <= seqno)
-        if kept != records:
-            self._keep(number, kept)
-
     def _candidates(self, number: int, held: Held) -> list[Record]:
         """Return the records that the target still has, the most advanced first."""
-        records = self._known(number)
+        records = self._store.known(number)
         valid = checkpoint.at_target(records, held.log, held.seqno)
         memory = self._memory.get(number)
         if memory is not None and memory.target_uuid == (held.log[0].uuid if held.log else 0):
@@ -590,31 +602,12 @@ class Link:
         ]
         return sorted(found, key=lambda record: record.seqno, reverse=True)
 
-    def _known(self, number: int) -> Records:
-        """Return the checkpoints of a vBucket: the node's own, and the one of its watermark row."""
-        records = self.records.get(number)
-        if records is None:
-            try:
-                records = checkpoint.decode(self._bucket.store.local(self._document(number)))
-            except ValueError as error:
-                self._trouble(f"vBucket {number}: its checkpoints are not read: {error}")
-                records = ()
-        row = self._row(number)
-        records = self.records[number] = checkpoint.merged(records, row)
-        return records
-
-    def _row(self, number: int) -> Record | None:
-        vbucket = self._bucket.vbuckets[number]
-        name = PREFIX + self.spec.name.encode()
-        rows = [row for row in self._bucket.watermarks.rows(vbucket) if row.id == name]
-        return checkpoint.decode_one(rows[0].meta) if rows and rows[0].meta else None
-
     def _start(self, vbucket: VBucket, record: Record) -> StreamState:
         """Register and request the stream; raises as `Reading.begin`."""
         assert self._reading is not None
         start = start_of(record)
         whole = position_of(record).whole
-        written = [each for each in self._known(vbucket.id) if each.seqno <= record.seqno]
+        written = [each for each in self._store.known(vbucket.id) if each.seqno <= record.seqno]
         meta = checkpoint.encode_one(written[0]) if written else b""
         self._reading.report(vbucket.id, whole, record.uuid if whole else 0, meta)
         return self._reading.begin(vbucket, start)
@@ -652,29 +645,28 @@ class Link:
                 )
             else:
                 self._memory.pop(number, None)
-            self._withheld.pop(number, None)
+            self._outbound.withheld.pop(number, None)
             if self._reading is not None:
                 self._reading.end(shipment.stream)
 
     def _drop_all(self) -> None:
         self._drop(list(self.shipments.values()))
-        self._queued.clear()
-        self._withheld.clear()
+        self._outbound.clear()
 
     # --- sending --------------------------------------------------------------------------------
 
     def fill(self, target: Target, out: list[bytes], budget: int) -> int:
         """See `TargetOwner`."""
         reading = self._reading
-        if reading is None or self.spec.paused or self.error:
+        if reading is None or self.spec.paused or self.error or self._stops:
             return 0
         budget = self._affordable(target, budget)
         sent, windows = 0, target.windows
-        queue = self._queued.setdefault(target.place, deque())
+        queue = self._outbound.queue(target.place)
         while sent < budget and windows.has_room:
             if queue:
                 sent += self._ship(target, *queue.popleft(), out)
-            elif not (self._release() or self._pull(budget - sent)):
+            elif not (self._outbound.release() or self._pull(budget - sent)):
                 break
         if not (queue and windows.has_room):
             sent += windows.close(out)
@@ -701,72 +693,26 @@ class Link:
     def _pull(self, budget: int) -> bool:
         """Read items into the queues of their nodes; return whether there were any."""
         assert self._reading is not None
-        if sum(map(len, self._queued.values())) > _PARTS_MAX:
-            return False
-        if sum(map(len, self._withheld.values())) > _PARTS_MAX:
+        if self._outbound.is_full:
             return False
         pulled = self._reading.pull(min(budget, _PULL_BYTES))
         for batch in pulled.batches:
             for run in batch.runs:
                 shipment = self.shipments.get(run.stream.vbucket)
                 if shipment is not None and shipment.stream is run.stream:
-                    self._hand_out(
-                        shipment, Part(pulled.data, batch, run.first, run.last, run.done)
-                    )
+                    part = Part(pulled.data, batch, run.first, run.last, run.done)
+                    self._outbound.add(shipment, part)
         for stream in pulled.ended:
             shipment = self.shipments.get(stream.vbucket)
             if shipment is not None and shipment.stream is stream:
                 self._drop([shipment])
         return bool(pulled.data)
 
-    def _hand_out(self, shipment: Shipment, part: Part) -> None:
-        number = shipment.vbucket.id
-        if self.spec.settings.ship != ACCEPTED or number in self._withheld:
-            withheld = self._withheld.setdefault(number, deque())
-            withheld.append((shipment, part))
-            return
-        self._queue(shipment, part)
-
-    def _queue(self, shipment: Shipment, part: Part) -> None:
-        queue = self._queued.setdefault(shipment.place, deque())
-        queue.append((shipment, part))
-        node = self._nodes[shipment.place]
-        if len(self._nodes) > 1 and node.target is not None:
-            node.target.wake()
-
-    def _release(self) -> bool:
-        """Queue what may be sent by now, because it is on the disks it has to be on."""
-        released = False
-        for number, withheld in list(self._withheld.items()):
-            while withheld:
-                shipment, part = withheld.popleft()
-                ready, rest = part.cut(self._safe_seqno(shipment.vbucket))
-                if ready is not None:
-                    self._queue(shipment, ready)
-                    released = True
-                if rest is not None:
-                    withheld.appendleft((shipment, rest))
-                    break
-            if not withheld:
-                del self._withheld[number]
-        if self._withheld and not released and not self._waits_for_disk:
-            self._waits_for_disk = True
-            self._bucket.flusher.when_durable(self._on_disk)
-        return released
-
-    def _on_disk(self, _: bool) -> None:
-        self._waits_for_disk = False
-        self._wake()
-
-    def _safe_seqno(self, vbucket: VBucket) -> int:
-        """Return up to where changes may be sent."""
-        ship_when = self.spec.settings.ship
-        if ship_when == ACCEPTED:
-            return vbucket.high_seqno
-        durable = self._bucket.flusher.durable_seqno(vbucket)
-        if ship_when == PERSISTED:
-            return durable
-        return min(durable, replicated_seqno(self._world.hub, vbucket.id))
+    def _queued(self, place: str) -> None:
+        """Wake the node that something waits for, if it is not the one that reads."""
+        target = self._nodes[place].target
+        if len(self._nodes) > 1 and target is not None:
+            target.wake()
 
     def _ship(self, target: Target, shipment: Shipment, part: Part, out: list[bytes]) -> int:
         if shipment.dead:
@@ -788,7 +734,7 @@ class Link:
 
     @property
     def _by_time(self) -> bool:
-        return getattr(self._bucket.settings.engine, "conflict_resolution", "") == "timestamp"
+        return self._bucket.account.conflict_rule is ConflictRule.TIMESTAMP
 
     def sent_later(self, size: int) -> None:
         """See `TargetOwner`."""
@@ -828,7 +774,7 @@ class Link:
         """
         self._checking = True
         noted = {
-            number: shipment.through
+            number: (shipment, shipment.through)
             for number, shipment in self.shipments.items()
             if shipment.through.seqno and self._has_moved(number, shipment)
         }
@@ -838,10 +784,12 @@ class Link:
         left = set(asked)
 
         def answered(place: str, held: dict[int, Held] | None) -> None:
-            self._checkpoint_of(place, noted, held)
-            left.discard(place)
-            if not left and done is not None:
-                done()
+            def finished() -> None:
+                left.discard(place)
+                if not left and done is not None:
+                    done()
+
+            self._slices.run(place, self._checkpoint_of(place, noted, held), finished)
 
         for target in self.targets:
             if target.place in asked:
@@ -854,14 +802,18 @@ class Link:
         return not records or records[0].seqno != shipment.through.seqno
 
     def _checkpoint_of(
-        self, place: str, noted: dict[int, Position], held: dict[int, Held] | None
-    ) -> None:
+        self,
+        place: str,
+        noted: dict[int, tuple[Shipment, Position]],
+        held: dict[int, Held] | None,
+    ) -> Iterator[None]:
+        """Write the checkpoints of a node; others may run between any two vBuckets."""
         written = failed = 0
         told: list[dict[str, object]] = []
-        for number, position in noted.items():
-            shipment = self.shipments.get(number)
-            if shipment is None or shipment.place != place:
-                continue
+        for number, (shipment, position) in noted.items():
+            if self.shipments.get(number) is not shipment or shipment.place != place:
+                continue  # it has begun again, perhaps further back
+            yield
             theirs = Held() if held is None else held.get(number)
             newest = theirs.log[0].uuid if theirs is not None and theirs.log else 0
             if theirs is None or newest != shipment.target_uuid:
@@ -870,7 +822,7 @@ class Link:
                 continue
             shipment.target_seqno = theirs.seqno
             self._may_pass_on(shipment)
-            if position.is_whole and number in self.shipments:
+            if position.is_whole:
                 told.append(self._full_record(number, shipment, position))
             self._write(number, shipment.record(position, theirs.seqno, int(self._clock.now())))
             written += 1
@@ -937,14 +889,8 @@ class Link:
         return rows
 
     def _write(self, number: int, record: Record) -> None:
-        self._keep(number, checkpoint.added(self._known(number), record))
+        self._store.add(number, record)
         self._report(number, record)
-
-    def _keep(self, number: int, records: Records) -> None:
-        self.records[number] = records
-        self._bucket.flusher.keep_local(
-            self._document(number), lambda: checkpoint.encode(self.records.get(number, ()))
-        )
 
     def _report(self, number: int, record: Record) -> None:
         if self._reading is None or number not in self._bucket.active:
@@ -957,13 +903,14 @@ class Link:
 
     def _renew(self) -> None:
         """Report again, so that rows do not expire while nothing arrives."""
-        for number in self._bucket.active:
-            known = self._known(number)
+        self._slices.run("renew", self._renewals())
+
+    def _renewals(self) -> Iterator[None]:
+        for number in list(self._bucket.active):
+            yield
+            known = self._store.known(number)
             if known:
                 self._report(number, known[0])
-
-    def _document(self, number: int) -> bytes:
-        return b"uprmc/xdcr/%s/%d" % (self.spec.name.encode(), number)
 
 
 _OURS = 0x5500
@@ -982,7 +929,3 @@ def _key_of(frame: bytes) -> str:
     start = HEADER_BYTES + frame[4]
     key = frame[start : start + int.from_bytes(frame[2:4], "big")]
     return f"key {key[:80].decode('utf-8', 'backslashreplace')!r}"
-
-
-def _no_document() -> bytes | None:
-    return None
