@@ -8,8 +8,10 @@ from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
 from uprmc.model import VBucketState
+from uprmc.protocol.opcodes import Opcode
 from uprmc.xdcr import checkpoint
 from uprmc.xdcr.checkpoint import decode_one
+from uprmc.xdcr.target import Target
 
 
 def test_a_link_copies_what_there_is_and_what_comes(centres: DataCentres) -> None:
@@ -275,3 +277,26 @@ def test_a_vbucket_that_moves_at_the_target_is_followed_to_its_new_node(
     assert c.bucket.vbuckets[1].state is VBucketState.ACTIVE
     assert c.bucket.vbuckets[1].high_seqno == 50
     assert documents(b) | documents(c) == documents(a)
+
+
+@pytest.mark.acceptance("X28")
+def test_no_watermarks_travel_to_another_cluster(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: set[int] = set()
+    send = Target.data_to_send
+
+    def watched(self: Target, budget: int) -> list[bytes]:
+        pieces = send(self, budget)
+        sent.update(piece[1] for piece in pieces)
+        return pieces
+
+    monkeypatch.setattr(Target, "data_to_send", watched)
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    assert Opcode.SETQ_WITH_META in sent
+    assert not sent & {Opcode.HWT_REPORT, Opcode.HWT_READ, Opcode.HWT_REPLICATE}
+    assert all(not b.bucket.watermarks.rows(each) for each in b.bucket.vbuckets.values())

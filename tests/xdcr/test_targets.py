@@ -155,3 +155,24 @@ def test_bandwidth_is_limited(centres: DataCentres) -> None:
     assert size > 20_000
     assert took >= (size - 20_000) / 102_400  # a tenth of a second may go at once
     assert documents(a) == documents(b)
+
+
+def test_a_target_that_resolves_conflicts_otherwise_is_an_error(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b", engine__conflict_resolution="timestamp")
+    link = centres.link(a, b)
+    centres.loop.until(lambda: link.state == "error")
+    assert "by lww and this node by seqno" in link.error
+
+
+def test_with_timestamps_the_version_with_the_higher_cas_wins_at_both_ends(
+    centres: DataCentres,
+) -> None:
+    a, b = (centres.start(name, engine__conflict_resolution="timestamp") for name in "ab")
+    for _ in range(5):
+        a.bucket.vbuckets[0].store(b"k", b"older" * 100, 0, 0)
+    b.bucket.vbuckets[0].store(b"k", b"newer", 0, 0)
+    links = centres.link(a, b), centres.link(b, a)
+    centres.until_level(*links)
+    assert documents(a) == documents(b)
+    assert documents(a)[b"k"][0] == b"newer"
+    assert links[0].counters.docs_failed_cr_source == 1

@@ -432,6 +432,13 @@ class Link:
         """See `TargetOwner`."""
         node = self._nodes[target.place]
         node.failed, node.error = False, ""
+        ours = _POLICIES[self._bucket.account.conflict_rule]
+        if target.policy and target.policy != ours:
+            self._stop(
+                f"{target.place} resolves conflicts by {target.policy} and this node by {ours}: "
+                "both ends of a link need the same engine.conflict_resolution"
+            )
+            return
         if target.map is not None:
             count = self._bucket.settings.engine.vbuckets
             if target.map.vbuckets != count:
@@ -914,6 +921,9 @@ class Link:
 
 
 _OURS = 0x5500
+
+#: Policies of conflict resolution as statistics name them.
+_POLICIES = {ConflictRule.REVISION: "seqno", ConflictRule.TIMESTAMP: "lww"}
 _ACCESS = frozenset({Status.AUTH_ERROR, Status.ACCESS_DENIED})
 _UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 

@@ -56,6 +56,9 @@ _REFUSED_LOGIN = (Status.AUTH_ERROR, Status.ACCESS_DENIED)
 SILENCE_S = 30.0
 _ASK_S = 10.0
 
+#: The statistic with the policy of conflict resolution.
+_POLICY_KEY = b"ep_conflict_resolution_type"
+
 #: Records in one request.
 _RECORDS_AT_ONCE = 100
 
@@ -121,6 +124,7 @@ class Target:
         ready: whether it has told what it has.
         map: its cluster map, ``None`` = it tells none.
         bucket_uuid: of its data, 32 hex digits; empty = it tells none.
+        policy: how it resolves conflicts, as Couchbase names it; empty = it does not say.
         records: checkpoints of our source that it has, by vBucket.
         held: its active vBuckets; ``None`` = it does not say which.
         granted: features that it has granted.
@@ -142,7 +146,7 @@ class Target:
         self.closing = self.ready = False
         self.map: ClusterMap | None = None
         self.held: dict[int, Held] | None = {}
-        self.bucket_uuid = ""
+        self.bucket_uuid = self.policy = ""
         self.records: dict[int, list[Told]] = {}
         self.granted: tuple[int, ...] = ()
         self.windows = Windows(owner.settled)
@@ -194,6 +198,7 @@ class Target:
         """Ask what the node has; `TargetOwner.surveyed` is called when it has told."""
         self.ready = False
         self._ask(Opcode.GET_CLUSTER_CONFIG, self._mapped)
+        self._ask(Opcode.STAT, self._statistic)
         if Feature.CHECKPOINTS in self.granted:
             asked = json.dumps({"source": self._owner.bucket_uuid}).encode()
             self._ask(Opcode.XDCR, self._recorded, key=b"records", value=asked)
@@ -206,6 +211,11 @@ class Target:
                 self.bucket_uuid = str(json.loads(reply.value).get("uuid", ""))[:64]
             except ValueError:
                 self.map = None  # an operator may set any JSON object as one
+
+    def _statistic(self, reply: ResponseFrame) -> None:
+        """Take one of the general statistics, of which one says how the node resolves conflicts."""
+        if reply.key == _POLICY_KEY:
+            self.policy = reply.value.decode("latin-1")
 
     def _recorded(self, reply: ResponseFrame) -> None:
         self.records = {}
@@ -371,7 +381,9 @@ class Target:
         elif frame.opcode == Opcode.GET_META:
             self._looked_up(frame)
         elif frame.opcode != Opcode.NOOP or not self.windows.fence_answered(frame.opaque):
-            answered = self._questions.answered(frame.opcode, frame.opaque)
+            more = frame.opcode == Opcode.STAT and frame.key
+            find = self._questions.waiting_for if more else self._questions.answered
+            answered = find(frame.opcode, frame.opaque)
             if answered is not None:
                 answered(frame)
 
