@@ -24,7 +24,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-growth bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-growth bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -101,7 +101,7 @@ test: system-packages $(VENV)/tox-installed ## run every test and check
 test-fast: $(VENV)/tox-installed ## run the checks and the tests that take no time
 	$(BIN)/python -m tox run -e $(TOX_TESTS) -- $(FAST_ARGS)
 
-bench: bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-growth ## run all benchmarks
+bench: bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-growth ## run all benchmarks
 
 bench-kv: $(VENV)/installed ## key-value operations against memcached
 	$(BIN)/python -m bench.kv $(BENCH_ARGS)
@@ -151,6 +151,9 @@ bench-tap: $(VENV)/installed ## TAP dumps against UPR backfills
 
 bench-spark: $(VENV)/spark-installed ## Spark against plain programs; local backups against the consumer of bench-upr
 	$(BIN)/python -m bench.spark $(BENCH_ARGS)
+
+bench-xdcr: $(VENV)/installed ## links between nodes against a waiting copy
+	$(BIN)/python -m bench.xdcr $(BENCH_ARGS)
 
 changelog: $(VENV)/tox-installed ## show the news since the last release
 	$(BIN)/python -m tox run -q -e changelog

@@ -38,10 +38,10 @@ from interop.server_process import ServerProcess, memcached_program
 from interop.wire import Wire
 from uprmc.config import EngineSettings, FlushSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.warmup import CLEAN_MARK, Warmup
+from uprmc.engine.warmup import Warmup
 from uprmc.server.world import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch
+from uprmc.storage.interface import CLEAN_MARK, Batch
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

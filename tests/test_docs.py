@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.testing import StringTransport
@@ -34,6 +35,7 @@ from tests.server.support import PEER
 from tests.storage.processes import claim
 from uprmc.config import Settings, describe, load
 from uprmc.errors import StoreRefused
+from uprmc.model import ConflictRule
 from uprmc.protocol import text_replies
 from uprmc.protocol.opcodes import QUIET, STATUS_TEXT, Opcode
 from uprmc.protocol.shapes import SHAPES, Part
@@ -215,9 +217,9 @@ def test_the_examples_of_settings_can_be_used(tmp_path: Path) -> None:
 # --- the data directory -------------------------------------------------------------------------
 
 
-def _refusal(path: Path, vbuckets: int | None = None) -> str:
+def _refusal(path: Path, **asked: Any) -> str:
     with pytest.raises(StoreRefused) as refused:
-        open_directory(path, uuid=1, vbuckets=vbuckets, sync=False)
+        open_directory(path, uuid=1, sync=False, **asked)
     return re.sub(r"\(pid \d+\)", "(pid 4242)", str(refused.value).replace(str(path), "DIR"))
 
 
@@ -237,6 +239,7 @@ def test_a_refused_data_directory_is_refused_in_the_words_of_the_document(tmp_pa
     identity = store.identity()
     store.close()
     assert _refusal(good, vbuckets=32) in told
+    assert _refusal(good, conflict_rule=ConflictRule.TIMESTAMP) in told
     store = open_directory(good, uuid=1, sync=False)
     claim(store, identity._replace(format_version=FORMAT_VERSION + 1))
     store.close()

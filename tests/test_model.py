@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from uprmc.model import CAS_LOCKED, SEQNO_MAX, Item, Life, VBucketState
+from uprmc.model import CAS_LOCKED, SEQNO_MAX, Item, Life, Origin, VBucketState
 
 FIELDS: dict[str, Any] = {
     "key": b"k",
@@ -19,6 +19,7 @@ FIELDS: dict[str, Any] = {
     "datatype": 1,
     "life": Life.LIVE,
     "nru": 1,
+    "origin": Origin(1, 2),
 }
 
 
@@ -34,7 +35,8 @@ def test_every_field_is_kept() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(FIELDS) - {"nru"}))
 def test_items_that_differ_in_any_field_differ(name: str) -> None:
-    other = b"other" if isinstance(FIELDS[name], bytes) else FIELDS[name] + 1
+    others = {"key": b"other", "value": b"other", "origin": None}
+    other = others[name] if name in others else FIELDS[name] + 1
     assert item() == item()
     assert hash(item()) == hash(item())
     assert item() != item(**{name: other})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.model import Item, Life
+from uprmc.model import Item, Life, Origin
 from uprmc.record import (
     ABSENT,
     NEVER,
@@ -18,6 +18,7 @@ from uprmc.record import (
     key_of,
     pack,
     seqno_of,
+    stored_origin,
     unpack,
     value_bytes_of,
     without_value,
@@ -25,6 +26,7 @@ from uprmc.record import (
 
 u32, u64 = (st.integers(0, 2**bits - 1) for bits in (32, 64))
 
+origins = st.none() | st.builds(Origin, u64, u64)
 items = st.builds(
     Item,
     key=st.binary(min_size=1, max_size=250),
@@ -35,6 +37,7 @@ items = st.builds(
     seqno=u64,
     rev=u64,
     datatype=st.integers(0, 255),
+    origin=origins,
 ) | st.builds(
     Item,
     key=st.binary(min_size=1, max_size=250),
@@ -45,6 +48,7 @@ items = st.builds(
     seqno=u64,
     rev=u64,
     life=st.sampled_from([Life.DELETED, Life.EXPIRED]),
+    origin=origins,
 )
 
 _ITEM = Item(b"key", b"value!", 0x0A0B0C0D, 0x01020304, 0x1112131415161718, 0x2122, 0x31, 3)
@@ -57,6 +61,19 @@ def test_a_record_of_version_2_is_laid_out_as_documented() -> None:
         + bytes.fromhex("1112131415161718 0a0b0c0d")
         + b"value!"
     )
+
+
+def test_an_origin_stands_between_key_and_tail() -> None:
+    item = Item(b"key", b"v", 7, 0, 9, 5, 3, origin=Origin(0xA1B2, 0xC3))
+    record = pack(item)
+    assert record == (
+        bytes.fromhex("02 08 00 00000000 03 0000000000000003 0000000000000005")
+        + b"key"
+        + bytes.fromhex("000000000000a1b2 00000000000000c3 0000000000000009 00000007")
+        + b"v"
+    )
+    assert stored_origin(record) == Origin(0xA1B2, 0xC3)
+    assert stored_origin(pack(_ITEM)) is None
 
 
 def test_a_tombstone_has_its_kind_and_no_value() -> None:
@@ -89,6 +106,7 @@ def test_a_document_that_was_read_is_known_by_its_beginning() -> None:
     assert pack(plain).startswith(READ_PLAIN_FOREVER)
     for other in (
         Item(b"k", b"v", 5, 0, 1, 2, 3, nru=2),
+        Item(b"k", b"v", 5, 0, 1, 2, 3, nru=0, origin=Origin(1, 1)),
         Item(b"k", b"v", 5, 1, 1, 2, 3, nru=0),
         Item(b"k", b"v", 5, 0, 1, 2, 3, 1, nru=0),
         Item(b"k", None, 5, 0, 1, 2, 3, nru=0),

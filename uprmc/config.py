@@ -176,6 +176,13 @@ class EngineSettings:
         "State of formerly active vBuckets after a crash; a pending one serves no clients "
         "until it is made active.",
     )
+    conflict_resolution: str = _setting(
+        "stored",
+        "stored|revision|timestamp",
+        "What decides between two versions of a document that data centres made independently: "
+        "the number of changes, or the time. It is fixed when the data directory is made; "
+        "'stored' is what the directory has, 'revision' in a new one.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,6 +561,7 @@ _SECTIONS: dict[str, type[Any]] = {
 
 _CHOICES = {
     "engine.after_unclean_start": ("active", "pending"),
+    "engine.conflict_resolution": ("stored", "revision", "timestamp"),
     "upr.register": ("off", "connected"),
     "upr.rollback_rule": ("current", "3.0.0"),
     "tap.rollback": ("rewind", "restart"),

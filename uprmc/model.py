@@ -6,7 +6,7 @@ freely because nobody changes one after it was shared (design: "immutable values
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 from zlib import crc32
 
@@ -43,6 +43,28 @@ class Life(IntEnum):
     EXPIRED = 2
 
 
+class ConflictRule(StrEnum):
+    """What decides between two versions of a document; fixed when a data directory is made."""
+
+    REVISION = "revision"
+    TIMESTAMP = "timestamp"
+
+
+def conflict_rule(setting: str) -> ConflictRule | None:
+    """Return what ``engine.conflict_resolution`` says, ``None`` if that is what is stored."""
+    return None if setting == "stored" else ConflictRule(setting)
+
+
+class Origin(NamedTuple):
+    """Where a version was first accepted: the branch of history, and the seqno in it.
+
+    Replication between clusters keeps it, so it names one version wherever that is.
+    """
+
+    uuid: int
+    seqno: int
+
+
 class Item:
     """One version of one document. Never changed once it is shared: an update makes a new one.
 
@@ -61,6 +83,7 @@ class Item:
         datatype: the header's datatype bits.
         life: `Life.LIVE`, or how the document went.
         nru: "not recently used", 0 = hot to 3 = cold.
+        origin: where it was first accepted, ``None`` = in this vBucket, under this seqno.
     """
 
     __slots__ = (
@@ -71,6 +94,7 @@ class Item:
         "key",
         "life",
         "nru",
+        "origin",
         "rev",
         "seqno",
         "value",
@@ -88,6 +112,7 @@ class Item:
         datatype: int = 0,
         life: int = 0,
         nru: int = 2,
+        origin: Origin | None = None,
     ) -> None:
         self.key = key
         self.value = value
@@ -99,6 +124,7 @@ class Item:
         self.datatype = datatype
         self.life = life
         self.nru = nru
+        self.origin = origin
 
     def with_value(self, value: bytes | None) -> Item:
         """Return the same version with its body brought in, or (``None``) left on disk."""
@@ -113,6 +139,7 @@ class Item:
             self.datatype,
             self.life,
             self.nru,
+            self.origin,
         )
 
     def _fields(self) -> tuple[object, ...]:
@@ -126,6 +153,7 @@ class Item:
             self.rev,
             self.datatype,
             self.life,
+            self.origin,
         )
 
     def __eq__(self, other: object) -> bool:

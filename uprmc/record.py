@@ -3,7 +3,7 @@
 A record never changes. Tables, write queues, commits, stored entries, streams and warm-up all pass
 on the same bytes; `uprmc.model.Item` is the decoded view for code that is not hot.
 
-A **record** is a front of 24 bytes, the key, and a tail::
+A **record** is a front of 24 bytes, the key, perhaps an origin, and a tail::
 
     front   0  1  format version, 2
             1  1  kind: see the bits below
@@ -13,6 +13,8 @@ A **record** is a front of 24 bytes, the key, and a tail::
             8  8  revision
            16  8  seqno
                   the key
+    origin     8  vb_uuid     of the place where the version was first accepted;
+               8  seqno       only if the kind has ORIGIN
     tail       8  CAS
                4  flags
                   the value
@@ -21,21 +23,24 @@ All numbers are big-endian. The tail is what the answer to a binary GET contains
 bytes of its header, so an answer is one slice of the record.
 
 A kind's two lowest bits are the `Life`. `ABSENT` marks a document whose value is only on disk: its
-tail ends after the flags. The two highest bits are the **age** of the value in memory, a hint for
-the pager that means nothing on disk. The other bits are 0; they are for optional sections.
+tail ends after the flags. `ORIGIN` marks a version that was first accepted elsewhere. Any other
+version was accepted in its own vBucket: its seqno and the failover log tell the same. The two
+highest bits are the **age** of the value in memory, a hint for the pager that means nothing on
+disk. The other bits are 0; they are for optional sections.
 """
 
 from __future__ import annotations
 
 import struct
 
-from uprmc.model import Item
+from uprmc.model import Item, Origin
 
 RECORD_VERSION = 2
 
 #: Bits of a kind.
 LIFE_BITS = 0x03
 ABSENT = 0x04
+ORIGIN = 0x08
 AGE_BITS = 0xC0
 
 #: Ages. A record is made as `UNREAD`. A read makes it `READ`; each sweep of the pager adds
@@ -49,7 +54,10 @@ assert FRONT_BYTES == 24
 TAIL = struct.Struct(">QI")
 TAIL_BYTES = TAIL.size
 assert TAIL_BYTES == 12
-#: What a record takes beside its key and value.
+ORIGIN_SECTION = struct.Struct(">QQ")
+ORIGIN_BYTES = ORIGIN_SECTION.size
+assert ORIGIN_BYTES == 2 * ORIGIN  # `tail_at` needs no branch
+#: What a record takes beside its key, its origin and its value.
 RECORD_OVERHEAD_BYTES = FRONT_BYTES + TAIL_BYTES
 
 KIND_AT = 1
@@ -89,28 +97,50 @@ def pack(item: Item) -> bytes:
         if not item.life:
             kind |= ABSENT
     front = (kind, item.datatype, item.expiry, len(item.key), item.rev, item.seqno)
-    return build(front, item.key, item.cas, item.flags, value)
+    return build(front, item.key, item.cas, item.flags, value, item.origin)
 
 
 def build(
-    front: tuple[int, int, int, int, int, int], key: bytes, cas: int, flags: int, value: bytes
+    front: tuple[int, int, int, int, int, int],
+    key: bytes,
+    cas: int,
+    flags: int,
+    value: bytes,
+    origin: tuple[int, int] | None = None,
 ) -> bytes:
     """Return a record of its fields; `front` has those from the kind to the seqno."""
-    return FRONT.pack(RECORD_VERSION, *front) + key + TAIL.pack(cas, flags) + value
+    if origin is None:
+        return FRONT.pack(RECORD_VERSION, *front) + key + TAIL.pack(cas, flags) + value
+    kind, *others = front
+    begin = FRONT.pack(RECORD_VERSION, kind | ORIGIN, *others)
+    return begin + key + ORIGIN_SECTION.pack(*origin) + TAIL.pack(cas, flags) + value
 
 
 def unpack(record: bytes) -> Item:
     """Return the decoded view of a record."""
     _, kind, datatype, expiry, key_length, rev, seqno = FRONT.unpack_from(record)
-    tail_at = FRONT_BYTES + key_length
-    cas, flags = TAIL.unpack_from(record, tail_at)
-    value: bytes | None = record[tail_at + TAIL_BYTES :]
+    tail = tail_at(record)
+    cas, flags = TAIL.unpack_from(record, tail)
+    value: bytes | None = record[tail + TAIL_BYTES :]
     life = kind & LIFE_BITS
     if kind & ABSENT or (life and not value):
         value = None
     nru = (kind >> 6) + 2 & 3
-    key = record[FRONT_BYTES:tail_at]
-    return Item(key, value, flags, expiry, cas, seqno, rev, datatype, life, nru)
+    key = record[FRONT_BYTES : FRONT_BYTES + key_length]
+    origin = stored_origin(record)
+    return Item(key, value, flags, expiry, cas, seqno, rev, datatype, life, nru, origin)
+
+
+def tail_at(record: bytes) -> int:
+    """Return where a record's tail begins."""
+    return FRONT_BYTES + record[KEY_LENGTH_AT] + 2 * (record[KIND_AT] & ORIGIN)
+
+
+def stored_origin(record: bytes) -> Origin | None:
+    """Return where a version was first accepted; ``None`` = in its own vBucket."""
+    if not record[KIND_AT] & ORIGIN:
+        return None
+    return Origin(*ORIGIN_SECTION.unpack_from(record, FRONT_BYTES + record[KEY_LENGTH_AT]))
 
 
 def seqno_of(record: bytes) -> int:
@@ -121,7 +151,7 @@ def seqno_of(record: bytes) -> int:
 
 def cas_of(record: bytes) -> int:
     """Return a record's CAS."""
-    (cas,) = _unpack_seqno(record, FRONT_BYTES + record[KEY_LENGTH_AT])
+    (cas,) = _unpack_seqno(record, tail_at(record))
     return int(cas)
 
 
@@ -132,7 +162,7 @@ def key_of(record: bytes) -> bytes:
 
 def value_bytes_of(record: bytes) -> int:
     """Return the length of a record's value."""
-    return len(record) - RECORD_OVERHEAD_BYTES - record[KEY_LENGTH_AT]
+    return len(record) - tail_at(record) - TAIL_BYTES
 
 
 def with_kind(record: bytes, kind: int) -> bytes:
@@ -145,5 +175,5 @@ def without_value(record: bytes) -> bytes:
     kind = record[KIND_AT]
     if kind & LIFE_BITS:
         return record
-    end = RECORD_OVERHEAD_BYTES + record[KEY_LENGTH_AT]
+    end = tail_at(record) + TAIL_BYTES
     return b"%c%c%b" % (RECORD_VERSION, kind | ABSENT, record[2:end])

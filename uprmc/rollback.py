@@ -22,7 +22,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from uprmc.errors import InvalidArguments, RangeExceeded
-from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, FailoverLog, SnapshotRange
+from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, FailoverLog, Origin, SnapshotRange
 
 
 class Rule(Enum):
@@ -189,3 +189,17 @@ def ends_of_branches(log: Sequence[FailoverEntry], high_seqno: int) -> dict[int,
         ends[uuid] = end
         end = seqno
     return ends
+
+
+def origin_here(log: Sequence[tuple[int, int]], seqno: int) -> Origin:
+    """Return the origin of a version that was first accepted in the vBucket with this log.
+
+    A log keeps a limited number of branches. What was written before all of them counts as written
+    in the oldest one, and that of a branch that was dropped as written in the one before it: all
+    copies of the vBucket have the same log, and so come to the same origin.
+
+    Args:
+        log: (vb_uuid, seqno after which the branch begins), newest first, never empty.
+        seqno: the version's.
+    """
+    return Origin(next((uuid for uuid, begin in log if begin < seqno), log[-1][0]), seqno)

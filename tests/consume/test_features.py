@@ -23,7 +23,7 @@ from uprmc.columnar.streams import Streams
 from uprmc.consume import features
 from uprmc.protocol.header import ResponseFrame
 
-JSON, XERROR, TERMS = 0x0B, 0x07, 0x5501
+JSON, XERROR, TERMS, ORIGINS = 0x0B, 0x07, 0x5501, 0x5502
 
 Said = tuple[int, bytes, bytes, bytes]
 
@@ -88,6 +88,7 @@ def test_a_replica_that_dialled() -> None:
             uprmc_versions true
             uprmc_persisted true
             uprmc_vbucket_facts true
+            uprmc_origins true
             send_stream_end_on_client_close_stream true
         """),
     ]
@@ -158,7 +159,7 @@ def test_a_reader_of_a_lease() -> None:
 
 def test_questions_of_a_reader_of_leases_begin_with_a_hello_of_their_own() -> None:
     frame = features.LEASE_READER.hello(b"spark")
-    asked = hello(b"spark", JSON, XERROR, 0x04, 0x08, TERMS)
+    asked = hello(b"spark", JSON, XERROR, 0x04, 0x08, TERMS, ORIGINS)
     assert (frame.opcode, frame.key, frame.extras, frame.value) == asked
 
 

@@ -34,7 +34,7 @@ def test_a_document_comes_with_all_that_it_has() -> None:
     found = undo.version(b"key", answer(datatype=0x03))
     assert found.item is not None
     assert found.seqno == 7
-    assert found.item._fields() == (b"key", b"v", 4, 5, 9, 7, 3, 0x03, Life.LIVE)
+    assert found.item._fields() == (b"key", b"v", 4, 5, 9, 7, 3, 0x03, Life.LIVE, None)
 
 
 def test_only_wanted_bits_of_the_datatype_are_kept() -> None:

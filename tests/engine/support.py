@@ -13,10 +13,10 @@ from uprmc.config import EngineSettings, FlushSettings, MemorySettings, PurgeSet
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flush
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.warmup import CLEAN_MARK, Warmup
+from uprmc.engine.warmup import Warmup
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
-from uprmc.storage.interface import Batch
+from uprmc.storage.interface import CLEAN_MARK, Batch
 from uprmc.storage.memory import MemoryStore
 
 #: What a manual clock starts at.

@@ -80,7 +80,7 @@ def test_tombstones_and_the_highest_cas_are_found_among_records(
     functions: Any, given: list[tuple[int, int, bytes]]
 ) -> None:
     stored = [
-        build((life, 0, 0, len(key), 1, seqno), key, cas, 0, b"")
+        build((life, 0, 0, len(key), 1, seqno), key, cas, 0, b"", (1, 2) if seqno % 2 else None)
         for seqno, (life, cas, key) in enumerate(given, 1)
     ]
     assert functions.dead_among(stored) == [

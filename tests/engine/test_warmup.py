@@ -15,10 +15,11 @@ from tests.engine.support import (
 )
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
-from uprmc.engine.warmup import CLEAN_MARK, Warmup, WarmupState
+from uprmc.engine.warmup import Warmup, WarmupState
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import VBucketState
 from uprmc.record import RECORD_OVERHEAD_BYTES
+from uprmc.storage.interface import CLEAN_MARK
 
 
 def filled(count: int = 50, vbuckets: int = 2) -> Node:

@@ -175,6 +175,7 @@ def test_numbers_are_where_nobody_else_has_any() -> None:
     """0x61 is the field's own; ours lie at the far ends of gaps."""
     assert Opcode.UPR_SEQNO_ACKNOWLEDGED == 0x61
     assert [each.name for each in Opcode if 0xC6 <= each <= 0xDF] == [
+        "XDCR",
         "VBUCKET_FACTS",
         "REPLICATE",
         "TAKEOVER",

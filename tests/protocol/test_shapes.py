@@ -118,7 +118,7 @@ def test_the_references_examples_of_wrong_shapes_close(
         (Opcode.UPR_GET_FAILOVER_LOG, (0, 0, 1)),
         (Opcode.UPR_SNAPSHOT_MARKER, (20, 1, 21)),
         (Opcode.UPR_MUTATION, (30, 1, 31)),
-        (Opcode.UPR_DELETION, (18, 1, 20)),
+        (Opcode.UPR_DELETION, (20, 1, 21)),
         (Opcode.UPR_EXPIRATION, (21, 1, 22)),
         (Opcode.UPR_NOOP, (0, 0, 4)),
         (Opcode.UPR_BUFFER_ACK, (0, 0, 4)),

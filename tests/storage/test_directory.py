@@ -173,7 +173,7 @@ def test_a_refused_directory_is_not_left_locked(path: Path) -> None:
     open_directory(path, uuid=1, vbuckets=16).close()
 
 
-def test_a_copied_directory_and_a_moved_one_open_like_the_first(path: Path) -> None:
+def test_a_copied_directory_and_a_moved_one_have_what_the_first_had(path: Path) -> None:
     store = open_directory(path, uuid=5)
     store.commit(write(live(b"k", 1)))
     store.close()
@@ -184,6 +184,5 @@ def test_a_copied_directory_and_a_moved_one_open_like_the_first(path: Path) -> N
     for store in stores:
         view = store.view()
         assert by_seq(view) == [(b"k", 1)]
-        assert store.identity().uuid == 5
         view.close()
         store.close()

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc.errors import StoreCorrupt, StoreError
-from uprmc.model import FailoverEntry, SnapshotRange, VBucketHeader, VBucketState
+from uprmc.model import (
+    ConflictRule,
+    FailoverEntry,
+    SnapshotRange,
+    VBucketHeader,
+    VBucketState,
+)
 from uprmc.storage import layout
 from uprmc.storage.layout import Identity
 
@@ -38,9 +44,13 @@ def test_a_header_of_version_2_is_laid_out_as_documented() -> None:
 
 
 def test_an_identity_is_laid_out_as_documented() -> None:
-    packed = layout.pack_identity(Identity(1, 1024, 0xBEEF))
-    assert packed == b"uprmc\r\n\x00" + bytes.fromhex("0001 0400 000000000000beef")
-    assert layout.unpack_identity(packed) == Identity(1, 1024, 0xBEEF)
+    identity = Identity(4, 1024, 0xBEEF, ConflictRule.TIMESTAMP)
+    packed = layout.pack_identity(identity)
+    assert packed == b"uprmc\r\n\x00" + bytes.fromhex("0004 0400 000000000000beef 01")
+    assert layout.unpack_identity(packed) == identity
+    assert layout.unpack_identity(packed[:20]).conflict_rule is ConflictRule.REVISION, "until 3"
+    with pytest.raises(StoreCorrupt, match="number 2"):
+        layout.unpack_identity(packed[:20] + b"\x02")
 
 
 @given(headers)

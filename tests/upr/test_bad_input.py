@@ -182,13 +182,15 @@ def resized(part: bytes, by: int) -> bytes:
     return part + b"\x01" * by if by >= 0 else part[:by]
 
 
+_MAY_HAVE_VALUES = (OPEN, STREAM_REQUEST, MARKER, MUTATION, DELETION, EXPIRATION, CONTROL)
+
 WRONG_SHAPES = [
     (opcode, how)
     for opcode in WELL_FORMED
     for how in ("extras+1", "extras-1", "key", "value")
     if not (how == "extras-1" and HEADER.unpack_from(WELL_FORMED[opcode])[3] == 0)
     and not (how == "key" and HEADER.unpack_from(WELL_FORMED[opcode])[2])
-    and not (how == "value" and opcode in (OPEN, STREAM_REQUEST, MARKER, MUTATION, CONTROL))
+    and not (how == "value" and opcode in _MAY_HAVE_VALUES)
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Container, Iterator
 from itertools import product
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from uprmc.core.form import COMPILED, FORM
 from uprmc.errors import StoreError
-from uprmc.model import Item, Life
+from uprmc.model import Item, Life, Origin
 from uprmc.protocol.header import RequestHeader
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import (
@@ -27,8 +28,13 @@ from uprmc.upr.produce.frames import CompiledItemWriter, Form, ItemWriter, Writt
 
 VBUCKET, OPAQUE = 0x8203, 0xFEEDBEEF
 PLAIN = Form()
+ELSEWHERE = Origin(2**64 - 2, 2**63 + 7)
 SWITCH = (False, True)
-FORMS = [Form(*each) for each in product((0, 1, 3, 7), SWITCH, SWITCH, SWITCH)]
+FORMS = [
+    Form(*each, origins=origins)
+    for each in product((0, 1, 3, 7), SWITCH, SWITCH, SWITCH)
+    for origins in SWITCH
+]
 
 
 _writer: type[ItemWriter] = ItemWriter
@@ -52,22 +58,25 @@ def document(seqno: int, value: bytes = b"value", **changes: Any) -> Item:
     return item
 
 
-def tombstone(seqno: int, life: Life = Life.DELETED) -> Item:
-    return Item(b"gone-%d" % seqno, None, 7, 0x65B00000, 11, seqno, 3, 1, life)
+def tombstone(seqno: int, life: Life = Life.DELETED, origin: Origin | None = None) -> Item:
+    return Item(b"gone-%d" % seqno, None, 7, 0x65B00000, 11, seqno, 3, 1, life, origin=origin)
 
 
 def expected(item: Item, form: Form) -> bytes:
     """Build a frame with construct, from the reference alone."""
     extras: dict[str, int] = {"by_seqno": item.seqno, "rev_seqno": item.rev}
-    datatype, value = 0, b""
+    datatype, value, meta = 0, b"", b""
     layout: Layout
+    if form.origins and item.origin is not None:
+        meta = b"\x01\xe0\x00\x10" + struct.pack(">QQ", *item.origin)
     if item.life == Life.LIVE:
         opcode, layout = Opcode.UPR_MUTATION, MutationExtras
-        extras |= {"flags": item.flags, "expiration": item.expiry}
+        extras |= {"flags": item.flags, "expiration": item.expiry, "nmeta": len(meta)}
         datatype = item.datatype & form.datatypes
         value = (item.value or b"") if form.values else b""
     elif not form.delete_times:
         opcode, layout = Opcode.UPR_DELETION, DeletionExtras
+        extras["nmeta"] = len(meta)
     elif item.life == Life.EXPIRED and form.expirations:
         opcode, layout = Opcode.UPR_EXPIRATION, ExpirationExtras
         extras["delete_time"] = item.expiry
@@ -82,11 +91,11 @@ def expected(item: Item, form: Form) -> bytes:
         "extras_length": len(built),
         "datatype": datatype,
         "vbucket": VBUCKET,
-        "body_length": len(built) + len(item.key) + len(value),
+        "body_length": len(built) + len(item.key) + len(value) + len(meta),
         "opaque": OPAQUE,
         "cas": item.cas,
     }
-    frame: bytes = RequestHeader.build(header) + built + item.key + value
+    frame: bytes = RequestHeader.build(header) + built + item.key + value + meta
     return frame
 
 
@@ -110,6 +119,11 @@ ITEMS = [
     document(5, key=b"k" * 250, cas=0, rev=1),
     tombstone(6),
     tombstone(7, Life.EXPIRED),
+    document(8, origin=ELSEWHERE),
+    document(9, b"\x00" * 70_000, origin=ELSEWHERE),
+    document(10, b"", key=b"k" * 250, origin=ELSEWHERE),
+    tombstone(11, origin=ELSEWHERE),
+    tombstone(12, Life.EXPIRED, ELSEWHERE),
 ]
 
 
@@ -149,7 +163,9 @@ def histories(draw: st.DrawFn) -> list[Item]:
         value = draw(st.binary(max_size=40)) if life == Life.LIVE else None
         key = draw(st.binary(min_size=1, max_size=20))
         flags, expiry, datatype = draw(numbers), draw(numbers), draw(st.integers(0, 7))
-        items.append(Item(key, value, flags, expiry, draw(wide), seqno, draw(wide), datatype, life))
+        item = Item(key, value, flags, expiry, draw(wide), seqno, draw(wide), datatype, life)
+        item.origin = draw(st.none() | st.builds(Origin, wide, wide))
+        items.append(item)
     return items
 
 

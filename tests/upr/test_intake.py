@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from tests.upr import peer
 from tests.upr.peer import frame, mutation
-from uprmc.model import Item
+from uprmc.model import Item, Origin
 from uprmc.record import unpack
 from uprmc.upr.receive import intake
 
 VBUCKET, OPAQUE = 3, 7
 GOOD = [mutation(VBUCKET, OPAQUE, n, b"k%d" % n, b"v" * n, cas=100 - n) for n in (4, 6, 9)]
 MAX_VALUE_BYTES = 20_000
+#: Extended metadata: an origin.
+META = bytes.fromhex("01 e0 0010 ffffffffffffff01 0000000000000063")
 Found = tuple[int, int, list[Item]]
 
 
@@ -32,6 +34,14 @@ def _both(data: bytes, end_seqno: int = 9) -> Found:
     return found
 
 
+@pytest.mark.parametrize("size", [0, 5, 16_385, MAX_VALUE_BYTES])
+def test_a_record_has_the_origin_of_its_frame(size: int) -> None:
+    value = bytes(size)
+    sent = mutation(VBUCKET, OPAQUE, 5, b"key", value + META, cas=9, flags=3, nmeta=20)
+    item = Item(b"key", value, 3, 0, 9, 5, 1, origin=Origin(0xFFFFFFFFFFFFFF01, 99))
+    assert _both(sent) == (len(sent), 9, [item])
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -45,6 +55,12 @@ def _both(data: bytes, end_seqno: int = 9) -> Found:
         mutation(VBUCKET, OPAQUE, 8, b""),
         mutation(VBUCKET, OPAQUE, 8, b"k" * 251),
         mutation(VBUCKET, OPAQUE, 8, b"meta", b"value", nmeta=1),
+        mutation(VBUCKET, OPAQUE, 8, b"meta", META[:-1], nmeta=19),
+        mutation(VBUCKET, OPAQUE, 8, b"meta", META, nmeta=21),
+        mutation(VBUCKET, OPAQUE, 8, b"another entry", b"\x01\x01" + META[2:], nmeta=20),
+        mutation(VBUCKET, OPAQUE, 8, b"uuid 0", META[:4] + bytes(8) + META[12:], nmeta=20),
+        mutation(VBUCKET, OPAQUE, 8, b"seqno 0", META[:12] + bytes(8), nmeta=20),
+        mutation(VBUCKET, OPAQUE, 8, b"large", bytes(MAX_VALUE_BYTES + 1) + META, nmeta=20),
         mutation(VBUCKET, OPAQUE, 8, b"compressed", datatype=2),
         mutation(VBUCKET, OPAQUE, 8, b"large", bytes(MAX_VALUE_BYTES + 1)),
         frame(peer.DELETION, key=b"k", extras=bytes(18), vbucket=VBUCKET, opaque=OPAQUE),

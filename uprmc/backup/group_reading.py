@@ -25,7 +25,7 @@ from uprmc.columnar.schema import Columns
 
 #: What files have; `value` is left out on request. Locks and places are the node's own affair.
 COLUMNS = Columns(
-    ("key", "value", "_op", "_vb", "_seq", "_rev", "_cas", "_flags", "_exp", "_datatype"),
+    ("key", "value", "_op", "_vb", "_seq", "_rev", "_cas", "_flags", "_exp", "_datatype", "_meta"),
     key_type="binary",
 )
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from uprmc.backup.latest import Layer, Selection, layers_of, newest_rows
 from uprmc.backup.manifest import FilePart
+from uprmc.backup.origins import Log, with_origins
 from uprmc.backup.parts import check_file
 from uprmc.backup.repository import Chain, Increment, Repository
 from uprmc.backup.revision_floors import floors_in, raise_floors
@@ -95,12 +96,15 @@ class RestoreReport(JsonReport):
 
 @dataclass(frozen=True)
 class _GroupTask:
-    """One group: what to read, how to write it."""
+    """One group: what to read, how to write it; by which logs rows get origins, if the target
+    takes them.
+    """
 
     group: int
     layers: tuple[Layer, ...]
     prefix: bytes
     options: WriteOptions
+    logs: Mapping[int, Log] | None
 
 
 def restore(
@@ -158,10 +162,12 @@ def restore(
     wanted = None if vbuckets is None else frozenset(vbuckets)
     selection = Selection(wanted, prefix)
     check_files(increments, runner, tell)
+    logs = None
     if not dry_run:
-        with Nodes(access):
-            pass  # an unreachable target is an error before any work
-    report = _written(found, increments, selection, writing, runner, state, tell)
+        with Nodes(access) as nodes:  # an unreachable target is an error before any work
+            if mode == "append-meta" and _takes_origins(nodes):
+                logs = {n: part.log for n, part in increments[-1].manifest.vb.items()}
+    report = _written(found, increments, selection, writing, runner, state, tell, logs)
     if not dry_run:
         manifests = [each.manifest for each in increments]
         floors = floors_in(manifests, wanted)
@@ -181,6 +187,12 @@ def restore(
             progress=progress,
         )
     return report
+
+
+def _takes_origins(nodes: Nodes) -> bool:
+    """Tell whether all nodes understand origins; others may refuse extended metadata."""
+    places = set(nodes.owners.values())
+    return all(nodes.at(place, lambda connection: connection.knows_origins) for place in places)
 
 
 def _write_options(
@@ -220,6 +232,7 @@ def _written(
     engine: Engine,
     state: Path | str | None,
     progress: Progress,
+    logs: Mapping[int, Log] | None,
 ) -> RestoreReport:
     newest = increments[-1].manifest
     layers = layers_of(increments, selection)
@@ -234,7 +247,7 @@ def _written(
     path = None if state is None or options.dry_run else Path(state)
     with Journal(path, facts, "restore") as journal:
         resumed = len(journal.done)
-        _write_groups(layers, selection, options, engine, journal, progress)
+        _write_groups(layers, selection, options, engine, journal, progress, logs)
         journal.remove()
     return RestoreReport(
         newest.id, chain.name, newest.number, len(layers), resumed, merge(journal.done.values())
@@ -248,6 +261,7 @@ def _write_groups(
     engine: Engine,
     journal: Journal,
     progress: Progress,
+    logs: Mapping[int, Log] | None,
 ) -> None:
     """Write the groups that are not done, the largest first."""
     done = journal.done
@@ -255,7 +269,9 @@ def _write_groups(
     shared = replace(
         options, rate=options.rate and options.rate / max(1, min(engine.parallelism, len(left)))
     )
-    tasks = [_GroupTask(group, tuple(layers[group]), selection.prefix, shared) for group in left]
+    tasks = [
+        _GroupTask(group, tuple(layers[group]), selection.prefix, shared, logs) for group in left
+    ]
 
     def tell() -> None:
         progress(Step("restoring", len(done), len(layers), journal.rows, journal.bytes))
@@ -272,7 +288,7 @@ def restore_group(task: _GroupTask) -> TaskReport:
     """Write one group's rows."""
     with Writer(task.options, task.group, current_attempt()) as writer:
         for batch in newest_rows(task.layers, prefix=task.prefix):
-            writer.write(batch)
+            writer.write(batch if task.logs is None else with_origins(batch, task.logs))
         return writer.finish()
 
 

@@ -78,8 +78,9 @@ def compact(
     disk, source, or nothing.
 
     With --to, this program copies the data directory itself, so it must run on the node's machine.
-    The copy is a data directory with the same vb_uuids: use only one of both. To give space back to
-    the file system, stop the node, copy, and start it with the copy.
+    The copy is a data directory that begins a new branch of history when a node starts on it;
+    consumers continue without a rollback if the node was stopped. To give space back to the file
+    system, stop the node, copy, and start it with the copy.
     """
     if target is not None:
         if numbers or wait or force:

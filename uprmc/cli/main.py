@@ -33,6 +33,7 @@ _VERBS = {
     "stats": "stats:stats",
     "vbucket": "vbucket:vbucket",
     "watermarks": "watermarks:watermarks",
+    "xdcr": "xdcr:xdcr",
     "failover-log": "failover_log:failover_log",
     "observe": "observe:observe",
     "replicate": "replicate:replicate_verb",
@@ -46,6 +47,7 @@ _VERBS = {
     "tap-adapter": "tap_adapter:tap_adapter",
     "spark": "spark:spark",
     "compact": "compact:compact",
+    "data": "data:data",
     "settings": "settings:settings",
     "demo": "demo:demo",
 }

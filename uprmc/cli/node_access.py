@@ -55,7 +55,7 @@ class NodeAccess:
 
 
 def talks_to_a_node(
-    json_help: str, *, several: bool = False, timeout: bool = True
+    json_help: str, *, several: bool = False, timeout: bool = True, own_tls_ca: bool = False
 ) -> Callable[[_Function], _Function]:
     """Add the options of every verb that asks a node; the verb gets `node` and `as_json`.
 
@@ -63,6 +63,7 @@ def talks_to_a_node(
         json_help: what ``--json`` prints.
         several: the verb can use several nodes.
         timeout: without it the verb has a ``--timeout`` of its own, for something else.
+        own_tls_ca: the verb has a ``--tls-ca`` of its own; that of the node is ``--node-tls-ca``.
     """
     options = [
         click.option(
@@ -75,7 +76,7 @@ def talks_to_a_node(
             + ("; repeat it for several nodes." if several else ".")
             + f"  [default: {DEFAULT_NODE}]",
         ),
-        *TLS_OPTIONS,
+        *(_NODE_TLS_OPTIONS if own_tls_ca else TLS_OPTIONS),
     ]
     if timeout:
         options.append(
@@ -118,25 +119,29 @@ def talks_to_a_node(
     return decorate
 
 
+def _tls_options(*ca_names: str) -> tuple[Callable[[_Function], _Function], ...]:
+    return (
+        click.option("--tls", is_flag=True, envvar="UPRMC_TLS", help="Use TLS."),
+        click.option(
+            *ca_names,
+            "tls_ca",
+            type=click.Path(exists=True, dir_okay=False),
+            envvar="UPRMC_TLS_CA",
+            metavar="FILE",
+            help="Use TLS, and trust the certificates in this PEM file instead of the system's.",
+        ),
+        click.option(
+            "--no-tls-verify",
+            is_flag=True,
+            envvar="UPRMC_NO_TLS_VERIFY",
+            help="Accept any certificate.",
+        ),
+    )
+
+
 #: `debug` of a verb is the affair of `main.run`.
-TLS_OPTIONS = (
-    click.option("--tls", is_flag=True, envvar="UPRMC_TLS", help="Use TLS."),
-    click.option(
-        "--tls-ca",
-        "--tls-ca-file",
-        "tls_ca",
-        type=click.Path(exists=True, dir_okay=False),
-        envvar="UPRMC_TLS_CA",
-        metavar="FILE",
-        help="Use TLS, and trust the certificates in this PEM file instead of the system's.",
-    ),
-    click.option(
-        "--no-tls-verify",
-        is_flag=True,
-        envvar="UPRMC_NO_TLS_VERIFY",
-        help="Accept any certificate.",
-    ),
-)
+TLS_OPTIONS = _tls_options("--tls-ca", "--tls-ca-file")
+_NODE_TLS_OPTIONS = _tls_options("--node-tls-ca")
 
 
 def _named(given: tuple[str, ...], several: bool) -> tuple[str, ...]:

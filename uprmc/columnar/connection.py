@@ -34,6 +34,7 @@ from uprmc.protocol.opcodes import (
     HEADER_BYTES,
     MAGIC_REQUEST,
     MAGIC_RESPONSE,
+    Feature,
     Opcode,
     Status,
     opcode_name,
@@ -57,6 +58,7 @@ class Connection:
         place: HOST:PORT.
         socket: for callers that have to wait for several things at once.
         knows_terms: the node tells the terms of vBuckets.
+        knows_origins: it tells where versions were first accepted, and takes that with them.
 
     Raises:
         Unreachable: nothing answers there.
@@ -67,6 +69,7 @@ class Connection:
         self.place = place
         self._access = access
         self.knows_terms = False
+        self.knows_origins = False
         self._questions: Questions[int] = Questions(strict=False)
         self._heard = False
         self._received = bytearray()
@@ -205,6 +208,7 @@ class Connection:
         name = (access.client_id or "spark").encode()[:200]
         (answer,) = self.ask([features.LEASE_READER.hello(name)])
         self.knows_terms = features.tells_terms(answer.status, answer.value)
+        self.knows_origins = features.grants(Feature.ORIGINS, answer.status, answer.value)
         if access.username is not None:
             self._log_in(access.username)
         if access.bucket:

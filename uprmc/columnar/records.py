@@ -12,7 +12,12 @@ from construct import Struct as Layout
 from uprmc.protocol.binary import StoreExtras
 from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.header import RequestHeader
-from uprmc.protocol.management import WithMetaExtras, WithMetaOptionsExtras
+from uprmc.protocol.management import (
+    WithMetaExtras,
+    WithMetaNmetaExtras,
+    WithMetaOptionsExtras,
+    WithMetaOptionsNmetaExtras,
+)
 from uprmc.protocol.upr import MutationExtras
 
 _NUMPY = {"B": "u1", "H": ">u2", "L": ">u4", "Q": ">u8"}
@@ -38,6 +43,8 @@ BARE = record_of(Layout())
 STORE = record_of(StoreExtras)
 WITH_META = record_of(WithMetaExtras)
 WITH_META_OPTIONS = record_of(WithMetaOptionsExtras)
+WITH_META_NMETA = record_of(WithMetaNmetaExtras)
+WITH_META_OPTIONS_NMETA = record_of(WithMetaOptionsNmetaExtras)
 
 #: What finding the next frame takes of a header: magic and opcode as one number, the body length.
 FRAME_SCAN = derive_merged(

@@ -21,7 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
-from uprmc.columnar.records import BARE, STORE, WITH_META, WITH_META_OPTIONS
+from uprmc.columnar.records import (
+    BARE,
+    STORE,
+    WITH_META,
+    WITH_META_NMETA,
+    WITH_META_OPTIONS,
+    WITH_META_OPTIONS_NMETA,
+)
 from uprmc.columnar.write_columns import (
     Array,
     Bytes,
@@ -45,10 +52,18 @@ PIECE_BYTES = 16 * 1024 * 1024
 #: Expiries up to this count from now.
 RELATIVE_EXPIRY_MAX_S = 30 * 24 * 3600
 
+#: Column of a restore: extended metadata that says where each version was first accepted.
+ORIGIN_COLUMN = "_origin"
+
 _SET, _DELETE, _EXPIRE, _SKIP = range(4)
 _OPERATIONS = {None: _SET, "set": _SET, "delete": _DELETE, "expire": _EXPIRE}
 
 _CAS_LOCKED = 2**64 - 1
+
+#: Lengths of extras that end with the length of extended metadata.
+_NMETA_EXTRAS = frozenset(
+    record.itemsize - HEADER_BYTES for record in (WITH_META_NMETA, WITH_META_OPTIONS_NMETA)
+)
 
 
 @dataclass
@@ -88,9 +103,12 @@ def pieces(batch: pa.RecordBatch, rows_max: int = PIECE_ROWS) -> Iterator[pa.Rec
 
 
 def value_in(frame: bytes) -> bytes:
-    """Return the value that a request carries."""
-    key_bytes = frame[2] << 8 | frame[3]
-    return frame[HEADER_BYTES + frame[4] + key_bytes :]
+    """Return the value that a request carries, without the extended metadata behind it."""
+    key_bytes, value_at = frame[2] << 8 | frame[3], HEADER_BYTES + frame[4]
+    meta_bytes = 0
+    if frame[4] in _NMETA_EXTRAS:
+        meta_bytes = int.from_bytes(frame[value_at - 2 : value_at])
+    return frame[value_at + key_bytes : len(frame) - meta_bytes]
 
 
 def packed(
@@ -140,6 +158,7 @@ class _Packing:
         self._keys = bytes_of(required(batch, options.key_column, "the keys"), options.key_column)
         self._kinds = self._operations()
         self._values = self._read_values()
+        self._metas = self._read_metas()
         self._check_keys()
         self._check_values()
 
@@ -185,6 +204,11 @@ class _Packing:
         if not (self._kinds == _SET).any():
             return no_bytes(self._count)
         return bytes_of(required(self._batch, name, "the values"), name)
+
+    def _read_metas(self) -> Bytes:
+        if self._options.mode != "append-meta" or not self._has(ORIGIN_COLUMN):
+            return no_bytes(self._count)
+        return bytes_of(required(self._batch, ORIGIN_COLUMN, "origins"), ORIGIN_COLUMN)
 
     def _check_keys(self) -> None:
         sizes = self._keys.sizes
@@ -307,7 +331,10 @@ class _Packing:
         heads["magic"] = MAGIC_REQUEST
         heads["key_length"] = key_sizes
         heads["extras_length"] = extras_bytes
-        heads["body_length"] = key_sizes + value_sizes + extras_bytes
+        meta_sizes = self._metas.sizes[chosen]
+        if extras_bytes in _NMETA_EXTRAS:
+            heads["nmeta"] = meta_sizes
+        heads["body_length"] = key_sizes + value_sizes + meta_sizes + extras_bytes
         heads["vbucket"] = whole.vbuckets[places]
         heads["opaque"] = places
         whole.bytes += int((key_sizes + value_sizes).sum())
@@ -326,6 +353,8 @@ class _Packing:
         if mode == "append-meta":
             options |= WithMetaOption.IS_EXPIRATION if kind == _EXPIRE else 0
             layout = WITH_META_OPTIONS if options else WITH_META
+            if self._metas.data:
+                layout = WITH_META_OPTIONS_NMETA if options else WITH_META_NMETA
             opcode = Opcode.SETQ_WITH_META if kind == _SET else Opcode.DELQ_WITH_META
         elif kind == _SET:
             layout = STORE
@@ -344,14 +373,19 @@ class _Packing:
     def _joined(self, kind: int, rows: Array, heads: Array, keys: list[bytes]) -> list[bytes]:
         begins = _cut(heads)
         if kind != _SET:
-            return [begin + key for begin, key in zip(begins, keys, strict=True)]
-        data = self._values.data
-        starts = self._values.starts[rows].tolist()
-        ends = self._values.starts[rows + 1].tolist()
-        return [
-            b"".join((head, key, data[start:end]))
-            for head, key, start, end in zip(begins, keys, starts, ends, strict=True)
-        ]
+            frames = [begin + key for begin, key in zip(begins, keys, strict=True)]
+        else:
+            data = self._values.data
+            starts = self._values.starts[rows].tolist()
+            ends = self._values.starts[rows + 1].tolist()
+            frames = [
+                b"".join((head, key, data[start:end]))
+                for head, key, start, end in zip(begins, keys, starts, ends, strict=True)
+            ]
+        if not self._metas.data:
+            return frames
+        metas = _slices(self._metas, rows)
+        return [frame + meta for frame, meta in zip(frames, metas, strict=True)]
 
 
 def _cut(heads: Array) -> list[bytes]:

@@ -74,7 +74,9 @@ class Rows:
     def meta_bytes(self) -> Any:
         """Length of the extended metadata behind each value."""
         nmeta = self.records["nmeta"].astype(np.int64)
-        return nmeta if self.deleted is None else np.where(self.deleted, 0, nmeta)
+        if self.deleted is None:
+            return nmeta
+        return np.where(self.deleted, self.length - self.extras - self.key_length, nmeta)
 
     @property
     def payload_bytes(self) -> Any:

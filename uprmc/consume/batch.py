@@ -20,7 +20,10 @@ from typing import Any, NamedTuple
 
 from uprmc.consume.mutations import SEQNO_LIMIT, take_mutations, values_of
 from uprmc.consume.stream import StreamState
+from uprmc.model import Origin
+from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
+from uprmc.protocol.origins import decode_origin
 from uprmc.protocol.upr import (
     DELETION_EXTRAS,
     EXPIRATION_EXTRAS,
@@ -28,6 +31,7 @@ from uprmc.protocol.upr import (
     TIMED_DELETION_EXTRAS,
     Marker,
 )
+from uprmc.rollback import origin_here
 
 SET = "set"
 DELETE = "delete"
@@ -177,6 +181,33 @@ class Batch:
         """The CAS of each item."""
         data, unpack = self._data, _CAS.unpack_from
         return [unpack(data, position)[0] for position in self.positions]
+
+    @cached_property
+    def origins(self) -> list[Origin]:
+        """Where each item was first accepted, if the connection has asked for origins.
+
+        Raises:
+            RemoteProtocolError: extended metadata that is malformed.
+        """
+        return [
+            self._origin_at(self.positions[index]) or origin_here(stream.log, self.seqnos[index])
+            for stream, index in self._streamed()
+        ]
+
+    def _streamed(self) -> Iterator[tuple[StreamState, int]]:
+        for run in self.runs:
+            for index in range(run.first, run.last):
+                yield run.stream, index
+
+    def _origin_at(self, position: int) -> Origin | None:
+        """Read the origin in the frame that begins here."""
+        data = self._data
+        _, opcode, key_bytes, extras_bytes, _, _, body_bytes, _, _ = unpack_request(data, position)
+        end = position + HEADER_BYTES + body_bytes
+        meta_at = position + HEADER_BYTES + extras_bytes + key_bytes
+        if opcode == _MUTATION:
+            meta_at = end - MUTATION_FRAME.unpack_from(data, position)[11]
+        return decode_origin(data[meta_at:end])
 
     @cached_property
     def changes(self) -> list[Change]:

@@ -20,6 +20,7 @@ from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
+from uprmc.protocol.origins import ORIGINS_KEY
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
@@ -37,6 +38,7 @@ VERSIONS = b"uprmc_versions"
 PERSISTED = b"uprmc_persisted"
 TERMS = b"uprmc_terms"
 FACTS = FACTS_KEY
+ORIGINS = ORIGINS_KEY
 BARRIERS = b"uprmc_barrier"
 LEASES = b"uprmc_leases"
 SNAPSHOTS = SNAPSHOTS_KEY
@@ -60,6 +62,7 @@ CONTROLS: Mapping[bytes, str] = {
     PERSISTED: "true",
     TERMS: "true",
     FACTS: "true",
+    ORIGINS: "true",
     BARRIERS: "true",
     LEASES: "true",
     SNAPSHOTS: "true",
@@ -130,6 +133,7 @@ REPLICA = Handshake(
         VERSIONS,
         PERSISTED,
         FACTS,
+        ORIGINS,
         END_ON_CLOSE,
     ),
     needs=frozenset({FLOW_CONTROL, KEEP_ALIVES}),
@@ -139,8 +143,8 @@ REPLICA = Handshake(
 #: OPEN, and asks for nothing that would be the manager's business. Tools of 2014 expect the first
 #: stream's opaque to be 3, so what younger servers added has none. Tolerant.
 SPLICED_REPLICA = Handshake(
-    asks=(FLOW_CONTROL, KEEP_ALIVES, MARKERS, TERMS, FACTS),
-    unnumbered=frozenset({MARKERS, TERMS, FACTS}),
+    asks=(FLOW_CONTROL, KEEP_ALIVES, MARKERS, TERMS, FACTS, ORIGINS),
+    unnumbered=frozenset({MARKERS, TERMS, FACTS, ORIGINS}),
 )
 
 #: A program over the client library. Tolerant. It needs no frame at the end of a snapshot: the last
@@ -188,12 +192,17 @@ LEASE_READER = Handshake(
         Feature.MUTATION_SEQNO,
         Feature.SELECT_BUCKET,
         Feature.TERMS,
+        Feature.ORIGINS,
     ),
 )
 
 #: Who only reports watermarks: the driver of a Spark stream or a backup. Its tasks read elsewhere.
 #: Each report has one answer. Tolerant.
 REGISTRAR = Handshake(asks=(WATERMARKS,))
+
+
+#: A link to another cluster, which reads this node in the same process. Strict.
+LINK = Handshake(asks=(EXPIRATIONS, MARKERS, WATERMARKS, ORIGINS))
 
 
 # --- what is answered -----------------------------------------------------------------------------
@@ -216,15 +225,20 @@ def granted(asked: Iterable[RequestFrame], answers: Iterable[HasStatus]) -> set[
     }
 
 
-def tells_terms(status: int, value: bytes) -> bool:
-    """Return whether the answer to HELLO says that the node tells terms of vBuckets.
+def grants(feature: Feature, status: int, value: bytes) -> bool:
+    """Return whether the answer to HELLO grants a feature.
 
     Old nodes refuse HELLO; what makes no sense grants nothing.
     """
     try:
-        return status == Status.SUCCESS and Feature.TERMS in decode_hello(value)
+        return status == Status.SUCCESS and feature in decode_hello(value)
     except RemoteProtocolError:
         return False
+
+
+def tells_terms(status: int, value: bytes) -> bool:
+    """Return whether the answer to HELLO says that the node tells terms of vBuckets."""
+    return grants(Feature.TERMS, status, value)
 
 
 def is_ours(keys: Iterable[bytes]) -> bool:

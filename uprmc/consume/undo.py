@@ -16,12 +16,13 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from uprmc.errors import RemoteProtocolError
-from uprmc.model import SEQNO_MAX, FailoverLog, Item, Life
+from uprmc.model import SEQNO_MAX, FailoverLog, Item, Life, Origin
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.replication import (
     GET_VERSION_EXTRAS,
     GET_VERSION_MISS_EXTRAS,
+    GET_VERSION_ORIGIN_EXTRAS,
     GET_VERSION_REPLY_EXTRAS,
 )
 
@@ -116,7 +117,14 @@ def version(key: bytes, answer: ResponseFrame, datatypes: int = 0xFF) -> Version
     if answer.status != Status.SUCCESS:
         raise Refused(answer)
     try:
-        seqno, rev, flags, expiry, number = GET_VERSION_REPLY_EXTRAS.unpack(answer.extras)
+        origin = None
+        if len(answer.extras) == GET_VERSION_ORIGIN_EXTRAS.size:
+            seqno, rev, flags, expiry, number, *place = GET_VERSION_ORIGIN_EXTRAS.unpack(
+                answer.extras
+            )
+            origin = Origin(*place)
+        else:
+            seqno, rev, flags, expiry, number = GET_VERSION_REPLY_EXTRAS.unpack(answer.extras)
         life = Life(number)
     except (struct.error, ValueError):
         raise RemoteProtocolError(f"{answer.extras!r} says nothing of a version") from None
@@ -124,5 +132,6 @@ def version(key: bytes, answer: ResponseFrame, datatypes: int = 0xFF) -> Version
         raise RemoteProtocolError(f"{key!r} has seqno {seqno}")
     datatype = answer.datatype & datatypes
     value = answer.value if life is Life.LIVE else None
-    found = Item(key, value, flags, expiry, answer.cas, seqno, rev, datatype, life)
+    found = Item(key, value, flags, expiry, answer.cas, seqno, rev, datatype, life,
+                 origin=origin)  # fmt: skip
     return Version(seqno, found)

@@ -21,6 +21,8 @@ class Serving(Protocol):
         sets: sets.
         swaps: sets with a CAS, among these.
         versions: sets with metadata, not among these.
+        ahead: how many of them have a CAS that is ahead of the clock, see `cas_clock.DRIFT_S`.
+        behind: how many have one that is behind it.
     """
 
     with_seqnos: bool
@@ -30,6 +32,8 @@ class Serving(Protocol):
     sets: int
     swaps: int
     versions: int
+    ahead: int
+    behind: int
 
     def serve(
         self,

@@ -37,7 +37,13 @@ from uprmc.engine.watermarks.registry import Pinned, Watermarks
 from uprmc.engine.watermarks.rows import Limit, Row
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
-from uprmc.model import VBucketHeader, VBucketState, vbucket_of
+from uprmc.model import (
+    ConflictRule,
+    VBucketHeader,
+    VBucketState,
+    conflict_rule,
+    vbucket_of,
+)
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
 
@@ -88,7 +94,8 @@ class Bucket:
         self.stats = Stats()
         self.timings = Timings()
         now = clock.now()
-        self.account = MemoryAccount(settings.memory, now)
+        rule = conflict_rule(settings.engine.conflict_resolution) or ConflictRule.REVISION
+        self.account = MemoryAccount(settings.memory, now, rule)
         self.lookups = self.account.lookups
         self.expirer = Expirer(self.vbuckets, self.account, self.stats)
         self.flusher = Flusher(store, self.vbuckets, self.account, self.stats, settings.flush)

@@ -33,6 +33,10 @@ _FAR = 12 * 3_600 * _NANOS
 #: The random part is less than this: four seconds.
 _CHANCE = 2**32 - 1
 
+#: A CAS from elsewhere that is further from the clock than this is counted: a clock drifts, or the
+#: version is old.
+DRIFT_S = 5
+
 #: After a CAS received from another node, the next own CAS is this much higher, up to twice as
 #: much: neither the node that gave it out nor another node that received it may continue with the
 #: same value. It is an eighth of a millisecond, so that two nodes that receive from each other all

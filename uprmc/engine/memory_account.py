@@ -16,6 +16,7 @@ from uprmc.engine import cas_clock
 from uprmc.engine.leftovers import Leftovers
 from uprmc.engine.timetable import Timetable
 from uprmc.errors import OutOfMemory, TemporaryFailure
+from uprmc.model import ConflictRule
 from uprmc.ports import Clock
 from uprmc.record import RECORD_OVERHEAD_BYTES
 
@@ -38,6 +39,8 @@ class MemoryAccount:
         exhausted: nothing is left that could be evicted: keys and metadata fill the quota.
         last_cas: the next CAS is one more than this: the newest one given out or received, or one
             below the clock's.
+        conflict_rule: what decides between versions that were made at different places.
+        by_timestamp: whether that is the time; for the hot path.
         cas_step: distance of the next CAS from one that was received from another node.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: each `VBucket` that has something for the flusher.
@@ -50,7 +53,9 @@ class MemoryAccount:
 
     __slots__ = (
         "_disk_reason",
+        "by_timestamp",
         "cas_step",
+        "conflict_rule",
         "dirty",
         "exhausted",
         "high_mark",
@@ -70,7 +75,14 @@ class MemoryAccount:
         "write_limit",
     )
 
-    def __init__(self, settings: MemorySettings, now: float = 0.0) -> None:
+    def __init__(
+        self,
+        settings: MemorySettings,
+        now: float = 0.0,
+        conflict_rule: ConflictRule = ConflictRule.REVISION,
+    ) -> None:
+        self.conflict_rule = conflict_rule
+        self.by_timestamp = conflict_rule is ConflictRule.TIMESTAMP
         self.timetable = Timetable(now)
         self.leftovers = Leftovers()
         self.lookups: dict[int, Callable[[bytes], bytes | None]] = {}

@@ -44,6 +44,8 @@ class Stats:
     ops_del_meta: int = 0
     ops_set_meta_res_fail: int = 0
     ops_del_meta_res_fail: int = 0
+    cas_ahead: int = 0
+    cas_behind: int = 0
     ops_set_ret_meta: int = 0
     ops_del_ret_meta: int = 0
     commits: int = 0

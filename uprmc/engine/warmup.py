@@ -25,10 +25,7 @@ from uprmc.engine.tombstones import dead_among, highest_cas
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
 from uprmc.record import KIND_AT, LIFE_BITS, without_value
-from uprmc.storage.interface import Batch, StoreView
-
-#: Local document that exists exactly while a data directory was left in order.
-CLEAN_MARK = b"uprmc/clean"
+from uprmc.storage.interface import CLEAN_MARK, Batch, StoreView
 
 #: Local document that exists once the first vBuckets were created: from then on a node without any
 #: has had them removed, and creates none on its own.

@@ -5,8 +5,9 @@ against the present version, and then let the vBucket adopt it.
 
 Note: the present version may be a tombstone which is only on disk. It is read only if it could
 matter. `VBucket.max_deleted_rev` is at least the revision of every tombstone that the vBucket ever
-created or adopted, and is stored in the same commits as they are. So an incoming version with a
-higher revision outranks every tombstone, and reading the disk cannot change the outcome. Otherwise
+created or adopted, and is stored in the same commits as they are. So where revisions decide, an
+incoming version with a higher one outranks every tombstone, and reading the disk cannot change the
+outcome. Where the time decides, any tombstone may be newer. Then, or if the revision is not higher,
 the disk is read without blocking: `NotResident` is raised before anything changes, and the command
 is run again when the answer is available (`Fetcher.tombstone`).
 
@@ -21,13 +22,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.cas_clock import DRIFT_S
 from uprmc.engine.conflict import incoming_wins, outranks_tombstones
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import InvalidArguments, KeyExists
-from uprmc.model import CAS_LOCKED, Life
-from uprmc.record import FRONT, FRONT_BYTES, KIND_AT, LIFE_BITS, TAIL, build, cas_of
+from uprmc.model import CAS_LOCKED, ConflictRule, Life
+from uprmc.record import (
+    FRONT,
+    KIND_AT,
+    LIFE_BITS,
+    TAIL,
+    build,
+    cas_of,
+    key_of,
+    stored_origin,
+    tail_at,
+)
 
 #: Highest revision accepted from a peer; as many more changes can be counted here before 64 bits
 #: overflow.
@@ -79,19 +91,22 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Dem
     """
     now = bucket.clock.now()
     _, kind, datatype, expiry, key_length, rev, _ = FRONT.unpack_from(version)
-    tail_at = FRONT_BYTES + key_length
-    key = version[FRONT_BYTES:tail_at]
-    cas, flags = TAIL.unpack_from(version, tail_at)
+    tail = tail_at(version)
+    key, origin = key_of(version), stored_origin(version)
+    cas, flags = TAIL.unpack_from(version, tail)
     life = kind & LIFE_BITS
-    value = version[tail_at + TAIL.size :]
+    value = version[tail + TAIL.size :]
     _check_numbers(key, rev, cas, now)
     present = vbucket.table.get(key)
     check_room(bucket.account, len(key) + len(value), frees=bool(life and present))
-    if present is None and _tombstone_matters(rev, demand, vbucket.max_deleted_rev):
+    rule = bucket.account.conflict_rule
+    if present is None and _tombstone_matters(rev, demand, vbucket.max_deleted_rev, rule):
         present = bucket.fetcher.tombstone(vbucket, key)
     if (demand.cas or demand.add or vbucket.locks) and not _is_tombstone(present, demand.cas):
         vbucket.check_change(key, demand.cas, StoreMode.ADD if demand.add else StoreMode.SET)
-    if not demand.skip_conflicts and present is not None and not incoming_wins(version, present):
+    log = vbucket.failover_log
+    wins = present is None or demand.skip_conflicts or incoming_wins(version, present, log, rule)
+    if not wins:
         _count_lost(bucket.stats, life)
         raise KeyExists(key)
     if life:
@@ -99,9 +114,10 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Dem
     if demand.regenerate_cas:
         cas = bucket.account.next_cas()
     front = (kind, datatype, expiry, key_length, rev, vbucket.high_seqno + 1)
-    record = build(front, key, cas, flags, value)
+    record = build(front, key, cas, flags, value, origin)
     vbucket.adopt(record)
     _count_accepted(bucket.stats, life)
+    _count_drift(bucket.stats, cas, now)
     return record
 
 
@@ -131,11 +147,12 @@ def check_room(account: MemoryAccount, size: int, *, frees: bool) -> None:
         account.refuse_write(size)
 
 
-def _tombstone_matters(rev: int, demand: Demand, max_deleted_rev: int) -> bool:
+def _tombstone_matters(rev: int, demand: Demand, max_deleted_rev: int, rule: ConflictRule) -> bool:
     """Tell whether a tombstone that is only on disk could change the outcome."""
     if not max_deleted_rev:
         return False
-    decides = not (demand.skip_conflicts or outranks_tombstones(rev, max_deleted_rev))
+    outranks = rule is ConflictRule.REVISION and outranks_tombstones(rev, max_deleted_rev)
+    decides = not (demand.skip_conflicts or outranks)
     return decides or demand.cas != 0
 
 
@@ -151,6 +168,13 @@ def _count_accepted(stats: Stats, life: int) -> None:
         stats.ops_set_meta += 1
     else:
         stats.ops_del_meta += 1
+
+
+def _count_drift(stats: Stats, cas: int, now: float) -> None:
+    if cas > int(now + DRIFT_S) * _NANOS:
+        stats.cas_ahead += 1
+    elif cas < int(now - DRIFT_S) * _NANOS:
+        stats.cas_behind += 1
 
 
 def _count_lost(stats: Stats, life: int) -> None:

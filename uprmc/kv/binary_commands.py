@@ -92,6 +92,8 @@ _GRANTED = frozenset(
         Feature.JSON,
         Feature.DATATYPE,
         Feature.TERMS,
+        Feature.ORIGINS,
+        Feature.CHECKPOINTS,
     }
 )
 
@@ -428,6 +430,7 @@ def hello(session: BinaryConversation, request: Request) -> None:
     session.with_seqnos = Feature.MUTATION_SEQNO in granted
     session.with_lock_errors = Feature.XERROR in granted
     session.with_terms = Feature.TERMS in granted
+    session.with_origins = Feature.ORIGINS in granted
     session.reply(request, value=encode_hello(granted))
 
 

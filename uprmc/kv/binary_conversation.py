@@ -42,6 +42,7 @@ class BinaryConversation(Conversation):
         greeted: whether the peer has sent HELLO, which peers of 2014 rarely did.
         with_seqnos: whether replies to changes carry (vb_uuid, seqno), after HELLO.
         with_lock_errors: whether locked keys get their own status instead of temporary failure.
+        with_origins: whether GET_VERSION and streams tell where a version was first accepted.
         with_terms: whether failover logs and seqnos include terms, after HELLO.
     """
 
@@ -52,6 +53,7 @@ class BinaryConversation(Conversation):
         "greeted",
         "stats",
         "with_lock_errors",
+        "with_origins",
         "with_seqnos",
         "with_terms",
     )
@@ -66,6 +68,7 @@ class BinaryConversation(Conversation):
         self.with_seqnos = False
         self.with_lock_errors = False
         self.with_terms = False
+        self.with_origins = False
 
     def open_upr(self, opening: Request, flags: int) -> None:
         """Answer an OPEN and let a session that knows streams carry the conversation on."""

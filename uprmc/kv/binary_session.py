@@ -59,11 +59,11 @@ from uprmc.protocol.shapes import shape_error
 from uprmc.protocol.tap import PUSHED
 from uprmc.record import (
     EXPIRY,
-    FRONT_BYTES,
     READ_PLAIN,
     READ_PLAIN_FOREVER,
     TAIL_BYTES,
     expiry_bytes,
+    tail_at,
 )
 
 _GET_HEAD = request_head(Opcode.GET)
@@ -181,7 +181,7 @@ class BinarySession(BinaryConversation):
                             record = bucket.active[number].readable(key, record)
                         if record is not None:
                             hits += 1
-                            tail = record[FRONT_BYTES + key_length :]
+                            tail = record[tail_at(record) :]
                             length = len(tail) - 8
                             if form > 0:
                                 append(_pack_begin(form, length, opaque))

@@ -12,6 +12,7 @@ from uprmc.kv.replication_commands import REPLICATION_COMMANDS
 from uprmc.kv.tap_commands import TAP_COMMANDS
 from uprmc.kv.upr_commands import UPR_COMMANDS
 from uprmc.kv.vbucket_commands import VBUCKET_COMMANDS
+from uprmc.kv.xdcr_commands import XDCR_COMMANDS
 from uprmc.protocol.opcodes import QUIET
 
 _LOUD: dict[int, Handler] = {
@@ -24,6 +25,7 @@ _LOUD: dict[int, Handler] = {
     **LEASE_COMMANDS,
     **REPLICATION_COMMANDS,
     **TAP_COMMANDS,
+    **XDCR_COMMANDS,
 }
 
 #: Opcode -> command. SET and GET come here only when the session's short way does not apply.

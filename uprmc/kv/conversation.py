@@ -199,7 +199,9 @@ class Conversation:
             serving.sets = serving.swaps = 0
         if versions := serving.versions:
             stats.ops_set_meta += versions
-            serving.versions = 0
+            stats.cas_ahead += serving.ahead
+            stats.cas_behind += serving.behind
+            serving.versions = serving.ahead = serving.behind = 0
 
     def _keep(self, rest: bytes, wanted: int) -> None:
         """Keep unused input, and do not try again before `wanted` bytes are there."""

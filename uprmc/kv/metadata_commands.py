@@ -16,7 +16,7 @@ from uprmc.errors import (
     TooLarge,
 )
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
-from uprmc.model import Life
+from uprmc.model import Life, Origin
 from uprmc.protocol.management import (
     GET_META_DATATYPE_REPLY_EXTRAS,
     GET_META_EXTRAS,
@@ -25,16 +25,17 @@ from uprmc.protocol.management import (
     RETURN_META_REPLY_EXTRAS,
     ReturnMetaKind,
     WithMetaOption,
-    decode_extended_meta,
     decode_with_meta,
 )
 from uprmc.protocol.opcodes import QUIET, Opcode, Status
+from uprmc.protocol.origins import decode_origin
 from uprmc.protocol.replication import (
     GET_VERSION_EXTRAS,
     GET_VERSION_MISS_EXTRAS,
+    GET_VERSION_ORIGIN_EXTRAS,
     GET_VERSION_REPLY_EXTRAS,
 )
-from uprmc.record import FRONT, FRONT_BYTES, LIFE_BITS, TAIL, build, cas_of, unpack
+from uprmc.record import FRONT, LIFE_BITS, TAIL, build, cas_of, tail_at, unpack
 from uprmc.upr.produce.admission import locate
 
 _PLAIN_META = 1
@@ -67,8 +68,8 @@ def get_meta(session: BinaryConversation, request: Request) -> None:
     if record is None:
         session.miss(request, with_key=False)
         return
-    _, kind, datatype, expiry, key_length, rev, _ = FRONT.unpack_from(record)
-    cas, flags = TAIL.unpack_from(record, FRONT_BYTES + key_length)
+    _, kind, datatype, expiry, _, rev, _ = FRONT.unpack_from(record)
+    cas, flags = TAIL.unpack_from(record, tail_at(record))
     gone = bool(kind & LIFE_BITS) or 0 < expiry <= session.now()
     if version == _WITH_DATATYPE:
         extras = GET_META_DATATYPE_REPLY_EXTRAS.pack(gone, flags, expiry, rev, datatype)
@@ -96,11 +97,14 @@ def get_version(session: BinaryConversation, request: Request) -> None:
         if item.value is None:
             raise NotResident(vbucket.id, (request.key,))
         value = item.value
+    numbers = (item.seqno, item.rev, item.flags, item.expiry, item.life)
+    if item.origin is not None and session.with_origins:
+        extras = GET_VERSION_ORIGIN_EXTRAS.pack(*numbers, *item.origin)
+    else:
+        extras = GET_VERSION_REPLY_EXTRAS.pack(*numbers)
     session.reply(
         request,
-        extras=GET_VERSION_REPLY_EXTRAS.pack(
-            item.seqno, item.rev, item.flags, item.expiry, item.life
-        ),
+        extras=extras,
         value=value,
         cas=item.cas,
         datatype=item.datatype,
@@ -133,7 +137,7 @@ def _accept(
     session: BinaryConversation, request: Request, life: Life, *, add: bool = False
 ) -> None:
     meta = decode_with_meta(request.extras)
-    value = _without_extended_meta(request.value, meta.nmeta)
+    value, origin = _split(request.value, meta.nmeta)
     if life and value:
         raise RemoteProtocolError("a deletion with a value")
     if session.exceeds_item_limit(len(request.key), len(value)):
@@ -146,7 +150,7 @@ def _accept(
     vbucket = session.locate(request)
     datatype = 0 if life else request.datatype & session.datatypes
     front = (life, datatype, meta.exptime, len(request.key), meta.rev, 0)
-    version = build(front, request.key, meta.cas, meta.flags, value)
+    version = build(front, request.key, meta.cas, meta.flags, value, origin)
     demand = _NOTHING_ELSE
     if options or add or request.cas:
         demand = Demand(
@@ -175,15 +179,14 @@ def _options(bits: int, *, greeted: bool) -> int:
     return bits
 
 
-def _without_extended_meta(value: bytes, nmeta: int) -> bytes:
-    """Return the value without the extended metadata, which is checked and not used."""
+def _split(value: bytes, nmeta: int) -> tuple[bytes, Origin | None]:
+    """Return the value without its extended metadata, and the origin that this tells."""
     if not nmeta:
-        return value
+        return value, None
     if nmeta > len(value):
         raise RemoteProtocolError(f"{nmeta} bytes of metadata in a value of {len(value)}")
     middle = len(value) - nmeta
-    decode_extended_meta(value[middle:])
-    return value[:middle]
+    return value[:middle], decode_origin(value[middle:])
 
 
 # --- changes that tell their metadata -----------------------------------------------------------

@@ -48,7 +48,15 @@ _STATUSES: dict[type[Exception], Status] = {
     RemoteProtocolError: Status.INVALID_ARGUMENTS,
 }
 
-_EXPLAINED = frozenset({Opcode.REPLICATE, Opcode.TAKEOVER, Opcode.FAILOVER, Opcode.VBUCKET_FACTS})
+_EXPLAINED = frozenset(
+    {
+        Opcode.REPLICATE,
+        Opcode.TAKEOVER,
+        Opcode.FAILOVER,
+        Opcode.VBUCKET_FACTS,
+        Opcode.XDCR,
+    }
+)
 
 
 def refusal_of(error: Exception, opcode: int, *, with_lock_errors: bool) -> tuple[Status, bytes]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from uprmc.config import KvSettings
 from uprmc.engine.bucket import Bucket
@@ -94,6 +94,17 @@ class TapGuest(Protocol):
         """Return the id of the last complete checkpoint of a vBucket's master, or 0."""
 
 
+class XdcrGuest(Protocol):
+    """The links of the node, for conversations."""
+
+    def command(self, verb: str, given: Mapping[str, Any], answered: Callable[[Any], None]) -> None:
+        """Carry out a verb of ``uprmc xdcr``; `answered` gets a JSON value, now or later.
+
+        Raises:
+            CommandError: it is refused; the text says why.
+        """
+
+
 @dataclass(slots=True)
 class Services:
     """See the fields.
@@ -112,6 +123,7 @@ class Services:
         replication: replication from other nodes; ``None`` if this node opens no connections.
         control: settings of managers.
         tap: the TAP adapter; ``None`` = TAP is off.
+        xdcr: links to other clusters; ``None`` = this node opens no connections.
         pads_counters: a counter's text keeps at least its length, as in memcached.
         pause: call something after so many seconds; ``None`` = nobody keeps time.
     """
@@ -127,6 +139,7 @@ class Services:
     replication: Replication | None = None
     control: Control = field(default_factory=Control)
     tap: TapGuest | None = None
+    xdcr: XdcrGuest | None = None
     pads_counters: bool = True
     pause: Callable[[float, Callable[[], None]], object] | None = None
 

@@ -56,11 +56,11 @@ from uprmc.protocol.text_replies import (
     TOO_LARGE,
 )
 from uprmc.record import (
-    FRONT_BYTES,
     READ_PLAIN_FOREVER,
     RECORD_OVERHEAD_BYTES,
     TAIL,
     TAIL_BYTES,
+    tail_at,
 )
 
 _LINE_END = b"\r\n"
@@ -191,9 +191,9 @@ class TextSession(Conversation):
                     if record is not None and len(record) <= _COPIED_RECORD_BYTES:
                         gets += 1
                         hits += 1
-                        tail_at = FRONT_BYTES + len(key)
-                        _, value_flags = _unpack_tail(record, tail_at)
-                        value = record[tail_at + TAIL_BYTES :]
+                        tail = tail_at(record)
+                        _, value_flags = _unpack_tail(record, tail)
+                        value = record[tail + TAIL_BYTES :]
                         reply = _HIT % (key, value_flags, len(value), value)
                         out.append(reply)
                         unsent += len(reply)

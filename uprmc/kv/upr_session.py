@@ -76,6 +76,7 @@ def _side(before: BinarySession, wake: Callable[[], None], opening: Request, fla
         datatypes=before.datatypes,
         modern=before.greeted,
         terms=before.with_terms,
+        origins=before.with_origins,
     )
 
 
@@ -94,6 +95,7 @@ class UprSession(BinarySession):
         self.with_seqnos = before.with_seqnos
         self.with_lock_errors = before.with_lock_errors
         self.with_terms = before.with_terms
+        self.with_origins = before.with_origins
         self._gentle_left = GENTLE_BYTES
         self._pausing = False
         self._sent = 0
@@ -243,6 +245,8 @@ class UprSession(BinarySession):
         except REFUSALS as error:
             self._refuse(opcode, request.opaque, error)
         else:
+            if opcode == Opcode.UPR_CONTROL and isinstance(self.peer, Producer):
+                self.with_origins = self.peer.options.origins
             if answer is not None:
                 self.reply(request, extras=answer.extras, value=answer.value)
         return True

@@ -134,6 +134,7 @@ class Opcode(IntEnum):
     GET_KEYS = 0xB8
 
     # Ours, at the far ends of gaps that no other server has used (UPR reference, section 7).
+    XDCR = 0xD5
     VBUCKET_FACTS = 0xD6
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
@@ -328,6 +329,8 @@ class Feature(IntEnum):
 
     # Ours (UPR reference, section 7).
     TERMS = 0x5501
+    ORIGINS = 0x5502
+    CHECKPOINTS = 0x5503
 
 
 class DataType(IntFlag):

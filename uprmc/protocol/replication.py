@@ -122,6 +122,12 @@ GetVersionReplyExtras = Layout(
 )
 GET_VERSION_REPLY_EXTRAS = derive(GetVersionReplyExtras)
 
+#: The same of a version that was first accepted elsewhere, after `Feature.ORIGINS` was granted.
+GetVersionOriginExtras = Layout(
+    *GetVersionReplyExtras.subcons, "origin_uuid" / Int64ub, "origin_seqno" / Int64ub
+)
+GET_VERSION_ORIGIN_EXTRAS = derive(GetVersionOriginExtras)
+
 #: Extras of that KEY_NOT_FOUND: a deletion that was dropped for good has no seqno above this.
 GetVersionMissExtras = Layout("purge_seqno" / Int64ub)
 GET_VERSION_MISS_EXTRAS = derive(GetVersionMissExtras)

@@ -18,13 +18,12 @@ from uprmc.config import FlushSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.purging import SERVED_NAME
-from uprmc.engine.warmup import CLEAN_MARK
 from uprmc.server.compaction_driver import CompactionDriver
 from uprmc.server.fetch_driver import FetchDriver
 from uprmc.server.flush_driver import FlushDriver
 from uprmc.server.preread_driver import PrereadDriver
 from uprmc.server.slices import LongWork
-from uprmc.storage.interface import Batch
+from uprmc.storage.interface import CLEAN_MARK, Batch
 
 
 class DiskWork:

@@ -41,6 +41,10 @@ EVENTS = {
     ),
     "storage.upgrade_progress": _info("Entries rewritten so far; every 5 seconds."),
     "storage.upgraded": _info("The data directory has the present format: seconds it took."),
+    "storage.new_history": _warn(
+        "The data directory is a copy, or an older state that was put back: the reason, and the "
+        "new uuid of the bucket. Each active vBucket begins a new branch."
+    ),
     "warmup.progress": _info("Warm-up is running: its state, and the keys loaded so far."),
     "node.warmed_up": _info(
         "The node serves clients: keys and values loaded, seconds it took, and whether the last "
@@ -111,6 +115,10 @@ EVENTS = {
         "`uprmc compact --force` dropped deletions that registered clients may have to see: the "
         "vBucket, its purge seqno before and after that, and the ids of those that must start over."
     ),
+    "event.xdcr_branch": _warn(
+        "Changes that a link had sent are lost at this node: the link, the vBucket, and the first "
+        "and last seqno. The target still has them."
+    ),
     "housekeeping.tick_failed": _BUG,
     "preread.failed": _error(
         "The next pages of a stream could not be read ahead in a worker thread; the stream reads "
@@ -151,6 +159,11 @@ EVENTS = {
         "it can."
     ),
     "tap_adapter.keeper_failed": _BUG,
+    "xdcr.trouble": _warn(
+        "A link cannot reach its target, or the target refuses something: the link and the reason."
+        + _RATE
+    ),
+    "xdcr.tick_failed": _BUG,
     "http.page_failed": _BUG,
     "twisted.message": _warn("A warning or an error of a library."),
     "twisted.failure": _error("An exception in a library, logged with a traceback."),

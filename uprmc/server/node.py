@@ -25,7 +25,7 @@ from uprmc.kv.cluster_map import ClusterMap
 from uprmc.kv.control import Control
 from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
-from uprmc.model import VBucketState
+from uprmc.model import VBucketState, conflict_rule
 from uprmc.ports import Session
 from uprmc.server import collector
 from uprmc.server.adapter import SessionFactory
@@ -42,9 +42,10 @@ from uprmc.server.slices import LongWork
 from uprmc.server.statistics import Statistics
 from uprmc.server.tap_driver import TapDriver
 from uprmc.server.tls import tls_options
-from uprmc.server.upgrade_log import upgrade_log
+from uprmc.server.upgrade_log import log_new_history, upgrade_log
 from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
+from uprmc.server.xdcr_driver import XdcrDriver
 from uprmc.storage.directory import open_directory
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
@@ -81,14 +82,21 @@ class Node:
             Path(settings.storage.data),
             uuid=entropy.uuid48(),
             vbuckets=settings.engine.vbuckets or None,
+            conflict_rule=conflict_rule(settings.engine.conflict_resolution),
             settings=settings.storage,
             sync=settings.flush.sync,
             on_upgrade=upgrade_log(settings.storage.data, self._clock.monotonic),
         )
-        count, self.uuid = store.identity().vbuckets, store.identity().uuid
-        self.settings = settings = replace(
-            settings, engine=replace(settings.engine, vbuckets=count)
+        identity = store.identity()
+        if store.new_history:
+            log_new_history(settings.storage.data, store.new_history, identity.uuid)
+        self.uuid = identity.uuid
+        engine = replace(
+            settings.engine,
+            vbuckets=identity.vbuckets,
+            conflict_resolution=identity.conflict_rule.value,
         )
+        self.settings = settings = replace(settings, engine=engine)
         self.bucket = Bucket(settings, store, self._clock, entropy)
         self.bucket.on_deposed = _log_deposed
         self.events = Events(self._clock.now)
@@ -119,6 +127,8 @@ class Node:
         self._replication_driver = ReplicationDriver(
             reactor, self.replication, self._clock.monotonic
         )
+        self._xdcr_driver = self._new_xdcr(reactor)
+        self.links = self._xdcr_driver.links
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
         self._listeners: dict[str, Listener] = {}
         self._warming: Generator[None, None, None] | None = None
@@ -139,6 +149,7 @@ class Node:
         self.connections.start(self._reactor, self._work)
         self._housekeeping.start()
         self._replication_driver.start()
+        self._xdcr_driver.start()
         if self._tap_driver is not None:
             self._tap_driver.start()
 
@@ -155,6 +166,7 @@ class Node:
             yield listener.stop()
         self._housekeeping.stop()
         self._replication_driver.stop()
+        self._xdcr_driver.stop()
         if self._tap_driver is not None:
             self._tap_driver.stop()
         self.connections.stop()
@@ -238,6 +250,15 @@ class Node:
         replication.is_own = self._is_own
         return replication
 
+    def _new_xdcr(self, reactor: Any) -> XdcrDriver:
+        def dialer(trust: Any) -> Dialer:
+            timeout_s = self.settings.upr.dial_timeout_s
+            return Dialer(reactor, self.connections, self._wake_list, timeout_s, trust)
+
+        driver = XdcrDriver(reactor, self.upr, self.uuid, dialer, self.events.tell)
+        driver.links.is_own = self._is_own
+        return driver
+
     def _new_tap(self) -> NodeTap:
         tap = NodeTap(
             self.upr,
@@ -285,6 +306,7 @@ class Node:
             replication=self.replication,
             control=self._control,
             tap=self.tap,
+            xdcr=self.links,
             pads_counters=by_key,
             pause=self._reactor.callLater,
         )

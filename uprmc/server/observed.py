@@ -14,6 +14,7 @@ from uprmc.server.events import Events
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
+from uprmc.xdcr.links import Links
 
 
 class ObservedNode(Protocol):
@@ -33,6 +34,7 @@ class ObservedNode(Protocol):
     upr: Hub
     tap: NodeTap | None
     replication: Replication
+    links: Links
     connections: Connections
     warmup: Warmup
     warmup_s: float

@@ -9,7 +9,7 @@ from uprmc import MEMCACHED_VERSION, __version__
 from uprmc.core.form import FORM
 from uprmc.engine.bucket import Bucket
 from uprmc.kv.services import StatGroup
-from uprmc.model import VBucketState
+from uprmc.model import ConflictRule, VBucketState
 from uprmc.server import stat_node
 from uprmc.server.observed import ObservedNode
 
@@ -23,6 +23,10 @@ _NEVER = (
     "expired_unfetched",
     "evicted_unfetched",
 )
+
+
+#: As Couchbase's tools know them.
+_RULES = {ConflictRule.REVISION: "seqno", ConflictRule.TIMESTAMP: "lww"}
 
 
 def general(node: ObservedNode) -> StatGroup:
@@ -101,6 +105,7 @@ def _engine(node: ObservedNode) -> StatGroup:
         ("ep_expired_access", str(stats.expired_access)),
         ("ep_expired_pager", str(stats.expired_pager)),
         ("ep_degraded_mode", "0" if bucket.traffic else "1"),
+        ("ep_conflict_resolution_type", _RULES[account.conflict_rule]),
         ("ep_dbname", os.path.abspath(node.settings.storage.data)),
         ("ep_db_file_size", str(usage.file_bytes)),
         ("ep_db_data_size", str(usage.used_bytes)),
@@ -117,6 +122,8 @@ def _with_metadata(bucket: Bucket) -> StatGroup:
         ("ep_num_ops_del_meta", str(stats.ops_del_meta)),
         ("ep_num_ops_set_meta_res_fail", str(stats.ops_set_meta_res_fail)),
         ("ep_num_ops_del_meta_res_fail", str(stats.ops_del_meta_res_fail)),
+        ("ep_active_ahead_exceptions", str(stats.cas_ahead)),
+        ("ep_active_behind_exceptions", str(stats.cas_behind)),
         ("ep_num_ops_set_ret_meta", str(stats.ops_set_ret_meta)),
         ("ep_num_ops_del_ret_meta", str(stats.ops_del_ret_meta)),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from uprmc import __version__
@@ -30,6 +31,7 @@ from uprmc.server.observed import ObservedNode
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
+from uprmc.xdcr.link import Link
 
 #: What one scrape reads: a number, or one for each value of the metric's labels.
 _Reading = float | Mapping[tuple[str, ...], float]
@@ -45,6 +47,7 @@ class Scrape:
     upr: Hub
     tap: NodeTap | None
     replication: Replication
+    links: list[Link]
     uptime_s: float
 
     def __init__(self, node: ObservedNode) -> None:
@@ -55,6 +58,7 @@ class Scrape:
         self.upr = node.upr
         self.tap = node.tap
         self.replication = node.replication
+        self.links = list(node.links.by_name.values())
         self.uptime_s = node.uptime_s()
 
     @cached_property
@@ -175,6 +179,12 @@ _COMMANDS = (
         "Versions with metadata that were dropped because the existing version won.",
         ("operation",),
         {"ops_set_meta_res_fail": ("set",), "ops_del_meta_res_fail": ("delete",)},
+    ),
+    _stats(
+        "with_meta_drift_total",
+        "Accepted versions with metadata whose CAS was more than 5 seconds off the clock.",
+        ("direction",),
+        {"cas_ahead": ("ahead",), "cas_behind": ("behind",)},
     ),
     _stats(
         "return_meta_total",
@@ -459,7 +469,61 @@ _WATERMARKS = (
     ),
 )
 
-METRICS = (*_COMMANDS, *_MEMORY_AND_DISK, *_CONNECTIONS, *_STREAMS, *_REPLICATION, *_WATERMARKS)
+
+def _by_link(read: Callable[[Link], float]) -> Callable[[Scrape], Mapping[tuple[str, ...], float]]:
+    return lambda scrape: {(link.spec.name,): read(link) for link in scrape.links}
+
+
+_LINKS = (
+    _gauge(
+        "xdcr_running",
+        "Whether a link is in the state `running`.",
+        _by_link(lambda link: link.state == "running"),
+        "link",
+    ),
+    _gauge(
+        "xdcr_lag_items",
+        "Changes that have not arrived at the target of a link.",
+        _by_link(lambda link: link.changes_left),
+        "link",
+    ),
+    _gauge(
+        "xdcr_lag_bytes",
+        "Their bytes, estimated by the mean size of what the link has sent.",
+        _by_link(lambda link: link.bytes_left),
+        "link",
+    ),
+    _gauge(
+        "xdcr_lag_seconds",
+        "Age of the oldest change that has not arrived.",
+        _by_link(lambda link: link.lag_seconds),
+        "link",
+    ),
+    *(
+        _counter(f"xdcr_{name}_total", text, _by_link(attrgetter(f"counters.{name}")), "link")
+        for name, text in (
+            ("docs_written", "Documents and deletions that the target of a link has stored."),
+            ("docs_checked", "Versions that a link has asked its target for."),
+            ("docs_filtered", "Items that the filter of a link has left out."),
+            ("docs_failed_cr_source", "Documents not sent: the target's version is newer."),
+            ("docs_failed_cr_target", "Items that the target refused: its version is newer."),
+            ("docs_refused", "Items that the target of a link cannot store."),
+            ("echoes_stopped", "Versions not sent because they come from the target."),
+            ("data_bytes", "Bytes of requests that a link has sent."),
+            ("failed_checkpoints", "Checkpoints not written: the target's history had changed."),
+        )
+    ),
+)
+
+METRICS = (
+    *_COMMANDS,
+    *_MEMORY_AND_DISK,
+    *_CONNECTIONS,
+    *_STREAMS,
+    *_REPLICATION,
+    *_WATERMARKS,
+    *_LINKS,
+)
 
 
 def metrics(node: ObservedNode) -> Iterator[Metric]:

@@ -27,6 +27,7 @@ from uprmc.server import (
     stat_upr,
     stat_vbuckets,
     stat_watermarks,
+    stat_xdcr,
 )
 from uprmc.server.metrics import Metric
 from uprmc.server.observed import ObservedNode
@@ -56,6 +57,7 @@ _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "upr": stat_upr.upr,
     "leases": stat_upr.leases,
     "replication": stat_replication.replication,
+    "xdcr": stat_xdcr.xdcr,
     "uuid": stat_engine.uuid,
     "kvstore": stat_engine.kvstore,
     "kvtimings": stat_engine.kvtimings,

@@ -1,4 +1,4 @@
-"""What the log says while a data directory of an older format is rewritten."""
+"""What the log says of a data directory: that it is rewritten, or begins a new history."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def upgrade_log(directory: str, monotonic: Callable[[], float]) -> Callable[[int
             _log.info("upgrade_progress", done=done, entries=total)
 
     return told
+
+
+def log_new_history(directory: str, reason: str, uuid: int) -> None:
+    """Say why a data directory begins a new history, and under which uuid."""
+    _log.warn("new_history", directory=directory, reason=reason, uuid=f"{uuid:032x}")

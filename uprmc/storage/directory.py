@@ -1,7 +1,8 @@
 """The data directory: made, guarded, recognised, or refused with one line that says what to do.
 
-A directory holds LMDB's two files and ``uprmc.lock``, which its process keeps locked as long as the
-store is open. It can be copied or moved while nothing runs on it.
+A directory holds LMDB's two files; ``uprmc.lock``, which its process keeps locked as long as the
+store is open; and ``uprmc.place`` (see `whereabouts`). It can be copied or moved while nothing runs
+on it. A copy begins a new history.
 """
 
 from __future__ import annotations
@@ -14,10 +15,21 @@ from pathlib import Path
 
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreCorrupt, StoreError, StoreRefused
+from uprmc.model import ConflictRule
 from uprmc.storage import upgrade
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LOCK_FILE, NotOurs
 from uprmc.storage.lmdb_store import LmdbStore
+from uprmc.storage.whereabouts import (
+    PLACE_FILE,
+    Place,
+    difference,
+    file_at,
+    number_beside,
+    pack_place,
+    put_beside,
+    unpack_place,
+)
 
 GUARD_FILE = "uprmc.lock"
 DEFAULT_VBUCKETS = 1_024
@@ -28,7 +40,7 @@ def _nobody_asks(_done: int, _total: int) -> None:
 
 
 #: What may lie in a directory that has no store yet: a mount point's own folder, our own files.
-_HARMLESS = frozenset({GUARD_FILE, LOCK_FILE, "lost+found"})
+_HARMLESS = frozenset({GUARD_FILE, LOCK_FILE, PLACE_FILE, "lost+found"})
 
 
 def open_directory(
@@ -36,19 +48,24 @@ def open_directory(
     *,
     uuid: int,
     vbuckets: int | None = None,
+    conflict_rule: ConflictRule | None = None,
     settings: StorageSettings | None = None,
     sync: bool = True,
     on_upgrade: upgrade.Progress = _nobody_asks,
+    anew: str = "",
 ) -> LmdbStore:
     """Open the store in `path`; make both when they are absent. Closing the store unlocks it.
 
     Args:
         path: the data directory; missing parents are made too.
-        uuid: a random number of at most 64 bits; the name of the directory if it is made now.
+        uuid: a random number of at most 64 bits; the name of the directory if it is made now, or
+            turns out to be a copy.
         vbuckets: how many it must have; ``None`` takes what it has (1,024 for a new one).
+        conflict_rule: what it must have; ``None`` takes what it has (revisions for a new one).
         settings: sizes of the map.
         sync: whether a commit survives a power loss.
         on_upgrade: is told how an upgrade goes, if the directory has an older format.
+        anew: why the store shall begin a new history in any case; empty = only if it must.
 
     Raises:
         StoreRefused: it cannot be used; the text is for the operator.
@@ -57,8 +74,11 @@ def open_directory(
     _refuse_foreign(path)
     guard = _locked(path)
     try:
-        fresh = Identity(FORMAT_VERSION, vbuckets or DEFAULT_VBUCKETS, uuid)
-        return _opened(path, fresh, vbuckets, settings, sync, guard, on_upgrade)
+        rule = conflict_rule or ConflictRule.REVISION
+        fresh = Identity(FORMAT_VERSION, vbuckets or DEFAULT_VBUCKETS, uuid, rule)
+        return _opened(
+            path, fresh, vbuckets, conflict_rule, settings, sync, guard, on_upgrade, anew
+        )
     except BaseException:
         guard.close()
         raise
@@ -129,16 +149,19 @@ def _opened(
     path: Path,
     fresh: Identity,
     vbuckets: int | None,
+    conflict_rule: ConflictRule | None,
     settings: StorageSettings | None,
     sync: bool,
     guard: FileIO,
     on_upgrade: upgrade.Progress,
+    anew: str,
 ) -> LmdbStore:
     try:
         store = LmdbStore(path, fresh=fresh, settings=settings, sync=sync, on_close=guard.close)
         try:
-            _check_identity(path, store, vbuckets)
+            _check_identity(path, store, vbuckets, conflict_rule)
             store.upgrade(on_upgrade)
+            store.new_history = _settle(path, store, fresh.uuid, anew)
             sync_directory(path)
         except BaseException:
             store.close()
@@ -159,7 +182,37 @@ def _opened(
     return store
 
 
-def _check_identity(path: Path, store: LmdbStore, vbuckets: int | None) -> None:
+def _settle(path: Path, store: LmdbStore, uuid: int, anew: str) -> str:
+    """Record where the store is, and begin a new history if it was somewhere else or is older.
+
+    Returns:
+        why it begins one, or nothing.
+    """
+    data, file, beside = store.place(), file_at(path / DATA_FILE), number_beside(path)
+    known = 0
+    if data is not None:
+        recorded = unpack_place(data)
+        anew, known = anew or difference(recorded, file, beside), recorded.number
+    place = Place(file, max(known, beside, 0) + 1, str(path.absolute()))
+    store.settle(pack_place(place), uuid if anew else None)
+    put_beside(path, place.number)
+    return anew
+
+
+def begin_new_history(path: Path, uuid: int) -> None:
+    """Let a data directory begin a new history, with another uuid, when a node starts on it.
+
+    Raises:
+        StoreRefused: it is no data directory, is in use, or cannot be used.
+    """
+    if not (path / DATA_FILE).is_file():
+        raise StoreRefused(f"{path} holds no uprmc store: name the data directory of a node")
+    open_directory(path, uuid=uuid, anew="it was asked for").close()
+
+
+def _check_identity(
+    path: Path, store: LmdbStore, vbuckets: int | None, conflict_rule: ConflictRule | None
+) -> None:
     identity = store.identity()
     if identity.format_version > FORMAT_VERSION:
         raise StoreRefused(
@@ -170,6 +223,12 @@ def _check_identity(path: Path, store: LmdbStore, vbuckets: int | None) -> None:
         raise StoreRefused(
             f"{path} was made with {identity.vbuckets} vBuckets and {vbuckets} are asked for: "
             f"ask for {identity.vbuckets} or choose another data directory"
+        )
+    if conflict_rule not in (None, identity.conflict_rule):
+        raise StoreRefused(
+            f"{path} was made with engine.conflict_resolution={identity.conflict_rule} and "
+            f"{conflict_rule} is asked for: ask for {identity.conflict_rule} or choose another "
+            "data directory"
         )
 
 

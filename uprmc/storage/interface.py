@@ -21,6 +21,9 @@ from typing import NamedTuple, Protocol
 
 from uprmc.model import Item, VBucketHeader
 
+#: Local document that exists exactly while a data directory was left in order.
+CLEAN_MARK = b"uprmc/clean"
+
 
 class VBucketChange(NamedTuple):
     """What one commit does to one vBucket.

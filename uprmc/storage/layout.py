@@ -18,8 +18,8 @@ An environment holds four databases:
 
 A **vBucket header** is 68 bytes (version, state, number of failover entries, high seqno, snapshot
 start and end, purge seqno, greatest revision of a deletion, term, highest CAS, highest known term),
-then 16 bytes (uuid, seqno) for each failover entry, newest first. The **identity** is 20 bytes:
-magic, format version, number of vBuckets, uuid of the directory.
+then 16 bytes (uuid, seqno) for each failover entry, newest first. The **identity** is 21 bytes:
+magic, format version, number of vBuckets, uuid of the directory, number of the rule for conflicts.
 
 A directory of an older format is rewritten when it is opened (`upgrade`); one with a newer
 `FORMAT_VERSION` is refused.
@@ -33,6 +33,7 @@ from typing import NamedTuple
 from uprmc.errors import StoreCorrupt, StoreError
 from uprmc.model import (
     SEQNO_MAX,
+    ConflictRule,
     FailoverEntry,
     SnapshotRange,
     VBucketHeader,
@@ -40,8 +41,9 @@ from uprmc.model import (
 )
 
 HEADER_VERSION = 2
-#: 1: the first; 2: headers of version 2; 3: records of version 2 in segments.
-FORMAT_VERSION = 3
+#: 1: the first; 2: headers of version 2; 3: records of version 2 in segments; 4: origins in
+#: records, and an identity with the rule for conflicts.
+FORMAT_VERSION = 4
 
 BY_ID = b"by-id"
 BY_SEQ = b"by-seq"
@@ -52,6 +54,7 @@ LOCAL = b"local"
 IDENTITY_KEY = b"identity"
 EXTENT_KEY = b"extent"
 UPGRADE_KEY = b"upgrade"
+PLACE_KEY = b"place"
 HEADER_PREFIX = b"vbucket:"
 HEADER_END = b"vbucket;"
 LOCAL_PREFIX = b"="
@@ -73,6 +76,8 @@ assert _FAILOVER.size == 16
 
 _IDENTITY = struct.Struct(">8sHHQ")
 assert _IDENTITY.size == 20
+#: One more byte since format 4.
+_RULES = (ConflictRule.REVISION, ConflictRule.TIMESTAMP)
 _MAGIC = b"uprmc\r\n\x00"
 
 _EXTENT = struct.Struct(">Q")
@@ -85,6 +90,7 @@ class Identity(NamedTuple):
     format_version: int
     vbuckets: int
     uuid: int
+    conflict_rule: ConflictRule = ConflictRule.REVISION
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -168,7 +174,8 @@ def unpack_header(data: bytes) -> VBucketHeader:
 def pack_identity(identity: Identity) -> bytes:
     """Return the identity record; raises `StoreError` when a number is too large."""
     try:
-        return _IDENTITY.pack(_MAGIC, *identity)
+        *numbers, rule = identity
+        return _IDENTITY.pack(_MAGIC, *numbers) + bytes([_RULES.index(rule)])
     except struct.error as error:
         raise StoreError(f"the directory's identity does not fit its layout: {error}") from None
 
@@ -178,7 +185,10 @@ def unpack_identity(data: bytes) -> Identity:
     if len(data) < _IDENTITY.size or not data.startswith(_MAGIC):
         raise StoreCorrupt("the identity record is not one of uprmc")
     _, format_version, vbuckets, uuid = _IDENTITY.unpack_from(data)
-    return Identity(format_version, vbuckets, uuid)
+    number = data[_IDENTITY.size] if len(data) > _IDENTITY.size else 0
+    if number >= len(_RULES):
+        raise StoreCorrupt(f"no rule for conflicts has the number {number}")
+    return Identity(format_version, vbuckets, uuid, _RULES[number])
 
 
 def pack_extent(file_bytes: int) -> bytes:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import lmdb
 
@@ -28,6 +29,8 @@ LOCK_FILE = "lock.mdb"
 
 #: Readings that may be open at a time; each costs 64 bytes in the lock file.
 MAX_READERS = 4_096
+
+_Result = TypeVar("_Result")
 
 _LEAST_MAP_BYTES = 1 << 20
 _PROBE_BYTES = 1 << 20
@@ -150,6 +153,17 @@ class LmdbFiles:
         ]
         stale = self.env.open_db(layout.STALE, txn=txn)  # older formats have none
         return Databases(by_id, by_seq, stale, meta, local)
+
+    def write(self, work: Callable[[lmdb.Transaction[bytes]], _Result]) -> _Result:
+        """Do work in a transaction of its own; again with a larger map when that is full."""
+        while True:
+            try:
+                with self.env.begin(write=True) as txn:
+                    extent = layout.pack_extent(self.file_bytes())
+                    txn.put(layout.EXTENT_KEY, extent, db=self.databases.meta)
+                    return work(txn)
+            except lmdb.MapFullError:
+                self.grow()
 
     def grow(self) -> None:
         """Double the map; no transaction may be open.

@@ -17,7 +17,7 @@ import lmdb
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreError
 from uprmc.storage import layout, upgrade
-from uprmc.storage.interface import Batch, StoreUsage
+from uprmc.storage.interface import CLEAN_MARK, Batch, StoreUsage
 from uprmc.storage.layout import Identity
 from uprmc.storage.lmdb_commit import BatchWriter, Sweep
 from uprmc.storage.lmdb_files import LmdbFiles, store_error
@@ -35,6 +35,9 @@ class LmdbStore:
     Without `sync` a commit survives the death of the process, but a power loss may damage the file
     if the file system wrote its pages in another order; `sync` ends that danger until the next
     commit.
+
+    Attributes:
+        new_history: why the store began a new history when it was opened; empty = it did not.
     """
 
     def __init__(
@@ -63,11 +66,36 @@ class LmdbStore:
         self._pinned = PinnedPages()
         self._sweep = Sweep()
         self._on_close = on_close
+        self.new_history = ""
 
     def identity(self) -> Identity:
         """Return what the directory says that it is."""
         data = self._read(layout.IDENTITY_KEY, self._files.databases.meta)
         return layout.unpack_identity(data or b"")
+
+    def place(self) -> bytes | None:
+        """Return the record of where the store is."""
+        return self._read(layout.PLACE_KEY, self._files.databases.meta)
+
+    def settle(self, place: bytes, uuid: int | None) -> None:
+        """Record where the store is; with a `uuid`, it also begins a new history under this one.
+
+        A new history is one that was not left in order: each active vBucket will begin a branch.
+        """
+        databases = self._files.databases
+
+        def work(txn: lmdb.Transaction[bytes]) -> None:
+            txn.put(layout.PLACE_KEY, place, db=databases.meta)
+            if uuid is not None:
+                packed = txn.get(layout.IDENTITY_KEY, db=databases.meta) or b""
+                renamed = layout.pack_identity(layout.unpack_identity(packed)._replace(uuid=uuid))
+                txn.put(layout.IDENTITY_KEY, renamed, db=databases.meta)
+                txn.delete(layout.local_key(CLEAN_MARK), db=databases.local)
+
+        try:
+            self._files.write(work)
+        except lmdb.Error as error:
+            raise self._files.failure(error) from error
 
     def upgrade(self, progress: upgrade.Progress) -> None:
         """Bring a directory of an older format up to the present one, before anything else."""

@@ -1,7 +1,8 @@
 """A directory of an older format is rewritten in place before anything is read from it.
 
 Formats 1 and 2 had an entry for each record in ``by-seq``, of version 1, and another one in
-``by-id`` that repeated everything but key and value; format 1 had shorter headers. The work is done
+``by-id`` that repeated everything but key and value; format 1 had shorter headers. Format 3 differs
+only in its identity. The work is done
 in transactions of bounded size. The first one gives the directory the new format, so that older
 versions refuse it, and a mark that says how far it is; the last one removes the mark. Whoever opens
 the directory and finds the mark goes on from there.
@@ -38,6 +39,9 @@ _SEQNO_1 = slice(22, 30)
 
 _HEADER_1_BYTES = 44
 
+#: From this format on, records and headers are as they are now.
+_SEGMENTS_SINCE = 3
+
 _Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 #: What the mark says: the database that is being rewritten, then its last key that is done.
 _BY_SEQ, _BY_ID = b"s", b"i"
@@ -60,8 +64,8 @@ def run(files: LmdbFiles, progress: Progress) -> None:
     """
     done, total = 0, _entries(files)
     progress(done, total)
-    _transaction(files, _begin)
-    while (count := _transaction(files, _go_on)) is not None:
+    files.write(lambda txn: _begin(txn, files))
+    while (count := files.write(lambda txn: _go_on(txn, files))) is not None:
         done += count
         if done < total:
             progress(done, total)
@@ -74,26 +78,14 @@ def _entries(files: LmdbFiles) -> int:
         return sum(txn.stat(each)["entries"] for each in (databases.by_seq, databases.by_id))
 
 
-def _transaction(
-    files: LmdbFiles, work: Callable[[_Transaction, LmdbFiles], int | None]
-) -> int | None:
-    """Do one transaction's work; again with a larger map when that is full."""
-    while True:
-        try:
-            with files.env.begin(write=True) as txn:
-                extent = layout.pack_extent(files.file_bytes())
-                txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
-                return work(txn, files)
-        except lmdb.MapFullError:
-            files.grow()
-
-
 def _begin(txn: _Transaction, files: LmdbFiles) -> None:
+    """Give the directory the new format; what was written in format 3 is as it is now."""
     meta = files.databases.meta
     identity = layout.unpack_identity(txn.get(layout.IDENTITY_KEY, db=meta) or b"")
     newest = layout.pack_identity(identity._replace(format_version=layout.FORMAT_VERSION))
     txn.put(layout.IDENTITY_KEY, newest, db=meta)
-    txn.put(layout.UPGRADE_KEY, _BY_SEQ, db=meta, overwrite=False)
+    if identity.format_version < _SEGMENTS_SINCE:
+        txn.put(layout.UPGRADE_KEY, _BY_SEQ, db=meta, overwrite=False)
 
 
 def _go_on(txn: _Transaction, files: LmdbFiles) -> int | None:

@@ -32,8 +32,14 @@ from uprmc.core.native.store import (
     u16_at,
     u32_at,
 )
-from uprmc.core.native.table import FRONT_BYTES
-from uprmc.core.native.with_meta import EXTRAS_BYTES, accept_version
+from uprmc.core.native.table import FRONT_BYTES, tail_of
+from uprmc.core.native.with_meta import (
+    DRIFT_S,
+    EXTRAS_BYTES,
+    NANOS,
+    NMETA_EXTRAS_BYTES,
+    accept_version,
+)
 
 HEADER_BYTES: Final[i64] = 24
 #: Longer values become pieces of their own.
@@ -140,7 +146,7 @@ def _serve(
                     break
                 record = found
             served.hits += 1
-            tail_at: i64 = FRONT_BYTES + key_length
+            tail_at: i64 = tail_of(record)
             length: i64 = i64(len(record)) - tail_at - 8
             with_key = opcode == GETK or opcode == GETKQ
             writer.append(0x81)
@@ -155,7 +161,7 @@ def _serve(
             writer.write(data[position + 12 : position + 16])
             if with_key:
                 writer.write(record[tail_at : tail_at + TAIL_BYTES])
-                writer.write(record[FRONT_BYTES:tail_at])
+                writer.write(record[FRONT_BYTES : FRONT_BYTES + key_length])
                 tail_at += TAIL_BYTES
             if length <= COPIED_BYTES:
                 writer.write(record[tail_at:])
@@ -208,14 +214,17 @@ def _serve(
                     writer.write(_seqno_of(served.active[number]))
                     unsent += _SEQNO_BYTES
         elif opcode == SETQ_WITH_META or opcode == SET_WITH_META:
-            if i64(data[position + 4]) != EXTRAS_BYTES or i64(data[position + 5]):
+            extras: i64 = i64(data[position + 4])
+            if extras != EXTRAS_BYTES and extras != NMETA_EXTRAS_BYTES:
                 break
-            if body < key_length + EXTRAS_BYTES or body + 8 - EXTRAS_BYTES > max_body:
+            if i64(data[position + 5]) or body < key_length + extras:
+                break
+            if body + 8 - extras > max_body:
                 break
             if read_i64_be(data, position + 16):
                 break
             number = (
-                (crc32_of(data, start + EXTRAS_BYTES, key_length) >> 16) & 0x7FFF & mask
+                (crc32_of(data, start + extras, key_length) >> 16) & 0x7FFF & mask
                 if mask >= 0
                 else u16_at(data, position + 6)
             )
@@ -228,6 +237,7 @@ def _serve(
                 table,
                 data,
                 start,
+                extras,
                 key_length,
                 end,
                 now,
@@ -235,6 +245,10 @@ def _serve(
             if cas < 0:
                 break
             served.versions += 1
+            if cas > (now + DRIFT_S) * NANOS:
+                served.ahead += 1
+            elif cas < (now - DRIFT_S) * NANOS:
+                served.behind += 1
             if opcode == SET_WITH_META:
                 writer.write(_ADOPTED_AT if served.with_seqnos else _ADOPTED)
                 writer.write(data[position + 12 : position + 16])

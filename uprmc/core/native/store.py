@@ -15,7 +15,7 @@ from librt.strings import (
 )
 from mypy_extensions import i32, i64
 
-from uprmc.core.native.table import ENTRY_BYTES, FRONT_BYTES, RecordTable
+from uprmc.core.native.table import ENTRY_BYTES, RecordTable, tail_of
 
 TAIL_BYTES: Final[i64] = 12
 KEY_MAX_BYTES: Final[i64] = 250
@@ -24,6 +24,12 @@ RELATIVE_MAX_S: Final[i64] = 2_592_000
 
 READ_PLAIN_FOREVER: Final = bytes([2, 0x80, 0, 0, 0, 0, 0])
 READ_START: Final = bytes([2, 0x80])
+#: The same of a record with its origin.
+READ_FROM_ELSEWHERE: Final = bytes([2, 0x88])
+ORIGIN: Final[i64] = 0x08
+#: Extended metadata that consists of an origin: its first four bytes as a number, then the origin.
+ORIGIN_META_BYTES: Final[i64] = 20
+ORIGIN_META_HEAD: Final[i64] = 0x01E00010
 GONE_BITS: Final[i64] = 0x07
 AGE_BITS: Final[i64] = 0xC0
 READ: Final[i64] = 0x80
@@ -71,6 +77,13 @@ def u32_at(data: bytes, place: i64) -> i64:
     return i64(read_i32_be(data, place)) & 0xFFFFFFFF
 
 
+def is_origin(data: bytes, place: i64, end: i64) -> bool:
+    """Tell whether a part of `data` is extended metadata that consists of a valid origin."""
+    if end - place != ORIGIN_META_BYTES or u32_at(data, place) != ORIGIN_META_HEAD:
+        return False
+    return read_i64_be(data, place + 4) != 0 and read_i64_be(data, place + 12) != 0
+
+
 class Serving:
     """What the servings of both protocols have; see `uprmc.core.serving`."""
 
@@ -87,6 +100,8 @@ class Serving:
         self.sets: i64 = 0
         self.swaps: i64 = 0
         self.versions: i64 = 0
+        self.ahead: i64 = 0
+        self.behind: i64 = 0
 
     def number_of(self, data: bytes, key_at: i64, key_length: i64, mask: i64) -> i64:
         """Return the number of the vBucket that a key chooses."""
@@ -102,7 +117,8 @@ def readable(table: RecordTable, record: bytes, now: i64) -> bytes | None:
     if expiry and expiry <= now:
         return None
     if kind & AGE_BITS != READ:
-        record = READ_START + record[2:]
+        start = READ_FROM_ELSEWHERE if kind & ORIGIN else READ_START
+        record = start + record[2:]
         table.put(record)
     return record
 
@@ -162,7 +178,7 @@ def accept(
             due = u32_at(old, 3)
             if due and due <= now:
                 return -1
-            if read_i64_be(old, FRONT_BYTES + key_length) != wanted:
+            if read_i64_be(old, tail_of(old)) != wanted:
                 return -1
         rev = read_i64_be(old, 8)
     if rev < 0:
@@ -184,6 +200,7 @@ def accept(
         expiry,
         cas,
         rev + 1,
+        b"",
     )
     return cas
 
@@ -202,6 +219,7 @@ def put(
     expiry: i64,
     cas: i64,
     rev: i64,
+    origin: bytes,
 ) -> None:
     """Put an accepted document of plain bytes into table and queue, under the next seqno.
 
@@ -211,6 +229,7 @@ def put(
         expiry: Unix time, 0 = never.
         cas: the document's, which account and vBucket know already.
         rev: its revision.
+        origin: where it was first accepted, packed; empty = here.
     """
     replaced: i64 = 0
     grown: i64 = key_length + ENTRY_BYTES
@@ -222,13 +241,15 @@ def put(
         enters = expiry != 0 and (due == 0 or expiry < due)
     seqno: i64 = vbucket.high_seqno + 1
     writer = BytesWriter()
-    write_i16_be(writer, 0x0200)
+    write_i16_be(writer, 0x0208 if origin else 0x0200)
     writer.append(0)
     write_i32_be(writer, i32((expiry ^ 0x80000000) - 0x80000000))
     writer.append(key_length)
     write_i64_be(writer, rev)
     write_i64_be(writer, seqno)
     writer.write(data[key_at : key_at + key_length])
+    if origin:
+        writer.write(origin)
     write_i64_be(writer, cas)
     write_i32_be(writer, i32((flags ^ 0x80000000) - 0x80000000))
     writer.write(data[value_at:value_end])

@@ -70,6 +70,11 @@ def hash_of(data: bytes, start: i64, length: i64) -> i64:
     return (total >> 32) & 0xFFFFFFFF
 
 
+def tail_of(record: bytes) -> i64:
+    """Return where a record's tail begins: 16 bytes further if the record has an origin."""
+    return FRONT_BYTES + i64(record[KEY_LENGTH_AT]) + ((i64(record[1]) & 0x08) << 1)
+
+
 def same_key(record: bytes, data: bytes, start: i64, length: i64) -> bool:
     """Tell whether a record has the key that is in `data` at `start`."""
     if i64(record[KEY_LENGTH_AT]) != length:

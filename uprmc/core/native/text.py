@@ -19,7 +19,7 @@ from uprmc.core.native.store import (
     readable,
     u32_at,
 )
-from uprmc.core.native.table import FRONT_BYTES
+from uprmc.core.native.table import tail_of
 
 #: Longer values are the session's.
 COPIED_BYTES: Final[i64] = 4_096
@@ -90,7 +90,7 @@ class TextServing(Serving):
             self.misses += 1
             writer.write(_END)
             return end + 2
-        value_at: i64 = FRONT_BYTES + (end - start) + TAIL_BYTES
+        value_at: i64 = tail_of(record) + TAIL_BYTES
         length: i64 = len(record) - value_at
         if length > COPIED_BYTES:
             return -1

@@ -10,7 +10,7 @@ from typing import Final
 from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
 
-from uprmc.core.native.table import FRONT_BYTES, KEY_LENGTH_AT, KIND_AT, LIFE_BITS
+from uprmc.core.native.table import FRONT_BYTES, KEY_LENGTH_AT, KIND_AT, LIFE_BITS, tail_of
 
 SIGN: Final[i64] = -9223372036854775808
 
@@ -59,7 +59,7 @@ def highest_cas(records: list[bytes]) -> int:
     """Return the highest CAS of records, 0 of none."""
     highest: i64 = SIGN  # the sign bit turned over orders numbers without a sign
     for record in records:
-        cas: i64 = read_i64_be(record, FRONT_BYTES + i64(record[KEY_LENGTH_AT])) ^ SIGN
+        cas: i64 = read_i64_be(record, tail_of(record)) ^ SIGN
         if cas > highest:
             highest = cas
     raw: i64 = highest ^ SIGN

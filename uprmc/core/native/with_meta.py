@@ -1,7 +1,8 @@
 """SET_WITH_META where it is plain that nothing refuses the version: compiled only.
 
-The usual case of a restore: the key is not here, or its document has a lower revision, or an equal
-one and a lower CAS. Whatever could depend on a tombstone, or loses, goes by the rules of
+The usual case of a restore or of another cluster: the key is not here, or its document has a lower
+revision, or an equal one and a lower CAS; where the time decides, the other way about. Whatever
+could depend on a tombstone, loses, or is equal in both goes by the rules of
 `uprmc.engine.with_meta`, which also explains them.
 """
 
@@ -12,14 +13,17 @@ from typing import Any, Final
 from librt.strings import read_i64_be
 from mypy_extensions import i64
 
-from uprmc.core.native.store import GONE_BITS, LARGE, put, u32_at
-from uprmc.core.native.table import FRONT_BYTES, RecordTable
+from uprmc.core.native.store import GONE_BITS, LARGE, is_origin, put, u16_at, u32_at
+from uprmc.core.native.table import RecordTable, tail_of
 
-#: Flags, expiry, revision and CAS.
+#: Flags, expiry, revision and CAS; then the length of extended metadata, if there is any.
 EXTRAS_BYTES: Final[i64] = 24
+NMETA_EXTRAS_BYTES: Final[i64] = 26
 
 CAS_AHEAD_MAX_S: Final[i64] = 24 * 3600
 NANOS: Final[i64] = 1_000_000_000
+#: A CAS that is further from the clock is counted.
+DRIFT_S: Final[i64] = 5
 
 
 def accept_version(
@@ -28,6 +32,7 @@ def accept_version(
     table: RecordTable,
     data: bytes,
     extras_at: i64,
+    extras: i64,
     key_length: i64,
     value_end: i64,
     now: i64,
@@ -40,6 +45,7 @@ def accept_version(
         table: records of the vBucket.
         data: has extras, key and value one after the other.
         extras_at: where the extras begin.
+        extras: their length.
         key_length: length of the key.
         value_end: where the value ends.
         now: Unix time.
@@ -52,22 +58,35 @@ def accept_version(
     write_limit: i64 = account.write_limit
     if used > write_limit:
         return -1
-    key_at = extras_at + EXTRAS_BYTES
+    key_at = extras_at + extras
+    if extras != EXTRAS_BYTES:
+        meta_end = value_end
+        value_end -= u16_at(data, extras_at + EXTRAS_BYTES)
+        if value_end < key_at + key_length or not is_origin(data, value_end, meta_end):
+            return -1
+        origin = data[value_end + 4 : meta_end]
+    else:
+        origin = b""
+    by_timestamp: bool = account.by_timestamp
     old = table.find(data, key_at, key_length)
     if old is None:
         max_deleted_rev: int = vbucket.max_deleted_rev
-        if max_deleted_rev >= LARGE or (max_deleted_rev and rev <= max_deleted_rev):
+        if max_deleted_rev >= LARGE:
+            return -1
+        if max_deleted_rev and (by_timestamp or rev <= max_deleted_rev):
             return -1
     else:
         if i64(old[1]) & GONE_BITS:
             return -1
         present = read_i64_be(old, 8)
-        if present < 0 or rev < present:
+        theirs = read_i64_be(old, tail_of(old))
+        if present < 0 or theirs < 0:
             return -1
-        if rev == present:
-            theirs = read_i64_be(old, FRONT_BYTES + key_length)
-            if theirs < 0 or cas <= theirs:
+        if by_timestamp:
+            if cas < theirs or (cas == theirs and rev <= present):
                 return -1
+        elif rev < present or (rev == present and cas <= theirs):
+            return -1
     vbucket.know_cas(cas)
     put(
         vbucket,
@@ -83,5 +102,6 @@ def accept_version(
         u32_at(data, extras_at + 4),
         cas,
         rev,
+        origin,
     )
     return cas

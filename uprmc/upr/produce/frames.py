@@ -17,6 +17,7 @@ from uprmc.errors import StoreError
 from uprmc.model import Life
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
+from uprmc.protocol.origins import ORIGIN_META_HEAD
 from uprmc.protocol.upr import (
     DELETION_EXTRAS,
     DELETION_FRAME,
@@ -31,7 +32,8 @@ from uprmc.record import (
     FRONT,
     FRONT_BYTES,
     LIFE_BITS,
-    RECORD_OVERHEAD_BYTES,
+    ORIGIN,
+    ORIGIN_BYTES,
     TAIL,
     TAIL_BYTES,
     cas_of,
@@ -47,7 +49,7 @@ _pack_deletion = DELETION_FRAME.pack
 #: The compiled form compares seqnos as signed numbers.
 _SIGN = 2**63
 
-#: What the frame of an item takes at most beside its key and value.
+#: What the frame of an item takes at most beside its record's bytes.
 ITEM_FRAME_BYTES = MUTATION_FRAME.size
 
 
@@ -61,6 +63,7 @@ class Form(NamedTuple):
         expirations: whether expired documents come as expirations; needs `delete_times`.
         versioned_markers: whether markers are those of version 2.2, with the purge seqno.
         facts: whether VBUCKET_FACTS tells what a marker does not.
+        origins: whether items tell where they were first accepted, if that was elsewhere.
     """
 
     datatypes: int = 0
@@ -69,6 +72,7 @@ class Form(NamedTuple):
     expirations: bool = False
     versioned_markers: bool = False
     facts: bool = False
+    origins: bool = False
 
 
 class Written(NamedTuple):
@@ -96,6 +100,7 @@ class ItemWriter:
         "_datatypes",
         "_form",
         "_opaque",
+        "_origins",
         "_place",
         "_place_of_deletion",
         "_plain_deletions",
@@ -109,6 +114,7 @@ class ItemWriter:
         self._form = form
         self._datatypes = form.datatypes
         self._values = form.values
+        self._origins = ORIGIN if form.origins else 0
         self._plain_deletions = not form.delete_times
         self._place = frame_place(MUTATION_EXTRAS.size, vbucket)
         self._place_of_deletion = frame_place(DELETION_EXTRAS.size, vbucket)
@@ -131,26 +137,29 @@ class ItemWriter:
             newer: keys to leave out.
         """
         opaque, datatypes, place = self._opaque, self._datatypes, self._place
-        values = self._values
+        values, origins = self._values, self._origins
         count = size = 0
         exhausted, error = True, None
         try:
             for record in records:
                 _, kind, datatype, expiry, length, rev, seqno = _unpack_front(record)
-                tail_at = FRONT_BYTES + length
-                key = record[FRONT_BYTES:tail_at]
+                key_end = FRONT_BYTES + length
+                key = record[FRONT_BYTES:key_end]
                 if newer and key in newer:
                     continue
                 assert seqno > last_seqno, "seqnos of a stream must rise"
+                tail_at = key_end + 2 * (kind & ORIGIN)
                 cas, flags = _unpack_tail(record, tail_at)
+                meta = b""
+                if kind & origins:
+                    meta = ORIGIN_META_HEAD + record[key_end:tail_at]
                 if kind & LIFE_BITS:
-                    frame = self._deletion(kind & LIFE_BITS, key, cas, seqno, rev, expiry)
+                    frame = self._deletion(kind & LIFE_BITS, key, cas, seqno, rev, expiry, meta)
                     out.append(frame)
                     size += len(frame)
                 else:
-                    body = length + 31
-                    if values:
-                        body += len(record) - length - RECORD_OVERHEAD_BYTES
+                    value = record[tail_at + TAIL_BYTES :] if values else b""
+                    body = length + 31 + len(value) + len(meta)
                     head = _pack_mutation(
                         _MUTATION_HEAD,
                         length,
@@ -163,10 +172,10 @@ class ItemWriter:
                         flags,
                         expiry,
                         0,
-                        0,
+                        len(meta),
                         0,
                     )
-                    out += (head, key, record[tail_at + TAIL_BYTES :]) if values else (head, key)
+                    out += (head, key, value, meta) if values or meta else (head, key)
                     size += body + HEADER_BYTES
                 count += 1
                 last_seqno = seqno
@@ -178,22 +187,22 @@ class ItemWriter:
         return Written(count, size, last_seqno, exhausted, error)
 
     def _deletion(
-        self, life: int, key: bytes, cas: int, seqno: int, rev: int, deleted_at: int
+        self, life: int, key: bytes, cas: int, seqno: int, rev: int, deleted_at: int, meta: bytes
     ) -> bytes:
-        """Return the frame of a tombstone."""
+        """Return the frame of a tombstone, with its extended metadata."""
         if self._plain_deletions:
             head = _pack_deletion(
                 _DELETION_HEAD,
                 len(key),
                 self._place_of_deletion,
-                len(key) + DELETION_EXTRAS.size,
+                len(key) + DELETION_EXTRAS.size + len(meta),
                 self._opaque,
                 cas,
                 seqno,
                 rev,
-                0,
+                len(meta),
             )
-            return bytes(head + key)
+            return bytes(head + key + meta)
         if life == Life.EXPIRED and self._form.expirations:
             opcode, extras = (
                 Opcode.UPR_EXPIRATION,
@@ -208,6 +217,7 @@ class ItemWriter:
             opcode,
             key=key,
             extras=extras,
+            value=meta,
             vbucket=self._vbucket,
             opaque=self._opaque,
             cas=cas,
@@ -232,6 +242,7 @@ class CompiledItemWriter(ItemWriter):
             form.datatypes,
             form.values,
             self._plain_deletions,
+            form.origins,
         )
 
     def write(
@@ -254,8 +265,11 @@ class CompiledItemWriter(ItemWriter):
 
     def _tombstone(self, record: bytes) -> bytes:
         _, kind, _, expiry, length, rev, seqno = _unpack_front(record)
-        key = record[FRONT_BYTES : FRONT_BYTES + length]
-        return self._deletion(kind & LIFE_BITS, key, cas_of(record), seqno, rev, expiry)
+        key_end = FRONT_BYTES + length
+        key, meta = record[FRONT_BYTES:key_end], b""
+        if kind & self._origins:
+            meta = ORIGIN_META_HEAD + record[key_end : key_end + ORIGIN_BYTES]
+        return self._deletion(kind & LIFE_BITS, key, cas_of(record), seqno, rev, expiry, meta)
 
 
 #: Makes a writer of a vBucket and an opaque.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from uprmc.errors import InvalidArguments, NotSupported
 from uprmc.protocol.opcodes import OpenFlag
+from uprmc.protocol.origins import ORIGINS_KEY
 from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
 from uprmc.protocol.watermarks import MANAGE, WATERMARKS_KEY
@@ -46,8 +47,8 @@ class Options:
         sequential: one backfill after the other.
         priority: for statistics.
         versioned_markers: snapshot markers come in the form of version 2.2.
-        versions, barriers, rounds, snapshot_ends, leases, persisted, facts, terms, snapshots,
-            stream_requests: our extensions; terms are granted by HELLO, too.
+        versions, barriers, rounds, snapshot_ends, leases, persisted, facts, origins, terms,
+            snapshots, stream_requests: our extensions; HELLO also grants origins and terms.
         watermarks: whether the peer may register.
         manages: whether it may also change rows of others.
         reports: whether it may report for many vBuckets at once.
@@ -68,6 +69,7 @@ class Options:
     leases: bool = False
     persisted: bool = False
     facts: bool = False
+    origins: bool = False
     terms: bool = False
     snapshots: bool = False
     watermarks: bool = False
@@ -86,6 +88,7 @@ def form_of(flags: int, datatypes: int, options: Options) -> Form:
         expirations=options.expirations,
         versioned_markers=options.versioned_markers,
         facts=options.facts,
+        origins=options.origins,
     )
 
 
@@ -184,6 +187,7 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     b"uprmc_leases": _switch("leases"),
     b"uprmc_persisted": _switch("persisted"),
     FACTS_KEY: _switch("facts"),
+    ORIGINS_KEY: _switch("origins"),
     b"uprmc_terms": _switch("terms"),
     SNAPSHOTS_KEY: _switch("snapshots"),
     WATERMARKS_KEY: _watermarks,

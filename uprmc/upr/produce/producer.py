@@ -91,6 +91,7 @@ class Producer:
         datatypes: int = 0,
         modern: bool = False,
         terms: bool = False,
+        origins: bool = False,
     ) -> None:
         """Open a producer; an older one of the same name is disconnected.
 
@@ -102,10 +103,11 @@ class Producer:
             datatypes: datatype bits that the peer understands.
             modern: see the class.
             terms: whether HELLO has granted the peer terms.
+            origins: whether it has granted origins.
         """
         self.name = opening.key
         self.flags = flags
-        self.options = Options(terms=terms)
+        self.options = Options(terms=terms, origins=origins)
         self._greeted_with_terms = terms
         self.feed = Feed(hub, self.options, wake)
         self.feed.modern = self.modern = modern

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from uprmc.core.form import COMPILED, FORM
 from uprmc.engine.replica import NUMBER_MAX
-from uprmc.errors import InvalidArguments
-from uprmc.model import Item, Life
+from uprmc.errors import InvalidArguments, RemoteProtocolError
+from uprmc.model import Item, Life, Origin
 from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, DataType, Opcode
+from uprmc.protocol.origins import ORIGIN_META_BYTES, ORIGIN_META_HEAD, decode_origin
 from uprmc.protocol.upr import (
     DELETION_EXTRAS,
     EXPIRATION_EXTRAS,
@@ -23,7 +24,7 @@ from uprmc.protocol.upr import (
     frame_head,
     frame_place,
 )
-from uprmc.record import FRONT, RECORD_VERSION, TAIL, UNREAD
+from uprmc.record import FRONT, ORIGIN, ORIGIN_BYTES, RECORD_VERSION, TAIL, UNREAD
 from uprmc.upr.peer import UprRequest
 from uprmc.upr.receive.replica_stream import ReplicaStream
 
@@ -32,6 +33,7 @@ _PLACE = frame_place(MUTATION_EXTRAS.size, 0)
 _JSON = int(DataType.JSON)
 _AS_JSON = frame_place(0, 0, _JSON)
 _FRAME_BYTES = MUTATION_FRAME.size
+_NO_NUMBER = bytes(8)
 _KEY_MAX_BYTES, _NUMBER_MAX = KEY_MAX_BYTES, NUMBER_MAX
 _unpack = MUTATION_FRAME.unpack_from
 _pack_front, _pack_tail = FRONT.pack, TAIL.pack
@@ -97,9 +99,16 @@ def read_versions(
         key_at = position + _FRAME_BYTES
         value_at = key_at + key_length
         end = position + HEADER_BYTES + length
-        if end > size or not 0 < key_length <= _KEY_MAX_BYTES or nmeta:
+        if end > size or not 0 < key_length <= _KEY_MAX_BYTES:
             break
-        if not 0 <= end - value_at <= max_value_bytes or cas > _NUMBER_MAX or rev > _NUMBER_MAX:
+        value_end, kind, origin = end - nmeta, UNREAD, b""
+        if not 0 <= value_end - value_at <= max_value_bytes:
+            break
+        if nmeta:
+            if not _is_origin(data[value_end:end]):
+                break
+            kind, origin = UNREAD | ORIGIN, data[end - ORIGIN_BYTES : end]
+        if cas > _NUMBER_MAX or rev > _NUMBER_MAX:
             break
         datatype = 0
         if kinds != place:
@@ -107,10 +116,11 @@ def read_versions(
                 break
             datatype = _JSON
         append(
-            _pack_front(RECORD_VERSION, UNREAD, datatype, expiry, key_length, rev, seqno)
+            _pack_front(RECORD_VERSION, kind, datatype, expiry, key_length, rev, seqno)
             + data[key_at:value_at]
+            + origin
             + _pack_tail(cas, flags)
-            + data[value_at:end]
+            + data[value_at:value_end]
         )
         if cas > highest_cas:
             highest_cas = cas
@@ -119,22 +129,41 @@ def read_versions(
     return position, highest_cas
 
 
+def _is_origin(meta: bytes) -> bool:
+    """Tell whether extended metadata is one valid origin and nothing else."""
+    if len(meta) != ORIGIN_META_BYTES or not meta.startswith(ORIGIN_META_HEAD):
+        return False
+    return _NO_NUMBER not in (meta[4:12], meta[12:])
+
+
 def mutation_of(request: UprRequest) -> Item:
-    """Return the version that a MUTATION brings, without its extended metadata.
+    """Return the version that a MUTATION brings.
 
     Raises:
-        InvalidArguments: the metadata is longer than the value.
+        InvalidArguments: the extended metadata is longer than the value, or malformed.
     """
     seqno, rev, flags, expiry, _, nmeta, _ = MUTATION_EXTRAS.unpack(request.extras)
     if nmeta > len(request.value):
         raise InvalidArguments("the extended metadata is longer than the value")
-    value = request.value[: len(request.value) - nmeta] if nmeta else request.value
+    value_bytes = len(request.value) - nmeta
+    value, origin = request.value[:value_bytes], _origin_in(request.value[value_bytes:])
     datatype = request.datatype & DataType.JSON
-    return Item(request.key, value, flags, expiry, request.cas, seqno, rev, datatype)
+    return Item(request.key, value, flags, expiry, request.cas, seqno, rev, datatype, origin=origin)
+
+
+def _origin_in(meta: bytes) -> Origin | None:
+    try:
+        return decode_origin(meta)
+    except RemoteProtocolError as error:
+        raise InvalidArguments(str(error)) from None
 
 
 def deletion_of(request: UprRequest, now: int) -> Item:
-    """Return the tombstone that a DELETION or EXPIRATION brings; one without a time is of `now`."""
+    """Return the tombstone that a DELETION or EXPIRATION brings; one without a time is of `now`.
+
+    Raises:
+        InvalidArguments: its extended metadata is malformed.
+    """
     deleted_at = now
     if len(request.extras) == DELETION_EXTRAS.size:
         seqno, rev, _ = DELETION_EXTRAS.unpack(request.extras)
@@ -144,7 +173,8 @@ def deletion_of(request: UprRequest, now: int) -> Item:
         seqno, rev, deleted_at = EXPIRATION_EXTRAS.unpack(request.extras)
     expired = request.opcode == Opcode.UPR_EXPIRATION
     life = Life.EXPIRED if expired else Life.DELETED
-    return Item(request.key, None, 0, deleted_at, request.cas, seqno, rev, 0, life)
+    origin = _origin_in(request.value)
+    return Item(request.key, None, 0, deleted_at, request.cas, seqno, rev, 0, life, origin=origin)
 
 
 take_versions = read_versions

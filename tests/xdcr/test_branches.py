@@ -1,0 +1,170 @@
+"""Failovers and lost changes at either end of a link."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.xdcr.cluster import DataCentres, documents, write
+from uprmc.server.node import Node
+from uprmc.xdcr.link import Link
+
+ALL = range(4)
+
+
+def events(node: Node, name: str) -> list[dict[str, object]]:
+    return [each for each in node.events.newest() if each["event"] == name]
+
+
+@pytest.mark.acceptance("X26")
+def test_after_a_failover_the_link_goes_on_at_the_last_replicated_watermark(
+    centres: DataCentres,
+) -> None:
+    a, replica, b = (centres.start(name) for name in ("a", "replica", "b"))
+    link = centres.link(a, b)
+    standby = centres.link(replica, b)
+    centres.follow(replica, a)
+    write(a, 0, 400)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    centres.until_equal(a, replica)
+    rows = replica.bucket.watermarks.rows
+    vbuckets = replica.bucket.vbuckets
+    centres.loop.until(
+        lambda: all(
+            any(row.watermark == 100 for row in rows(each) if row.id == b"xdcr:west")
+            for each in vbuckets.values()
+        )
+    )
+    write(a, 400, 100)
+    centres.until_equal(a, replica)
+    centres.stop("a")
+    centres.fail_over(replica, *ALL)
+    write(replica, 500, 100)
+    centres.until_level(standby)
+    assert documents(replica) == documents(b)
+    assert standby.counters.docs_opt_repd <= 200  # it went on at the row's checkpoint
+    assert {each.seqno for each in standby._store.known(0)} == {100}
+
+
+def lose_a_branch(centres: DataCentres, **given: object) -> tuple[Node, Node, Link]:
+    """Send 200 changes of each vBucket, of which the source then loses the second half."""
+    a, replica, b = (centres.start(name) for name in ("a", "replica", "b"))
+    write(a, 0, 400)
+    centres.follow(replica, a)
+    link = centres.link(a, b, **given)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    centres.until_equal(a, replica)
+    told: list[bool] = []
+    replica.replication.stop(None, told.append)
+    centres.loop.until(lambda: told)
+    write(a, 400, 400)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    centres.fail_over(replica, *ALL)
+    centres.follow(a, replica, demote=True)
+    centres.until_equal(a, replica)
+    centres.fail_over(a, *ALL)
+    centres.loop.until(lambda: len(link.branches) == 4)
+    return a, b, link
+
+
+@pytest.mark.acceptance("X27")
+def test_what_was_sent_from_a_lost_branch_is_reported(centres: DataCentres) -> None:
+    a, b, link = lose_a_branch(centres)
+    write(a, 800, 100)
+    centres.until_level(link)
+    lost = [{"link": "west", "vbucket": number, "from": 101, "to": 200} for number in ALL]
+    status = centres.command(a, "status", name="west")
+    assert sorted(status["branches"], key=lambda each: each["vbucket"]) == lost
+    told = [{name: each[name] for name in lost[0]} for each in events(a, "xdcr_branch")]
+    assert sorted(told, key=lambda each: each["vbucket"]) == lost
+    assert documents(a).items() <= documents(b).items()
+    assert len(documents(b)) == len(documents(a)) + 400  # what is lost stays at the target
+
+
+def test_a_link_that_is_to_stop_at_a_lost_branch_stops(centres: DataCentres) -> None:
+    a, b, link = lose_a_branch(centres, set={"on_branch": "stop"})
+    centres.loop.until(lambda: link.state == "error")
+    assert "changes 101 to 200 were sent and are lost" in link.error
+    assert centres.command(a, "resume", name="west")["state"] == "running"
+    write(a, 800, 1)
+    centres.until_level(link)
+    assert b"k800" in documents(b)
+
+
+def test_a_target_that_has_lost_changes_gets_them_again(centres: DataCentres) -> None:
+    a, b, replica = (centres.start(name) for name in ("a", "b", "replica"))
+    write(a, 0, 400)
+    link = centres.link(a, f"{b.addresses()['upr']},{replica.addresses()['upr']}")
+    centres.follow(replica, b)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    centres.until_equal(b, replica)
+    told: list[bool] = []
+    replica.replication.stop(None, told.append)
+    centres.loop.until(lambda: told)
+    write(a, 400, 400)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    centres.stop("b")
+    centres.fail_over(replica, *ALL)
+    centres.until_same(a, replica)
+    assert link.counters.docs_opt_repd == 1200  # from the first checkpoint on
+
+
+# --- shipping only what cannot be lost ----------------------------------------------------------
+
+
+def test_nothing_is_sent_before_it_is_on_disk_if_the_link_is_to_wait(
+    centres: DataCentres,
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b, set={"ship": "persisted"})
+    write(a, 0, 100)
+    centres.until_level(link)
+    centres.until_on_disk(a)
+    a.bucket.flusher.pause()
+    write(a, 100, 100)
+    write(b, 1000, 1)  # something that passes while nothing else does
+    centres.loop.until(lambda: link._outbound.withheld)
+    assert len(documents(b)) == 101
+    a.bucket.flusher.resume()
+    centres.until_level(link)
+    assert len(documents(b)) == 201
+
+
+def test_nothing_is_sent_before_a_replica_has_it_on_disk_if_the_link_is_to_wait(
+    centres: DataCentres,
+) -> None:
+    a, b, replica = (centres.start(name) for name in ("a", "b", "replica"))
+    centres.follow(replica, a)
+    link = centres.link(a, b, set={"ship": "replicated"})
+    write(a, 0, 100)
+    centres.until_level(link)
+    replica.bucket.flusher.pause()
+    write(a, 100, 100)
+    centres.until_on_disk(a)
+    centres.loop.until(lambda: link._outbound.withheld)
+    assert len(documents(b)) == 100
+    replica.bucket.flusher.resume()
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+
+
+# --- a target that cannot for now ---------------------------------------------------------------
+
+
+def test_what_the_target_refuses_for_now_is_sent_again(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    b.bucket.shut_traffic_out()
+    write(a, 100, 300)
+    (target,) = link.targets
+    centres.loop.until(lambda: target.windows.paused_until)
+    b.bucket.let_traffic_in()
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    assert link.counters.docs_written == 400

@@ -1,0 +1,302 @@
+"""Links between real nodes on one reactor."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.test_replication import delete
+from tests.xdcr.cluster import DataCentres, documents, write
+from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
+from uprmc.model import VBucketState
+from uprmc.protocol.opcodes import Opcode
+from uprmc.xdcr import checkpoint
+from uprmc.xdcr.checkpoint import decode_one
+from uprmc.xdcr.target import Target
+
+
+def test_a_link_copies_what_there_is_and_what_comes(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 400)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    write(a, 300, 300, b"again" * 100)
+    for number in range(50):
+        delete(a, b"k%d" % number)
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    assert len(documents(b)) == 550
+    assert link.counters.deletions_written == 50
+
+
+def test_an_expired_document_expires_at_the_target_as_such(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b)
+    vbucket = a.bucket.vbuckets[0]
+    vbucket.store(b"k", b"v", 0, 2_000_000_000)
+    centres.until_level(link)
+    vbucket.expire(vbucket.get(b"k"))
+    centres.until_level(link)
+    assert documents(b) == {}
+    assert b.bucket.stats.ops_del_meta == 1
+    assert b.bucket.vbuckets[0].expired == 0  # it came as a deletion made elsewhere
+
+
+def test_only_keys_that_pass_the_filter_are_sent(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100)
+    link = centres.link(a, b, filter_key="^k[0-9]$")
+    centres.until_level(link)
+    assert sorted(documents(b)) == [b"k%d" % number for number in range(10)]
+    assert link.counters.docs_filtered == 90
+
+
+def test_filtered_deletions_are_not_sent(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 10)
+    link = centres.link(a, b, set={"filter_deletions": "on"})
+    centres.until_level(link)
+    delete(a, b"k1")
+    centres.until_level(link)
+    assert b"k1" in documents(b)
+    centres.command(a, "set", name="west", set={"filter_deletions": "off"})
+    delete(a, b"k2")
+    centres.until_level(link)
+    assert b"k1" in documents(b)
+    assert b"k2" not in documents(b)
+
+
+def test_a_large_document_that_loses_is_not_sent_at_all(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    for _ in range(3):
+        b.bucket.vbuckets[0].store(b"k", b"newer" * 100, 0, 0)
+    a.bucket.vbuckets[0].store(b"k", b"older" * 100, 0, 0)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    assert documents(b)[b"k"][0] == b"newer" * 100
+    assert link.counters.docs_failed_cr_source == 1
+    assert link.counters.docs_failed_cr_target == link.counters.docs_written == 0
+
+
+def test_a_small_document_that_loses_is_refused_by_the_target(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    for _ in range(3):
+        b.bucket.vbuckets[0].store(b"k", b"newer", 0, 0)
+    a.bucket.vbuckets[0].store(b"k", b"older", 0, 0)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    assert documents(b)[b"k"][0] == b"newer"
+    assert link.counters.docs_failed_cr_target == 1
+    assert link.counters.docs_written == 0
+
+
+def test_what_the_target_cannot_store_is_listed_and_the_rest_goes_on(
+    centres: DataCentres,
+) -> None:
+    a, b = centres.start("a"), centres.start("b", kv__max_item_bytes=1024)
+    write(a, 0, 20)
+    a.bucket.vbuckets[0].store(b"huge", b"v" * 5000, 0, 0)
+    write(a, 20, 20)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    assert len(documents(b)) == 40
+    (error,) = centres.command(a, "status", name="west")["last_errors"]
+    assert "'huge'" in error
+    assert "Too large" in error
+    assert link.counters.docs_refused == 1
+
+
+# --- verbs --------------------------------------------------------------------------------------
+
+
+def test_a_link_that_makes_no_sense_is_refused(centres: DataCentres) -> None:
+    a = centres.start("a")
+    place = a.addresses()["upr"]
+    for given, reason in (
+        ({"name": "a b", "to": "host:1"}, "no name"),
+        ({"name": "a", "to": "nowhere"}, "no target"),
+        ({"name": "a", "to": place}, "this node itself"),
+        ({"name": "a", "to": "host:1", "filter_key": "("}, "no regular expression"),
+        ({"name": "a", "to": "host:1", "set": {"batch_items": "1"}}, "not between 10 and 10000"),
+        ({"name": "a", "to": "host:1", "set": {"colour": "1"}}, "no setting 'colour'"),
+        ({"name": "a", "to": "host:1", "user": "u"}, "go together"),
+    ):
+        with pytest.raises(InvalidArguments, match=reason):
+            a.links.command("create", given, lambda _: None)
+    assert a.links.by_name == {}
+    with pytest.raises(KeyNotFound, match="no link 'x'"):
+        a.links.command("status", {"name": "x"}, lambda _: None)
+    with pytest.raises(InvalidArguments, match="no verb"):
+        a.links.command("dance", {}, lambda _: None)
+
+
+def test_two_links_have_different_names(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    centres.link(a, b)
+    with pytest.raises(KeyExists):
+        centres.link(a, b)
+
+
+def test_a_paused_link_sends_nothing_keeps_its_rows_and_goes_on_where_it_was(
+    centres: DataCentres,
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    assert centres.command(a, "pause", name="west")["state"] == "paused"
+    write(a, 100, 100)
+    assert link.changes_left == 100
+    rows = [a.bucket.watermarks.rows(each) for each in a.bucket.vbuckets.values()]
+    assert [row.id for (row,) in rows] == [b"xdcr:west"] * 4
+    assert centres.command(a, "resume", name="west")["state"] == "running"
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    assert link.counters.docs_written == 200
+
+
+def test_a_pause_returns_although_the_target_does_not_answer(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 10)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    for target in link.targets:
+        monkeypatch.setattr(target, "receive_data", lambda _: None)
+    write(a, 10, 10)
+    assert centres.command(a, "pause", limit_s=5.0, name="west")["state"] == "paused"
+
+
+def test_a_deleted_link_leaves_neither_rows_nor_checkpoints(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    centres.command(a, "delete", name="west")
+    centres.until_on_disk(a)
+    assert all(not a.bucket.watermarks.rows(each) for each in a.bucket.vbuckets.values())
+    assert a.bucket.store.local(b"uprmc/xdcr/west/0") is None
+    assert centres.command(a, "list") == []
+    write(a, 100, 1)
+    assert len(documents(b)) == 100
+
+
+@pytest.mark.acceptance("X12")
+def test_the_checkpoint_and_the_watermark_row_are_equal(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 400)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    centres.until_on_disk(a)
+    for number, vbucket in a.bucket.vbuckets.items():
+        (row,) = a.bucket.watermarks.rows(vbucket)
+        stored = checkpoint.decode(a.bucket.store.local(b"uprmc/xdcr/west/%d" % number))
+        assert row.watermark == stored[0].seqno == vbucket.high_seqno == 100
+        assert decode_one(row.meta) == stored[0] == link.records[number][0]
+        assert row.kind.name == "XDCR"
+
+
+# --- restarts -----------------------------------------------------------------------------------
+
+
+def test_a_link_runs_again_after_a_restart_of_its_node_and_sends_only_what_is_new(
+    centres: DataCentres,
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 200)
+    centres.until_level(centres.link(a, b))
+    centres.command(a, "checkpoint", name="west")
+    centres.stop("a")
+    a = centres.start("a")
+    link = a.links.by_name["west"]
+    write(a, 200, 20)
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    assert link.counters.docs_opt_repd == 20
+
+
+def test_a_link_goes_on_after_a_restart_of_the_target_and_sends_only_what_is_new(
+    centres: DataCentres,
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 200)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    place = centres.stop("b")
+    write(a, 200, 20)
+    b = centres.start("b", server__upr=place)
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    assert link.counters.docs_opt_repd == 220
+
+
+def test_a_target_that_comes_back_empty_gets_everything_again(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 200)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    place = centres.stop("b")
+    other = centres.start("other", server__upr=place)
+    centres.until_same(a, other)
+
+
+def test_a_link_on_replicas_waits_until_they_become_active(centres: DataCentres) -> None:
+    a, b, c = (centres.start(name) for name in "abc")
+    write(a, 0, 100)
+    centres.follow(b, a)
+    centres.until_equal(a, b)
+    link = centres.link(b, c)
+    assert link.state == "waiting"
+    centres.fail_over(b, *range(4))
+    centres.until_level(link)
+    assert documents(b) == documents(c)
+
+
+def test_a_target_with_another_number_of_vbuckets_is_an_error(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b", engine__vbuckets=8)
+    link = centres.link(a, b)
+    centres.loop.until(lambda: link.state == "error")
+    assert "8 vBuckets and this node 4" in link.error
+
+
+def test_a_vbucket_that_moves_at_the_target_is_followed_to_its_new_node(
+    centres: DataCentres,
+) -> None:
+    a, b, c = (centres.start(name) for name in "abc")
+    write(a, 0, 100)
+    centres.follow(c, b)
+    link = centres.link(a, f"{b.addresses()['upr']},{c.addresses()['upr']}")
+    centres.until_level(link)
+    centres.take_over(c, b, 1)
+    write(a, 100, 100)
+    centres.until_level(link)
+    assert c.bucket.vbuckets[1].state is VBucketState.ACTIVE
+    assert c.bucket.vbuckets[1].high_seqno == 50
+    assert documents(b) | documents(c) == documents(a)
+
+
+@pytest.mark.acceptance("X28")
+def test_no_watermarks_travel_to_another_cluster(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: set[int] = set()
+    send = Target.data_to_send
+
+    def watched(self: Target, budget: int) -> list[bytes]:
+        pieces = send(self, budget)
+        sent.update(piece[1] for piece in pieces)
+        return pieces
+
+    monkeypatch.setattr(Target, "data_to_send", watched)
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    assert Opcode.SETQ_WITH_META in sent
+    assert not sent & {Opcode.HWT_REPORT, Opcode.HWT_READ, Opcode.HWT_REPLICATE}
+    assert all(not b.bucket.watermarks.rows(each) for each in b.bucket.vbuckets.values())

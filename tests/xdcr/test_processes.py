@@ -1,0 +1,136 @@
+"""Links between node processes, each of which is killed in turn; and the verbs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interop.server_process import ServerProcess, start_uprmc
+from tests.cli.here import Here, runner
+from uprmc.client.kv import KvClient
+from uprmc.errors import UprmcError
+
+KEYS = [b"key-%d" % number for number in range(2_000)]
+
+
+class Centre:
+    """A node process that is started again where it was."""
+
+    def __init__(self, stack: ExitStack, directory: Path) -> None:
+        self._stack = stack
+        self._directory = directory
+        self._server: ServerProcess | None = None
+        self.place = ""
+        self.start()
+
+    def start(self) -> None:
+        same = ["--upr", self.place] if self.place else []
+        server = start_uprmc(self._directory, "--vbuckets", "16", *same)
+        self._server = self._stack.enter_context(server)
+        self.place = str(server.upr)
+
+    def kill(self) -> None:
+        """Kill it, and start it again."""
+        assert self._server is not None
+        self._server.kill()
+        self.start()
+
+    def documents(self) -> dict[bytes, tuple[Any, ...]]:
+        with KvClient([self.place]) as kv:
+            found = kv.get_many(KEYS)
+        return {key: (each.value, each.cas, each.flags) for key, each in found.items()}
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Here:
+    return runner(capsys)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Centre, Centre]]:
+    with ExitStack() as stack:
+        yield Centre(stack, tmp_path / "a"), Centre(stack, tmp_path / "b")
+
+
+def until_same(a: Centre, b: Centre, limit_s: float = 60.0) -> int:
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            ours, theirs = a.documents(), b.documents()
+        except UprmcError:
+            ours, theirs = {}, {b"": ()}
+        if ours == theirs:
+            return len(ours)
+        assert time.monotonic() < deadline, f"{len(ours)} and {len(theirs)} documents"
+        time.sleep(0.05)
+
+
+def write(centre: Centre, value: bytes) -> None:
+    with KvClient([centre.place]) as kv:
+        kv.set_many(dict.fromkeys(KEYS, value))
+        kv.delete_many(KEYS[::10])
+
+
+def test_a_link_survives_that_its_source_and_its_target_are_killed(
+    pair: tuple[Centre, Centre], here: Here
+) -> None:
+    a, b = pair
+    command = ("xdcr", "create", "west", "--to", b.place, "--set", "ship=persisted")
+    assert here(*command, "--node", a.place).code == 0
+    for life in range(2):
+        write(a, b"before the target is killed %d" % life)
+        b.kill()
+        assert until_same(a, b) == len(KEYS) * 9 // 10
+        write(a, b"before the source is killed %d" % life)
+        a.kill()
+        assert until_same(a, b) > 0
+    found = here("xdcr", "status", "west", "--node", a.place, "--json")
+    status = json.loads(found.out)
+    assert status["state"] == "running"
+    assert status["branches"] == []
+
+
+def test_the_verbs_answer_people_and_programs(pair: tuple[Centre, Centre], here: Here) -> None:
+    a, b = pair
+
+    def xdcr(*words: str) -> str:
+        ended = here("xdcr", *words, "--node", a.place)
+        assert ended.code == 0, ended
+        return ended.out
+
+    write(a, b"v")
+    assert xdcr("create", "west", "--to", b.place) == "west: made\n"
+    until_same(a, b)
+    assert "west" in xdcr("list")
+    assert json.loads(xdcr("list", "--json"))[0]["name"] == "west"
+    assert "batch_items             100" in xdcr("set", "west", "batch_items=100")
+    assert xdcr("checkpoint", "west").startswith("west: running")
+    records = json.loads(xdcr("checkpoints", "west", "--json"))["own"]
+    assert {each["vbucket"] for each in records} == set(range(16))
+    assert xdcr("pause", "west") == "west: paused, 0 changes left\n"
+    assert "state                   paused" in xdcr("status", "west")
+    assert xdcr("resume", "west") == "west: running, 0 changes left\n"
+    assert xdcr("delete", "west") == "west: deleted\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (("status", "east"), 1, "there is no link 'east'"),
+        (("create", "x", "--to", "nowhere"), 1, "'nowhere' is no target"),
+        (("create", "x", "--to", "h:1", "--set", "batch_items"), 2, "use KEY=VALUE"),
+        (("set", "x", "batch_items=1"), 1, "there is no link 'x'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    pair: tuple[Centre, Centre], here: Here, words: tuple[str, ...], code: int, reason: str
+) -> None:
+    ended = here("xdcr", *words, "--node", pair[0].place)
+    assert ended.code == code
+    assert reason in ended.line()

@@ -1,0 +1,178 @@
+"""Targets of other kinds: without our extensions, with TLS, with a login."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.server.test_dialer import certificate_for
+from tests.system.test_replication import delete
+from tests.xdcr.cluster import DataCentres, documents, write
+from uprmc.kv import binary_commands
+from uprmc.kv.binary_conversation import BinaryConversation, Request
+from uprmc.kv.command_table import HANDLERS
+from uprmc.protocol.header import encode_response
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.xdcr.frames import set_frame
+
+_OURS = (
+    Opcode.GET_ALL_VB_SEQNOS,
+    Opcode.GET_FAILOVER_LOG,
+    Opcode.GET_CLUSTER_CONFIG,
+    Opcode.XDCR,
+    Opcode.SELECT_BUCKET,
+)
+
+
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make nodes answer others as a server that knows only metadata; links of their own work."""
+    monkeypatch.setattr(binary_commands, "_GRANTED", frozenset())
+    for opcode in _OURS:
+        monkeypatch.delitem(HANDLERS, opcode)
+
+
+@pytest.mark.usefixtures("foreign")
+def test_a_target_without_any_extension_gets_everything(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100)
+    write(a, 100, 50, b"v" * 1000)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    for number in range(10):
+        delete(a, b"k%d" % number)
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    status = centres.command(a, "status", name="west")
+    assert status["target_features"] == []
+    assert status["docs_checked"] == 50
+    centres.command(a, "checkpoint", name="west")
+    assert {row["target_vb_uuid"] for row in status["vbuckets"]} == {"0"}
+    centres.stop("a")
+    a = centres.start("a")
+    link = a.links.by_name["west"]
+    centres.until_level(link)
+    assert link.counters.docs_written == 0
+
+
+def test_our_own_target_grants_all_extensions(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b)
+    centres.loop.until(lambda: link.targets)
+    features = centres.command(a, "status", name="west")["target_features"]
+    assert features == ["terms", "origins", "checkpoints"]
+
+
+def test_a_link_over_tls(centres: DataCentres, tmp_path: Path) -> None:
+    certificate, key = certificate_for(tmp_path, "127.0.0.1")
+    a = centres.start("a")
+    b = centres.start("b", server__tls_cert=certificate, server__tls_key=key)
+    write(a, 0, 100)
+    link = centres.link(a, b, tls_ca=certificate)
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_until_it_can(
+    centres: DataCentres, tmp_path: Path
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b, user="u", password_file=str(tmp_path / "password"))
+    centres.loop.until(lambda: link.state == "error")
+    assert "password cannot be read" in link.error
+    assert "--password-file" in link.error
+
+
+def test_a_target_that_offers_no_login_is_an_error(centres: DataCentres, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("secret\n")
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b, user="u", password_file=str(tmp_path / "password"))
+    centres.loop.until(lambda: link.state == "error")
+    assert "does not offer SASL PLAIN" in link.error
+
+
+@pytest.mark.parametrize("password", ["secret", "wrong"])
+def test_the_link_logs_in_where_the_target_offers_it(
+    centres: DataCentres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str
+) -> None:
+    def mechanisms(session: BinaryConversation, request: Request) -> None:
+        session.reply(request, value=b"SCRAM-SHA1 PLAIN")
+
+    def login(session: BinaryConversation, request: Request) -> None:
+        right = (request.key, request.value) == (b"PLAIN", b"\0u\0secret")
+        session.reply(request, Status.SUCCESS if right else Status.AUTH_ERROR)
+
+    monkeypatch.setitem(HANDLERS, Opcode.SASL_LIST_MECHS, mechanisms)
+    monkeypatch.setitem(HANDLERS, Opcode.SASL_AUTH, login)
+    (tmp_path / "password").write_text(password)
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 10)
+    link = centres.link(a, b, user="u", password_file=str(tmp_path / "password"))
+    if password == "wrong":
+        centres.loop.until(lambda: link.state == "error")
+        assert "refuses the user or the password" in link.error
+    else:
+        centres.until_level(link)
+        assert documents(a) == documents(b)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (Status.ACCESS_DENIED, "gives no access"),
+        (Status.AUTH_ERROR, "gives no access"),
+        (Status.UNKNOWN_COMMAND, "does not know SETQ_WITH_META"),
+    ],
+)
+def test_a_refusal_that_time_does_not_make_good_stops_the_link(
+    centres: DataCentres, status: Status, reason: str
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b)
+    centres.loop.until(lambda: link.targets)
+    (target,) = link.targets
+    windows = target.windows
+    opaque = windows.opaque
+    windows.add(windows.current, set_frame(0, opaque, b"kv", 1, (0, 0, 1, 1), 0))
+    target.receive_data(encode_response(Opcode.SETQ_WITH_META, status, opaque=opaque))
+    assert link.state == "error"
+    assert reason in link.error
+    write(a, 0, 10)
+    assert centres.command(a, "resume", name="west")["state"] == "running"
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+
+
+def test_bandwidth_is_limited(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100, b"v" * 200)
+    link = centres.link(a, b, set={"bandwidth": "100K"})
+    began = link._clock.monotonic()
+    centres.until_level(link)
+    took = link._clock.monotonic() - began
+    size = link.counters.data_bytes
+    assert size > 20_000
+    assert took >= (size - 20_000) / 102_400  # a tenth of a second may go at once
+    assert documents(a) == documents(b)
+
+
+def test_a_target_that_resolves_conflicts_otherwise_is_an_error(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b", engine__conflict_resolution="timestamp")
+    link = centres.link(a, b)
+    centres.loop.until(lambda: link.state == "error")
+    assert "by lww and this node by seqno" in link.error
+
+
+def test_with_timestamps_the_version_with_the_higher_cas_wins_at_both_ends(
+    centres: DataCentres,
+) -> None:
+    a, b = (centres.start(name, engine__conflict_resolution="timestamp") for name in "ab")
+    for _ in range(5):
+        a.bucket.vbuckets[0].store(b"k", b"older" * 100, 0, 0)
+    b.bucket.vbuckets[0].store(b"k", b"newer", 0, 0)
+    links = centres.link(a, b), centres.link(b, a)
+    centres.until_level(*links)
+    assert documents(a) == documents(b)
+    assert documents(a)[b"k"][0] == b"newer"
+    assert links[0].counters.docs_failed_cr_source == 1

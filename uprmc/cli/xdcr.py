@@ -1,0 +1,217 @@
+"""``uprmc xdcr``: links that keep other clusters up to date with this one.
+
+Source: contracts of the systems to come, section 3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.client.connection import NodeError
+from uprmc.errors import ConfigError, InvalidArguments
+from uprmc.protocol.header import RequestFrame
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.xdcr.settings import assignments
+
+_COLUMNS = ("name", "state", "to", "changes_left", "lag_s", "rate", "error")
+_RECORD_COLUMNS = ("link", "vbucket", "source_seqno", "target_seqno", "created")
+
+_NAME = click.argument("name", metavar="NAME")
+
+
+@click.group()
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+def xdcr() -> None:
+    """Make, list and change links to other clusters.
+
+    A link sends the changes of a node's active vBuckets to a target as they come.
+    """
+
+
+def _command(node: NodeAccess, verb: str, **given: object) -> Any:
+    """Have the node carry out a verb; return its answer."""
+    request = RequestFrame(Opcode.XDCR, key=verb.encode(), value=json.dumps(given).encode())
+    with node.connected() as connection:
+        answer = connection.ask(request)
+    if answer.status == Status.UNKNOWN_COMMAND:
+        raise NodeError("the node knows no links: it is older than this uprmc")
+    if answer.status:
+        raise NodeError(answer.value.decode("utf-8", "replace") or answer.reason)
+    return json.loads(answer.value)
+
+
+def _show(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
+    click.echo(json.dumps(value, indent=2) if as_json else text(value))
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    try:
+        return assignments(texts)
+    except InvalidArguments as error:
+        raise ConfigError(str(error)) from None
+
+
+@xdcr.command()
+@_NAME
+@click.option(
+    "--to",
+    required=True,
+    metavar="HOST:PORT[,HOST:PORT]",
+    help="Listeners of the target's nodes, as the node reaches them.",
+)
+@click.option("--filter-key", default="", metavar="REGEX", help="Send only keys that contain it.")
+@click.option("--set", "texts", multiple=True, metavar="KEY=VALUE", help="A setting of the link.")
+@click.option(
+    "--tls-ca",
+    "authorities",
+    default="",
+    metavar="FILE",
+    help="Dial the target with TLS and trust this PEM file, which the node reads.",
+)
+@click.option("--user", default="", help="Log in to the target with SASL PLAIN.")
+@click.option(
+    "--password-file", default="", metavar="FILE", help="Its password, in a file of the node."
+)
+@talks_to_a_node("Print one JSON object.", own_tls_ca=True)
+def create(
+    name: str,
+    to: str,
+    filter_key: str,
+    texts: Sequence[str],
+    authorities: str,
+    user: str,
+    password_file: str,
+    node: NodeAccess,
+    as_json: bool,
+) -> None:
+    """Make a link; it runs at once, and again after restarts."""
+    found = _command(
+        node,
+        "create",
+        name=name,
+        to=to,
+        filter_key=filter_key,
+        set=_settings(texts),
+        tls_ca=authorities,
+        user=user,
+        password_file=password_file,
+    )
+    _show(found, as_json, lambda made: f"{made['name']}: made")
+
+
+@xdcr.command(name="list")
+@talks_to_a_node("Print one JSON array.")
+def list_(node: NodeAccess, as_json: bool) -> None:
+    """List the links of a node."""
+    _show(_command(node, "list"), as_json, lambda rows: _table(_COLUMNS, rows))
+
+
+@xdcr.command()
+@_NAME
+@talks_to_a_node("Print one JSON object.")
+def status(name: str, node: NodeAccess, as_json: bool) -> None:
+    """Show how far a link is, what it has done, and what keeps it from its work."""
+    _show(_command(node, "status", name=name), as_json, _status_lines)
+
+
+@xdcr.command()
+@_NAME
+@talks_to_a_node("Print one JSON object.")
+def pause(name: str, node: NodeAccess, as_json: bool) -> None:
+    """Stop sending until the link is resumed; its place is kept."""
+    _show(_command(node, "pause", name=name), as_json, _state_line)
+
+
+@xdcr.command()
+@_NAME
+@talks_to_a_node("Print one JSON object.")
+def resume(name: str, node: NodeAccess, as_json: bool) -> None:
+    """Send again, after a pause or an error."""
+    _show(_command(node, "resume", name=name), as_json, _state_line)
+
+
+@xdcr.command(name="set")
+@_NAME
+@click.argument("texts", metavar="KEY=VALUE...", nargs=-1, required=True)
+@talks_to_a_node("Print one JSON object.")
+def set_(name: str, texts: Sequence[str], node: NodeAccess, as_json: bool) -> None:
+    """Change settings of a link while it runs."""
+    found = _command(node, "set", name=name, set=_settings(texts))
+    _show(found, as_json, _pairs)
+
+
+@xdcr.command()
+@_NAME
+@talks_to_a_node("Print one JSON object.")
+def delete(name: str, node: NodeAccess, as_json: bool) -> None:
+    """Delete a link with its checkpoints; the target keeps its documents."""
+    found = _command(node, "delete", name=name)
+    _show(found, as_json, lambda gone: f"{gone['name']}: deleted")
+
+
+@xdcr.command()
+@_NAME
+@talks_to_a_node("Print one JSON object.")
+def checkpoint(name: str, node: NodeAccess, as_json: bool) -> None:
+    """Write a checkpoint now."""
+    _show(_command(node, "checkpoint", name=name), as_json, _state_line)
+
+
+@xdcr.command()
+@click.argument("name", metavar="[NAME]", required=False, default="")
+@talks_to_a_node("Print one JSON object.")
+def checkpoints(name: str, node: NodeAccess, as_json: bool) -> None:
+    """List the checkpoints of a link, or of all links."""
+    found = _command(node, "checkpoints", name=name)
+    _show(found, as_json, lambda value: _table(_RECORD_COLUMNS, value["own"]))
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def _state_line(link: dict[str, Any]) -> str:
+    return f"{link['name']}: {link['state']}, {link['changes_left']} changes left"
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return "\n".join(f"{name:<24}{value}" for name, value in values.items())
+
+
+def _status_lines(link: dict[str, Any]) -> str:
+    vbuckets = link.pop("vbuckets")
+    streaming = sum(each["streaming"] for each in vbuckets)
+    settings = ", ".join(f"{name}={value}" for name, value in link.pop("settings").items())
+    nodes = "; ".join(_node_text(each) for each in link.pop("nodes"))
+    plain = {name: _plain(value) for name, value in link.items()}
+    more = {
+        "nodes": nodes,
+        "settings": settings,
+        "vbuckets": f"{streaming} of {len(vbuckets)} sent",
+    }
+    return _pairs({**plain, **more})
+
+
+def _node_text(node: dict[str, Any]) -> str:
+    if node["connected"]:
+        return f"{node['place']} connected"
+    return f"{node['place']} not connected: {node['error'] or 'no answer so far'}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    cells = [columns, *([str(row[name]) for name in columns] for row in rows)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )

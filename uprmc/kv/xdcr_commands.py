@@ -1,0 +1,56 @@
+"""XDCR: verbs about links to other clusters, on any binary connection.
+
+The key is the verb, the value a JSON object with what it takes, the answer a JSON value. A refusal
+contains a text that says what to do. The bytes are our own, see ``docs/extensions.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from uprmc.errors import InvalidArguments, KeyExists, NotSupported
+from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
+from uprmc.kv.refusals import REFUSALS
+from uprmc.protocol.opcodes import DataType, Opcode
+
+#: Longest value of a request.
+_VALUE_MAX_BYTES = 1_048_576
+
+
+def xdcr(session: BinaryConversation, request: Request) -> None:
+    """Carry out a verb; commands behind it wait for its answer."""
+    try:
+        session.services.control.check_token(request.cas)
+    except KeyExists:
+        raise KeyExists("another manager has set a session token: use that one") from None
+    links = session.services.xdcr
+    if links is None:
+        raise NotSupported("this node opens no connections")
+    given = _given(request.value)
+    resume = session.suspend()
+
+    def answered(value: Any) -> None:
+        session.reply(request, value=json.dumps(value).encode(), datatype=DataType.JSON)
+        resume()
+
+    try:
+        links.command(request.key.decode("latin-1"), given, answered)
+    except REFUSALS:
+        resume()
+        raise
+
+
+def _given(value: bytes) -> dict[str, Any]:
+    if len(value) > _VALUE_MAX_BYTES:
+        raise InvalidArguments(f"the request is longer than {_VALUE_MAX_BYTES} bytes")
+    try:
+        found = json.loads(value) if value else {}
+    except (ValueError, RecursionError):
+        raise InvalidArguments("the request is no JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidArguments("the request is no JSON object")
+    return found
+
+
+XDCR_COMMANDS: dict[int, Handler] = {Opcode.XDCR: xdcr}

@@ -1,0 +1,149 @@
+"""Checkpoints of a link: how far a vBucket was sent, at both ends, and where to go on from there.
+
+A record says: the source's history `uuid` was sent up to `seqno`, and all of it was applied at the
+target when that vBucket had `target_seqno` in the history `target_uuid`. The link may go on at a
+record if both ends still have these histories up to there. The newest five of each vBucket are kept
+in a local document; the newest one is also in the link's watermark row, where replicas get it.
+
+Source: systems reference b.4; contracts, section 3; row X12.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from uprmc.consume.history import Entries
+from uprmc.model import FailoverEntry
+from uprmc.rollback import ends_of_branches
+
+#: Records of a vBucket that are kept.
+KEPT = 5
+
+_VERSION = 1
+
+
+class Record(NamedTuple):
+    """See the module docstring.
+
+    Attributes:
+        uuid: the source's history, a vb_uuid.
+        seqno: everything up to here has arrived.
+        snapshot_start, snapshot_end: the snapshot that `seqno` lies in; both are `seqno` at its
+            end.
+        target_uuid: the target's newest history then; 0 = the target has none to tell.
+        target_seqno: its high seqno after that.
+        created: Unix time.
+        clean: 1 = the target has missed no deletion of this vBucket, so that what holds for the
+            source up to `seqno` holds for the target.
+    """
+
+    uuid: int
+    seqno: int
+    snapshot_start: int
+    snapshot_end: int
+    target_uuid: int
+    target_seqno: int
+    created: int = 0
+    clean: int = 0
+
+
+Records = tuple[Record, ...]
+
+
+def added(records: Records, record: Record) -> Records:
+    """Return the records with a new one in front, which replaces one of the same position."""
+    older = [each for each in records if (each.uuid, each.seqno) != (record.uuid, record.seqno)]
+    return (record, *older)[:KEPT]
+
+
+def merged(records: Records, other: Record | None) -> Records:
+    """Return the records with one that came from elsewhere, newest first."""
+    if other is None or other in records:
+        return records
+    return tuple(sorted((*records, other), key=lambda each: each.created, reverse=True))[:KEPT]
+
+
+def is_at_target(record: Record, log: Entries, high_seqno: int) -> bool:
+    """Tell whether a target with this failover log still has everything of a record."""
+    if not log:
+        return record.target_uuid == 0
+    ends = ends_of_branches([FailoverEntry(*each) for each in log], high_seqno)
+    end = ends.get(record.target_uuid)
+    return end is not None and record.target_seqno <= end
+
+
+def at_target(records: Iterable[Record], log: Entries, high_seqno: int) -> list[Record]:
+    """Return the records that a target still has, newest first."""
+    return [each for each in records if is_at_target(each, log, high_seqno)]
+
+
+def acceptable(
+    records: Sequence[Record], rolled_back_to: Callable[[Record], int | None]
+) -> tuple[Record | None, int | None]:
+    """Walk records until the source accepts one.
+
+    Args:
+        records: newest first, all of them valid at the target.
+        rolled_back_to: asks the source; ``None`` = it accepts, otherwise the seqno to fall back to.
+
+    Returns:
+        the first record that is accepted, ``None`` = begin at 0; and the lowest seqno that the
+        source wanted to go back to, ``None`` = it accepted the newest record at once.
+    """
+    lowest: int | None = None
+    for record in records:
+        if lowest and record.seqno > lowest:
+            continue
+        answer = rolled_back_to(record)
+        if answer is None:
+            return record, lowest
+        lowest = answer if lowest is None else min(lowest, answer)
+    return None, lowest
+
+
+def encode(records: Sequence[Record]) -> bytes | None:
+    """Return the local document of a vBucket, ``None`` for no records."""
+    if not records:
+        return None
+    rows = [_row(each) for each in records]
+    return json.dumps({"version": _VERSION, "records": rows}, separators=(",", ":")).encode()
+
+
+def decode(document: bytes | None) -> Records:
+    """Read it back; raises `ValueError`, one line, for what this module has not written."""
+    if document is None:
+        return ()
+    try:
+        found = json.loads(document)
+        if found["version"] != _VERSION:
+            raise ValueError(f"it has version {found['version']}; this uprmc knows {_VERSION}")
+        return tuple(map(_record, found["records"]))[:KEPT]
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError("it does not have the form that this uprmc writes") from None
+
+
+def encode_one(record: Record) -> bytes:
+    """Return a record as it stands in a watermark row."""
+    return json.dumps(_row(record), separators=(",", ":")).encode()
+
+
+def decode_one(meta: bytes) -> Record | None:
+    """Read it back; ``None`` if it is none."""
+    try:
+        return _record(json.loads(meta))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _row(record: Record) -> dict[str, Any]:
+    fields = record._asdict()
+    return {**fields, "uuid": str(record.uuid), "target_uuid": str(record.target_uuid)}
+
+
+def _record(row: dict[str, Any]) -> Record:
+    numbers = [int(row[name]) for name in Record._fields]
+    if any(not 0 <= number < 2**64 for number in numbers):
+        raise TypeError(row)
+    return Record(*numbers)

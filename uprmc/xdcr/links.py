@@ -1,0 +1,204 @@
+"""The links of a node: made, listed and changed by an operator, and started again after restarts.
+
+They are kept in one local document. `command` carries out a verb of ``uprmc xdcr``, given and
+answered as JSON values.
+
+Source: contracts, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from uprmc.errors import (
+    CommandError,
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVBucket,
+    TemporaryFailure,
+)
+from uprmc.xdcr import spec as specs
+from uprmc.xdcr.link import Link, World
+from uprmc.xdcr.settings import LinkSettings
+from uprmc.xdcr.spec import LinkSpec
+from uprmc.xdcr.status import checkpoints_of, line_of, status_of
+
+#: Links of a node at most.
+LINKS_MAX = 32
+
+#: Called with the answer to a verb, or the reason why there is none.
+Answered = Callable[[Any], None]
+Refused = Callable[[CommandError], None]
+
+
+class Links:
+    """See the module docstring.
+
+    Attributes:
+        by_name: the links.
+        is_own: whether a place is a listener of this node.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.by_name: dict[str, Link] = {}
+        self.is_own: Callable[[str], bool] = lambda _place: False
+        self._world = world
+        self._bucket = world.hub.bucket
+        self.received = world.received
+        self._verbs: dict[str, Callable[[Mapping[str, Any], Answered], None]] = {
+            "create": self._create,
+            "list": self._list,
+            "status": self._status,
+            "pause": self._pause,
+            "resume": self._resume,
+            "set": self._set,
+            "delete": self._delete,
+            "checkpoint": self._checkpoint,
+            "checkpoints": self._checkpoints,
+            "record": self._record,
+            "records": self._records,
+        }
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Go on with the links that the node had; call it once, after warm-up."""
+        self.received.load()
+        try:
+            found = specs.decode(self._bucket.store.local(specs.NAME))
+        except ValueError as error:
+            self._world.on_trouble("", f"the links are not known: {error}; none runs")
+            return
+        for spec in found:
+            self.by_name[spec.name] = Link(self._world, spec)
+
+    def tick(self, now: float) -> None:
+        """Learn the monotonic time in seconds; call it about ten times a second."""
+        for link in list(self.by_name.values()):
+            link.tick(now)
+
+    def close(self) -> None:
+        """Hang up everywhere. The links stay written down."""
+        for link in self.by_name.values():
+            link.close()
+
+    # --- verbs ----------------------------------------------------------------------------------
+
+    def command(self, verb: str, given: Mapping[str, Any], answered: Answered) -> None:
+        """Carry out a verb; `answered` gets its JSON value, now or later.
+
+        Raises:
+            CommandError: it is refused; the text says why.
+        """
+        if not self._bucket.traffic:
+            raise TemporaryFailure("warming up: try again in a few seconds")
+        run = self._verbs.get(verb)
+        if run is None:
+            raise InvalidArguments(f"there is no verb {verb[:40]!r}")
+        run(given, answered)
+
+    def _find(self, given: Mapping[str, Any]) -> Link:
+        name = str(given.get("name", ""))
+        link = self.by_name.get(name)
+        if link is None:
+            raise KeyNotFound(f"there is no link {name[:80]!r}")
+        return link
+
+    def _create(self, given: Mapping[str, Any], answered: Answered) -> None:
+        texts: dict[str, Any] = {name: str(given.get(name) or "") for name in _GIVEN}
+        settings = LinkSettings().changed(_settings_of(given))
+        number = self._bucket.entropy.uuid48()
+        made = LinkSpec(texts["name"], f"{number:012x}", texts["to"], settings=settings)
+        spec = specs.checked(replace(made, **texts))
+        if spec.name in self.by_name:
+            raise KeyExists(f"there is a link {spec.name!r} already")
+        if len(self.by_name) >= LINKS_MAX:
+            raise TemporaryFailure(f"this node has {LINKS_MAX} links already: delete one")
+        own = next((place for place in spec.places if self.is_own(place)), None)
+        if own is not None:
+            raise InvalidArguments(f"{own} is this node itself: name another one")
+        self.by_name[spec.name] = Link(self._world, spec)
+        self._save(lambda: answered({"name": spec.name, "id": spec.id}))
+
+    def _list(self, given: Mapping[str, Any], answered: Answered) -> None:
+        answered([line_of(self.by_name[name]) for name in sorted(self.by_name)])
+
+    def _status(self, given: Mapping[str, Any], answered: Answered) -> None:
+        answered(status_of(self._find(given)))
+
+    def _pause(self, given: Mapping[str, Any], answered: Answered) -> None:
+        link = self._find(given)
+        paused = replace(link.spec, paused=True)
+        link.pause(paused, lambda: self._save(lambda: answered(line_of(link))))
+
+    def _resume(self, given: Mapping[str, Any], answered: Answered) -> None:
+        link = self._find(given)
+        link.resume(replace(link.spec, paused=False))
+        self._save(lambda: answered(line_of(link)))
+
+    def _set(self, given: Mapping[str, Any], answered: Answered) -> None:
+        link = self._find(given)
+        now = f"{self._bucket.entropy.uuid48():012x}"
+        link.change(specs.with_settings(link.spec, _settings_of(given), now))
+        self._save(lambda: answered(status_of(link)["settings"]))
+
+    def _delete(self, given: Mapping[str, Any], answered: Answered) -> None:
+        link = self._find(given)
+        del self.by_name[link.spec.name]
+        link.forget()
+        link.close()
+        self._save(lambda: answered({"name": link.spec.name}))
+
+    def _checkpoint(self, given: Mapping[str, Any], answered: Answered) -> None:
+        link = self._find(given)
+        if not link.shipments:
+            raise TemporaryFailure(f"the link is {link.state} and has no connection")
+        flusher = self._bucket.flusher
+        link.write_checkpoint(
+            lambda: flusher.when_durable(lambda _: answered(line_of(link)), patient=False)
+        )
+
+    def _checkpoints(self, given: Mapping[str, Any], answered: Answered) -> None:
+        links = [self._find(given)] if given.get("name") else list(self.by_name.values())
+        told = self.received.shown()
+        answered(
+            {
+                "own": [row for link in links for row in checkpoints_of(link)],
+                "received": [row for row in told if not row["via"]],
+                "transitive": [row for row in told if row["via"]],
+            }
+        )
+
+    def _record(self, given: Mapping[str, Any], answered: Answered) -> None:
+        """Keep what a link of another node tells about itself, or passes on."""
+        rows = given.get("records")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InvalidArguments("the records are no list of JSON objects")
+        for row in rows:
+            with suppress(NotMyVBucket):  # it moves; its new node is told with the next checkpoint
+                self.received.tell(row)
+        answered(len(rows))
+
+    def _records(self, given: Mapping[str, Any], answered: Answered) -> None:
+        answered(self.received.of_source(str(given.get("source", ""))))
+
+    def _save(self, done: Callable[[], None]) -> None:
+        """Write down the links; `done` is called when that is on disk, or cannot be for now."""
+        document = specs.encode(link.spec for link in self.by_name.values())
+        self._bucket.flusher.write_local(
+            specs.NAME, document, lambda _durable: done(), patient=False
+        )
+
+
+_GIVEN = ("name", "to", "filter_key", "tls_ca", "user", "password_file")
+
+
+def _settings_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = given.get("set") or {}
+    if not isinstance(found, dict):
+        raise InvalidArguments("the settings are no JSON object")
+    return found

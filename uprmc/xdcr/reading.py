@@ -1,0 +1,250 @@
+"""What a link reads: streams of this node's own vBuckets, from a producer in the same process.
+
+It is an ordinary producer of the node's hub, so limits on disk readings, statistics and watermarks
+apply to it as to any other. There is no flow control between the two: what is not pulled is not
+produced. The producer's frames are known to be well formed, so they are read without a second look.
+
+Source: UPR reference 2; systems reference b.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from uprmc.consume import features
+from uprmc.consume.batch import Batch, Received, deletion_numbers
+from uprmc.consume.registering import kind_number, removal
+from uprmc.consume.stream import StreamState
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import CommandError, RollbackRequired, StreamNotFound, TemporaryFailure
+from uprmc.model import SEQNO_MAX, SnapshotRange
+from uprmc.protocol.header import MERGED_REQUEST_HEADER, ResponseFrame, decode_frame
+from uprmc.protocol.opcodes import HEADER_BYTES, DataType, Opcode, StreamFlag
+from uprmc.protocol.upr import (
+    OPEN_EXTRAS,
+    StreamRequest,
+    decode_failover_log,
+    decode_marker,
+    frame_head,
+)
+from uprmc.protocol.watermarks import ReportExtras, encode_report
+from uprmc.upr.hub import Hub
+from uprmc.upr.peer import UprRequest
+from uprmc.upr.produce.producer import Producer
+
+#: Before the link's name in names of producers and of watermark rows.
+PREFIX = b"xdcr:"
+
+_XDCR = kind_number("xdcr")
+_MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
+_GONE = frozenset((Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION))
+
+
+class Start(NamedTuple):
+    """Where a stream begins."""
+
+    uuid: int
+    seqno: int
+    snapshot: SnapshotRange
+
+
+class Pulled(NamedTuple):
+    """What was read at once.
+
+    Attributes:
+        data: the frames; empty = there was nothing.
+        batches: their items, those of a stream in its order.
+        ended: streams that have ended.
+    """
+
+    data: bytes
+    batches: list[Batch]
+    ended: list[StreamState]
+
+
+_NOTHING = Pulled(b"", [], [])
+
+
+class Reading:
+    """The streams of one link for one node of its target.
+
+    Attributes:
+        closed: why nothing more will come; empty while it may.
+        streams: by opaque.
+    """
+
+    def __init__(self, hub: Hub, link: bytes, name: bytes, wake: Callable[[], None]) -> None:
+        """Open a producer; an older one of the same name is disconnected.
+
+        Args:
+            hub: of the node.
+            link: the link's name, which its watermark rows carry.
+            name: of the producer.
+            wake: called when there is something to pull.
+
+        Raises:
+            TemporaryFailure: the node is warming up.
+        """
+        if not hub.bucket.traffic:
+            raise TemporaryFailure("warming up")
+        opening = features.LINK.open(PREFIX + name)
+        (_, flags) = OPEN_EXTRAS.unpack(opening.extras)
+        self.closed = ""
+        self.streams: dict[int, StreamState] = {}
+        self._row = PREFIX + link
+        self._wake = wake
+        self._gone = False
+        self._opaque = 0
+        request = UprRequest(Opcode.UPR_OPEN, 0, 0, opening.extras, opening.key)
+        self._producer = Producer(
+            hub, request, flags, self._stirred, datatypes=int(DataType.JSON), modern=True
+        )
+        for control in features.LINK.controls():
+            self._handle(control.opcode, key=control.key, value=control.value)
+
+    def _stirred(self) -> None:
+        if not self._gone:
+            self.closed = self._producer.closed
+            self._wake()
+
+    def _handle(
+        self,
+        opcode: int,
+        vbucket: int = 0,
+        opaque: int = 0,
+        extras: bytes = b"",
+        key: bytes = b"",
+        value: bytes = b"",
+    ) -> bytes | None:
+        answer = self._producer.handle(UprRequest(opcode, vbucket, opaque, extras, key, value))
+        return None if answer is None else answer.value
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def begin(self, vbucket: VBucket, start: Start) -> StreamState:
+        """Begin the stream of a vBucket without an end.
+
+        Raises:
+            RollbackRequired: its history is not that of `start`, or deletions have been purged.
+            NotMyVBucket, TemporaryFailure: it cannot be read now.
+        """
+        number, (uuid, seqno, snapshot) = vbucket.id, start
+        self._opaque += 1
+        asked = StreamRequest(
+            int(StreamFlag.ACTIVE_ONLY), seqno, SEQNO_MAX, uuid, snapshot.start, snapshot.end
+        )
+        log = self._handle(Opcode.UPR_STREAM_REQUEST, number, self._opaque, asked.encode())
+        assert log is not None
+        stream = StreamState(number, self._opaque, seqno, snapshot)
+        stream.accept(decode_failover_log(log))
+        self.streams[stream.opaque] = stream
+        return stream
+
+    def rolled_back_to(self, vbucket: VBucket, start: Start) -> int | None:
+        """Try a start; return ``None`` if it is accepted, otherwise the seqno to fall back to.
+
+        The stream has begun if it is accepted.
+        """
+        try:
+            self.begin(vbucket, start)
+        except RollbackRequired as error:
+            return error.seqno
+        return None
+
+    def end(self, stream: StreamState) -> None:
+        """End a stream; what of it is still to be pulled is ignored."""
+        if self.streams.pop(stream.opaque, None) is None:
+            return
+        try:
+            self._producer.handle(UprRequest(Opcode.UPR_CLOSE_STREAM, stream.vbucket, 0))
+        except StreamNotFound:
+            return  # it has ended by itself
+
+    def pull(self, budget: int) -> Pulled:
+        """Read what comes next, about `budget` bytes at most."""
+        pieces: list[bytes] = []
+        size = 0 if self._gone else self._producer.fill(pieces, budget)
+        if not size:
+            return _NOTHING
+        data = b"".join(pieces)
+        received = Received(data)
+        ended = self._frames(data, received)
+        return Pulled(data, received.events, ended)
+
+    def _frames(self, data: bytes, received: Received) -> list[StreamState]:
+        position, size, ended = 0, len(data), list[StreamState]()
+        while position < size:
+            head, _, _, _, length, opaque, _ = MERGED_REQUEST_HEADER.unpack_from(data, position)
+            stream, end = self.streams.get(opaque), position + HEADER_BYTES + length
+            if stream is not None and head == _MUTATION_HEAD:
+                run = received.run_of(stream)
+                stop = received.current.take(position, size, stream)
+                if stop > position:
+                    received.settle(run, stream.low)
+                    position = stop
+                    continue
+            if stream is not None and self._other(stream, data, position, end, received):
+                ended.append(stream)
+            position = end
+        return ended
+
+    def _other(
+        self, stream: StreamState, data: bytes, position: int, end: int, received: Received
+    ) -> bool:
+        """Deal with a frame that is no plain mutation; return whether it ends its stream."""
+        frame = decode_frame(data[position:end])
+        if isinstance(frame, ResponseFrame):
+            return False
+        if frame.opcode == Opcode.UPR_SNAPSHOT_MARKER:
+            received.begin(stream, decode_marker(frame.extras, frame.value))
+        elif frame.opcode in _GONE:
+            seqno = deletion_numbers(frame.extras)[0]
+            run = received.run_of(stream)
+            received.current.append(seqno, frame.key, position, 0)
+            received.settle(run, seqno)
+        elif frame.opcode == Opcode.UPR_STREAM_END:
+            self.streams.pop(stream.opaque, None)
+            return True
+        return False
+
+    # --- watermarks -----------------------------------------------------------------------------
+
+    def report(self, number: int, watermark: int, uuid: int, meta: bytes) -> None:
+        """Register with a vBucket, or report how far it has arrived at the target.
+
+        Raises:
+            RollbackRequired: it is not in the vBucket's history, or deletions have been purged.
+            CommandError: the vBucket has no row for us, and gets none now.
+        """
+        extras = encode_report(ReportExtras(watermark, 0, _XDCR, vb_uuid=uuid or None))
+        self._handle(Opcode.HWT_REPORT, number, extras=extras, key=self._row, value=meta)
+
+    def unregister(self, number: int) -> None:
+        """Remove the row of a vBucket, if there is one."""
+        asked = removal(self._row, number)
+        with suppress(CommandError):
+            self._handle(asked.opcode, number, extras=asked.extras, key=asked.key)
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Learn the time: readings that are kept too long are given up."""
+        self._producer.tick(now, 0)
+
+    def close(self) -> None:
+        """End everything."""
+        if not self._gone:
+            self._gone = True
+            self.streams.clear()
+            self._producer.close()
+
+
+def replicated_seqno(hub: Hub, number: int) -> int:
+    """Return up to which seqno a replica has said that it has a vBucket on disk; 0 = none has."""
+    found = 0
+    for peer in hub.producers.values():
+        if isinstance(peer, Producer) and number in peer.feed.streams:
+            found = max(found, peer.feed.streams[number].persisted_seqno)
+    return found

@@ -1,0 +1,254 @@
+"""Checkpoints that this node has as a target: of links that end here, and of links further away.
+
+A **full record** says that everything up to a seqno of a source is here: its link has told so. The
+node adds how far its own vBucket was then. When a link of this node has brought its target to that
+point, it passes the record on, and the target keeps it as a **transitive record**: it, too, has
+everything of that source up to there. A link from that source to the target may begin there.
+
+Records are kept for each vBucket in a local document, ordered by this node's seqno. They are in no
+way tied to the documents with these seqnos, which move when they are changed.
+
+Source: systems reference d.1 to d.3; rows C01 to C16.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from uprmc.consume.history import Entries
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.replica import outrank
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import InvalidArguments, NotMyVBucket
+from uprmc.model import FailoverEntry
+from uprmc.rollback import ends_of_branches
+
+#: Records of one vBucket, and nodes that one was passed on by, at most.
+RECORDS_MAX = 64
+VIA_MAX = 32
+
+#: Full records of one link and vBucket that are kept.
+KEPT = 5
+
+_VERSION = 1
+_TEXT_MAX = 128
+
+
+class Told(NamedTuple):
+    """One record.
+
+    Attributes:
+        source: bucket uuid of the source, 32 hex digits.
+        uuid, seqno: everything up to this seqno of the source's history is here.
+        filter_hash: of what the link leaves out; records of other filters do not count.
+        link, session: ids of the link, and of its run.
+        via: bucket uuids of the nodes that passed it on, the first one first; none = a full record.
+        here_uuid, here_seqno: this vBucket's newest history and high seqno when it was told.
+    """
+
+    source: str
+    uuid: int
+    seqno: int
+    filter_hash: str
+    link: str = ""
+    session: str = ""
+    via: tuple[str, ...] = ()
+    here_uuid: int = 0
+    here_seqno: int = 0
+
+
+_by_seqno_here = attrgetter("here_seqno")
+
+
+def with_record(records: Iterable[Told], record: Told) -> list[Told]:
+    """Return records with one more, which takes the place of those that it makes superfluous."""
+    kept = [each for each in records if not _supersedes(record, each)]
+    if not record.via:
+        same = [each for each in kept if _of(each) == _of(record)]
+        for older in sorted(same, key=_by_seqno_here)[: max(0, len(same) - KEPT + 1)]:
+            kept.remove(older)
+    kept.append(record)
+    return sorted(kept, key=_by_seqno_here)[-RECORDS_MAX:]
+
+
+def _of(record: Told) -> tuple[str, str, bool]:
+    return record.source, record.link, bool(record.via)
+
+
+def _supersedes(record: Told, other: Told) -> bool:
+    """A record of the same pair; a full record also removes transitive ones of its source."""
+    if (record.source, record.filter_hash) != (other.source, other.filter_hash):
+        return False
+    if other.via:
+        return True
+    return not record.via and (record.link, record.uuid, record.seqno) == (
+        other.link,
+        other.uuid,
+        other.seqno,
+    )
+
+
+def is_valid(record: Told, log: Entries, high_seqno: int) -> bool:
+    """Tell whether a vBucket with this failover log has not lost what a record says."""
+    ends = ends_of_branches([FailoverEntry(*each) for each in log], high_seqno)
+    return record.here_seqno <= ends.get(record.here_uuid, -1)
+
+
+def due(records: list[Told], upto: int, filter_hash: str, skip: str) -> list[Told]:
+    """Return the newest record of each source that a target has passed.
+
+    Args:
+        records: ordered by seqno; all of them are valid.
+        upto: the target has everything of this vBucket up to here, the end of a snapshot.
+        filter_hash: of the link to the target.
+        skip: bucket uuid of the target, which needs no records of itself.
+    """
+    found: dict[str, Told] = {}
+    for record in records[: bisect_right(records, upto, key=_by_seqno_here)]:
+        known = skip in (record.source, *record.via) or len(record.via) >= VIA_MAX
+        if record.filter_hash == filter_hash and not known:
+            found[record.source] = record
+    return list(found.values())
+
+
+# --- as documents and on the wire ---------------------------------------------------------------
+
+
+def encode(records: Iterable[Told]) -> bytes | None:
+    """Return the local document of a vBucket, ``None`` for no records."""
+    rows = [row_of(record) for record in records]
+    document = {"version": _VERSION, "records": rows}
+    return json.dumps(document, separators=(",", ":")).encode() if rows else None
+
+
+def decode(document: bytes | None) -> list[Told]:
+    """Read it back; raises `ValueError`, one line, for what this module has not written."""
+    if document is None:
+        return []
+    try:
+        found = json.loads(document)
+        if found["version"] != _VERSION:
+            raise ValueError(f"it has version {found['version']}; this uprmc knows {_VERSION}")
+        return [told_of(row) for row in found["records"]]
+    except (KeyError, TypeError, AttributeError, RecursionError, InvalidArguments):
+        raise ValueError("it does not have the form that this uprmc writes") from None
+
+
+def row_of(record: Told) -> dict[str, Any]:
+    """Return a record as JSON has it."""
+    return {
+        "source_bucket_uuid": record.source,
+        "via": list(record.via),
+        "source_vb_uuid": str(record.uuid),
+        "source_seqno": record.seqno,
+        "filter_hash": record.filter_hash,
+        "link_id": record.link,
+        "session_id": record.session,
+        "target_vb_uuid": str(record.here_uuid),
+        "target_seqno": record.here_seqno,
+    }
+
+
+def told_of(row: Mapping[str, Any]) -> Told:
+    """Read a record; raises `InvalidArguments` if it is none."""
+    try:
+        texts = [row[name] for name in ("source_bucket_uuid", "filter_hash", "link_id")]
+        texts += [row["session_id"], *row["via"]]
+        numbers = [int(row[name]) for name in ("source_vb_uuid", "source_seqno")]
+        numbers += [int(row.get(name, 0)) for name in ("target_vb_uuid", "target_seqno")]
+        via = tuple(row["via"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InvalidArguments("a record does not have the form of one") from None
+    good_texts = all(isinstance(text, str) and len(text) <= _TEXT_MAX for text in texts)
+    if not good_texts or len(via) > VIA_MAX or not all(0 <= n < 2**64 for n in numbers):
+        raise InvalidArguments("a record has a text or a number that is out of range")
+    source, filter_hash, link, session = texts[:4]
+    uuid, seqno, here_uuid, here_seqno = numbers
+    return Told(source, uuid, seqno, filter_hash, link, session, via, here_uuid, here_seqno)
+
+
+# --- of a node ----------------------------------------------------------------------------------
+
+
+class Received:
+    """The records of a node.
+
+    Attributes:
+        trouble: called with what cannot be read.
+        changes: rises with each record that comes.
+    """
+
+    def __init__(self, bucket: Bucket, trouble: Callable[[str], None]) -> None:
+        self.changes = 0
+        self._bucket = bucket
+        self._trouble = trouble
+        self._records: dict[int, list[Told]] = {}
+
+    def load(self) -> None:
+        """Read what is stored; call it once, after warm-up."""
+        for number in self._bucket.vbuckets:
+            try:
+                records = decode(self._bucket.store.local(_name(number)))
+            except ValueError as error:
+                self._trouble(f"vBucket {number}: its received checkpoints are not read: {error}")
+                continue
+            if records:
+                self._records[number] = sorted(records, key=_by_seqno_here)
+
+    def tell(self, row: Mapping[str, Any]) -> None:
+        """Keep a record that a link has told.
+
+        Raises:
+            InvalidArguments: it is none.
+            NotMyVBucket: its vBucket is not active here.
+        """
+        number = row.get("vbucket")
+        vbucket = self._bucket.active.get(number) if isinstance(number, int) else None
+        if vbucket is None:
+            raise NotMyVBucket(number)
+        record = told_of(row)._replace(
+            here_uuid=vbucket.failover_log[0].uuid, here_seqno=vbucket.high_seqno
+        )
+        if record.via:
+            outrank(vbucket, _rev_floor(row))
+        self._records[vbucket.id] = with_record(self.valid(vbucket), record)
+        self.changes += 1
+        self._bucket.flusher.keep_local(_name(vbucket.id), partial(self._document, vbucket.id))
+
+    def valid(self, vbucket: VBucket) -> list[Told]:
+        """Return the records of a vBucket that are true of its present history, in order."""
+        log, high = vbucket.failover_log, vbucket.high_seqno
+        records = self._records.get(vbucket.id, ())
+        return [each for each in records if is_valid(each, log, high)]
+
+    def of_source(self, source: str) -> list[dict[str, Any]]:
+        """Return all valid records of a source, each with its vBucket."""
+        return [row for row in self.shown() if row["source_bucket_uuid"] == source]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return all valid records, each with its vBucket."""
+        return [
+            {"vbucket": number, **row_of(record)}
+            for number in sorted(self._records)
+            if number in self._bucket.active
+            for record in self.valid(self._bucket.active[number])
+        ]
+
+    def _document(self, number: int) -> bytes | None:
+        return encode(self._records.get(number, ()))
+
+
+def _name(number: int) -> bytes:
+    return b"uprmc/xdcr-received/%d" % number
+
+
+def _rev_floor(row: Mapping[str, Any]) -> int:
+    floor = row.get("rev_floor", 0)
+    if not isinstance(floor, int) or floor < 0:
+        raise InvalidArguments("a record has a revision floor that is none")
+    return floor

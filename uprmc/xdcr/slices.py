@@ -1,0 +1,57 @@
+"""Work on many vBuckets in slices of time, so that the node's other connections do not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+#: Seconds that one slice may take.
+SLICE_S = 0.002
+
+
+class Slices:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        later: Callable[[float, Callable[[], None]], object],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._later = later
+        self._monotonic = monotonic
+        self._work: dict[str, tuple[Iterator[None], Callable[[], None]]] = {}
+
+    def run(
+        self, name: str, steps: Iterator[None], done: Callable[[], None] = lambda: None
+    ) -> None:
+        """Carry out steps, the first slice at once.
+
+        Args:
+            name: of the work; earlier work of this name is given up.
+            steps: others may run between any two of them.
+            done: called at the end, or when the work is given up for later work.
+        """
+        earlier = self._work.pop(name, None)
+        if earlier is not None:
+            earlier[1]()
+        self._work[name] = steps, done
+        self._go_on(name, steps)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._work
+
+    def close(self) -> None:
+        """Give up everything."""
+        self._work.clear()
+
+    def _go_on(self, name: str, steps: Iterator[None]) -> None:
+        work = self._work.get(name)
+        if work is None or work[0] is not steps:
+            return
+        until = self._monotonic() + SLICE_S
+        for _ in steps:
+            if self._monotonic() >= until:
+                self._later(0.0, lambda: self._go_on(name, steps))
+                return
+        if self._work.get(name) is work:
+            del self._work[name]
+            work[1]()

@@ -1,0 +1,79 @@
+"""What people and tools see of a link: ``uprmc xdcr list``, ``status`` and ``checkpoints``.
+
+Numbers that can exceed 2^53 are texts, as everywhere in the contract.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uprmc.xdcr.checkpoint import Record
+from uprmc.xdcr.link import Link
+
+
+def line_of(link: Link) -> dict[str, Any]:
+    """Return what a list shows of a link."""
+    spec = link.spec
+    return {
+        "name": spec.name,
+        "id": spec.id,
+        "to": spec.to,
+        "state": link.state,
+        "changes_left": link.changes_left,
+        "lag_s": round(link.lag_seconds, 3),
+        "rate": link.rate,
+        "error": link.error,
+    }
+
+
+def status_of(link: Link) -> dict[str, Any]:
+    """Return all that is known of a link."""
+    return {
+        **line_of(link),
+        **link.counters.shown(),
+        "filter_key": link.spec.filter_key,
+        "settings": link.spec.settings.shown(),
+        "tls_ca": link.spec.tls_ca,
+        "user": link.spec.user,
+        "target_features": link.features,
+        "nodes": link.nodes_shown(),
+        "last_errors": link.errors.shown(),
+        "branches": list(link.branches),
+        "vbuckets": [_vbucket(link, number) for number in sorted(link.numbers)],
+    }
+
+
+def _vbucket(link: Link, number: int) -> dict[str, Any]:
+    shipment = link.shipments.get(number)
+    records = link.records.get(number, ())
+    newest = records[0] if records else Record(0, 0, 0, 0, 0, 0)
+    uuid = newest.target_uuid if shipment is None else shipment.target_uuid
+    return {
+        "vbucket": number,
+        "through_seqno": link.through(number),
+        "high_seqno": link.high_seqno(number),
+        "checkpoint_seqno": newest.seqno,
+        "target_vb_uuid": str(uuid),
+        "target_seqno": newest.target_seqno if shipment is None else shipment.target_seqno,
+        "fast_forwarded_from": link.forwarded_from.get(number),
+        "streaming": shipment is not None,
+    }
+
+
+def checkpoints_of(link: Link) -> list[dict[str, Any]]:
+    """Return the checkpoints that a link has written, by vBucket, newest first."""
+    return [
+        {
+            "link": link.spec.name,
+            "vbucket": number,
+            "source_vb_uuid": str(record.uuid),
+            "source_seqno": record.seqno,
+            "snapshot_start": record.snapshot_start,
+            "snapshot_end": record.snapshot_end,
+            "target_vb_uuid": str(record.target_uuid),
+            "target_seqno": record.target_seqno,
+            "created": record.created,
+        }
+        for number in sorted(link.records)
+        for record in link.records[number]
+    ]

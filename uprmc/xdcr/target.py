@@ -1,0 +1,429 @@
+"""One connection to a node of the target: handshake, what the node has, and what is sent to it.
+
+Before anything is sent the node says which vBuckets it has, and the failover log and high seqno of
+each: the link decides by these where to go on. This is asked again on every connection, because a
+node that was restarted may have lost what it had acknowledged.
+
+Answers to items are understood by `windows`; what an answer means for the link is told to its
+`TargetOwner`. Nothing raises out of the session's doors.
+
+Source: UPR reference, section 6; systems reference b.2, b.4.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from uprmc.consume.cluster_map import ClusterMap, parsed_map
+from uprmc.consume.conversation import Questions, Silence
+from uprmc.consume.history import read_log
+from uprmc.errors import InvalidArguments, ProtocolError
+from uprmc.model import FailoverLog, VBucketState
+from uprmc.ports import Clock, Session
+from uprmc.protocol.binary import decode_hello, encode_hello
+from uprmc.protocol.framer import BinaryFramer
+from uprmc.protocol.header import Frame, ResponseFrame, encode_request, encode_response
+from uprmc.protocol.management import (
+    VBUCKET_SEQNOS_EXTRAS,
+    decode_vbucket_seqno_terms,
+    decode_vbucket_seqnos,
+)
+from uprmc.protocol.opcodes import Feature, Opcode, Status
+from uprmc.protocol.upr import decode_term
+from uprmc.xdcr.frames import Meta, read_meta
+from uprmc.xdcr.received import Told, told_of
+from uprmc.xdcr.windows import LATER, Item, Window, Windows
+
+_AGENT = b"uprmc-xdcr"
+_BUCKET = b"default"
+_FEATURES = (
+    Feature.JSON,
+    Feature.XERROR,
+    Feature.SELECT_BUCKET,
+    Feature.TERMS,
+    Feature.ORIGINS,
+    Feature.CHECKPOINTS,
+)
+_ITEMS = frozenset({Opcode.SETQ_WITH_META, Opcode.DELQ_WITH_META})
+_MECHANISM = b"PLAIN"
+_REFUSED_LOGIN = (Status.AUTH_ERROR, Status.ACCESS_DENIED)
+
+#: A node that says nothing for this long, although it is asked, is given up.
+SILENCE_S = 30.0
+_ASK_S = 10.0
+
+#: The statistic with the policy of conflict resolution.
+_POLICY_KEY = b"ep_conflict_resolution_type"
+
+#: Records in one request.
+_RECORDS_AT_ONCE = 100
+
+Answered = Callable[[ResponseFrame], None]
+
+
+class Held(NamedTuple):
+    """What a node has of a vBucket; an empty failover log means that it tells none."""
+
+    term: int = 0
+    seqno: int = 0
+    log: FailoverLog = ()
+
+
+class Login(NamedTuple):
+    """A user of the target."""
+
+    user: str
+    password: str
+
+
+class TargetOwner(Protocol):
+    """The link that a connection belongs to."""
+
+    @property
+    def bucket_uuid(self) -> str:
+        """Of our own data, 32 hex digits."""
+
+    def surveyed(self, target: Target) -> None:
+        """Take note that the node has told what it has."""
+
+    def fill(self, target: Target, out: list[bytes], budget: int) -> int:
+        """Add what is to be sent next, by `Target.windows`; return how many bytes."""
+
+    def looked_up(self, target: Target, item: Item, theirs: tuple[bool, Meta] | None) -> bool:
+        """Tell whether an item wins against the target's version, ``None`` = there is none."""
+
+    def sent_later(self, size: int) -> None:
+        """Take note of bytes that are sent because of a look-up."""
+
+    def refused(self, target: Target, item: Item, status: int) -> None:
+        """Take note that the node refuses an item, for a reason that time does not make good."""
+
+    def pause_target(self, target: Target, seconds: float) -> None:
+        """Wake the connection after a while: what was refused for now is sent again."""
+
+    def settled(self, window: Window) -> None:
+        """Take note that a batch is settled."""
+
+    def failed(self, target: Target, why: str, *, final: bool) -> None:
+        """Take note that the connection is of no use; `final` = another one would not be either."""
+
+    def lost(self, target: Target) -> None:
+        """Take note that the connection has ended."""
+
+
+class Target:
+    """See the module docstring. Implements `ports.Session`.
+
+    Attributes:
+        place: HOST:PORT of the node.
+        windows: what is under way.
+        ready: whether it has told what it has.
+        map: its cluster map, ``None`` = it tells none.
+        bucket_uuid: of its data, 32 hex digits; empty = it tells none.
+        policy: how it resolves conflicts, as Couchbase names it; empty = it does not say.
+        records: checkpoints of our source that it has, by vBucket.
+        held: its active vBuckets; ``None`` = it does not say which.
+        granted: features that it has granted.
+    """
+
+    successor: Session | None = None
+    input_full = False
+
+    def __init__(
+        self,
+        place: str,
+        owner: TargetOwner,
+        login: Login | None,
+        frame_max_bytes: int,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        self.place = place
+        self.closing = self.ready = False
+        self.map: ClusterMap | None = None
+        self.held: dict[int, Held] | None = {}
+        self.bucket_uuid = self.policy = ""
+        self.records: dict[int, list[Told]] = {}
+        self.granted: tuple[int, ...] = ()
+        self.windows = Windows(owner.settled)
+        self.wake = wake
+        self._owner = owner
+        self._login = login
+        self._framer = BinaryFramer(frame_max_bytes)
+        self._questions: Questions[Answered] = Questions(strict=False)
+        self._silence = Silence()
+        self._frames: deque[bytes] = deque()
+        self._clock = clock
+        self._asked_at = clock.monotonic()
+        self._greet()
+
+    # --- the handshake --------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        self._ask(Opcode.HELLO, self._greeted, key=_AGENT, value=encode_hello(_FEATURES))
+
+    def _greeted(self, reply: ResponseFrame) -> None:
+        if reply.status == Status.SUCCESS:
+            self.granted = tuple(decode_hello(reply.value))
+        if self._login is None:
+            self._select()
+        else:
+            self._ask(Opcode.SASL_LIST_MECHS, partial(self._mechanisms, self._login))
+
+    def _mechanisms(self, login: Login, reply: ResponseFrame) -> None:
+        if reply.status or _MECHANISM not in reply.value.split():
+            self._fail("it does not offer SASL PLAIN: leave --user out", final=True)
+            return
+        token = b"\0".join((b"", login.user.encode(), login.password.encode()))
+        self._ask(Opcode.SASL_AUTH, self._logged_in, key=_MECHANISM, value=token)
+
+    def _logged_in(self, reply: ResponseFrame) -> None:
+        if reply.status:
+            self._fail(f"it refuses the user or the password: {reply.reason}", final=True)
+        else:
+            self._select()
+
+    def _select(self) -> None:
+        if Feature.SELECT_BUCKET in self.granted:
+            self._ask(Opcode.SELECT_BUCKET, lambda _: None, key=_BUCKET)
+        self.survey()
+
+    # --- what the node has ----------------------------------------------------------------------
+
+    def survey(self) -> None:
+        """Ask what the node has; `TargetOwner.surveyed` is called when it has told."""
+        self.ready = False
+        self._ask(Opcode.GET_CLUSTER_CONFIG, self._mapped)
+        self._ask(Opcode.STAT, self._statistic)
+        if Feature.CHECKPOINTS in self.granted:
+            asked = json.dumps({"source": self._owner.bucket_uuid}).encode()
+            self._ask(Opcode.XDCR, self._recorded, key=b"records", value=asked)
+        self.ask_seqnos(self._surveyed)
+
+    def _mapped(self, reply: ResponseFrame) -> None:
+        if reply.status == Status.SUCCESS:
+            try:
+                self.map = parsed_map(reply.value)
+                self.bucket_uuid = str(json.loads(reply.value).get("uuid", ""))[:64]
+            except ValueError:
+                self.map = None  # an operator may set any JSON object as one
+
+    def _statistic(self, reply: ResponseFrame) -> None:
+        """Take one of the general statistics, of which one says how the node resolves conflicts."""
+        if reply.key == _POLICY_KEY:
+            self.policy = reply.value.decode("latin-1")
+
+    def _recorded(self, reply: ResponseFrame) -> None:
+        self.records = {}
+        if reply.status:
+            return
+        try:
+            for row in json.loads(reply.value):
+                self.records.setdefault(int(row["vbucket"]), []).append(told_of(row))
+        except (ValueError, TypeError, KeyError, InvalidArguments):
+            self.records = {}
+
+    def tell_records(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Tell the node checkpoints that it is to keep."""
+        for begin in range(0, len(rows), _RECORDS_AT_ONCE):
+            value = json.dumps({"records": rows[begin : begin + _RECORDS_AT_ONCE]}).encode()
+            self._ask(Opcode.XDCR, lambda _: None, key=b"record", value=value)
+
+    def _surveyed(self, held: dict[int, Held] | None) -> None:
+        self.held = held
+        self.ready = True
+        self._owner.surveyed(self)
+        self.wake()
+
+    def ask_seqnos(self, done: Callable[[dict[int, Held] | None], None]) -> None:
+        """Ask for the active vBuckets: term, high seqno, then the failover log of each.
+
+        `done` gets ``None`` from a node that does not say which vBuckets it has.
+        """
+        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+        self._ask(Opcode.GET_ALL_VB_SEQNOS, partial(self._seqnos, done), extras=extras)
+
+    def _seqnos(self, done: Callable[[dict[int, Held] | None], None], reply: ResponseFrame) -> None:
+        if reply.status in _REFUSED_LOGIN:
+            self._fail(f"it gives no access: {reply.reason}", final=True)
+            return
+        if reply.status in LATER:
+            self._fail(f"not ready: {reply.reason}", final=False)
+            return
+        if reply.status:
+            done(None)
+            return
+        if Feature.TERMS in self.granted:
+            rows: Iterable[tuple[int, int, int]] = decode_vbucket_seqno_terms(reply.value)
+        else:
+            rows = [(*row, 0) for row in decode_vbucket_seqnos(reply.value)]
+        held = {number: Held(term, seqno) for number, seqno, term in rows}
+        waiting = set(held)
+        if not held:
+            done(held)
+            return
+        for number in held:
+            self._ask(
+                Opcode.GET_FAILOVER_LOG,
+                partial(self._log, number, held, waiting, done),
+                vbucket=number,
+            )
+
+    def _log(
+        self,
+        number: int,
+        held: dict[int, Held],
+        waiting: set[int],
+        done: Callable[[dict[int, Held] | None], None],
+        reply: ResponseFrame,
+    ) -> None:
+        waiting.discard(number)
+        if reply.status == Status.SUCCESS:
+            term = max(held[number].term, decode_term(reply.extras))
+            held[number] = held[number]._replace(term=term, log=read_log(reply.value))
+        elif reply.status == Status.NOT_MY_VBUCKET:
+            del held[number]
+        if not waiting:
+            done(held)
+
+    def _ask(
+        self,
+        opcode: int,
+        answered: Answered,
+        *,
+        vbucket: int = 0,
+        extras: bytes = b"",
+        key: bytes = b"",
+        value: bytes = b"",
+    ) -> None:
+        opaque = self._questions.expect(opcode, answered)
+        self._frames.append(
+            encode_request(
+                opcode, extras=extras, key=key, value=value, vbucket=vbucket, opaque=opaque
+            )
+        )
+        self.wake()
+
+    # --- the session's doors --------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """See `ports.Session`."""
+        if self.closing:
+            return
+        self._silence.broken = True
+        try:
+            for frame in self._framer.feed(data):
+                if not self.closing:
+                    self._take(frame)
+        except ProtocolError as error:
+            self._fail(f"it breaks the protocol: {error}", final=False)
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """See `ports.Session`."""
+        out: list[bytes] = []
+        if self.closing:
+            return out
+        sent = 0
+        while self._frames and sent < budget:
+            frame = self._frames.popleft()
+            out.append(frame)
+            sent += len(frame)
+        if self.ready and sent < budget:
+            sent += self.windows.retry(out, self._clock.monotonic())
+            self._owner.fill(self, out, budget - sent)
+        return out
+
+    def tick(self, now: float) -> None:
+        """See `ports.Session`."""
+        if self.closing:
+            return
+        if not (self._questions or self.windows):
+            self._silence.heard(now)
+            if now - self._asked_at > _ASK_S:
+                self._asked_at = now
+                self._ask(Opcode.VERSION, lambda _: None)
+        elif self._silence.lasts(now, SILENCE_S):
+            self._fail(f"it has said nothing for {SILENCE_S:g} s", final=False)
+
+    def buffered(self) -> tuple[int, int]:
+        """See `ports.Session`; what waits to be sent is a few questions."""
+        return 0, 0
+
+    def connection_lost(self) -> None:
+        """See `ports.Session`."""
+        self.closing, self.ready = True, False
+        self._questions.clear()
+        self._frames.clear()
+        self._owner.lost(self)
+
+    def hang_up(self) -> None:
+        """End the connection."""
+        self.closing, self.ready = True, False
+        self.wake()
+
+    def _fail(self, why: str, *, final: bool) -> None:
+        self.hang_up()
+        self._owner.failed(self, why, final=final)
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> None:
+        if not isinstance(frame, ResponseFrame):
+            if frame.opcode in (Opcode.NOOP, Opcode.UPR_NOOP):
+                self._frames.append(encode_response(frame.opcode, opaque=frame.opaque))
+            return
+        if frame.opcode in _ITEMS:
+            self._item_refused(frame)
+        elif frame.opcode == Opcode.GET_META:
+            self._looked_up(frame)
+        elif frame.opcode != Opcode.NOOP or not self.windows.fence_answered(frame.opaque):
+            more = frame.opcode == Opcode.STAT and frame.key
+            find = self._questions.waiting_for if more else self._questions.answered
+            answered = find(frame.opcode, frame.opaque)
+            if answered is not None:
+                answered(frame)
+
+    def _item_refused(self, frame: ResponseFrame) -> None:
+        if not frame.status:
+            return
+        item = self.windows.find(frame.opaque)
+        if item is None:
+            return
+        if frame.status in LATER:
+            self._again(item)
+            return
+        self._owner.refused(self, item, frame.status)
+        self.windows.refused(item)
+
+    def _again(self, item: Item, *, counted: bool = False) -> None:
+        now = self._clock.monotonic()
+        waited = self.windows.paused_until
+        self.windows.send_again(item, now, counted=counted)
+        if not waited:
+            self._owner.pause_target(self, self.windows.paused_until - now)
+
+    def _looked_up(self, frame: ResponseFrame) -> None:
+        item = self.windows.find(frame.opaque)
+        if item is None:
+            return
+        if frame.status in LATER:
+            self._again(item, counted=True)  # without a look-up: the target decides
+            return
+        theirs = None
+        if frame.status == Status.SUCCESS:
+            theirs = read_meta(frame.extras, frame.cas)
+        elif frame.status != Status.KEY_NOT_FOUND:
+            self._owner.refused(self, item, frame.status)
+            self.windows.look_up_lost(item)
+            return
+        if self._owner.looked_up(self, item, theirs):
+            pieces: list[bytes] = []
+            self.windows.send_after_look_up(item, pieces)
+            self._frames.extend(pieces)
+            self._owner.sent_later(sum(map(len, pieces)))
+        else:
+            self.windows.look_up_lost(item)

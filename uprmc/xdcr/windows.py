@@ -1,0 +1,236 @@
+"""Batches under way to one node of the target, and what their answers mean.
+
+Requests are quiet: the node answers only what it refuses, and a NOOP behind each batch tells that
+everything before it was looked at. What is refused for now is sent again after a pause that
+doubles, followed by a NOOP of its own. A batch is settled when each of its items has been stored,
+or refused for good; then the positions that it carries have arrived.
+
+Opaques of items count up, so an answer finds its item. A NOOP has the number of its group.
+
+Source: systems reference b.2, steps 4 to 8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from uprmc.consume.retry import Backoff
+from uprmc.protocol.header import encode_request
+from uprmc.protocol.opcodes import Opcode, Status
+
+#: Batches and bytes that are under way to one node at most.
+WINDOWS_MAX = 32
+BYTES_MAX = 16 * 1024 * 1024
+
+#: Pauses before what was refused for now is sent again.
+PAUSE_MIN_S, PAUSE_MAX_S = 0.01, 1.0
+
+OPAQUES = 2**32
+
+_DELETE = int(Opcode.DELQ_WITH_META)
+
+#: Refusals that time makes good.
+LATER = frozenset({Status.TEMPORARY_FAILURE, Status.BUSY, Status.OUT_OF_MEMORY, Status.LOCKED})
+
+
+#: A batch, and the place of an item in it.
+Item = tuple["Window", int]
+
+
+class Window:
+    """One batch.
+
+    Attributes:
+        first: opaque of its first item.
+        frames: requests of its items; ``None`` = that item is settled.
+        open: groups and look-ups that are still to be answered.
+        bytes: of all requests.
+        arrivals: called when it is settled.
+        written, deleted: items that were stored.
+        closed: no more items are added.
+    """
+
+    __slots__ = ("arrivals", "bytes", "closed", "deleted", "first", "frames", "open", "written")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.frames: list[bytes | None] = []
+        self.open = 1
+        self.bytes = self.written = self.deleted = 0
+        self.arrivals: list[Callable[[Window], None]] = []
+        self.closed = False
+
+
+class Windows:
+    """See the module docstring.
+
+    Attributes:
+        settled: called with each batch that is settled.
+        paused_until: when what was refused for now is sent again, 0 = nothing waits.
+    """
+
+    def __init__(self, settled: Callable[[Window], None]) -> None:
+        self.settled = settled
+        self.paused_until = 0.0
+        self._under_way: deque[Window] = deque()
+        self._current: Window | None = None
+        self._next = 0
+        self._bytes = 0
+        self._groups: dict[int, list[Item] | Window] = {}
+        self._grouped: dict[Item, int] = {}  # the newest group that an item was sent in
+        self._group = 0
+        self._again: dict[Item, None] = {}
+        self._backoff = Backoff(PAUSE_MIN_S, PAUSE_MAX_S)
+
+    def __bool__(self) -> bool:
+        return bool(self._under_way)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch may be begun, or the present one be continued."""
+        if self._current is None and len(self._under_way) >= WINDOWS_MAX:
+            return False
+        return self._bytes < BYTES_MAX and not self._again
+
+    # --- filling --------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> Window:
+        """The batch that is being filled."""
+        window = self._current
+        if window is None:
+            window = self._current = Window(self._next)
+            self._under_way.append(window)
+        return window
+
+    @property
+    def opaque(self) -> int:
+        """The opaque of the next item."""
+        return self._next
+
+    def add(self, window: Window, frame: bytes, *, looked_up: bool = False) -> None:
+        """Add an item to the batch that is being filled.
+
+        Args:
+            window: `current`.
+            frame: its request, with `opaque`.
+            looked_up: the request waits for the answer to a look-up of the same opaque.
+        """
+        self._next = (self._next + 1) % OPAQUES
+        window.frames.append(frame)
+        window.bytes += len(frame)
+        self._bytes += len(frame)
+        window.open += looked_up
+
+    def close(self, out: list[bytes]) -> int:
+        """End the batch that is being filled, if there is one; return the bytes of its NOOP."""
+        window, self._current = self._current, None
+        if window is None:
+            return 0
+        window.closed = True
+        if not window.frames:  # nothing was sent, so nothing is to be answered
+            self._settle_one(window)
+            return 0
+        return self._fence(window, out)
+
+    def _fence(self, group: list[Item] | Window, out: list[bytes]) -> int:
+        self._group = (self._group + 1) % OPAQUES
+        if isinstance(group, list):
+            self._grouped.update(dict.fromkeys(group, self._group))
+        self._groups[self._group] = group
+        frame = encode_request(Opcode.NOOP, opaque=self._group)
+        out.append(frame)
+        return len(frame)
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def fence_answered(self, group: int) -> bool:
+        """Take the answer to a NOOP; return whether it was one of ours."""
+        found = self._groups.pop(group, None)
+        if found is None:
+            return False
+        if isinstance(found, Window):
+            self._settle_one(found)
+            return True
+        left = [
+            item for item in found if self._grouped.get(item) == group and item not in self._again
+        ]
+        if len(left) == len(found):
+            self._backoff.good()
+        for item in left:
+            del self._grouped[item]
+            self._settle_one(item[0])
+        return True
+
+    def find(self, opaque: int) -> Item | None:
+        """Return the item with an opaque: its batch and place."""
+        for window in self._under_way:
+            place = (opaque - window.first) % OPAQUES
+            if place < len(window.frames):
+                return (window, place) if window.frames[place] is not None else None
+        return None
+
+    def frame(self, item: Item) -> bytes:
+        """Return the request of an item."""
+        window, place = item
+        frame = window.frames[place]
+        assert frame is not None
+        return frame
+
+    def send_again(self, item: Item, now: float, *, counted: bool = False) -> None:
+        """Send an item again later, because it was refused for now.
+
+        Args:
+            item: the item.
+            now: monotonic seconds.
+            counted: its batch waits for it already.
+        """
+        if item in self._again:
+            return
+        if not self._again or not self.paused_until:
+            self._backoff.failed(now)
+            self.paused_until = self._backoff.at
+        if not (counted or item in self._grouped):
+            item[0].open += 1
+        self._again[item] = None
+
+    def send_after_look_up(self, item: Item, out: list[bytes]) -> int:
+        """Send an item whose look-up says that it wins; return how many bytes."""
+        frame = self.frame(item)
+        out.append(frame)
+        return len(frame) + self._fence([item], out)
+
+    def refused(self, item: Item) -> None:
+        """Give an item up: it is not stored, and need not be."""
+        window, place = item
+        window.frames[place] = None
+
+    def look_up_lost(self, item: Item) -> None:
+        """Give an item up that was never sent."""
+        self.refused(item)
+        self._settle_one(item[0])
+
+    def retry(self, out: list[bytes], now: float) -> int:
+        """Send again what is due; return how many bytes."""
+        if not self._again or now < self.paused_until:
+            return 0
+        items, self._again = list(self._again), {}
+        self.paused_until = 0.0
+        frames = [self.frame(item) for item in items if item[0].frames[item[1]] is not None]
+        out += frames
+        return sum(map(len, frames)) + self._fence(items, out)
+
+    def _settle_one(self, window: Window) -> None:
+        window.open -= 1
+        if window.open or not window.closed:
+            return
+        self._under_way.remove(window)
+        self._bytes -= window.bytes
+        for frame in window.frames:
+            if frame is not None:
+                window.written += 1
+                window.deleted += frame[1] == _DELETE
+        self.settled(window)
+        for arrived in window.arrivals:
+            arrived(window)
