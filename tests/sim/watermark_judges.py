@@ -88,9 +88,9 @@ class WatermarkJudge:
 
     def accepted(self, place: Place, node: ReplicaNode, sent_s: float, lifetime_s: int) -> None:
         """A report that was sent at this time was accepted."""
-        row = self._rows.get(place)
-        if row is None:
-            return  # the vBucket is not active here any more
+        row, vbucket = self._rows.get(place), node.bucket.vbuckets.get(place[1])
+        if row is None or vbucket is None or int(vbucket.state) != codec.ACTIVE:
+            return  # it has come late
         if row.until and self.now_s > row.until:  # it may have expired, and this is another one
             row.floor = None if row.watermark and row.floor != _UNKNOWN else _UNKNOWN
         if sent_s <= self.now_s:  # else the clock was set meanwhile

@@ -149,6 +149,15 @@ def test_a_raised_watermark_is_written_after_a_while_or_with_a_purge(rig: Rig, s
     assert stored.limit(rig.bucket.vbuckets[0]).seqno == limit(rig).seqno
 
 
+def test_a_second_report_of_a_new_row_waits_for_the_disk_as_the_first_does(rig: Rig) -> None:
+    peer = connected(rig)
+    peer.send(reports((0, 4)), reports((0, 5)))
+    assert peer.drain() == []
+    rig.flush()
+    assert [each.status for each in peer.drain()] == [OK, OK]
+    assert peer.say(reports((0, 6)))[0].status == OK
+
+
 def test_raised_watermarks_of_many_vbuckets_are_written_a_part_at_a_time() -> None:
     rig = upr_rig(engine__vbuckets=1_024)
     peer = connected(rig)

@@ -235,7 +235,7 @@ class Watermarks:
             common: whose reports they are.
             reports: for many vBuckets.
         """
-        now, tables = int(self._clock.now()), self._tables
+        now, tables, unstored = int(self._clock.now()), self._tables, self._unstored
         rest, raised = [], []
         for each in reports:
             number, watermark, uuid, meta = each
@@ -244,6 +244,7 @@ class Watermarks:
                 vbucket is None
                 or table is None
                 or (uuid and uuid != vbucket.failover_log[0].uuid)
+                or (unstored and (number, common.name) in unstored)
                 or not table.rises(common, watermark, meta, vbucket, now)
             ):
                 rest.append(each)
