@@ -107,16 +107,17 @@ def table(rig: Rig, vbucket: int = 0) -> dict[bytes, Any]:
 def test_adding_a_stream_sends_controls_and_a_request_and_answers_later(rig: Rig) -> None:
     peer = consumer(rig)
     frames = peer.say(add_stream(1, flags=0x20))
-    assert kinds(frames) == [CONTROL] * 5 + [STREAM_REQUEST]
-    assert [(each.key, each.value) for each in frames[:5]] == [
+    assert kinds(frames) == [CONTROL] * 6 + [STREAM_REQUEST]
+    assert [(each.key, each.value) for each in frames[:6]] == [
         (b"connection_buffer_size", b"%d" % rig.settings.upr.consumer_buffer),
         (b"enable_noop", b"true"),
         (b"max_marker_version", b"2.2"),
         (b"uprmc_terms", b"true"),
         (b"uprmc_vbucket_facts", b"true"),
+        (b"uprmc_origins", b"true"),
     ]
-    assert [each.opaque for each in frames] == [1, 2, 0, 0, 0, 3]
-    asked = frames[5]
+    assert [each.opaque for each in frames] == [1, 2, 0, 0, 0, 0, 3]
+    asked = frames[6]
     assert asked.vbucket == 1
     assert fields(asked) == (0x20, 0, MAX, uuid_of(rig, 1), 0, 0)
     assert not any(each.is_reply for each in frames)

@@ -140,7 +140,7 @@ def mutation_of(request: UprRequest) -> Item:
     """Return the version that a MUTATION brings.
 
     Raises:
-        InvalidArguments: the extended metadata is longer than the value, or malformed.
+        InvalidArguments: the extended metadata is longer than the value.
     """
     seqno, rev, flags, expiry, _, nmeta, _ = MUTATION_EXTRAS.unpack(request.extras)
     if nmeta > len(request.value):
@@ -152,18 +152,15 @@ def mutation_of(request: UprRequest) -> Item:
 
 
 def _origin_in(meta: bytes) -> Origin | None:
+    """Return the origin in extended metadata; whatever else another producer may send says none."""
     try:
         return decode_origin(meta)
-    except RemoteProtocolError as error:
-        raise InvalidArguments(str(error)) from None
+    except RemoteProtocolError:
+        return None
 
 
 def deletion_of(request: UprRequest, now: int) -> Item:
-    """Return the tombstone that a DELETION or EXPIRATION brings; one without a time is of `now`.
-
-    Raises:
-        InvalidArguments: its extended metadata is malformed.
-    """
+    """Return the tombstone that a DELETION or EXPIRATION brings; one without a time is of `now`."""
     deleted_at = now
     if len(request.extras) == DELETION_EXTRAS.size:
         seqno, rev, _ = DELETION_EXTRAS.unpack(request.extras)
