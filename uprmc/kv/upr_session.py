@@ -26,7 +26,7 @@ from uprmc.kv.stream_requests import answers_to_starts
 from uprmc.kv.watermark_reports import answers_to_reports
 from uprmc.protocol.header import ResponseFrame, encode_request, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
-from uprmc.protocol.upr import ROLLBACK_VALUE
+from uprmc.protocol.upr import ROLLBACK_VALUE, check_deletion
 from uprmc.protocol.watermarks import HWT_PURGED_EXTRAS
 from uprmc.upr.keepalive import Due
 from uprmc.upr.peer import Peer, UprRequest
@@ -52,6 +52,8 @@ _FRAMES = frozenset(
 
 #: Requests that only a producer knows; they name their vBucket themselves.
 _OF_PRODUCERS = frozenset({Opcode.BARRIER_ADD, Opcode.HWT_REPORT, Opcode.HWT_READ})
+
+_DELETIONS = frozenset({Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION})
 
 #: What carries out a request for many vBuckets; raises what refuses it as a whole.
 Answers = Callable[[Producer, UprRequest], Iterator[bytes]]
@@ -229,6 +231,8 @@ class UprSession(BinarySession):
         if opcode == Opcode.UPR_STREAM_REQUEST:
             self._gentle_left = GENTLE_BYTES
         try:
+            if opcode in _DELETIONS:
+                check_deletion(request.extras, request.value)
             answer = self.peer.handle(_passed_on(request))
         except OutOfPlace as error:
             self._close(str(error))

@@ -25,7 +25,7 @@ from construct import (
 )
 from construct import Struct as Layout
 
-from uprmc.errors import LocalProtocolError, RemoteProtocolError
+from uprmc.errors import InvalidArguments, LocalProtocolError, RemoteProtocolError
 from uprmc.model import TERM_MAX, FailoverEntry
 from uprmc.protocol.derive import derive, derive_merged
 from uprmc.protocol.header import RequestHeader
@@ -144,6 +144,19 @@ TIMED_DELETION_EXTRAS = derive(TimedDeletionExtras)
 #: Extras of the present EXPIRATION; only for consumers that asked for it.
 ExpirationExtras = Layout("by_seqno" / Int64ub, "rev_seqno" / Int64ub, "delete_time" / Int32ub)
 EXPIRATION_EXTRAS = derive(ExpirationExtras)
+
+
+def check_deletion(extras: bytes, value: bytes) -> None:
+    """Check that a deletion has no value but the extended metadata that its extras announce.
+
+    The forms with a delete time do not say how long that is.
+
+    Raises:
+        InvalidArguments: it has another value.
+    """
+    if len(extras) == DELETION_EXTRAS.size and DELETION_EXTRAS.unpack(extras)[2] != len(value):
+        raise InvalidArguments("a deletion has no value")
+
 
 #: Extras of SET_VBUCKET_STATE: a `VBucketState` number.
 SetVBucketStateExtras = Layout("state" / Int8ub)

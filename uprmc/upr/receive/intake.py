@@ -21,6 +21,7 @@ from uprmc.protocol.upr import (
     MUTATION_EXTRAS,
     MUTATION_FRAME,
     TIMED_DELETION_EXTRAS,
+    check_deletion,
     frame_head,
     frame_place,
 )
@@ -160,7 +161,12 @@ def _origin_in(meta: bytes) -> Origin | None:
 
 
 def deletion_of(request: UprRequest, now: int) -> Item:
-    """Return the tombstone that a DELETION or EXPIRATION brings; one without a time is of `now`."""
+    """Return the tombstone that a DELETION or EXPIRATION brings; one without a time is of `now`.
+
+    Raises:
+        InvalidArguments: it has a value.
+    """
+    check_deletion(request.extras, request.value)
     deleted_at = now
     if len(request.extras) == DELETION_EXTRAS.size:
         seqno, rev, _ = DELETION_EXTRAS.unpack(request.extras)
