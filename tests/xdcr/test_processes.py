@@ -123,7 +123,8 @@ def test_the_verbs_answer_people_and_programs(pair: tuple[Centre, Centre], here:
     ("words", "code", "reason"),
     [
         (("status", "east"), 1, "there is no link 'east'"),
-        (("create", "x", "--to", "nowhere"), 1, "'nowhere' is no target"),
+        (("create", "x", "--to", "nowhere"), 2, "'nowhere' is no target"),
+        (("create", "x", "--to", "h:1", "--set", "colour=1"), 2, "no setting 'colour'"),
         (("create", "x", "--to", "h:1", "--set", "batch_items"), 2, "use KEY=VALUE"),
         (("set", "x", "batch_items=1"), 1, "there is no link 'x'"),
     ],

@@ -41,7 +41,8 @@ def _command(node: NodeAccess, verb: str, **given: object) -> Any:
     if answer.status == Status.UNKNOWN_COMMAND:
         raise NodeError("the node knows no links: it is older than this uprmc")
     if answer.status:
-        raise NodeError(answer.value.decode("utf-8", "replace") or answer.reason)
+        why = answer.value.decode("utf-8", "replace") or answer.reason
+        raise ConfigError(why) if answer.status == Status.INVALID_ARGUMENTS else NodeError(why)
     return json.loads(answer.value)
 
 
