@@ -267,6 +267,7 @@ def test_v17_v19_a_manager_adds_a_stream_and_the_producer_changes_the_state(
         (u.CONTROL, b"max_marker_version"),
         (u.CONTROL, b"uprmc_terms"),
         (u.CONTROL, b"uprmc_vbucket_facts"),
+        (u.CONTROL, b"uprmc_origins"),
         (u.STREAM_REQUEST, b""),
     ]
     asked = frames[-1]

@@ -266,7 +266,7 @@ def _forget_locks(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("break_it", "verdict"),
     [
-        (_finish_before_commit, f"{_PROMISE}|is committed after"),
+        (_finish_before_commit, f"{_PROMISE}|is committed after|was known, and got"),
         (_drop_by_key, f"{_PROMISE}|persisted tombstone|has not happened|are not empty"),
         (_ignore_failed_commits, f"{_PROMISE}|is committed after|is stored with items up to"),
         (_keep_the_clean_mark, "unclean restart|has an old name"),
