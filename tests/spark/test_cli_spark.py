@@ -68,7 +68,7 @@ def test_verbs_run_without_spark_unless_it_is_asked_for(
 ) -> None:
     asked: list[str] = []
 
-    def engine_of(engine: str, **_: object) -> None:
+    def engine_of(*_: object, engine: str, **__: object) -> None:
         asked.append(engine)
         raise ConfigError("enough")
 
