@@ -68,13 +68,25 @@ stores = st.builds(
     cases,
     st.sampled_from([0, 0, 1, 3]),
 )
+#: The length of extended metadata that tells where a version was made, and two such: a valid one
+#: and one that names nothing.
+NMETA = bytes([0, 20])
+ORIGINS = [b"\x01\xe0\x00\x10" + struct.pack(">QQ", *origin) for origin in ((5, 1), (5, 0))]
+
+
+def value_of(opcode: int, value: bytes, options: bytes, flags: int) -> bytes:
+    """Return what follows the key of a version: nothing of a deletion, but its metadata."""
+    own = b"" if opcode == 0xA8 else value
+    return own + ORIGINS[flags > 7] if options == NMETA else own
+
+
 #: SET, SETQ, ADD and DEL_WITH_META, mostly such as the first is sent by a restore.
 versions = st.builds(
     lambda opcode, key, value, meta, options, opaque, vbucket, cas, datatype: with_datatype(
         frame(
             opcode,
             key,
-            b"" if opcode == 0xA8 else value,
+            value_of(opcode, value, options, meta[0]),
             struct.pack(">IIQQ", *meta) + options,
             opaque=opaque,
             vbucket=vbucket,
@@ -91,7 +103,7 @@ versions = st.builds(
         st.sampled_from([0, 1, 2, 2, 3, 9, 2**63 - 1, 2**63]),
         st.sampled_from([0, 1, 5, FIRST_CAS + 2, FIRST_CAS + 10**12, 2 * FIRST_CAS, 2**64 - 1]),
     ),
-    st.sampled_from([b"", b"", b"", u32(8), u32(12), bytes(2)]),
+    st.sampled_from([b"", b"", b"", NMETA, NMETA, NMETA, u32(8), u32(12), bytes(2)]),
     opaques,
     vbuckets,
     st.sampled_from([0, 0, 0, 0, 5, FIRST_CAS + 1]),
@@ -139,8 +151,8 @@ wrong = st.sampled_from(
 frames = st.one_of(gets, stores, versions, others)
 
 
-def small_rig() -> Rig:
-    rig = Rig(kv__max_item_bytes=1_024, engine__vbuckets=4)
+def small_rig(rule: str = "revision") -> Rig:
+    rig = Rig(kv__max_item_bytes=1_024, engine__vbuckets=4, engine__conflict_resolution=rule)
     rig.fetch_at_once()  # for tombstones
     return rig
 
@@ -233,6 +245,27 @@ def test_the_short_ways_answer_the_same_bytes_and_leave_the_same_behind(
         assert first.say(request) == the_long_way(second.session, request), request
         assert first.closed is second.closed
         assert state(short) == state(long)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.one_of(frames, frames, wrong), min_size=3, max_size=9),
+    st.integers(4, 20),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_long_pipeline_is_answered_as_one_frame_after_the_other(
+    requests: list[bytes], rounds: int, by_key: bool, by_timestamp: bool
+) -> None:
+    """Several portions of what the core looks at together, some ended by what it leaves."""
+    rule = "timestamp" if by_timestamp else "revision"
+    whole, single = small_rig(rule), small_rig(rule)
+    once, often = Peer(whole, by_key=by_key), Peer(single, by_key=by_key)
+    pipeline = [request for request in requests for _ in range(rounds)] + requests * rounds
+    said = once.say(b"".join(pipeline))
+    assert b"".join(map(often.say, pipeline)) == said
+    assert once.closed is often.closed
+    assert state(whole) == state(single)
 
 
 @settings(max_examples=60)

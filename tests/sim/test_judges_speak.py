@@ -72,7 +72,7 @@ def _drop_by_key(patch: pytest.MonkeyPatch) -> None:
         for key in map(key_of, records):
             current = vbucket.table.get(key)
             if current is not None:
-                vbucket.queue._retire(seqno_of(current))
+                vbucket.queue.retire(seqno_of(current))
 
     patch.setattr(VBucket, "persisted", drop)
 

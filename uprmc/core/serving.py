@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from uprmc.core.form import COMPILED, FORM
+from uprmc.core.numbered import Numbered
 
 
 class Serving(Protocol):
@@ -65,7 +66,7 @@ class Serving(Protocol):
         """
 
 
-def binary_serving(lookups: dict[int, Any], active: dict[int, Any], account: Any) -> Serving | None:
+def binary_serving(lookups: Numbered[Any], active: Numbered[Any], account: Any) -> Serving | None:
     """Return what serves a binary connection, ``None`` in the interpreted form.
 
     Args:
@@ -77,13 +78,13 @@ def binary_serving(lookups: dict[int, Any], active: dict[int, Any], account: Any
         return None
     from uprmc.core.native import binary
 
-    return binary.BinaryServing(lookups, active, account)
+    return binary.BinaryServing(lookups.slots, active.slots, account)
 
 
-def text_serving(lookups: dict[int, Any], active: dict[int, Any], account: Any) -> Serving | None:
+def text_serving(lookups: Numbered[Any], active: Numbered[Any], account: Any) -> Serving | None:
     """Do the same for a text connection."""
     if FORM != COMPILED:
         return None
     from uprmc.core.native import text
 
-    return text.TextServing(lookups, active, account)
+    return text.TextServing(lookups.slots, active.slots, account)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from uprmc.config import Settings
+from uprmc.core.numbered import Numbered
 from uprmc.engine import terms
 from uprmc.engine.cas_clock import beyond, step
 from uprmc.engine.compaction import Compactor
@@ -88,7 +89,7 @@ class Bucket:
         self.clock = clock
         self.entropy = entropy
         self.vbuckets: dict[int, VBucket] = {}
-        self.active: dict[int, VBucket] = {}
+        self.active: Numbered[VBucket] = Numbered()
         self.traffic = False
         self.warm = False
         self.stats = Stats()

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uprmc.config import FlushSettings
+from uprmc.core.fronts import queued_in
 from uprmc.engine.commit_room import CommitRoom
 from uprmc.engine.disposal import Disposals, Record
 from uprmc.engine.failover_log import last_complete_seqno
@@ -195,7 +196,7 @@ class Flusher:
         """
         account, settings = self._account, self._settings
         batch_items = self._batch_items * (_FILLING_BATCHES if self.filling else 1)
-        queued = sum([vbucket.queue.live for vbucket in account.dirty])
+        queued = queued_in(account.dirty)
         full = queued >= batch_items or account.used > account.high_mark
         if self._waiters or self._impatient or full:
             return 0.0

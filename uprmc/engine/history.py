@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from uprmc.core.fronts import VBucketFront
 from uprmc.core.records import seqnos_of
 from uprmc.engine.failover_log import new_log
 from uprmc.engine.memory_account import MemoryAccount
@@ -51,7 +52,7 @@ class Forgetting(NamedTuple):
     keys: frozenset[bytes]
 
 
-class History:
+class History(VBucketFront):
     """See the module docstring. Attributes are public for the hot path, read-only for others.
 
     Attributes:
@@ -82,29 +83,25 @@ class History:
         "_now",
         "_stats",
         "deletions",
-        "dirty",
         "expired",
         "failover_log",
         "forgetting",
         "header_dirty",
-        "high_seqno",
-        "id",
         "known_term",
         "locks",
-        "max_cas",
-        "max_deleted_rev",
         "persisted_seqno",
         "persisted_snapshot",
         "purge_seqno",
-        "queue",
         "receiving",
         "reset_pending",
         "state",
         "table",
         "term",
-        "waiting",
         "watchers",
     )
+
+    queue: WriteQueue
+    waiting: list[Watcher]
 
     def __init__(
         self,
@@ -115,21 +112,17 @@ class History:
         stats: Stats,
         clock: Clock,
     ) -> None:
-        self.id = number
+        super().__init__(number, WriteQueue())
         self.state = state
         self.term = self.known_term = 0
-        self.max_cas = 0
         self._account = account
         self._stats = stats
         self._now = clock.now
         self._monotonic = clock.monotonic
-        self.dirty = False
         self.header_dirty = False
         self.reset_pending = False
         self.purge_seqno = 0
         self.expired = 0
-        self.queue = WriteQueue()
-        self.waiting: list[Watcher] = []
         self.watchers: list[Watcher] = []
         self._start_history(new_log(uuid))
 
@@ -329,7 +322,7 @@ class History:
             self.know_cas(item.cas)
             table.put(item.key, given[item.key], table.get(item.key))
         self.queue = WriteQueue()
-        self.queue.put_all(sorted([*queued, *given.values()], key=seqno_of), ())
+        self.queue.put_all(sorted([*queued, *given.values()], key=seqno_of), [])
         self.queue.high_seqno = self.high_seqno = high_seqno
         pending = self.forgetting or Forgetting(high_seqno, frozenset())
         self.forgetting = Forgetting(min(high_seqno, pending.above), keys | pending.keys)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from uprmc.config import MemorySettings
+from uprmc.core.fronts import AccountFront
+from uprmc.core.numbered import Numbered
 from uprmc.core.records import ENTRY_BYTES
 from uprmc.engine import cas_clock
 from uprmc.engine.leftovers import Leftovers
@@ -28,7 +30,7 @@ def _nothing() -> None:
     """Do nothing: the default of callbacks."""
 
 
-class MemoryAccount:
+class MemoryAccount(AccountFront):
     """Shared accounts. Plain attributes, because the hot path reads and writes them.
 
     Attributes:
@@ -53,13 +55,11 @@ class MemoryAccount:
 
     __slots__ = (
         "_disk_reason",
-        "by_timestamp",
         "cas_step",
         "conflict_rule",
         "dirty",
         "exhausted",
         "high_mark",
-        "last_cas",
         "leftovers",
         "locked_until",
         "lookups",
@@ -70,10 +70,9 @@ class MemoryAccount:
         "quota",
         "refused_disk",
         "refused_memory",
-        "timetable",
-        "used",
-        "write_limit",
     )
+
+    timetable: Timetable
 
     def __init__(
         self,
@@ -81,15 +80,12 @@ class MemoryAccount:
         now: float = 0.0,
         conflict_rule: ConflictRule = ConflictRule.REVISION,
     ) -> None:
+        super().__init__(Timetable(now), conflict_rule is ConflictRule.TIMESTAMP)
         self.conflict_rule = conflict_rule
-        self.by_timestamp = conflict_rule is ConflictRule.TIMESTAMP
-        self.timetable = Timetable(now)
         self.leftovers = Leftovers()
-        self.lookups: dict[int, Callable[[bytes], bytes | None]] = {}
-        self.last_cas = 0
+        self.lookups: Numbered[Callable[[bytes], bytes | None]] = Numbered()
         self.cas_step = 1
         self.tell_time(now)
-        self.used = 0
         self.exhausted = False
         self.locked_until = 0.0
         self.dirty: list[Any] = []

@@ -14,25 +14,23 @@ entry moves to the next older view or is freed at once. So nothing outlives the 
 need it, and a key that is overwritten a million times while one slow view is open costs one extra
 entry, not a million.
 
-Entries live in short segments, ``SortedDict[seqno >> SEGMENT_BITS -> dict[seqno -> record]]``:
-order is kept between segments by the sorted dict and within one by insertion, since seqnos only
-rise.
+Entries live in short segments, ``SortedDict[seqno >> SEGMENT_BITS -> Segment]``: order is kept
+between segments by the sorted dict. The last segment, into which every change goes, is a field of
+the base class, which `core.fronts` has in both forms.
 
 Source: seed 000, "Write Queue/Immutable Tree"; acceptance rows D07, D08, D18, D22.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from sortedcontainers import SortedDict
 
-from uprmc.core.records import seqnos_of
+from uprmc.core.fronts import SEGMENT_BITS, QueueFront, Segment
 from uprmc.record import key_of, seqno_of
 
-#: 64 entries a segment: one sorted insert per 64 writes, and a small list to copy while reading.
-SEGMENT_BITS = 6
+__all__ = ["SEGMENT_BITS", "QueueView", "WriteQueue"]
 
 
 class QueueView:
@@ -73,81 +71,25 @@ class QueueView:
         self._queue._close(self)
 
 
-class WriteQueue:
-    """Unpersisted changes of one vBucket. Methods cost O(1) or O(log n) unless stated otherwise.
+class WriteQueue(QueueFront):
+    """Unpersisted changes of one vBucket. Methods cost O(1) or O(log n) unless stated otherwise."""
 
-    Attributes:
-        live: number of entries that a view opened now would show.
-        high_seqno: seqno of the newest entry ever put, 0 before the first.
-        persisted: everything up to this seqno has been dropped as persisted.
-    """
-
-    __slots__ = (
-        "_dead",
-        "_next_view",
-        "_segments",
-        "_tail",
-        "_tail_number",
-        "_views",
-        "high_seqno",
-        "live",
-        "persisted",
-    )
+    __slots__ = ("_dead", "_next_view", "_segments", "_views")
 
     def __init__(self, high_seqno: int = 0) -> None:
+        super().__init__(high_seqno, SEGMENT_BITS)
         self._segments: SortedDict = SortedDict()
-        self._tail: dict[int, bytes] = {}
-        self._tail_number = -1
         self._dead: dict[int, int] = {}
         self._views: dict[int, QueueView] = {}
         self._next_view = 1
-        self.live = 0
-        self.high_seqno = high_seqno
-        self.persisted = high_seqno
 
     def restarted(self) -> WriteQueue:
         """Return an empty queue before seqno 1: this one if no view is open."""
         if self._segments or self._views:
             return WriteQueue()
         self.high_seqno = self.persisted = 0
-        self._tail_number = -1
+        self._let_go_of_tail()
         return self
-
-    def put(self, seqno: int, record: bytes, replaced_seqno: int) -> None:
-        """Append a change; its seqno must be above all earlier ones.
-
-        Args:
-            seqno: the record's seqno.
-            record: the new version.
-            replaced_seqno: seqno of the key's previous version, 0 if it had none. If that version
-                is still queued it is retired.
-        """
-        number = seqno >> SEGMENT_BITS
-        if number != self._tail_number:
-            self._open_segment(number)
-        self._tail[seqno] = record
-        self.high_seqno = seqno
-        self.live += 1
-        if replaced_seqno > self.persisted:
-            self._retire(replaced_seqno)
-
-    def put_all(self, records: list[bytes], replaced_seqnos: Sequence[int]) -> None:
-        """Do what `put` does for each; `replaced_seqnos` are those of all of them, without 0."""
-        seqnos = seqnos_of(records)
-        first, count = 0, len(seqnos)
-        while first < count:
-            number = seqnos[first] >> SEGMENT_BITS
-            if number != self._tail_number:
-                self._open_segment(number)
-            end = bisect_left(seqnos, number + 1 << SEGMENT_BITS, first)
-            self._tail.update(zip(seqnos[first:end], records[first:end], strict=True))
-            first = end
-        if seqnos:
-            self.high_seqno = seqnos[-1]
-        self.live += len(records)
-        for seqno in replaced_seqnos:
-            if seqno > self.persisted:
-                self._retire(seqno)
 
     def since(self, seqno: int) -> list[bytes]:
         """Return the entries above `seqno` that a view opened now would show, in order.
@@ -155,27 +97,17 @@ class WriteQueue:
         For a reader that uses them before anything else can happen; it needs no view.
         O(entries returned).
         """
-        found: list[bytes] = []
+        high = self.high_seqno
+        first = (seqno + 1) >> self.bits
+        if self.tail is not None and first == self.tail_number:
+            found = self.tail.between(seqno, high)
+        else:
+            found = []
+            for number in self._segments.irange(minimum=first):
+                found += self._segments[number].between(seqno, high)
         dead = self._dead
-        first = (seqno + 1) >> SEGMENT_BITS
-        if first == self._tail_number:
-            tail = self._tail
-            for each in reversed(tail):
-                if each <= seqno:
-                    break
-                if each not in dead:
-                    found.append(tail[each])
-            if len(found) > 1:
-                found.reverse()
-            return found
-        for number in self._segments.irange(minimum=first, reverse=True):
-            segment = self._segments[number]
-            for each in reversed(segment):
-                if each <= seqno:
-                    break
-                if each not in dead:
-                    found.append(segment[each])
-        found.reverse()
+        if dead:
+            return [record for record in found if seqno_of(record) not in dead]
         return found
 
     def open_view(self) -> QueueView:
@@ -183,6 +115,7 @@ class WriteQueue:
         number = self._next_view
         self._next_view = number + 1
         view = self._views[number] = QueueView(self, number, self.high_seqno)
+        self.viewed = True
         return view
 
     def drop_persisted(self, upto: int) -> None:
@@ -193,10 +126,10 @@ class WriteQueue:
         if self._views:
             self._retire_upto(upto)
         elif upto >= self.high_seqno:
-            self._segments.clear()
-            self._tail = {}
-            self._tail_number = -1
-            self.live = 0
+            if self.live:
+                self._segments.clear()
+                self._let_go_of_tail()
+                self.live = 0
         else:
             self._remove_upto(upto)
         self.persisted = max(self.persisted, upto)
@@ -214,40 +147,45 @@ class WriteQueue:
     def check(self) -> None:
         """Verify every invariant of the structure; for tests and the simulator. O(n)."""
         seen: list[int] = []
+        live: list[bytes] = []
         for number, segment in self._segments.items():
-            assert segment, "an empty segment stayed"
-            assert all(seqno >> SEGMENT_BITS == number for seqno in segment)
-            assert all(seqno == seqno_of(record) for seqno, record in segment.items())
-            seen.extend(segment)
+            entries = segment.between(0, self.high_seqno)
+            assert 0 < len(entries) == len(segment), "an empty segment stayed, or a count is wrong"
+            assert all(seqno_of(each) >> self.bits == number for each in entries)
+            assert all(seqno_of(each) in segment for each in entries)
+            seen.extend(map(seqno_of, entries))
+            live += [key_of(each) for each in entries if seqno_of(each) not in self._dead]
         assert seen == sorted(seen), "entries are out of order"
         assert self.live == len(seen) - len(self._dead)
+        assert self.viewed == bool(self._views)
+        assert self.tail is self._segments.get(self.tail_number)
         held = [seqno for view in self._views.values() for seqno in view._held]
         assert sorted(held) == sorted(self._dead), "a retired entry has no view, or two"
         for view in self._views.values():
             assert all(seqno <= view.high_seqno for seqno in view._held)
-        live = [
-            key_of(record)
-            for segment in self._segments.values()
-            for seqno, record in segment.items()
-            if seqno not in self._dead
-        ]
         assert len(live) == len(set(live)), "a key has two live entries"
 
-    def _open_segment(self, number: int) -> None:
-        segment = self._segments.get(number)
+    def open_segment(self, number: int) -> Segment:
+        """See `QueueFront`."""
+        segment: Segment | None = self._segments.get(number)
         if segment is None:
-            segment = self._segments[number] = {}
-        self._tail = segment
-        self._tail_number = number
+            segment = self._segments[number] = Segment(number, self.bits)
+        self.tail = segment
+        self.tail_number = number
+        return segment
+
+    def _let_go_of_tail(self) -> None:
+        self.tail = None
+        self.tail_number = -1
 
     def _remove_segment(self, number: int) -> None:
         del self._segments[number]
-        if number == self._tail_number:
-            self._tail_number = -1
+        if number == self.tail_number:
+            self._let_go_of_tail()
 
-    def _retire(self, seqno: int) -> None:
-        number = seqno >> SEGMENT_BITS
-        segment = self._segments.get(number)
+    def retire(self, seqno: int) -> None:
+        """See `QueueFront`."""
+        segment = self._segments.get(seqno >> self.bits)
         if segment is None or seqno not in segment or seqno in self._dead:
             return
         self.live -= 1
@@ -261,30 +199,30 @@ class WriteQueue:
         self._remove(seqno)
 
     def _retire_upto(self, upto: int) -> None:
-        for segment in self._due_segments(upto):
-            for seqno in [seqno for seqno in segment if seqno <= upto]:
-                self._retire(seqno)
+        for number in self._due_segments(upto):
+            for record in self._segments[number].between(self.persisted, upto):
+                self.retire(seqno_of(record))
 
     def _remove_upto(self, upto: int) -> None:
         """Remove what is due while no view is open, so nothing is retired."""
-        for segment in self._due_segments(upto):
-            number = next(iter(segment)) >> SEGMENT_BITS
-            due = [seqno for seqno in segment if seqno <= upto]
+        for number in self._due_segments(upto):
+            segment = self._segments[number]
+            due = segment.between(self.persisted, upto)
             self.live -= len(due)
             if len(due) == len(segment):
                 self._remove_segment(number)
             else:
-                for seqno in due:
-                    del segment[seqno]
+                for record in due:
+                    segment.remove(seqno_of(record))
 
-    def _due_segments(self, upto: int) -> list[dict[int, bytes]]:
-        first, last = (self.persisted + 1) >> SEGMENT_BITS, upto >> SEGMENT_BITS
-        return [self._segments[number] for number in self._segments.irange(first, last)]
+    def _due_segments(self, upto: int) -> list[int]:
+        first, last = (self.persisted + 1) >> self.bits, upto >> self.bits
+        return list(self._segments.irange(first, last))
 
     def _remove(self, seqno: int) -> None:
-        number = seqno >> SEGMENT_BITS
+        number = seqno >> self.bits
         segment = self._segments[number]
-        del segment[seqno]
+        segment.remove(seqno)
         if not segment:
             self._remove_segment(number)
 
@@ -292,17 +230,16 @@ class WriteQueue:
         segments, dead, number_of_view = self._segments, self._dead, view.number
         found: list[bytes] = []
         high = view.high_seqno
-        first, last = (after + 1) >> SEGMENT_BITS, high >> SEGMENT_BITS
+        first, last = (after + 1) >> self.bits, high >> self.bits
         for number in segments.irange(first, last):
-            segment = segments[number]
-            if not dead and next(iter(segment)) > after and next(reversed(segment)) <= high:
-                found += segment.values()
-            else:
-                found += [
+            entries = segments[number].between(after, high)
+            if dead:
+                entries = [
                     record
-                    for seqno, record in segment.items()
-                    if after < seqno <= high and (seqno not in dead or number_of_view < dead[seqno])
+                    for record in entries
+                    if number_of_view < dead.get(seqno_of(record), self._next_view)
                 ]
+            found += entries
             if len(found) >= limit:
                 break
         return found
@@ -310,6 +247,7 @@ class WriteQueue:
     def _close(self, view: QueueView) -> None:
         if self._views.pop(view.number, None) is None:
             return
+        self.viewed = bool(self._views)
         if not view._held:
             return
         older = [each for each in reversed(self._views.values()) if each.number < view.number]

@@ -14,25 +14,25 @@ from typing import Any, Final
 
 from librt.strings import (
     BytesWriter,
+    read_i32_be,
     read_i64_be,
-    write_i16_be,
     write_i32_be,
     write_i64_be,
 )
-from mypy_extensions import i16, i32, i64
+from mypy_extensions import i32, i64
 
+from uprmc.core.native.ahead import FRAMES, HEADER_BYTES, Ahead
+from uprmc.core.native.fronts import AccountFront, VBucketFront
 from uprmc.core.native.store import (
-    KEY_MAX_BYTES,
     READ_PLAIN_FOREVER,
     TAIL_BYTES,
     Serving,
     accept,
-    crc32_of,
     readable,
     u16_at,
     u32_at,
 )
-from uprmc.core.native.table import FRONT_BYTES, tail_of
+from uprmc.core.native.table import FRONT_BYTES, RecordTable, tail_of
 from uprmc.core.native.with_meta import (
     DRIFT_S,
     EXTRAS_BYTES,
@@ -41,7 +41,6 @@ from uprmc.core.native.with_meta import (
     accept_version,
 )
 
-HEADER_BYTES: Final[i64] = 24
 #: Longer values become pieces of their own.
 COPIED_BYTES: Final[i64] = 16_384
 
@@ -65,10 +64,27 @@ _ADOPTED_AT: Final = b"\x81\xa2\x00\x00\x10\x00\x00\x00\x00\x00\x00\x10"
 _STORED_AT: Final = b"\x81\x01\x00\x00\x10\x00\x00\x00\x00\x00\x00\x10"
 _SEQNO_BYTES: Final[i64] = 16
 _NOT_FOUND: Final = b"Not found"
+#: What all replies to hits have in their first eight bytes.
+_HIT: Final[i64] = -0x7EFFFFFFFC000000
+_AHEAD: Final = Ahead()
 
 
 class BinaryServing(Serving):
-    """See the module docstring, and `uprmc.core.serving`."""
+    """See the module docstring, and `uprmc.core.serving`.
+
+    Attributes:
+        frames: so many are looked at together next. Where the session has to carry out many of
+            them, looking at those behind would be in vain each time.
+    """
+
+    def __init__(
+        self,
+        tables: list[RecordTable | None],
+        vbuckets: list[VBucketFront | None],
+        account: AccountFront,
+    ) -> None:
+        super().__init__(tables, vbuckets, account)
+        self.frames: i64 = FRAMES
 
     def serve(
         self,
@@ -94,7 +110,9 @@ def _serve(
     now: i64,
     max_body: i64,
 ) -> i64:
-    lookups = served.lookups
+    ahead = _AHEAD
+    turn: i64 = -1
+    at: i64 = 0
     size: i64 = len(data)
     unsent: i64 = served.unsent
     writer = BytesWriter()
@@ -108,33 +126,36 @@ def _serve(
         end: i64 = start + body
         if opcode == NOOP and body == 0 and read_i64_be(data, position + 2) >> 16 == 0:
             writer.write(_NOTHING_DONE)
-            writer.write(data[position + 12 : position + 16])
+            write_i32_be(writer, read_i32_be(data, position + 12))
             write_i64_be(writer, 0)
             unsent += HEADER_BYTES
             position = end
             continue
-        if end > size or not 0 < key_length <= KEY_MAX_BYTES:
+        if turn != ahead.turn or at >= ahead.count:
+            if turn >= 0 and served.frames < FRAMES:
+                served.frames *= 2
+            turn = ahead.look(served.tables, data, position, mask, served.frames)
+            at = 0
+            if ahead.count == 0:
+                break
+        number = ahead.numbers[at]
+        hashed = ahead.hashes[at]
+        at += 1
+        table = served.table_of(number)
+        if table is None:
             break
         is_get = opcode == GET or opcode == GETKQ or opcode == GETQ or opcode == GETK
         if is_get:
             if body != key_length or i64(data[position + 4]) or i64(data[position + 5]):
                 break
-            number = (
-                (crc32_of(data, start, key_length) >> 16) & 0x7FFF & mask
-                if mask >= 0
-                else u16_at(data, position + 6)
-            )
-            table = lookups.get(number)
-            if table is None:
-                break
-            record = table.find(data, start, key_length)
+            record = table.find_hashed(hashed, data, start, key_length)
             if record is None:
                 if opcode == GETK:
                     break
                 served.misses += 1
                 if opcode == GET:
                     writer.write(_MISS)
-                    writer.write(data[position + 12 : position + 16])
+                    write_i32_be(writer, read_i32_be(data, position + 12))
                     write_i64_be(writer, 0)
                     writer.write(_NOT_FOUND)
                     unsent += 33
@@ -149,16 +170,13 @@ def _serve(
             tail_at: i64 = tail_of(record)
             length: i64 = i64(len(record)) - tail_at - 8
             with_key = opcode == GETK or opcode == GETKQ
-            writer.append(0x81)
-            writer.append(opcode)
             if with_key:
-                write_i16_be(writer, i16(key_length))
                 length += key_length
+                write_i64_be(writer, _HIT + (opcode << 48) + (key_length << 32))
             else:
-                write_i16_be(writer, 0)
-            write_i32_be(writer, 0x04000000)
+                write_i64_be(writer, _HIT + (opcode << 48))
             write_i32_be(writer, i32(length))
-            writer.write(data[position + 12 : position + 16])
+            write_i32_be(writer, read_i32_be(data, position + 12))
             if with_key:
                 writer.write(record[tail_at : tail_at + TAIL_BYTES])
                 writer.write(record[FRONT_BYTES : FRONT_BYTES + key_length])
@@ -176,18 +194,13 @@ def _serve(
             if body < key_length + 8:
                 break
             start += 8
-            number = (
-                (crc32_of(data, start, key_length) >> 16) & 0x7FFF & mask
-                if mask >= 0
-                else u16_at(data, position + 6)
-            )
-            table = lookups.get(number)
-            if table is None:
+            vbucket = served.vbuckets[number]
+            if vbucket is None:
                 break
             value_at = start + key_length
             wanted = read_i64_be(data, position + 16)
             cas = accept(
-                served.active[number],
+                vbucket,
                 served.account,
                 table,
                 data,
@@ -199,6 +212,7 @@ def _serve(
                 u32_at(data, start - 4),
                 wanted,
                 now,
+                hashed,
             )
             if cas < 0:
                 break
@@ -207,11 +221,11 @@ def _serve(
                 served.swaps += 1
             if opcode == SET:
                 writer.write(_STORED_AT if served.with_seqnos else _STORED)
-                writer.write(data[position + 12 : position + 16])
+                write_i32_be(writer, read_i32_be(data, position + 12))
                 write_i64_be(writer, cas)
                 unsent += HEADER_BYTES
                 if served.with_seqnos:
-                    writer.write(_seqno_of(served.active[number]))
+                    writer.write(_seqno_of(vbucket))
                     unsent += _SEQNO_BYTES
         elif opcode == SETQ_WITH_META or opcode == SET_WITH_META:
             extras: i64 = i64(data[position + 4])
@@ -223,16 +237,11 @@ def _serve(
                 break
             if read_i64_be(data, position + 16):
                 break
-            number = (
-                (crc32_of(data, start + extras, key_length) >> 16) & 0x7FFF & mask
-                if mask >= 0
-                else u16_at(data, position + 6)
-            )
-            table = lookups.get(number)
-            if table is None:
+            vbucket = served.vbuckets[number]
+            if vbucket is None:
                 break
             cas = accept_version(
-                served.active[number],
+                vbucket,
                 served.account,
                 table,
                 data,
@@ -241,6 +250,7 @@ def _serve(
                 key_length,
                 end,
                 now,
+                hashed,
             )
             if cas < 0:
                 break
@@ -251,15 +261,17 @@ def _serve(
                 served.behind += 1
             if opcode == SET_WITH_META:
                 writer.write(_ADOPTED_AT if served.with_seqnos else _ADOPTED)
-                writer.write(data[position + 12 : position + 16])
+                write_i32_be(writer, read_i32_be(data, position + 12))
                 write_i64_be(writer, cas)
                 unsent += HEADER_BYTES
                 if served.with_seqnos:
-                    writer.write(_seqno_of(served.active[number]))
+                    writer.write(_seqno_of(vbucket))
                     unsent += _SEQNO_BYTES
         else:
             break
         position = end
+    if turn == ahead.turn and at < ahead.count:
+        served.frames = 1
     if len(writer):
         out.append(writer.getvalue())
     served.unsent = unsent

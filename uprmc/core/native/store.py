@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from librt.strings import (
     BytesWriter,
     read_i16_be,
     read_i32_be,
+    read_i32_le,
     read_i64_be,
     write_i16_be,
     write_i32_be,
@@ -15,6 +16,7 @@ from librt.strings import (
 )
 from mypy_extensions import i32, i64
 
+from uprmc.core.native.fronts import AccountFront, VBucketFront, append
 from uprmc.core.native.table import ENTRY_BYTES, RecordTable, tail_of
 
 TAIL_BYTES: Final[i64] = 12
@@ -39,7 +41,8 @@ LARGE: Final = 1 << 62
 
 
 def _crc_table() -> bytes:
-    writer = BytesWriter()
+    """Return what each byte does to a CRC, followed by 3, 2, 1 and no other bytes."""
+    values: list[i64] = []
     number: i64 = 0
     while number < 256:
         crc: i64 = number
@@ -47,8 +50,16 @@ def _crc_table() -> bytes:
         while bit < 8:
             crc = (crc >> 1) ^ (0xEDB88320 if crc & 1 else 0)
             bit += 1
-        write_i64_be(writer, crc)
+        values.append(crc)
         number += 1
+    followed = [values]
+    for _ in range(3):
+        last = followed[-1]
+        followed.append([(each >> 8) ^ values[each & 0xFF] for each in last])
+    writer = BytesWriter()
+    for each in reversed(followed):
+        for value in each:
+            write_i32_be(writer, i32((value ^ 0x80000000) - 0x80000000))
     return writer.getvalue()
 
 
@@ -61,8 +72,20 @@ def crc32_of(data: bytes, start: i64, length: i64) -> i64:
     crc: i64 = 0xFFFFFFFF
     place: i64 = start
     end: i64 = start + length
+    while place + 4 <= end:
+        crc ^= i64(read_i32_le(data, place)) & 0xFFFFFFFF
+        crc = (
+            i64(
+                read_i32_be(table, (crc & 0xFF) << 2)
+                ^ read_i32_be(table, 1024 + ((crc >> 6) & 0x3FC))
+                ^ read_i32_be(table, 2048 + ((crc >> 14) & 0x3FC))
+                ^ read_i32_be(table, 3072 + ((crc >> 22) & 0x3FC))
+            )
+            & 0xFFFFFFFF
+        )
+        place += 4
     while place < end:
-        crc = (crc >> 8) ^ read_i64_be(table, ((crc ^ i64(data[place])) & 0xFF) << 3)
+        crc = (crc >> 8) ^ u32_at(table, 3072 + (((crc ^ i64(data[place])) & 0xFF) << 2))
         place += 1
     return crc ^ 0xFFFFFFFF
 
@@ -88,10 +111,13 @@ class Serving:
     """What the servings of both protocols have; see `uprmc.core.serving`."""
 
     def __init__(
-        self, lookups: dict[int, RecordTable], active: dict[int, Any], account: Any
+        self,
+        tables: list[RecordTable | None],
+        vbuckets: list[VBucketFront | None],
+        account: AccountFront,
     ) -> None:
-        self.lookups = lookups
-        self.active = active
+        self.tables = tables
+        self.vbuckets = vbuckets
         self.account = account
         self.with_seqnos = False
         self.unsent: i64 = 0
@@ -103,9 +129,9 @@ class Serving:
         self.ahead: i64 = 0
         self.behind: i64 = 0
 
-    def number_of(self, data: bytes, key_at: i64, key_length: i64, mask: i64) -> i64:
-        """Return the number of the vBucket that a key chooses."""
-        return (crc32_of(data, key_at, key_length) >> 16) & 0x7FFF & mask
+    def table_of(self, number: i64) -> RecordTable | None:
+        """Return the table of a vBucket that is served."""
+        return self.tables[number] if number < i64(len(self.tables)) else None
 
 
 def readable(table: RecordTable, record: bytes, now: i64) -> bytes | None:
@@ -124,8 +150,8 @@ def readable(table: RecordTable, record: bytes, now: i64) -> bytes | None:
 
 
 def accept(
-    vbucket: Any,
-    account: Any,
+    vbucket: VBucketFront,
+    account: AccountFront,
     table: RecordTable,
     data: bytes,
     key_at: i64,
@@ -136,6 +162,7 @@ def accept(
     expiry: i64,
     wanted: i64,
     now: i64,
+    hashed: i64,
 ) -> i64:
     """Carry out a set; return its CAS, or -1 if it must go by the rules: nothing was done then.
 
@@ -152,25 +179,24 @@ def accept(
         expiry: as the client sent it.
         wanted: CAS of the version to replace, 0 for any.
         now: Unix time.
+        hashed: hash of the key.
     """
-    old = table.find(data, key_at, key_length)
+    old = table.find_hashed(hashed, data, key_at, key_length)
     if expiry:
         if expiry <= RELATIVE_MAX_S:
             expiry += now
         if expiry > 0xFFFFFFFF or expiry <= now:
             return -1
-    last_cas: int = account.last_cas
-    max_deleted_rev: int = vbucket.max_deleted_rev
+    last_cas = account.last_cas
+    max_deleted_rev = vbucket.max_deleted_rev
     if last_cas >= LARGE or max_deleted_rev >= LARGE:
         return -1
-    used: i64 = account.used
-    write_limit: i64 = account.write_limit
-    if used > write_limit:
+    if account.used > account.write_limit:
         return -1
     if old is None:
         if wanted:
             return -1
-        rev: i64 = max_deleted_rev
+        rev = i64(max_deleted_rev)
     else:
         if i64(old[1]) & GONE_BITS:
             return -1
@@ -183,9 +209,9 @@ def accept(
         rev = read_i64_be(old, 8)
     if rev < 0:
         return -1
-    cas: i64 = last_cas + 1
-    account.last_cas = cas
-    vbucket.max_cas = cas
+    cas = i64(last_cas + 1)
+    account.last_cas = int(cas)
+    vbucket.max_cas = int(cas)
     put(
         vbucket,
         account,
@@ -201,13 +227,14 @@ def accept(
         cas,
         rev + 1,
         b"",
+        hashed,
     )
     return cas
 
 
 def put(
-    vbucket: Any,
-    account: Any,
+    vbucket: VBucketFront,
+    account: AccountFront,
     table: RecordTable,
     old: bytes | None,
     data: bytes,
@@ -220,6 +247,7 @@ def put(
     cas: i64,
     rev: i64,
     origin: bytes,
+    hashed: i64,
 ) -> None:
     """Put an accepted document of plain bytes into table and queue, under the next seqno.
 
@@ -230,6 +258,7 @@ def put(
         cas: the document's, which account and vBucket know already.
         rev: its revision.
         origin: where it was first accepted, packed; empty = here.
+        hashed: hash of the key.
     """
     replaced: i64 = 0
     grown: i64 = key_length + ENTRY_BYTES
@@ -239,14 +268,14 @@ def put(
         replaced = read_i64_be(old, 16)
         grown = -i64(len(old))
         enters = expiry != 0 and (due == 0 or expiry < due)
-    seqno: i64 = vbucket.high_seqno + 1
+    seqno = vbucket.high_seqno + 1
     writer = BytesWriter()
     write_i16_be(writer, 0x0208 if origin else 0x0200)
     writer.append(0)
     write_i32_be(writer, i32((expiry ^ 0x80000000) - 0x80000000))
     writer.append(key_length)
     write_i64_be(writer, rev)
-    write_i64_be(writer, seqno)
+    write_i64_be(writer, i64(seqno))
     writer.write(data[key_at : key_at + key_length])
     if origin:
         writer.write(origin)
@@ -255,9 +284,9 @@ def put(
     writer.write(data[value_at:value_end])
     record = writer.getvalue()
     vbucket.high_seqno = seqno
-    account.used += grown + i64(len(record))
-    vbucket.queue.put(seqno, record, replaced)
-    table.put(record)
+    account.used += int(grown + i64(len(record)))
+    append(vbucket.queue, seqno, record, int(replaced))
+    table.put_hashed(hashed, record)
     if enters:
         account.timetable.add(vbucket.id, data[key_at : key_at + key_length], expiry)
     if not vbucket.dirty:

@@ -3,6 +3,9 @@
 A `RecordTable` has what the engine needs of a dict ``key -> record``. The key is looked for inside
 the records themselves, so an entry is one pointer and one `bytes`.
 
+Beside each slot is a **tag**, some bits of the key's hash. A look-up reads only records whose tag
+fits, because a record that is not in the processor's cache costs more than everything else.
+
 Records lie in **segments**, small tables with open addressing and linear probing. A segment doubles
 until it has `SEGMENT_SLOTS`; then it is split in two by the next bit of the hash, and the directory
 says which bits lead where (extendible hashing). So no change of a table moves more than a segment,
@@ -17,7 +20,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i64_le
-from mypy_extensions import i64
+from librt.vecs import vec
+from mypy_extensions import i64, u8
 
 FRONT_BYTES: Final[i64] = 24
 KIND_AT: Final[i64] = 1
@@ -27,11 +31,15 @@ KEY_LENGTH_AT: Final[i64] = 7
 KEY_LENGTH_MAX: Final[i64] = 255
 
 #: What an entry takes beside its record: an object's header, half of what it is rounded up by, and
-#: a slot at the usual filling; less the key of some 20 bytes, which the account adds for each.
-ENTRY_BYTES: Final[i64] = 57 - 20
+#: a slot with its tag at the usual filling; less the key of some 20 bytes, which the account adds
+#: for each.
+ENTRY_BYTES: Final[i64] = 59 - 20
 
 SMALLEST_SLOTS: Final[i64] = 8
 SEGMENT_SLOTS: Final[i64] = 1024
+#: Where a hash has the bits of a tag, and the tag of an empty slot.
+TAG_SHIFT: Final[i64] = 25
+EMPTY: Final[u8] = 0
 #: Bits of a hash that the directory may use; the others choose a slot.
 DEPTH_MAX: Final[i64] = 16
 
@@ -94,6 +102,10 @@ def same_key(record: bytes, data: bytes, start: i64, length: i64) -> bool:
     return True
 
 
+def _tag_of(hashed: i64) -> u8:
+    return u8(0x80 | (hashed >> TAG_SHIFT))
+
+
 def _hash_of_record(record: bytes) -> i64:
     return hash_of(record, FRONT_BYTES, i64(record[KEY_LENGTH_AT]))
 
@@ -110,32 +122,65 @@ def _reversed(bits: i64) -> i64:
 class Segment:
     """The entries whose hashes agree in the lowest `depth` bits."""
 
-    __slots__ = ("count", "depth", "mask", "slots")
+    __slots__ = ("count", "depth", "mask", "slots", "tags")
 
     def __init__(self, slots: i64, depth: i64) -> None:
         self.slots: list[bytes | None] = [None] * slots
+        self.tags: vec[u8] = vec[u8]([0] * slots)
         self.mask: i64 = slots - 1
         self.depth: i64 = depth
         self.count: i64 = 0
 
     def add(self, record: bytes) -> None:
         """Put in a record whose key is not here; there is room."""
-        slots = self.slots
+        tags = self.tags
         mask = self.mask
-        place: i64 = (_hash_of_record(record) >> DEPTH_MAX) & mask
-        while slots[place] is not None:
+        hashed = _hash_of_record(record)
+        place: i64 = (hashed >> DEPTH_MAX) & mask
+        while tags[place] != EMPTY:
             place = (place + 1) & mask
-        slots[place] = record
+        self.fill(place, hashed, record)
+
+    def fill(self, place: i64, hashed: i64, record: bytes) -> None:
+        """Put a record into an empty slot."""
+        self.slots[place] = record
+        self.tags[place] = _tag_of(hashed)
         self.count += 1
+
+    def close_gap(self, gap: i64) -> None:
+        """Empty a slot, and move up whatever would not be found any more behind it."""
+        slots = self.slots
+        tags = self.tags
+        mask = self.mask
+        slots[gap] = None
+        tags[gap] = EMPTY
+        self.count -= 1
+        place: i64 = gap
+        while True:
+            place = (place + 1) & mask
+            record = slots[place]
+            if record is None:
+                return
+            home: i64 = (_hash_of_record(record) >> DEPTH_MAX) & mask
+            if ((place - home) & mask) >= ((place - gap) & mask):
+                slots[gap] = record
+                slots[place] = None
+                tags[gap] = tags[place]
+                tags[place] = EMPTY
+                gap = place
 
 
 class RecordTable:
     """See the module docstring. It can be called: that is `get`."""
 
-    __slots__ = ("_bits", "_count", "_directory")
+    __slots__ = ("_bits", "_count", "_directory", "_mask", "_slots", "_tags")
 
     def __init__(self) -> None:
-        self._directory: list[Segment] = [Segment(SMALLEST_SLOTS, 0)]
+        only = Segment(SMALLEST_SLOTS, 0)
+        self._directory: list[Segment] = [only]
+        self._slots: list[bytes | None] = only.slots
+        self._tags: vec[u8] = only.tags
+        self._mask: i64 = only.mask
         self._bits: i64 = 0
         self._count: i64 = 0
 
@@ -156,18 +201,58 @@ class RecordTable:
         """Return the record of the key that is in `data` at `start`."""
         if length > KEY_LENGTH_MAX:
             return None
-        hashed = hash_of(data, start, length)
-        segment = self._directory[hashed & self._bits]
-        slots = segment.slots
-        mask = segment.mask
+        return self.find_hashed(hash_of(data, start, length), data, start, length)
+
+    def find_hashed(self, hashed: i64, data: bytes, start: i64, length: i64) -> bytes | None:
+        """Do what `find` does for a key whose hash is known."""
+        if self._bits != 0:
+            self._face(self._directory[hashed & self._bits])
+        tags = self._tags
+        mask = self._mask
+        wanted = _tag_of(hashed)
         place: i64 = (hashed >> DEPTH_MAX) & mask
         while True:
-            record = slots[place]
-            if record is None:
+            tag = tags[place]
+            if tag == wanted:
+                record = self._slots[place]
+                if record is not None and same_key(record, data, start, length):
+                    return record
+            elif tag == EMPTY:
                 return None
-            if same_key(record, data, start, length):
-                return record
             place = (place + 1) & mask
+
+    def place_of(self, hashed: i64) -> i64:
+        """Return the slot where a look-up of a key with that hash begins to read records, or -1."""
+        if self._bits != 0:
+            self._face(self._directory[hashed & self._bits])
+        tags = self._tags
+        mask = self._mask
+        wanted = _tag_of(hashed)
+        place: i64 = (hashed >> DEPTH_MAX) & mask
+        while True:
+            tag = tags[place]
+            if tag == wanted:
+                return -1 if self._slots[place] is None else place
+            if tag == EMPTY:
+                return -1
+            place = (place + 1) & mask
+
+    def touch(self, hashed: i64, place: i64) -> i64:
+        """Read a record in the slot that `place_of` has found; what it returns means nothing."""
+        if self._bits != 0:
+            self._face(self._directory[hashed & self._bits])
+        record = self._slots[place]
+        if record is None:
+            return 0
+        length = i64(len(record))
+        read = i64(record[0]) + i64(record[length - 1])
+        return read + i64(record[64]) if length > 96 else read
+
+    def _face(self, segment: Segment) -> None:
+        """Have the fields of a segment at hand: a table that has one only needs no other look."""
+        self._slots = segment.slots
+        self._tags = segment.tags
+        self._mask = segment.mask
 
     @property
     def lookup(self) -> RecordTable:
@@ -180,24 +265,29 @@ class RecordTable:
 
     def put(self, record: bytes) -> bytes | None:
         """Put in a record in the place of the one with its key, which is returned."""
+        return self.put_hashed(_hash_of_record(record), record)
+
+    def put_hashed(self, hashed: i64, record: bytes) -> bytes | None:
+        """Do what `put` does for a record whose key's hash is known."""
         length: i64 = i64(record[KEY_LENGTH_AT])
-        hashed = hash_of(record, FRONT_BYTES, length)
         while True:
             segment = self._directory[hashed & self._bits]
-            slots = segment.slots
+            tags = segment.tags
             mask = segment.mask
+            wanted = _tag_of(hashed)
             place: i64 = (hashed >> DEPTH_MAX) & mask
             while True:
-                old = slots[place]
-                if old is None:
+                tag = tags[place]
+                if tag == wanted:
+                    old = segment.slots[place]
+                    if old is not None and same_key(old, record, FRONT_BYTES, length):
+                        segment.slots[place] = record
+                        return old
+                elif tag == EMPTY:
                     break
-                if same_key(old, record, FRONT_BYTES, length):
-                    slots[place] = record
-                    return old
                 place = (place + 1) & mask
             if (segment.count + 1) * 4 <= (mask + 1) * 3:
-                slots[place] = record
-                segment.count += 1
+                segment.fill(place, hashed, record)
                 self._count += 1
                 return None
             self._make_room(segment, hashed)
@@ -237,19 +327,17 @@ class RecordTable:
             raise KeyError(key)
         hashed = hash_of(key, 0, length)
         segment = self._directory[hashed & self._bits]
-        slots = segment.slots
         mask = segment.mask
         place: i64 = (hashed >> DEPTH_MAX) & mask
         while True:
-            record = slots[place]
+            record = segment.slots[place]
             if record is None:
                 raise KeyError(key)
             if same_key(record, key, 0, length):
                 break
             place = (place + 1) & mask
-        segment.count -= 1
+        segment.close_gap(place)
         self._count -= 1
-        self._close_gap(slots, mask, place)
         return record
 
     def __iter__(self) -> Iterator[bytes]:
@@ -293,7 +381,7 @@ class RecordTable:
         """Return what the table takes itself, without the records."""
         total: i64 = 56 + 8 * len(self._directory)
         for segment in self.segments():
-            total += 120 + 8 * (segment.mask + 1)
+            total += 168 + 9 * (segment.mask + 1)
         return total
 
     def check(self) -> None:
@@ -305,7 +393,10 @@ class RecordTable:
             number += 1
         for segment in self.segments():
             found: i64 = 0
+            place: i64 = 0
             for record in segment.slots:
+                assert (record is None) == (segment.tags[place] == EMPTY)
+                place += 1
                 if record is not None:
                     found += 1
                     key = bytes(record[FRONT_BYTES : FRONT_BYTES + i64(record[KEY_LENGTH_AT])])
@@ -313,21 +404,6 @@ class RecordTable:
             assert found == segment.count <= SEGMENT_SLOTS
             total += found
         assert total == self._count
-
-    def _close_gap(self, slots: list[bytes | None], mask: i64, gap: i64) -> None:
-        """Empty a slot, and move up whatever would not be found any more behind it."""
-        slots[gap] = None
-        place: i64 = gap
-        while True:
-            place = (place + 1) & mask
-            record = slots[place]
-            if record is None:
-                return
-            home: i64 = (_hash_of_record(record) >> DEPTH_MAX) & mask
-            if ((place - home) & mask) >= ((place - gap) & mask):
-                slots[gap] = record
-                slots[place] = None
-                gap = place
 
     def _make_room(self, full: Segment, hashed: i64) -> None:
         """Double a segment, or split it by the next bit of the hash."""
@@ -338,7 +414,9 @@ class RecordTable:
                 if record is not None:
                     larger.add(record)
             full.slots = larger.slots
+            full.tags = larger.tags
             full.mask = larger.mask
+            self._face(full)
             return
         if (1 << full.depth) > self._bits:
             self._directory = self._directory + self._directory
@@ -352,3 +430,4 @@ class RecordTable:
         while place <= self._bits:
             self._directory[place] = halves[1 if place & bit else 0]
             place += bit
+        self._face(halves[0])

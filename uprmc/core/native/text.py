@@ -16,10 +16,11 @@ from uprmc.core.native.store import (
     TAIL_BYTES,
     Serving,
     accept,
+    crc32_of,
     readable,
     u32_at,
 )
-from uprmc.core.native.table import tail_of
+from uprmc.core.native.table import hash_of, tail_of
 
 #: Longer values are the session's.
 COPIED_BYTES: Final[i64] = 4_096
@@ -82,7 +83,7 @@ class TextServing(Serving):
         end = _end_of_key(data, start, size)
         if end < 0 or end + 2 > size or data[end] != _CR or data[end + 1] != _LF:
             return -1
-        table = self.lookups.get(self.number_of(data, start, end - start, mask))
+        table = self.table_of((crc32_of(data, start, end - start) >> 16) & 0x7FFF & mask)
         if table is None:
             return -1
         record = table.find(data, start, end - start)
@@ -145,12 +146,15 @@ class TextServing(Serving):
             return -1
         if data[end - 2] != _CR or data[end - 1] != _LF or length + key_end - start > max_body:
             return -1
-        number = self.number_of(data, start, key_end - start, mask)
-        table = self.lookups.get(number)
+        number = (crc32_of(data, start, key_end - start) >> 16) & 0x7FFF & mask
+        table = self.table_of(number)
         if table is None:
             return -1
+        vbucket = self.vbuckets[number]
+        if vbucket is None:
+            return -1
         cas = accept(
-            self.active[number],
+            vbucket,
             self.account,
             table,
             data,
@@ -162,6 +166,7 @@ class TextServing(Serving):
             _number(data, flags_end + 1, expiry_end),
             0,
             now,
+            hash_of(data, start, key_end - start),
         )
         if cas < 0:
             return -1

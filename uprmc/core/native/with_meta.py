@@ -8,11 +8,12 @@ could depend on a tombstone, loses, or is equal in both goes by the rules of
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from librt.strings import read_i64_be
 from mypy_extensions import i64
 
+from uprmc.core.native.fronts import AccountFront, VBucketFront
 from uprmc.core.native.store import GONE_BITS, LARGE, is_origin, put, u16_at, u32_at
 from uprmc.core.native.table import RecordTable, tail_of
 
@@ -27,8 +28,8 @@ DRIFT_S: Final[i64] = 5
 
 
 def accept_version(
-    vbucket: Any,
-    account: Any,
+    vbucket: VBucketFront,
+    account: AccountFront,
     table: RecordTable,
     data: bytes,
     extras_at: i64,
@@ -36,6 +37,7 @@ def accept_version(
     key_length: i64,
     value_end: i64,
     now: i64,
+    hashed: i64,
 ) -> i64:
     """Carry out a set with metadata; return its CAS, or -1 if it must go by the rules.
 
@@ -49,14 +51,13 @@ def accept_version(
         key_length: length of the key.
         value_end: where the value ends.
         now: Unix time.
+        hashed: hash of the key.
     """
     rev = read_i64_be(data, extras_at + 8)
     cas = read_i64_be(data, extras_at + 16)
     if rev < 0 or cas <= 0 or cas > (now + CAS_AHEAD_MAX_S) * NANOS:
         return -1
-    used: i64 = account.used
-    write_limit: i64 = account.write_limit
-    if used > write_limit:
+    if account.used > account.write_limit:
         return -1
     key_at = extras_at + extras
     if extras != EXTRAS_BYTES:
@@ -67,10 +68,10 @@ def accept_version(
         origin = data[value_end + 4 : meta_end]
     else:
         origin = b""
-    by_timestamp: bool = account.by_timestamp
-    old = table.find(data, key_at, key_length)
+    by_timestamp = account.by_timestamp
+    old = table.find_hashed(hashed, data, key_at, key_length)
     if old is None:
-        max_deleted_rev: int = vbucket.max_deleted_rev
+        max_deleted_rev = vbucket.max_deleted_rev
         if max_deleted_rev >= LARGE:
             return -1
         if max_deleted_rev and (by_timestamp or rev <= max_deleted_rev):
@@ -87,7 +88,7 @@ def accept_version(
                 return -1
         elif rev < present or (rev == present and cas <= theirs):
             return -1
-    vbucket.know_cas(cas)
+    vbucket.know_cas(int(cas))
     put(
         vbucket,
         account,
@@ -103,5 +104,6 @@ def accept_version(
         cas,
         rev,
         origin,
+        hashed,
     )
     return cas
