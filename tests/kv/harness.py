@@ -12,6 +12,7 @@ from typing import Any
 
 from uprmc.config import build
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.fetcher import Fetch
 from uprmc.errors import StoreFull
 from uprmc.kv.services import Services, StatGroup
 from uprmc.kv.text_session import TextSession
@@ -136,8 +137,22 @@ class Rig:
         return rounds
 
     def fetch_at_once(self) -> None:
-        """From now on answer every wish in the very call that makes it."""
-        self.bucket.fetcher.on_wanted = lambda: (self.fetch(), None)[1]
+        """From now on answer every wish in the very call that makes it.
+
+        The command runs again after that call, so what was read of tombstones stays.
+        """
+        fetcher = self.bucket.fetcher
+        known = fetcher._answers
+
+        def tell(fetch: Fetch) -> None:
+            known.update(fetcher._answers)
+            fetcher._answers = known
+            while fetch.answers:
+                done, ok = fetch.answers.popleft()
+                done(ok)
+
+        fetcher.tell = tell  # type: ignore[method-assign]
+        fetcher.on_wanted = lambda: (self.fetch(), None)[1]
 
     def eject(self, *keys: bytes) -> None:
         """Leave the values of these documents to the disk."""
