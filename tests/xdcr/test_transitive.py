@@ -83,7 +83,7 @@ def test_foo_bar_5_10(centres: DataCentres) -> None:
     link = replicate(centres, a, b, "foo")
     (row,) = checkpoints(centres, b, "received")
     assert (row["source_bucket_uuid"], row["link_id"]) == (bucket_uuid(a), link.spec.id)
-    assert row["session_id"] == link._session
+    assert row["session_id"] == link._checkpointing.session
     assert (row["source_seqno"], row["target_seqno"]) == (5, 10)
     centres.until_on_disk(b)
     centres.stop("b")

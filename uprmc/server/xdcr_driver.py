@@ -15,9 +15,9 @@ from uprmc.ports import Dial
 from uprmc.server.dialer import trust_root
 from uprmc.server.log import Log, Throttle
 from uprmc.upr.hub import Hub
-from uprmc.xdcr.link import World
 from uprmc.xdcr.links import Links
 from uprmc.xdcr.received import Received
+from uprmc.xdcr.world import World
 
 #: How often it is looked what is due.
 TICK_S = 0.1

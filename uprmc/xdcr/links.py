@@ -22,10 +22,11 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.xdcr import spec as specs
-from uprmc.xdcr.link import Link, World
+from uprmc.xdcr.link import Link
 from uprmc.xdcr.settings import LinkSettings
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.status import checkpoints_of, line_of, status_of
+from uprmc.xdcr.world import World
 
 #: Links of a node at most.
 LINKS_MAX = 32

@@ -1,0 +1,203 @@
+"""The connections of a link: every known node of its target is dialled, and dialled again.
+
+A node that was lost is dialled again after a pause that doubles. A node's cluster map names more.
+
+Neighbours: `target` is one connection, `link` decides what follows from what nodes tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from uprmc.consume.placement import NODES_MAX
+from uprmc.consume.retry import Backoff
+from uprmc.model import ConflictRule
+from uprmc.places import of_cluster_map
+from uprmc.ports import Clock, Dialled, Session
+from uprmc.xdcr.spec import LinkSpec
+from uprmc.xdcr.target import Login, Target, TargetOwner
+from uprmc.xdcr.world import World
+
+#: A lost node is dialled again after a pause of this length, which doubles.
+DIAL_MIN_S, DIAL_MAX_S = 0.1, 5.0
+_GOOD_S = 10.0
+_ANSWER_S = 15.0
+
+#: Policies of conflict resolution as statistics name them.
+_POLICIES = {ConflictRule.REVISION: "seqno", ConflictRule.TIMESTAMP: "lww"}
+
+
+class Node:
+    """A node of the target."""
+
+    __slots__ = ("backoff", "began_at", "dialled", "dialling", "error", "failed", "place", "target")
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.target: Target | None = None
+        self.dialled: Dialled | None = None
+        self.dialling = self.failed = False
+        self.error = ""
+        self.began_at = 0.0
+        self.backoff = Backoff(DIAL_MIN_S, DIAL_MAX_S)
+
+    @property
+    def ready(self) -> Target | None:
+        """The connection, if it has told what the node has."""
+        return self.target if self.target is not None and self.target.ready else None
+
+
+class Nodes:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        world: World,
+        owner: TargetOwner,
+        places: Iterable[str],
+        failed: Callable[[str, str], None],
+        unusable: Callable[[str], None],
+    ) -> None:
+        """Prepare them; nothing is dialled yet.
+
+        Args:
+            world: of the link.
+            owner: gets what connections tell.
+            places: HOST:PORT of nodes.
+            failed: called with a place and the reason why no connection came about, or one ended.
+            unusable: called with what is wrong with the files that the link names.
+        """
+        self._world = world
+        self._clock: Clock = world.hub.bucket.clock
+        self._owner = owner
+        self._failed = failed
+        self._unusable = unusable
+        self._by_place = {place: Node(place) for place in places}
+
+    def __len__(self) -> int:
+        return len(self._by_place)
+
+    @property
+    def ready(self) -> list[Target]:
+        """Connections that have told what their nodes have."""
+        found = [node.ready for node in self._by_place.values()]
+        return [target for target in found if target is not None]
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether each node has told what it has, or has failed."""
+        return all(node.failed or node.ready for node in self._by_place.values())
+
+    def shown(self) -> list[dict[str, object]]:
+        """Return what people see of them."""
+        return [
+            {"place": node.place, "connected": node.ready is not None, "error": node.error}
+            for node in self._by_place.values()
+        ]
+
+    # --- dialling -------------------------------------------------------------------------------
+
+    def dial(self, spec: LinkSpec, now: float) -> None:
+        """Dial who is due."""
+        for node in list(self._by_place.values()):
+            if node.target is None and not node.dialling and node.backoff.at <= now:
+                self._call(node, spec, now)
+            elif node.ready is None and node.dialled and now - node.began_at > _ANSWER_S:
+                dialled, node.dialled = node.dialled, None
+                dialled.abandon()
+                self._give_up(node, f"no answer for {_ANSWER_S:g} s")
+
+    def _call(self, node: Node, spec: LinkSpec, now: float) -> None:
+        try:
+            password = self._world.password(spec.password_file) if spec.user else ""
+            dial = self._world.dial(spec.tls_ca)
+        except Exception as error:  # files that cannot be read; the text says which
+            self._unusable(str(error))
+            return
+        login = Login(spec.user, password) if spec.user else None
+        node.dialling, node.began_at = True, now
+        node.dialled = dial(
+            node.place, partial(self._make, node, login), partial(self._give_up, node)
+        )
+
+    def _make(self, node: Node, login: Login | None, wake: Callable[[], None]) -> Session:
+        limit = self._world.hub.bucket.settings.kv.max_frame_bytes
+        node.dialling = False
+        target = node.target = Target(node.place, self._owner, login, limit, self._clock, wake)
+        return target
+
+    def _give_up(self, node: Node, why: str) -> None:
+        node.dialling, node.failed, node.error = False, True, why
+        if node.target is None:
+            node.backoff.failed(self._clock.monotonic())
+        self._failed(node.place, why)
+
+    def dial_soon(self) -> None:
+        """Forget for how long each node is to be left alone."""
+        for node in self._by_place.values():
+            node.backoff = Backoff(DIAL_MIN_S, DIAL_MAX_S)
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        for node in self._by_place.values():
+            target, dialled = node.target, node.dialled
+            node.target = node.dialled = None
+            node.dialling = node.failed = False
+            if target is not None:
+                target.hang_up()
+            if dialled is not None:
+                dialled.abandon()
+
+    # --- what connections tell ------------------------------------------------------------------
+
+    def unfit(self, target: Target) -> str:
+        """Take what a node has told; return why it can be no target, empty = it can.
+
+        The nodes of its cluster map are dialled, too.
+        """
+        node = self._by_place[target.place]
+        node.failed, node.error = False, ""
+        bucket = self._world.hub.bucket
+        ours = _POLICIES[bucket.account.conflict_rule]
+        if target.policy and target.policy != ours:
+            return (
+                f"{target.place} resolves conflicts by {target.policy} and this node by {ours}: "
+                "both ends of a link need the same engine.conflict_resolution"
+            )
+        if target.map is None:
+            return ""
+        count = bucket.settings.engine.vbuckets
+        if target.map.vbuckets != count:
+            return (
+                f"{target.place} has {target.map.vbuckets} vBuckets and this node {count}: a "
+                "link needs the same number at both ends"
+            )
+        for place in of_cluster_map(target.map.servers, target.place):
+            if place not in self._by_place and len(self) < NODES_MAX:
+                self._by_place[place] = Node(place)
+        return ""
+
+    def lost(self, target: Target) -> None:
+        """Take note that a connection has ended."""
+        node = self._by_place[target.place]
+        if node.target is target:
+            node.target, node.dialled, node.failed = None, None, True
+            now = self._clock.monotonic()
+            if now - node.began_at > _GOOD_S:
+                node.backoff.good()
+            node.backoff.failed(now)
+
+    # --- waking ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Wake all connections."""
+        for node in self._by_place.values():
+            if node.target is not None:
+                node.target.wake()
+
+    def wake_other(self, place: str) -> None:
+        """Wake the node that something waits for, if it is not the only one: that one reads."""
+        target = self._by_place[place].target
+        if len(self) > 1 and target is not None:
+            target.wake()

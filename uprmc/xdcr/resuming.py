@@ -1,0 +1,149 @@
+"""Where the stream of a vBucket begins: at the newest checkpoint that both ends still have.
+
+If a link has no checkpoint of its own, one that others have brought to the target will do.
+
+Source: systems reference b.4 and d.3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from uprmc.consume.stream import StreamState
+from uprmc.engine.vbucket import VBucket
+from uprmc.errors import CommandError, RollbackRequired
+from uprmc.model import SEQNO_MAX
+from uprmc.protocol.opcodes import Feature
+from uprmc.rollback import ends_of_branches
+from uprmc.xdcr import checkpoint
+from uprmc.xdcr.checkpoint import Record
+from uprmc.xdcr.run import Run
+from uprmc.xdcr.settings import STOP
+from uprmc.xdcr.shipment import NOWHERE, Shipment, position_of, start_of
+from uprmc.xdcr.target import Held, Target
+
+_FROM_ZERO = Record(0, 0, 0, 0, 0, 0)
+
+#: Branches that are remembered.
+_BRANCHES_MAX = 1_000
+
+
+class Resuming:
+    """See the module docstring.
+
+    Attributes:
+        branches: what was sent and is lost at the source, newest last.
+        forwarded_from: by vBucket, where a checkpoint of others let it begin.
+        has_forwarded: whether there was one since this was cleared.
+        stops: why the link is to stop; empty = it is not.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.branches: deque[dict[str, object]] = deque(maxlen=_BRANCHES_MAX)
+        self.forwarded_from: dict[int, int] = {}
+        self.has_forwarded = False
+        self.stops = ""
+        self._run = run
+
+    def begin(self, vbucket: VBucket, target: Target) -> None:
+        """Begin the stream of a vBucket where both ends agree."""
+        number = vbucket.id
+        held = Held() if target.held is None else target.held[number]
+        candidates = self._candidates(number, held)
+        forwards = not candidates
+        if forwards:
+            candidates = self._transitive(number, held, target)
+        began: list[StreamState] = []
+        purged = False
+
+        def rolled_back_to(record: Record) -> int | None:
+            nonlocal purged
+            try:
+                began.append(self._start(vbucket, record))
+            except RollbackRequired as error:
+                purged = purged or 0 < record.seqno < vbucket.purge_seqno
+                return error.seqno
+            return None
+
+        try:
+            record, lowest = checkpoint.acceptable(candidates, rolled_back_to)
+            if record is None:
+                began.append(self._start(vbucket, _FROM_ZERO))
+        except CommandError as error:
+            self._run.trouble(f"vBucket {number}: {error or type(error).__name__}")
+            return
+        newest = held.log[0].uuid if held.log else 0
+        through = NOWHERE if record is None else position_of(record)
+        shipment = self._run.shipments[number] = Shipment(
+            vbucket, target.place, began[0], (newest, held.seqno), through
+        )
+        shipment.tells_origins = Feature.ORIGINS in target.granted
+        shipment.tells_expirations = Feature.TERMS in target.granted
+        shipment.clean = self._is_clean(vbucket, record, held)
+        shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
+        self._run.memory.pop(number, None)
+        self._run.store.forget_above(number, through.seqno)
+        if record is not None and forwards:
+            self.forwarded_from[number] = record.seqno
+            self.has_forwarded = True
+        if lowest is not None and not purged and not forwards:
+            self._tell_branch(vbucket, candidates, max(lowest, through.seqno))
+
+    def _is_clean(self, vbucket: VBucket, record: Record | None, held: Held) -> bool | None:
+        """Tell whether the target has missed no deletion; ``None`` = not known before a snapshot.
+
+        Deletions that were purged before the link began would be missed by a target that had
+        documents then. Later ones are kept by the link's watermark.
+        """
+        if record is not None:
+            return bool(record.clean)
+        if not held.seqno:
+            return True
+        return None if not vbucket.purge_seqno else False
+
+    def _candidates(self, number: int, held: Held) -> list[Record]:
+        """Return the records that the target still has, the most advanced first."""
+        records = self._run.store.known(number)
+        valid = checkpoint.at_target(records, held.log, held.seqno)
+        memory = self._run.memory.get(number)
+        if memory is not None and memory.target_uuid == (held.log[0].uuid if held.log else 0):
+            return [memory, *valid]
+        return valid
+
+    def _transitive(self, number: int, held: Held, target: Target) -> list[Record]:
+        """Return where others have brought the target, the most advanced place first."""
+        newest = held.log[0].uuid if held.log else 0
+        found = [
+            Record(told.uuid, told.seqno, told.seqno, told.seqno, newest, told.here_seqno)
+            for told in target.records.get(number, ())
+            if told.filter_hash == self._run.spec.filter_hash
+        ]
+        return sorted(found, key=lambda record: record.seqno, reverse=True)
+
+    def _start(self, vbucket: VBucket, record: Record) -> StreamState:
+        """Register and request the stream; raises as `Reading.begin`."""
+        assert self._run.reading is not None
+        start = start_of(record)
+        whole = position_of(record).whole
+        written = [each for each in self._run.store.known(vbucket.id) if each.seqno <= record.seqno]
+        meta = checkpoint.encode_one(written[0]) if written else b""
+        self._run.reading.report(vbucket.id, whole, record.uuid if whole else 0, meta)
+        return self._run.reading.begin(vbucket, start)
+
+    def _tell_branch(self, vbucket: VBucket, candidates: Iterable[Record], agreed: int) -> None:
+        """Say what was sent and is not in the source's history any more."""
+        sent = max((record.seqno for record in candidates), default=0)
+        if sent <= agreed:
+            return
+        fields: dict[str, object] = {
+            "link": self._run.spec.name,
+            "vbucket": vbucket.id,
+            "from": agreed + 1,
+            "to": sent,
+        }
+        self.branches.append(fields)
+        self._run.world.on_event("xdcr_branch", dict(fields))
+        if self._run.spec.settings.on_branch == STOP:
+            text = f"vBucket {vbucket.id}: changes {agreed + 1} to {sent} were sent and are lost"
+            self.stops = self.stops or text

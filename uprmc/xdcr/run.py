@@ -1,0 +1,104 @@
+"""What the parts of one link share: its vBuckets that are being sent, and what is known of others.
+
+Source: systems reference b.2 and b.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from uprmc.errors import CommandError
+from uprmc.upr.hub import Hub
+from uprmc.xdcr import checkpoint
+from uprmc.xdcr.checkpoint import Record
+from uprmc.xdcr.checkpoint_store import CheckpointStore
+from uprmc.xdcr.counters import Counters, Errors
+from uprmc.xdcr.outbound import Outbound
+from uprmc.xdcr.reading import Reading
+from uprmc.xdcr.shipment import Shipment, position_of
+from uprmc.xdcr.slices import Slices
+from uprmc.xdcr.spec import LinkSpec
+from uprmc.xdcr.world import World
+
+
+class Run:
+    """See the module docstring.
+
+    Attributes:
+        world: the node.
+        spec: what the link is.
+        counters, errors: of this run.
+        shipments: vBuckets that are being sent, by number.
+        memory: where others had arrived when their streams ended.
+        store: checkpoints.
+        slices: work on many vBuckets.
+        outbound: what was read and is not sent yet.
+        reading: the streams, ``None`` = there is no producer.
+    """
+
+    def __init__(self, world: World, spec: LinkSpec, outbound: Outbound) -> None:
+        self.world = world
+        self.spec = spec
+        self.counters = Counters()
+        self.errors = Errors()
+        self.shipments: dict[int, Shipment] = {}
+        self.memory: dict[int, Record] = {}
+        self.store = CheckpointStore(world.hub.bucket, spec.name, self.trouble)
+        self.slices = Slices(world.later, world.hub.bucket.clock.monotonic)
+        self.outbound = outbound
+        self.reading: Reading | None = None
+
+    @property
+    def hub(self) -> Hub:
+        """The node's."""
+        return self.world.hub
+
+    def trouble(self, text: str) -> None:
+        """Tell what keeps the link from its work."""
+        self.errors.add(text)
+        self.world.on_trouble(self.spec.name, text)
+
+    def through(self, number: int) -> int:
+        """Return up to which seqno a vBucket has arrived, as far as is known."""
+        shipment = self.shipments.get(number)
+        if shipment is not None:
+            return shipment.through.seqno
+        known = [*self.store.records.get(number, ())[:1]]
+        if number in self.memory:
+            known.append(self.memory[number])
+        return max((each.seqno for each in known), default=0)
+
+    def report(self, number: int, record: Record) -> None:
+        """Report a checkpoint as the watermark of a vBucket."""
+        if self.reading is None or number not in self.hub.bucket.active:
+            return
+        whole, meta = position_of(record).whole, checkpoint.encode_one(record)
+        try:
+            self.reading.report(number, whole, record.uuid if whole else 0, meta)
+        except CommandError as error:
+            self.trouble(f"vBucket {number}: its watermark is refused: {error}")
+
+    # --- dropping -------------------------------------------------------------------------------
+
+    def drop(self, shipments: Iterable[Shipment], *, remember: bool = True) -> None:
+        """End streams; what has arrived is remembered, and what has not is sent again."""
+        created = int(self.hub.bucket.clock.now())
+        for shipment in list(shipments):
+            number = shipment.vbucket.id
+            shipment.dead = True
+            if self.shipments.get(number) is shipment:
+                del self.shipments[number]
+            if remember and shipment.through.seqno:
+                self.memory[number] = shipment.record(
+                    shipment.through, shipment.target_seqno, created
+                )
+            else:
+                self.memory.pop(number, None)
+            self.outbound.withheld.pop(number, None)
+            if self.reading is not None:
+                self.reading.end(shipment.stream)
+
+    def drop_all(self) -> None:
+        """End all streams."""
+        self.drop(list(self.shipments.values()))
+        self.outbound.clear()
