@@ -119,10 +119,50 @@ def test_the_verbs_answer_people_and_programs(pair: tuple[Centre, Centre], here:
     assert xdcr("delete", "west") == "west: deleted\n"
 
 
+@pytest.mark.acceptance("X08")
+def test_an_outpaced_link_is_reconciled_from_the_command_line(
+    pair: tuple[Centre, Centre], here: Here
+) -> None:
+    a, b = pair
+
+    def uprmc(*words: str, at: Centre = a) -> str:
+        ended = here(*words, "--node", at.place)
+        assert ended.code == 0, ended
+        return ended.out
+
+    uprmc("xdcr", "create", "west", "--to", b.place)
+    uprmc("xdcr", "create", "east", "--to", a.place, at=b)
+    write(a, b"v")
+    until_same(a, b)
+    uprmc("xdcr", "checkpoint", "west")
+    uprmc("xdcr", "pause", "west")
+    with KvClient([a.place]) as kv:
+        kv.delete_many(KEYS[1::10])
+        kv.set_many(dict.fromkeys(KEYS[2::10], b"newer"))  # the newest seqno is never dropped
+    uprmc("xdcr", "set", "west", "batch_items=100")  # answered when all of this is on disk
+    uprmc("compact", "--force", "--wait")
+    uprmc("xdcr", "resume", "west")
+    deadline = time.monotonic() + 30
+    status: dict[str, Any] = {"needs_reconcile": []}
+    while len(status["needs_reconcile"]) < 16:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        status = json.loads(uprmc("xdcr", "status", "west", "--json"))
+    assert status["state"] == "needs_reconcile"
+    dry = json.loads(uprmc("xdcr", "reconcile", "west", "--dry-run", "--json"))
+    listed = {key.encode() for row in dry["vbuckets"] for key in row["keys"]}
+    assert listed == set(KEYS[1::10])
+    assert len(b.documents()) == len(KEYS) * 9 // 10
+    text = uprmc("xdcr", "reconcile", "west")
+    assert text.splitlines()[0].split() == list(dry["vbuckets"][0])
+    assert until_same(a, b) == len(KEYS) * 8 // 10
+
+
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
         (("status", "east"), 1, "there is no link 'east'"),
+        (("reconcile", "east", "--dry-run"), 1, "there is no link 'east'"),
         (("create", "x", "--to", "nowhere"), 2, "'nowhere' is no target"),
         (("create", "x", "--to", "h:1", "--set", "colour=1"), 2, "no setting 'colour'"),
         (("create", "x", "--to", "h:1", "--set", "batch_items"), 2, "use KEY=VALUE"),

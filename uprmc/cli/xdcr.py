@@ -6,6 +6,7 @@ Source: contracts of the systems to come, section 3.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,11 @@ from uprmc.xdcr.settings import assignments
 
 _COLUMNS = ("name", "state", "to", "changes_left", "lag_s", "rate", "error")
 _RECORD_COLUMNS = ("link", "vbucket", "source_seqno", "target_seqno", "created")
+
+_COMPARED_COLUMNS = ("vbucket", "documents", "deleted", "kept", "changed", "keys")
+
+#: A running reconciliation is asked about this often.
+_POLL_S = 0.1
 
 _NAME = click.argument("name", metavar="NAME")
 
@@ -148,6 +154,30 @@ def set_(name: str, texts: Sequence[str], node: NodeAccess, as_json: bool) -> No
 
 @xdcr.command()
 @_NAME
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
+@talks_to_a_node("Print one JSON object.")
+def reconcile(name: str, dry_run: bool, node: NodeAccess, as_json: bool) -> None:
+    """Delete at the target what was deleted here and purged before it was sent.
+
+    Documents that the target has from elsewhere are kept. Afterwards a link that has stopped in
+    state needs_reconcile runs again. The columns are: vBucket; documents of the target; of these,
+    those that are deleted, those that this node does not have and that are kept, and those that
+    were changed meanwhile; and the first 100 keys that are deleted.
+    """
+    found = _command(node, "reconcile", name=name, dry_run=dry_run)
+    rows = found["vbuckets"]
+    while found["running"] or len(rows) < found["done"]:
+        if len(rows) == found["done"]:
+            time.sleep(_POLL_S)
+        found = _command(node, "reconciled", name=name, first=len(rows))
+        rows += found["vbuckets"]
+    _show({**found, "vbuckets": rows}, as_json, _compared_lines)
+    if found["error"]:
+        raise NodeError(f"{found['error']}; {found['done']} of {found['of']} vBuckets are done")
+
+
+@xdcr.command()
+@_NAME
 @talks_to_a_node("Print one JSON object.")
 def delete(name: str, node: NodeAccess, as_json: bool) -> None:
     """Delete a link with its checkpoints; the target keeps its documents."""
@@ -201,6 +231,11 @@ def _node_text(node: dict[str, Any]) -> str:
     if node["connected"]:
         return f"{node['place']} connected"
     return f"{node['place']} not connected: {node['error'] or 'no answer so far'}"
+
+
+def _compared_lines(found: dict[str, Any]) -> str:
+    rows = [{**row, "keys": " ".join(row["keys"])} for row in found["vbuckets"]]
+    return _table(_COMPARED_COLUMNS, rows)
 
 
 def _plain(value: Any) -> str:

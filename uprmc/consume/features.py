@@ -204,6 +204,20 @@ REGISTRAR = Handshake(asks=(WATERMARKS,))
 #: A link to another cluster, which reads this node in the same process. Strict.
 LINK = Handshake(asks=(EXPIRATIONS, MARKERS, WATERMARKS, ORIGINS))
 
+#: A link that compares what its target has with its own node. It needs no values. Strict.
+COMPARER = Handshake(
+    asks=(FLOW_CONTROL, ORIGINS),
+    needs=frozenset({FLOW_CONTROL, ORIGINS}),
+    features=(
+        Feature.JSON,
+        Feature.XERROR,
+        Feature.SELECT_BUCKET,
+        Feature.TERMS,
+        Feature.ORIGINS,
+    ),
+    flags=OpenFlag.PRODUCER | OpenFlag.NO_VALUE,
+)
+
 
 # --- what is answered -----------------------------------------------------------------------------
 

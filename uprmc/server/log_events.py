@@ -119,6 +119,15 @@ EVENTS = {
         "Changes that a link had sent are lost at this node: the link, the vBucket, and the first "
         "and last seqno. The target still has them."
     ),
+    "event.xdcr_needs_reconcile": _warn(
+        "A link has stopped sending a vBucket: deletions were purged that the target may not have "
+        "got, and documents may come back from there. The link, the vBucket, up to where it had "
+        "arrived, and the purge seqno. Run `uprmc xdcr reconcile`."
+    ),
+    "event.xdcr_reconciled": _info(
+        "`uprmc xdcr reconcile` has repaired a vBucket: the link, the vBucket, how many documents "
+        "were deleted at the target, and how many it has that were changed elsewhere."
+    ),
     "housekeeping.tick_failed": _BUG,
     "preread.failed": _error(
         "The next pages of a stream could not be read ahead in a worker thread; the stream reads "

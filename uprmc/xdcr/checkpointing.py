@@ -175,5 +175,7 @@ class Checkpointing:
         for number in list(self._run.hub.bucket.active):
             yield
             known = self._run.store.known(number)
-            if known:
+            if number not in self._run.stopped and known:
                 self._run.report(number, known[0])
+            elif number in self._run.stopped or number in self._run.shipments:
+                self._run.keep_all(number)

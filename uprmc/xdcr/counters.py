@@ -24,6 +24,7 @@ class Counters:
         deletions_written: of `docs_written`, deletions.
         echoes_stopped: versions not sent because they come from the target.
         data_bytes: bytes of requests that were sent.
+        docs_reconciled: documents that ``uprmc xdcr reconcile`` has deleted at the target.
         checkpoints, failed_checkpoints: written, and not.
     """
 
@@ -37,6 +38,7 @@ class Counters:
     deletions_written: int = 0
     echoes_stopped: int = 0
     data_bytes: int = 0
+    docs_reconciled: int = 0
     checkpoints: int = 0
     failed_checkpoints: int = 0
 

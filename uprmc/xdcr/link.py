@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from uprmc.consume.placement import Claim, chosen
 from uprmc.consume.ranges import named
 from uprmc.consume.retry import Backoff
-from uprmc.errors import TemporaryFailure
+from uprmc.errors import InvalidArguments, KeyExists, TemporaryFailure
 from uprmc.model import ConflictRule
 from uprmc.protocol.opcodes import HEADER_BYTES, Feature, Opcode, Status, status_text
 from uprmc.xdcr.checkpoint import Records
@@ -29,6 +28,7 @@ from uprmc.xdcr.lag import Lag
 from uprmc.xdcr.nodes import DIAL_MAX_S, Nodes
 from uprmc.xdcr.outbound import Outbound
 from uprmc.xdcr.reading import Reading
+from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
 from uprmc.xdcr.run import Run
 from uprmc.xdcr.shipment import Shipment
@@ -39,7 +39,7 @@ from uprmc.xdcr.windows import Item, Window
 from uprmc.xdcr.world import World
 
 RUNNING, PAUSED, ERROR = "running", "paused", "error"
-WAITING = "waiting"
+WAITING, NEEDS_RECONCILE = "waiting", "needs_reconcile"
 
 #: How often vBuckets without a stream are looked at, rows are renewed, and rates are measured.
 _LOOK_S = 0.5
@@ -63,6 +63,7 @@ class Link:
         rate: items per second.
         branches: what was sent and is lost at the source, newest last.
         forwarded_from: by vBucket, where a checkpoint of others let it begin.
+        reconciliation: the last one, which may be running.
     """
 
     def __init__(self, world: World, spec: LinkSpec) -> None:
@@ -75,6 +76,7 @@ class Link:
         self.shipments = self._run.shipments
         self.branches = self._resuming.branches
         self.forwarded_from = self._resuming.forwarded_from
+        self.reconciliation: Reconciliation | None = None
         self.lag = Lag()
         self.error = ""
         self.rate = 0.0
@@ -122,7 +124,14 @@ class Link:
             return PAUSED
         if self.error:
             return ERROR
+        if self.needs_reconcile:
+            return NEEDS_RECONCILE
         return RUNNING if self._bucket.active else WAITING
+
+    @property
+    def needs_reconcile(self) -> list[int]:
+        """The vBuckets that are not sent before they are reconciled."""
+        return sorted(self._run.stopped)
 
     @property
     def records(self) -> dict[int, Records]:
@@ -204,6 +213,8 @@ class Link:
         self._run.reading.tick(now)
         if now - self._renewed_at >= _RENEW_S:
             self._renewed_at = now
+            for target in self.targets:
+                target.ask_for_links()
             self._checkpointing.renew()
         if self._pausing:
             self._go_on_pausing(now)
@@ -240,6 +251,7 @@ class Link:
             self._run.reading = Reading(self._world.hub, name, name, self._nodes.wake)
         except TemporaryFailure:
             return False
+        self._run.reading.keep_rows(lasting=self._run.two_way)
         self._renewed_at = self._clock.monotonic()
         self._checkpointing.renew()
         return True
@@ -255,6 +267,8 @@ class Link:
         self._settle_pause()
 
     def _hang_up(self) -> None:
+        if self.reconciliation is not None:
+            self.reconciliation.abort("the link has hung up")
         self._run.drop_all()
         self._nodes.hang_up()
 
@@ -298,6 +312,31 @@ class Link:
         self._nodes.dial_soon()
         self._apply_settings()
 
+    # --- repairing ------------------------------------------------------------------------------
+
+    def reconcile(self, *, dry_run: bool) -> Reconciliation:
+        """Compare the target with this node: the vBuckets that have stopped, or all if none has.
+
+        Raises:
+            CommandError: it cannot be done now; the text says why.
+        """
+        settings = self.spec.settings
+        if settings.filter_deletions or settings.filter_expirations:
+            raise InvalidArguments("the link leaves deletions out, so nothing is missing there")
+        if not self.targets or self.state in (PAUSED, ERROR):
+            raise TemporaryFailure(f"the link is {self.state} and has no connection")
+        if self.reconciliation is not None and self.reconciliation.running:
+            raise KeyExists("the link is being reconciled already")
+        self.reconciliation = Reconciliation(
+            self._run,
+            self._nodes,
+            self.needs_reconcile or sorted(self._bucket.active),
+            self._resuming.release,
+            dry_run=dry_run,
+        )
+        self.reconciliation.go_on()
+        return self.reconciliation
+
     # --- connections ----------------------------------------------------------------------------
 
     def _node_failed(self, place: str, why: str) -> None:
@@ -316,8 +355,17 @@ class Link:
         why = self._nodes.unfit(target)
         if why:
             self._stop(why)
-        else:
-            self._place()
+            return
+        self._learn_way()
+        self._place()
+
+    def _learn_way(self) -> None:
+        """Find out whether what is sent may come back, and let the rows expire accordingly."""
+        two_way, reading = self._nodes.lead_on, self._run.reading
+        if two_way != self._run.two_way and reading is not None:
+            self._run.two_way = two_way
+            reading.keep_rows(lasting=two_way)
+            self._checkpointing.renew()
 
     def failed(self, target: Target, why: str, *, final: bool) -> None:
         """See `TargetOwner`."""
@@ -329,6 +377,8 @@ class Link:
     def lost(self, target: Target) -> None:
         """See `TargetOwner`."""
         self._nodes.lost(target)
+        if self.reconciliation is not None:
+            self.reconciliation.lost(target)
         self._run.drop([s for s in self.shipments.values() if s.place == target.place])
         self._outbound.forget_node(target.place)
 
@@ -340,7 +390,8 @@ class Link:
 
     def _look(self, now: float) -> None:
         """Begin what has no stream, after the nodes were asked again what they have."""
-        missing = self._bucket.active.keys() - self.shipments.keys()
+        self._run.stopped &= self._bucket.active.keys()
+        missing = self._bucket.active.keys() - self.shipments.keys() - self._run.stopped
         if not missing:
             self._asking.good()
         elif self._asking.at <= now and "place" not in self._run.slices:
@@ -355,12 +406,10 @@ class Link:
             return
         if not self._nodes.are_settled:
             return
-        targets = self.targets
-        if not targets:
-            return
-        self._run.slices.run("place", self._placements(targets))
+        if self.targets:
+            self._run.slices.run("place", self._placements())
 
-    def _placements(self, targets: list[Target]) -> Iterator[None]:
+    def _placements(self) -> Iterator[None]:
         """Begin what has no stream; others may run between any two vBuckets."""
         absent, why = [], ""
         for number, vbucket in list(self._bucket.active.items()):
@@ -368,15 +417,13 @@ class Link:
                 return
             if number in self.shipments or self._bucket.active.get(number) is not vbucket:
                 continue
-            ready = {target.place: target for target in targets if target.ready}
-            claims = [_claim(target, number) for target in ready.values()]
-            choice = chosen(number, [each for each in claims if each is not None])
-            if choice.place:
-                self._resuming.begin(vbucket, ready[choice.place])
+            target, reason = self._nodes.holder(number)
+            if target is not None:
+                self._resuming.begin(vbucket, target)
                 yield
             else:
                 absent.append(number)
-                why = choice.why
+                why = reason
         stops, self._resuming.stops = self._resuming.stops, ""
         if stops:
             self._stop(stops)
@@ -498,13 +545,6 @@ _OURS = 0x5500
 
 _ACCESS = frozenset({Status.AUTH_ERROR, Status.ACCESS_DENIED})
 _UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
-
-
-def _claim(target: Target, number: int) -> Claim | None:
-    if target.held is None:
-        return Claim(target.place)
-    held = target.held.get(number)
-    return None if held is None else Claim(target.place, held.term, held.log)
 
 
 def _key_of(frame: bytes) -> str:

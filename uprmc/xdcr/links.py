@@ -62,6 +62,8 @@ class Links:
             "checkpoints": self._checkpoints,
             "record": self._record,
             "records": self._records,
+            "reconcile": self._reconcile,
+            "reconciled": self._reconciled,
         }
 
     # --- life -----------------------------------------------------------------------------------
@@ -153,6 +155,19 @@ class Links:
         link.forget()
         link.close()
         self._save(lambda: answered({"name": link.spec.name}))
+
+    def _reconcile(self, given: Mapping[str, Any], answered: Answered) -> None:
+        """Begin; `reconciled` tells how far it is."""
+        link = self._find(given)
+        answered(link.reconcile(dry_run=bool(given.get("dry_run"))).shown(0))
+
+    def _reconciled(self, given: Mapping[str, Any], answered: Answered) -> None:
+        link, first = self._find(given), given.get("first", 0)
+        if link.reconciliation is None:
+            raise KeyNotFound("the link was not reconciled since the node was started")
+        if not isinstance(first, int) or first < 0:
+            raise InvalidArguments("the first vBucket is no place in a list")
+        answered(link.reconciliation.shown(first))
 
     def _checkpoint(self, given: Mapping[str, Any], answered: Answered) -> None:
         link = self._find(given)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from uprmc.consume.placement import NODES_MAX
+from uprmc.consume.placement import NODES_MAX, Claim, chosen
 from uprmc.consume.retry import Backoff
 from uprmc.model import ConflictRule
 from uprmc.places import of_cluster_map
 from uprmc.ports import Clock, Dialled, Session
+from uprmc.xdcr.node_session import Login
 from uprmc.xdcr.spec import LinkSpec
-from uprmc.xdcr.target import Login, Target, TargetOwner
+from uprmc.xdcr.target import Target, TargetOwner
 from uprmc.xdcr.world import World
 
 #: A lost node is dialled again after a pause of this length, which doubles.
@@ -89,6 +90,12 @@ class Nodes:
         """Whether each node has told what it has, or has failed."""
         return all(node.failed or node.ready for node in self._by_place.values())
 
+    @property
+    def lead_on(self) -> bool:
+        """Whether what arrives there may come back to us: unless all say that they have no link."""
+        targets = self.ready
+        return len(targets) < len(self) or any(target.links != 0 for target in targets)
+
     def shown(self) -> list[dict[str, object]]:
         """Return what people see of them."""
         return [
@@ -109,17 +116,33 @@ class Nodes:
                 self._give_up(node, f"no answer for {_ANSWER_S:g} s")
 
     def _call(self, node: Node, spec: LinkSpec, now: float) -> None:
-        try:
-            password = self._world.password(spec.password_file) if spec.user else ""
-            dial = self._world.dial(spec.tls_ca)
-        except Exception as error:  # files that cannot be read; the text says which
-            self._unusable(str(error))
-            return
-        login = Login(spec.user, password) if spec.user else None
         node.dialling, node.began_at = True, now
-        node.dialled = dial(
-            node.place, partial(self._make, node, login), partial(self._give_up, node)
-        )
+        try:
+            node.dialled = self.reach(
+                spec, node.place, partial(self._make, node), partial(self._give_up, node)
+            )
+        except Exception as error:  # files that cannot be read; the text says which
+            node.dialling = False
+            self._unusable(str(error))
+
+    def reach(
+        self,
+        spec: LinkSpec,
+        place: str,
+        make: Callable[[Login | None, Callable[[], None]], Session],
+        failed: Callable[[str], None],
+    ) -> Dialled:
+        """Dial a node; raises whatever is wrong with the files that the link names.
+
+        Args:
+            spec: the link.
+            place: of the node.
+            make: returns the session, given who to log in as and what wakes it.
+            failed: see `ports.Dial`.
+        """
+        password = self._world.password(spec.password_file) if spec.user else ""
+        login = Login(spec.user, password) if spec.user else None
+        return self._world.dial(spec.tls_ca)(place, partial(make, login), failed)
 
     def _make(self, node: Node, login: Login | None, wake: Callable[[], None]) -> Session:
         limit = self._world.hub.bucket.settings.kv.max_frame_bytes
@@ -188,6 +211,13 @@ class Nodes:
                 node.backoff.good()
             node.backoff.failed(now)
 
+    def holder(self, number: int) -> tuple[Target | None, str]:
+        """Return the node that has a vBucket, or why there is none to be used."""
+        ready = {target.place: target for target in self.ready}
+        claims = [_claim(target, number) for target in ready.values()]
+        choice = chosen(number, [each for each in claims if each is not None])
+        return ready.get(choice.place), choice.why
+
     # --- waking ---------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -201,3 +231,10 @@ class Nodes:
         target = self._by_place[place].target
         if len(self) > 1 and target is not None:
             target.wake()
+
+
+def _claim(target: Target, number: int) -> Claim | None:
+    if target.held is None:
+        return Claim(target.place)
+    held = target.held.get(number)
+    return None if held is None else Claim(target.place, held.term, held.log)

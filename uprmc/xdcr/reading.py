@@ -211,6 +211,10 @@ class Reading:
 
     # --- watermarks -----------------------------------------------------------------------------
 
+    def keep_rows(self, *, lasting: bool) -> None:
+        """Decide whether rows that are reported from now on never expire by time."""
+        self._producer.registration.lasting = lasting
+
     def report(self, number: int, watermark: int, uuid: int, meta: bytes) -> None:
         """Register with a vBucket, or report how far it has arrived at the target.
 

@@ -37,6 +37,7 @@ class Resuming:
         forwarded_from: by vBucket, where a checkpoint of others let it begin.
         has_forwarded: whether there was one since this was cleared.
         stops: why the link is to stop; empty = it is not.
+        reconciled: vBuckets that may begin at zero, because the target has nothing too much.
     """
 
     def __init__(self, run: Run) -> None:
@@ -44,15 +45,18 @@ class Resuming:
         self.forwarded_from: dict[int, int] = {}
         self.has_forwarded = False
         self.stops = ""
+        self.reconciled: set[int] = set()
         self._run = run
 
     def begin(self, vbucket: VBucket, target: Target) -> None:
         """Begin the stream of a vBucket where both ends agree."""
         number = vbucket.id
+        if number in self._run.stopped and self._run.two_way:
+            return
         held = Held() if target.held is None else target.held[number]
         candidates = self._candidates(number, held)
         forwards = not candidates
-        if forwards:
+        if forwards and number not in self.reconciled:
             candidates = self._transitive(number, held, target)
         began: list[StreamState] = []
         purged = False
@@ -68,6 +72,9 @@ class Resuming:
 
         try:
             record, lowest = checkpoint.acceptable(candidates, rolled_back_to)
+            if record is None and self._would_return(vbucket, held):
+                self._stop(vbucket)
+                return
             if record is None:
                 began.append(self._start(vbucket, _FROM_ZERO))
         except CommandError as error:
@@ -83,6 +90,8 @@ class Resuming:
         shipment.clean = self._is_clean(vbucket, record, held)
         shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
         self._run.memory.pop(number, None)
+        self._run.stopped.discard(number)
+        self.reconciled.discard(number)
         self._run.store.forget_above(number, through.seqno)
         if record is not None and forwards:
             self.forwarded_from[number] = record.seqno
@@ -102,8 +111,42 @@ class Resuming:
             return True
         return None if not vbucket.purge_seqno else False
 
+    def _would_return(self, vbucket: VBucket, held: Held) -> bool:
+        """Tell whether documents that were deleted may come back if a vBucket begins at zero.
+
+        What was purged here may still be at the target, which has got it from an earlier stream.
+        """
+        number, settings = vbucket.id, self._run.spec.settings
+        if number in self.reconciled or settings.filter_deletions or settings.filter_expirations:
+            return False
+        was_there = bool(self._run.store.known(number)) or number in self._run.memory
+        return self._run.two_way and was_there and bool(held.seqno and vbucket.purge_seqno)
+
+    def _stop(self, vbucket: VBucket) -> None:
+        """Send nothing of a vBucket until it is reconciled; no more deletions are purged."""
+        number, memory = vbucket.id, self._run.memory.get(vbucket.id)
+        self._run.stopped.add(number)
+        if memory is not None and not self._run.store.known(number):
+            self._run.store.add(number, memory)  # what a restart would forget
+        fields = {
+            "link": self._run.spec.name,
+            "vbucket": number,
+            "from": self._run.through(number),
+            "to": vbucket.purge_seqno,
+        }
+        self._run.keep_all(number)
+        self._run.world.on_event("xdcr_needs_reconcile", fields)
+
+    def release(self, number: int) -> None:
+        """Let a vBucket that was reconciled begin at zero, if it has stopped."""
+        if number in self._run.stopped:
+            self._run.stopped.discard(number)
+            self.reconciled.add(number)
+
     def _candidates(self, number: int, held: Held) -> list[Record]:
         """Return the records that the target still has, the most advanced first."""
+        if number in self.reconciled:
+            return []
         records = self._run.store.known(number)
         valid = checkpoint.at_target(records, held.log, held.seqno)
         memory = self._run.memory.get(number)

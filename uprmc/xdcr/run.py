@@ -34,6 +34,9 @@ class Run:
         slices: work on many vBuckets.
         outbound: what was read and is not sent yet.
         reading: the streams, ``None`` = there is no producer.
+        two_way: whether what arrives at the target may come back, as far as is known. The rows of
+            such a link do not expire by time.
+        stopped: vBuckets that are not sent before they are reconciled.
     """
 
     def __init__(self, world: World, spec: LinkSpec, outbound: Outbound) -> None:
@@ -47,6 +50,8 @@ class Run:
         self.slices = Slices(world.later, world.hub.bucket.clock.monotonic)
         self.outbound = outbound
         self.reading: Reading | None = None
+        self.two_way = True
+        self.stopped: set[int] = set()
 
     @property
     def hub(self) -> Hub:
@@ -77,6 +82,20 @@ class Run:
             self.reading.report(number, whole, record.uuid if whole else 0, meta)
         except CommandError as error:
             self.trouble(f"vBucket {number}: its watermark is refused: {error}")
+
+    def keep_all(self, number: int) -> None:
+        """Register a vBucket, or renew its row, without saying that anything more has arrived.
+
+        No deletion that the vBucket has now is purged if there was no row.
+        """
+        if self.reading is None or number not in self.hub.bucket.active:
+            return
+        known = self.store.known(number)
+        meta = checkpoint.encode_one(known[0]) if known else b""
+        try:
+            self.reading.report(number, 0, 0, meta)
+        except CommandError as error:
+            self.trouble(f"vBucket {number}: it is not registered: {error}")
 
     # --- dropping -------------------------------------------------------------------------------
 

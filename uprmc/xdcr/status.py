@@ -38,6 +38,7 @@ def status_of(link: Link) -> dict[str, Any]:
         "target_features": link.features,
         "nodes": link.nodes_shown(),
         "last_errors": link.errors.shown(),
+        "needs_reconcile": link.needs_reconcile,
         "branches": list(link.branches),
         "vbuckets": [_vbucket(link, number) for number in sorted(link.numbers)],
     }

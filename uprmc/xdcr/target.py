@@ -1,11 +1,11 @@
-"""One connection to a node of the target: handshake, what the node has, and what is sent to it.
+"""A connection that sends a link's items: what the node has, and what is sent to it.
 
 Before anything is sent the node says which vBuckets it has, and the failover log and high seqno of
 each: the link decides by these where to go on. This is asked again on every connection, because a
 node that was restarted may have lost what it had acknowledged.
 
 Answers to items are understood by `windows`; what an answer means for the link is told to its
-`TargetOwner`. Nothing raises out of the session's doors.
+`TargetOwner`.
 
 Source: UPR reference, section 6; systems reference b.2, b.4.
 """
@@ -13,33 +13,31 @@ Source: UPR reference, section 6; systems reference b.2, b.4.
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
-from uprmc.consume.conversation import Questions, Silence
 from uprmc.consume.history import read_log
-from uprmc.errors import InvalidArguments, ProtocolError
-from uprmc.model import FailoverLog, VBucketState
-from uprmc.ports import Clock, Session
-from uprmc.protocol.binary import decode_hello, encode_hello
-from uprmc.protocol.framer import BinaryFramer
-from uprmc.protocol.header import Frame, ResponseFrame, encode_request, encode_response
+from uprmc.errors import InvalidArguments
+from uprmc.model import FailoverLog, Origin, VBucketState
+from uprmc.ports import Clock
+from uprmc.protocol.header import Frame, ResponseFrame
 from uprmc.protocol.management import (
     VBUCKET_SEQNOS_EXTRAS,
+    WITH_META_NMETA_EXTRAS,
     decode_vbucket_seqno_terms,
     decode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Feature, Opcode, Status
+from uprmc.protocol.origins import ORIGIN_META_BYTES, encode_origin
 from uprmc.protocol.upr import decode_term
 from uprmc.xdcr.frames import Meta, read_meta
+from uprmc.xdcr.node_session import Answered, Login, NodeSession
 from uprmc.xdcr.received import Told, told_of
 from uprmc.xdcr.windows import LATER, Item, Window, Windows
 
-_AGENT = b"uprmc-xdcr"
-_BUCKET = b"default"
 _FEATURES = (
     Feature.JSON,
     Feature.XERROR,
@@ -49,20 +47,13 @@ _FEATURES = (
     Feature.CHECKPOINTS,
 )
 _ITEMS = frozenset({Opcode.SETQ_WITH_META, Opcode.DELQ_WITH_META})
-_MECHANISM = b"PLAIN"
 _REFUSED_LOGIN = (Status.AUTH_ERROR, Status.ACCESS_DENIED)
-
-#: A node that says nothing for this long, although it is asked, is given up.
-SILENCE_S = 30.0
-_ASK_S = 10.0
 
 #: The statistic with the policy of conflict resolution.
 _POLICY_KEY = b"ep_conflict_resolution_type"
 
 #: Records in one request.
 _RECORDS_AT_ONCE = 100
-
-Answered = Callable[[ResponseFrame], None]
 
 
 class Held(NamedTuple):
@@ -71,13 +62,6 @@ class Held(NamedTuple):
     term: int = 0
     seqno: int = 0
     log: FailoverLog = ()
-
-
-class Login(NamedTuple):
-    """A user of the target."""
-
-    user: str
-    password: str
 
 
 class TargetOwner(Protocol):
@@ -115,11 +99,10 @@ class TargetOwner(Protocol):
         """Take note that the connection has ended."""
 
 
-class Target:
-    """See the module docstring. Implements `ports.Session`.
+class Target(NodeSession):
+    """See the module docstring.
 
     Attributes:
-        place: HOST:PORT of the node.
         windows: what is under way.
         ready: whether it has told what it has.
         map: its cluster map, ``None`` = it tells none.
@@ -127,11 +110,8 @@ class Target:
         policy: how it resolves conflicts, as Couchbase names it; empty = it does not say.
         records: checkpoints of our source that it has, by vBucket.
         held: its active vBuckets; ``None`` = it does not say which.
-        granted: features that it has granted.
+        links: number of links that it has itself; ``None`` = it does not say.
     """
-
-    successor: Session | None = None
-    input_full = False
 
     def __init__(
         self,
@@ -142,55 +122,15 @@ class Target:
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
-        self.place = place
-        self.closing = self.ready = False
+        self.ready = False
         self.map: ClusterMap | None = None
         self.held: dict[int, Held] | None = {}
         self.bucket_uuid = self.policy = ""
         self.records: dict[int, list[Told]] = {}
-        self.granted: tuple[int, ...] = ()
+        self.links: int | None = None
         self.windows = Windows(owner.settled)
-        self.wake = wake
         self._owner = owner
-        self._login = login
-        self._framer = BinaryFramer(frame_max_bytes)
-        self._questions: Questions[Answered] = Questions(strict=False)
-        self._silence = Silence()
-        self._frames: deque[bytes] = deque()
-        self._clock = clock
-        self._asked_at = clock.monotonic()
-        self._greet()
-
-    # --- the handshake --------------------------------------------------------------------------
-
-    def _greet(self) -> None:
-        self._ask(Opcode.HELLO, self._greeted, key=_AGENT, value=encode_hello(_FEATURES))
-
-    def _greeted(self, reply: ResponseFrame) -> None:
-        if reply.status == Status.SUCCESS:
-            self.granted = tuple(decode_hello(reply.value))
-        if self._login is None:
-            self._select()
-        else:
-            self._ask(Opcode.SASL_LIST_MECHS, partial(self._mechanisms, self._login))
-
-    def _mechanisms(self, login: Login, reply: ResponseFrame) -> None:
-        if reply.status or _MECHANISM not in reply.value.split():
-            self._fail("it does not offer SASL PLAIN: leave --user out", final=True)
-            return
-        token = b"\0".join((b"", login.user.encode(), login.password.encode()))
-        self._ask(Opcode.SASL_AUTH, self._logged_in, key=_MECHANISM, value=token)
-
-    def _logged_in(self, reply: ResponseFrame) -> None:
-        if reply.status:
-            self._fail(f"it refuses the user or the password: {reply.reason}", final=True)
-        else:
-            self._select()
-
-    def _select(self) -> None:
-        if Feature.SELECT_BUCKET in self.granted:
-            self._ask(Opcode.SELECT_BUCKET, lambda _: None, key=_BUCKET)
-        self.survey()
+        super().__init__(place, _FEATURES, login, frame_max_bytes, clock, wake)
 
     # --- what the node has ----------------------------------------------------------------------
 
@@ -202,6 +142,7 @@ class Target:
         if Feature.CHECKPOINTS in self.granted:
             asked = json.dumps({"source": self._owner.bucket_uuid}).encode()
             self._ask(Opcode.XDCR, self._recorded, key=b"records", value=asked)
+        self.ask_for_links()
         self.ask_seqnos(self._surveyed)
 
     def _mapped(self, reply: ResponseFrame) -> None:
@@ -226,6 +167,17 @@ class Target:
                 self.records.setdefault(int(row["vbucket"]), []).append(told_of(row))
         except (ValueError, TypeError, KeyError, InvalidArguments):
             self.records = {}
+
+    def ask_for_links(self) -> None:
+        """Ask whether the node has links itself; the answer is in `links`."""
+        if Feature.CHECKPOINTS in self.granted:
+            self._ask(Opcode.XDCR, self._linked, key=b"list")
+
+    def _linked(self, reply: ResponseFrame) -> None:
+        self.links = None
+        if reply.status == Status.SUCCESS:
+            with suppress(ValueError, TypeError):
+                self.links = len(json.loads(reply.value))
 
     def tell_records(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Tell the node checkpoints that it is to keep."""
@@ -290,80 +242,61 @@ class Target:
         if not waiting:
             done(held)
 
-    def _ask(
+    def delete(
         self,
-        opcode: int,
+        number: int,
+        key: bytes,
+        meta: tuple[int, int],
+        origin: Origin,
+        expected_cas: int,
         answered: Answered,
-        *,
-        vbucket: int = 0,
-        extras: bytes = b"",
-        key: bytes = b"",
-        value: bytes = b"",
     ) -> None:
-        opaque = self._questions.expect(opcode, answered)
-        self._frames.append(
-            encode_request(
-                opcode, extras=extras, key=key, value=value, vbucket=vbucket, opaque=opaque
-            )
+        """Delete a document if it has the CAS that is expected.
+
+        Args:
+            number: of the vBucket.
+            key: of the document.
+            meta: revision and CAS of the deletion.
+            origin: of the deletion.
+            expected_cas: another version is left alone.
+            answered: called with the answer.
+        """
+        self._ask(
+            Opcode.DEL_WITH_META,
+            answered,
+            vbucket=number,
+            extras=WITH_META_NMETA_EXTRAS.pack(0, 0, *meta, ORIGIN_META_BYTES),
+            key=key,
+            value=encode_origin(origin),
+            cas=expected_cas,
         )
-        self.wake()
 
     # --- the session's doors --------------------------------------------------------------------
 
-    def receive_data(self, data: bytes) -> None:
-        """See `ports.Session`."""
-        if self.closing:
-            return
-        self._silence.broken = True
-        try:
-            for frame in self._framer.feed(data):
-                if not self.closing:
-                    self._take(frame)
-        except ProtocolError as error:
-            self._fail(f"it breaks the protocol: {error}", final=False)
+    def _welcomed(self) -> None:
+        self.survey()
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """See `ports.Session`."""
-        out: list[bytes] = []
-        if self.closing:
-            return out
-        sent = 0
-        while self._frames and sent < budget:
-            frame = self._frames.popleft()
-            out.append(frame)
-            sent += len(frame)
-        if self.ready and sent < budget:
+        out = super().data_to_send(budget)
+        sent = sum(map(len, out))
+        if self.ready and not self.closing and sent < budget:
             sent += self.windows.retry(out, self._clock.monotonic())
             self._owner.fill(self, out, budget - sent)
         return out
 
-    def tick(self, now: float) -> None:
-        """See `ports.Session`."""
-        if self.closing:
-            return
-        if not (self._questions or self.windows):
-            self._silence.heard(now)
-            if now - self._asked_at > _ASK_S:
-                self._asked_at = now
-                self._ask(Opcode.VERSION, lambda _: None)
-        elif self._silence.lasts(now, SILENCE_S):
-            self._fail(f"it has said nothing for {SILENCE_S:g} s", final=False)
-
-    def buffered(self) -> tuple[int, int]:
-        """See `ports.Session`; what waits to be sent is a few questions."""
-        return 0, 0
-
-    def connection_lost(self) -> None:
-        """See `ports.Session`."""
-        self.closing, self.ready = True, False
-        self._questions.clear()
-        self._frames.clear()
-        self._owner.lost(self)
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._questions or self.windows)
 
     def hang_up(self) -> None:
-        """End the connection."""
-        self.closing, self.ready = True, False
-        self.wake()
+        """See `NodeSession`."""
+        self.ready = False
+        super().hang_up()
+
+    def _lost(self) -> None:
+        self.ready = False
+        self._owner.lost(self)
 
     def _fail(self, why: str, *, final: bool) -> None:
         self.hang_up()
@@ -373,19 +306,13 @@ class Target:
 
     def _take(self, frame: Frame) -> None:
         if not isinstance(frame, ResponseFrame):
-            if frame.opcode in (Opcode.NOOP, Opcode.UPR_NOOP):
-                self._frames.append(encode_response(frame.opcode, opaque=frame.opaque))
-            return
-        if frame.opcode in _ITEMS:
+            super()._take(frame)
+        elif frame.opcode in _ITEMS:
             self._item_refused(frame)
         elif frame.opcode == Opcode.GET_META:
             self._looked_up(frame)
         elif frame.opcode != Opcode.NOOP or not self.windows.fence_answered(frame.opaque):
-            more = frame.opcode == Opcode.STAT and frame.key
-            find = self._questions.waiting_for if more else self._questions.answered
-            answered = find(frame.opcode, frame.opaque)
-            if answered is not None:
-                answered(frame)
+            super()._take(frame)
 
     def _item_refused(self, frame: ResponseFrame) -> None:
         if not frame.status:

@@ -24,6 +24,9 @@ from uprmc.rollback import Held, ends_of_branches
 ID_MAX_BYTES = 64
 META_MAX_BYTES = 4_096
 
+#: A lifetime that cannot be asked for on the wire: the row does not expire by time.
+NEVER = -1
+
 
 class Kind(IntEnum):
     """What a client is. The numbers are those on the wire."""
@@ -85,7 +88,7 @@ class Report(NamedTuple):
 
     Attributes:
         id, kind, watermark, meta: see `Row`.
-        lifetime_s: the lifetime that the client asks for, 0 = the default of its kind.
+        lifetime_s: the lifetime that the client asks for, 0 = the default of its kind, or `NEVER`.
         vb_uuid: the history in which the watermark is valid; ``None`` = the present one.
     """
 
@@ -118,7 +121,12 @@ class Limit(NamedTuple):
 
 
 def granted_lifetime_s(kind: Kind, asked_s: int, settings: PurgeSettings) -> int:
-    """Return the lifetime of a row: what was asked for, at most the default of its kind."""
+    """Return the lifetime of a row: what was asked for, at most the default of its kind.
+
+    Only the node itself can ask for `NEVER`.
+    """
+    if asked_s == NEVER:
+        return 0
     default: int = getattr(settings, _LIFETIME_SETTINGS[kind])
     if not asked_s or not default:
         return asked_s or default

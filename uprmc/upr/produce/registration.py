@@ -14,7 +14,7 @@ from functools import partial
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.registry import Reported
-from uprmc.engine.watermarks.rows import Kind, Report, Row, granted_lifetime_s
+from uprmc.engine.watermarks.rows import NEVER, Kind, Report, Row, granted_lifetime_s
 from uprmc.engine.watermarks.table import MANAGER, Common
 from uprmc.errors import (
     CommandError,
@@ -51,6 +51,7 @@ class Registration:
 
     Attributes:
         tables: what replicas are told.
+        lasting: whether rows that are reported do not expire by time. A link of this node sets it.
     """
 
     def __init__(self, bucket: Bucket, wake: Callable[[], None], interval_s: float) -> None:
@@ -61,6 +62,7 @@ class Registration:
         self._owned: set[tuple[int, bytes]] = set()
         self._late: list[bytes] = []
         self.tables = Tables(bucket, interval_s)
+        self.lasting = False
         self._closed = False
 
     # --- commands -------------------------------------------------------------------------------
@@ -96,7 +98,8 @@ class Registration:
             self._named.pop(vbucket.id, None)
             return Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True)
         kind = _kind(asked.kind)
-        report = Report(name, kind, asked.watermark, asked.lifetime_s, asked.vb_uuid, meta)
+        lifetime_s = NEVER if self.lasting else asked.lifetime_s
+        report = Report(name, kind, asked.watermark, lifetime_s, asked.vb_uuid, meta)
         reported = self._watermarks.report(vbucket, report, owner)
         if not manages:
             self._named[vbucket.id] = report

@@ -1,0 +1,300 @@
+"""Links whose row was lost while deletions were purged: what stops, and how it is repaired."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.system.test_replication import VBUCKETS, delete
+from tests.xdcr.cluster import DataCentres, documents, is_level, write
+from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.watermarks.table import MANAGER
+from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound, TemporaryFailure
+from uprmc.protocol.opcodes import Feature
+from uprmc.server.node import Node
+from uprmc.upr.produce import options
+from uprmc.xdcr import target as targets
+from uprmc.xdcr.far_documents import FarDocuments
+from uprmc.xdcr.link import Link
+
+ALL = range(VBUCKETS)
+ROW = b"xdcr:west"
+
+
+def rows(node: Node) -> dict[int, list[Any]]:
+    return {
+        number: [row for row in node.bucket.watermarks.rows(vbucket) if row.id == ROW]
+        for number, vbucket in node.bucket.vbuckets.items()
+    }
+
+
+def purge_all(centres: DataCentres, node: Node) -> None:
+    """Forget the link's rows, and drop all deletions but the newest of each vBucket."""
+    write(node, 90_000, VBUCKETS)  # the newest seqno is never dropped
+    centres.until_on_disk(node)
+    for vbucket in node.bucket.vbuckets.values():
+        node.bucket.watermarks.remove(vbucket, ROW, MANAGER)
+    told: list[bool] = []
+    for number in ALL:
+        node.bucket.compact(number, PurgeRule(every=True), told.append)
+    centres.loop.until(lambda: len(told) == VBUCKETS)
+
+
+def keys(*numbers: int) -> set[bytes]:
+    return {b"k%d" % number for number in numbers}
+
+
+def events(node: Node, name: str) -> list[dict[str, Any]]:
+    return [each for each in node.events.newest() if each["event"] == name]
+
+
+def until_over(centres: DataCentres, node: Node) -> dict[str, Any]:
+    centres.loop.until(
+        lambda: not centres.command(node, "reconciled", name="west")["running"], 30.0
+    )
+    found: dict[str, Any] = centres.command(node, "reconciled", name="west")
+    assert found["error"] == ""
+    return found
+
+
+def outpace(centres: DataCentres, *, filtered: bool = False) -> tuple[Node, Node, Link, Link]:
+    """Purge deletions of k0 to k10 that a link had to send, while both ends change documents."""
+    a, b = centres.start("a"), centres.start("b")
+    given = {"set": {"filter_deletions": "on"}} if filtered else {}
+    west, east = centres.link(a, b, **given), centres.link(b, a, "east")
+    write(a, 0, 40)
+    centres.until_same(a, b)
+    centres.until_level(west, east)
+    centres.command(a, "checkpoint", name="west")
+    centres.command(a, "pause", name="west")
+    centres.command(b, "pause", name="east")
+    for number in range(11):
+        delete(a, b"k%d" % number)
+    purge_all(centres, a)
+    write(a, 10, 1, b"again")
+    write(b, 5, 1, b"edited")
+    write(b, 1_000, 1, b"made there")
+    centres.command(b, "resume", name="east")
+    centres.until_level(east)
+    centres.command(a, "resume", name="west")
+    return a, b, west, east
+
+
+DELETED = keys(0, 1, 2, 3, 4, 6, 7, 8, 9)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def test_the_rows_of_a_link_with_a_link_back_do_not_expire_by_time(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    west = centres.link(a, b)
+    write(a, 0, 40)
+    centres.until_level(west)
+
+    def lifetimes() -> set[int]:
+        return {row.lifetime_s for found in rows(a).values() for row in found}
+
+    centres.loop.until(lambda: lifetimes() == {3_600})
+    centres.link(b, a, "east")
+    for target in west.targets:
+        target.survey()
+    centres.loop.until(lambda: lifetimes() == {0})
+    assert not west.error
+    centres.stop("a")
+    a = centres.start("a")
+    centres.loop.until(lambda: lifetimes() == {0})
+    centres.command(b, "delete", name="east")
+    centres.loop.until(lambda: a.links.by_name["west"].targets)
+    for target in a.links.by_name["west"].targets:
+        target.survey()
+    centres.loop.until(lambda: lifetimes() == {3_600})
+
+
+def test_a_target_that_does_not_say_whether_it_has_links_counts_as_one_with_a_link_back(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = tuple(each for each in targets._FEATURES if each is not Feature.CHECKPOINTS)
+    monkeypatch.setattr(targets, "_FEATURES", known)
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 4)
+    centres.until_level(centres.link(a, b))
+    assert {row.lifetime_s for found in rows(a).values() for row in found} == {0}
+
+
+# --- repair -------------------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("X06")
+@pytest.mark.acceptance("X08")
+def test_an_outpaced_link_with_a_link_back_stops_until_it_is_reconciled(
+    centres: DataCentres,
+) -> None:
+    a, b, west, east = outpace(centres)
+    centres.loop.until(lambda: west.state == "needs_reconcile")
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    told = events(a, "xdcr_needs_reconcile")
+    assert sorted(each["vbucket"] for each in told) == list(ALL)
+    assert {(each["link"], each["from"]) for each in told} == {("west", 10)}
+    assert {row.watermark for found in rows(a).values() for row in found} == {0}
+    before = documents(b)
+    assert DELETED | keys(5, 10, 1_000) <= before.keys()
+
+    centres.command(a, "reconcile", name="west", dry_run=True)
+    found = until_over(centres, a)
+    listed = {key.encode() for row in found["vbuckets"] for key in row["keys"]}
+    assert listed == DELETED
+    assert sum(row["deleted"] for row in found["vbuckets"]) == len(DELETED)
+    assert [row["documents"] for row in found["vbuckets"]] == [11, 10, 10, 10]
+    assert documents(b) == before
+    assert west.state == "needs_reconcile"
+
+    centres.command(a, "reconcile", name="west")
+    assert sum(row["deleted"] for row in until_over(centres, a)["vbuckets"]) == len(DELETED)
+    centres.until_level(west, east)
+    centres.until_same(a, b)
+    centres.until_level(west, east)
+    left = documents(a)
+    assert not DELETED & left.keys()
+    assert left[b"k5"][0] == b"edited"
+    assert left[b"k10"][0] == b"again"
+    assert left[b"k1000"][0] == b"made there"
+    assert len(left) == 40 - len(DELETED) + 1 + VBUCKETS
+    told = events(a, "xdcr_reconciled")
+    assert sum(each["deleted"] for each in told) == west.counters.docs_reconciled == len(DELETED)
+    status = centres.command(a, "status", name="west")
+    assert (status["state"], status["needs_reconcile"]) == ("running", [])
+    written = east.counters.docs_written
+    write(a, 2_000, 1)
+    centres.until_same(a, b)
+    centres.until_level(west, east)
+    assert east.counters.docs_written == written  # the repair does not come back
+
+
+def test_a_stop_survives_a_restart_of_the_source(centres: DataCentres) -> None:
+    a, b, west, _ = outpace(centres)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    centres.stop("a")
+    a = centres.start("a")
+    west = a.links.by_name["west"]
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    assert keys(0) <= documents(b).keys()
+
+
+def test_what_is_deleted_while_a_link_has_stopped_is_deleted_at_the_target(
+    centres: DataCentres,
+) -> None:
+    a, b, west, _ = outpace(centres)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    delete(a, b"k20")
+    write(a, 91_000, VBUCKETS)
+    centres.until_on_disk(a)
+    told: list[bool] = []
+    a.bucket.compact(0, PurgeRule(every=True), told.append)
+    centres.loop.until(lambda: told)
+    centres.command(a, "reconcile", name="west")
+    found = until_over(centres, a)
+    assert sum(row["deleted"] for row in found["vbuckets"]) == len(DELETED)  # k20's is still here
+    centres.until_same(a, b)
+    assert b"k20" not in documents(b)
+
+
+def test_a_document_that_is_changed_at_the_target_meanwhile_is_left_alone(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, west, _ = outpace(centres)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    delete_there = targets.Target.delete
+
+    def late(self: targets.Target, number: int, key: bytes, *more: Any) -> None:
+        if key == b"k7":
+            write(b, 7, 1, b"just now")
+        delete_there(self, number, key, *more)
+
+    monkeypatch.setattr(targets.Target, "delete", late)
+    centres.command(a, "reconcile", name="west")
+    (row,) = (row for row in until_over(centres, a)["vbuckets"] if row["vbucket"] == 3)
+    assert (row["deleted"], row["changed"], row["keys"]) == (1, 1, ["k3"])
+    centres.until_same(a, b)
+    assert documents(a)[b"k7"][0] == b"just now"
+
+
+def test_a_reconciliation_ends_with_the_reason_when_the_target_goes(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _b, west, _ = outpace(centres)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    monkeypatch.setattr(FarDocuments, "receive_data", lambda *_: None)
+    centres.command(a, "reconcile", name="west")
+    with pytest.raises(KeyExists, match="already"):
+        a.links.command("reconcile", {"name": "west"}, lambda _: None)
+    place = centres.stop("b")
+    centres.loop.until(lambda: not centres.command(a, "reconciled", name="west")["running"])
+    found = centres.command(a, "reconciled", name="west")
+    assert place in found["error"]
+    assert west.state == "needs_reconcile"
+
+
+def test_a_link_without_a_link_back_begins_at_zero_and_can_be_reconciled_as_it_runs(
+    centres: DataCentres,
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    west = centres.link(a, b)
+    write(a, 0, 40)
+    centres.until_level(west)
+    centres.command(a, "checkpoint", name="west")
+    centres.command(a, "pause", name="west")
+    delete(a, b"k1")
+    purge_all(centres, a)
+    centres.command(a, "resume", name="west")
+    centres.until_level(west)
+    assert documents(b).keys() - documents(a).keys() == keys(1)
+    centres.command(a, "reconcile", name="west")
+    until_over(centres, a)
+    centres.until_same(a, b)
+
+
+def test_keys_outside_of_the_filter_are_left_alone(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    whole = centres.link(a, b, "whole")
+    west = centres.link(a, b, filter_key="[02468]$")
+    write(a, 0, 8)
+    centres.until_level(whole, west)
+    centres.command(a, "delete", name="whole")
+    centres.command(a, "checkpoint", name="west")
+    centres.command(a, "pause", name="west")
+    delete(a, b"k3")
+    delete(a, b"k4")
+    purge_all(centres, a)
+    centres.command(a, "resume", name="west")
+    centres.until_level(west)
+    centres.command(a, "reconcile", name="west")
+    until_over(centres, a)
+    assert keys(3) <= documents(b).keys()
+    assert not keys(4) & documents(b).keys()
+
+
+def test_what_cannot_be_reconciled_is_refused(centres: DataCentres) -> None:
+    a, _b, west, _ = outpace(centres, filtered=True)
+    centres.loop.until(lambda: is_level(west))  # its deletions are not to be sent
+    with pytest.raises(InvalidArguments, match="leaves deletions out"):
+        a.links.command("reconcile", {"name": "west"}, lambda _: None)
+    with pytest.raises(KeyNotFound, match="was not reconciled"):
+        a.links.command("reconciled", {"name": "west"}, lambda _: None)
+    centres.command(a, "set", name="west", set={"filter_deletions": "off"})
+    centres.command(a, "pause", name="west")
+    with pytest.raises(TemporaryFailure, match="the link is paused"):
+        a.links.command("reconcile", {"name": "west"}, lambda _: None)
+
+
+def test_a_target_that_tells_no_origins_cannot_be_compared(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _b, west, _ = outpace(centres)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    monkeypatch.delitem(options._SETTERS, b"uprmc_origins")
+    centres.command(a, "reconcile", name="west")
+    centres.loop.until(lambda: not centres.command(a, "reconciled", name="west")["running"])
+    assert "tells no origins" in centres.command(a, "reconciled", name="west")["error"]
+    assert west.state == "needs_reconcile"

@@ -1,0 +1,222 @@
+"""A connection to a node of the target: greeting, login, questions with their answers, silence.
+
+Nothing raises out of the session's doors. `target` sends a link's items over one of these, and
+`far_documents` reads what the node has over another one.
+
+Source: UPR reference, section 6.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from uprmc.consume.conversation import Questions, Silence, keep_alive_answer
+from uprmc.errors import ProtocolError
+from uprmc.ports import Clock, Session
+from uprmc.protocol.binary import decode_hello, encode_hello
+from uprmc.protocol.framer import BinaryFramer
+from uprmc.protocol.header import Frame, ResponseFrame, encode_request
+from uprmc.protocol.opcodes import Feature, Opcode
+
+_AGENT = b"uprmc-xdcr"
+_BUCKET = b"default"
+_MECHANISM = b"PLAIN"
+
+#: A node that says nothing for this long, although it is asked, is given up.
+SILENCE_S = 30.0
+_ASK_S = 10.0
+
+Answered = Callable[[ResponseFrame], None]
+
+
+class Login(NamedTuple):
+    """A user of the target."""
+
+    user: str
+    password: str
+
+
+class NodeSession(ABC):
+    """See the module docstring. Implements `ports.Session`.
+
+    Attributes:
+        place: HOST:PORT of the node.
+        granted: features that it has granted.
+        wake: see the constructor.
+    """
+
+    successor: Session | None = None
+    input_full = False
+
+    def __init__(
+        self,
+        place: str,
+        features: Iterable[Feature],
+        login: Login | None,
+        frame_max_bytes: int,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        """Greet the node.
+
+        Args:
+            place: see the class.
+            features: what is asked for.
+            login: ``None`` = as nobody.
+            frame_max_bytes: larger frames break the protocol.
+            clock: measures silence.
+            wake: called when something is to be sent by itself.
+        """
+        self.place = place
+        self.closing = False
+        self.granted: tuple[int, ...] = ()
+        self.wake = wake
+        self._login = login
+        self._framer = BinaryFramer(frame_max_bytes)
+        self._questions: Questions[Answered] = Questions(strict=False)
+        self._silence = Silence()
+        self._frames: deque[bytes] = deque()
+        self._clock = clock
+        self._asked_at = clock.monotonic()
+        self._ask(Opcode.HELLO, self._greeted, key=_AGENT, value=encode_hello(features))
+
+    # --- for those that stand on it -------------------------------------------------------------
+
+    @abstractmethod
+    def _welcomed(self) -> None:
+        """Go on: the node has let us in."""
+
+    @abstractmethod
+    def _fail(self, why: str, *, final: bool) -> None:
+        """Hang up and say why; `final` = another connection would not be better."""
+
+    @abstractmethod
+    def _lost(self) -> None:
+        """Take note that the connection has ended."""
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the node has something to say."""
+        return bool(self._questions)
+
+    def _take(self, frame: Frame) -> None:
+        """Take a frame of the node."""
+        if not isinstance(frame, ResponseFrame):
+            if frame.opcode in (Opcode.NOOP, Opcode.UPR_NOOP):
+                self._frames.append(keep_alive_answer(frame.opcode, frame.opaque))
+            return
+        more = frame.opcode == Opcode.STAT and frame.key
+        find = self._questions.waiting_for if more else self._questions.answered
+        answered = find(frame.opcode, frame.opaque)
+        if answered is not None:
+            answered(frame)
+
+    def _ask(
+        self,
+        opcode: int,
+        answered: Answered,
+        *,
+        vbucket: int = 0,
+        extras: bytes = b"",
+        key: bytes = b"",
+        value: bytes = b"",
+        cas: int = 0,
+    ) -> int:
+        """Send a question; `answered` gets the answer. Return its opaque."""
+        opaque = self._questions.expect(opcode, answered)
+        self._frames.append(
+            encode_request(
+                opcode, extras=extras, key=key, value=value, vbucket=vbucket, opaque=opaque, cas=cas
+            )
+        )
+        self.wake()
+        return opaque
+
+    # --- the handshake --------------------------------------------------------------------------
+
+    def _greeted(self, reply: ResponseFrame) -> None:
+        if not reply.status:
+            self.granted = tuple(decode_hello(reply.value))
+        if self._login is None:
+            self._select()
+        else:
+            self._ask(Opcode.SASL_LIST_MECHS, partial(self._mechanisms, self._login))
+
+    def _mechanisms(self, login: Login, reply: ResponseFrame) -> None:
+        if reply.status or _MECHANISM not in reply.value.split():
+            self._fail("it does not offer SASL PLAIN: leave --user out", final=True)
+            return
+        token = b"\0".join((b"", login.user.encode(), login.password.encode()))
+        self._ask(Opcode.SASL_AUTH, self._logged_in, key=_MECHANISM, value=token)
+
+    def _logged_in(self, reply: ResponseFrame) -> None:
+        if reply.status:
+            self._fail(f"it refuses the user or the password: {reply.reason}", final=True)
+        else:
+            self._select()
+
+    def _select(self) -> None:
+        if Feature.SELECT_BUCKET in self.granted:
+            self._ask(Opcode.SELECT_BUCKET, lambda _: None, key=_BUCKET)
+        self._welcomed()
+
+    # --- the session's doors --------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """See `ports.Session`."""
+        if self.closing:
+            return
+        self._silence.broken = True
+        try:
+            for frame in self._framer.feed(data):
+                if not self.closing:
+                    self._take(frame)
+        except ProtocolError as error:
+            self._fail(f"it breaks the protocol: {error}", final=False)
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """See `ports.Session`."""
+        out: list[bytes] = []
+        if self.closing:
+            return out
+        sent = 0
+        while self._frames and sent < budget:
+            frame = self._frames.popleft()
+            out.append(frame)
+            sent += len(frame)
+        return out
+
+    def tick(self, now: float) -> None:
+        """See `ports.Session`."""
+        if self.closing:
+            return
+        if not self._is_waiting:
+            self._silence.heard(now)
+            if now - self._asked_at > _ASK_S:
+                self._asked_at = now
+                self._ask_for_life()
+        elif self._silence.lasts(now, SILENCE_S):
+            self._fail(f"it has said nothing for {SILENCE_S:g} s", final=False)
+
+    def _ask_for_life(self) -> None:
+        self._ask(Opcode.VERSION, lambda _: None)
+
+    def buffered(self) -> tuple[int, int]:
+        """See `ports.Session`; what waits to be sent is a few questions."""
+        return 0, 0
+
+    def connection_lost(self) -> None:
+        """See `ports.Session`."""
+        self.closing = True
+        self._questions.clear()
+        self._frames.clear()
+        self._lost()
+
+    def hang_up(self) -> None:
+        """End the connection."""
+        self.closing = True
+        self.wake()
