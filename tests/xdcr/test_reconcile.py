@@ -9,6 +9,7 @@ import pytest
 from tests.system.test_replication import VBUCKETS, delete
 from tests.xdcr.cluster import DataCentres, documents, is_level, write
 from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.replica import outrank
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound, TemporaryFailure
 from uprmc.protocol.opcodes import Feature
@@ -75,8 +76,6 @@ def outpace(centres: DataCentres, *, filtered: bool = False) -> tuple[Node, Node
     write(a, 10, 1, b"again")
     write(b, 5, 1, b"edited")
     write(b, 1_000, 1, b"made there")
-    centres.command(b, "resume", name="east")
-    centres.until_level(east)
     centres.command(a, "resume", name="west")
     return a, b, west, east
 
@@ -151,7 +150,13 @@ def test_an_outpaced_link_with_a_link_back_stops_until_it_is_reconciled(
     assert west.state == "needs_reconcile"
 
     centres.command(a, "reconcile", name="west")
-    assert sum(row["deleted"] for row in until_over(centres, a)["vbuckets"]) == len(DELETED)
+    found = until_over(centres, a)
+    assert sum(row["deleted"] for row in found["vbuckets"]) == len(DELETED)
+    assert [row["kept"] for row in found["vbuckets"]] == [1, 1, 0, 0]  # k1000 and k5
+    centres.loop.until(lambda: is_level(west))
+    assert keys(5, 10, 1_000) <= documents(b).keys()
+    assert not DELETED & documents(b).keys()
+    centres.command(b, "resume", name="east")
     centres.until_level(west, east)
     centres.until_same(a, b)
     centres.until_level(west, east)
@@ -193,9 +198,12 @@ def test_what_is_deleted_while_a_link_has_stopped_is_deleted_at_the_target(
     told: list[bool] = []
     a.bucket.compact(0, PurgeRule(every=True), told.append)
     centres.loop.until(lambda: told)
-    centres.command(a, "reconcile", name="west")
-    found = until_over(centres, a)
-    assert sum(row["deleted"] for row in found["vbuckets"]) == len(DELETED)  # k20's is still here
+    for dry_run in (True, False):
+        centres.command(a, "reconcile", name="west", dry_run=dry_run)
+        found = until_over(centres, a)
+        deleted = sum(row["deleted"] for row in found["vbuckets"])
+        assert deleted == len(DELETED)  # the deletion of k20 is still here
+    centres.command(b, "resume", name="east")
     centres.until_same(a, b)
     assert b"k20" not in documents(b)
 
@@ -205,6 +213,7 @@ def test_a_document_that_is_changed_at_the_target_meanwhile_is_left_alone(
 ) -> None:
     a, b, west, _ = outpace(centres)
     centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    outrank(a.bucket.vbuckets[3], 50)  # so the deletion would win
     delete_there = targets.Target.delete
 
     def late(self: targets.Target, number: int, key: bytes, *more: Any) -> None:
@@ -216,6 +225,7 @@ def test_a_document_that_is_changed_at_the_target_meanwhile_is_left_alone(
     centres.command(a, "reconcile", name="west")
     (row,) = (row for row in until_over(centres, a)["vbuckets"] if row["vbucket"] == 3)
     assert (row["deleted"], row["changed"], row["keys"]) == (1, 1, ["k3"])
+    centres.command(b, "resume", name="east")
     centres.until_same(a, b)
     assert documents(a)[b"k7"][0] == b"just now"
 
