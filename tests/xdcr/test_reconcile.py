@@ -11,8 +11,11 @@ from tests.xdcr.cluster import DataCentres, documents, is_level, write
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.replica import outrank
 from uprmc.engine.watermarks.table import MANAGER
+from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound, TemporaryFailure
+from uprmc.model import Item, Origin, VBucketState
 from uprmc.protocol.opcodes import Feature
+from uprmc.record import pack
 from uprmc.server.node import Node
 from uprmc.upr.produce import options
 from uprmc.xdcr import target as targets
@@ -59,6 +62,21 @@ def until_over(centres: DataCentres, node: Node) -> dict[str, Any]:
     return found
 
 
+def plant(node: Node, key: bytes, origin: Origin) -> None:
+    """Have vBucket 2 of a node hold a document that was first accepted there."""
+    item = Item(key, b"v", 0, 0, 1_000_000, 0, 1, origin=origin)
+    accept_version(node.bucket, node.bucket.vbuckets[2], pack(item), Demand(skip_conflicts=True))
+
+
+def lost_origin(node: Node) -> Origin:
+    """Begin a branch of vBucket 2, and return a place behind the end of the one before."""
+    former = node.bucket.vbuckets[2].failover_log[0].uuid
+    node.bucket.set_state(2, VBucketState.REPLICA)
+    vbucket = node.bucket.set_state(2, VBucketState.ACTIVE)
+    assert [entry.uuid for entry in vbucket.failover_log][1] == former
+    return Origin(former, vbucket.failover_log[0].seqno + 1)
+
+
 def outpace(centres: DataCentres, *, filtered: bool = False) -> tuple[Node, Node, Link, Link]:
     """Purge deletions of k0 to k10 that a link had to send, while both ends change documents."""
     a, b = centres.start("a"), centres.start("b")
@@ -76,10 +94,13 @@ def outpace(centres: DataCentres, *, filtered: bool = False) -> tuple[Node, Node
     write(a, 10, 1, b"again")
     write(b, 5, 1, b"edited")
     write(b, 1_000, 1, b"made there")
+    plant(b, PLANTED[0], Origin(12_345, 1))
+    plant(b, PLANTED[1], lost_origin(a))
     centres.command(a, "resume", name="west")
     return a, b, west, east
 
 
+PLANTED = (b"from a third cluster", b"from a lost branch")
 DELETED = keys(0, 1, 2, 3, 4, 6, 7, 8, 9)
 
 
@@ -145,14 +166,14 @@ def test_an_outpaced_link_with_a_link_back_stops_until_it_is_reconciled(
     listed = {key.encode() for row in found["vbuckets"] for key in row["keys"]}
     assert listed == DELETED
     assert sum(row["deleted"] for row in found["vbuckets"]) == len(DELETED)
-    assert [row["documents"] for row in found["vbuckets"]] == [11, 10, 10, 10]
+    assert [row["documents"] for row in found["vbuckets"]] == [11, 10, 12, 10]
     assert documents(b) == before
     assert west.state == "needs_reconcile"
 
     centres.command(a, "reconcile", name="west")
     found = until_over(centres, a)
     assert sum(row["deleted"] for row in found["vbuckets"]) == len(DELETED)
-    assert [row["kept"] for row in found["vbuckets"]] == [1, 1, 0, 0]  # k1000 and k5
+    assert [row["kept"] for row in found["vbuckets"]] == [1, 1, 2, 0]  # k1000, k5, planted ones
     centres.loop.until(lambda: is_level(west))
     assert keys(5, 10, 1_000) <= documents(b).keys()
     assert not DELETED & documents(b).keys()
@@ -165,7 +186,8 @@ def test_an_outpaced_link_with_a_link_back_stops_until_it_is_reconciled(
     assert left[b"k5"][0] == b"edited"
     assert left[b"k10"][0] == b"again"
     assert left[b"k1000"][0] == b"made there"
-    assert len(left) == 40 - len(DELETED) + 1 + VBUCKETS
+    assert left.keys() >= {*PLANTED}
+    assert len(left.keys() - {*PLANTED}) == 40 - len(DELETED) + 1 + VBUCKETS
     told = events(a, "xdcr_reconciled")
     assert sum(each["deleted"] for each in told) == west.counters.docs_reconciled == len(DELETED)
     status = centres.command(a, "status", name="west")

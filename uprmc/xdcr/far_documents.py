@@ -19,11 +19,12 @@ from uprmc.model import SEQNO_MAX, Origin
 from uprmc.ports import Clock
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, StreamFlag
-from uprmc.protocol.origins import decode_origin
+from uprmc.protocol.origins import ORIGIN_META, ORIGIN_META_BYTES, ORIGIN_META_HEAD, decode_origin
 from uprmc.protocol.upr import MUTATION_EXTRAS, STREAM_END_EXTRAS, StreamRequest
 from uprmc.xdcr.node_session import Login, NodeSession
 
-BUFFER_BYTES = 256 * 1024
+#: As much as is read in one turn at most.
+BUFFER_BYTES = 16 * 1024
 
 _FLAGS = int(StreamFlag.LATEST | StreamFlag.ACTIVE_ONLY)
 
@@ -183,4 +184,8 @@ def _document(frame: RequestFrame) -> FarDocument:
         raise RemoteProtocolError(f"a mutation with {len(frame.extras)} bytes of extras")
     _, rev, _, _, _, nmeta, _ = MUTATION_EXTRAS.unpack(frame.extras)
     meta = frame.value[len(frame.value) - nmeta :] if nmeta else b""
-    return FarDocument(frame.key, rev, frame.cas, decode_origin(meta))
+    if len(meta) == ORIGIN_META_BYTES and meta.startswith(ORIGIN_META_HEAD):
+        origin: Origin | None = Origin(*ORIGIN_META.unpack(meta)[3:])
+    else:
+        origin = decode_origin(meta)
+    return FarDocument(frame.key, rev, frame.cas, origin)
