@@ -250,6 +250,19 @@ def test_the_short_ways_answer_the_same_bytes_and_leave_the_same_behind(
         assert state(short) == state(long)
 
 
+@given(st.lists(frames, min_size=5, max_size=15))
+def test_seqnos_above_those_of_the_core_are_left_to_the_rules(requests: list[bytes]) -> None:
+    """A source may send any seqno up to 2^63 - 1; the next one is ours."""
+    short, long = small_rig(), small_rig()
+    for rig in (short, long):
+        for vbucket in rig.bucket.vbuckets.values():
+            vbucket.high_seqno = 2**63 - 1
+    first, second = Peer(short, by_key=True), Peer(long, by_key=True)
+    for request in requests:
+        assert first.say(request) == the_long_way(second.session, request), request
+    assert state(short) == state(long)
+
+
 @settings(max_examples=60)
 @given(
     st.lists(st.one_of(frames, frames, wrong), min_size=3, max_size=9),

@@ -36,7 +36,7 @@ GONE_BITS: Final[i64] = 0x07
 AGE_BITS: Final[i64] = 0xC0
 READ: Final[i64] = 0x80
 
-#: CAS and revisions from elsewhere that are near the end of their range are left to the rules.
+#: Numbers from elsewhere that are near the end of their range are left to the rules.
 LARGE: Final = 1 << 62
 
 
@@ -189,7 +189,7 @@ def accept(
             return -1
     last_cas = account.last_cas
     max_deleted_rev = vbucket.max_deleted_rev
-    if last_cas >= LARGE or max_deleted_rev >= LARGE:
+    if last_cas >= LARGE or max_deleted_rev >= LARGE or vbucket.high_seqno >= LARGE:
         return -1
     if account.used > account.write_limit:
         return -1

@@ -57,7 +57,7 @@ def accept_version(
     cas = read_i64_be(data, extras_at + 16)
     if rev < 0 or cas <= 0 or cas > (now + CAS_AHEAD_MAX_S) * NANOS:
         return -1
-    if account.used > account.write_limit:
+    if account.used > account.write_limit or vbucket.high_seqno >= LARGE:
         return -1
     key_at = extras_at + extras
     if extras != EXTRAS_BYTES:
