@@ -307,7 +307,7 @@ def test_the_collector_is_as_it_was_after_a_batch_and_after_a_failure() -> None:
     joined = Joined(mirror, FakeProducer(stream), CrashingState())
     joined.settle()
     (asked,) = joined.producer.asked(peer.STREAM_REQUEST)
-    joined.say(mutation(0, asked.opaque, 1, b"a", b"v"))
+    joined.say(mutation(0, asked.opaque, 1, b"a", bytes(5_000)))
     assert seen == [PATIENCE]
     assert gc.get_threshold() == before
     with pytest.raises(ProducerError):

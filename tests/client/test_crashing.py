@@ -27,6 +27,7 @@ from tests.client.consumer_world import (
     write,
 )
 from tests.kv.harness import Rig
+from uprmc.client.state import MemoryState
 from uprmc.model import FailoverEntry
 
 _POINTS_MAX = 200
@@ -149,12 +150,12 @@ def test_a_crash_at_any_call_of_the_handler_is_survived(mirror: type[Mirror], af
 # --- what a crash leaves, by name -----------------------------------------------------------------
 
 
-def _crashed_beyond(old: Rig, new: Rig) -> tuple[Mirror, World]:
+def _crashed_beyond(old: Rig, new: Rig, state: MemoryState | None = None) -> tuple[Mirror, World]:
     """The handler has seen a change that is saved only in the ring, and the process has died."""
     mirror = Mirror()
     write(old, 0, a="1")
     replicate(old, new)
-    world = World(mirror, old, new, vbuckets=frozenset({0}))
+    world = World(mirror, old, new, state=state, vbuckets=frozenset({0}))
     world.settle()
     write(old, 0, lost="x")
     mirror.crash_at, mirror.crash_after = mirror.calls + 2, True
@@ -167,10 +168,16 @@ def _crashed_beyond(old: Rig, new: Rig) -> tuple[Mirror, World]:
 
 
 @pytest.mark.acceptance("D44")
-def test_what_was_applied_but_not_saved_is_undone_when_its_history_is_lost() -> None:
-    """The node would stream from the saved seqno without a word: it lies before the branch."""
+@pytest.mark.parametrize("state", [CrashingState, MemoryState])
+def test_what_was_applied_but_not_saved_is_undone_when_its_history_is_lost(
+    state: type[MemoryState],
+) -> None:
+    """The node would stream from the saved seqno without a word: it lies before the branch.
+
+    A state that dies with its process is written after the handler has failed.
+    """
     old, new = node(), standby(1000)
-    mirror, world = _crashed_beyond(old, new)
+    mirror, world = _crashed_beyond(old, new, state())
     fail_over(old, new)
     world.restart()
     world.settle(3)

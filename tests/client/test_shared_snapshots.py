@@ -97,6 +97,20 @@ def test_items_of_a_stream_that_has_ended_are_dropped() -> None:
     assert _brief(decoder.feed(_TWO)) == _CHANGES[2:]
 
 
+def test_a_snapshot_that_comes_alone_is_taken_like_one_among_others() -> None:
+    items = mutation(3, 1, 4, b"a", b"onemeta", nmeta=4) + mutation(3, 1, 6, b"b", b"two")
+    decoder = _decoder(3, 900)
+    (batch,) = _batches(decoder.feed(snapshots((1, 3, 6), items=items)))
+    assert _brief([batch]) == [("set", 3, 4, b"a", b"one"), ("set", 3, 6, b"b", b"two")]
+    (run,) = batch.runs
+    assert (run.first, run.last, run.begun, run.done) == (0, 2, (3, 6, 1, 7), 6)
+    assert (run.stream.seqno, run.stream.low, run.stream.high) == (6, 6, 6)
+    assert decoder.counted_bytes == len(snapshots((1, 3, 6), items=items))
+    late = snapshots((1, 6, 6), items=mutation(3, 1, 6, b"b", b"two"))
+    with pytest.raises(ClientError, match="nonsense"):
+        decoder.feed(late)
+
+
 _GOOD = mutation(3, 1, 1, b"a", b"one")
 NONSENSE = {
     "no snapshot": snapshots(items=_GOOD),

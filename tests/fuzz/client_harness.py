@@ -34,6 +34,10 @@ _ASKED_MAX = 1_600
 _STEPS = (10, 60, 200)
 
 
+class Disk(MemoryState):
+    """What outlives the consumer, so that everything is written before it is handed over."""
+
+
 class Judge(Handler):
     """Keeps a copy, and sees to it that it is told nothing that was not said, or out of turn.
 
@@ -145,7 +149,7 @@ class ClientFuzz:
         self.said = Said()
         self.liars = [Liar(random, share) for _ in PLACES]
         self.pasts = [{n: Past(random, n) for n in numbers} for numbers in HOSTED]
-        self.state = MemoryState()
+        self.state = Disk()
         self.judge = random.choice((Judge, DurableJudge))(self.said, self.state)
         self.old = [random.random() < 0.3 for _ in PLACES]
         self.share = share

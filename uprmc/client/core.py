@@ -11,7 +11,8 @@ to be waited for; its result is sent back in. Nothing else may be called meanwhi
 rules serve handlers that block and handlers that return Deferreds.
 
 A batch is what one piece of received data holds. Positions and ring entries are written, then its
-changes are handed over one by one, then its bytes are acknowledged (`position_writer` says why).
+changes are handed over one by one, then its bytes are acknowledged (`position_writer` says why). A
+batch that comes alone is handed over first where what is written dies with the process.
 
 Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
 """
@@ -62,6 +63,8 @@ _SAVE_AFTER_S = 0.1
 #: While a vBucket is nowhere, nodes are asked so often.
 _SEARCH_S = 0.25
 
+#: A piece of this size may make so many objects that the collector is told to wait.
+_MANY_BYTES = 4_096
 
 _LOG = logging.getLogger("uprmc.client")
 
@@ -329,7 +332,8 @@ class UprCore:
         self._now = now
         self._intake.now = now
         try:
-            self._collector.hold()
+            if len(data) >= _MANY_BYTES:
+                self._collector.hold()
             yield from self._deal_with_batch(session, data)
         except ClientError as error:
             if error is not session.error:
@@ -341,7 +345,7 @@ class UprCore:
 
     def _leave_collector(self) -> None:
         """Have the collector work again, unless what has come is still to be dealt with."""
-        if not self.is_gathering:
+        if self._collector.is_held and not self.is_gathering:
             self._collector.release()
 
     def _deal_with_batch(self, session: NodeSession, data: bytes) -> Task:
@@ -350,6 +354,16 @@ class UprCore:
         except ClientError as error:
             session.error = error
             raise
+        if session.gathering_until is not None:
+            self._collector.hold()
+        if len(events) == 1 and self.writer.may_follow:
+            event = events[0]
+            if type(event) is Batch:
+                try:
+                    yield from self._intake.hand_over(session, event)
+                finally:
+                    self.writer.before((event,))
+                return
         batches = self._intake.wanted(events)
         if batches and self.writer.waits_for_handler:
             yield from self.writer.make_durable()

@@ -20,7 +20,7 @@ from uprmc.client.events import Accepted, Event, StreamEnded
 from uprmc.consume.batch import Received, deletion_numbers
 from uprmc.consume.conversation import Questions
 from uprmc.consume.history import read_log
-from uprmc.consume.snapshots import take_snapshots
+from uprmc.consume.snapshots import take_lone_snapshot, take_snapshots
 from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
@@ -107,8 +107,12 @@ class Decoder:
                 return []
             data = bytes(self._rest)
             self._rest.clear()
-        received = Received(data, has_values=self.wants_values)
         self.more_follows = False
+        alone = take_lone_snapshot(data, self.streams, has_values=self.wants_values)
+        if alone is not None:
+            self.counted_bytes += len(data)
+            return [alone]
+        received = Received(data, has_values=self.wants_values)
         try:
             position, uncounted = self._frames(data, received)
         except StreamFault as fault:

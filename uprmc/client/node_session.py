@@ -103,8 +103,11 @@ class Ask:
 
 def _is_burst(events: list[Event]) -> bool:
     """Return whether many snapshots have come, and nothing behind them that may be waited for."""
-    if not events or type(events[-1]) is not Batch:
+    last = events[-1] if events else None
+    if type(last) is not Batch:
         return False
+    if len(events) == 1:
+        return len(last.runs) >= _BURST_SNAPSHOTS
     return sum([len(event.runs) for event in events if type(event) is Batch]) >= _BURST_SNAPSHOTS
 
 
@@ -208,11 +211,14 @@ class NodeSession:
                     self._to_send.append(keep_alive_answer(event.opcode, event.opaque))
         self._taken_of_ahead(len(data))
         self.decoded = True
-        return self._complete(events, now, goes_on=self.decoder.more_follows or _is_burst(events))
+        goes_on = self.decoder.more_follows or _is_burst(events)
+        return self._complete(events, now, goes_on=goes_on)
 
     def _complete(self, events: list[Event], now: float, *, goes_on: bool) -> list[Event]:
         """Return events with those that came before, unless they wait for more."""
         gathered = self._gathered
+        if not gathered and not goes_on:
+            return events
         gathered += events
         if gathered and goes_on and self.decoder.counted_bytes < self._gather_max_bytes:
             if self.gathering_until is None:

@@ -17,7 +17,7 @@ from uprmc.client.handler import Handler
 from uprmc.client.node_session import Task
 from uprmc.client.position import Place
 from uprmc.client.ring_columns import BOUNDARY, RingColumns
-from uprmc.client.state import RingChunk, StateStore
+from uprmc.client.state import MemoryState, RingChunk, StateStore
 from uprmc.consume.batch import Batch
 from uprmc.model import FailoverLog
 
@@ -29,6 +29,8 @@ class PositionWriter:
         places: by vBucket, those that are followed.
         state: where they are kept.
         shared: whether the handler's own writes are in the state's transactions.
+        may_follow: whether `before` may come after the hand-over, even if that has failed: the
+            state dies with the process, so no crash comes between them.
     """
 
     def __init__(self, state: StateStore, handler: Handler, ring_items: int) -> None:
@@ -39,6 +41,7 @@ class PositionWriter:
         self._durable: Callable[[], Any] | None = getattr(handler, "durable", None)
         self.shared = bool(getattr(state, "shared", False))
         self._inside = self._durable is not None or self.shared
+        self.may_follow = type(state) is MemoryState and not (self._inside or self._native)
         self._dirty: dict[int, Place] = {}
         self._boundaries: dict[int, list[int]] = {}
 

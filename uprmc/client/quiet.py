@@ -25,6 +25,11 @@ class PatientCollector:
     def __init__(self) -> None:
         self._before: tuple[int, int, int] | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits."""
+        return self._before is not None
+
     def hold(self) -> None:
         """Have the collector wait; harmless if it does already."""
         young, *older = before = gc.get_threshold()

@@ -120,7 +120,11 @@ class StateStore(Protocol):
 
 
 class MemoryState:
-    """A `StateStore` that lives as long as its process; rings are chunks by rising seqno."""
+    """A `StateStore` that lives as long as its process; rings are chunks by rising seqno.
+
+    A batch that comes alone is written when it was handed over, whether or not that went well: no
+    crash can come in between. What extends this class may outlive the process, and comes before.
+    """
 
     def __init__(self) -> None:
         self._saved: dict[int, Saved] = {}

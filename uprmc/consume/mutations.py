@@ -110,12 +110,32 @@ def read_no_snapshots(
     return False
 
 
+def read_no_lone_snapshot(
+    data: bytes, seqnos: list[int], keys: list[bytes], positions: list[int], ends: list[int]
+) -> tuple[int, int, int, int, int, int] | None:
+    """Read bytes that are one frame of SNAPSHOTS with one snapshot of plain mutations.
+
+    That is how a change comes that comes alone. The interpreted form never reads it.
+
+    Args:
+        data: the received bytes.
+        seqnos, keys, positions, ends: columns of a `Batch`, to which the items are added.
+
+    Returns:
+        opaque, vBucket, start, end, kind and purge seqno; ``None`` = it is anything else, and what
+        was added to columns makes no sense.
+    """
+    return None
+
+
 take_mutations = read_mutations
+lone_snapshot: Callable[..., tuple[int, int, int, int, int, int] | None] = read_no_lone_snapshot
 take_snapshots: Callable[..., bool] = read_no_snapshots
 values_of = read_values
 if FORM == COMPILED:
     from uprmc.core.native import frames
 
     take_mutations = frames.take_mutations
+    lone_snapshot = frames.lone_snapshot
     take_snapshots = frames.take_snapshots
     values_of = frames.values_of

@@ -7,7 +7,7 @@ complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from uprmc.consume import mutations
 from uprmc.consume.batch import Batch, Received, Run
@@ -83,6 +83,29 @@ def take_snapshots(
     return more
 
 
+def take_lone_snapshot(
+    data: bytes, streams: Mapping[int, StreamState], *, has_values: bool
+) -> Batch | None:
+    """Take one frame of SNAPSHOTS that announces one snapshot, and nothing else.
+
+    Returns:
+        ``None`` if the bytes are anything else, or what `take_snapshots` is to judge.
+    """
+    batch = Batch(data, has_values=has_values)
+    found = mutations.lone_snapshot(data, *batch.columns)
+    if found is None:
+        return None
+    opaque, vbucket, start, high, kind, purge = found
+    stream = streams.get(opaque)
+    if stream is None or not stream.log or stream.vbucket != vbucket:
+        return None
+    if not stream.high <= stream.seqno < batch.seqnos[0]:
+        return None
+    stream.begin_and_end(start, high)
+    batch.runs.append(Run(stream, 0, (start, high, kind, purge), len(batch.keys), high))
+    return batch
+
+
 def _items(
     data: bytes,
     at: int,
@@ -133,9 +156,7 @@ def _take_plain(
         return False
     add = batch.runs.append
     for (_, kind, start, high, purge), stream, last in zip(rows, known, lasts, strict=True):
-        stream.start = start
-        stream.seqno = stream.low = stream.high = high
-        stream.resumed = False
+        stream.begin_and_end(start, high)
         add(Run(stream, first, (start, high, kind, purge), last, high))
         first = last
     return True

@@ -127,6 +127,11 @@ class StreamState:
         self.low, self.high = max(self.seqno, start - 1), end
         return completed
 
+    def begin_and_end(self, start: int, end: int) -> None:
+        """All of a snapshot has come, after one that was complete."""
+        self.start, self.resumed = start, False
+        self.seqno = self.low = self.high = end
+
     def complete(self) -> int | None:
         """All of the snapshot was sent; return its end if its last item did not say so already."""
         if self.seqno >= self.high:

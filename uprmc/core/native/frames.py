@@ -19,6 +19,11 @@ EXTRAS_BYTES: Final[i64] = 31
 MUTATION: Final[i64] = 0x8057
 #: A row of SNAPSHOTS: opaque, kind, start, end, purge seqno.
 ROW_BYTES: Final[i64] = 32
+#: Magic and opcode of SNAPSHOTS, and the bytes in front of its rows.
+SNAPSHOTS: Final[i64] = 0x80DF
+SNAPSHOTS_HEAD_BYTES: Final[i64] = 32
+#: Key length, length of extras and datatype of SNAPSHOTS.
+LENGTHS: Final[i64] = 0x0800
 
 
 def take_mutations(
@@ -84,6 +89,38 @@ def take_snapshots(
         rows_at += ROW_BYTES
         position = stop
     return position == end
+
+
+def lone_snapshot(
+    data: bytes,
+    seqnos: list[int],
+    keys: list[bytes],
+    positions: list[int],
+    ends: list[int],
+) -> tuple[int, int, int, int, int, int] | None:
+    """See `uprmc.consume.mutations`."""
+    end: i64 = i64(len(data))
+    item: i64 = SNAPSHOTS_HEAD_BYTES + ROW_BYTES
+    if end < item + HEADER_BYTES + EXTRAS_BYTES or u16_at(data, 0) != SNAPSHOTS:
+        return None
+    if u32_at(data, 2) != LENGTHS or u32_at(data, 8) != end - HEADER_BYTES:
+        return None
+    if u32_at(data, 24) or u32_at(data, 28) != 1:
+        return None
+    opaque = u32_at(data, SNAPSHOTS_HEAD_BYTES)
+    vbucket = u16_at(data, item + 6)
+    start = read_i64_be(data, SNAPSHOTS_HEAD_BYTES + 8)
+    high = read_i64_be(data, SNAPSHOTS_HEAD_BYTES + 16)
+    purge_seqno = read_i64_be(data, SNAPSHOTS_HEAD_BYTES + 24)
+    if start < 0 or high < start or purge_seqno < 0:
+        return None
+    stop = take_mutations(
+        data, item, end, opaque, vbucket, start - 1, high, seqnos, keys, positions, ends
+    )
+    if stop != end or seqnos[-1] != high:
+        return None
+    kind = u32_at(data, SNAPSHOTS_HEAD_BYTES + 4)
+    return opaque, vbucket, start, high, kind, purge_seqno
 
 
 def values_of(
