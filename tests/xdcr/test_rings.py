@@ -7,6 +7,9 @@ import pytest
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, all_equal, documents, write
 from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.with_meta import Demand, accept_version
+from uprmc.model import Item, Life, Origin
+from uprmc.record import pack
 from uprmc.server.node import Node
 from uprmc.xdcr.link import Link
 
@@ -107,3 +110,20 @@ def test_a_purged_deletion_neither_returns_nor_circles(centres: DataCentres, nam
     centres.until_same(*nodes)
     until_quiet(centres, links)
     assert sent(links) == before + 4 * (len(nodes) - 1)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_versions_that_differ_in_their_origin_only_end_as_one_although_they_are_looked_up(
+    centres: DataCentres, deleted: bool
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    for node, value, origin, flags in ((a, b"from a", 7, 0), (b, b"from b", 5, 9 * deleted)):
+        life = Life.DELETED if deleted and node is b else Life.LIVE
+        value = b"" if life else value
+        item = Item(b"k", value, flags, 0, 1_000_000, 0, 3, life=life, origin=Origin(origin, 1))
+        accept_version(node.bucket, node.bucket.vbuckets[0], pack(item), Demand())
+    at_once = {"set": {"optimistic_bytes": "0"}}
+    links = [centres.link(a, b, **at_once), centres.link(b, a, **at_once)]
+    centres.until_same(a, b)
+    until_quiet(centres, links)
+    assert documents(b)[b"k"][0] == b"from a"

@@ -130,7 +130,7 @@ def read_meta(extras: bytes, cas: int) -> tuple[bool, Meta] | None:
         deleted, flags, expiry, rev, _ = GET_META_DATATYPE_REPLY_EXTRAS.unpack(extras)
     else:
         return None
-    return bool(deleted), Meta(rev, cas, 0 if deleted else expiry, flags)
+    return bool(deleted), Meta(rev, cas, *((0, 0) if deleted else (expiry, flags)))
 
 
 def document_wins(ours: Meta, theirs: Meta, *, by_time: bool) -> bool:
