@@ -41,6 +41,9 @@ class Checkpointing:
     def write(self, done: Callable[[], None] | None = None) -> None:
         """Write checkpoints of all vBuckets that have got on; `done` is called afterwards.
 
+        Of the others it is found out whether the target still has what was sent: if nothing is
+        sent, it would not be noticed that another node has taken over there and has less.
+
         Where the source stands is noted before the target is asked, so the target's seqno covers
         everything that had arrived.
         """
@@ -49,7 +52,7 @@ class Checkpointing:
         noted = {
             number: (shipment, shipment.through)
             for number, shipment in shipments.items()
-            if shipment.through.seqno and self._has_moved(number, shipment)
+            if shipment.through.seqno
         }
         asked = {
             t.place
@@ -94,6 +97,8 @@ class Checkpointing:
             if theirs is None or newest != shipment.target_uuid:
                 failed += 1
                 self._run.drop([shipment], remember=False)  # what it has now is found out first
+                continue
+            if not self._has_moved(number, shipment):
                 continue
             shipment.target_seqno = theirs.seqno
             self._may_pass_on(shipment)

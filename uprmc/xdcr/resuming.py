@@ -127,7 +127,9 @@ class Resuming:
         number, memory = vbucket.id, self._run.memory.get(vbucket.id)
         self._run.stopped.add(number)
         if memory is not None and not self._run.store.known(number):
-            self._run.store.add(number, memory)  # what a restart would forget
+            # A restart would forget that the target was sent something. Nobody asked up to which
+            # seqno of the target's that was, so nothing may go on there.
+            self._run.store.add(number, memory._replace(target_seqno=SEQNO_MAX))
         fields = {
             "link": self._run.spec.name,
             "vbucket": number,
