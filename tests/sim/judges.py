@@ -47,6 +47,9 @@ def complain(what: str) -> NoReturn:
 #: A record's numbers before and after its key.
 _FRONT, _TAIL = struct.Struct(">BBBIBQQ"), struct.Struct(">QI")
 
+#: Where a version was first accepted: between key and tail, if the kind says so.
+_ORIGIN, _HAS_ORIGIN = struct.Struct(">QQ"), 0x08
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -60,18 +63,23 @@ class Record:
     seqno: int
     rev: int
     life: int
+    origin: tuple[int, int] | None = None
 
     @classmethod
     def read(cls, record: bytes) -> Record:
         """Read a packed record, with a layout of our own; one that is `ABSENT` has no value."""
         _, kind, _, expiry, key_length, rev, seqno = _FRONT.unpack_from(record)
         at = _FRONT.size + key_length
+        key = record[_FRONT.size : at]
+        origin: tuple[int, int] | None = None
+        if kind & _HAS_ORIGIN:
+            origin = _ORIGIN.unpack_from(record, at)
+            at += _ORIGIN.size
         cas, flags = _TAIL.unpack_from(record, at)
         value: bytes | None = record[at + _TAIL.size :]
         if kind & 0x07:
             value = None
-        key = record[_FRONT.size : at]
-        return cls(key, value, flags, expiry, cas, seqno, rev, kind & 0x03)
+        return cls(key, value, flags, expiry, cas, seqno, rev, kind & 0x03, origin)
 
     @classmethod
     def of(cls, item: Any) -> Record:
@@ -85,6 +93,7 @@ class Record:
             item.seqno,
             item.rev,
             int(item.life),
+            None if item.origin is None else tuple(item.origin),
         )
 
 

@@ -190,7 +190,7 @@ class Node:
         self._world.note(f"start {self.life}")
         world = self._world
         self.bucket = bucket = Bucket(
-            self.settings, self.disk.open(), WorldClock(world), WorldEntropy(world)
+            self.settings, self.disk.open(), self._clock(), WorldEntropy(world)
         )
         self.upr = Hub(bucket, self.settings.upr)
         bucket.account.on_pressure = self._page_soon
@@ -211,6 +211,10 @@ class Node:
             self.settings.flush,
             LongWork(reactor),
         )
+
+    def _clock(self) -> WorldClock:
+        """Return the clock of this machine."""
+        return WorldClock(self._world)
 
     def _life_began(self) -> None:
         """Wire what else belongs to a node; for kinds of nodes that have more."""
@@ -312,6 +316,8 @@ class Node:
         """
         hub, bucket = self.upr, self.bucket
         followers = [w for v in bucket.vbuckets.values() for w in (*v.waiting, *v.watchers)]
+        compactor = bucket.compactor
+        given_up = [compactor._current, *compactor._gathered.values()]
         held: dict[str, object] = {
             "producers": list(hub.producers),
             "permits": hub.backfills.used,
@@ -319,7 +325,7 @@ class Node:
             "views of the store": self.disk.open_views,
             "views of queues": [v.id for v in bucket.vbuckets.values() if v.queue.open_views],
             "retired entries": [v.id for v in bucket.vbuckets.values() if v.queue.held],
-            "watchers": [each for each in followers if each is not bucket.compactor._current],
+            "watchers": [each for each in followers if each not in given_up],
             "rollbacks": [v.id for v in bucket.vbuckets.values() if v.rewinding],
             "a shut gate": bucket.gate.is_shut,
         }

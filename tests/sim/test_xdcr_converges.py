@@ -1,0 +1,98 @@
+"""Whatever goes wrong with clusters and the links between them, all end with what the table says.
+
+Judges look after every step (`xdcr_judges.ArrivalJudge`, `xdcr_truth`), and at rest; a seed that
+fails says how to run it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.seeds import seeds
+from tests.sim.faults import NO_FAULTS, Faults
+from tests.sim.noticing import happens
+from tests.sim.xdcr_node import SMALL
+from tests.sim.xdcr_plan import TOPOLOGIES, Plan, routes
+from tests.sim.xdcr_run import XdcrRun
+
+pytestmark = pytest.mark.sim
+
+
+@pytest.fixture(autouse=True)
+def small_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make portions of links small, as `small_portions` does for the engine."""
+    for module, name, value in SMALL:
+        monkeypatch.setattr(f"{module}.{name}", value)
+
+
+@pytest.mark.parametrize("seed", seeds(default=4))
+@pytest.mark.acceptance("X02", "X06", "X26", "X27", "C01", "C07", "C09", "C12", "C14")
+def test_clusters_end_with_what_the_table_says_whatever_goes_wrong(seed: int) -> None:
+    """Random topologies, faults, failovers, restored copies, filters, clocks; see `xdcr_plan`."""
+    XdcrRun.random(seed)
+
+
+@pytest.mark.parametrize("topology", list(TOPOLOGIES))
+@pytest.mark.acceptance("X02", "X06", "X09")
+def test_without_faults_each_change_travels_once_along_each_link(topology: str) -> None:
+    """In a ring, once to each other cluster."""
+    XdcrRun.random(0, Plan(routes(topology), NO_FAULTS, varied_wires=False, steps=2_500))
+
+
+_SHORT = Plan(routes("pair"), NO_FAULTS, steps=3_000)
+
+#: What a run is for -> its plan.
+RUNS: dict[str, Plan] = {
+    "connections cut": replace(_SHORT, faults=Faults(cut_s=0.2)),
+    "nodes killed": replace(_SHORT, faults=Faults(crash_s=1.0), routes=routes("ring")),
+    "a link that is late": replace(
+        _SHORT,
+        routes=(*routes("line"), *(r._replace(late=1.0) for r in routes("forward")[2:])),
+        operating={"checkpoint": 1},
+        operator_s=0.1,
+    ),
+    "clocks that agree too well": replace(
+        _SHORT,
+        routes=routes("mesh", settings=(("optimistic_bytes", "0"),)),
+        by_time=True,
+        grain_s=1.0,
+        keys=2,
+        writer_s=0.05,
+    ),
+    "failovers at both ends": replace(
+        _SHORT, standbys=True, operating={"failover": 1, "checkpoint": 1}, operator_s=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(RUNS))
+@pytest.mark.acceptance("X06", "X09", "X26", "X27", "C09", "C12")
+def test_clusters_bear(what: str) -> None:
+    XdcrRun.random(0, RUNS[what])
+
+
+def test_the_runs_do_what_they_are_for() -> None:
+    """Every kind of event happens within the first seeds; else the judges have nothing to judge."""
+    wanted = {
+        "arrivals arrived",
+        "arrivals began elsewhere",
+        "arrivals forwarded",
+        "checkpoints",
+        "dropped",
+        "echoes",
+        "failover",
+        "keys judged",
+        "lost at the source",
+        "lost at the target",
+        "pause",
+    }
+    plans = (RUNS["a link that is late"], RUNS["failovers at both ends"], None)
+    happens(wanted, (XdcrRun.random(seed, plan).account() for seed in range(5) for plan in plans))
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    """Event for event."""
+    first, second = (XdcrRun.random(1, RUNS["nodes killed"]).world.log for _ in range(2))
+    assert first == second

@@ -1,0 +1,234 @@
+"""Judges of links: what has arrived, what each cluster holds at the end, how much was sent.
+
+They know the clusters and the links that there are to be, and keep to the books of `xdcr_truth`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.sim.judges import complain
+from tests.sim.xdcr_plan import Plan, Route
+from tests.sim.xdcr_truth import Book, Truth, Version, is_kept
+
+
+class ArrivalJudge:
+    """What a link says to have arrived up to a seqno is at the target, wherever it had begun.
+
+    So a link that begins at a checkpoint, of its own or of others, leaves out nothing that it
+    would have sent if it had begun at zero: for each key that the source has up to there, the
+    target has that version or a newer one, or has dropped a newer deletion.
+
+    Attributes:
+        counts: what was judged, by kind.
+    """
+
+    def __init__(self, truth: Truth) -> None:
+        self.counts: Counter[str] = Counter()
+        self._truth = truth
+        self._seen: dict[tuple[str, str, int], tuple[object, int]] = {}
+
+    def look(self, node: Any, route: Route, targets: Iterable[Any]) -> None:
+        """Look at the streams of a link of a node."""
+        link = node.xdcr.by_name.get(route.name)
+        if link is None:
+            return
+        for number, shipment in link.shipments.items():
+            through = shipment.through.seqno
+            place = node.name, route.name, number
+            before = self._seen.get(place)
+            if before is not None and before == (shipment, through):
+                continue
+            self._seen[place] = shipment, through
+            began = before is None or before[0] is not shipment
+            target = self._target(targets, shipment, number)
+            if target is not None and through:
+                self.counts["began elsewhere" if began else "arrived"] += 1
+                self.counts["forwarded"] += began and link.forwarded_from.get(number) == through
+                self._judge(node, route, target, number, shipment.through)
+
+    def _target(self, targets: Iterable[Any], shipment: Any, number: int) -> Any:
+        """Return the node that the stream goes to, unless it has lost what it had meanwhile."""
+        for target in targets:
+            book = self._truth.book(target.name, number)
+            is_it = shipment.place.startswith(f"{target.name}:") and target.serving
+            if is_it and book.log and book.log[0][0] == shipment.target_uuid:
+                return target
+        return None
+
+    def _judge(self, node: Any, route: Route, target: Any, number: int, through: Any) -> None:
+        theirs, truth = self._truth.book(target.name, number), self._truth
+        for version in self._truth.book(node.name, number).upto(
+            through.seqno, through.snapshot.end
+        ):
+            if not route.lets(version.key):
+                continue
+            found = theirs.get(version.key)
+            absent = found is None and version.deleted
+            if not (absent or truth.has_had(theirs, version)):
+                complain(
+                    f"{node.name} says that {target.name} has everything of vBucket {number} up "
+                    f"to {through.seqno}, but {version} is newer than {found}"
+                )
+
+
+class Exemptions:
+    """Keys for which less is promised, because a deletion could not reach everybody.
+
+    A deletion that was dropped before a link was made is not sent by it. One that was dropped in a
+    cluster before all those have it from which changes come there, protects it no longer: an older
+    version is accepted then (row X02: as long as the tombstone lives). The same is so if an older
+    version is still on its way when it is dropped. In a ring or a pair that would be made good by
+    the deletion itself, if it were sent back to where it came from; links do not do that (X09). One
+    that a cluster has lost, with a crash or by a failover, may have been dropped elsewhere after it
+    had done its work. A cluster that gets an old copy of its disk has lost what it had deleted, and
+    its revisions may be repeated.
+
+    Attributes:
+        keys: these.
+        counts: how often which of the reasons was given.
+    """
+
+    def __init__(self, truth: Truth) -> None:
+        self.keys: set[bytes] = set()
+        self.counts: Counter[str] = Counter()
+        self._truth = truth
+
+    def add(self, key: bytes, why: str) -> None:
+        """Exempt a key."""
+        self.keys.add(key)
+        self.counts[why] += 1
+
+    def dropped(
+        self,
+        version: Version,
+        sources: Iterable[Book],
+        coming: Iterable[Version],
+        *,
+        unsent: bool,
+    ) -> None:
+        """Take note of a deletion that was dropped.
+
+        Args:
+            version: the deletion.
+            sources: of all clusters from which changes of the key come there.
+            coming: versions of the key that are on their way there.
+            unsent: whether a link from there does not exist for now.
+        """
+        if unsent:
+            self.add(version.key, "dropped before a link was made")
+        if not all(self._truth.has_had(book, version) for book in sources):
+            self.add(version.key, "dropped before the sources had it")
+        if any(self._truth.rank(each) < self._truth.rank(version) for each in coming):
+            self.add(version.key, "dropped while older ones were under way")
+
+    def is_lost(self, version: Version, logs: Iterable[tuple[tuple[int, int], ...]]) -> bool:
+        """Tell whether no history has a version any more."""
+        return not any(is_kept(version.origin, log) for log in logs)
+
+
+def reaching(routes: Iterable[Route], cluster: int, key: bytes) -> set[int]:
+    """Return the clusters whose changes of a key come to one, itself included."""
+    found, new = {cluster}, {cluster}
+    while new:
+        new = {
+            route.source
+            for route in routes
+            if route.target in new and route.lets(key) and route.source not in found
+        }
+        found |= new
+    return found
+
+
+class FinalJudge:
+    """At rest each cluster holds the version of each key that the table says.
+
+    The one that is to survive in a cluster is the newest of all that were accepted there, or in a
+    cluster from which links lead there that let the key pass. Changes that a cluster has lost may
+    have been sent before: they may have survived, where no newer one has come.
+    """
+
+    def __init__(self, plan: Plan, truth: Truth, exempt: Exemptions) -> None:
+        self._plan = plan
+        self._truth = truth
+        self._exempt = exempt
+        self.counts: Counter[str] = Counter()
+
+    def judge(self, books: dict[int, Callable[[int], Book]]) -> None:
+        """Judge all clusters; `books` returns the active one's of a vBucket, by cluster."""
+        for number in range(self._plan.vbuckets):
+            self._judge({cluster: book(number) for cluster, book in books.items()})
+
+    def _judge(self, books: dict[int, Book]) -> None:
+        keys = {key for book in books.values() for key in book.held}
+        logs = {cluster: book.log for cluster, book in books.items()}
+        for key in sorted(keys):
+            known = list(self._truth.known.get(key, {}).values())
+            lost = {v.origin for v in known if self._exempt.is_lost(v, logs.values())}
+            weak = key in self._exempt.keys or any(v.deleted and v.origin in lost for v in known)
+            self.counts["weakly judged" if weak else "judged"] += 1
+            for cluster, book in books.items():
+                sources = reaching(self._plan.routes, cluster, key)
+                due = [
+                    version
+                    for version in known
+                    if any(is_kept(version.origin, logs[each]) for each in sources)
+                ]
+                self._judge_key(cluster, key, book.get(key), due, lost, weak=weak)
+            if not weak:
+                self._judge_equal(key, books)
+
+    def _judge_key(
+        self,
+        cluster: int,
+        key: bytes,
+        found: Version | None,
+        due: list[Version],
+        lost: set[tuple[int, int]],
+        *,
+        weak: bool,
+    ) -> None:
+        rank, wanted = self._truth.rank, self._truth.newest(due)
+        if weak:
+            return
+        if found is None:
+            if wanted is not None and not wanted.deleted:
+                complain(f"cluster {cluster} does not have {wanted}")
+            return
+        if wanted is not None and rank(found) < rank(wanted):
+            if found.deleted and wanted.deleted:
+                return
+            complain(f"cluster {cluster} has {found} although {wanted} is newer")
+        if wanted is None or rank(found) > rank(wanted):
+            if found.origin not in lost:
+                complain(f"cluster {cluster} has {found}, which must not reach it; due: {wanted}")
+            self.counts["lost and kept"] += 1
+
+    def _judge_equal(self, key: bytes, books: dict[int, Book]) -> None:
+        """Clusters that reach each other hold the same."""
+        for one in books:
+            for other in reaching(self._plan.routes, one, key):
+                if one in reaching(self._plan.routes, other, key):
+                    ours, theirs = books[one].get(key), books[other].get(key)
+                    live = [None if v is None or v.deleted else v for v in (ours, theirs)]
+                    if live[0] != live[1]:
+                        complain(f"cluster {one} has {ours}, and {other} has {theirs}")
+
+
+def judge_hops(plan: Plan, sent: int, accepted: int) -> None:
+    """Without faults nothing is sent twice: each change once to each other cluster, at most."""
+    most = accepted * len(plan.routes)
+    if set(TWO_WAY_OR_RING) & {len(plan.routes)} and _is_ring(plan):
+        most = accepted * (plan.clusters - 1)
+    if sent > most:
+        complain(f"{sent} documents were sent for {accepted} changes; at most {most} are needed")
+
+
+TWO_WAY_OR_RING = (2, 3, 4)
+
+
+def _is_ring(plan: Plan) -> bool:
+    following = {route.source: route.target for route in plan.routes}
+    return len(following) == len(plan.routes) == plan.clusters

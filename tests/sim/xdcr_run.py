@@ -1,0 +1,556 @@
+"""One run of the simulation of links: clusters, writers, an operator, faults, and the judges.
+
+What a run is made of is its `Plan`. Each cluster has an active node and perhaps a standby. At the
+end everything heals; then no link may have anything to send any more, and all judges speak.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from tests.sim.faults import FaultyRun
+from tests.sim.judges import complain, naming
+from tests.sim.node import small_settings
+from tests.sim.replica_node import Cluster, address
+from tests.sim.world import NotHappened, World
+from tests.sim.xdcr_judges import ArrivalJudge, Exemptions, FinalJudge, judge_hops, reaching
+from tests.sim.xdcr_node import Drift, XdcrNode
+from tests.sim.xdcr_plan import Plan, Route, random_plan
+from tests.sim.xdcr_truth import Book, Truth, Version
+from uprmc.config import PurgeSettings, Settings, UprSettings
+from uprmc.engine.purge_rule import PurgeRule
+from uprmc.errors import CommandError
+from uprmc.model import VBucketState
+
+#: At rest for so long means at rest.
+_QUIET_S = 2.0
+
+#: Within this time after healing everything must be at rest.
+_REST_S = 90.0
+
+_TIDY_S = 0.3
+
+
+class NodeFaults(FaultyRun):
+    """What goes wrong with one node."""
+
+    def __init__(self, world: World, node: XdcrNode) -> None:
+        super().__init__(absences_s=(0.0, 0.1, 1.0))
+        self.world, self.node, self.disk = world, node, node.disk
+
+    def begin(self, plan: Plan) -> None:
+        """From now on."""
+        self._begin_faults(plan.faults)
+
+    def heal(self) -> None:
+        """No more, and mend what is broken."""
+        self._faulty = False
+        disk = self.disk
+        disk.full = disk.broken = disk.unreadable = disk.map_full = False
+
+
+class Site:
+    """A cluster: its nodes, and which of them is to be active."""
+
+    def __init__(self, number: int, nodes: list[XdcrNode]) -> None:
+        self.number = number
+        self.nodes = nodes
+        self.active = nodes[0]
+
+    @property
+    def places(self) -> str:
+        """Return the addresses of its nodes."""
+        return ",".join(address(node.name) for node in self.nodes)
+
+
+class XdcrRun:
+    """See the module docstring."""
+
+    #: How to run a seed again.
+    again = "python -m tests.sim.xdcr_seeds"
+
+    def __init__(self, seed: int, plan: Plan | None = None) -> None:
+        self.world = World(seed)
+        self.plan = plan = plan or random_plan(self.world)
+        self.cluster = Cluster(self.world, varied=plan.varied_wires)
+        self.cluster.faulty = plan.varied_wires
+        self.truth = Truth(plan.by_time)
+        self.exempt = Exemptions(self.truth)
+        self.arrivals = ArrivalJudge(self.truth)
+        self.final = FinalJudge(plan, self.truth, self.exempt)
+        self.sites = [self._make_site(number) for number in range(plan.clusters)]
+        self.nodes = [node for site in self.sites for node in site.nodes]
+        self.faults = [NodeFaults(self.world, node) for node in self.nodes]
+        self.done: Counter[str] = Counter()
+        self.working = False
+        self.writing = False
+        self._values = 0
+        self._absent = {route.name for route in plan.routes}
+        self._ever_stopped = False
+        self.world.watchers.append(self._look)
+
+    def _make_site(self, number: int) -> Site:
+        names = [f"n{number}", *([f"s{number}"] if self.plan.standbys else [])]
+        nodes = [
+            XdcrNode(self.cluster, name, self._settings(), sync=self.plan.sync) for name in names
+        ]
+        random, plan = self.world.random, self.plan
+        for node in nodes:
+            node.drift = Drift(
+                random.uniform(-plan.drift_s, plan.drift_s),
+                random.uniform(-0.01, 0.01) if plan.drift_s else 0.0,
+                plan.grain_s,
+            )
+        return Site(number, nodes)
+
+    def _settings(self) -> Settings:
+        plan = self.plan
+        settings = small_settings(vbuckets=plan.vbuckets, quota=4_000_000, sync=plan.sync)
+        rule = "timestamp" if plan.by_time else "revision"
+        engine = replace(settings.engine, conflict_resolution=rule)
+        upr = UprSettings(noop_interval_s=1.0, dial_timeout_s=1.0, redial_max_s=0.4)
+        purge = PurgeSettings(min_age_s=0, batch_items=2)
+        return replace(settings, engine=engine, upr=upr, purge=purge)
+
+    @classmethod
+    def random(cls, seed: int, plan: Plan | None = None) -> XdcrRun:
+        """Run, heal, come to rest, have everything judged.
+
+        Raises:
+            Verdict: with the seed in its text, and how to run it again.
+        """
+        run = cls(seed, plan)
+        with naming(seed, run.world.log, cls.again):
+            run.go()
+        return run
+
+    def go(self) -> None:
+        """See `random`."""
+        self.start()
+        for faults in self.faults:
+            faults.begin(self.plan)
+        self.working = self.writing = True
+        for number in self.plan.writers:
+            if number < len(self.sites):
+                self._write_later(self.sites[number])
+        for node in self.nodes:
+            if self.plan.purge_s:
+                self._purge_later(node)
+        self._operate_later()
+        self.world.run(self.plan.steps)
+        self.heal()
+        self.rest()
+        self.finish()
+
+    # --- the beginning ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the nodes, then make the links."""
+        for node in self.nodes:
+            node.start()
+        self._until(lambda: all(node.serving for node in self.nodes), "nodes")
+        for site in self.sites:
+            for number in range(self.plan.vbuckets):
+                site.active.bucket.set_state(number, VBucketState.ACTIVE)
+        self._tidy()
+        for route in self.plan.routes:
+            self.world.after(route.late, partial(self._make, route))
+        self._until(lambda: self._running(late=False), "links")
+
+    def _running(self, *, late: bool) -> bool:
+        return all(
+            self._established(route, number)
+            for route in self.plan.routes
+            if late or not route.late
+            for number in range(self.plan.vbuckets)
+        )
+
+    def _established(self, route: Route, number: int) -> bool:
+        link = self.sites[route.source].active.xdcr.by_name.get(route.name)
+        return link is not None and number in link.shipments
+
+    def _make(self, route: Route) -> None:
+        """Make a link at all nodes of its source, again and again until it is there."""
+        site, target = self.sites[route.source], self.sites[route.target]
+        self._absent.discard(route.name)
+        for node in site.nodes:
+            given = {"name": route.name, "to": target.places, "set": dict(route.settings)}
+            if route.filtered:
+                given["filter_key"] = "^a"
+            try:
+                if node.serving and not node.stopping and route.name not in node.xdcr.by_name:
+                    node.command("create", **given)
+            except CommandError as error:
+                self.world.note(f"{node.name}: create {route.name}: {error!r}")
+        self.world.after(0.3, partial(self._make_again, route))
+
+    def _make_again(self, route: Route) -> None:
+        """A node that has lost power, or got an old disk, may not know its links any more."""
+        if route.name not in self._absent:
+            self._make(route)
+
+    # --- who is active ----------------------------------------------------------------------------
+
+    def _tidy(self) -> None:
+        """Let the nodes of each cluster be what they are to be, again and again."""
+        for site in self.sites:
+            for node in site.nodes:
+                if node.serving and not node.stopping:
+                    try:
+                        self._tidy_node(site, node)
+                    except CommandError as error:
+                        self.world.note(f"{node.name}: {error!r}")
+        self.world.after(_TIDY_S, self._tidy)
+
+    def _tidy_node(self, site: Site, node: XdcrNode) -> None:
+        numbers = range(self.plan.vbuckets)
+        states = node.bucket.vbuckets
+        for number in numbers:
+            vbucket = states.get(number)
+            if node is site.active:
+                if vbucket is not None and vbucket.state != VBucketState.ACTIVE:
+                    node.replication.fail_over([number], lambda *_: None)
+            else:
+                source = node.replication.source_of(number) if vbucket is not None else None
+                wanted = address(site.active.name)
+                if source is None or source.place != wanted:
+                    node.replication.follow(wanted, [number], demote=True, done=lambda _: None)
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def _write_later(self, site: Site) -> None:
+        delay_s = self.world.random.expovariate(1 / self.plan.writer_s)
+        self.world.after(delay_s, partial(self._write, site))
+
+    def _write(self, site: Site) -> None:
+        if not self.writing:
+            return
+        self.write(site)
+        self._write_later(site)
+
+    def write(self, site: Site) -> None:
+        """Set or delete a document at whoever takes writes."""
+        random, node = self.world.random, self.world.random.choice(site.nodes)
+        place = random.randrange(self.plan.keys)
+        number = place % self.plan.vbuckets
+        key = (b"a%d" if place // self.plan.vbuckets % 2 else b"b%d") % place
+        if not node.serving or node.stopping or number not in node.bucket.active:
+            return
+        vbucket = node.bucket.active[number]
+        self._values += 1
+        try:
+            if random.random() < 0.4:
+                vbucket.delete(key)
+                self.done["deletions"] += 1
+            else:
+                expiry = 0
+                if random.random() < self.plan.expiring:
+                    expiry = int(node.bucket.clock.now()) + random.randint(1, 4)
+                value = b"%d" % self._values + b"." * random.choice((0, 0, 300))
+                vbucket.store(key, value, random.choice((0, 1)), expiry)
+                self.done["writes"] += 1
+        except CommandError:
+            self.done["writes refused"] += 1
+
+    # --- the operator -----------------------------------------------------------------------------
+
+    def _purge_later(self, node: XdcrNode) -> None:
+        delay_s = self.world.random.expovariate(1 / self.plan.purge_s)
+        self.world.after(delay_s, partial(self._purge, node))
+
+    def _purge(self, node: XdcrNode) -> None:
+        if node.serving and not node.stopping:
+            number = self.world.random.randrange(self.plan.vbuckets)
+            try:
+                node.bucket.compact(number, PurgeRule(every=True), lambda _: None)
+            except CommandError:
+                self.done["purges refused"] += 1
+        if self.working:
+            self._purge_later(node)
+
+    def _operate_later(self) -> None:
+        delay_s = self.world.random.expovariate(1 / self.plan.operator_s)
+        self.world.after(delay_s, self._operate)
+
+    def _operate(self) -> None:
+        if not self.working:
+            return
+        if self.plan.operating:
+            kinds, weights = list(self.plan.operating), list(self.plan.operating.values())
+            kind = self.world.random.choices(kinds, weights)[0]
+            self.world.note(f"operator: {kind}")
+            try:
+                getattr(self, f"_{kind}")()
+                self.done[kind] += 1
+            except CommandError as error:
+                self.world.note(f"operator: {kind}: {error!r}")
+        self._operate_later()
+
+    def _route(self) -> tuple[Route, XdcrNode] | None:
+        route = self.world.random.choice(self.plan.routes)
+        node = self.sites[route.source].active
+        known = node.serving and not node.stopping and route.name in node.xdcr.by_name
+        return (route, node) if known else None
+
+    def _pause(self) -> None:
+        found = self._route()
+        if found is not None:
+            route, node = found
+            node.command("pause", name=route.name)
+            self.world.after(self.world.between(0.1, 4), partial(self._resume, route))
+
+    def _resume(self, route: Route) -> None:
+        """Resume a link at all nodes, until it is so."""
+        again = False
+        for node in self.sites[route.source].nodes:
+            link = node.xdcr.by_name.get(route.name) if node.serving else None
+            if link is None or node.stopping:
+                again = True
+            elif link.spec.paused:
+                again = True
+                node.command("resume", name=route.name)
+        if again and route.name not in self._absent:
+            self.world.after(0.2, partial(self._resume, route))
+
+    def _checkpoint(self) -> None:
+        found = self._route()
+        if found is not None:
+            found[1].command("checkpoint", name=found[0].name)
+
+    def _part(self) -> None:
+        if len(self.nodes) > 1:
+            one, other = self.world.random.sample([node.name for node in self.nodes], 2)
+            self.cluster.part(one, other)
+            pair = frozenset((one, other))
+            self.world.after(
+                self.world.between(0.1, 3.0), lambda: self.cluster.parted.discard(pair)
+            )
+
+    def _failover(self) -> None:
+        site = self.world.random.choice(self.sites)
+        others = [node for node in site.nodes if node is not site.active and node.serving]
+        if others and all(
+            number in others[0].bucket.vbuckets for number in range(self.plan.vbuckets)
+        ):
+            site.active = others[0]
+            site.active.replication.fail_over(range(self.plan.vbuckets), lambda *_: None)
+
+    def _restore(self) -> None:
+        """Keep a copy of a directory, or put one in the place of it."""
+        site = self.world.random.choice(self.sites)
+        node = site.active
+        if not node.serving or node.stopping:
+            return
+        if not node.copies or len(site.nodes) > 1:
+            node.keep_copy()
+            return
+        node.crash()
+        node.restore_copy()
+        for number in range(self.plan.vbuckets):
+            book = self.truth.book(node.name, number)
+            for key in [key for key in self.truth.known if book.has_deleted(key)]:
+                self.exempt.add(key, "deleted where a copy was restored")
+        self.done["restored"] += 1
+        self.world.after(0.05, lambda: None if node.up else node.start())
+
+    def _recreate(self) -> None:
+        """Delete a link, and make it again later."""
+        found = self._route()
+        if found is None:
+            return
+        route, _ = found
+        site = self.sites[route.source]
+        if any(not node.serving or node.stopping for node in site.nodes):
+            return
+        self._absent.add(route.name)
+        for node in site.nodes:
+            if route.name in node.xdcr.by_name:
+                node.command("delete", name=route.name)
+        self.world.after(self.world.between(0.1, 3), partial(self._make, route))
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        changed = False
+        for site in self.sites:
+            for node in site.nodes:
+                if node.serving:
+                    changed = self._look_at(site, node) or changed
+        for route in self.plan.routes:
+            targets = self.sites[route.target].nodes
+            for node in self.sites[route.source].nodes:
+                if node.serving:
+                    self.arrivals.look(node, route, targets)
+
+    def _look_at(self, site: Site, node: XdcrNode) -> bool:
+        changed = False
+        stored = node.store_judge.newest.vbuckets
+        for number, vbucket in node.bucket.vbuckets.items():
+            book = self.truth.book(node.name, number)
+            if book.look(vbucket, stored):
+                changed = True
+                if book.purged:
+                    self._purged(site, number, book)
+        return changed
+
+    def _purged(self, site: Site, number: int, book: Book) -> None:
+        """Tell who has to know what deletions were dropped."""
+        self.done["dropped"] += len(book.purged)
+        routes = self.plan.routes
+        links = site.active.xdcr.by_name
+        unsent = any(r.source == site.number and r.name not in links for r in routes)
+        for version in book.purged:
+            sources = reaching(routes, site.number, version.key) - {site.number}
+            books = [self.truth.book(self.sites[each].active.name, number) for each in sources]
+            coming = self._coming(site, number, version.key)
+            self.exempt.dropped(version, books, coming, unsent=unsent)
+        book.purged.clear()
+
+    def _coming(self, site: Site, number: int, key: bytes) -> Iterator[Version]:
+        """Return versions of a key that links have read and that have not arrived at a cluster."""
+        for route in self.plan.routes:
+            if route.target == site.number and route.lets(key):
+                for node in self.sites[route.source].nodes:
+                    link = node.xdcr.by_name.get(route.name)
+                    if link is not None and number in link.shipments:
+                        through = link.shipments[number].through.seqno
+                        yield from self.truth.book(node.name, number).had_after(key, through)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Let no new fault happen, mend what is broken, let every link run."""
+        self.working = False
+        for faults in self.faults:
+            faults.heal()
+        self.cluster.join()
+        self._until(lambda: all(n.serving and not n.stopping for n in self.nodes), "nodes")
+        for route in self.plan.routes:
+            if route.name in self._absent:
+                self._make(route)
+            self._resume(route)
+        self.world.run(200)
+        self.writing = False
+
+    def rest(self) -> None:
+        """Wait until no link has anything to send, also after each has written a checkpoint.
+
+        A link that sends nothing finds out by that whether its target has lost something.
+        """
+        self._rest()
+        for route in self.plan.routes:
+            node = self.sites[route.source].active
+            if node.xdcr.by_name[route.name].shipments:
+                node.command("checkpoint", name=route.name)
+        self._rest()
+
+    def _rest(self) -> None:
+        until = self.world.now + _REST_S
+        since, before = self.world.now, self._messages()
+        while self.world.now - since < _QUIET_S:
+            if self.world.now > until:
+                complain(f"it does not come to rest: {self._standing()}")
+            self.world.run(20)
+            if not self._level() or self._messages() != before:
+                since, before = self.world.now, self._messages()
+                self._reconcile()
+
+    def _messages(self) -> tuple[int, int]:
+        """Return how much was sent, and how many changes there were."""
+        return self._sent(), sum(book.high for book in self.truth.books.values())
+
+    def _sent(self) -> int:
+        links = [link for node in self.nodes for link in node.xdcr.by_name.values()]
+        return sum(
+            link.counters.docs_written
+            + link.counters.docs_failed_cr_target
+            + link.counters.docs_failed_cr_source
+            for link in links
+        )
+
+    def _level(self) -> bool:
+        for site in self.sites:
+            node = site.active
+            if not node.quiet or len(node.bucket.active) != self.plan.vbuckets:
+                return False
+        for route in self.plan.routes:
+            link = self.sites[route.source].active.xdcr.by_name.get(route.name)
+            if link is None or link.state != "running" or link.changes_left:
+                return False
+            if len(link.shipments) != self.plan.vbuckets:
+                return False
+        return True
+
+    def _reconcile(self) -> None:
+        """Do what an operator does where a link has stopped."""
+        for route in self.plan.routes:
+            node = self.sites[route.source].active
+            link = node.xdcr.by_name.get(route.name)
+            if link is None or link.state != "needs_reconcile":
+                continue
+            self._ever_stopped = True
+            for number in link.needs_reconcile:
+                for key in self.truth.known:
+                    if int(key[1:]) % self.plan.vbuckets == number:
+                        self.exempt.add(key, "repaired by an operator")
+            if link.reconciliation is None or not link.reconciliation.running:
+                self.done["reconciled"] += 1
+                try:
+                    node.command("reconcile", name=route.name)
+                except CommandError as error:
+                    self.world.note(f"reconcile: {error!r}")
+
+    def _standing(self) -> str:
+        told = []
+        for route in self.plan.routes:
+            link = self.sites[route.source].active.xdcr.by_name.get(route.name)
+            if link is None:
+                told.append(f"{route.name} is not there")
+            else:
+                through = {n: s.through.seqno for n, s in link.shipments.items()}
+                told.append(
+                    f"{route.name} is {link.state}, {link.changes_left} left, through {through}, "
+                    f"{link.nodes_shown()}, {link.errors.shown()[-2:]}"
+                )
+        told += [f"{site.active.name}: {sorted(site.active.bucket.active)}" for site in self.sites]
+        return "; ".join(told)
+
+    def finish(self) -> None:
+        """Let the judges speak."""
+        self.final.judge(
+            {
+                site.number: lambda number, name=site.active.name: self.truth.book(name, number)
+                for site in self.sites
+            }
+        )
+        if self.plan.faults == type(self.plan.faults)() and not self.plan.operating:
+            accepted = sum(len(versions) for versions in self.truth.known.values())
+            judge_hops(self.plan, self._sent(), accepted)
+
+    def _until(self, happened: Callable[[], bool], who: str) -> None:
+        try:
+            self.world.run_until(happened, 40_000)
+        except NotHappened:
+            complain(f"{who} did not come to it: {self._standing()}")
+
+    def account(self) -> dict[str, int]:
+        """Return what happened in the run."""
+        total = Counter(self.done)
+        total.update({f"arrivals {name}": count for name, count in self.arrivals.counts.items()})
+        total.update({f"keys {name}": count for name, count in self.final.counts.items()})
+        total.update({f"keys {why}": count for why, count in self.exempt.counts.items()})
+        for node in self.nodes:
+            total.update(event for event, _ in node.events)
+            for link in node.xdcr.by_name.values():
+                counters = link.counters
+                total["echoes"] += counters.echoes_stopped
+                total["lost at the target"] += counters.docs_failed_cr_target
+                total["lost at the source"] += counters.docs_failed_cr_source
+                total["checkpoints"] += counters.checkpoints
+        total["crashes"] = sum(faults.crashes for faults in self.faults)
+        total["cuts"] = sum(faults.cuts for faults in self.faults)
+        total["sent"] = self._sent()
+        return {name: int(count) for name, count in total.items()}
