@@ -63,6 +63,8 @@ class Plan:
         standbys: whether each cluster has a replica that can take over.
         by_time: the policy is `timestamp`.
         purge_s: about so much time is between two purges of the same node; 0 = none.
+        purging: clusters where it is purged.
+        fickle: places of the links that the operator deletes and makes again; empty = all.
         drift_s: clocks are wrong by so much at most.
         grain_s: resolution of the clocks.
         expiring: chance that a document is to expire.
@@ -76,6 +78,8 @@ class Plan:
     standbys: bool = False
     by_time: bool = False
     purge_s: float = 0.1
+    purging: tuple[int, ...] = (0, 1, 2, 3)
+    fickle: tuple[int, ...] = ()
     drift_s: float = 0.0
     grain_s: float = 0.0
     expiring: float = 0.0

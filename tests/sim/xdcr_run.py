@@ -136,9 +136,10 @@ class XdcrRun:
         for number in self.plan.writers:
             if number < len(self.sites):
                 self._write_later(self.sites[number])
-        for node in self.nodes:
-            if self.plan.purge_s:
-                self._purge_later(node)
+        for site in self.sites:
+            if self.plan.purge_s and site.number in self.plan.purging:
+                for node in site.nodes:
+                    self._purge_later(node)
         self._operate_later()
         self.world.run(self.plan.steps)
         self.heal()
@@ -289,8 +290,9 @@ class XdcrRun:
                 self.world.note(f"operator: {kind}: {error!r}")
         self._operate_later()
 
-    def _route(self) -> tuple[Route, XdcrNode] | None:
-        route = self.world.random.choice(self.plan.routes)
+    def _route(self, places: tuple[int, ...] = ()) -> tuple[Route, XdcrNode] | None:
+        routes = self.plan.routes
+        route = routes[self.world.random.choice(places or range(len(routes)))]
         node = self.sites[route.source].active
         known = node.serving and not node.stopping and route.name in node.xdcr.by_name
         return (route, node) if known else None
@@ -358,7 +360,7 @@ class XdcrRun:
 
     def _recreate(self) -> None:
         """Delete a link, and make it again later."""
-        found = self._route()
+        found = self._route(self.plan.fickle)
         if found is None:
             return
         route, _ = found

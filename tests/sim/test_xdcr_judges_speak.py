@@ -1,0 +1,224 @@
+"""Each rule of links broken on purpose is noticed, by the right judge where only one can.
+
+See `test_upr_judges_speak`; a break that no longer breaks fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.sim.faults import NO_FAULTS, Faults
+from tests.sim.noticing import notice
+from tests.sim.test_xdcr_converges import RUNS, small_links
+from tests.sim.xdcr_plan import Plan, Route, routes
+from tests.sim.xdcr_run import XdcrRun
+from uprmc.xdcr import checkpoint, link, received, resuming
+from uprmc.xdcr.checkpoint import Record
+from uprmc.xdcr.link import Link
+from uprmc.xdcr.resuming import Resuming
+from uprmc.xdcr.shipment import Position, Shipment
+from uprmc.xdcr.spec import LinkSpec
+
+pytestmark = pytest.mark.sim
+
+__all__ = ["small_links"]
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+_SEEDS = 60
+
+
+# --- sending --------------------------------------------------------------------------------------
+
+
+def _echo(patch: pytest.MonkeyPatch) -> None:
+    """Send versions back to where they come from."""
+    patch.setattr(resuming, "ends_of_branches", lambda *_: {})
+
+
+def _with_rules(patch: pytest.MonkeyPatch, **changes: object) -> None:
+    apply = Link._apply_settings
+
+    def apply_settings(self: Link) -> None:
+        apply(self)
+        for name, value in changes.items():
+            setattr(self._rules, name, value)
+
+    patch.setattr(Link, "_apply_settings", apply_settings)
+
+
+def _send_no_deletions(patch: pytest.MonkeyPatch) -> None:
+    """Leave them out."""
+    _with_rules(patch, deletions=False)
+
+
+def _send_what_is_filtered(patch: pytest.MonkeyPatch) -> None:
+    """Forget the filter."""
+    _with_rules(patch, pattern=None)
+
+
+def _give_equal_versions_up(patch: pytest.MonkeyPatch) -> None:
+    """Do not send a version that was looked up and differs in its origin only."""
+    looked_up = Link.looked_up
+
+    def strict(self: Link, target: Any, item: Any, theirs: Any) -> bool:
+        wins = looked_up(self, target, item, theirs)
+        if wins and theirs is not None:
+            fields = link.WITH_META_FRAME.unpack_from(target.windows.frame(item))
+            flags, expiry, rev, cas = fields[-4:]
+            return (rev, cas, expiry, flags) != tuple(theirs[1])
+        return wins
+
+    patch.setattr(Link, "looked_up", strict)
+
+
+# --- what has arrived -----------------------------------------------------------------------------
+
+
+def _take_sent_for_arrived(patch: pytest.MonkeyPatch) -> None:
+    """Do not wait for answers."""
+    sent = Shipment.sent
+
+    def hasty(self: Shipment, window: Any, seqno: int, done: int | None) -> None:
+        sent(self, window, seqno, done)
+        self.through = self._under_way[-1][1]
+
+    patch.setattr(Shipment, "sent", hasty)
+
+
+def _go_on_where_it_was(patch: pytest.MonkeyPatch) -> None:
+    """Do not mind that the target may have lost something meanwhile."""
+    patch.setattr(checkpoint, "is_at_target", lambda *_: True)
+    candidates = Resuming._candidates
+
+    def all_of_them(self: Resuming, number: int, held: Any) -> list[Record]:
+        memory = self._run.memory.get(number)
+        found = candidates(self, number, held)
+        return found if memory is None or memory in found else [memory, *found]
+
+    patch.setattr(Resuming, "_candidates", all_of_them)
+
+
+def _ask_the_target_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Note a seqno of the target's that does not cover what has arrived."""
+    record = Shipment.record
+
+    def early(self: Shipment, position: Position, target_seqno: int, created: int) -> Record:
+        return record(self, position, 0, created)
+
+    patch.setattr(Shipment, "record", early)
+
+
+def _forget_the_row_of_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """Let deletions be purged while a link is paused."""
+    settle = Link._settle_pause
+
+    def forgetful(self: Link) -> None:
+        if self._pausing and self._run.reading is not None:
+            for number in self._bucket.active:
+                self._run.reading.unregister(number)
+        settle(self)
+
+    patch.setattr(Link, "_settle_pause", forgetful)
+
+
+# --- checkpoints of others ------------------------------------------------------------------------
+
+
+def _pass_on_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Pass records on before all is there that they speak of."""
+    due = received.due
+    patch.setattr(
+        "uprmc.xdcr.checkpointing.due",
+        lambda records, upto, *more: due(records, 2**63, *more),
+    )
+
+
+def _pass_on_although_deletions_were_purged(patch: pytest.MonkeyPatch) -> None:
+    """Forget that the target may have missed some."""
+    patch.setattr(Resuming, "_is_clean", lambda *_: True)
+
+
+def _forget_what_is_filtered(patch: pytest.MonkeyPatch) -> None:
+    """Take records for those of links without a filter."""
+    patch.setattr(LinkSpec, "filter_hash", property(lambda _: ""))
+
+
+_LATE = RUNS["a link that is late"]
+_KILLED = replace(
+    RUNS["nodes killed"],
+    faults=Faults(power_s=0.5, write_back_s=0.3),
+    sync=False,
+    operating={"checkpoint": 1},
+    operator_s=0.05,
+    writer_s=0.04,
+    purge_s=0.0,
+)
+_AGAIN = replace(
+    _LATE,
+    routes=routes("forward"),
+    operating={"recreate": 1, "checkpoint": 4},
+    operator_s=0.03,
+    purge_s=0.0,
+    writer_s=0.02,
+    writers=(0,),
+    keys=6,
+    vbuckets=1,
+    fickle=(2,),
+)
+
+#: Runs in which a rule is needed often.
+_PLANS: dict[Patch, Plan] = {
+    _echo: Plan(routes("ring"), NO_FAULTS, varied_wires=False, steps=2_000),
+    _send_no_deletions: Plan(routes("pair"), NO_FAULTS, steps=2_000),
+    _send_what_is_filtered: Plan(routes("pair", filtered=True), NO_FAULTS, steps=2_000),
+    _give_equal_versions_up: RUNS["clocks that agree too well"],
+    _take_sent_for_arrived: Plan(routes("pair"), Faults(cut_s=0.2), writer_s=0.03, steps=3_000),
+    _go_on_where_it_was: _KILLED,
+    _ask_the_target_too_early: _KILLED,
+    _forget_the_row_of_a_pause: Plan(
+        routes("line"),
+        NO_FAULTS,
+        operating={"pause": 1},
+        writers=(0,),
+        writer_s=0.03,
+        purge_s=0.03,
+        steps=3_000,
+    ),
+    _pass_on_at_once: _AGAIN,
+    _pass_on_although_deletions_were_purged: replace(
+        _AGAIN, purge_s=0.03, purging=(1,), fickle=(1, 2)
+    ),
+    _forget_what_is_filtered: replace(
+        _LATE, routes=(Route(0, 1), Route(1, 2, filtered=True), Route(0, 2, late=1.5))
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "verdict"),
+    [
+        (_echo, "documents were sent for"),
+        (_send_no_deletions, "has everything of|is newer"),
+        (_send_what_is_filtered, "must not reach it"),
+        (_give_equal_versions_up, "has everything of|is newer"),
+        (_take_sent_for_arrived, "has everything of"),
+        (_go_on_where_it_was, "has everything of"),
+        (_ask_the_target_too_early, "has everything of"),
+        (_forget_the_row_of_a_pause, "has everything of|is newer"),
+        (_pass_on_at_once, "has everything of"),
+        (_pass_on_although_deletions_were_purged, "has everything of"),
+        (_forget_what_is_filtered, "has everything of"),
+    ],
+)
+def test_a_broken_rule_of_links_is_noticed(
+    break_it: Patch, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a judge, and by the right one where there is only one who can."""
+    break_it(monkeypatch)
+    plan = _PLANS[break_it]
+    notice(break_it, lambda seed: XdcrRun.random(seed, plan), verdict, _SEEDS)
