@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -34,11 +35,12 @@ def rows(node: Node) -> dict[int, list[Any]]:
 
 
 def purge_all(centres: DataCentres, node: Node) -> None:
-    """Forget the link's rows, and drop all deletions but the newest of each vBucket."""
+    """Forget the link's rows, if any, and drop all deletions but the newest of each vBucket."""
     write(node, 90_000, VBUCKETS)  # the newest seqno is never dropped
     centres.until_on_disk(node)
     for vbucket in node.bucket.vbuckets.values():
-        node.bucket.watermarks.remove(vbucket, ROW, MANAGER)
+        with suppress(KeyNotFound):
+            node.bucket.watermarks.remove(vbucket, ROW, MANAGER)
     told: list[bool] = []
     for number in ALL:
         node.bucket.compact(number, PurgeRule(every=True), told.append)
@@ -80,7 +82,7 @@ def lost_origin(node: Node) -> Origin:
 def outpace(centres: DataCentres, *, filtered: bool = False) -> tuple[Node, Node, Link, Link]:
     """Purge deletions of k0 to k10 that a link had to send, while both ends change documents."""
     a, b = centres.start("a"), centres.start("b")
-    given = {"set": {"filter_deletions": "on"}} if filtered else {}
+    given: dict[str, Any] = {"set": {"filter_deletions": "on"}} if filtered else {}
     west, east = centres.link(a, b, **given), centres.link(b, a, "east")
     write(a, 0, 40)
     centres.until_same(a, b)
@@ -282,6 +284,31 @@ def test_a_link_without_a_link_back_begins_at_zero_and_can_be_reconciled_as_it_r
     centres.command(a, "resume", name="west")
     centres.until_level(west)
     assert documents(b).keys() - documents(a).keys() == keys(1)
+    centres.command(a, "reconcile", name="west")
+    until_over(centres, a)
+    centres.until_same(a, b)
+
+
+@pytest.mark.acceptance("X06")
+def test_a_link_that_is_made_again_lets_no_deleted_document_return_and_can_be_reconciled(
+    centres: DataCentres,
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    west, east = centres.link(a, b), centres.link(b, a, "east")
+    write(a, 0, 40)
+    centres.until_same(a, b)
+    centres.until_level(west, east)
+    for node, name in ((a, "west"), (b, "east")):
+        centres.command(node, "delete", name=name)
+    delete(a, b"k1")
+    delete(a, b"k2")
+    purge_all(centres, a)
+    west, east = centres.link(a, b), centres.link(b, a, "east")  # neither has a checkpoint
+    centres.until_level(west, east)
+    write(b, 2_000, VBUCKETS)  # what each vBucket of the link back had to send is there before it
+    centres.loop.until(lambda: keys(*range(2_000, 2_000 + VBUCKETS)) <= documents(a).keys())
+    assert not keys(1, 2) & documents(a).keys()
+    assert documents(b).keys() - documents(a).keys() == keys(1, 2)
     centres.command(a, "reconcile", name="west")
     until_over(centres, a)
     centres.until_same(a, b)
