@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -20,7 +20,7 @@ from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.xdcr.settings import assignments
 
 _COLUMNS = ("name", "state", "to", "changes_left", "lag_s", "rate", "error")
-_RECORD_COLUMNS = ("link", "vbucket", "source_seqno", "target_seqno", "created")
+_RECORD_COLUMNS = ("kind", "link", "vbucket", "source_seqno", "target_seqno", "created")
 
 _COMPARED_COLUMNS = ("vbucket", "documents", "deleted", "kept", "changed", "keys")
 
@@ -197,9 +197,10 @@ def checkpoint(name: str, node: NodeAccess, as_json: bool) -> None:
 @click.argument("name", metavar="[NAME]", required=False, default="")
 @talks_to_a_node("Print one JSON object.")
 def checkpoints(name: str, node: NodeAccess, as_json: bool) -> None:
-    """List the checkpoints of a link, or of all links."""
+    """List the checkpoints of a link; or of all links, with those that others have left here."""
     found = _command(node, "checkpoints", name=name)
-    _show(found, as_json, lambda value: _table(_RECORD_COLUMNS, value["own"]))
+    kinds = ("own",) if name else ("own", "received", "transitive")
+    _show(found, as_json, lambda value: _table(_RECORD_COLUMNS, _records_of(value, kinds)))
 
 
 # --- for people ---------------------------------------------------------------------------------
@@ -207,6 +208,15 @@ def checkpoints(name: str, node: NodeAccess, as_json: bool) -> None:
 
 def _state_line(link: dict[str, Any]) -> str:
     return f"{link['name']}: {link['state']}, {link['changes_left']} changes left"
+
+
+def _records_of(found: dict[str, Any], kinds: Iterable[str]) -> list[dict[str, Any]]:
+    """Return checkpoints as rows; those of other nodes name the link by its id, and no time."""
+    return [
+        {"created": "", **row, "kind": kind, "link": row.get("link") or row["link_id"]}
+        for kind in kinds
+        for row in found[kind]
+    ]
 
 
 def _pairs(values: dict[str, Any]) -> str:
