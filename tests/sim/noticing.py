@@ -27,7 +27,6 @@ _NOTICED_BY = {
     "_forget_a_key_of_the_ring": 48,
     "_forget_the_floor": 220,
     "_forget_the_purge_seqno": 3,
-    "_forget_the_row_of_a_pause": 23,
     "_forget_what_is_filtered": 1,
     "_forget_what_was_purged": 15,
     "_give_equal_versions_up": 16,
