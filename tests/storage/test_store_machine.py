@@ -68,7 +68,7 @@ changes = st.builds(
     header=st.one_of(headers, headers, headers, headers, st.none()),
     items=item_lists(),
     reset=st.integers(0, 7).map(lambda number: number == 7),
-    drop=st.lists(st.tuples(keys, seqnos), max_size=4),
+    drop=st.lists(st.tuples(keys, seqnos), max_size=4, unique_by=lambda dropped: dropped[0]),
     rewind=st.one_of(st.none(), st.none(), seqnos),
     forget=st.one_of(st.just([]), st.lists(keys, max_size=3)),
 )

@@ -35,8 +35,9 @@ class VBucketChange(NamedTuple):
             (tombstones have none). Seqnos need not be above those already stored: a replica that
             rolled back writes lower ones.
         reset: forget all of the vBucket's records first.
-        drop: records to remove for good, tombstones as a rule, as (key, seqno); one whose key has
-            meanwhile another seqno is left alone. Done before `records` are written.
+        drop: records to remove for good, tombstones as a rule, as (key, seqno), at most one per
+            key; one whose key has meanwhile another seqno is left alone. Done before `records` are
+            written.
         rewind: forget all records above this seqno, of whatever history; before `forget` and
             `drop`. ``None`` = none.
         forget: keys to remove for good, whatever version of them is stored.
