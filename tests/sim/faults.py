@@ -130,3 +130,21 @@ class FaultyRun:
         self.world.note(f"disk {fault}")
         setattr(self.disk, fault, True)
         self.world.after(self.world.between(0.05, 0.3), lambda: setattr(self.disk, fault, False))
+
+
+class NodeFaults(FaultyRun):
+    """What goes wrong with one node of several."""
+
+    def __init__(self, world: World, node: Node, absences_s: tuple[float, ...]) -> None:
+        super().__init__(absences_s)
+        self.world, self.node, self.disk = world, node, node.disk
+
+    def begin(self, faults: Faults) -> None:
+        """From now on."""
+        self._begin_faults(faults)
+
+    def heal(self) -> None:
+        """No more, and mend what is broken."""
+        self._faulty = False
+        disk = self.disk
+        disk.full = disk.broken = disk.unreadable = disk.map_full = False

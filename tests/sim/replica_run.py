@@ -13,8 +13,9 @@ from functools import partial
 
 from tests.sim import replica_codec as rc
 from tests.sim import upr_codec as codec
-from tests.sim.faults import FaultyRun
-from tests.sim.judges import complain, naming
+from tests.sim.faults import NodeFaults
+from tests.sim.judged import Judged
+from tests.sim.judges import complain
 from tests.sim.node import Pace, small_settings
 from tests.sim.replica_client import Program
 from tests.sim.replica_judges import judge_equal
@@ -32,26 +33,11 @@ from uprmc.consume.registering import Instance
 
 _NAMES = ("a", "b", "c")
 
-
-class NodeFaults(FaultyRun):
-    """What goes wrong with one node."""
-
-    def __init__(self, world: World, node: ReplicaNode) -> None:
-        super().__init__(absences_s=(0.0, 0.1, 0.5, 1.5))
-        self.world, self.node, self.disk = world, node, node.disk
-
-    def begin(self, plan: Plan) -> None:
-        """From now on."""
-        self._begin_faults(plan.faults)
-
-    def heal(self) -> None:
-        """No more, and mend what is broken."""
-        self._faulty = False
-        disk = self.disk
-        disk.full = disk.broken = disk.unreadable = disk.map_full = False
+#: How long a node may be down.
+ABSENCES_S = (0.0, 0.1, 0.5, 1.5)
 
 
-class ReplicaRun:
+class ReplicaRun(Judged[Plan]):
     """See the module docstring."""
 
     #: How to run a seed again.
@@ -66,7 +52,7 @@ class ReplicaRun:
         self.terms = TermJudge()
         names = _NAMES[: 1 + max(place for pair in TOPOLOGIES[plan.topology] for place in pair)]
         self.nodes = [self._make_node(name, self._settings(plan)) for name in names]
-        self.faults = [NodeFaults(self.world, node) for node in self.nodes]
+        self.faults = [NodeFaults(self.world, node, ABSENCES_S) for node in self.nodes]
         for node in self.nodes:
             self._watch(node)
         self.world.watchers.append(self._look)
@@ -109,23 +95,11 @@ class ReplicaRun:
             self.histories.node(node.name).look(vbuckets, serving=serving)
             self.terms.look(node.name, vbuckets)
 
-    @classmethod
-    def random(cls, seed: int, plan: Plan | None = None) -> ReplicaRun:
-        """Run, heal, come to rest, have everything judged.
-
-        Raises:
-            Verdict: with the seed in its text, and how to run it again.
-        """
-        run = cls(seed, plan)
-        with naming(seed, run.world.log, cls.again):
-            run.go()
-        return run
-
     def go(self) -> None:
         """See `random`."""
         self.start()
         for faults in self.faults:
-            faults.begin(self.plan)
+            faults.begin(self.plan.faults)
         self._operate()
         self.world.run(self.plan.steps)
         self.heal()

@@ -13,14 +13,15 @@ from tests.contents import table_of
 from tests.sim import replica_codec as rc
 from tests.sim import upr_codec as codec
 from tests.sim.codec import Reply
-from tests.sim.faults import Faults
-from tests.sim.judges import complain, naming
+from tests.sim.faults import Faults, NodeFaults
+from tests.sim.judged import Judged
+from tests.sim.judges import complain
 from tests.sim.node import Pace, small_settings
 from tests.sim.replica_judges import judge_equal, stored
 from tests.sim.replica_node import Cluster, address
 from tests.sim.replica_operator import Desk
 from tests.sim.replica_plan import FAULTS
-from tests.sim.replica_run import NodeFaults
+from tests.sim.replica_run import ABSENCES_S
 from tests.sim.tap_master import Manners, TapMaster
 from tests.sim.tap_node import TapNode
 from tests.sim.tap_plan import SETTINGS as TAP
@@ -71,8 +72,11 @@ def random_push_plan(world: World) -> PushPlan:
     )
 
 
-class PushRun:
+class PushRun(Judged[PushPlan]):
     """See the module docstring."""
+
+    #: How to run a seed again.
+    again = "python -m tests.sim.tap_seeds"
 
     def __init__(self, seed: int, plan: PushPlan | None = None) -> None:
         self.plan = plan = plan or random_push_plan(World(seed ^ 0xA5A5))
@@ -84,22 +88,10 @@ class PushRun:
             for name in ("a", "b")
         )
         self.nodes = (self.first, self.second)
-        self.faults = [NodeFaults(self.world, node) for node in self.nodes]
+        self.faults = [NodeFaults(self.world, node, ABSENCES_S) for node in self.nodes]
         self.desks = [Desk(self.world, node, Truth(25), plan.vbuckets, 0.5) for node in self.nodes]
         self.master: TapMaster
         self._seen: dict[int, tuple[object, ...]] = {}
-
-    @classmethod
-    def random(cls, seed: int, plan: PushPlan | None = None) -> PushRun:
-        """Run, heal, come to rest, have everything judged.
-
-        Raises:
-            Verdict: with the seed in its text, and how to run it again.
-        """
-        run = cls(seed, plan)
-        with naming(seed, run.world.log, "python -m tests.sim.tap_seeds"):
-            run.go()
-        return run
 
     def go(self) -> None:
         """See `random`."""
@@ -113,7 +105,7 @@ class PushRun:
         )
         self.world.watchers.append(self._look)
         for faults in self.faults:
-            faults.begin(self.plan)  # type: ignore[arg-type]
+            faults.begin(self.plan.faults)
         self.world.run(self.plan.steps)
         self._heal()
         self._rest()

@@ -12,7 +12,8 @@ from dataclasses import replace
 from tests.sim import upr_codec as codec
 from tests.sim.disk import Disk
 from tests.sim.faults import FaultyRun
-from tests.sim.judges import Stored, StoreJudge, complain, naming
+from tests.sim.judged import Judged
+from tests.sim.judges import Stored, StoreJudge, complain
 from tests.sim.node import Node, Pace, small_settings
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_lessee import Lessee
@@ -25,8 +26,11 @@ from tests.sim.world import World
 from uprmc.config import Settings
 
 
-class UprRun(FaultyRun):
+class UprRun(FaultyRun, Judged[Plan]):
     """See the module docstring."""
+
+    #: How to run a seed again.
+    again = "python -m tests.sim.upr_seeds"
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         super().__init__(absences_s=(0.0, 0.1, 0.5))
@@ -53,18 +57,6 @@ class UprRun(FaultyRun):
         engine = replace(settings.engine, max_failover_entries=plan.max_failover_entries)
         purge = replace(settings.purge, batch_items=2)
         return replace(settings, engine=engine, purge=purge, upr=plan.upr)
-
-    @classmethod
-    def random(cls, seed: int, plan: Plan | None = None) -> UprRun:
-        """Run, heal, come to rest, have everything judged.
-
-        Raises:
-            Verdict: with the seed in its text, and how to run it again.
-        """
-        run = cls(seed, plan)
-        with naming(seed, run.world.log, "python -m tests.sim.upr_seeds"):
-            run.go()
-        return run
 
     def go(self) -> None:
         """See `random`."""

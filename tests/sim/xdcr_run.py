@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from tests.sim.faults import FaultyRun
-from tests.sim.judges import complain, naming
+from tests.sim.faults import NodeFaults
+from tests.sim.judged import Judged
+from tests.sim.judges import complain
 from tests.sim.node import small_settings
 from tests.sim.replica_node import Cluster, address
 from tests.sim.world import NotHappened, World
@@ -33,23 +34,8 @@ _REST_S = 90.0
 
 _TIDY_S = 0.3
 
-
-class NodeFaults(FaultyRun):
-    """What goes wrong with one node."""
-
-    def __init__(self, world: World, node: XdcrNode) -> None:
-        super().__init__(absences_s=(0.0, 0.1, 1.0))
-        self.world, self.node, self.disk = world, node, node.disk
-
-    def begin(self, plan: Plan) -> None:
-        """From now on."""
-        self._begin_faults(plan.faults)
-
-    def heal(self) -> None:
-        """No more, and mend what is broken."""
-        self._faulty = False
-        disk = self.disk
-        disk.full = disk.broken = disk.unreadable = disk.map_full = False
+#: How long a node may be down.
+_ABSENCES_S = (0.0, 0.1, 1.0)
 
 
 class Site:
@@ -66,7 +52,7 @@ class Site:
         return ",".join(address(node.name) for node in self.nodes)
 
 
-class XdcrRun:
+class XdcrRun(Judged[Plan]):
     """See the module docstring."""
 
     #: How to run a seed again.
@@ -83,7 +69,7 @@ class XdcrRun:
         self.final = FinalJudge(plan, self.truth, self.exempt)
         self.sites = [self._make_site(number) for number in range(plan.clusters)]
         self.nodes = [node for site in self.sites for node in site.nodes]
-        self.faults = [NodeFaults(self.world, node) for node in self.nodes]
+        self.faults = [NodeFaults(self.world, node, _ABSENCES_S) for node in self.nodes]
         self.done: Counter[str] = Counter()
         self.working = False
         self.writing = False
@@ -115,23 +101,11 @@ class XdcrRun:
         purge = PurgeSettings(min_age_s=0, batch_items=2)
         return replace(settings, engine=engine, upr=upr, purge=purge)
 
-    @classmethod
-    def random(cls, seed: int, plan: Plan | None = None) -> XdcrRun:
-        """Run, heal, come to rest, have everything judged.
-
-        Raises:
-            Verdict: with the seed in its text, and how to run it again.
-        """
-        run = cls(seed, plan)
-        with naming(seed, run.world.log, cls.again):
-            run.go()
-        return run
-
     def go(self) -> None:
         """See `random`."""
         self.start()
         for faults in self.faults:
-            faults.begin(self.plan)
+            faults.begin(self.plan.faults)
         self.working = self.writing = True
         for number in self.plan.writers:
             if number < len(self.sites):
