@@ -21,6 +21,7 @@ from uprmc.client.decoder import Decoder
 from uprmc.client.errors import NotANode
 from uprmc.client.events import Event
 from uprmc.consume.batch import Batch, Received
+from uprmc.consume.conversation import KEEP_ALIVES
 from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import MERGED_REQUEST_HEADER, RequestFrame, ResponseFrame, decode_frame
@@ -188,7 +189,7 @@ class FramePasser(Decoder):
             raise NotANode(f"what answers at {self.place} is no UPR: {error}") from None
         if isinstance(frame, ResponseFrame):
             return [self._answer(frame)]
-        if frame.opcode in (Opcode.UPR_NOOP, Opcode.NOOP):
+        if frame.opcode in KEEP_ALIVES:
             return [frame]
         self._pass(frame, packet)
         return []

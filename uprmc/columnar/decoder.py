@@ -26,6 +26,7 @@ from uprmc.columnar.rows import Rows, build
 from uprmc.columnar.runs import Judged, Other
 from uprmc.columnar.scanning import scan
 from uprmc.columnar.schema import Columns
+from uprmc.consume.conversation import KEEP_ALIVES
 from uprmc.protocol.header import REQUEST_HEADER, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
@@ -55,7 +56,6 @@ _EXTRAS_BYTES: dict[int, tuple[int, ...]] = {
     Opcode.UPR_DELETION: (DELETION_EXTRAS.size, TIMED_DELETION_EXTRAS.size),
     Opcode.UPR_EXPIRATION: (DELETION_EXTRAS.size, EXPIRATION_EXTRAS.size),
 }
-_NOOPS = (Opcode.UPR_NOOP, Opcode.NOOP)
 
 
 class Noop(NamedTuple):
@@ -228,7 +228,7 @@ class Decoder:
             notices.append(answer)
             self._others.append(Other(row, frame))
             return end - position
-        if opcode in _NOOPS:
+        if opcode in KEEP_ALIVES:
             notices.append(Noop(opcode, opaque))
             return end - position
         if opcode == Opcode.UPR_STREAM_END:

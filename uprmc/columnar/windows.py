@@ -26,6 +26,7 @@ from itertools import count
 
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import SparkError, Unreachable, why
+from uprmc.consume.conversation import KEEP_ALIVES
 from uprmc.protocol.header import RESPONSE_HEADER, RequestFrame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
@@ -250,7 +251,7 @@ class Share:
     def _asked(self, data: bytes, position: int) -> bool:
         """Answer a keep-alive: a node may ask us, too."""
         magic, opcode, _, _, _, _, body_bytes, opaque, _ = _unpack(data, position)
-        if magic != MAGIC_REQUEST or opcode not in (Opcode.NOOP, Opcode.UPR_NOOP) or body_bytes:
+        if magic != MAGIC_REQUEST or opcode not in KEEP_ALIVES or body_bytes:
             return False
         reply = RESPONSE_HEADER.pack(MAGIC_RESPONSE, opcode, 0, 0, 0, 0, 0, opaque, 0)
         self._out = memoryview(bytes(self._out) + reply)

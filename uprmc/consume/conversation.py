@@ -4,6 +4,7 @@
 - `FlowControl`: when to acknowledge what was processed, so that the producer sends on.
 - `Silence`: whether a producer has said nothing for too long.
 - `keep_alive_answer`: what to say to its keep-alives.
+- `take_frames`: what is sent next.
 
 Nothing here reads a clock or a socket: times are monotonic seconds that callers pass in.
 
@@ -13,6 +14,7 @@ Source: UPR reference 2, 4.6, 4.7.
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Generic, TypeVar
 
 from uprmc.errors import RemoteProtocolError
@@ -98,6 +100,16 @@ class Questions(Generic[Waiting]):
         waiting = [each for _, each in self._waiting.values()]
         self._waiting.clear()
         return waiting
+
+
+def take_frames(frames: deque[bytes], out: list[bytes], budget: int) -> int:
+    """Move frames to `out` until they have `budget` bytes; return how many bytes."""
+    sent = 0
+    while frames and sent < budget:
+        frame = frames.popleft()
+        out.append(frame)
+        sent += len(frame)
+    return sent
 
 
 class FlowControl:

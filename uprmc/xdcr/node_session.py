@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from uprmc.consume.conversation import Questions, Silence, keep_alive_answer
+from uprmc.consume.conversation import (
+    KEEP_ALIVES,
+    Questions,
+    Silence,
+    keep_alive_answer,
+    take_frames,
+)
 from uprmc.errors import ProtocolError
 from uprmc.ports import Clock, Session
 from uprmc.protocol.binary import decode_hello, encode_hello
@@ -106,7 +112,7 @@ class NodeSession(ABC):
     def _take(self, frame: Frame) -> None:
         """Take a frame of the node."""
         if not isinstance(frame, ResponseFrame):
-            if frame.opcode in (Opcode.NOOP, Opcode.UPR_NOOP):
+            if frame.opcode in KEEP_ALIVES:
                 self._frames.append(keep_alive_answer(frame.opcode, frame.opaque))
             return
         more = frame.opcode == Opcode.STAT and frame.key
@@ -183,11 +189,7 @@ class NodeSession(ABC):
         out: list[bytes] = []
         if self.closing:
             return out
-        sent = 0
-        while self._frames and sent < budget:
-            frame = self._frames.popleft()
-            out.append(frame)
-            sent += len(frame)
+        take_frames(self._frames, out, budget)
         return out
 
     def tick(self, now: float) -> None:

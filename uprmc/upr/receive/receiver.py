@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from uprmc.consume.conversation import Questions, Silence, acknowledgement
+from uprmc.consume.conversation import Questions, Silence, acknowledgement, take_frames
 from uprmc.consume.history import newest_entries
 from uprmc.engine.vbucket import Interruption
 from uprmc.errors import (
@@ -140,12 +140,7 @@ class Receiver:
 
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append what is to be sent; return how many bytes."""
-        sent = 0
-        while self._frames and sent < budget:
-            frame = self._frames.popleft()
-            out.append(frame)
-            sent += len(frame)
-        return sent
+        return take_frames(self._frames, out, budget)
 
     def ask(
         self,
