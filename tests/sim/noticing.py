@@ -34,6 +34,7 @@ _NOTICED_BY = {
     "_forget_the_floor": 22,
     "_forget_the_purge_seqno": 1,
     "_forget_tombstones_by_key": 6,
+    "_forget_the_row_of_a_pause": 65,
     "_forget_what_is_filtered": 3,
     "_forget_what_was_purged": 4,
     "_forget_who_deposed": 1,

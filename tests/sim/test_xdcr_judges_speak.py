@@ -113,6 +113,19 @@ def _ask_the_target_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shipment, "record", early)
 
 
+def _forget_the_row_of_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """Let deletions be purged while a link is paused."""
+    settle = Link._settle_pause
+
+    def forgetful(self: Link) -> None:
+        if self._pausing and self._run.reading is not None:
+            for number in self._bucket.active:
+                self._run.reading.unregister(number)
+        settle(self)
+
+    patch.setattr(Link, "_settle_pause", forgetful)
+
+
 # --- checkpoints of others ------------------------------------------------------------------------
 
 
@@ -167,6 +180,15 @@ _PLANS: dict[Patch, Plan] = {
     _take_sent_for_arrived: Plan(routes("pair"), Faults(cut_s=0.2), writer_s=0.03, steps=3_000),
     _go_on_where_it_was: _KILLED,
     _ask_the_target_too_early: _KILLED,
+    _forget_the_row_of_a_pause: Plan(
+        routes("line"),
+        NO_FAULTS,
+        operating={"pause": 1},
+        writers=(0,),
+        writer_s=0.03,
+        purge_s=0.03,
+        steps=3_000,
+    ),
     _pass_on_at_once: _AGAIN,
     _pass_on_although_deletions_were_purged: replace(
         _AGAIN, purge_s=0.03, purging=(1,), fickle=(1, 2)
@@ -187,6 +209,7 @@ _PLANS: dict[Patch, Plan] = {
         (_take_sent_for_arrived, "has everything of"),
         (_go_on_where_it_was, "has everything of"),
         (_ask_the_target_too_early, "has everything of"),
+        (_forget_the_row_of_a_pause, "has everything of|is newer"),
         (_pass_on_at_once, "has everything of"),
         (_pass_on_although_deletions_were_purged, "has everything of"),
         (_forget_what_is_filtered, "has everything of"),
