@@ -209,7 +209,7 @@ def c_writer(address: Address, name: str) -> None:
 Writer = Callable[[Address, str], None]
 
 
-@pytest.mark.acceptance("D01", "D27", "D28", "D30", "D32", "D41", "P13")
+@pytest.mark.acceptance("D01", "D27", "D28", "D30", "D32", "D41", "P13", "X01")
 def test_five_consumers_of_one_port_end_equal_to_the_server(module_server: ServerProcess) -> None:
     upr, memcached = module_server.upr, module_server.memcached
     assert upr is not None
