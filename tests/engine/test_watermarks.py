@@ -374,6 +374,35 @@ def test_what_was_reported_in_a_history_counts_up_to_its_end() -> None:
     assert row(node, b"builder").floor is None
 
 
+def test_who_is_left_in_a_history_that_is_gone_keeps_no_deletion_of_the_new_one() -> None:
+    node = deleted(10)
+    report(node, 5)
+    report(node, 0, b"builder")
+    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 7)
+    node.bucket.flush(0, lambda _ok: None)
+    for number in range(10):
+        node.set(b"%d" % number)
+        node.vbucket.delete(b"%d" % number)
+    node.set(b"last")
+    node.flush()
+    assert limit(node) == Limit(21, None)
+    assert node.bucket.pinned(node.vbucket) is None
+    assert [each.watermark for each in node.bucket.watermarks.rows(node.vbucket)] == [0, 0]
+    report(node, 0)
+    node.bucket.watermarks.begin_build(node.vbucket, b"x", 12)
+    assert limit(node) == Limit(12, b"x")
+
+
+def test_rows_of_many_vbuckets_are_made_ready_for_the_disk_in_short_steps() -> None:
+    node = Node(replace(settings(), engine=replace(settings().engine, vbuckets=64)))
+    for vbucket in node.bucket.vbuckets.values():
+        for number in range(20):
+            asked = Report(b"%d" % number, Kind.XDCR, 0)
+            node.bucket.watermarks.report(vbucket, asked, OWNER)
+    steps = node.bucket.flusher.begin_in_slices()
+    assert sum(1 for _ in steps) >= 64
+
+
 @pytest.mark.acceptance("X17")
 def test_rows_survive_a_restart_and_belong_to_no_connection_afterwards() -> None:
     node = deleted(10)

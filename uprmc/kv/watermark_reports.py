@@ -1,7 +1,7 @@
 """Answers to HWT_REPORTS: each report is taken as if it had come alone.
 
-Those that only raise watermarks take about a microsecond each, and are taken at once; of the
-others, so many in a turn, and others have their turn in between.
+Those that only raise watermarks, or make rows that nothing is against, take a few microseconds
+each; many of them are taken in one turn, and fewer of the others. Other work runs in between.
 
 Source: docs/extensions.md.
 """
@@ -28,7 +28,7 @@ from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.produce.producer import Producer
 
 #: So many reports are looked at in one turn; of those that may change more than a watermark, fewer.
-_LOOKED_AT_AT_ONCE = 1_024
+_LOOKED_AT_AT_ONCE = 512
 TAKEN_AT_ONCE = 128
 
 
@@ -53,7 +53,8 @@ def _answers_of(
         if number:
             yield b""
         if not producer.options.manages:
-            part = registration.take_all(request.key, head, part)
+            part, stored = registration.take_all(request.key, head, part)
+            on_disk = on_disk and stored
         for again, few in enumerate(_parts(part, TAKEN_AT_ONCE)):
             if again:
                 yield b""

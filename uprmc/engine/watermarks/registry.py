@@ -24,7 +24,7 @@ from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.dropped import Dropped
 from uprmc.engine.watermarks.expired import ExpiredRows
 from uprmc.engine.watermarks.gathered import GatheredEvents
-from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s, judged, pin_of
+from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s, needing, pin_of
 from uprmc.engine.watermarks.shown import Shown
 from uprmc.engine.watermarks.table import MANAGER, Common, Outpaced, WatermarkTable
 from uprmc.errors import KeyNotFound, NotMyVBucket
@@ -41,7 +41,7 @@ _FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
 #: Watermarks that have only risen are written so often, in seconds.
 RAISED_WRITTEN_S = 5.0
 
-#: So many rows are handed to a commit at a time: it makes their documents in one turn.
+#: So many rows are handed to a commit at a time.
 _ROWS_WRITTEN_AT_ONCE = 1_000
 
 
@@ -58,6 +58,18 @@ class Reported(NamedTuple):
     high_seqno: int
     lifetime_s: int
     on_disk: bool
+
+
+class Plain(NamedTuple):
+    """What became of reports that came together.
+
+    Attributes:
+        begun: those that have made new rows, which are not on disk yet.
+        rest: those that are to be taken one by one.
+    """
+
+    begun: list[OneReport]
+    rest: list[OneReport]
 
 
 class Pinned(NamedTuple):
@@ -155,7 +167,12 @@ class Watermarks:
             vbucket: the vBucket.
             upto: how far it might be purged if there were no rows.
         """
-        pin = pin_of(self.rows(vbucket), upto) if vbucket.id in self._tables else None
+        self._expire(vbucket)
+        table, reach = self._tables.get(vbucket.id), self._reach(vbucket)
+        if table is None:
+            return None
+        rows = table.needing(held_of(vbucket))
+        pin = pin_of(rows if reach is None else [row.within(reach) for row in rows], upto)
         if pin is None:
             return None
         row, end = pin
@@ -225,10 +242,10 @@ class Watermarks:
         on_disk = (vbucket.id, report.id) not in self._unstored
         return Reported(held.purge_seqno, held.high_seqno, lifetime_s, on_disk)
 
-    def raise_all(
+    def take_plain(
         self, vbuckets: Mapping[int, VBucket], common: Common, reports: Sequence[OneReport]
-    ) -> list[OneReport]:
-        """Take what needs no judging, see `WatermarkTable.rises`; return the other reports.
+    ) -> Plain:
+        """Take the reports that need no judging, see `WatermarkTable.rises` and `begins`.
 
         Args:
             vbuckets: those that are active.
@@ -236,22 +253,33 @@ class Watermarks:
             reports: for many vBuckets.
         """
         now, tables, unstored = int(self._clock.now()), self._tables, self._unstored
-        rest, raised = [], []
+        rest, raised, begun = [], [], []
         for each in reports:
             number, watermark, uuid, meta = each
             vbucket, table = vbuckets.get(number), tables.get(number)
-            if (
-                vbucket is None
-                or table is None
-                or (uuid and uuid != vbucket.failover_log[0].uuid)
-                or (unstored and (number, common.name) in unstored)
-                or not table.rises(common, watermark, meta, vbucket, now)
-            ):
+            if vbucket is None or (uuid and uuid != vbucket.failover_log[0].uuid):
                 rest.append(each)
-            else:
+            elif table is None:
+                table = WatermarkTable(self._settings)
+                if table.begins(common, watermark, meta, vbucket, now):
+                    tables[number] = table
+                    begun.append(each)
+                else:
+                    rest.append(each)
+            elif unstored and (number, common.name) in unstored:
+                rest.append(each)
+            elif table.rises(common, watermark, meta, vbucket, now):
                 raised.append(number)
+            elif table.begins(common, watermark, meta, vbucket, now):
+                begun.append(each)
+            else:
+                rest.append(each)
         self._keep_later(raised)
-        return rest
+        for each in begun:
+            self._former.forget(each.vbucket, common.name)
+            self._note_unstored(each.vbucket, common.name)
+            self._store_later(each.vbucket)
+        return Plain(begun, rest)
 
     def _keep_later(self, numbers: Sequence[int]) -> None:
         """Have `keep_raised` write these rows."""
@@ -376,7 +404,7 @@ class Watermarks:
         if not gone:
             return
         held, index = held_of(vbucket), self._flusher.tombstones.of(vbucket.id)
-        pin = pin_of([*table.judged(held), *judged(gone, held)], vbucket.persisted_seqno)
+        pin = pin_of(needing([*table.stored(), *gone], held), vbucket.persisted_seqno)
         for row in gone:
             kept = Amount()
             if pin is not None and pin[0].id == row.id:

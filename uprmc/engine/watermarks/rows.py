@@ -146,6 +146,24 @@ def judged(rows: Iterable[Row], held: Held) -> list[Row]:
     return [_within(row, ends) for row in found]
 
 
+def judged_one(row: Row, held: Held) -> Row:
+    """Return one row as the present history sees it."""
+    _, _, watermark, uuid, floor, _, _, _ = row
+    effective = watermark if floor is None or floor < watermark else floor
+    if uuid == held.failover_log[0].uuid and effective <= held.high_seqno:
+        return row
+    return judged([row], held)[0]
+
+
+def needing(rows: Iterable[Row], held: Held) -> list[Row]:
+    """Return the rows, judged, whose clients may ask for deletions of the present history.
+
+    Who reported in a history that is unknown now will be sent back to zero, and needs none.
+    """
+    known = {entry.uuid for entry in held.failover_log}
+    return judged([row for row in rows if row.vb_uuid in known], held)
+
+
 def _within(row: Row, ends: Mapping[int, int]) -> Row:
     end = ends.get(row.vb_uuid)
     if end is None:

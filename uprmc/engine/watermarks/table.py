@@ -17,13 +17,17 @@ from uprmc.config import PurgeSettings
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.expired import Former
 from uprmc.engine.watermarks.rows import (
+    ID_MAX_BYTES,
+    META_MAX_BYTES,
     Kind,
     Limit,
     Report,
     Row,
     granted_lifetime_s,
     judged,
+    judged_one,
     limit_of,
+    needing,
 )
 from uprmc.engine.watermarks.shown import EARLIER_REPORTS, Shown, is_told, shown_to
 from uprmc.errors import (
@@ -95,16 +99,20 @@ class WatermarkTable:
         """Return the rows as the present history sees them, by id."""
         return judged(self.stored(), held)
 
+    def needing(self, held: Held) -> list[Row]:
+        """Return those whose clients may ask for deletions, as the present history sees them."""
+        return needing(self.stored(), held)
+
     def find(self, name: bytes, held: Held, now: float) -> Row | None:
         """Return a live row as the present history sees it."""
         row = self._rows.get(name)
-        return None if row is None or row.is_expired(now) else judged([row], held)[0]
+        return None if row is None or row.is_expired(now) else judged_one(row, held)
 
     def limit(self, held: Held, durable_seqno: int, now: float) -> Limit:
         """Return how far the vBucket may be purged."""
         live = [row for row in self._rows.values() if not row.is_expired(now)]
         told = [row for name in self._shown if name in self._rows for row in self._told(name)]
-        return limit_of(judged([*live, *told], held), held, durable_seqno)
+        return limit_of(needing([*live, *told], held), held, durable_seqno)
 
     def _told(self, name: bytes) -> Iterator[Row]:
         """Return what a replica was told of the rows that are there still.
@@ -126,6 +134,7 @@ class WatermarkTable:
         """Return what the replica of this id is told, which has everything up to `reach`."""
         before = self._shown.get(name, {})
         told = [row for row in self.stored() if is_told(row)]
+        told = [row for row in told if needing([row], held)]
         reports = [judged(self._reports_of(row, before.get(row.id)), held) for row in told]
         shown = shown_to(reports, reach)
         if name in self._rows:
@@ -181,6 +190,32 @@ class WatermarkTable:
             self.owners[report.id] = owner
         return row is None
 
+    def begins(
+        self, common: Common, watermark: int, meta: bytes, vbucket: VBucket, now: int
+    ) -> bool:
+        """Take the first report of a client, in the newest history, where nothing is against it.
+
+        It changes what `report` would change. ``False`` if there is a row, or the report may be
+        refused: then nothing has changed.
+        """
+        name, kind, lifetime_s, owner = common
+        if (
+            name in self._rows
+            or name in self.owners
+            or not 1 <= len(name) <= ID_MAX_BYTES
+            or len(meta) > META_MAX_BYTES
+            or len(self._rows) >= self._settings.max_rows
+            or (watermark and not vbucket.purge_seqno <= watermark <= vbucket.high_seqno)
+            or owner is MANAGER
+        ):
+            return False
+        uuid = vbucket.failover_log[0].uuid
+        fields = (name, kind, watermark, uuid, None, now, lifetime_s, meta)
+        self._rows[name] = tuple.__new__(Row, fields)
+        self.owners[name] = owner
+        self.changes += 1
+        return True
+
     def rises(
         self, common: Common, watermark: int, meta: bytes, vbucket: VBucket, now: int
     ) -> bool:
@@ -197,7 +232,7 @@ class WatermarkTable:
         if (
             not before <= watermark <= vbucket.high_seqno
             or not vbucket.purge_seqno <= watermark
-            or floor is not None
+            or (floor is not None and watermark < floor)
             or uuid != vbucket.failover_log[0].uuid
             or kind is not kind_before
             or lifetime_s != lifetime_before
@@ -206,7 +241,7 @@ class WatermarkTable:
             or (lifetime_s and now > reported_at + lifetime_s)
         ):
             return False
-        if watermark != before:
+        if watermark != before or floor is not None:
             earlier = self._earlier.get(name)
             if earlier is None:
                 self._remember(name)
@@ -240,9 +275,9 @@ class WatermarkTable:
         uuid = held.failover_log[0].uuid
         if (row.watermark, row.floor, row.vb_uuid) == (SEQNO_NONE, floor, uuid):
             return False
-        self._rows[name] = row._replace(
-            watermark=SEQNO_NONE, floor=floor, vb_uuid=uuid, reported_at=int(now)
-        )
+        _, kind, _, _, _, _, lifetime_s, meta = row
+        fields = (name, kind, SEQNO_NONE, uuid, floor, int(now), lifetime_s, meta)
+        self._rows[name] = tuple.__new__(Row, fields)
         self._earlier.pop(name, None)
         self.changes += 1
         return True

@@ -110,18 +110,29 @@ class Registration:
 
     def take_all(
         self, name: bytes, head: ReportsHead, reports: Sequence[OneReport]
-    ) -> list[OneReport]:
-        """Take those reports that only raise watermarks; return the others, for `take`."""
+    ) -> tuple[list[OneReport], bool]:
+        """Take the reports that need no judging.
+
+        Returns:
+            the others, for `take`; whether the rows of those that were taken are on disk.
+        """
         if head.op == OP_REMOVE or head.kind == Kind.REPLICA or head.kind not in _KINDS:
-            return list(reports)
-        common = Common(name, Kind(head.kind), self.granted_s(head), self)
-        return self._watermarks.raise_all(self._bucket.active, common, reports)
+            return list(reports), True
+        kind = Kind(head.kind)
+        common = Common(name, kind, self.granted_s(head), self)
+        begun, rest = self._watermarks.take_plain(self._bucket.active, common, reports)
+        lifetime_s = NEVER if self.lasting else head.lifetime_s
+        for number, watermark, uuid, meta in begun:
+            self._named[number] = Report(name, kind, watermark, lifetime_s, uuid or None, meta)
+            self._owned.add((number, name))
+        return rest, not begun
 
     def granted_s(self, head: ReportsHead) -> int:
         """Return the lifetime of the rows that reports with this head name."""
         if head.op == OP_REMOVE or head.kind not in _KINDS:
             return 0
-        return granted_lifetime_s(Kind(head.kind), head.lifetime_s, self._bucket.settings.purge)
+        asked_s = NEVER if self.lasting else head.lifetime_s
+        return granted_lifetime_s(Kind(head.kind), asked_s, self._bucket.settings.purge)
 
     def name_of(self, number: int) -> bytes | None:
         """Return the id under which a vBucket was named on this connection."""
