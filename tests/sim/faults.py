@@ -98,9 +98,7 @@ class FaultyRun:
             self.world.random.choice(self.node.links).cut()
 
     def _set_clock(self) -> None:
-        step_s = self.world.random.choice(_CLOCK_STEPS_S)
-        self.world.wall_clock_offset_s += step_s
-        self.world.note(f"wall clock {step_s:+}")
+        self.world.set_wall_clock(self.world.random.choice(_CLOCK_STEPS_S))
 
     def _crash(self, *, power: bool) -> None:
         if not self.node.up:

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.sim import upr_codec as codec
 from tests.sim.faults import NO_FAULTS, Faults
+from tests.sim.judges import Verdict
 from tests.sim.noticing import notice
+from tests.sim.watermark_judges import WatermarkJudge
 from tests.sim.watermark_plan import WatermarkPlan
 from tests.sim.watermark_run import WatermarkRun
+from tests.sim.world import World
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import rows as rows_module
@@ -185,3 +190,22 @@ def test_a_broken_rule_of_watermarks_is_noticed(
     break_it(monkeypatch)
     plan = _PLANS.get(break_it, _ALONE)
     notice(break_it, lambda seed: WatermarkRun.random(seed, plan), verdict, _SEEDS)
+
+
+def test_nothing_is_promised_by_an_answer_that_was_late_while_the_clocks_were_set() -> None:
+    world = World(0)
+    judge, node, place = WatermarkJudge(world), _node_without_rows(), ("a", 0, b"client")
+    judge.sent(place, 0)
+    sent = judge.moment
+    world.set_wall_clock(3_600)  # its row expires, and is forgotten
+    world.set_wall_clock(-3_600)
+    judge.accepted(place, node, sent, 30)
+    assert not judge.is_sure(place)
+    with pytest.raises(Verdict, match="not on disk"):
+        judge.accepted(place, node, judge.moment, 30)
+
+
+def _node_without_rows() -> Any:
+    vbucket = SimpleNamespace(state=codec.ACTIVE)
+    disk = SimpleNamespace(newest=SimpleNamespace(local={}))
+    return SimpleNamespace(bucket=SimpleNamespace(vbuckets={0: vbucket}), store_judge=disk)

@@ -22,7 +22,7 @@ from tests.sim.upr_consumer import Consumer, Stream
 from tests.sim.upr_copy import Copy
 from tests.sim.upr_judges import StreamJudge
 from tests.sim.upr_kinds import Kind
-from tests.sim.watermark_judges import Place, WatermarkJudge
+from tests.sim.watermark_judges import Moment, Place, WatermarkJudge
 
 _HWT = "uprmc_hwt"
 
@@ -168,7 +168,7 @@ class Registered(Consumer):
 
     def _report(self, connection: Connection) -> None:
         watermark, uuid = self._reported = self._durable()
-        place, sent_s, removals = self._place, self._judge.now_s, self._removals
+        place, sent, removals = self._place, self._judge.moment, self._removals
         extras = codec.report_extras(
             watermark, KINDS[self.kind], self._lifetime_s if watermark % 2 else 0, uuid=uuid
         )
@@ -179,19 +179,19 @@ class Registered(Consumer):
             self.instance,
             extras,
             lambda reply: (
-                self._answered(place, sent_s, watermark, reply)
+                self._answered(place, sent, watermark, reply)
                 if removals == self._removals
                 else None
             ),
         )
 
-    def _answered(self, place: Place, sent_s: float, watermark: int, reply: Frame) -> None:
+    def _answered(self, place: Place, sent: Moment, watermark: int, reply: Frame) -> None:
         if reply.place == codec.OK:
             purge, high, lifetime_s = codec.report_answer(reply)
             if not watermark <= high or not lifetime_s > 0:
                 complain(f"{place}: {watermark} is accepted with {purge} {high} {lifetime_s}")
             node = self._operator.node(place[0])
-            self._judge.accepted(place, node, sent_s, lifetime_s)
+            self._judge.accepted(place, node, sent, lifetime_s)
             return
         self._judge.refused(place)
         self.fate.refused += 1

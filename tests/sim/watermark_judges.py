@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.sim import upr_codec as codec
 from tests.sim.judges import complain, last_complete
@@ -31,6 +31,13 @@ _COUNTED = ("judged", "lived through a crash", "shown", "told", "unsure")
 
 #: A floor that nobody outside of the node knows yet.
 _UNKNOWN = codec.NEVER
+
+
+class Moment(NamedTuple):
+    """What the clocks show, and how often they have been set."""
+
+    clock_s: float
+    clock_steps: int
 
 
 @dataclass(slots=True)
@@ -72,12 +79,18 @@ class WatermarkJudge:
         self._rows: dict[Place, Row] = {}
         self._seen: dict[tuple[str, int], tuple[int, int]] = {}
         self._shown: dict[tuple[str, int], object] = {}
-        self._offset_s = 0.0
+        self._clock_steps = 0
 
     @property
     def now_s(self) -> float:
         """What the clocks of all machines show."""
-        return EPOCH_S + self._world.now + self._world.wall_clock_offset_s
+        return self.moment.clock_s
+
+    @property
+    def moment(self) -> Moment:
+        """This moment, for `accepted`."""
+        world = self._world
+        return Moment(EPOCH_S + world.now + world.wall_clock_offset_s, world.wall_clock_steps)
 
     # --- what a client says and is told -----------------------------------------------------------
 
@@ -86,15 +99,18 @@ class WatermarkJudge:
         row = self._rows.setdefault(place, Row())
         row.watermark = max(row.watermark, watermark)
 
-    def accepted(self, place: Place, node: ReplicaNode, sent_s: float, lifetime_s: int) -> None:
-        """A report that was sent at this time was accepted."""
+    def accepted(self, place: Place, node: ReplicaNode, sent: Moment, lifetime_s: int) -> None:
+        """A report that was sent at this moment was accepted.
+
+        If the clocks were set meanwhile, the row may have expired before the answer came.
+        """
         row, vbucket = self._rows.get(place), node.bucket.vbuckets.get(place[1])
         if row is None or vbucket is None or int(vbucket.state) != codec.ACTIVE:
             return  # it has come late
         if row.until and self.now_s > row.until:  # it may have expired, and this is another one
             row.floor = None if row.watermark and row.floor != _UNKNOWN else _UNKNOWN
-        if sent_s <= self.now_s:  # else the clock was set meanwhile
-            row.until = int(sent_s) + lifetime_s
+        if sent.clock_steps == self._world.wall_clock_steps:
+            row.until = int(sent.clock_s) + lifetime_s
         if row.floor is not None and row.floor <= row.watermark:
             row.floor = None
         name, number, instance = place
@@ -210,8 +226,8 @@ class WatermarkJudge:
 
     def _let_expire(self) -> None:
         """When the clock is set nobody outside can tell what has expired."""
-        if self._offset_s != self._world.wall_clock_offset_s:
-            self._offset_s = self._world.wall_clock_offset_s
+        if self._clock_steps != self._world.wall_clock_steps:
+            self._clock_steps = self._world.wall_clock_steps
             self.counts["unsure"] += len(self._rows)
             for row in self._rows.values():
                 row.until = min(row.until, _LONG_AGO)

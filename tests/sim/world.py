@@ -42,7 +42,8 @@ class World:
     Attributes:
         random: the only randomness of the run.
         now: seconds since the beginning.
-        wall_clock_offset_s: by how much somebody has set the wall clock of all machines.
+        wall_clock_offset_s: by how much the wall clock of all machines has been set.
+        wall_clock_steps: how often it was set.
         log: what happened, for the determinism test and for whoever looks into a failure.
         watchers: called after every step; that is where judges look.
     """
@@ -52,10 +53,17 @@ class World:
         self.random = Random(seed)
         self.now = 0.0
         self.wall_clock_offset_s = 0.0
+        self.wall_clock_steps = 0
         self.log: list[str] = []
         self.watchers: list[Action] = []
         self._tie = count()  # equal times keep the order in which they were planned
         self._queue: list[tuple[float, int, Timer]] = []
+
+    def set_wall_clock(self, step_s: float) -> None:
+        """Set the wall clock of all machines forward, or back."""
+        self.wall_clock_offset_s += step_s
+        self.wall_clock_steps += 1
+        self.note(f"wall clock {step_s:+}")
 
     def after(self, delay_s: float, action: Action) -> Timer:
         """Plan `action` for `delay_s` from now."""
