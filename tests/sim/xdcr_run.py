@@ -75,6 +75,8 @@ class XdcrRun(Judged[Plan]):
         self.writing = False
         self._values = 0
         self._absent = {route.name for route in plan.routes}
+        #: Links that were said to be made: node and name.
+        self._made: set[tuple[str, str]] = set()
         self._ever_stopped = False
         self.world.watchers.append(self._look)
 
@@ -151,13 +153,16 @@ class XdcrRun(Judged[Plan]):
         """Make a link at all nodes of its source, again and again until it is there."""
         site, target = self.sites[route.source], self.sites[route.target]
         self._absent.discard(route.name)
+        made = self._made.add
         for node in site.nodes:
             given = {"name": route.name, "to": target.places, "set": dict(route.settings)}
             if route.filtered:
                 given["filter_key"] = "^a"
             try:
                 if node.serving and not node.stopping and route.name not in node.xdcr.by_name:
-                    node.command("create", **given)
+                    node.command(
+                        "create", lambda _, place=(node.name, route.name): made(place), **given
+                    )
             except CommandError as error:
                 self.world.note(f"{node.name}: create {route.name}: {error!r}")
         self.world.after(0.3, partial(self._make_again, route))
@@ -345,6 +350,7 @@ class XdcrRun(Judged[Plan]):
         for node in site.nodes:
             if route.name in node.xdcr.by_name:
                 node.command("delete", name=route.name)
+            self._made.discard((node.name, route.name))
         self.world.after(self.world.between(0.1, 3), partial(self._make, route))
 
     # --- looking ----------------------------------------------------------------------------------
@@ -376,8 +382,8 @@ class XdcrRun(Judged[Plan]):
         """Tell who has to know what deletions were dropped."""
         self.done["dropped"] += len(book.purged)
         routes = self.plan.routes
-        links = site.active.xdcr.by_name
-        unsent = any(r.source == site.number and r.name not in links for r in routes)
+        name = site.active.name
+        unsent = any(r.source == site.number and (name, r.name) not in self._made for r in routes)
         for version in book.purged:
             sources = reaching(routes, site.number, version.key) - {site.number}
             books = [self.truth.book(self.sites[each].active.name, number) for each in sources]

@@ -117,10 +117,13 @@ def delete(rig: Rig, *keys: bytes) -> None:
         rig.bucket.vbuckets[0].delete(key)
 
 
-def purge(rig: Rig) -> int:
+EVERY = PurgeRule(every=True)
+
+
+def purge(rig: Rig, rule: PurgeRule = EVERY) -> int:
     """Compact to the end; return the purge seqno."""
     rig.flush()
-    rig.bucket.compact(0, PurgeRule(every=True), lambda _: None)
+    rig.bucket.compact(0, rule, lambda _: None)
     compactor = rig.bucket.compactor
     while compactor.waiting or rig.bucket.flusher.pending:
         while (scan := compactor.begin()) is not None:

@@ -43,7 +43,7 @@ def test_after_a_failover_the_link_goes_on_at_the_last_replicated_watermark(
     centres.until_level(standby)
     assert documents(replica) == documents(b)
     assert standby.counters.docs_opt_repd <= 200  # it went on at the row's checkpoint
-    assert {each.seqno for each in standby._run.store.known(0)} == {100}
+    assert {each.seqno for each in standby._run.store.known(0) if each.seqno} == {100}
 
 
 def lose_a_branch(centres: DataCentres, **given: object) -> tuple[Node, Node, Link]:

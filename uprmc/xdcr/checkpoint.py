@@ -23,6 +23,9 @@ KEPT = 5
 
 _VERSION = 1
 
+#: Fields that records of earlier versions do not have.
+_LATER = frozenset({"purged"})
+
 
 class Record(NamedTuple):
     """See the module docstring.
@@ -37,6 +40,8 @@ class Record(NamedTuple):
         created: Unix time.
         clean: 1 = the target has missed no deletion of this vBucket, so that what holds for the
             source up to `seqno` holds for the target.
+        purged: the source's purge seqno when the link began this vBucket at zero. If it is higher
+            now, the link cannot begin there again and send every deletion.
     """
 
     uuid: int
@@ -47,6 +52,7 @@ class Record(NamedTuple):
     target_seqno: int
     created: int = 0
     clean: int = 0
+    purged: int = 0
 
 
 Records = tuple[Record, ...]
@@ -62,7 +68,8 @@ def merged(records: Records, other: Record | None) -> Records:
     """Return the records with one that came from elsewhere, newest first."""
     if other is None or other in records:
         return records
-    return tuple(sorted((*records, other), key=lambda each: each.created, reverse=True))[:KEPT]
+    in_order = sorted((*records, other), key=lambda each: (each.created, each.seqno))
+    return tuple(reversed(in_order))[:KEPT]
 
 
 def is_at_target(record: Record, log: Entries, high_seqno: int) -> bool:
@@ -75,8 +82,8 @@ def is_at_target(record: Record, log: Entries, high_seqno: int) -> bool:
 
 
 def at_target(records: Iterable[Record], log: Entries, high_seqno: int) -> list[Record]:
-    """Return the records that a target still has, newest first."""
-    return [each for each in records if is_at_target(each, log, high_seqno)]
+    """Return the records that a target still has, newest first; those of a beginning are none."""
+    return [each for each in records if each.seqno and is_at_target(each, log, high_seqno)]
 
 
 def acceptable(
@@ -143,7 +150,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def _record(row: dict[str, Any]) -> Record:
-    numbers = [int(row[name]) for name in Record._fields]
+    numbers = [int(row.get(name, 0) if name in _LATER else row[name]) for name in Record._fields]
     if any(not 0 <= number < 2**64 for number in numbers):
         raise TypeError(row)
     return Record(*numbers)

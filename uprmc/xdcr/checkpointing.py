@@ -28,12 +28,15 @@ class Checkpointing:
 
     Attributes:
         session: names this run of the link.
+        registered: vBuckets that have been registered since the producer was opened.
         is_writing: whether checkpoints were asked for since this was cleared.
     """
 
     def __init__(self, run: Run, nodes: Nodes) -> None:
         self.session = f"{run.hub.bucket.entropy.uuid48():012x}"
         self.is_writing = False
+        self.registered: set[int] = set()
+        self._renewed: list[Callable[[], None]] = []
         self._run = run
         self._nodes = nodes
         self._clock: Clock = run.hub.bucket.clock
@@ -172,15 +175,24 @@ class Checkpointing:
         self._run.store.add(number, record)
         self._run.report(number, record)
 
-    def renew(self) -> None:
-        """Report again, so that rows do not expire while nothing arrives."""
+    def register(self) -> None:
+        """Register vBuckets that have become active."""
+        if not self._run.hub.bucket.active.keys() <= self.registered and not self._renewed:
+            self.renew()
+
+    def renew(self, done: Callable[[], None] = lambda: None) -> None:
+        """Register all vBuckets, or report again, so that no row expires; then call `done`."""
+        self._renewed.append(done)
         self._run.slices.run("renew", self._renewals())
 
     def _renewals(self) -> Iterator[None]:
-        for number in list(self._run.hub.bucket.active):
+        active = self._run.hub.bucket.active
+        self.registered &= active.keys()
+        for number, vbucket in list(active.items()):
             yield
-            known = self._run.store.known(number)
-            if number not in self._run.stopped and known:
-                self._run.report(number, known[0])
-            elif number in self._run.stopped or number in self._run.shipments:
-                self._run.keep_all(number)
+            if active.get(number) is vbucket:
+                self._run.register(vbucket)
+                self.registered.add(number)
+        renewed, self._renewed = self._renewed, []
+        for done in renewed:
+            done()

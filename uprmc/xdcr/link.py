@@ -211,6 +211,7 @@ class Link:
             return
         assert self._run.reading is not None
         self._run.reading.tick(now)
+        self._checkpointing.register()
         if now - self._renewed_at >= _RENEW_S:
             self._renewed_at = now
             for target in self.targets:
@@ -253,8 +254,14 @@ class Link:
             return False
         self._run.reading.keep_rows(lasting=self._run.two_way)
         self._renewed_at = self._clock.monotonic()
+        self._checkpointing.registered.clear()
         self._checkpointing.renew()
         return True
+
+    def register(self, done: Callable[[], None]) -> None:
+        """Register with all vBuckets, then call `done`: from then on no deletion is missed."""
+        self._open_reading()
+        self._checkpointing.renew(done)
 
     def close(self) -> None:
         """Hang up. What is written down stays."""

@@ -124,8 +124,9 @@ class Links:
         own = next((place for place in spec.places if self.is_own(place)), None)
         if own is not None:
             raise InvalidArguments(f"{own} is this node itself: name another one")
-        self.by_name[spec.name] = Link(self._world, spec)
-        self._save(lambda: answered({"name": spec.name, "id": spec.id}))
+        link = self.by_name[spec.name] = Link(self._world, spec)
+        told = {"name": spec.name, "id": spec.id}
+        link.register(lambda: self._save(lambda: answered(told)))
 
     def _list(self, given: Mapping[str, Any], answered: Answered) -> None:
         answered([line_of(self.by_name[name]) for name in sorted(self.by_name)])

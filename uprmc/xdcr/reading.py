@@ -101,6 +101,7 @@ class Reading:
         self._producer = Producer(
             hub, request, flags, self._stirred, datatypes=int(DataType.JSON), modern=True
         )
+        self._producer.registration.merges = True
         for control in features.LINK.controls():
             self._handle(control.opcode, key=control.key, value=control.value)
 

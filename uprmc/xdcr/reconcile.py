@@ -110,7 +110,7 @@ class Reconciliation:
         run: Run,
         nodes: Nodes,
         numbers: Iterable[int],
-        repaired: Callable[[int], None],
+        repaired: Callable[[int, int], None],
         *,
         dry_run: bool,
     ) -> None:
@@ -119,7 +119,8 @@ class Reconciliation:
         Args:
             run, nodes: of the link.
             numbers: the vBuckets.
-            repaired: called with each vBucket whose target has nothing too much any more.
+            repaired: called with each vBucket whose target has nothing too much any more, and its
+                purge seqno when it was begun with.
             dry_run: see the class.
         """
         self.dry_run = dry_run
@@ -137,6 +138,7 @@ class Reconciliation:
         self._target: Target | None = None
         self._vbucket: VBucket | None = None
         self._log: FailoverLog = ()
+        self._purged = 0
         self._ours: dict[int, int] = {}
         self._row = Compared(0)
 
@@ -172,6 +174,7 @@ class Reconciliation:
         if number in self._run.stopped:
             self._run.keep_all(number)  # what is deleted from now on is not purged
         self._target, self._log = target, vbucket.failover_log
+        self._purged = vbucket.purge_seqno
         self._ours = ends_of_branches(self._log, vbucket.high_seqno)
         self._row = Compared(number)
         far = self._fars.get(target.place)
@@ -275,7 +278,7 @@ class Reconciliation:
             fields = {"link": self._run.spec.name, "vbucket": row.vbucket}
             fields |= {"deleted": row.deleted, "kept": row.kept}
             self._run.world.on_event("xdcr_reconciled", fields)
-            self._repaired(row.vbucket)
+            self._repaired(row.vbucket, self._purged)
         self.go_on()
 
     # --- what is not here -----------------------------------------------------------------------

@@ -37,7 +37,8 @@ class Resuming:
         forwarded_from: by vBucket, where a checkpoint of others let it begin.
         has_forwarded: whether there was one since this was cleared.
         stops: why the link is to stop; empty = it is not.
-        reconciled: vBuckets that may begin at zero, because the target has nothing too much.
+        reconciled: vBuckets that may begin at zero, because the target has nothing too much of what
+            was purged up to a seqno.
     """
 
     def __init__(self, run: Run) -> None:
@@ -45,7 +46,7 @@ class Resuming:
         self.forwarded_from: dict[int, int] = {}
         self.has_forwarded = False
         self.stops = ""
-        self.reconciled: set[int] = set()
+        self.reconciled: dict[int, int] = {}
         self._run = run
 
     def begin(self, vbucket: VBucket, target: Target) -> None:
@@ -57,7 +58,7 @@ class Resuming:
         candidates = self._candidates(number, held)
         forwards = not candidates
         if forwards and number not in self.reconciled:
-            candidates = self._transitive(number, held, target)
+            candidates = self._transitive(vbucket, held, target)
         began: list[StreamState] = []
         purged = False
 
@@ -72,10 +73,11 @@ class Resuming:
 
         try:
             record, lowest = checkpoint.acceptable(candidates, rolled_back_to)
-            if record is None and self._would_return(vbucket, held):
+            if record is None and self._has_missed(vbucket, held):
                 self._stop(vbucket)
                 return
             if record is None:
+                self._run.note_beginning(vbucket)
                 began.append(self._start(vbucket, _FROM_ZERO))
         except CommandError as error:
             self._run.trouble(f"vBucket {number}: {error or type(error).__name__}")
@@ -88,10 +90,11 @@ class Resuming:
         shipment.tells_origins = Feature.ORIGINS in target.granted
         shipment.tells_expirations = Feature.TERMS in target.granted
         shipment.clean = self._is_clean(vbucket, record, held)
+        shipment.purged = self._run.purged_before(vbucket)
         shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
         self._run.memory.pop(number, None)
         self._run.stopped.discard(number)
-        self.reconciled.discard(number)
+        self.reconciled.pop(number, None)
         self._run.store.forget_above(number, through.seqno)
         if record is not None and forwards:
             self.forwarded_from[number] = record.seqno
@@ -111,25 +114,23 @@ class Resuming:
             return True
         return None if not vbucket.purge_seqno else False
 
-    def _would_return(self, vbucket: VBucket, held: Held) -> bool:
+    def _has_missed(self, vbucket: VBucket, held: Held) -> bool:
         """Tell whether documents that were deleted may come back if a vBucket begins at zero.
 
-        What was purged here may still be at the target, which has got it from an earlier stream.
+        What was purged since the link began at zero may still be at the target.
         """
-        number, settings = vbucket.id, self._run.spec.settings
-        if number in self.reconciled or settings.filter_deletions or settings.filter_expirations:
+        settings = self._run.spec.settings
+        if settings.filter_deletions or settings.filter_expirations:
             return False
-        was_there = bool(self._run.store.known(number)) or number in self._run.memory
-        return self._run.two_way and was_there and bool(held.seqno and vbucket.purge_seqno)
+        known = self.reconciled.get(vbucket.id)
+        before = self._run.purged_before(vbucket) if known is None else known
+        return self._run.two_way and bool(held.seqno) and vbucket.purge_seqno > before
 
     def _stop(self, vbucket: VBucket) -> None:
         """Send nothing of a vBucket until it is reconciled; no more deletions are purged."""
-        number, memory = vbucket.id, self._run.memory.get(vbucket.id)
+        number = vbucket.id
         self._run.stopped.add(number)
-        if memory is not None and not self._run.store.known(number):
-            # A restart would forget that the target was sent something. Nobody asked up to which
-            # seqno of the target's that was, so nothing may go on there.
-            self._run.store.add(number, memory._replace(target_seqno=SEQNO_MAX))
+        self.reconciled.pop(number, None)
         fields = {
             "link": self._run.spec.name,
             "vbucket": number,
@@ -139,11 +140,11 @@ class Resuming:
         self._run.keep_all(number)
         self._run.world.on_event("xdcr_needs_reconcile", fields)
 
-    def release(self, number: int) -> None:
-        """Let a vBucket that was reconciled begin at zero, if it has stopped."""
+    def release(self, number: int, purged: int) -> None:
+        """Let a vBucket begin at zero that has stopped, and was reconciled when `purged` was so."""
         if number in self._run.stopped:
             self._run.stopped.discard(number)
-            self.reconciled.add(number)
+            self.reconciled[number] = purged
 
     def _candidates(self, number: int, held: Held) -> list[Record]:
         """Return the records that the target still has, the most advanced first."""
@@ -156,13 +157,14 @@ class Resuming:
             return [memory, *valid]
         return valid
 
-    def _transitive(self, number: int, held: Held, target: Target) -> list[Record]:
+    def _transitive(self, vbucket: VBucket, held: Held, target: Target) -> list[Record]:
         """Return where others have brought the target, the most advanced place first."""
         newest = held.log[0].uuid if held.log else 0
+        filter_hash = self._run.spec.filter_hash
         found = [
             Record(told.uuid, told.seqno, told.seqno, told.seqno, newest, told.here_seqno)
-            for told in target.records.get(number, ())
-            if told.filter_hash == self._run.spec.filter_hash
+            for told in target.records.get(vbucket.id, ())
+            if told.filter_hash == filter_hash and told.seqno >= vbucket.purge_seqno
         ]
         return sorted(found, key=lambda record: record.seqno, reverse=True)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError
 from uprmc.upr.hub import Hub
 from uprmc.xdcr import checkpoint
@@ -82,6 +83,33 @@ class Run:
             self.reading.report(number, whole, record.uuid if whole else 0, meta)
         except CommandError as error:
             self.trouble(f"vBucket {number}: its watermark is refused: {error}")
+
+    def register(self, vbucket: VBucket) -> None:
+        """Register a vBucket, or renew its row: from now on no deletion is purged that is not sent.
+
+        What was purged before is remembered, so that it shows if the row was lost meanwhile.
+        """
+        number = vbucket.id
+        known = self.store.known(number)
+        if not known:
+            self.note_beginning(vbucket)
+        elif vbucket.purge_seqno < known[0].purged:  # it has another history now
+            self.store.add(number, known[0]._replace(purged=vbucket.purge_seqno))
+        if number in self.stopped:
+            self.keep_all(number)
+        else:
+            self.report(number, self.store.known(number)[0])
+
+    def note_beginning(self, vbucket: VBucket) -> None:
+        """Remember what was purged before the link begins a vBucket at zero."""
+        uuid, created = vbucket.failover_log[0].uuid, int(self.hub.bucket.clock.now())
+        beginning = Record(uuid, 0, 0, 0, 0, 0, created, purged=vbucket.purge_seqno)
+        self.store.add(vbucket.id, beginning)
+
+    def purged_before(self, vbucket: VBucket) -> int:
+        """Return what was purged before the link began a vBucket at zero."""
+        known = self.store.known(vbucket.id)
+        return known[0].purged if known else vbucket.purge_seqno
 
     def keep_all(self, number: int) -> None:
         """Register a vBucket, or renew its row, without saying that anything more has arrived.

@@ -53,6 +53,7 @@ class Shipment:
         tells_origins, tells_expirations: whether the target knows these.
         clean: whether the target misses no deletion; ``None`` = the first snapshot will tell.
         told: by source, the newest record that was passed on.
+        purged: see `Record`.
         dead: nothing of it counts any more.
     """
 
@@ -61,6 +62,7 @@ class Shipment:
         "clean",
         "dead",
         "place",
+        "purged",
         "stream",
         "target_seqno",
         "target_uuid",
@@ -89,6 +91,7 @@ class Shipment:
         self.tells_origins = self.tells_expirations = False
         self.clean: bool | None = None
         self.told: dict[str, tuple[int, int]] = {}
+        self.purged = 0
         self.dead = False
         self._under_way: deque[tuple[Window, Position]] = deque()
 
@@ -132,6 +135,7 @@ class Shipment:
             target_seqno,
             created,
             int(self.clean or False),
+            self.purged,
         )
 
 

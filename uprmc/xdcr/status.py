@@ -77,4 +77,5 @@ def checkpoints_of(link: Link) -> list[dict[str, Any]]:
         }
         for number in sorted(link.records)
         for record in link.records[number]
+        if record.seqno
     ]

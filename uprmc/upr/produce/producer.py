@@ -306,10 +306,12 @@ class Producer:
     def _follow(self, stream: Stream, request: StreamRequest, end_seqno: int, floor: int) -> None:
         """Let a stream and the row that it speaks for, if there is one, know of each other."""
         registration, vbucket = self.registration, stream.vbucket
-        if registration.accepted(vbucket, request, end_seqno):
-            stream.builds(floor, partial(registration.building, vbucket))
-        else:
+        if registration.merges:
+            stream.merges(floor if request.start_seqno else vbucket.purge_seqno)
+        if not registration.accepted(vbucket, request, end_seqno):
             self._hub.serve_unregistered(self)
+        elif not registration.merges:
+            stream.builds(floor, partial(registration.building, vbucket))
 
     def _die(self, vbucket: VBucket, on_disk: Waiter) -> None:
         bucket = self._hub.bucket

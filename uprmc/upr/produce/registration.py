@@ -52,6 +52,8 @@ class Registration:
     Attributes:
         tables: what replicas are told.
         lasting: whether rows that are reported do not expire by time. A link of this node sets it.
+        merges: whether who begins at zero may hold documents from elsewhere. Then it needs each
+            deletion that there is when it begins. A link of this node sets it, too.
     """
 
     def __init__(self, bucket: Bucket, wake: Callable[[], None], interval_s: float) -> None:
@@ -62,7 +64,7 @@ class Registration:
         self._owned: set[tuple[int, bytes]] = set()
         self._late: list[bytes] = []
         self.tables = Tables(bucket, interval_s)
-        self.lasting = False
+        self.lasting = self.merges = False
         self._closed = False
 
     # --- commands -------------------------------------------------------------------------------
@@ -216,8 +218,9 @@ class Registration:
     def accepted(self, vbucket: VBucket, request: StreamRequest, end_seqno: int) -> bool:
         """Take note of an accepted stream; return whether a row speaks for it.
 
-        From zero it begins a build, whose floor is the end of what it will be sent first. A row
-        that has expired since it was named is registered again.
+        From zero it begins a build, whose floor is the end of what it will be sent first, or what
+        was purged already if it merges. A row that has expired since it was named is registered
+        again.
         """
         report = self._named.get(vbucket.id)
         if report is not None and report.kind is Kind.REPLICA and passes_tables_on(vbucket):
@@ -225,7 +228,8 @@ class Registration:
         if report is None or not self._has_row(vbucket, report, request):
             return False
         if request.start_seqno == SEQNO_NONE:
-            self._watermarks.begin_build(vbucket, report.id, end_seqno)
+            floor = vbucket.purge_seqno if self.merges else end_seqno
+            self._watermarks.begin_build(vbucket, report.id, floor)
         return True
 
     def refused(self, vbucket: VBucket, start_seqno: int) -> None:

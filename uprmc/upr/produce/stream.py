@@ -113,6 +113,7 @@ class Stream:
         "_hurries",
         "_in_snapshot",
         "_marker_due",
+        "_merges",
         "_on_build",
         "_queued",
         "_reading",
@@ -167,6 +168,7 @@ class Stream:
         self._writer = new_item_writer(vbucket.id, opaque, form)
         self._floor: int | None = request.snapshot_start
         self._built_seqno = 0
+        self._merges = False
         self._on_build: Callable[[int], None] | None = None
         self._reading: Reading | None = None
         self._records: Iterator[bytes] | None = None
@@ -184,6 +186,11 @@ class Stream:
         """
         self._built_seqno = floor
         self._on_build = on_build
+
+    def merges(self, floor: int) -> None:
+        """Send no reading that lacks deletions above `floor`: the peer may hold other documents."""
+        self._built_seqno = floor
+        self._merges = True
 
     def begin(self) -> None:
         """Start, after the request was answered: follow the vBucket from now on."""
@@ -384,7 +391,7 @@ class Stream:
         A peer that began with nothing holds none that was deleted before the end of its first
         reading. Without that a slow one would be sent back to 0 for ever (ruling R5).
         """
-        if not self.last_seqno:
+        if not self.last_seqno and not self._merges:
             self._built_seqno = reading.end_seqno
             if self._on_build is not None:
                 self._on_build(reading.end_seqno)
