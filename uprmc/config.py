@@ -445,6 +445,77 @@ class UprSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class XdcrSettings:
+    """Links to other clusters, and what they may hold."""
+
+    links: int = _setting(32, "links", "Links that this node may have.", 1, 1_000)
+    batches: int = _setting(
+        32,
+        "batches",
+        "Batches that a link may have sent to one node of its target without an answer.",
+        1,
+        1_000,
+    )
+    unanswered_bytes: int = _setting(
+        16 * MIB,
+        "bytes",
+        "Bytes that a link may have sent to one node of its target without an answer; the last "
+        "document may exceed it.",
+        64 * KIB,
+        4 * GIB,
+    )
+    queued_parts: int = _setting(
+        4_096,
+        "parts",
+        "Groups of changes that a link has read and not sent: they wait for another node, or for "
+        "`ship`. With this many it reads no more.",
+        1,
+        1_000_000,
+    )
+    queued_bytes: int = _setting(
+        64 * MIB,
+        "bytes",
+        "Bytes of such changes; with this many a link reads no more.",
+        64 * KIB,
+        4 * GIB,
+    )
+    records: int = _setting(
+        64,
+        "checkpoints",
+        "Checkpoints of other nodes' links that are kept for one vBucket; the oldest go first.",
+        5,
+        10_000,
+    )
+    branches: int = _setting(
+        1_000,
+        "entries",
+        "Ranges of lost changes that the status of a link shows; the oldest go first.",
+        1,
+        100_000,
+    )
+    listed_keys: int = _setting(
+        100, "keys", "Keys that `uprmc xdcr reconcile` lists for one vBucket.", 0, 10_000
+    )
+    dial_timeout_s: float = _setting(
+        15.0,
+        "seconds",
+        "Give up a connection to a target if it does not tell what it has within this time; retry.",
+        0.1,
+        600,
+    )
+    redial_max_s: float = _setting(
+        5.0, "seconds", "Longest wait between two attempts to reach a target.", 0.1, 3_600
+    )
+    silence_s: float = _setting(
+        30.0,
+        "seconds",
+        "Give up a connection to a target that answers nothing for this long, and retry.",
+        1,
+        3_600,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class TapSettings:
     """Replicas, masters and tools that speak TAP."""
 
@@ -529,6 +600,7 @@ class Settings:
     purge: PurgeSettings = field(default_factory=PurgeSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     upr: UprSettings = field(default_factory=UprSettings)
+    xdcr: XdcrSettings = field(default_factory=XdcrSettings)
     tap: TapSettings = field(default_factory=TapSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -555,6 +627,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "purge": PurgeSettings,
     "storage": StorageSettings,
     "upr": UprSettings,
+    "xdcr": XdcrSettings,
     "tap": TapSettings,
     "log": LogSettings,
 }

@@ -260,7 +260,7 @@ def test_the_short_way_comes_to_what_the_rules_come_to(
     ends = []
     for options in (None, 0):
         rig = Rig(engine__vbuckets=1, engine__conflict_resolution=rule)
-        peer = Peer(rig)
+        peer, answers = Peer(rig), list[bytes]()
         for opcode, key, rev, cas, flags, origin in commands:
             meta = None if origin is None else meta_of(origin)
             request = with_meta(
@@ -269,10 +269,12 @@ def test_the_short_way_comes_to_what_the_rules_come_to(
             )  # fmt: skip
             peer.session.receive_data(request)
             rig.fetch_all()
-            peer.ask()
+            answers.append(drained(peer.session))
         rig.flush()
         view = rig.store.view()
-        ends.append([item._fields() for item in view.changes_after(0, 0)])
+        items = [item._fields() for item in view.changes_after(0, 0)]
+        stats = rig.bucket.stats
+        ends.append((items, answers, stats.ops_set_meta, stats.ops_set_meta_res_fail))
         view.close()
         rig.bucket.vbuckets[0].check()
     assert ends[0] == ends[1]

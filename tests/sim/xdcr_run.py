@@ -21,7 +21,7 @@ from tests.sim.xdcr_judges import ArrivalJudge, Exemptions, FinalJudge, judge_ho
 from tests.sim.xdcr_node import Drift, XdcrNode
 from tests.sim.xdcr_plan import Plan, Route, random_plan
 from tests.sim.xdcr_truth import Book, Truth, Version
-from uprmc.config import PurgeSettings, Settings, UprSettings
+from uprmc.config import PurgeSettings, Settings, UprSettings, XdcrSettings
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.errors import CommandError
 from uprmc.model import VBucketState
@@ -101,7 +101,8 @@ class XdcrRun(Judged[Plan]):
         engine = replace(settings.engine, conflict_resolution=rule)
         upr = UprSettings(noop_interval_s=1.0, dial_timeout_s=1.0, redial_max_s=0.4)
         purge = PurgeSettings(min_age_s=0, batch_items=2)
-        return replace(settings, engine=engine, upr=upr, purge=purge)
+        xdcr = XdcrSettings(batches=3)
+        return replace(settings, engine=engine, upr=upr, purge=purge, xdcr=xdcr)
 
     def go(self) -> None:
         """See `random`."""

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from uprmc.config import XdcrSettings
 from uprmc.protocol.header import decode_frame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.xdcr.frames import set_frame
@@ -29,7 +30,7 @@ class WindowsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.windows = Windows(self._settled)
+        self.windows = Windows(self._settled, XdcrSettings())
         self.node = Node()
         self.out: list[bytes] = []
         self.now = 0.0

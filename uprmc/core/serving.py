@@ -22,6 +22,7 @@ class Serving(Protocol):
         sets: sets.
         swaps: sets with a CAS, among these.
         versions: sets with metadata, not among these.
+        lost: sets with metadata that were refused, because the document stays.
         ahead: how many of them have a CAS that is ahead of the clock, see `cas_clock.DRIFT_S`.
         behind: how many have one that is behind it.
     """
@@ -33,6 +34,7 @@ class Serving(Protocol):
     sets: int
     swaps: int
     versions: int
+    lost: int
     ahead: int
     behind: int
 

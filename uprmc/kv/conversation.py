@@ -202,6 +202,9 @@ class Conversation:
             stats.cas_ahead += serving.ahead
             stats.cas_behind += serving.behind
             serving.versions = serving.ahead = serving.behind = 0
+        if lost := serving.lost:
+            stats.ops_set_meta_res_fail += lost
+            serving.lost = 0
 
     def _keep(self, rest: bytes, wanted: int) -> None:
         """Keep unused input, and do not try again before `wanted` bytes are there."""

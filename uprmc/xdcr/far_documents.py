@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from uprmc.config import Settings
 from uprmc.consume import features
 from uprmc.consume.conversation import acknowledgement
 from uprmc.errors import RemoteProtocolError
@@ -66,7 +67,7 @@ class FarDocuments(NodeSession):
         owner: FarOwner,
         name: bytes,
         login: Login | None,
-        frame_max_bytes: int,
+        settings: Settings,
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
@@ -77,7 +78,7 @@ class FarDocuments(NodeSession):
         self._unacknowledged = 0
         self._owner_is_busy = self._ended = False
         handshake = features.COMPARER
-        super().__init__(place, handshake.features, login, frame_max_bytes, clock, wake)
+        super().__init__(place, handshake.features, login, settings, clock, wake)
 
     # --- the handshake --------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from uprmc.xdcr.checkpoint import Records
 from uprmc.xdcr.checkpointing import Checkpointing
 from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins
 from uprmc.xdcr.lag import Lag
-from uprmc.xdcr.nodes import DIAL_MAX_S, Nodes
+from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.outbound import Outbound
 from uprmc.xdcr.reading import Reading
 from uprmc.xdcr.reconcile import Reconciliation
@@ -86,7 +86,7 @@ class Link:
         self._pausing: list[Callable[[], None]] = []
         self._pausing_since = 0.0
         self._closed = False
-        self._asking = Backoff(_LOOK_S, DIAL_MAX_S)
+        self._asking = Backoff(_LOOK_S, self._bucket.settings.xdcr.redial_max_s)
         self._paid_until = 0.0
         now = self._clock.monotonic()
         self._looked_at = self._renewed_at = now
@@ -451,13 +451,13 @@ class Link:
             return 0
         budget = self._affordable(target, budget)
         sent, windows = 0, target.windows
-        queue = self._outbound.queue(target.place)
+        outbound, place = self._outbound, target.place
         while sent < budget and windows.has_room:
-            if queue:
-                sent += self._ship(target, *queue.popleft(), out)
-            elif not (self._outbound.release() or self._pull(budget - sent)):
+            if outbound.has(place):
+                sent += self._ship(target, *outbound.take(place), out)
+            elif not (outbound.release() or self._pull(budget - sent)):
                 break
-        if not (queue and windows.has_room):
+        if not (outbound.has(place) and windows.has_room):
             sent += windows.close(out)
         self._pay(sent)
         return sent

@@ -28,9 +28,6 @@ from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.status import checkpoints_of, line_of, status_of
 from uprmc.xdcr.world import World
 
-#: Links of a node at most.
-LINKS_MAX = 32
-
 #: Called with the answer to a verb, or the reason why there is none.
 Answered = Callable[[Any], None]
 Refused = Callable[[CommandError], None]
@@ -119,8 +116,9 @@ class Links:
         spec = specs.checked(replace(made, **texts))
         if spec.name in self.by_name:
             raise KeyExists(f"there is a link {spec.name!r} already")
-        if len(self.by_name) >= LINKS_MAX:
-            raise TemporaryFailure(f"this node has {LINKS_MAX} links already: delete one")
+        most = self._bucket.settings.xdcr.links
+        if len(self.by_name) >= most:
+            raise TemporaryFailure(f"this node has {most} links already: delete one")
         own = next((place for place in spec.places if self.is_own(place)), None)
         if own is not None:
             raise InvalidArguments(f"{own} is this node itself: name another one")

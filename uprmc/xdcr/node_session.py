@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
+from uprmc.config import Settings
 from uprmc.consume.conversation import (
     KEEP_ALIVES,
     Questions,
@@ -32,8 +33,7 @@ _AGENT = b"uprmc-xdcr"
 _BUCKET = b"default"
 _MECHANISM = b"PLAIN"
 
-#: A node that says nothing for this long, although it is asked, is given up.
-SILENCE_S = 30.0
+#: A node that was asked nothing for this long is asked whether it is there.
 _ASK_S = 10.0
 
 Answered = Callable[[ResponseFrame], None]
@@ -63,7 +63,7 @@ class NodeSession(ABC):
         place: str,
         features: Iterable[Feature],
         login: Login | None,
-        frame_max_bytes: int,
+        settings: Settings,
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
@@ -73,7 +73,7 @@ class NodeSession(ABC):
             place: see the class.
             features: what is asked for.
             login: ``None`` = as nobody.
-            frame_max_bytes: larger frames break the protocol.
+            settings: limits of frames and of silence.
             clock: measures silence.
             wake: called when something is to be sent by itself.
         """
@@ -82,9 +82,10 @@ class NodeSession(ABC):
         self.granted: tuple[int, ...] = ()
         self.wake = wake
         self._login = login
-        self._framer = BinaryFramer(frame_max_bytes)
+        self._framer = BinaryFramer(settings.kv.max_frame_bytes)
         self._questions: Questions[Answered] = Questions(strict=False)
         self._silence = Silence()
+        self._silence_s = settings.xdcr.silence_s
         self._frames: deque[bytes] = deque()
         self._clock = clock
         self._asked_at = clock.monotonic()
@@ -201,8 +202,8 @@ class NodeSession(ABC):
             if now - self._asked_at > _ASK_S:
                 self._asked_at = now
                 self._ask_for_life()
-        elif self._silence.lasts(now, SILENCE_S):
-            self._fail(f"it has said nothing for {SILENCE_S:g} s", final=False)
+        elif self._silence.lasts(now, self._silence_s):
+            self._fail(f"it has said nothing for {self._silence_s:g} s", final=False)
 
     def _ask_for_life(self) -> None:
         self._ask(Opcode.VERSION, lambda _: None)

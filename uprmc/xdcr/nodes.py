@@ -21,9 +21,10 @@ from uprmc.xdcr.target import Target, TargetOwner
 from uprmc.xdcr.world import World
 
 #: A lost node is dialled again after a pause of this length, which doubles.
-DIAL_MIN_S, DIAL_MAX_S = 0.1, 5.0
+_DIAL_MIN_S = 0.1
+
+#: A connection that has lasted this long was a good one.
 _GOOD_S = 10.0
-_ANSWER_S = 15.0
 
 #: Policies of conflict resolution as statistics name them.
 _POLICIES = {ConflictRule.REVISION: "seqno", ConflictRule.TIMESTAMP: "lww"}
@@ -34,14 +35,14 @@ class Node:
 
     __slots__ = ("backoff", "began_at", "dialled", "dialling", "error", "failed", "place", "target")
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, backoff: Backoff) -> None:
         self.place = place
         self.target: Target | None = None
         self.dialled: Dialled | None = None
         self.dialling = self.failed = False
         self.error = ""
         self.began_at = 0.0
-        self.backoff = Backoff(DIAL_MIN_S, DIAL_MAX_S)
+        self.backoff = backoff
 
     @property
     def ready(self) -> Target | None:
@@ -74,10 +75,14 @@ class Nodes:
         self._owner = owner
         self._failed = failed
         self._unusable = unusable
-        self._by_place = {place: Node(place) for place in places}
+        self._settings = world.hub.bucket.settings.xdcr
+        self._by_place = {place: Node(place, self._backoff()) for place in places}
 
     def __len__(self) -> int:
         return len(self._by_place)
+
+    def _backoff(self) -> Backoff:
+        return Backoff(_DIAL_MIN_S, self._settings.redial_max_s)
 
     @property
     def ready(self) -> list[Target]:
@@ -107,13 +112,14 @@ class Nodes:
 
     def dial(self, spec: LinkSpec, now: float) -> None:
         """Dial who is due."""
+        most_s = self._settings.dial_timeout_s
         for node in list(self._by_place.values()):
             if node.target is None and not node.dialling and node.backoff.at <= now:
                 self._call(node, spec, now)
-            elif node.ready is None and node.dialled and now - node.began_at > _ANSWER_S:
+            elif node.ready is None and node.dialled and now - node.began_at > most_s:
                 dialled, node.dialled = node.dialled, None
                 dialled.abandon()
-                self._give_up(node, f"no answer for {_ANSWER_S:g} s")
+                self._give_up(node, f"no answer for {most_s:g} s")
 
     def _call(self, node: Node, spec: LinkSpec, now: float) -> None:
         node.dialling, node.began_at = True, now
@@ -145,9 +151,9 @@ class Nodes:
         return self._world.dial(spec.tls_ca)(place, partial(make, login), failed)
 
     def _make(self, node: Node, login: Login | None, wake: Callable[[], None]) -> Session:
-        limit = self._world.hub.bucket.settings.kv.max_frame_bytes
         node.dialling = False
-        target = node.target = Target(node.place, self._owner, login, limit, self._clock, wake)
+        settings, clock = self._world.hub.bucket.settings, self._clock
+        target = node.target = Target(node.place, self._owner, login, settings, clock, wake)
         return target
 
     def _give_up(self, node: Node, why: str) -> None:
@@ -159,7 +165,7 @@ class Nodes:
     def dial_soon(self) -> None:
         """Forget for how long each node is to be left alone."""
         for node in self._by_place.values():
-            node.backoff = Backoff(DIAL_MIN_S, DIAL_MAX_S)
+            node.backoff = self._backoff()
 
     def hang_up(self) -> None:
         """End all connections."""
@@ -198,7 +204,7 @@ class Nodes:
             )
         for place in of_cluster_map(target.map.servers, target.place):
             if place not in self._by_place and len(self) < NODES_MAX:
-                self._by_place[place] = Node(place)
+                self._by_place[place] = Node(place, self._backoff())
         return ""
 
     def lost(self, target: Target) -> None:

@@ -17,9 +17,6 @@ from uprmc.xdcr.settings import ACCEPTED, PERSISTED
 from uprmc.xdcr.shipment import Shipment
 from uprmc.xdcr.shipping import Part
 
-#: Parts that wait at most, of either kind.
-PARTS_MAX = 4_096
-
 _Parts = deque[tuple[Shipment, Part]]
 
 
@@ -45,29 +42,46 @@ class Outbound:
         self._queued = queued
         self._wake = wake
         self._queues: dict[str, _Parts] = {}
+        self._settings = hub.bucket.settings.xdcr
+        self._parts = self._bytes = 0
         self._waits_for_disk = False
 
     @property
     def is_full(self) -> bool:
         """Whether nothing more is to be read now."""
-        waiting = (self._queues.values(), self.withheld.values())
-        return any(sum(map(len, each)) > PARTS_MAX for each in waiting)
+        settings = self._settings
+        return self._parts >= settings.queued_parts or self._bytes >= settings.queued_bytes
 
-    def queue(self, place: str) -> _Parts:
-        """Return what may be sent to a node."""
-        return self._queues.setdefault(place, deque())
+    def has(self, place: str) -> bool:
+        """Tell whether something may be sent to a node."""
+        return bool(self._queues.get(place))
+
+    def take(self, place: str) -> tuple[Shipment, Part]:
+        """Return what may be sent next to a node that `has` something."""
+        return self._pop(self._queues[place])
 
     def add(self, shipment: Shipment, part: Part) -> None:
         """Take items that were read."""
         number = shipment.vbucket.id
         if self.ship != ACCEPTED or number in self.withheld:
-            self.withheld.setdefault(number, deque()).append((shipment, part))
+            self._append(self.withheld.setdefault(number, deque()), shipment, part)
         else:
             self._put(shipment, part)
 
     def _put(self, shipment: Shipment, part: Part) -> None:
-        self.queue(shipment.place).append((shipment, part))
+        self._append(self._queues.setdefault(shipment.place, deque()), shipment, part)
         self._queued(shipment.place)
+
+    def _append(self, parts: _Parts, shipment: Shipment, part: Part) -> None:
+        self._parts += 1
+        self._bytes += part.size
+        parts.append((shipment, part))
+
+    def _pop(self, parts: _Parts) -> tuple[Shipment, Part]:
+        shipment, part = parts.popleft()
+        self._parts -= 1
+        self._bytes -= part.size
+        return shipment, part
 
     def release(self) -> bool:
         """Queue what may be sent by now; return whether there was anything."""
@@ -84,13 +98,14 @@ class Outbound:
     def _release(self, parts: _Parts) -> bool:
         released = False
         while parts:
-            shipment, part = parts.popleft()
+            shipment, part = self._pop(parts)
             ready, rest = part.cut(self._safe_seqno(shipment.vbucket))
             if ready is not None:
                 self._put(shipment, ready)
                 released = True
             if rest is not None:
-                parts.appendleft((shipment, rest))
+                self._append(parts, shipment, rest)
+                parts.rotate(1)
                 break
         return released
 
@@ -109,9 +124,18 @@ class Outbound:
 
     def forget_node(self, place: str) -> None:
         """Forget what waits for a node: its streams have ended."""
-        self._queues.pop(place, None)
+        self._drop(self._queues.pop(place, deque()))
+
+    def forget_vbucket(self, number: int) -> None:
+        """Forget what must not be sent yet of a vBucket: its stream has ended."""
+        self._drop(self.withheld.pop(number, deque()))
+
+    def _drop(self, parts: _Parts) -> None:
+        while parts:
+            self._pop(parts)
 
     def clear(self) -> None:
         """Forget everything."""
         self._queues.clear()
         self.withheld.clear()
+        self._parts = self._bytes = 0

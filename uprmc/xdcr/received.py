@@ -28,8 +28,7 @@ from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.model import FailoverEntry
 from uprmc.rollback import ends_of_branches
 
-#: Records of one vBucket, and nodes that one was passed on by, at most.
-RECORDS_MAX = 64
+#: Nodes that a record was passed on by at most.
 VIA_MAX = 32
 
 #: Full records of one link and vBucket that are kept.
@@ -65,15 +64,18 @@ class Told(NamedTuple):
 _by_seqno_here = attrgetter("here_seqno")
 
 
-def with_record(records: Iterable[Told], record: Told) -> list[Told]:
-    """Return records with one more, which takes the place of those that it makes superfluous."""
+def with_record(records: Iterable[Told], record: Told, most: int) -> list[Told]:
+    """Return records with one more, which takes the place of those that it makes superfluous.
+
+    Of more than `most` the oldest are left out.
+    """
     kept = [each for each in records if not _supersedes(record, each)]
     if not record.via:
         same = [each for each in kept if _of(each) == _of(record)]
         for older in sorted(same, key=_by_seqno_here)[: max(0, len(same) - KEPT + 1)]:
             kept.remove(older)
     kept.append(record)
-    return sorted(kept, key=_by_seqno_here)[-RECORDS_MAX:]
+    return sorted(kept, key=_by_seqno_here)[-most:]
 
 
 def _of(record: Told) -> tuple[str, str, bool]:
@@ -216,7 +218,9 @@ class Received:
         )
         if record.via:
             outrank(vbucket, _rev_floor(row))
-        self._records[vbucket.id] = with_record(self.valid(vbucket), record)
+        self._records[vbucket.id] = with_record(
+            self.valid(vbucket), record, self._bucket.settings.xdcr.records
+        )
         self.changes += 1
         self._bucket.flusher.keep_local(_name(vbucket.id), partial(self._document, vbucket.id))
 

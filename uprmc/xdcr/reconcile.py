@@ -40,8 +40,7 @@ from uprmc.xdcr.run import Run
 from uprmc.xdcr.target import Target
 from uprmc.xdcr.windows import LATER
 
-#: Keys of each vBucket that are listed, and vBuckets that are shown at a time.
-KEYS_LISTED = 100
+#: VBuckets that are shown at a time.
 SHOWN_AT_ONCE = 16
 
 #: What cannot be done for now is tried again so often, after so many seconds.
@@ -184,11 +183,11 @@ class Reconciliation:
             far.read(number)
 
     def _dial(self, place: str) -> None:
-        limit = self._run.hub.bucket.settings.kv.max_frame_bytes
-        clock, name = self._run.hub.bucket.clock, PREFIX + self._run.spec.name.encode()
+        settings, clock = self._run.hub.bucket.settings, self._run.hub.bucket.clock
+        name = PREFIX + self._run.spec.name.encode()
 
         def make(login: Login | None, wake: Callable[[], None]) -> Session:
-            far = FarDocuments(place, self, name + b":reconcile", login, limit, clock, wake)
+            far = FarDocuments(place, self, name + b":reconcile", login, settings, clock, wake)
             self._fars[place] = far
             return far
 
@@ -362,5 +361,5 @@ class Reconciliation:
 
     def _note_deleted(self, document: FarDocument) -> None:
         self._row.deleted += 1
-        if len(self._row.keys) < KEYS_LISTED:
+        if len(self._row.keys) < self._run.hub.bucket.settings.xdcr.listed_keys:
             self._row.keys.append(shown(document.key) or "")

@@ -25,9 +25,6 @@ from uprmc.xdcr.target import Held, Target
 
 _FROM_ZERO = Record(0, 0, 0, 0, 0, 0)
 
-#: Branches that are remembered.
-_BRANCHES_MAX = 1_000
-
 
 class Resuming:
     """See the module docstring.
@@ -42,7 +39,9 @@ class Resuming:
     """
 
     def __init__(self, run: Run) -> None:
-        self.branches: deque[dict[str, object]] = deque(maxlen=_BRANCHES_MAX)
+        self.branches: deque[dict[str, object]] = deque(
+            maxlen=run.hub.bucket.settings.xdcr.branches
+        )
         self.forwarded_from: dict[int, int] = {}
         self.has_forwarded = False
         self.stops = ""

@@ -141,7 +141,7 @@ class Run:
                 )
             else:
                 self.memory.pop(number, None)
-            self.outbound.withheld.pop(number, None)
+            self.outbound.forget_vbucket(number)
             if self.reading is not None:
                 self.reading.end(shipment.stream)
 

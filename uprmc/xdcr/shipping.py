@@ -27,6 +27,7 @@ from uprmc.xdcr.windows import Windows
 
 _unpack = MUTATION_FRAME.unpack_from
 _BODY_AT = MUTATION_FRAME.size
+_TAIL_AT = 8
 _unpack_tail = struct.Struct(">LLQ").unpack_from  # body length, opaque and CAS of a header
 _pack_origin, _unpack_origin = ORIGIN_META.pack, ORIGIN_META.unpack
 _EXPIRATION = int(Opcode.UPR_EXPIRATION)
@@ -47,6 +48,15 @@ class Part(NamedTuple):
     first: int
     last: int
     done: int | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the items as they were read."""
+        if self.first == self.last:
+            return 0
+        positions, end = self.batch.positions, self.batch.positions[self.last - 1]
+        size, _, _ = _unpack_tail(self.data, end + _TAIL_AT)
+        return end + HEADER_BYTES + int(size) - positions[self.first]
 
     def cut(self, seqno: int) -> tuple[Part | None, Part | None]:
         """Return the items up to a seqno, and those above it."""
@@ -120,7 +130,7 @@ def ship(
             extras_at = position + HEADER_BYTES
             origin_at = extras_at + data[position + 4] + len(key)
             seqno, rev, _ = deletion_numbers(data[extras_at : extras_at + data[position + 4]])
-            size, _, cas = _unpack_tail(data, position + 8)
+            size, _, cas = _unpack_tail(data, position + _TAIL_AT)
             nmeta = extras_at + size - origin_at
         if nmeta == ORIGIN_META_BYTES:
             origin = data[origin_at : origin_at + nmeta]

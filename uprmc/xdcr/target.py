@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from uprmc.config import Settings
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
 from uprmc.consume.history import read_log
 from uprmc.errors import InvalidArguments
@@ -118,7 +119,7 @@ class Target(NodeSession):
         place: str,
         owner: TargetOwner,
         login: Login | None,
-        frame_max_bytes: int,
+        settings: Settings,
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
@@ -128,9 +129,9 @@ class Target(NodeSession):
         self.bucket_uuid = self.policy = ""
         self.records: dict[int, list[Told]] = {}
         self.links: int | None = None
-        self.windows = Windows(owner.settled)
+        self.windows = Windows(owner.settled, settings.xdcr)
         self._owner = owner
-        super().__init__(place, _FEATURES, login, frame_max_bytes, clock, wake)
+        super().__init__(place, _FEATURES, login, settings, clock, wake)
 
     # --- what the node has ----------------------------------------------------------------------
 

@@ -15,13 +15,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from uprmc.config import XdcrSettings
 from uprmc.consume.retry import Backoff
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode, Status
-
-#: Batches and bytes that are under way to one node at most.
-WINDOWS_MAX = 32
-BYTES_MAX = 16 * 1024 * 1024
 
 #: Pauses before what was refused for now is sent again.
 PAUSE_MIN_S, PAUSE_MAX_S = 0.01, 1.0
@@ -70,11 +67,13 @@ class Windows:
         paused_until: when what was refused for now is sent again, 0 = nothing waits.
     """
 
-    def __init__(self, settled: Callable[[Window], None]) -> None:
+    def __init__(self, settled: Callable[[Window], None], settings: XdcrSettings) -> None:
         self.settled = settled
+        self._settings = settings
         self.paused_until = 0.0
         self._under_way: deque[Window] = deque()
         self._current: Window | None = None
+        self._answered: Window | None = None
         self._next = 0
         self._bytes = 0
         self._groups: dict[int, list[Item] | Window] = {}
@@ -89,9 +88,9 @@ class Windows:
     @property
     def has_room(self) -> bool:
         """Whether another batch may be begun, or the present one be continued."""
-        if self._current is None and len(self._under_way) >= WINDOWS_MAX:
+        if self._current is None and len(self._under_way) >= self._settings.batches:
             return False
-        return self._bytes < BYTES_MAX and not self._again
+        return self._bytes < self._settings.unanswered_bytes and not self._again
 
     # --- filling --------------------------------------------------------------------------------
 
@@ -164,11 +163,23 @@ class Windows:
         return True
 
     def find(self, opaque: int) -> Item | None:
-        """Return the item with an opaque: its batch and place."""
+        """Return the item with an opaque: its batch and place.
+
+        Answers come in the order of the requests, mostly: so it is in the same batch as the last
+        one, or in the next.
+        """
+        window = self._answered
+        if window is None or (opaque - window.first) % OPAQUES >= len(window.frames):
+            window = self._answered = self._window_of(opaque)
+            if window is None:
+                return None
+        place = (opaque - window.first) % OPAQUES
+        return (window, place) if window.frames[place] is not None else None
+
+    def _window_of(self, opaque: int) -> Window | None:
         for window in self._under_way:
-            place = (opaque - window.first) % OPAQUES
-            if place < len(window.frames):
-                return (window, place) if window.frames[place] is not None else None
+            if (opaque - window.first) % OPAQUES < len(window.frames):
+                return window
         return None
 
     def frame(self, item: Item) -> bytes:
@@ -226,6 +237,8 @@ class Windows:
         if window.open or not window.closed:
             return
         self._under_way.remove(window)
+        if self._answered is window:
+            self._answered = None
         self._bytes -= window.bytes
         for frame in window.frames:
             if frame is not None:

@@ -36,6 +36,7 @@ from uprmc.core.native.table import FRONT_BYTES, RecordTable, tail_of
 from uprmc.core.native.with_meta import (
     DRIFT_S,
     EXTRAS_BYTES,
+    LOST,
     NANOS,
     NMETA_EXTRAS_BYTES,
     accept_version,
@@ -64,6 +65,10 @@ _ADOPTED_AT: Final = b"\x81\xa2\x00\x00\x10\x00\x00\x00\x00\x00\x00\x10"
 _STORED_AT: Final = b"\x81\x01\x00\x00\x10\x00\x00\x00\x00\x00\x00\x10"
 _SEQNO_BYTES: Final[i64] = 16
 _NOT_FOUND: Final = b"Not found"
+#: The same to a version that has lost, loud and quiet.
+_LOST: Final = b"\x81\xa2\x00\x00\x00\x00\x00\x02\x00\x00\x00\x14"
+_LOST_QUIETLY: Final = b"\x81\xa3\x00\x00\x00\x00\x00\x02\x00\x00\x00\x14"
+_EXISTS: Final = b"Data exists for key."
 #: What all replies to hits have in their first eight bytes.
 _HIT: Final[i64] = -0x7EFFFFFFFC000000
 _AHEAD: Final = Ahead()
@@ -252,6 +257,15 @@ def _serve(
                 now,
                 hashed,
             )
+            if cas == LOST:
+                served.lost += 1
+                writer.write(_LOST if opcode == SET_WITH_META else _LOST_QUIETLY)
+                write_i32_be(writer, read_i32_be(data, position + 12))
+                write_i64_be(writer, 0)
+                writer.write(_EXISTS)
+                unsent += HEADER_BYTES + len(_EXISTS)
+                position = end
+                continue
             if cas < 0:
                 break
             served.versions += 1

@@ -126,6 +126,7 @@ class Serving:
         self.sets: i64 = 0
         self.swaps: i64 = 0
         self.versions: i64 = 0
+        self.lost: i64 = 0
         self.ahead: i64 = 0
         self.behind: i64 = 0
 

@@ -1,9 +1,10 @@
-"""SET_WITH_META where it is plain that nothing refuses the version: compiled only.
+"""SET_WITH_META where it is plain which version wins: compiled only.
 
 The usual case of a restore or of another cluster: the key is not here, or its document has a lower
-revision, or an equal one and a lower CAS; where the time decides, the other way about. Whatever
-could depend on a tombstone, loses, or is equal in both goes by the rules of
-`uprmc.engine.with_meta`, which also explains them.
+revision, or an equal one and a lower CAS; where the time decides, the other way about. If both are
+higher, or it is the same version from the same origin, the incoming one loses. Whatever could
+depend on a tombstone or on another origin goes by the rules of `uprmc.engine.with_meta`, which
+also explains them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from librt.strings import read_i64_be
 from mypy_extensions import i64
 
 from uprmc.core.native.fronts import AccountFront, VBucketFront
-from uprmc.core.native.store import GONE_BITS, LARGE, is_origin, put, u16_at, u32_at
+from uprmc.core.native.store import GONE_BITS, LARGE, ORIGIN, is_origin, put, u16_at, u32_at
 from uprmc.core.native.table import RecordTable, tail_of
 
 #: Flags, expiry, revision and CAS; then the length of extended metadata, if there is any.
@@ -25,6 +26,11 @@ CAS_AHEAD_MAX_S: Final[i64] = 24 * 3600
 NANOS: Final[i64] = 1_000_000_000
 #: A CAS that is further from the clock is counted.
 DRIFT_S: Final[i64] = 5
+
+#: In place of a CAS: another version of the document wins.
+LOST: Final[i64] = -2
+
+_ORIGIN_BYTES: Final[i64] = 16
 
 
 def accept_version(
@@ -39,7 +45,9 @@ def accept_version(
     now: i64,
     hashed: i64,
 ) -> i64:
-    """Carry out a set with metadata; return its CAS, or -1 if it must go by the rules.
+    """Carry out a set with metadata.
+
+    Return its CAS; `LOST` if the document stays; or -1 if it must go by the rules.
 
     Args:
         vbucket: an active vBucket without live locks, whose table is `table`.
@@ -84,10 +92,12 @@ def accept_version(
         if present < 0 or theirs < 0:
             return -1
         if by_timestamp:
-            if cas < theirs or (cas == theirs and rev <= present):
-                return -1
-        elif rev < present or (rev == present and cas <= theirs):
-            return -1
+            if cas < theirs or (cas == theirs and rev < present):
+                return LOST
+        elif rev < present or (rev == present and cas < theirs):
+            return LOST
+        if rev == present and cas == theirs:
+            return LOST if _is_same(old, data, extras_at, origin) else -1
     vbucket.know_cas(int(cas))
     put(
         vbucket,
@@ -107,3 +117,15 @@ def accept_version(
         hashed,
     )
     return cas
+
+
+def _is_same(old: bytes, data: bytes, extras_at: i64, origin: bytes) -> bool:
+    """Tell whether a version of equal revision and CAS is the document that is here."""
+    tail = tail_of(old)
+    if u32_at(old, tail + 8) != u32_at(data, extras_at):
+        return False
+    if u32_at(old, 3) != u32_at(data, extras_at + 4):
+        return False
+    if not origin:
+        return True
+    return bool(i64(old[1]) & ORIGIN) and old[tail - _ORIGIN_BYTES : tail] == origin
