@@ -117,7 +117,7 @@ def test_tls_to_a_plain_listener_and_an_unknown_authority_are_told(
     assert "does not agree on TLS" in ended.line()
     ended = here("stats", "--node", secured.server.upr, "--tls")
     assert "certificate" in ended.line()
-    ended = here("stats", "vbucket", "--node", secured.server.upr, "--tls", "--no-tls-verify")
+    ended = here("stats", "vbucket", "--node", secured.server.upr, "--no-tls-verify")
     assert ended.code == 0
 
 

@@ -95,6 +95,7 @@ def test_a_client_is_set_in_all_active_vbuckets(here: Here, server: ServerProces
             "vBuckets 0,2-3 refused it: the seqno is",
         ),
         (("remove", "x"), "no vBucket has a row 'x'"),
+        (("list", "--vbuckets", "3-5"), "the node does not have vBuckets 4-5"),
         (("remove", "x", "--vbuckets", "2"), "vBucket 2 refused it: it has no such row"),
     ],
 )
@@ -104,3 +105,15 @@ def test_what_is_refused_is_told(
     ended = here("watermarks", *arguments, "--node", server.upr)
     assert ended.code == 1
     assert said in ended.err
+
+
+def test_an_id_that_no_node_takes_is_a_wrong_argument(here: Here, server: ServerProcess) -> None:
+    arguments = ("--kind", "other", "--seqno", "0", "--node", server.upr)
+    assert (
+        here("watermarks", "set", "x" * 64, *arguments[:2], "--vbuckets", "0", *arguments[2:]).code
+        == 0
+    )
+    for name in ("", "x" * 65):
+        ended = here("watermarks", "set", name, *arguments)
+        assert ended.code == 2
+        assert ended.err == f"uprmc: an id has 1 to 64 bytes, not {len(name)}\n"

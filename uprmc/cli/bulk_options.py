@@ -224,7 +224,7 @@ class Common:
         """Return the options of access as `uprmc.spark.options` reads them."""
         found = {name: value for name, value in self.connecting.items() if value not in (None, "")}
         if found.pop("no_tls_verify"):
-            found["tls_verify"] = "false"
+            found["tls_verify"], found["tls"] = "false", True
         if "tls_ca" in found:
             found["tls_ca_file"] = found.pop("tls_ca")
         if not found.pop("tls"):

@@ -134,7 +134,7 @@ def _tls_options(*ca_names: str) -> tuple[Callable[[_Function], _Function], ...]
             "--no-tls-verify",
             is_flag=True,
             envvar="UPRMC_NO_TLS_VERIFY",
-            help="Accept any certificate.",
+            help="Use TLS, and accept any certificate.",
         ),
     )
 
@@ -159,7 +159,7 @@ def _named(given: tuple[str, ...], several: bool) -> tuple[str, ...]:
 
 def tls_context(tls: bool, ca_file: str | None, verify: bool) -> ssl.SSLContext | None:
     """Return what options say of TLS, ``None`` = none; raises `ConfigError`."""
-    if not (tls or ca_file):
+    if verify and not (tls or ca_file):
         return None
     try:
         context = ssl.create_default_context(cafile=ca_file)

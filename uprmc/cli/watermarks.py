@@ -17,10 +17,12 @@ from uprmc.cli.change_lines import time_text
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.ranges import named
+from uprmc.errors import ConfigError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.watermarks import (
+    ID_MAX_BYTES,
     KIND_NAMES,
     MANAGE,
     OP_REMOVE,
@@ -70,6 +72,9 @@ def list_(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> No
     """
     with node.connected() as connection:
         found = [_vbucket(*each) for each in _by_vbucket(connection)]
+    missing = sorted({*(vbuckets or ())} - {each["vbucket"] for each in found})
+    if missing:
+        raise NodeError(f"the node does not have {named(missing)}")
     shown = [each for each in found if vbuckets is None or each["vbucket"] in vbuckets]
     if as_json:
         click.echo(json.dumps({"vbuckets": shown}, indent=2))
@@ -190,6 +195,8 @@ def _send(
     vbuckets: Sequence[int] | None,
     as_json: bool,
 ) -> None:
+    if not 1 <= len(name.encode()) <= ID_MAX_BYTES:
+        raise ConfigError(f"an id has 1 to {ID_MAX_BYTES} bytes, not {len(name.encode())}")
     extras, done, refused = encode_report(report), [], {}
     with node.connected() as connection:
         numbers = _chosen(connection, name, report.op) if vbuckets is None else vbuckets

@@ -26,7 +26,8 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.options import Options
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, StateStore
-from uprmc.consume.registering import ID_MAX_BYTES, Instance, kind_number
+from uprmc.consume.registering import Instance, kind_number
+from uprmc.protocol.watermarks import ID_MAX_BYTES
 
 #: When a run ends by itself: never, level with the nodes, or as a function says.
 Until = Literal["now"] | Callable[[], bool] | None

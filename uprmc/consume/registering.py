@@ -59,9 +59,6 @@ from uprmc.protocol.watermarks_many import (
     encode_reports_extras,
 )
 
-#: Longest id.
-ID_MAX_BYTES = 64
-
 #: Seconds between two reports of the same vBucket, unless the user of this says otherwise.
 REPORT_INTERVAL_S = 1.0
 

@@ -50,6 +50,9 @@ HWT_REPLY_EXTRAS = derive(HwtReplyExtras)
 HwtPurgedExtras = Layout("purge_seqno" / Int64ub, "watermark" / Int64ub, "expired_at" / Int64ub)
 HWT_PURGED_EXTRAS = derive(HwtPurgedExtras)
 
+#: Longest id of a registered client.
+ID_MAX_BYTES = 64
+
 _RECORD = Layout(
     "id_bytes" / Int16ub,
     "id" / Bytes(this.id_bytes),

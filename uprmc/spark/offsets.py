@@ -31,15 +31,13 @@ from typing import Any
 
 from uprmc.columnar.errors import BadFile, BadOption
 from uprmc.consume.ranges import VBUCKETS_MAX
+from uprmc.protocol.watermarks import ID_MAX_BYTES
 
 #: Goes up when an older program would misread what a newer one wrote.
 VERSION = 1
 
 #: Older complete states that are remembered of each vBucket.
 BOUNDARIES_MAX = 6
-
-#: Longest id that a node takes.
-ID_MAX_BYTES = 64
 
 _SEQNO_MAX = 2**63 - 1
 _EARLIEST, _LATEST = "earliest", "latest"

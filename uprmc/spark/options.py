@@ -186,7 +186,9 @@ class SinkOptions:
     )
 
 
-_TLS = Option("tls", units.switch, "", "Connect with TLS. Naming a TLS file implies it.")
+_TLS = Option(
+    "tls", units.switch, "", "Connect with TLS. Naming a TLS file, or tlsVerify=false, implies it."
+)
 
 #: Of one side alone: what is tried again, and how long.
 _RETRIES = tuple(each for each in table(Access) if each.field.startswith("retr"))
@@ -337,7 +339,8 @@ def _tls(found: Mapping[str, Any]) -> Tls | None:
     files = ca is not None or certificate is not None
     if found["tls"] is False and files:
         raise BadOption("tls=false and a TLS file contradict each other")
-    if not found["tls"] and not files:
+    wanted = files or not found["tlsVerify"] if found["tls"] is None else found["tls"]
+    if not wanted:
         return None
     return Tls(**fields_of(Tls, found))
 

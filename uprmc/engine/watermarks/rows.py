@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
 from uprmc.errors import InvalidArguments
+from uprmc.protocol.watermarks import ID_MAX_BYTES
 from uprmc.rollback import Held, ends_of_branches
 
-ID_MAX_BYTES = 64
 META_MAX_BYTES = 4_096
 
 #: A lifetime that cannot be asked for on the wire: the row does not expire by time.

@@ -17,7 +17,6 @@ from uprmc.config import PurgeSettings
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.expired import Former
 from uprmc.engine.watermarks.rows import (
-    ID_MAX_BYTES,
     META_MAX_BYTES,
     Kind,
     Limit,
@@ -38,6 +37,7 @@ from uprmc.errors import (
     RollbackRequired,
 )
 from uprmc.model import SEQNO_NONE
+from uprmc.protocol.watermarks import ID_MAX_BYTES
 from uprmc.rollback import Held, ends_of_branches
 
 #: The owner that may change every row, and keeps none.

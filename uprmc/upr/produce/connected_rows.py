@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 
-from uprmc.engine.watermarks.rows import ID_MAX_BYTES, Kind
+from uprmc.engine.watermarks.rows import Kind
 from uprmc.errors import CommandError
 from uprmc.protocol.upr import StreamRequest
-from uprmc.protocol.watermarks import ReportExtras
+from uprmc.protocol.watermarks import ID_MAX_BYTES, ReportExtras
 from uprmc.upr.produce.feed import Feed
 from uprmc.upr.produce.registration import Registration
 
