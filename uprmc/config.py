@@ -230,7 +230,7 @@ class FlushSettings:
         1_000_000,
     )
     commit_memory: int = _setting(
-        128 * MIB,
+        256 * MIB,
         "bytes",
         "Memory that the store may need to write one commit, at most an eighth of the quota.",
         1 * MIB,

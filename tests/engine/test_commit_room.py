@@ -12,7 +12,7 @@ from uprmc.engine.commit_room import CommitRoom, commit_growing
 from uprmc.errors import StoreError, StoreMapFull
 from uprmc.model import Item
 from uprmc.record import pack
-from uprmc.storage.interface import Batch, StoreUsage
+from uprmc.storage.interface import Batch, StoreUsage, Trees
 
 SETTINGS = replace(FlushSettings(), batch_items=1_000_000, commit_memory=12 * MIB)
 
@@ -21,41 +21,58 @@ def record(seqno: int, value: bytes = b"") -> bytes:
     return pack(Item(b"%d" % seqno, value, 0, 0, seqno, seqno, 1))
 
 
-def test_a_store_smaller_than_the_allowance_may_be_rewritten_in_one_commit() -> None:
-    assert CommitRoom(SETTINGS, GIB, 12 * MIB).items == 12 * MIB // 256
-    assert CommitRoom(replace(SETTINGS, batch_items=100), GIB, 0).items == 100
+#: A store of a million documents of 100 bytes.
+LARGE = Trees(14_000, 200, 1_500, 150, 200 * MIB, 1_000_000, 250_000)
 
 
-def test_in_a_larger_store_each_item_needs_pages_of_its_own() -> None:
-    assert CommitRoom(SETTINGS, GIB, 12 * MIB + 1).items == 1_024
+def test_the_setting_limits_a_commit_to_an_empty_store() -> None:
+    assert CommitRoom(replace(SETTINGS, batch_items=100), GIB, Trees()).items == 100
+
+
+def test_a_large_store_is_written_in_full_batches_while_nothing_is_new() -> None:
+    settings = FlushSettings()
+    room = CommitRoom(settings, GIB, LARGE, lambda: LARGE.records)
+    assert room.items == settings.batch_items
+    taken = 0
+    while room.left:
+        room.use([record(number, bytes(100)) for number in range(30)])
+        taken += 30
+    assert taken > settings.batch_items * 3 // 4
+    assert CommitRoom(settings, GIB, LARGE).items < settings.batch_items
+
+
+def test_an_item_of_a_huge_store_needs_pages_of_its_own() -> None:
+    trees = Trees(*[size * 10 for size in LARGE])
+    room = CommitRoom(FlushSettings(), GIB, trees, lambda: trees.records)
+    assert 128 * MIB // (20 * KIB) < room.items < 128 * MIB // (12 * KIB)
 
 
 def test_the_room_ends_with_its_items_or_with_its_memory() -> None:
-    room = CommitRoom(replace(SETTINGS, batch_items=2), GIB, 0)
+    room = CommitRoom(replace(SETTINGS, batch_items=2), GIB, Trees())
     room.use([record(1)])
     assert room.left
     room.use([record(2)])
     assert not room.left
-    room = CommitRoom(SETTINGS, GIB, 0)
-    for seqno in range(8 * KIB):
+    room = CommitRoom(SETTINGS, GIB, Trees())
+    for number in range(60):
         assert room.left
-        room.use([record(seqno, bytes(1_280))])
+        room.use([record(seqno, bytes(1_280)) for seqno in range(number, number + 100)])
+    for _ in range(60):
+        room.use([record(seqno, bytes(1_280)) for seqno in range(100)])
     assert not room.left
 
 
 def test_a_value_that_has_pages_of_its_own_takes_complete_ones() -> None:
-    assert _values_taken(1_999) == 12 * MIB // (1_999 + 256) + 1
-    assert _values_taken(2_000) == 12 * MIB // (4 * KIB + 256) + 1
-    assert _values_taken(4 * KIB) == 12 * MIB // (8 * KIB + 256) + 1
+    assert _taken_by(3_000) == _taken_by(4_000)
+    assert 4 * KIB < _taken_by(3_000, count=2) - _taken_by(3_000) < 5 * KIB
+    assert _taken_by(4_090) == _taken_by(4_000) + 4 * KIB
 
 
-def _values_taken(length: int) -> int:
-    room = CommitRoom(SETTINGS, GIB, 0)
-    taken = 0
-    while room.left:
-        room.use([record(taken, bytes(length))])
-        taken += 1
-    return taken
+def _taken_by(length: int, count: int = 1) -> int:
+    room = CommitRoom(SETTINGS, GIB, Trees())
+    before = room.memory_bytes
+    room.use([record(number, bytes(length)) for number in range(count)])
+    return before - room.memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -63,8 +80,7 @@ def _values_taken(length: int) -> int:
     [(8 * MIB, 1 * MIB), (32 * MIB, 4 * MIB), (96 * MIB, 12 * MIB), (GIB, 12 * MIB)],
 )
 def test_a_commit_takes_at_most_an_eighth_of_the_quota(quota: int, allowance: int) -> None:
-    assert CommitRoom(SETTINGS, quota, 0).memory_bytes == allowance
-    assert CommitRoom(SETTINGS, quota, allowance + 1).items == allowance // (12 * KIB)
+    assert CommitRoom(SETTINGS, quota, Trees()).memory_bytes == allowance - 64 * KIB
 
 
 def test_a_store_that_does_not_tell_its_size_gets_the_smaller_commits() -> None:
@@ -72,7 +88,7 @@ def test_a_store_that_does_not_tell_its_size_gets_the_smaller_commits() -> None:
         def usage(self) -> StoreUsage:
             raise StoreError("no answer")
 
-    assert CommitRoom.of(SETTINGS, GIB, Silent()).items == 1_024
+    assert CommitRoom.of(SETTINGS, GIB, Silent()).items < 12 * MIB // (16 * KIB)
 
 
 def test_large_values_are_written_in_several_commits_and_all_of_them_in_the_end() -> None:

@@ -29,7 +29,7 @@ from uprmc.config import StorageSettings
 from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
 from uprmc.model import Item
 from uprmc.record import RECORD_OVERHEAD_BYTES
-from uprmc.storage import layout, lmdb_commit
+from uprmc.storage import layout, segments
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, Store, StoreView
 from uprmc.storage.layout import FORMAT_VERSION, Identity
@@ -420,7 +420,7 @@ def test_overwriting_never_takes_more_than_twice_the_room_of_what_is_there(
 def test_a_sweep_that_a_view_sees_nothing_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmdb_commit, "_STALE_FREE", 0)
+    monkeypatch.setattr(segments, "_STALE_FREE", 0)
     store = roomy_store(tmp_path)
     store.commit(write(*[live(b"%d" % at, at) for at in range(1, 400)]))
     view = store.view()
@@ -435,10 +435,10 @@ def test_a_sweep_that_a_view_sees_nothing_of(
     assert contents(view, [0]) == expected
     view.close()
     with store._files.env.begin() as txn:
-        segments = txn.stat(store._files.databases.by_seq)["entries"]
+        found = txn.stat(store._files.databases.by_seq)["entries"]
         stale = txn.stat(store._files.databases.stale)["entries"]
     assert stale <= 399 / 4 + 1
-    assert segments < 40, "those that had nothing left are gone"
+    assert found < 40, "those that had nothing left are gone"
     store.close()
 
 

@@ -21,7 +21,7 @@ from uprmc.config import StorageSettings
 from uprmc.errors import StoreMapFull
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import unpack
-from uprmc.storage import lmdb_commit
+from uprmc.storage import lmdb_commit, segments
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, StoreView
 from uprmc.storage.lmdb_store import LmdbStore
@@ -193,8 +193,8 @@ class SweepingMachine(StoreMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(lmdb_commit, "_STALE_FREE", 0)
-        self.patch.setattr(lmdb_commit, "_LIVE_FOR_STALE", 1_000)
+        self.patch.setattr(segments, "_STALE_FREE", 0)
+        self.patch.setattr(segments, "_LIVE_FOR_STALE", 1_000)
         self.patch.setattr(lmdb_commit, "_SWEPT_TOGETHER", 4)
 
     def teardown(self) -> None:

@@ -1,36 +1,64 @@
 """How much one commit may contain, so that writing it takes bounded memory; room in the store.
 
-A copy-on-write store holds every page that a commit touches in memory until it is written: a few
-pages for an item at a random place of a large store, whatever the item's size, but in a small store
-never more than the store has. So large batches help in small stores, where many items share a page.
-In a large store each item has pages of its own, and a large batch gains little.
+A copy-on-write store holds every page that a commit touches in memory until it is written. An item
+at a random place touches a few pages of the trees, but all items together no more than these have.
+So there are two ways to count a tree: as many pages for each item as one may touch, or all of it at
+once; the one that leaves room for more items is used.
+
+The numbers are bounds for `storage.lmdb_commit`, and a test compares them with the pages that it
+writes. Only what is rewritten beside dropped records is counted with the average of all records.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from uprmc.config import KIB, FlushSettings
 from uprmc.errors import StoreError, StoreMapFull
-from uprmc.record import KEY_LENGTH_AT, RECORD_OVERHEAD_BYTES, value_bytes_of
-from uprmc.storage.interface import Batch, Store
+from uprmc.record import KEY_LENGTH_AT
+from uprmc.storage.interface import Batch, Store, Trees
+from uprmc.storage.segments import REWRITTEN_FOR_WRITTEN, SHARING_BYTES, stale_allowed
 
-#: By-id leaf, a leaf of stale marks, and a share of segments, new ones and rewritten ones.
-_SCATTERED_ITEM_BYTES = 12 * KIB
-
-#: An item's share of the pages that it shares with others.
-_CLOSE_ITEM_BYTES = 256
-
-#: The store's pages, and from which size on a record gets pages of its own (LMDB: two do not fit
-#: on one page beside its header), each with a header in the first one.
+#: The store's pages, each with a header.
 _PAGE_BYTES = 4 * KIB
-_OWN_PAGES_FROM_BYTES = 2_000
 _PAGE_HEADER_BYTES = 16
+_SEGMENT_HEADER_BYTES = 6
 
-#: What a record takes beyond its key and value, roughly.
-_RECORD_BYTES = 64
+#: What an item takes of pages that it shares with others: a mark, and an entry besides its key.
+_ENTRIES_BYTES = 128
+
+#: Pages that come of splits are nearly half full at least: so many bytes are written for each.
+_HALF_FULL = 2.5
+
+#: Segments leave at most a quarter of their pages empty.
+_SEGMENT_SHARE = 4 / 3
+
+#: For each vBucket: its last segment, which is written again, the end of the new last one, a page
+#: of the tree, and its header.
+_VBUCKET_BYTES = 17 * KIB
+
+#: A sweep passes by three records for an item, and at most as many marks; a page has at least 50.
+_SWEPT_PAGES = 3
+_PAGES_OF_SWEPT_MARKS = 3 / 50
+
+#: Records kept for each one that is dropped where segments are rewritten for that.
+_KEPT_FOR_DROPPED = 3
+
+#: What is not for items: the store's own lists, local documents.
+_ALWAYS_BYTES = 64 * KIB
 
 #: Share of the memory quota that one commit may take: the quota is for documents.
 _QUOTA_SHARE = 8
 _LEAST_BYTES = 1_024 * KIB
+
+#: A store that does not tell what it has.
+_UNKNOWN = Trees(2**40, 2**40, 2**40, 0, 2**50, 1, 0)
+
+#: What a commit may need of a part of the store: in all, and for each item.
+_Part = tuple[int, float]
+
+#: Tells how many records the store may have after the commit at most; ``None`` if that is unknown.
+RecordsMost = Callable[[], int | None]
 
 
 def commit_growing(store: Store, batch: Batch) -> None:
@@ -56,51 +84,138 @@ class CommitRoom:
         memory_bytes: how much memory the store may still need for it.
     """
 
-    __slots__ = ("_item_bytes", "items", "memory_bytes")
+    __slots__ = ("_drop_bytes", "_item_bytes", "items", "memory_bytes")
 
-    def __init__(self, settings: FlushSettings, quota: int, stored_bytes: int | None) -> None:
+    def __init__(
+        self,
+        settings: FlushSettings,
+        quota: int,
+        trees: Trees,
+        records_most: RecordsMost = lambda: None,
+    ) -> None:
         """Begin with a full allowance.
 
         Args:
             settings: they limit it.
             quota: the memory quota, which limits it too.
-            stored_bytes: size of the store, ``None`` if it is not known.
+            trees: what the store has.
+            records_most: asked if new records could make a large tree grow.
         """
-        self.memory_bytes = min(settings.commit_memory, max(quota // _QUOTA_SHARE, _LEAST_BYTES))
-        scattered = stored_bytes is None or stored_bytes > self.memory_bytes
-        self._item_bytes = _SCATTERED_ITEM_BYTES if scattered else _CLOSE_ITEM_BYTES
-        self.items = min(settings.batch_items, max(1, self.memory_bytes // self._item_bytes))
+        allowance = min(settings.commit_memory, max(quota // _QUOTA_SHARE, _LEAST_BYTES))
+        new = settings.batch_items
+        if trees.by_id * _PAGE_BYTES > allowance // _QUOTA_SHARE:
+            new = _new_records(settings, trees, records_most())
+        room, average = allowance - _ALWAYS_BYTES, _average(trees)
+        parts = _parts(trees, new)
+        self.memory_bytes, self._item_bytes = _shared(room, _ENTRIES_BYTES, parts)
+        most = int(self.memory_bytes // (self._item_bytes + average))
+        most = min(settings.batch_items, max(1, most))
+        average = min(average, SHARING_BYTES) * _SEGMENT_SHARE
+        if trees.stale_records + most > stale_allowed(max(0, trees.records - most)):
+            parts += _swept(trees, average)
+            self.memory_bytes, self._item_bytes = _shared(room, _ENTRIES_BYTES + average, parts)
+            self._item_bytes -= int(average)
+            most = min(settings.batch_items, max(1, self.memory_bytes // self._item_bytes))
+        self.items = most
+        self._drop_bytes = 2 * self._item_bytes + int(_KEPT_FOR_DROPPED * average)
 
     @classmethod
-    def of(cls, settings: FlushSettings, quota: int, store: Store) -> CommitRoom:
+    def of(
+        cls,
+        settings: FlushSettings,
+        quota: int,
+        store: Store,
+        records_most: RecordsMost = lambda: None,
+    ) -> CommitRoom:
         """Return a full allowance for the next commit to `store`."""
         try:
-            return cls(settings, quota, store.usage().used_bytes)
+            return cls(settings, quota, store.usage().trees, records_most)
         except StoreError:
-            return cls(settings, quota, None)
+            return cls(settings, quota, _UNKNOWN)
 
     @property
     def left(self) -> bool:
         """Whether anything more may be taken; the last item may exceed the allowance."""
         return self.items > 0 and self.memory_bytes > 0
 
+    @property
+    def drops(self) -> int:
+        """How many records may be dropped, if nothing is written; at least one."""
+        return min(self.items, max(1, self.memory_bytes // self._drop_bytes))
+
     def use(self, records: list[bytes]) -> None:
-        """Account for records that were taken."""
-        if records and max(map(len, records)) < _OWN_PAGES_FROM_BYTES:  # no value has own pages
-            self.memory_bytes -= sum([len(record) - record[KEY_LENGTH_AT] for record in records])
-            self.memory_bytes += RECORD_OVERHEAD_BYTES * len(records)
+        """Account for records of one vBucket that were taken."""
+        if not records:
+            return
+        lengths = [*map(len, records)]
+        if max(lengths) <= SHARING_BYTES:
+            taken = sum(lengths) * _SEGMENT_SHARE + _VBUCKET_BYTES
         else:
-            self.memory_bytes -= sum([_value_bytes(value_bytes_of(record)) for record in records])
-        self.use_records(len(records))
+            taken = sum(map(_stored_bytes, lengths)) + _PAGE_BYTES
+            taken += _VBUCKET_BYTES if lengths[0] <= SHARING_BYTES else 0
+        taken += _HALF_FULL * sum([record[KEY_LENGTH_AT] for record in records])
+        self.items -= len(records)
+        self.memory_bytes -= int(taken) + self._item_bytes * len(records)
 
-    def use_records(self, count: int) -> None:
-        """Account for the records that the commit touches, whatever it does to them."""
+    def use_drops(self, count: int) -> None:
+        """Account for records that the commit drops."""
         self.items -= count
-        self.memory_bytes -= self._item_bytes * count
+        self.memory_bytes -= self._drop_bytes * count
 
 
-def _value_bytes(length: int) -> int:
-    """Return what a value of this length takes of the pages that a commit writes."""
-    if length < _OWN_PAGES_FROM_BYTES:
-        return length
-    return -(-(length + _RECORD_BYTES + _PAGE_HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+def _new_records(settings: FlushSettings, trees: Trees, records_most: int | None) -> int:
+    """Return how many records a commit may add to those that are there."""
+    if records_most is None:
+        return settings.batch_items
+    return min(settings.batch_items, max(0, records_most - trees.records))
+
+
+def _average(trees: Trees) -> float:
+    """Return what a record takes on average."""
+    return trees.records_bytes / max(1, trees.records + trees.stale_records)
+
+
+def _parts(trees: Trees, new: int) -> list[_Part]:
+    """Return what a commit without a sweep may need of each part of the store."""
+    return [
+        _pages(trees.by_id, 1),
+        _pages(min(trees.by_id, new), 1),  # those that split
+        _pages(trees.by_seq, 1),
+        _pages(trees.stale, 1),
+        _pages(trees.stale, 1),  # those that split
+        _pages(2 * trees.branches, 2),
+    ]
+
+
+def _swept(trees: Trees, average: float) -> list[_Part]:
+    """Return what a sweep may need besides."""
+    rewritten = int(trees.records_bytes * _SEGMENT_SHARE)
+    return [
+        _pages(trees.by_seq, _SWEPT_PAGES),
+        _pages(trees.stale, _PAGES_OF_SWEPT_MARKS),
+        (rewritten, max(1.0, REWRITTEN_FOR_WRITTEN * average)),
+    ]
+
+
+def _pages(whole: int, each: float) -> _Part:
+    return whole * _PAGE_BYTES, each * _PAGE_BYTES
+
+
+def _shared(room: int, item_bytes: float, parts: list[_Part]) -> tuple[int, int]:
+    """Return what is left for items, and what each takes of it, so that most items have room.
+
+    A part is counted in all if the items that there is room for would take as much of it.
+    """
+    item_bytes += sum(each for _, each in parts)
+    for whole, each in sorted(parts, key=lambda part: part[0] / part[1]):
+        if whole * item_bytes < each * room:
+            room -= whole
+            item_bytes -= each
+    return room, int(item_bytes)
+
+
+def _stored_bytes(length: int) -> int:
+    """Return what a record of this length takes of the pages that a commit writes."""
+    if length <= SHARING_BYTES:
+        return int(length * _SEGMENT_SHARE)
+    return -(-(length + _PAGE_HEADER_BYTES + _SEGMENT_HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES

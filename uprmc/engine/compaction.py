@@ -326,7 +326,7 @@ class Compactor:
     def _most(self) -> int:
         """Return how many tombstones may be dropped in one commit."""
         room = self._flusher.commit_room()
-        most = min(self._settings.batch_items, room.items)
+        most = min(self._settings.batch_items, room.drops)
         if not self._policy.disk_is_full():
             return most
         return min(most, self._store.usage().free_bytes // _SCATTERED_DROP_BYTES)

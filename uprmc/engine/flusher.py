@@ -53,6 +53,9 @@ _FILLING_BATCHES = 32
 #: Most items taken from a queue before the room is checked again and others may run.
 _TAKE_ITEMS = 64
 
+#: Of a batch so much may be keys that came while it was taken: one in so many.
+_LATER_KEYS = 16
+
 #: What a vBucket counts for beside its items when others may run after so many of them.
 _VBUCKET_AS_ITEMS = 8
 
@@ -238,9 +241,25 @@ class Flusher:
         """Changes accepted and not yet persisted. O(vBuckets)."""
         return sum(vbucket.queue.live for vbucket in self._vbuckets.values())
 
-    def commit_room(self) -> CommitRoom:
-        """Return what one commit may take now."""
-        return CommitRoom.of(self._settings, self._account.quota, self._store)
+    def commit_room(self, removed: Sequence[int] = ()) -> CommitRoom:
+        """Return what one commit may take now, which removes these vBuckets beside."""
+
+        def records_most() -> int | None:
+            return None if removed else self._records_most()
+
+        return CommitRoom.of(self._settings, self._account.quota, self._store, records_most)
+
+    def _records_most(self) -> int | None:
+        """Return how many records the store may have after the next commit at most.
+
+        Each is of a key in a table, or a tombstone that is on disk now; some more may come until
+        all is taken. ``None`` if the store still has records of another history. O(vBuckets).
+        """
+        vbuckets = self._vbuckets.values()
+        if self._disposals.pending or any(map(_has_other_history, vbuckets)):
+            return None
+        keys = sum([len(each.table) for each in vbuckets])
+        return keys + self.tombstones.total.number + self._settings.batch_items // _LATER_KEYS
 
     def durable_seqno(self, vbucket: VBucket) -> int:
         """Return the seqno up to which every change, or a newer version of its key, is on disk.
@@ -379,7 +398,7 @@ class Flusher:
     def _gather(self, flush: Flush, dirty: list[VBucket]) -> Iterator[None]:
         """Fill `flush` with as much as fits in one commit."""
         flush.changes += [VBucketChange(number, None) for number in flush.removed]
-        room = self.commit_room()
+        room = self.commit_room(flush.removed)
         self._batch_items = room.items
         dirty = [each for each in dirty if not self._is_gone(each)]
         begun = [_begun(each) for each in dirty if each.header_dirty or each.reset_pending]
@@ -498,7 +517,7 @@ class Flusher:
             return False
         cursor = self._cursor(vbucket)
         drop = self._disposals.take_drops(vbucket)
-        room.use_records(len(drop))
+        room.use_drops(len(drop))
         above, forget = vbucket.forgetting or (None, frozenset())
         if above is None:
             records = yield from self._portion(cursor, vbucket, room)
@@ -529,7 +548,7 @@ class Flusher:
     def _take_all(self, flush: Flush, vbucket: VBucket, room: CommitRoom) -> int:
         """Add everything that a vBucket has to `flush`; return how many records that is."""
         drop = self._disposals.take_drops(vbucket)
-        room.use_records(len(drop))
+        room.use_drops(len(drop))
         records = vbucket.queue.since(vbucket.queue.persisted)
         room.use(records)
         upto = seqno_of(records[-1]) if records else vbucket.persisted_seqno
@@ -644,6 +663,10 @@ class Flusher:
         if not vbucket.dirty:
             vbucket.dirty = True
             self._account.mark_dirty(vbucket)
+
+
+def _has_other_history(vbucket: VBucket) -> bool:
+    return vbucket.reset_pending or vbucket.rewinding
 
 
 def _begun(vbucket: VBucket) -> _Begun:

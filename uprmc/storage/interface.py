@@ -70,21 +70,48 @@ class Batch:
     replaced: dict[int, list[bytes]] = field(default_factory=dict, compare=False)
 
 
+class Trees(NamedTuple):
+    """How large the store's trees are: a write at a random place copies a page of some of them.
+
+    Attributes:
+        by_id: pages that have by-id entries.
+        by_seq: pages that have by-seq entries, without records that have pages of their own.
+        stale: pages that have marks of replaced records.
+        branches: all other pages of trees.
+        records_bytes: what pages of records take, stale ones too.
+        records: number of records that are not stale.
+        stale_records: number of those that are.
+    """
+
+    by_id: int = 0
+    by_seq: int = 0
+    stale: int = 0
+    branches: int = 0
+    records_bytes: int = 0
+    records: int = 0
+    stale_records: int = 0
+
+
+_NO_TREES = Trees()
+
+
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """Sizes for statistics, in bytes.
+    """Sizes, in bytes.
 
     Attributes:
         file_bytes: what the data takes on the device.
         map_bytes: how large that may get before the store must grow.
         free_bytes: space inside the file that commits can use.
         pinned_bytes: space of replaced data that they can use when open views are closed.
+        trees: what commits have to copy pages of.
     """
 
     file_bytes: int
     map_bytes: int
     free_bytes: int
     pinned_bytes: int = 0
+    trees: Trees = _NO_TREES
 
     @property
     def used_bytes(self) -> int:

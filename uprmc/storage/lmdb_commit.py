@@ -25,19 +25,15 @@ from uprmc.storage.lmdb_files import Databases
 
 SEQNO_BYTES = layout.SEQNO_BYTES
 
-#: So many stale records may be there in any case.
-_STALE_FREE = 256
-#: Of the records that are not stale, so many may be: one for each four.
-_LIVE_FOR_STALE = 4
-
 #: A segment is worth rewriting when one of so many records in it is stale.
 _WORTH = 4
 
 #: Records that a sweep looks at for each one written or dropped, and at least with each batch; and
-#: how many it rewrites together.
+#: how many it rewrites together, which costs a page more than the records need.
 _SWEPT_FOR_WRITTEN = 3
 _SWEPT_LEAST = 64
 _SWEPT_TOGETHER = 256
+_TOGETHER_BYTES = 4_096
 
 
 class Sweep:
@@ -82,7 +78,7 @@ class BatchWriter:
         for name, document in batch.local.items():
             self._write_local(layout.local_key(name), document)
         written = sum([len(change.records) + len(change.drop) for change in batch.changes])
-        self._sweep(_SWEPT_LEAST + _SWEPT_FOR_WRITTEN * written)
+        self._sweep(written)
 
     def _forget_all(self) -> None:
         databases = self._databases
@@ -233,7 +229,11 @@ class BatchWriter:
         last = self._last(prefix)
         if last >= first:
             records = self._merged(prefix, first, records)
-        elif last and sum(map(len, records)) < segments.SEGMENT_BYTES // 2:
+        elif (
+            last
+            and len(records[0]) <= segments.SHARING_BYTES
+            and sum(map(len, records)) < segments.SEGMENT_BYTES // 2
+        ):
             records = [*self._take_tail(last), *records]
         self._by_id.putmulti(entries)
         self._put(prefix, records)
@@ -277,20 +277,38 @@ class BatchWriter:
 
     # --- rewriting what is stale ----------------------------------------------------------------
 
-    def _sweep(self, most: int) -> None:
-        """Rewrite segments that have much that is stale; look at `most` records or a few more."""
-        stat, databases = self._txn.stat, self._databases
-        while most > 0:
-            stale, live = (stat(each)["entries"] for each in (databases.stale, databases.by_id))
-            if stale <= _STALE_FREE + live // _LIVE_FOR_STALE:
-                return
-            most -= self._sweep_on()
+    def _sweep(self, written: int) -> None:
+        """Rewrite segments that have much that is stale, for some records that were written.
 
-    def _sweep_on(self) -> int:
-        """Rewrite the next few segments; return how many records they have."""
+        It ends when it has looked at so many or a few more, or has rewritten as many bytes as so
+        many of average length have, because all that it writes is in memory until the commit.
+        """
+        stat, databases = self._txn.stat, self._databases
+        most = _SWEPT_LEAST + _SWEPT_FOR_WRITTEN * written
+        room = -1
+        while most > 0 and room:
+            stale, live = (stat(each)["entries"] for each in (databases.stale, databases.by_id))
+            if stale <= segments.stale_allowed(live):
+                return
+            if room < 0:
+                room = (_SWEPT_LEAST + segments.REWRITTEN_FOR_WRITTEN * written) * self._average(
+                    stale + live
+                )
+            looked, rewritten = self._sweep_on()
+            most -= looked
+            room = max(0, room - rewritten)
+
+    def _average(self, records: int) -> int:
+        """Return the average length of so many records in pages, or of the largest together."""
+        stat = self._txn.stat(self._databases.by_seq)
+        pages = stat["leaf_pages"] + stat["overflow_pages"]
+        return min(pages * stat["psize"] // records, segments.SHARING_BYTES)
+
+    def _sweep_on(self) -> tuple[int, int]:
+        """Rewrite the next few segments; return how many records they have, and the bytes."""
         cursor = self._by_seq
         if not (self._stale.set_range(self._sweep_at.position) or self._stale.first()):
-            return 1
+            return 1, 0
         mark = self._stale.key()
         prefix = mark[: layout.VBUCKET.size]
         kept: list[bytes] = []
@@ -311,7 +329,7 @@ class BatchWriter:
             self._unmark(first, len(stale))
             cursor.delete()
         self._put(prefix, kept)
-        return max(looked, 1)
+        return max(looked, 1), sum(map(len, kept)) + (_TOGETHER_BYTES if kept else 0)
 
 
 def _delete_range(cursor: lmdb.Cursor[bytes], start: bytes, end: bytes) -> None:

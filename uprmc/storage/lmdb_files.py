@@ -13,13 +13,13 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 
 from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
 from uprmc.storage import layout
-from uprmc.storage.interface import StoreUsage
+from uprmc.storage.interface import StoreUsage, Trees
 from uprmc.storage.layout import Identity
 from uprmc.storage.lmdb_pinned import freed_by_newest
 from uprmc.storage.read_ahead import ReadAhead
@@ -231,7 +231,20 @@ class LmdbFiles:
         used = (pages + 2) * page_bytes  # two more for LMDB's own heads
         unused = max(0, file_bytes - used)
         pinned = min(pinned_pages * page_bytes, unused)
-        return StoreUsage(file_bytes, self.map_bytes(), unused - pinned, pinned)
+        trees = _trees(page_bytes, *stats[1:4])
+        return StoreUsage(file_bytes, self.map_bytes(), unused - pinned, pinned, trees)
+
+
+def _trees(page_bytes: int, by_id: Any, by_seq: Any, stale: Any) -> Trees:
+    return Trees(
+        by_id["leaf_pages"],
+        by_seq["leaf_pages"],
+        stale["leaf_pages"],
+        sum(each["branch_pages"] for each in (by_id, by_seq, stale)),
+        (by_seq["leaf_pages"] + by_seq["overflow_pages"]) * page_bytes,
+        by_id["entries"],
+        stale["entries"],
+    )
 
 
 def _fitting(map_initial: int, map_max: int, file_bytes: int) -> int:

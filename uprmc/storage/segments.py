@@ -30,6 +30,13 @@ SEGMENT_BYTES = 4 * 4_096 - 16
 SHARING_BYTES = (4_096 - 16) // 2
 ALONE = b"\x01"
 
+#: So many stale records may be there in any case, and one for so many that are not.
+_STALE_FREE = 256
+_LIVE_FOR_STALE = 4
+
+#: A commit rewrites at most so many records of average length for each one that it writes.
+REWRITTEN_FOR_WRITTEN = 4
+
 #: What a by-seq key begins with: the number of its vBucket.
 VBUCKET_BYTES = 2
 
@@ -39,6 +46,11 @@ PASSED_MOST = 32
 _SEQNO_BYTES = 8
 _LENGTH_BYTES = 4
 _COUNT = struct.Struct(">H")
+
+
+def stale_allowed(live: int) -> int:
+    """Return how many stale records may be beside those that are not without a sweep."""
+    return _STALE_FREE + live // _LIVE_FOR_STALE
 
 
 @lru_cache(maxsize=256)
