@@ -10,7 +10,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from tests.server.support import PEER, Loop
-from uprmc.errors import ConfigError
+from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket
 from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, NodeSite, listen_http
 from uprmc.server.metrics import Metric
 
@@ -29,6 +29,11 @@ class FakeNode:
 
     def events(self) -> list[dict[str, object]]:
         return [{"time": "2026-11-23T21:00:00.000Z", "event": "purge", "vb": 5}]
+
+    def watermarks(self, text: str) -> dict[str, object]:
+        if text != "5":
+            raise NotMyVBucket(text) if text.isdecimal() else InvalidArguments(text)
+        return {"vbucket": 5, "rows": []}
 
     def metrics(self) -> list[Metric]:
         return [Metric("items", "gauge", "Documents.", [({}, 5)])]
@@ -97,6 +102,14 @@ def test_status_is_the_nodes_own(web: Web) -> None:
 
 def test_events_are_listed(web: Web) -> None:
     assert json.loads(web.get("/events").body) == {"events": web.node.events()}
+
+
+def test_watermarks_of_one_vbucket_are_listed(web: Web) -> None:
+    assert json.loads(web.get("/watermarks.json?vbucket=5").body) == {"vbucket": 5, "rows": []}
+    for query, code in (("?vbucket=6", 404), ("?vbucket=x", 400), ("?vbucket=%FF", 400), ("", 400)):
+        reply = web.get("/watermarks.json" + query)
+        assert reply.code == code
+        assert json.loads(reply.body)["error"]
 
 
 def test_status_survives_values_that_json_does_not_know(web: Web) -> None:

@@ -17,10 +17,13 @@ from tests.contents import table_of
 from tests.server.support import Loop
 from tests.system.support import node_here
 from uprmc import MEMCACHED_VERSION
+from uprmc.engine.watermarks.rows import Kind, Report
+from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.model import VBucketState
 from uprmc.server.metrics import Exposition
 from uprmc.server.node import Node
+from uprmc.server.stat_watermarks import ROWS_MAX
 
 #: What test suites of memcached clients read, reference 3.6.
 GENERAL = """
@@ -359,3 +362,28 @@ def test_a_failing_disk_shows_everywhere(running: tuple[Node, Loop]) -> None:
         assert node.statistics.status()["disk"]["error"] == "no space left"  # type: ignore[index]
         page, _ = Exposition(node.statistics.metrics).render("")
         assert b"\nuprmc_disk_failing 1.0\n" in page
+
+
+@pytest.mark.acceptance("X10")
+def test_the_page_of_a_vbucket_shows_the_rows_that_its_statistics_have(
+    running: tuple[Node, Loop],
+) -> None:
+    node, _ = running
+    names = [b"client-%03d" % number for number in range(ROWS_MAX + 1)]
+    vbucket = node.bucket.vbuckets[3]
+    for name in names:
+        node.bucket.watermarks.report(vbucket, Report(name, Kind.BACKUP, 0, meta=b"\xff"), MANAGER)
+    page = node.statistics.watermarks("3")
+    shown = group(node, "watermarks 3")
+    rows = page.pop("rows")
+    assert isinstance(rows, list)
+    assert page.pop("row_count") == int(shown["vb_3:rows"]) == len(names)
+    assert [row.pop("id") for row in rows] == [name.decode() for name in names[:ROWS_MAX]]
+    assert (rows[0]["kind"], rows[0]["meta"], rows[0]["floor"]) == ("backup", "/w==", None)
+    for what, value in rows[0].items():
+        assert shown[f"vb_3:row_client-000:{what}"] == ("" if value is None else str(value))
+    for name in names:
+        node.bucket.watermarks.remove(vbucket, name, MANAGER)
+    for wrong in ("", "x", "99"):
+        with pytest.raises((InvalidArguments, NotMyVBucket)):
+            node.statistics.watermarks(wrong)

@@ -21,6 +21,7 @@ from twisted.web import http
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request, Site
 
+from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log
 from uprmc.server.metrics import Exposition, Metric
@@ -58,6 +59,13 @@ class NodeView(Protocol):
     def events(self) -> list[dict[str, object]]:
         """Return what ``/events`` shows."""
 
+    def watermarks(self, text: str) -> dict[str, object]:
+        """Return what ``/watermarks.json`` shows of the vBucket with this number.
+
+        Raises:
+            CommandError: it is no number, or no vBucket has it.
+        """
+
     def metrics(self) -> Iterable[Metric]:
         """Return every number of ``/metrics``."""
 
@@ -78,6 +86,7 @@ class Pages:
             b"/readyz": self._readyz,
             b"/status.json": self._status,
             b"/events": self._events,
+            b"/watermarks.json": self._watermarks,
             b"/metrics": self._metrics,
         }
 
@@ -115,6 +124,15 @@ class Pages:
 
     def _events(self, request: Request) -> Answer:
         return json_answer(http.OK, {"events": self._view.events()})
+
+    def _watermarks(self, request: Request) -> Answer:
+        given = request.args.get(b"vbucket", [b""])[-1].decode("ascii", "replace")
+        try:
+            return json_answer(http.OK, self._view.watermarks(given))
+        except NotMyVBucket:
+            return json_answer(http.NOT_FOUND, {"error": "this node does not have that vBucket"})
+        except InvalidArguments:
+            return json_answer(http.BAD_REQUEST, {"error": "say ?vbucket= and its number"})
 
     def _metrics(self, request: Request) -> Answer:
         page, content_type = self._exposition.render(request.getHeader("accept") or "")

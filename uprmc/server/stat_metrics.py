@@ -467,6 +467,11 @@ _WATERMARKS = (
         "Times that a registered client had to begin at zero because it had missed deletions.",
         lambda s: s.bucket.watermarks.outpaced,
     ),
+    _counter(
+        "missed_deletions_total",
+        "Deletions that those clients had missed, as far as the node still knows them.",
+        lambda s: s.bucket.watermarks.missed_deletions,
+    ),
 )
 
 

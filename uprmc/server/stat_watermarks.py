@@ -6,47 +6,69 @@ Source: `reference/systems.md` a.1; contracts of the systems to come, section 2;
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
-from heapq import nlargest
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import nlargest, nsmallest
+from operator import attrgetter, itemgetter
 
 from uprmc.engine.purge_rule import shown
 from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.pinning import Client
 from uprmc.engine.watermarks.rows import Row
-from uprmc.kv.services import StatGroup
+from uprmc.kv.services import StatRows
 from uprmc.server.observed import ObservedNode
 
 #: Clients that metrics name, at most.
 CLIENTS_MAX = 100
 
+#: Rows that one page shows, at most.
+ROWS_MAX = 256
 
-def watermarks(node: ObservedNode, numbers: list[int]) -> StatGroup:
-    """Return how far each vBucket may be purged, and the rows of its clients."""
-    bucket = node.bucket
-    group: StatGroup = []
+_Facts = dict[str, str | int | None]
+
+
+def watermarks(node: ObservedNode, numbers: list[int]) -> StatRows:
+    """Yield how far each vBucket may be purged, and the rows of its clients."""
     for number in numbers:
-        vbucket = bucket.vbuckets[number]
-        limit = bucket.purge_limit(vbucket)
-        rows = bucket.watermarks.rows(vbucket)
-        pinned = bucket.pinned(vbucket)
-        tombstones = bucket.flusher.tombstones.of(number)
-        name = f"vb_{number}"
-        group += [
-            (f"{name}:high_seqno", str(vbucket.high_seqno)),
-            (f"{name}:purge_seqno", str(vbucket.purge_seqno)),
-            (f"{name}:limit", str(limit.seqno)),
-            (f"{name}:limited_by", shown(limit.limited_by) or ""),
-            (f"{name}:incomplete", str(bucket.watermarks.is_incomplete(number)).lower()),
-            (f"{name}:tombstones", str(tombstones.number)),
-            (f"{name}:tombstone_bytes", str(tombstones.bytes)),
-            (f"{name}:rows", str(len(rows))),
-        ]
-        for row in rows:
-            kept = pinned.amount if pinned is not None and pinned.row.id == row.id else Amount()
-            fields = _fields(row, kept)
-            group += [(f"{name}:row_{shown(row.id)}:{what}", text) for what, text in fields]
-    return group
+        if number not in node.bucket.vbuckets:  # gone since the last slice
+            continue
+        vbucket = node.bucket.vbuckets[number]
+        rows = node.bucket.watermarks.rows(vbucket)
+        about = {**_facts(node, vbucket), "rows": len(rows)}
+        yield from ((f"vb_{number}:{what}", _text(value)) for what, value in about.items())
+        for row in _rows(node, vbucket, rows):
+            begin = f"vb_{number}:row_{row.pop('id')}"
+            yield from ((f"{begin}:{what}", _text(value)) for what, value in row.items())
+
+
+def page(node: ObservedNode, number: int) -> dict[str, object]:
+    """Return the same of one vBucket as JSON shows it; of many clients those furthest behind."""
+    vbucket = node.bucket.vbuckets[number]
+    rows = node.bucket.watermarks.rows(vbucket)
+    last = nsmallest(ROWS_MAX, rows, key=attrgetter("effective", "id"))
+    about = {"vbucket": number, **_facts(node, vbucket), "row_count": len(rows)}
+    return {**about, "rows": list(_rows(node, vbucket, last))}
+
+
+def _facts(node: ObservedNode, vbucket: VBucket) -> _Facts:
+    bucket = node.bucket
+    limit = bucket.purge_limit(vbucket)
+    tombstones = bucket.flusher.tombstones.of(vbucket.id)
+    return {
+        "high_seqno": vbucket.high_seqno,
+        "purge_seqno": vbucket.purge_seqno,
+        "limit": limit.seqno,
+        "limited_by": shown(limit.limited_by) or None,
+        "incomplete": bucket.watermarks.is_incomplete(vbucket.id),
+        "tombstones": tombstones.number,
+        "tombstone_bytes": tombstones.bytes,
+    }
+
+
+def _rows(node: ObservedNode, vbucket: VBucket, rows: Iterable[Row]) -> Iterator[_Facts]:
+    pinned = node.bucket.pinned(vbucket)
+    kept = {} if pinned is None else {pinned.row.id: pinned.amount}
+    return (_row(row, kept.get(row.id, Amount())) for row in rows)
 
 
 def pinned_by_client(kept: Mapping[Client, Amount]) -> dict[tuple[str, str], Amount]:
@@ -55,16 +77,24 @@ def pinned_by_client(kept: Mapping[Client, Amount]) -> dict[tuple[str, str], Amo
     return {(str(shown(name)), kind.name.lower()): amount for (name, kind), amount in most}
 
 
-def _fields(row: Row, kept: Amount) -> StatGroup:
-    return [
-        ("kind", row.kind.name.lower()),
-        ("watermark", str(row.watermark)),
-        ("floor", "" if row.floor is None else str(row.floor)),
-        ("vb_uuid", str(row.vb_uuid)),
-        ("reported_at", str(row.reported_at)),
-        ("expires_in_s", str(row.lifetime_s)),
-        ("expires_at", str(row.reported_at + row.lifetime_s) if row.lifetime_s else ""),
-        ("pinned_tombstones", str(kept.number)),
-        ("pinned_bytes", str(kept.bytes)),
-        ("meta", b64encode(row.meta).decode()),
-    ]
+def _row(row: Row, kept: Amount) -> _Facts:
+    return {
+        "id": str(shown(row.id)),
+        "kind": row.kind.name.lower(),
+        "watermark": row.watermark,
+        "floor": row.floor,
+        "vb_uuid": str(row.vb_uuid),
+        "reported_at": row.reported_at,
+        "expires_in_s": row.lifetime_s,
+        "expires_at": row.reported_at + row.lifetime_s if row.lifetime_s else None,
+        "pinned_tombstones": kept.number,
+        "pinned_bytes": kept.bytes,
+        "meta": b64encode(row.meta).decode(),
+    }
+
+
+def _text(value: object) -> str:
+    """Return a value as statistics show it: nothing for ``None``, and small letters for a bool."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -68,7 +68,7 @@ _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "config": stat_engine.config,
 }
 
-_BY_VBUCKET: dict[str, Callable[[ObservedNode, list[int]], StatGroup]] = {
+_BY_VBUCKET: dict[str, Callable[[ObservedNode, list[int]], StatRows]] = {
     "vbucket-details": stat_vbuckets.details,
     "vbucket-seqno": stat_vbuckets.seqnos,
     "failovers": stat_vbuckets.failovers,
@@ -139,6 +139,11 @@ class Statistics:
             "vbuckets": stat_vbuckets.state_counts(node.bucket),
         }
 
+    def watermarks(self, text: str) -> dict[str, object]:
+        """Return what ``/watermarks.json`` shows of a vBucket; raises as `group`."""
+        (number,) = self._numbers(text or "-")
+        return stat_watermarks.page(self._node, number)
+
     def metrics(self) -> Iterable[Metric]:
         """Return every number of ``/metrics``."""
         return stat_metrics.metrics(self._node)
@@ -158,7 +163,7 @@ class Statistics:
         return None
 
     def _of_each(
-        self, make: Callable[[ObservedNode, list[int]], StatGroup], numbers: list[int]
+        self, make: Callable[[ObservedNode, list[int]], StatRows], numbers: list[int]
     ) -> StatRows:
         """Yield the rows of one vBucket after the other; one that is gone meanwhile has none."""
         vbuckets = self._node.bucket.vbuckets

@@ -90,6 +90,7 @@ class Watermarks:
     Attributes:
         expired: number of rows that have expired.
         outpaced: number of times that a client was sent back because it had missed deletions.
+        missed_deletions: the sum of what they had missed, as far as it is known.
         on_event: called with the name of an event and its fields.
     """
 
@@ -107,7 +108,7 @@ class Watermarks:
         #: Rows that may not be on disk: (vBucket, id) -> the number of their registration.
         self._unstored: dict[tuple[int, bytes], int] = {}
         self._registrations = 0
-        self.expired = self.outpaced = 0
+        self.expired = self.outpaced = self.missed_deletions = 0
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         flusher.on_drop = self._drop
 
@@ -325,6 +326,7 @@ class Watermarks:
         """Tell that a client which has everything up to `seqno` must begin at zero, and why."""
         self.outpaced += 1
         missed = self._dropped.between(vbucket, seqno, vbucket.purge_seqno)
+        self.missed_deletions += missed.number
         fields = {"vb": vbucket.id, "id": shown(name), "from": seqno, "to": vbucket.purge_seqno}
         keys = [shown(key) for key in missed.keys]
         more = {"count": missed.number, "exact": missed.exact, "keys": keys}
