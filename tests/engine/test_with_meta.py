@@ -22,7 +22,7 @@ from uprmc.errors import (
     StoreFull,
     TemporaryFailure,
 )
-from uprmc.model import CAS_LOCKED, Item, Life, VBucketState
+from uprmc.model import CAS_LOCKED, Item, Life, Origin, VBucketState
 from uprmc.record import pack, unpack
 
 ANYWAY = Demand(skip_conflicts=True)
@@ -37,9 +37,10 @@ def version(
     expiry: int = 0,
     flags: int = 0,
     life: int = Life.LIVE,
+    origin: Origin | None = None,
 ) -> Item:
     """A version as a peer sends it."""
-    return Item(key, None if life else value, flags, expiry, cas, 0, rev, 0, life)
+    return Item(key, None if life else value, flags, expiry, cas, 0, rev, 0, life, origin=origin)
 
 
 def deletion(rev: int, cas: int = 77, **others: Any) -> Item:
@@ -207,6 +208,22 @@ def test_a_tombstone_that_is_still_queued_is_compared_too(node: Node) -> None:
         accept(node, version(2, tombstone.cas))
     assert accept(node, version(3)).seqno == 3
     assert node.vbucket.table.tombstones == 0
+
+
+def test_a_deletion_that_returns_to_where_it_was_made_is_stored_only_over_a_document(
+    node: Node,
+) -> None:
+    own = Origin(node.vbucket.failover_log[0].uuid, 1)
+    accept(node, version(1, key=b"other"))
+    with pytest.raises(KeyNotFound):
+        accept(node, deletion(5, origin=own))
+    assert node.vbucket.high_seqno == 1
+    accept(node, version(1))
+    accept(node, deletion(5, origin=own))
+    assert node.vbucket.high_seqno == 3
+    later = own._replace(seqno=4)  # nothing of this history
+    accept(node, deletion(6, key=b"third", origin=later))
+    assert node.vbucket.high_seqno == 4
 
 
 def test_an_expired_document_is_compared_as_it_is(node: Node) -> None:

@@ -78,13 +78,11 @@ class Exemptions:
     """Keys for which less is promised, because a deletion could not reach everybody.
 
     A deletion that was dropped before a link was made is not sent by it. One that was dropped in a
-    cluster before all those have it from which changes come there, protects it no longer: an older
-    version is accepted then (row X02: as long as the tombstone lives). The same is so if an older
-    version is still on its way when it is dropped. In a ring or a pair that would be made good by
-    the deletion itself, if it were sent back to where it came from; links do not do that (X09). One
-    that a cluster has lost, with a crash or by a failover, may have been dropped elsewhere after it
-    had done its work. A cluster that gets an old copy of its disk has lost what it had deleted, and
-    its revisions may be repeated.
+    cluster protects it no longer: an older version is accepted then (row X02: as long as the
+    tombstone lives). Where the deletion reaches the cluster that sends such a version, that is made
+    good: the deletion follows. Elsewhere it is not. One that a cluster has lost, with a crash or by
+    a failover, may have been dropped elsewhere after it had done its work. A cluster that gets an
+    old copy of its disk has lost what it had deleted, and its revisions may be repeated.
 
     Attributes:
         keys: these.
@@ -113,9 +111,9 @@ class Exemptions:
 
         Args:
             version: the deletion.
-            sources: of all clusters from which changes of the key come there.
-            coming: versions of the key that are on their way there.
-            unsent: whether a link from there does not exist for now.
+            sources: of all clusters from which changes of the key come there, and none comes back.
+            coming: versions of the key that are on their way there, from these.
+            unsent: whether a link from there does not exist for now, and its target lacks it.
         """
         if unsent:
             self.add(version.key, "dropped before a link was made")

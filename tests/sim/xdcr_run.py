@@ -32,6 +32,9 @@ _QUIET_S = 2.0
 #: Within this time after healing everything must be at rest.
 _REST_S = 90.0
 
+#: After so many checkpoints no link has anything to send any more.
+_ROUNDS = 6
+
 _TIDY_S = 0.3
 
 #: How long a node may be down.
@@ -383,19 +386,33 @@ class XdcrRun(Judged[Plan]):
         """Tell who has to know what deletions were dropped."""
         self.done["dropped"] += len(book.purged)
         routes = self.plan.routes
-        name = site.active.name
-        unsent = any(r.source == site.number and (name, r.name) not in self._made for r in routes)
+        made = self._made
+        absent = [
+            r for r in routes if r.source == site.number and (site.active.name, r.name) not in made
+        ]
         for version in book.purged:
-            sources = reaching(routes, site.number, version.key) - {site.number}
-            books = [self.truth.book(self.sites[each].active.name, number) for each in sources]
-            coming = self._coming(site, number, version.key)
+            key, has_had = version.key, self.truth.has_had
+            sources = {
+                each
+                for each in reaching(routes, site.number, key)
+                if site.number not in reaching(routes, each, key)
+            }
+            books = [self._book(each, number) for each in sources]
+            coming = self._coming(sources, site, number, key)
+            unsent = any(
+                route.lets(key) and not has_had(self._book(route.target, number), version)
+                for route in absent
+            )
             self.exempt.dropped(version, books, coming, unsent=unsent)
         book.purged.clear()
 
-    def _coming(self, site: Site, number: int, key: bytes) -> Iterator[Version]:
+    def _book(self, cluster: int, number: int) -> Book:
+        return self.truth.book(self.sites[cluster].active.name, number)
+
+    def _coming(self, sources: set[int], site: Site, number: int, key: bytes) -> Iterator[Version]:
         """Return versions of a key that links have read and that have not arrived at a cluster."""
         for route in self.plan.routes:
-            if route.target == site.number and route.lets(key):
+            if route.source in sources and route.target == site.number and route.lets(key):
                 for node in self.sites[route.source].nodes:
                     link = node.xdcr.by_name.get(route.name)
                     if link is not None and number in link.shipments:
@@ -424,11 +441,16 @@ class XdcrRun(Judged[Plan]):
         A link that sends nothing finds out by that whether its target has lost something.
         """
         self._rest()
-        for route in self.plan.routes:
-            node = self.sites[route.source].active
-            if node.xdcr.by_name[route.name].shipments:
-                node.command("checkpoint", name=route.name)
-        self._rest()
+        for _ in range(_ROUNDS):
+            before = self._messages()
+            for route in self.plan.routes:
+                node = self.sites[route.source].active
+                if node.xdcr.by_name[route.name].shipments:
+                    node.command("checkpoint", name=route.name)
+            self._rest()
+            if self._messages() == before:
+                return
+        complain(f"each checkpoint makes links send something: {self._standing()}")
 
     def _rest(self) -> None:
         until = self.world.now + _REST_S
@@ -476,9 +498,9 @@ class XdcrRun(Judged[Plan]):
                 continue
             self._ever_stopped = True
             for number in link.needs_reconcile:
-                for key in self.truth.known:
-                    if int(key[1:]) % self.plan.vbuckets == number:
-                        self.exempt.add(key, "repaired by an operator")
+                books = [book for (_, n), book in self.truth.books.items() if n == number]
+                for key in {key for book in books for key in book.gone}:
+                    self.exempt.add(key, "repaired by an operator")
             if link.reconciliation is None or not link.reconciliation.running:
                 self.done["reconciled"] += 1
                 try:

@@ -13,6 +13,9 @@ from uprmc.record import pack
 from uprmc.server.node import Node
 from uprmc.xdcr.link import Link
 
+#: A version that was under way when its deletion was purged.
+UNDER_WAY = Demand(skip_conflicts=True)
+
 
 def ring(centres: DataCentres, names: str) -> tuple[list[Node], list[Link]]:
     """Make nodes, each with a link to the next one."""
@@ -110,6 +113,35 @@ def test_a_purged_deletion_neither_returns_nor_circles(centres: DataCentres, nam
     centres.until_same(*nodes)
     until_quiet(centres, links)
     assert sent(links) == before + 4 * (len(nodes) - 1)
+
+
+@pytest.mark.acceptance("X06")
+def test_an_older_version_that_comes_after_its_deletion_was_purged_is_deleted_again(
+    centres: DataCentres,
+) -> None:
+    (a, b), links = ring(centres, "ab")
+    write(b, 0, 1)
+    centres.until_same(a, b)
+    delete(a, b"k0")
+    centres.until_same(a, b)
+    write(a, 4, 1)  # the newest deletion is never dropped
+    until_quiet(centres, links)
+    assert purge(centres, [a]) == 1
+    item = Item(b"k0", b"v", 0, 0, 1_000_000, 0, 1, origin=Origin(7, 1))
+    accept_version(a.bucket, a.bucket.vbuckets[0], pack(item), UNDER_WAY)
+    until_quiet(centres, links)
+    assert b"k0" in documents(a)
+    centres.command(b, "checkpoint", name="west")
+    centres.until_same(a, b)
+    assert b"k0" not in documents(a)
+    write(a, 4, 1)
+    centres.until_same(a, b)
+    until_quiet(centres, links)
+    assert purge(centres, [a]) == 1
+    written, seqno = sent(links), a.bucket.vbuckets[0].high_seqno
+    centres.command(b, "checkpoint", name="west")
+    until_quiet(centres, links)
+    assert (sent(links), a.bucket.vbuckets[0].high_seqno) == (written, seqno)
 
 
 @pytest.mark.parametrize("deleted", [False, True])

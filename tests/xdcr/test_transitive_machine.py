@@ -60,7 +60,7 @@ def send(item: Item, source: Node, target: Node) -> None:
         except NotResident:
             target.fetch(item.key)
             continue
-        except KeyExists:
+        except (KeyExists, KeyNotFound):
             pass
         return
 

@@ -11,6 +11,10 @@ outcome. Where the time decides, any tombstone may be newer. Then, or if the rev
 the disk is read without blocking: `NotResident` is raised before anything changes, and the command
 is run again when the answer is available (`Fetcher.tombstone`).
 
+A deletion that returns to the history in which it was made is of use only if there is a document:
+an older version may have come after the tombstone was dropped. Otherwise it is not stored, so that
+in a ring it does not go round for ever.
+
 A document whose expiry has not been noticed counts as it is. If it were made a tombstone first, its
 revision would rise by one, and it would refuse a newer version that its other copies accept.
 
@@ -27,8 +31,8 @@ from uprmc.engine.conflict import incoming_wins, outranks_tombstones
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import StoreMode, VBucket
-from uprmc.errors import InvalidArguments, KeyExists
-from uprmc.model import CAS_LOCKED, ConflictRule, Life
+from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
+from uprmc.model import CAS_LOCKED, ConflictRule, Life, Origin
 from uprmc.record import (
     FRONT,
     KIND_AT,
@@ -40,6 +44,7 @@ from uprmc.record import (
     stored_origin,
     tail_at,
 )
+from uprmc.rollback import ends_of_branches
 
 #: Highest revision accepted from a peer; as many more changes can be counted here before 64 bits
 #: overflow.
@@ -85,7 +90,8 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Dem
     Raises:
         KeyExists: the version lost, or its CAS is invalid; a document has another CAS than
             demanded, or exists although none should.
-        KeyNotFound: a CAS is demanded and there is no document.
+        KeyNotFound: a CAS is demanded and there is no document; or a deletion has returned to where
+            it was made, and there is no document.
         InvalidArguments: the revision is too high, or the CAS too far in the future.
         Locked, NotResident, TemporaryFailure, OutOfMemory.
     """
@@ -100,6 +106,10 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Dem
     present = vbucket.table.get(key)
     check_room(bucket.account, len(key) + len(value), frees=bool(life and present))
     rule = bucket.account.conflict_rule
+    asked = demand.skip_conflicts or demand.cas
+    if life and present is None and not asked and _is_own(vbucket, origin):
+        _count_lost(bucket.stats, life)
+        raise KeyNotFound(key)
     if present is None and _tombstone_matters(rev, demand, vbucket.max_deleted_rev, rule):
         present = bucket.fetcher.tombstone(vbucket, key)
     if (demand.cas or demand.add or vbucket.locks) and not _is_tombstone(present, demand.cas):
@@ -119,6 +129,14 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Dem
     _count_accepted(bucket.stats, life)
     _count_drift(bucket.stats, cas, now)
     return record
+
+
+def _is_own(vbucket: VBucket, origin: Origin | None) -> bool:
+    """Tell whether a version was first accepted in the vBucket's own history."""
+    if origin is None:
+        return False
+    ends = ends_of_branches(vbucket.failover_log, vbucket.high_seqno)
+    return origin.seqno <= ends.get(origin.uuid, 0)
 
 
 def _check_numbers(key: bytes, rev: int, cas: int, now: float) -> None:

@@ -101,6 +101,10 @@ class Checkpointing:
                 failed += 1
                 self._run.drop([shipment], remember=False)  # what it has now is found out first
                 continue
+            if shipment.lacks(position.seqno, theirs.purged):
+                failed += 1
+                self._run.drop([shipment])  # it begins again at the checkpoint before
+                continue
             if not self._has_moved(number, shipment):
                 continue
             shipment.target_seqno = theirs.seqno

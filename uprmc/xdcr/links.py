@@ -61,6 +61,7 @@ class Links:
             "records": self._records,
             "reconcile": self._reconcile,
             "reconciled": self._reconciled,
+            "purged": self._purged,
         }
 
     # --- life -----------------------------------------------------------------------------------
@@ -200,6 +201,11 @@ class Links:
 
     def _records(self, given: Mapping[str, Any], answered: Answered) -> None:
         answered(self.received.of_source(str(given.get("source", ""))))
+
+    def _purged(self, _given: Mapping[str, Any], answered: Answered) -> None:
+        """Tell a link of another node up to where deletions are purged here."""
+        active = self._bucket.active.items()
+        answered({number: vb.purge_seqno for number, vb in active if vb.purge_seqno})
 
     def _save(self, done: Callable[[], None]) -> None:
         """Write down the links; `done` is called when that is on disk, or cannot be for now."""

@@ -54,8 +54,12 @@ class Resuming:
         if number in self._run.stopped and self._run.two_way:
             return
         held = Held() if target.held is None else target.held[number]
-        candidates = self._candidates(number, held)
-        forwards = not candidates
+        memory, candidates = self._memory(vbucket, held), self._candidates(number, held)
+        echo = SEQNO_MAX if memory is None else self._run.echoes[number]
+        again = echo <= held.purged  # deletions that were not sent back are needed there by now
+        if memory is not None and not again:
+            candidates = [memory, *candidates]
+        forwards = memory is None and not candidates
         if forwards and number not in self.reconciled:
             candidates = self._transitive(vbucket, held, target)
         began: list[StreamState] = []
@@ -90,6 +94,11 @@ class Resuming:
         shipment.tells_expirations = Feature.TERMS in target.granted
         shipment.clean = self._is_clean(vbucket, record, held)
         shipment.purged = self._run.purged_before(vbucket)
+        shipment.theirs_purged = held.purged
+        if memory is not None and again and _has(vbucket, memory):
+            shipment.arrived = memory.seqno
+        elif memory is not None and record is memory and echo != SEQNO_MAX:
+            shipment.note_echo(memory.seqno, echo)
         shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
         self._run.memory.pop(number, None)
         self._run.stopped.discard(number)
@@ -150,11 +159,16 @@ class Resuming:
         if number in self.reconciled:
             return []
         records = self._run.store.known(number)
-        valid = checkpoint.at_target(records, held.log, held.seqno)
-        memory = self._run.memory.get(number)
-        if memory is not None and memory.target_uuid == (held.log[0].uuid if held.log else 0):
-            return [memory, *valid]
-        return valid
+        return checkpoint.at_target(records, held.log, held.seqno)
+
+    def _memory(self, vbucket: VBucket, held: Held) -> Record | None:
+        """Return where the stream before has ended, if both ends still have all of that."""
+        memory = self._run.memory.get(vbucket.id)
+        if vbucket.id in self.reconciled or memory is None:
+            return None
+        if memory.target_uuid != (held.log[0].uuid if held.log else 0):
+            return None
+        return memory
 
     def _transitive(self, vbucket: VBucket, held: Held, target: Target) -> list[Record]:
         """Return where others have brought the target, the most advanced place first."""
@@ -193,3 +207,9 @@ class Resuming:
         if self._run.spec.settings.on_branch == STOP:
             text = f"vBucket {vbucket.id}: changes {agreed + 1} to {sent} were sent and are lost"
             self.stops = self.stops or text
+
+
+def _has(vbucket: VBucket, record: Record) -> bool:
+    """Tell whether the source still has everything of a record."""
+    ends = ends_of_branches(vbucket.failover_log, vbucket.high_seqno)
+    return record.seqno <= ends.get(record.uuid, 0)

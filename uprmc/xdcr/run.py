@@ -31,6 +31,8 @@ class Run:
         counters, errors: of this run.
         shipments: vBuckets that are being sent, by number.
         memory: where others had arrived when their streams ended.
+        echoes: the lowest seqno at the target of deletions of others that were not sent back and
+            may be needed there, see `Shipment.lacks`.
         store: checkpoints.
         slices: work on many vBuckets.
         outbound: what was read and is not sent yet.
@@ -47,6 +49,7 @@ class Run:
         self.errors = Errors()
         self.shipments: dict[int, Shipment] = {}
         self.memory: dict[int, Record] = {}
+        self.echoes: dict[int, int] = {}
         self.store = CheckpointStore(world.hub.bucket, spec.name, self.trouble)
         self.slices = Slices(world.later, world.hub.bucket.clock.monotonic)
         self.outbound = outbound
@@ -139,6 +142,7 @@ class Run:
                 self.memory[number] = shipment.record(
                     shipment.through, shipment.target_seqno, created
                 )
+                self.echoes[number] = shipment.lowest_echo
             else:
                 self.memory.pop(number, None)
             self.outbound.forget_vbucket(number)

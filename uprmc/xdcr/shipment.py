@@ -12,10 +12,13 @@ from typing import NamedTuple
 
 from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
-from uprmc.model import SnapshotRange
+from uprmc.model import SEQNO_MAX, SnapshotRange
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.reading import Start
 from uprmc.xdcr.windows import Window
+
+#: Groups of deletions that were not sent back, at most.
+_ECHOES_MAX = 64
 
 
 class Position(NamedTuple):
@@ -54,11 +57,17 @@ class Shipment:
         clean: whether the target misses no deletion; ``None`` = the first snapshot will tell.
         told: by source, the newest record that was passed on.
         purged: see `Record`.
+        theirs_purged: up to where the target had purged deletions when it was asked last.
+        arrived: what came up to here has arrived before; only deletions that came from the target
+            are read again, because it has purged them.
         dead: nothing of it counts any more.
     """
 
     __slots__ = (
+        "_echo",
+        "_echoes",
         "_under_way",
+        "arrived",
         "clean",
         "dead",
         "place",
@@ -69,6 +78,7 @@ class Shipment:
         "tells_expirations",
         "tells_origins",
         "theirs",
+        "theirs_purged",
         "through",
         "told",
         "vbucket",
@@ -91,9 +101,11 @@ class Shipment:
         self.tells_origins = self.tells_expirations = False
         self.clean: bool | None = None
         self.told: dict[str, tuple[int, int]] = {}
-        self.purged = 0
+        self.purged = self.theirs_purged = self.arrived = 0
         self.dead = False
-        self._under_way: deque[tuple[Window, Position]] = deque()
+        self._under_way: deque[tuple[Window, Position, int]] = deque()
+        self._echo = SEQNO_MAX
+        self._echoes: list[tuple[int, int]] = []
 
     def sent(self, window: Window, seqno: int, done: int | None) -> None:
         """Take note that items up to a seqno are in a batch.
@@ -110,17 +122,60 @@ class Shipment:
             )
         else:
             position = Position(done, SnapshotRange(done, done))
-        under_way = self._under_way
+        under_way, echo = self._under_way, self._echo
+        self._echo = SEQNO_MAX
         if under_way and under_way[-1][0] is window:
-            under_way[-1] = (window, position)
+            under_way[-1] = (window, position, min(echo, under_way[-1][2]))
         else:
-            under_way.append((window, position))
+            under_way.append((window, position, echo))
             window.arrivals.append(self._arrived)
 
     def _arrived(self, _: Window) -> None:
         under_way = self._under_way
         while under_way and not under_way[0][0].open:
-            self.through = under_way.popleft()[1]
+            _, self.through, echo = under_way.popleft()
+            if echo != SEQNO_MAX:
+                self.note_echo(self.through.seqno, echo)
+
+    # --- deletions that come from the target ----------------------------------------------------
+
+    def is_needed(self, seqno: int) -> bool:
+        """Tell whether the target may need a deletion back that has this seqno there.
+
+        It may if the target has purged it, because an older version that was under way may have
+        been accepted then. If it has not, that is found out later: `lacks`.
+        """
+        if seqno <= self.theirs_purged:
+            return True
+        self._echo = min(self._echo, seqno)
+        return False
+
+    def note_echo(self, through: int, seqno: int) -> None:
+        """Take note of a deletion that was not sent back; what was up to `through` has arrived."""
+        echoes = self._echoes
+        echoes.append((through, seqno))
+        if len(echoes) > _ECHOES_MAX:
+            (_, one), (last, other) = echoes[-2:]
+            echoes[-2:] = [(last, min(one, other))]
+
+    @property
+    def lowest_echo(self) -> int:
+        """The lowest seqno at the target of those that may be lacking there by now."""
+        return min((seqno for _, seqno in self._echoes), default=SEQNO_MAX)
+
+    def lacks(self, upto: int, purged: int) -> bool:
+        """Tell whether the target may lack a deletion that was not sent back.
+
+        Args:
+            upto: what was up to here had arrived when it was asked.
+            purged: it has purged its deletions up to there. What came before is in order, unless it
+                lacks one.
+        """
+        self.theirs_purged = max(self.theirs_purged, purged)
+        if any(seqno <= purged for through, seqno in self._echoes if through <= upto):
+            return True
+        self._echoes = [echo for echo in self._echoes if echo[0] > upto]
+        return False
 
     def record(self, position: Position, target_seqno: int, created: int) -> Record:
         """Return a checkpoint of a position that has arrived."""

@@ -3,7 +3,9 @@
 This is the hot path of a link. Documents up to a size are sent at once and the target decides
 between the versions; of a larger one the target's metadata is asked for first, which is less to
 send if it loses. Deletions have no body and are always sent at once. A version that was first
-accepted in the target's own history is not sent back. An item that is not sent counts as done.
+accepted in the target's own history is not sent back, unless it is a deletion that the target may
+have purged before an older version came (`Shipment.is_needed`). An item that is not sent counts as
+done.
 
 Source: systems reference b.2, steps 3 to 6; b.6.
 """
@@ -107,7 +109,7 @@ def ship(
         part: the items.
     """
     data, batch, first, last, done = part
-    vbucket, theirs = shipment.vbucket.id, shipment.theirs
+    vbucket, theirs, arrived = shipment.vbucket.id, shipment.theirs, shipment.arrived
     history_of = shipment.stream.history_of
     keys, positions, ends = batch.keys, batch.positions, batch.ends
     pattern, limit, most_bytes = rules.pattern, rules.batch_items, rules.batch_bytes
@@ -139,7 +141,10 @@ def ship(
             uuid, first_seqno = history_of(seqno), seqno
             origin = _pack_origin(1, ORIGIN_META_ID, 16, uuid, seqno)
         if uuid in theirs and first_seqno <= theirs[uuid]:
-            counters.echoes_stopped += 1
+            if end or not shipment.is_needed(first_seqno):
+                counters.echoes_stopped += 1
+                continue
+        elif seqno <= arrived:
             continue
         told = origin if shipment.tells_origins else b""
         if end:

@@ -58,11 +58,17 @@ _RECORDS_AT_ONCE = 100
 
 
 class Held(NamedTuple):
-    """What a node has of a vBucket; an empty failover log means that it tells none."""
+    """What a node has of a vBucket; an empty failover log means that it tells none.
+
+    Attributes:
+        term, seqno, log: its term, high seqno and failover log.
+        purged: up to where it has purged deletions; 0 if it does not say.
+    """
 
     term: int = 0
     seqno: int = 0
     log: FailoverLog = ()
+    purged: int = 0
 
 
 class TargetOwner(Protocol):
@@ -129,6 +135,7 @@ class Target(NodeSession):
         self.bucket_uuid = self.policy = ""
         self.records: dict[int, list[Told]] = {}
         self.links: int | None = None
+        self._purged: dict[int, int] = {}
         self.windows = Windows(owner.settled, settings.xdcr)
         self._owner = owner
         super().__init__(place, _FEATURES, login, settings, clock, wake)
@@ -197,8 +204,17 @@ class Target(NodeSession):
 
         `done` gets ``None`` from a node that does not say which vBuckets it has.
         """
+        if Feature.CHECKPOINTS in self.granted:
+            self._ask(Opcode.XDCR, self._purged_told, key=b"purged")
         extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
         self._ask(Opcode.GET_ALL_VB_SEQNOS, partial(self._seqnos, done), extras=extras)
+
+    def _purged_told(self, reply: ResponseFrame) -> None:
+        self._purged = {}
+        if reply.status == Status.SUCCESS:
+            with suppress(ValueError, TypeError, AttributeError):
+                told = json.loads(reply.value)
+                self._purged = {int(number): int(seqno) for number, seqno in told.items()}
 
     def _seqnos(self, done: Callable[[dict[int, Held] | None], None], reply: ResponseFrame) -> None:
         if reply.status in _REFUSED_LOGIN:
@@ -237,7 +253,8 @@ class Target(NodeSession):
         waiting.discard(number)
         if reply.status == Status.SUCCESS:
             term = max(held[number].term, decode_term(reply.extras))
-            held[number] = held[number]._replace(term=term, log=read_log(reply.value))
+            log, purged = read_log(reply.value), self._purged.get(number, 0)
+            held[number] = held[number]._replace(term=term, log=log, purged=purged)
         elif reply.status == Status.NOT_MY_VBUCKET:
             del held[number]
         if not waiting:
