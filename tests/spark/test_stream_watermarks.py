@@ -13,8 +13,9 @@ from interop.replica_pair import Node
 from tests.bulk.here import contents, numbered, put, remove
 from tests.bulk.world import compact
 from tests.spark.stream_rows import Stream, connected, options_for, rows_of
+from uprmc.cli.main import run as cli
 from uprmc.columnar.errors import DataLost
-from uprmc.consume.registering import removal
+from uprmc.consume.reports import removal
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag
 from uprmc.protocol.upr import OPEN_EXTRAS
@@ -70,6 +71,18 @@ def test_deletions_are_kept_until_the_stream_has_committed_them(node: Node) -> N
         assert found.sink.documents() == contents(node.server)
         assert not found.sink.controls
         assert sum(row["_op"] == "delete" for row in found.sink.rows.values()) == 30
+
+
+def test_what_a_registered_stream_has_committed_is_kept_by_no_age(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stream(node) as found:
+        found.catch_up()
+        remove(node.server, *DOCUMENTS)
+        put(node.server, numbered(60, prefix="other"))
+        found.catch_up()
+    assert cli(["compact", "--wait", "--json", "--node", str(node.upr)]) == 0
+    assert json.loads(capsys.readouterr().out)["dropped"] == 60
 
 
 def test_a_batch_that_is_planned_or_read_is_not_reported_before_its_commit(node: Node) -> None:

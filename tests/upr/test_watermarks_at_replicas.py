@@ -40,7 +40,7 @@ from uprmc.engine.watermarks.rows import Kind, Limit
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.model import VBucketState
 
-HWT_REPORT, HWT_REPLICATE = 0xED, 0xEF
+HWT_REPORT, HWT_REPORTS, HWT_REPLICATE = 0xED, 0xDD, 0xEF
 REPLICA_KIND, XDCR = 3, 1
 
 
@@ -304,6 +304,38 @@ def test_a_replica_that_starts_over_takes_its_report_back(source: Rig) -> None:
     said = script.answer(asked, ROLLBACK, value=bytes(8))
     assert [reported(each) for each in only(said, HWT_REPORT)] == [0]
     assert kinds(said).index(HWT_REPORT) < kinds(said).index(STREAM_REQUEST)
+
+
+def test_a_replica_reports_many_vbuckets_in_one_frame_before_it_asks_for_their_streams() -> None:
+    script = Script(name_node(replica_rig(), b"n1"))
+    script.link.follow([0, 1, 2])
+    said = script.sent()
+    assert kinds(said) == [HWT_REPORTS] + 3 * [STREAM_REQUEST]
+    (asked,) = only(said, HWT_REPORTS)
+    row = struct.Struct(">HHQQ")
+    assert [number for number, *_ in row.iter_unpack(asked.value)] == [0, 1, 2]
+    script.answer(asked, extras=struct.pack(">II", 3600, 1))  # the rows are not on disk yet
+    script.answer(asked, extras=struct.pack(">II", 3600, 0))
+    assert not script.link.closing
+    script.link.tick(5)
+    assert HWT_REPORTS not in kinds(script.sent())
+
+
+def test_a_source_that_takes_no_reports_of_many_vbuckets_gets_one_for_each() -> None:
+    script = Script(name_node(replica_rig(), b"n1"), grant=False)
+    script.greet({b"uprmc_hwt_reports": 4})
+    script.link.follow([0, 1])
+    assert kinds(script.sent()) == 2 * [HWT_REPORT] + 2 * [STREAM_REQUEST]
+
+
+def test_rows_of_a_replica_in_many_vbuckets_are_all_registered(source: Rig) -> None:
+    fill(source, 0, 3)
+    pair = Pair(source, name_node(replica_rig(), b"n1"))
+    pair.run()
+    pair.link.follow([*source.bucket.active])
+    settle(pair)
+    for vbucket in source.bucket.active.values():
+        assert [row.id for row in source.bucket.watermarks.rows(vbucket)] == [b"n1"]
 
 
 def reported(said: Frame) -> int:

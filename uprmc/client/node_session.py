@@ -310,12 +310,8 @@ class NodeSession:
 
         A node that refuses several streams in one frame is asked for each alone from now on.
         """
-        questions = self.decoder.questions
-        many = frame.opcode == Opcode.HWT_REPORTS
         try:
-            found = (questions.waiting_for if many else questions.answered)(
-                frame.opcode, frame.opaque
-            )
+            found = self.decoder.questions.answered(frame.opcode, frame.opaque)
         except RemoteProtocolError as error:
             raise ProducerError(
                 f"the node at {self.place} sent nonsense: {error}. Look at the node's version and "
@@ -394,8 +390,8 @@ class NodeSession:
 
     def _take_report(self, asked: RequestFrame, answer: ResponseFrame) -> None:
         try:
-            if self.registered is None or self.registered.answered(asked, answer):
-                self.decoder.questions.forget(answer.opaque)
+            if self.registered is not None and not self.registered.answered(asked, answer):
+                self.decoder.questions.expect(answer.opcode, asked, answer.opaque)
         except RemoteProtocolError as error:
             raise ProducerError(
                 f"the node at {self.place} sent nonsense: {error}. Nothing was changed. Look at "
@@ -434,8 +430,7 @@ class NodeSession:
         if not self.knows_terms:  # some producers grant every CONTROL
             self.granted -= {features.STREAM_REQUESTS, features.WATERMARKS, features.REPORTS}
         if self.registered is not None:
-            self.registered.granted = features.WATERMARKS in self.granted
-            self.registered.many = features.REPORTS in self.granted
+            self.registered.begin(self.granted)
         with suppress(ValueError):  # an operator may set any JSON object as map
             self.map = parsed_map(cluster_map.value)
         self.open = True

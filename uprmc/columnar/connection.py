@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from uprmc.columnar.access import Access, Tls, parsed_place
@@ -51,6 +51,10 @@ _BUSY = frozenset((Status.TEMPORARY_FAILURE, Status.BUSY))
 _LOGIN = frozenset((Status.AUTH_ERROR, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
 
 
+#: Takes an answer, see `Connection.converse`.
+TakeAnswer = Callable[[int, ResponseFrame], bool]
+
+
 class Connection:
     """See the module docstring.
 
@@ -89,19 +93,36 @@ class Connection:
         Raises:
             Unreachable, ProtocolError.
         """
-        answers: list[ResponseFrame] = []
+        found: dict[int, ResponseFrame] = {}
+
+        def take(number: int, answer: ResponseFrame) -> bool:
+            found[number] = answer
+            return True
+
+        self.converse(requests, take)
+        return [found[number] for number in range(len(requests))]
+
+    def converse(self, requests: Sequence[RequestFrame], take: TakeAnswer) -> None:
+        """Ask, and hand over each answer with the number of its request, as they come.
+
+        Args:
+            requests: what is asked.
+            take: returns whether it was the last answer to that request.
+
+        Raises:
+            Unreachable, ProtocolError.
+        """
         for begin in range(0, len(requests), PIPELINE_MAX):
             chunk = requests[begin : begin + PIPELINE_MAX]
             opaques = [self._questions.expect(each.opcode, each.opcode) for each in chunk]
             pairs = zip(chunk, opaques, strict=True)
             self.send(b"".join([request.encode(opaque) for request, opaque in pairs]))
-            found = {}
-            for _ in chunk:
+            waiting = {opaque: begin + place for place, opaque in enumerate(opaques)}
+            while waiting:
                 answer = self._answer()
-                found[answer.opaque] = answer
-                self._questions.forget(answer.opaque)
-            answers += [found[opaque] for opaque in opaques]
-        return answers
+                if take(waiting[answer.opaque], answer):
+                    self._questions.forget(answer.opaque)
+                    del waiting[answer.opaque]
 
     def require(self, requests: Sequence[RequestFrame]) -> list[ResponseFrame]:
         """Return the answers as `ask` does, all of them successes.

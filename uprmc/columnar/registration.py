@@ -23,9 +23,12 @@ from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import SparkError
 from uprmc.columnar.nodes import Nodes
 from uprmc.consume import features
-from uprmc.consume.registering import Instance, Purged, Registering, removal
-from uprmc.protocol.header import RequestFrame
-from uprmc.protocol.opcodes import Status
+from uprmc.consume.registering import Instance, Purged, Registering
+from uprmc.consume.reports import removals, told_of, vbuckets_of
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import Status, opcode_name
+from uprmc.protocol.watermarks_many import Refused
 
 #: The newest complete state of a vBucket that is durable, and its history; 0 and 0 = there is none.
 Durable = Callable[[int], tuple[int, int]]
@@ -83,7 +86,7 @@ class Registration:
             frames = rows.rest()
             if frames:
                 with suppress(SparkError), Connection(place, self._access) as connection:
-                    self._open(connection)
+                    rows.begin(self._open(connection))
                     self._send(connection, rows, frames)
 
     # --- one node -------------------------------------------------------------------------------
@@ -104,10 +107,11 @@ class Registration:
             return
         try:
             with Connection(place, self._access) as connection:
-                rows.granted = self._open(connection)
+                rows.begin(self._open(connection))
                 frames += rows.register_all({number: durable(number) for number in new})
                 self._places.update(dict.fromkeys(new, place))
-                outpaced = self._send(connection, rows, frames) & {*new}
+                self._send(connection, rows, frames)
+                outpaced = rows.to_restart & {*new}
                 if self._restarts and outpaced:
                     again = rows.register_all(dict.fromkeys(outpaced, (0, 0)))
                     self._send(connection, rows, again)
@@ -121,26 +125,38 @@ class Registration:
 
     def _send(
         self, connection: Connection, rows: Registering, frames: Sequence[RequestFrame]
-    ) -> set[int]:
-        """Send reports, take their answers; return the vBuckets that must begin at zero."""
-        outpaced = set()
-        for frame, answer in zip(frames, connection.ask(frames), strict=True):
-            rows.answered(frame, answer)
-            if answer.status == Status.NOT_MY_VBUCKET:
-                self._places.pop(frame.vbucket, None)
-            elif answer.status == Status.ROLLBACK and not any(answer.value):
-                outpaced.add(frame.vbucket)
-        return outpaced
+    ) -> None:
+        """Send reports, take their answers; forget where vBuckets are that are not there."""
+        converse(connection, frames, rows.answered)
+        for number in {n for asked in frames for n in vbuckets_of(asked)}.difference(rows.vbuckets):
+            self._places.pop(number, None)
 
-    def _open(self, connection: Connection) -> bool:
-        """Make it a connection that may report; return whether the node has watermarks."""
+    def _open(self, connection: Connection) -> set[bytes]:
+        """Make it a connection that may report; return what the node grants."""
         return opened(connection, b"registers " + self._instance.id)
 
 
-def opened(connection: Connection, name: bytes) -> bool:
-    """Make it a connection that may report; return whether the node has watermarks."""
-    asked = [features.REGISTRAR.open(name), *features.REGISTRAR.controls()]
-    return features.WATERMARKS in features.granted(asked, connection.ask(asked))
+def opened(connection: Connection, name: bytes) -> set[bytes]:
+    """Make it a connection that may report; return the keys of CONTROL that the node accepts."""
+    controls = features.REGISTRAR.controls()
+    _, *answers = connection.ask([features.REGISTRAR.open(name), *controls])
+    return features.granted(controls, answers)
+
+
+def converse(
+    connection: Connection,
+    frames: Sequence[RequestFrame],
+    take: Callable[[RequestFrame, ResponseFrame], bool],
+) -> None:
+    """Send reports; hand over their answers, see `Connection.converse`."""
+
+    def taken(number: int, answer: ResponseFrame) -> bool:
+        try:
+            return take(frames[number], answer)
+        except RemoteProtocolError as error:
+            raise connection.protocol_error(str(error)) from None
+
+    connection.converse(frames, taken)
 
 
 def unregister(access: Access, name: bytes) -> list[int]:
@@ -152,21 +168,31 @@ def unregister(access: Access, name: bytes) -> list[int]:
     removed: list[int] = []
     with Nodes(access) as nodes:
         for place, numbers in nodes.by_place(nodes.owners).items():
-            requests = [removal(name, number) for number in numbers]
-            removed += nodes.at(place, partial(_removed, requests))
+            removed += nodes.at(place, partial(_removed, name, numbers))
     return sorted(removed)
 
 
-def _removed(requests: Sequence[RequestFrame], connection: Connection) -> list[int]:
-    if not opened(connection, b"removes " + requests[0].key):
-        return []
-    found = []
-    for request, answer in zip(requests, connection.ask(requests), strict=True):
-        if answer.status == Status.SUCCESS:
-            found.append(request.vbucket)
-        elif answer.status not in _NOTHING_THERE:
-            raise connection.refusal(answer, "HWT_REPORT")
-    return found
+def _removed(name: bytes, numbers: Sequence[int], connection: Connection) -> set[int]:
+    granted = opened(connection, b"removes " + name)
+    if features.WATERMARKS not in granted:
+        return set()
+    refusals: list[tuple[Refused, ResponseFrame]] = []
+
+    def take(asked: RequestFrame, answer: ResponseFrame) -> bool:
+        told = told_of(asked, answer)
+        refusals.extend((refused, answer) for refused in told.refused)
+        return told.last
+
+    converse(connection, removals(name, numbers, many=features.REPORTS in granted), take)
+    for refused, answer in refusals:
+        if refused.status not in _NOTHING_THERE:
+            raise connection.refusal(_alone(answer, refused), opcode_name(answer.opcode))
+    return {*numbers}.difference(refused.vbucket for refused, _ in refusals)
+
+
+def _alone(answer: ResponseFrame, refused: Refused) -> ResponseFrame:
+    """Return the answer as if it were to one report, which was refused."""
+    return answer if answer.status else ResponseFrame(answer.opcode, status=refused.status)
 
 
 def _words(purged: Purged) -> str:

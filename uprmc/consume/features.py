@@ -197,8 +197,8 @@ LEASE_READER = Handshake(
 )
 
 #: Who only reports watermarks: the driver of a Spark stream or a backup. Its tasks read elsewhere.
-#: Each report has one answer. Tolerant.
-REGISTRAR = Handshake(asks=(WATERMARKS,))
+#: Tolerant.
+REGISTRAR = Handshake(asks=()).registering()
 
 
 #: A link to another cluster, which reads this node in the same process. Strict.

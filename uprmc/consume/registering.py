@@ -5,9 +5,9 @@ client has reported that it is durable with it. This module builds the frames an
 answers; sockets, clocks and opaques belong to its user. There is one `Registering` for each
 connection, because a connection owns the rows that it names until it closes. How to use it:
 
-1. Ask for `features.WATERMARKS` in the handshake (`Handshake.registering`), and set `granted` to
-   whether it was accepted. A node without watermarks leaves the client unregistered: every method
-   may still be called, and gives no frames.
+1. Ask for `features.WATERMARKS` and `features.REPORTS` in the handshake (`Handshake.registering`),
+   and tell `begin` which keys were accepted. A node without watermarks leaves the client
+   unregistered: every method may still be called, and gives no frames.
 2. Send what `register` or `register_all` returns before the stream request of that vBucket. Do not
    wait for its answer: a node looks at frames in order, so 1,024 of both can travel in one piece.
    A stream from zero after a watermark of 0 begins a build; deletions are kept from its first
@@ -17,10 +17,9 @@ connection, because a connection owns the rows that it names until it closes. Ho
 4. Send what `due` returns, every second or so: a report for each vBucket that has moved, not more
    often than the interval; and one for each row that would expire for lack of news. At the end send
    what `rest` returns, and wait until `unanswered` is 0.
-5. Give each answer to `answered`, with the frame it belongs to, which may have a second answer. A
-   refusal ends nothing: what
-   happens to a client whose deletions are gone is said by the answer to its stream request. Why
-   that is so stands in `purged` then.
+5. Give each answer to `answered`, with the frame it belongs to; it says whether another follows. A
+   refusal ends nothing: what happens to a client whose deletions are gone is said by the answer to
+   its stream request. Why that is so stands in `purged` then.
 6. `remove` ends the registration for good.
 
 Source: contracts of the systems to come, section 2; `reference/systems.md` a.1 to a.4; UPR
@@ -30,34 +29,16 @@ reference, section 7.
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from uprmc.errors import RemoteProtocolError
+from uprmc.consume import features
+from uprmc.consume.reports import HasAnswer, frames_of, removal, told_of, vbuckets_of
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.watermarks import (
-    HWT_PURGED_EXTRAS,
-    HWT_REPLY_EXTRAS,
-    KIND_NAMES,
-    OP_REMOVE,
-    ReportExtras,
-    encode_report,
-)
-from uprmc.protocol.watermarks_many import (
-    REPORTED_ROW,
-    REPORTS_MAX_BYTES,
-    REPORTS_REPLY_EXTRAS,
-    ROWS_FOLLOW,
-    OneReport,
-    ReportsHead,
-    decode_refused,
-    decode_reports,
-    encode_reports,
-    encode_reports_extras,
-)
+from uprmc.protocol.watermarks import KIND_NAMES
+from uprmc.protocol.watermarks_many import OneReport, Refused, ReportsHead
 
 #: Seconds between two reports of the same vBucket, unless the user of this says otherwise.
 REPORT_INTERVAL_S = 1.0
@@ -66,9 +47,6 @@ REPORT_INTERVAL_S = 1.0
 #: seconds are.
 _RENEW_SHARE = 1 / 3
 _RETRY_S = 10.0
-
-#: So many vBuckets are reported in one frame at most.
-_VBUCKETS_AT_ONCE = 1_024
 
 #: Refusals that another attempt cannot change.
 _NEVER = frozenset(
@@ -117,22 +95,6 @@ class Purged(NamedTuple):
         )
 
 
-class HasAnswer(Protocol):
-    """An answer of the node."""
-
-    @property
-    def status(self) -> int:
-        """A `Status` number, or one without a name."""
-
-    @property
-    def extras(self) -> bytes:
-        """What stands before the value."""
-
-    @property
-    def value(self) -> bytes:
-        """The rest."""
-
-
 class _Row:
     """What is known of one row.
 
@@ -161,6 +123,7 @@ class Registering:
         many: whether it takes the reports of many vBuckets in one frame.
         registered: vBuckets whose last report was accepted.
         purged: by vBucket, why its report was refused, until it is registered again.
+        to_restart: vBuckets that must begin at zero, as the node said of their last report.
         unanswered: reports without an answer.
     """
 
@@ -169,12 +132,18 @@ class Registering:
         self.granted = self.many = False
         self.registered: set[int] = set()
         self.purged: dict[int, Purged] = {}
+        self.to_restart: set[int] = set()
         self.unanswered = 0
         self._interval_s = interval_s
         self._rows: dict[int, _Row] = {}
         self._moved: set[int] = set()
         self._due_at = -math.inf
         self._look_at = -math.inf
+
+    def begin(self, granted: Collection[bytes]) -> None:
+        """Take note of the keys of CONTROL that the node has accepted."""
+        self.granted = features.WATERMARKS in granted
+        self.many = features.REPORTS in granted
 
     @property
     def vbuckets(self) -> Sequence[int]:
@@ -235,6 +204,7 @@ class Registering:
         """Report nothing of a vBucket any longer: another node has it."""
         self._rows.pop(vbucket, None)
         self.registered.discard(vbucket)
+        self.to_restart.discard(vbucket)
         self._moved.discard(vbucket)
 
     def _to_renew(self, now: float) -> list[int]:
@@ -252,34 +222,14 @@ class Registering:
         for vbucket in vbuckets:
             row = self._rows[vbucket]
             row.sent_at, row.refused = now, False
-        if self.many and len(vbuckets) > 1:
-            row_bytes = REPORTED_ROW.size + len(self.instance.meta)
-            most = min(_VBUCKETS_AT_ONCE, REPORTS_MAX_BYTES // row_bytes)
-            starts = range(0, len(vbuckets), most)
-            frames = [self._of_many(vbuckets[first : first + most]) for first in starts]
-        else:
-            frames = list(map(self._of_one, vbuckets))
-        self.unanswered += len(frames)
-        return frames
-
-    def _of_one(self, vbucket: int) -> RequestFrame:
-        name, kind, lifetime_s, meta = self.instance
-        row = self._rows[vbucket]
-        extras = ReportExtras(row.watermark, lifetime_s, kind, vb_uuid=row.vb_uuid or None)
-        return RequestFrame(
-            Opcode.HWT_REPORT, key=name, value=meta, extras=encode_report(extras), vbucket=vbucket
-        )
-
-    def _of_many(self, vbuckets: Sequence[int]) -> RequestFrame:
         name, kind, lifetime_s, meta = self.instance
         reports = [
             OneReport(vbucket, row.watermark, row.vb_uuid, meta)
             for vbucket, row in zip(vbuckets, map(self._rows.__getitem__, vbuckets), strict=True)
         ]
-        extras = encode_reports_extras(ReportsHead(lifetime_s, kind))
-        return RequestFrame(
-            Opcode.HWT_REPORTS, key=name, value=encode_reports(reports), extras=extras
-        )
+        frames = frames_of(name, ReportsHead(lifetime_s, kind), reports, many=self.many)
+        self.unanswered += len(frames)
+        return frames
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -289,53 +239,35 @@ class Registering:
         Raises:
             RemoteProtocolError: it is torn.
         """
-        if asked.opcode == Opcode.HWT_REPORTS:
-            return self._answered_many(asked, answer)
-        self.unanswered -= 1
-        vbucket = asked.vbucket
-        if answer.status == Status.SUCCESS:
-            self._accepted(vbucket, _renewal_s(answer.extras))
-        else:
-            self._refused(vbucket, answer.status, _purged(answer))
-        return True
-
-    def _answered_many(self, asked: RequestFrame, answer: HasAnswer) -> bool:
-        vbuckets = [report.vbucket for report in decode_reports(asked.extras, asked.value)[1]]
-        if answer.status != Status.SUCCESS:
-            self.unanswered -= 1
-            if answer.status in _NEVER:  # each alone, from now on
-                self.many = False
-            for vbucket in vbuckets:
-                self._refused(vbucket, Status.TEMPORARY_FAILURE, None)
-            return True
-        try:
-            lifetime_s, flags = REPORTS_REPLY_EXTRAS.unpack(answer.extras)
-        except struct.error:
-            raise RemoteProtocolError("a torn answer to reports") from None
-        for vbucket, status, _, *numbers in decode_refused(answer.value):
-            self._refused(vbucket, status, _as_purged(*numbers))
-        if flags & ROWS_FOLLOW:
+        told, many = told_of(asked, answer), asked.opcode == Opcode.HWT_REPORTS
+        if many and answer.status in _NEVER:
+            self.many = False  # each alone, from now on
+        for refused in told.refused:
+            self._refused(refused)
+        if not told.last:
             return False
         self.unanswered -= 1
-        renew_s = lifetime_s * _RENEW_SHARE if lifetime_s else math.inf
-        for vbucket in vbuckets:
-            row = self._rows.get(vbucket)
-            if row is not None and not row.refused:
-                self._accepted(vbucket, renew_s)
+        if answer.status == Status.SUCCESS:
+            for vbucket in vbuckets_of(asked):
+                self._accepted(vbucket, told.lifetime_s, one_of_many=many)
         return True
 
-    def _accepted(self, vbucket: int, renew_s: float) -> None:
+    def _accepted(self, vbucket: int, lifetime_s: int | None, *, one_of_many: bool) -> None:
         row = self._rows.get(vbucket)
+        if row is not None and one_of_many and row.refused:
+            return
         self.purged.pop(vbucket, None)
+        self.to_restart.discard(vbucket)
         if row is not None:
             self.registered.add(vbucket)
-            row.renew_s = renew_s
+            row.renew_s = _renewal_s(lifetime_s)
 
-    def _refused(self, vbucket: int, status: int, purged: Purged | None) -> None:
+    def _refused(self, refused: Refused) -> None:
+        vbucket, status, seqno, *numbers = refused
         row = self._rows.get(vbucket)
         self.registered.discard(vbucket)
-        if status == Status.ROLLBACK and purged is not None:
-            self.purged[vbucket] = purged
+        if status == Status.ROLLBACK:
+            self._fall_back(vbucket, seqno, _as_purged(*numbers))
         if row is not None:
             row.renew_s, row.refused = _RETRY_S, True
         if status == Status.NOT_MY_VBUCKET:
@@ -343,31 +275,22 @@ class Registering:
         elif status in _NEVER:
             self.granted = False
 
-
-def _purged(answer: HasAnswer) -> Purged | None:
-    try:
-        return _as_purged(*HWT_PURGED_EXTRAS.unpack(answer.extras))
-    except struct.error:
-        return None  # another history, or a node that says no more
+    def _fall_back(self, vbucket: int, seqno: int, purged: Purged | None) -> None:
+        if not seqno:
+            self.to_restart.add(vbucket)
+        if purged is not None:
+            self.purged[vbucket] = purged
 
 
 def _as_purged(until: int, registered_at: int, expired_at: int) -> Purged | None:
     return Purged(until, registered_at or None, expired_at or None) if until else None
 
 
-def _renewal_s(extras: bytes) -> float:
-    """Return when to renew a row that was accepted with these extras."""
-    try:
-        lifetime_s = HWT_REPLY_EXTRAS.unpack(extras)[2]
-    except (struct.error, IndexError):
+def _renewal_s(lifetime_s: int | None) -> float:
+    """Return when to renew a row that was accepted with this lifetime."""
+    if lifetime_s is None:
         return _RETRY_S
     return lifetime_s * _RENEW_SHARE if lifetime_s else math.inf
-
-
-def removal(name: bytes, vbucket: int) -> RequestFrame:
-    """Return the request to remove a row."""
-    extras = encode_report(ReportExtras(0, 0, 0, OP_REMOVE))
-    return RequestFrame(Opcode.HWT_REPORT, key=name, extras=extras, vbucket=vbucket)
 
 
 def kind_number(name: str) -> int:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from uprmc.consume import features
 from uprmc.consume.batch import Batch, Received, deletion_numbers
-from uprmc.consume.registering import kind_number, removal
+from uprmc.consume.registering import kind_number
+from uprmc.consume.reports import removal
 from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, RollbackRequired, StreamNotFound, TemporaryFailure

@@ -94,13 +94,11 @@ class Link(LinkSession):
 
     def follow(self, numbers: Iterable[int]) -> None:
         """Ask for streams of vBuckets that are here and not active."""
-        for number in list(numbers):
-            self._add(number, 0)
+        self._begin(numbers, 0)
 
     def take_over(self, numbers: Iterable[int]) -> None:
         """Ask for vBuckets to be handed over; what is here of them is kept if it can be."""
-        for number in list(numbers):
-            self._add(number, _TAKEOVER)
+        self._begin(numbers, _TAKEOVER)
 
     def leave(self, numbers: Iterable[int]) -> None:
         """End streams; nothing is told about them any more."""
@@ -125,9 +123,18 @@ class Link(LinkSession):
         """For how many seconds something has been lacking."""
         return self.progress.lag_s
 
-    def _add(self, number: int, flags: int) -> None:
+    def _begin(self, numbers: Iterable[int], flags: int) -> None:
+        """Ask for streams; where the vBuckets stand is reported before, all at once."""
+        added = [self._added(number, flags) for number in list(numbers)]
+        streams = [stream for stream in added if stream is not None]
+        self._reporting.register(s.vbucket for s in streams if not s.vbucket.rewinding)
+        for stream in streams:
+            super().request(stream)
+
+    def _added(self, number: int, flags: int) -> ReplicaStream | None:
+        """Return a new stream of a vBucket, ``None`` if there is one or it cannot be filled."""
         if number in self.streams:
-            return
+            return None
         vbucket = self.hub.bucket.vbuckets.get(number)
         if not self.open:
             self._tell_ended(number, "the connection is not open", retry=True)
@@ -139,12 +146,13 @@ class Link(LinkSession):
             opaque = self.questions.new_opaque()
             stream = ReplicaStream(vbucket, flags, opaque, 0, self._changed_by_others)
             self.streams[number] = stream
-            self.request(stream)
+            return stream
+        return None
 
     def request(self, stream: ReplicaStream) -> None:
-        """Ask for a stream; where the vBucket stands is reported before."""
+        """Ask for a stream again; where the vBucket stands is reported before."""
         if stream.state is not ReplicaState.DEAD and not stream.vbucket.rewinding:
-            self._reporting.register(stream.vbucket)
+            self._reporting.register([stream.vbucket])
         super().request(stream)
 
     def _close_stream(self, stream: ReplicaStream) -> None:
@@ -161,7 +169,7 @@ class Link(LinkSession):
 
     def _opened(self) -> None:
         self.progress.begin(self._now)
-        self._reporting.begin(features.WATERMARKS in self.granted)
+        self._reporting.begin(self.granted)
         if self._owner is not None:
             self._owner.opened()
 

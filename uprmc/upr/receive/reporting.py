@@ -8,10 +8,11 @@ Source: `reference/systems.md` a.6; UPR reference, section 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Protocol
 
+from uprmc.consume.conversation import Questions
 from uprmc.consume.registering import Instance, Registering
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Kind, Row
@@ -20,6 +21,7 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, decode_records
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import UprRequest
+from uprmc.upr.receive.receiver import Answered
 from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
 
 
@@ -29,15 +31,17 @@ class Source(Protocol):
     Attributes:
         streams: by vBucket.
         hub: the node's.
+        questions: what it was asked.
     """
 
     streams: dict[int, ReplicaStream]
     hub: Hub
+    questions: Questions[Answered]
 
     def ask(
         self,
         opcode: int,
-        answered: Callable[[ResponseFrame], None],
+        answered: Answered,
         *,
         vbucket: int = 0,
         extras: bytes = b"",
@@ -56,20 +60,24 @@ class Reporting:
         self._interval_s = interval_s
         self._look_at = 0.0
 
-    def begin(self, granted: bool) -> None:
-        """Learn whether the source has watermarks."""
-        self._rows.granted = granted
+    def begin(self, granted: Collection[bytes]) -> None:
+        """Learn which keys of CONTROL the source has accepted."""
+        self._rows.begin(granted)
 
     def close(self) -> None:
         """Let go of the link."""
         self._link = None
 
-    def register(self, vbucket: VBucket) -> None:
-        """Name the row of a vBucket; the request for its stream follows."""
+    def register(self, vbuckets: Iterable[VBucket]) -> None:
+        """Name the rows of vBuckets; the requests for their streams follow."""
         if self._link is not None:
-            whole = self._link.hub.bucket.flusher.whole_seqno(vbucket)
-            uuid = vbucket.failover_log[0].uuid if whole else 0
-            self._send(self._rows.register(vbucket.id, whole or 0, uuid))
+            whole_seqno = self._link.hub.bucket.flusher.whole_seqno
+            wholes = {vbucket: whole_seqno(vbucket) or 0 for vbucket in vbuckets}
+            places = {
+                vbucket.id: (whole, vbucket.failover_log[0].uuid if whole else 0)
+                for vbucket, whole in wholes.items()
+            }
+            self._send(self._rows.register_all(places))
 
     def tick(self, now: float) -> None:
         """Report what is due."""
@@ -103,7 +111,9 @@ class Reporting:
             )
 
     def _answered(self, asked: RequestFrame, reply: ResponseFrame) -> None:
-        self._rows.answered(asked, reply)
+        if not self._rows.answered(asked, reply) and self._link is not None:
+            again = partial(self._answered, asked)
+            self._link.questions.expect(reply.opcode, again, reply.opaque)
 
 
 def take_table(request: UprRequest, vbucket: VBucket, hub: Hub) -> None:
