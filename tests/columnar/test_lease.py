@@ -10,7 +10,7 @@ import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
 from tests.codec.frames import Frame
-from tests.columnar.read_peer import FakeNode, refused
+from tests.columnar.read_peer import UUID, FakeNode, refused
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import (
@@ -31,7 +31,7 @@ from uprmc.columnar.nodes import Nodes
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.management import encode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS
+from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS, LeasedVBucket, encode_lease_grant
 
 
 def access(*places: str, **more: float) -> Access:
@@ -218,6 +218,22 @@ def test_a_lease_spans_nodes_and_one_refusal_releases_the_rest() -> None:
         with pytest.raises(LeaseRefused, match=f"{two.place} has no leases"):
             acquire(both, None, 60)
         assert one.count(Opcode.LEASE_RELEASE) == 1
+
+
+def test_a_node_that_does_not_ask_who_reads_is_not_told() -> None:
+    with FakeNode({0: 1}) as new, FakeNode({1: 3}) as old:
+        old.instead[Opcode.LEASE_ACQUIRE] = lambda frame: (
+            refused(frame, Status.INVALID_ARGUMENTS) if frame.key else _granted(frame)
+        )
+        assert len(acquire(access(new.place, old.place), None, 60, b"me").grants) == 2
+        assert [each.key for each in new.requests(Opcode.LEASE_ACQUIRE)] == [b"me"]
+        assert [each.key for each in old.requests(Opcode.LEASE_ACQUIRE)] == [b"me", b""]
+
+
+def _granted(frame: Frame) -> bytes:
+    extras = LEASE_GRANT_EXTRAS.pack(7, 60)
+    value = encode_lease_grant([LeasedVBucket(1, UUID, 3, 0)])
+    return encode_response(frame.opcode, extras=extras, value=value, opaque=frame.opaque)
 
 
 def test_a_vbucket_that_moves_meanwhile_is_looked_for_again() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from interop.replica_pair import Node
 from tests.bulk.here import contents, numbered, put, remove
-from tests.bulk.world import compact
+from tests.bulk.world import compact, persist
 from tests.spark.stream_rows import Stream, connected, options_for, rows_of
 from uprmc.cli.main import run as cli
 from uprmc.columnar.errors import DataLost
@@ -81,6 +81,7 @@ def test_what_a_registered_stream_has_committed_is_kept_by_no_age(
         remove(node.server, *DOCUMENTS)
         put(node.server, numbered(60, prefix="other"))
         found.catch_up()
+    persist(node.server)
     assert cli(["compact", "--wait", "--json", "--node", str(node.upr)]) == 0
     assert json.loads(capsys.readouterr().out)["dropped"] == 60
 

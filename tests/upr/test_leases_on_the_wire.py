@@ -50,6 +50,7 @@ from tests.upr.peer import (
     uuid_of,
     write,
 )
+from tests.upr.test_watermarks_on_the_wire import accepted, connected, report
 from uprmc.engine.history import Forgetting
 from uprmc.model import SnapshotRange, VBucketState
 
@@ -59,9 +60,9 @@ def rig() -> Rig:
     return upr_rig()
 
 
-def acquire(*vbuckets: int, lifetime: int = 60) -> bytes:
+def acquire(*vbuckets: int, lifetime: int = 60, reader: bytes = b"") -> bytes:
     value = struct.pack(f">{len(vbuckets)}H", *vbuckets)
-    return frame(LEASE_ACQUIRE, extras=struct.pack(">I", lifetime), value=value)
+    return frame(LEASE_ACQUIRE, key=reader, extras=struct.pack(">I", lifetime), value=value)
 
 
 def renew(lease: int, lifetime: int) -> bytes:
@@ -420,6 +421,26 @@ def test_a_released_or_unknown_lease_is_not_found_whatever_the_vbucket_is(
 
 def test_a_lease_of_the_life_before_is_not_found_while_this_one_warms_up() -> None:
     assert reader(upr_rig(warm=False)).ask(leased(0, 0xDEAD)).status == NOT_FOUND
+
+
+@pytest.mark.acceptance("X03")
+@pytest.mark.parametrize(
+    ("name", "registered"), [(b"spark", True), (b"another", False), (b"", False)]
+)
+def test_a_lease_is_read_for_who_is_registered_on_another_connection(
+    rig: Rig, name: bytes, registered: bool
+) -> None:
+    fill(rig, 0, 5)
+    rig.flush()
+    accepted(connected(rig), report(0, b"spark"))
+    lease, _ = granted(Peer(rig).ask(acquire(0, reader=name)))
+    assert seqnos(reader(rig).say(leased(0, lease))) == [1, 2, 3, 4, 5]
+    assert bool(rig.bucket.purge_policy.served_at) is not registered
+
+
+def test_a_lease_names_no_reader_with_a_longer_id_than_a_row_may_have(rig: Rig) -> None:
+    assert Peer(rig).ask(acquire(reader=b"i" * 64)).status == OK
+    assert Peer(rig).ask(acquire(reader=b"i" * 65)).status == INVALID
 
 
 def test_a_slow_reader_of_a_lease_keeps_its_place(rig: Rig) -> None:

@@ -156,7 +156,8 @@ class _Backup:
 
     def _begun(self, chain: Chain | None) -> Manifest:
         self._repository.remove_unfinished()
-        with held(self._wish, chain) as (lease, nodes):
+        reader = self._repository.id if self._registered is not None else ""
+        with held(self._wish, chain, reader) as (lease, nodes):
             draft = draft_of(self._wish, self._repository.id, chain, lease, nodes)
             name = chain.name if chain else self._repository.next_chain_name()
             path = increment_path(self._repository.path / name, draft.number)

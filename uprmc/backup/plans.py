@@ -107,8 +107,14 @@ def _check_same_wish(wish: Wish, last: Manifest) -> None:
 
 
 @contextmanager
-def held(wish: Wish, chain: Chain | None) -> Iterator[tuple[Lease, Nodes]]:
-    """Hold the moment of the increment for the length of the block."""
+def held(wish: Wish, chain: Chain | None, reader: str = "") -> Iterator[tuple[Lease, Nodes]]:
+    """Hold the moment of the increment for the length of the block.
+
+    Args:
+        wish: what is asked for.
+        chain: that the increment belongs to.
+        reader: the id under which the directory is registered, if it is.
+    """
     terms = {n: part.term for n, part in chain.increments[-1].manifest.vb.items()} if chain else {}
     with Nodes(replace(wish.access, terms=terms)) as nodes:
         if chain is not None:
@@ -125,7 +131,7 @@ def held(wish: Wish, chain: Chain | None) -> Iterator[tuple[Lease, Nodes]]:
             wanted = range(nodes.vbuckets)
         nodes.by_place(wanted)  # a node that is down must not leave a hole unseen
         access = replace(wish.access, terms=nodes.terms)
-        with KeptLease(access, wanted, wish.lease_s) as kept:
+        with KeptLease(access, wanted, wish.lease_s, reader=reader.encode()) as kept:
             yield kept.lease, nodes
 
 

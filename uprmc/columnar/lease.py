@@ -115,13 +115,16 @@ class Lease:
                 continue  # it lapses by itself
 
 
-def acquire(access: Access, vbuckets: Iterable[int] | None, lifetime_s: float) -> Lease:
+def acquire(
+    access: Access, vbuckets: Iterable[int] | None, lifetime_s: float, reader: bytes = b""
+) -> Lease:
     """Hold vBuckets as they are now; while a node holds too many leases, its turn is waited for.
 
     Args:
         access: the nodes.
         vbuckets: by number; ``None`` = all that are active.
         lifetime_s: nodes may grant less (``upr.lease_max_s``).
+        reader: the id under which who reads it is registered, see `registration`.
 
     Raises:
         LeaseRefused: a node has no leases, or none free in time.
@@ -133,7 +136,7 @@ def acquire(access: Access, vbuckets: Iterable[int] | None, lifetime_s: float) -
         moved = Attempts(access)
         while True:
             try:
-                return _acquired(access, nodes, wanted, seconds)
+                return _acquired(access, nodes, wanted, seconds, reader)
             except NoVBucket as error:
                 if not nodes.silent:
                     raise
@@ -143,14 +146,16 @@ def acquire(access: Access, vbuckets: Iterable[int] | None, lifetime_s: float) -
             nodes.refresh()
 
 
-def _acquired(access: Access, nodes: Nodes, vbuckets: list[int] | None, seconds: int) -> Lease:
+def _acquired(
+    access: Access, nodes: Nodes, vbuckets: list[int] | None, seconds: int, reader: bytes
+) -> Lease:
     grants: list[Grant] = []
     held: dict[int, Held] = {}
     granted_s = seconds
     places = nodes.by_place(nodes.owners if vbuckets is None else vbuckets)
     try:
         for place, numbers in places.items():
-            asking = _Acquiring(access, place, numbers, seconds)
+            asking = _Acquiring(access, place, numbers, seconds, reader)
             grant, details = nodes.at(place, asking)
             grants.append(grant)
             held |= details
@@ -209,6 +214,7 @@ class KeptLease:
         vbuckets: Iterable[int] | None = None,
         lifetime_s: float = 600.0,
         *,
+        reader: bytes = b"",
         lease: Lease | None = None,
         release: bool = True,
     ) -> None:
@@ -216,7 +222,7 @@ class KeptLease:
         self._release = release
         self._old = lease is not None
         self.ended = False
-        self.lease = acquire(access, vbuckets, lifetime_s) if lease is None else lease
+        self.lease = lease or acquire(access, vbuckets, lifetime_s, reader)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
@@ -261,9 +267,11 @@ class KeptLease:
 class _Acquiring:
     """One node's part of `acquire`."""
 
-    def __init__(self, access: Access, place: str, numbers: list[int], seconds: int) -> None:
+    def __init__(
+        self, access: Access, place: str, numbers: list[int], seconds: int, reader: bytes
+    ) -> None:
         self._access, self._place = access, place
-        self._numbers, self._seconds = numbers, seconds
+        self._numbers, self._seconds, self._reader = numbers, seconds, reader
         self.granted_s = seconds
 
     def __call__(self, connection: Connection) -> tuple[Grant, dict[int, Held]]:
@@ -276,14 +284,17 @@ class _Acquiring:
 
     def _turn(self, connection: Connection) -> ResponseFrame:
         """Ask until it is our turn: other tasks of the same job hold leases, too."""
-        request = messages.acquire(self._numbers, self._seconds)
         patience_s = self._access.read_timeout_s
         backoff = Backoff(self._access.retry_backoff_s, BACKOFF_MAX_S)
         policy = RetryPolicy(backoff, time.monotonic(), patience_s=patience_s)
         while True:
+            request = messages.acquire(self._numbers, self._seconds, self._reader)
             (answer,) = connection.ask([request])
             if not answer.status:
                 return answer
+            if answer.status == Status.INVALID_ARGUMENTS and self._reader:
+                self._reader = b""  # an older node does not ask who reads
+                continue
             if answer.status in (Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED):
                 raise LeaseRefused(f"{self._place} has no leases: {answer.reason}")
             refusal = connection.refusal(answer, "LEASE_ACQUIRE")

@@ -58,12 +58,17 @@ def whole_seconds(lifetime_s: float) -> int:
     return math.ceil(lifetime_s)
 
 
-def acquire(vbuckets: Iterable[int], seconds: int) -> RequestFrame:
-    """Ask a node to hold vBuckets, none = all that are active there."""
-    value = encode_lease_vbuckets(vbuckets)
-    return RequestFrame(
-        Opcode.LEASE_ACQUIRE, extras=LEASE_ACQUIRE_EXTRAS.pack(seconds), value=value
-    )
+def acquire(vbuckets: Iterable[int], seconds: int, reader: bytes = b"") -> RequestFrame:
+    """Ask a node to hold vBuckets.
+
+    Args:
+        vbuckets: their numbers, none = all that are active there.
+        seconds: for how long.
+        reader: the id of the registered client that reads them. Older nodes refuse it with
+            INVALID_ARGUMENTS: then ask without.
+    """
+    extras, value = LEASE_ACQUIRE_EXTRAS.pack(seconds), encode_lease_vbuckets(vbuckets)
+    return RequestFrame(Opcode.LEASE_ACQUIRE, key=reader, extras=extras, value=value)
 
 
 def renew(lease: int, seconds: int) -> RequestFrame:

@@ -38,6 +38,7 @@ class Lease:
         vbuckets: by number; also a removed one, and not the one that was created in its place.
         readings: by vBucket.
         held: the history of each vBucket, by vBucket.
+        reader: the id of the registered client that reads it, empty = none is named.
         readers: called when the lease ends; readers add themselves.
         reads: how many streams have read from it.
     """
@@ -50,8 +51,10 @@ class Lease:
         vbuckets: Mapping[int, VBucket],
         readings: Mapping[int, Reading],
         held: Mapping[int, Held],
+        reader: bytes = b"",
     ) -> None:
         self.id = number
+        self.reader = reader
         self.expires_at = expires_at
         self.vbuckets = vbuckets
         self.readings = readings
@@ -89,12 +92,15 @@ class Leases:
         self._bucket = bucket
         self._settings = settings
 
-    def acquire(self, vbuckets: Sequence[int], lifetime_s: int) -> tuple[Lease, int]:
+    def acquire(
+        self, vbuckets: Sequence[int], lifetime_s: int, reader: bytes = b""
+    ) -> tuple[Lease, int]:
         """Keep vBuckets as they are now.
 
         Args:
             vbuckets: their numbers; empty = all active ones.
             lifetime_s: for how long; reduced to the limit if it is longer.
+            reader: see `Lease`.
 
         Returns:
             The lease and its lifetime in seconds.
@@ -119,7 +125,7 @@ class Leases:
             raise TemporaryFailure("the store has to grow first")
         if len(self.open) >= self._settings.leases:
             raise TemporaryFailure(f"there are {self._settings.leases} leases already")
-        lease = self._hold(numbers, bucket.clock.monotonic() + granted_s)
+        lease = self._hold(numbers, bucket.clock.monotonic() + granted_s, reader)
         self.open[lease.id] = lease
         self.granted += 1
         return lease, granted_s
@@ -176,13 +182,13 @@ class Leases:
         if vbucket.rewinding:
             raise TemporaryFailure(f"vBucket {number} is rolling back")
 
-    def _hold(self, numbers: Sequence[int], expires_at: float) -> Lease:
+    def _hold(self, numbers: Sequence[int], expires_at: float, reader: bytes) -> Lease:
         bucket = self._bucket
         vbuckets = {number: bucket.vbuckets[number] for number in numbers}
         readings: dict[int, Reading] = {}
         held: dict[int, Held] = {}
         name, view = bucket.entropy.uuid48(), bucket.store.view()
-        lease = Lease(name, expires_at, view, vbuckets, readings, held)
+        lease = Lease(name, expires_at, view, vbuckets, readings, held, reader)
         try:
             for number, vbucket in vbuckets.items():
                 reading = readings[number] = lease.read(vbucket)

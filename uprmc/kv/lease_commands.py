@@ -5,7 +5,7 @@ Source: design, decision 12; the bytes are our own, see ``docs/extensions.md``.
 
 from __future__ import annotations
 
-from uprmc.errors import StoreError, TemporaryFailure
+from uprmc.errors import InvalidArguments, StoreError, TemporaryFailure
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr_extensions import (
@@ -17,14 +17,17 @@ from uprmc.protocol.upr_extensions import (
     decode_lease_vbuckets,
     encode_lease_grant,
 )
+from uprmc.protocol.watermarks import ID_MAX_BYTES
 
 
 def acquire(session: BinaryConversation, request: Request) -> None:
     """Acquire a lease of vBuckets as they are now; the answer describes them."""
     (lifetime_s,) = LEASE_ACQUIRE_EXTRAS.unpack(request.extras)
+    if len(request.key) > ID_MAX_BYTES:
+        raise InvalidArguments(f"an id of {len(request.key)} bytes")
     numbers = decode_lease_vbuckets(request.value)
     try:
-        lease, granted_s = session.services.upr.leases.acquire(numbers, lifetime_s)
+        lease, granted_s = session.services.upr.leases.acquire(numbers, lifetime_s, request.key)
     except StoreError as error:
         raise TemporaryFailure(str(error)) from None
     leased = [

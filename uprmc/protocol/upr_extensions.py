@@ -67,7 +67,8 @@ VBUCKET_FACTS_EXTRAS = derive(VBucketFactsExtras)
 
 # --- leases -------------------------------------------------------------------------------------
 
-#: Extras of LEASE_ACQUIRE: the lifetime; its value names vBuckets, none = all active ones.
+#: Extras of LEASE_ACQUIRE: the lifetime; its value names vBuckets, none = all active ones. Its key
+#: is the id of the registered client that reads, if there is one.
 LeaseAcquireExtras = Layout("lifetime_s" / Int32ub)
 LEASE_ACQUIRE_EXTRAS = derive(LeaseAcquireExtras)
 

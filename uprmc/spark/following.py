@@ -120,7 +120,7 @@ class Follower:
     def _advanced(
         self, here: Settled, standings: Mapping[int, Standing], rows: int | None
     ) -> Offset:
-        kept, seen = self._held(standings)
+        kept, seen = self._held(standings, here.offset.instance)
         seen = {number: self._with_reason(number, each) for number, each in seen.items()}
         try:
             end = batch_planner.advanced(here, seen, kept.token, self._rules, rows)
@@ -207,11 +207,14 @@ class Follower:
             self._nodes.close()
             self._nodes = None
 
-    def _held(self, standings: Mapping[int, Standing]) -> tuple[KeptLease, dict[int, Seen]]:
+    def _held(
+        self, standings: Mapping[int, Standing], instance: str | None
+    ) -> tuple[KeptLease, dict[int, Seen]]:
         """Take a lease over all vBuckets."""
         options = self._options
+        reader = (instance or "").encode() if options.register else b""
         for _ in range(_LEASES_MAX):
-            lease = acquire(options.access, standings, options.lease_s)
+            lease = acquire(options.access, standings, options.lease_s, reader)
             try:
                 seen = seen_of(self._asked(), lease.held)
             except BaseException as error:

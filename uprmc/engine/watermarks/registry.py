@@ -153,6 +153,12 @@ class Watermarks:
             return None
         return table.find(name, held_of(vbucket), self._clock.now())
 
+    def is_registered(self, vbucket: VBucket, name: bytes) -> bool:
+        """Tell whether a live row speaks for the client of this id."""
+        table = self._tables.get(vbucket.id)
+        found = table and table.find(name, held_of(vbucket), self._clock.now())
+        return found is not None
+
     def limit(self, vbucket: VBucket) -> Limit:
         """Return how far a vBucket may be purged; expired rows are removed first."""
         self._expire(vbucket)

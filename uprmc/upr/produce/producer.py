@@ -268,7 +268,8 @@ class Producer:
         admitted = admit_to_lease(lease, number, asked, self._hub.settings, floor)
         form = form_of(self.flags, self._datatypes, self.options)
         stream = LeaseStream(self.feed, number, start.opaque, admitted, form, lease)
-        self._follow(stream, admitted, lease.held[number].high_seqno, floor)
+        end_seqno = lease.held[number].high_seqno
+        self._follow(stream, admitted, end_seqno, floor, reader=lease.reader)
         return stream, lease.held[number].failover_log
 
     def _new_stream(
@@ -303,13 +304,25 @@ class Producer:
         self._follow(stream, admitted, vbucket.high_seqno, floor)
         return stream
 
-    def _follow(self, stream: Stream, request: StreamRequest, end_seqno: int, floor: int) -> None:
-        """Let a stream and the row that it speaks for, if there is one, know of each other."""
+    def _follow(
+        self,
+        stream: Stream,
+        request: StreamRequest,
+        end_seqno: int,
+        floor: int,
+        *,
+        reader: bytes = b"",
+    ) -> None:
+        """Let a stream and the row that speaks for it, if there is one, know of each other.
+
+        Who reads from a lease reports on another connection; `reader` is its id.
+        """
         registration, vbucket = self.registration, stream.vbucket
         if registration.merges:
             stream.merges(floor if request.start_seqno else vbucket.purge_seqno)
         if not registration.accepted(vbucket, request, end_seqno):
-            self._hub.serve_unregistered(self)
+            if not self._hub.bucket.watermarks.is_registered(vbucket, reader):
+                self._hub.serve_unregistered(self)
         elif not registration.merges:
             stream.builds(floor, partial(registration.building, vbucket))
 
