@@ -189,9 +189,9 @@ class WatermarkJudge:
         whole = last_complete(header) if header is not None else 0
         for row in rows:
             self.counts["told"] += 1
-            if node.disk.sync and row.watermark > whole:
+            if node.disk.sync and row.effective > whole:
                 complain(
-                    f"{node.name}: vBucket {vbucket.id} is told of {row.id!r} at {row.watermark}, "
+                    f"{node.name}: vBucket {vbucket.id} is told of {row.id!r} at {row.effective}, "
                     f"and has {whole} on disk"
                 )
 
@@ -264,8 +264,8 @@ class WatermarkJudge:
         whole = last_complete(header)
         for row in node.bucket.watermarks.rows(vbucket):
             self.counts["shown"] += 1
-            if row.watermark > whole:
+            if row.effective > whole:
                 complain(
-                    f"{node.name}: vBucket {vbucket.id} shows {row.id!r} at {row.watermark}, "
+                    f"{node.name}: vBucket {vbucket.id} shows {row.id!r} at {row.effective}, "
                     f"and has {whole} on disk: {header}"
                 )

@@ -12,7 +12,9 @@ import pytest
 from tests.kv.harness import Rig
 from tests.upr.link_rig import Pair, Script, name_node, replica_rig
 from tests.upr.peer import (
+    DELETION,
     MARKER,
+    OK,
     ROLLBACK,
     STREAM_REQUEST,
     Frame,
@@ -22,6 +24,7 @@ from tests.upr.peer import (
     items,
     kinds,
     only,
+    stream_request,
     upr_rig,
     uuid_of,
     write,
@@ -36,6 +39,7 @@ from tests.upr.test_watermarks_on_the_wire import (
     records,
     report,
 )
+from uprmc.consume import features
 from uprmc.engine.watermarks.rows import Kind, Limit
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.model import VBucketState
@@ -244,7 +248,7 @@ def table(opaque: int, purged: int, count: int, value: bytes = b"") -> bytes:
     return frame(HWT_REPLICATE, extras=extras, value=value, opaque=opaque)
 
 
-@pytest.mark.parametrize("value", [b"x", struct.pack(">H2sBQQIH", 2, b"id", 9, 0, 0, 0, 0)])
+@pytest.mark.parametrize("value", [b"x", struct.pack(">H2sBQQIHQ", 2, b"id", 9, 0, 0, 0, 0, 0)])
 def test_a_table_that_makes_no_sense_ends_the_link(value: bytes) -> None:
     script = Script(name_node(replica_rig(), b"n1"))
     opaque = script.follow()
@@ -257,7 +261,7 @@ def test_a_replica_acts_on_no_purge_and_keeps_no_row_beyond_what_it_holds() -> N
     target = name_node(replica_rig(), b"n1")
     script = Script(target)
     opaque = script.follow()
-    ahead = struct.pack(">H2sBQQIH", 2, b"id", XDCR, 5, 0, 0, 0)
+    ahead = struct.pack(">H2sBQQIHQ", 2, b"id", XDCR, 5, 0, 0, 0, 0)
     script.say(table(opaque, 5, 1, ahead))
     assert (purge_seqno(target), seqnos(target)) == (0, {})
     assert target.bucket.watermarks.is_incomplete(0)
@@ -404,6 +408,53 @@ def test_a_promoted_replica_keeps_what_a_client_needs_that_was_ahead(source: Rig
     delete(target, *keys)
     write(target, 0, b"more")
     assert (purge(target), limit(target)) == (0, Limit(1000, b"x"))
+
+
+@pytest.mark.acceptance("X05", "X26")
+@pytest.mark.parametrize(("floors", "status"), [(True, OK), (False, ROLLBACK)])
+def test_a_slow_builder_goes_on_at_a_promoted_replica_that_was_told_its_floor(
+    source: Rig, floors: bool, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who follows, or is followed by, a node that tells no floors throws it back."""
+    if not floors:
+        monkeypatch.setattr(features, "REGISTERED_REPLICA", features.REPLICA.registering())
+    fill(source, 0, 100)
+    delete(source, b"key000050")
+    write(source, 0, b"last")
+    source.flush()
+    client = connected(source, b"client")
+    accepted(client, report(0, b"x"))
+    client.send(stream_request(0, 0, uuid=uuid_of(source)))
+    client.turn(600)
+    seen = client.received[-1].seqno
+    assert 0 < seen < 50
+    client.lose()
+    pair = followed(source, b"n1")
+    target = pair.target
+    assert purge(source) == 101
+    settle(pair)
+    assert purge_seqno(target) == 101
+    pair.lose()
+
+    target.bucket.set_state(0, VBucketState.ACTIVE)
+    delete(target, b"key000000", b"key000099")
+    write(target, 0, b"last")
+    assert purge(target) == 101, "what it has not seen is kept"
+    again = connected(target, b"again")
+    accepted(again, report(0, b"x"))
+    asked = stream_request(0, seen, uuid=uuid_of(source), snapshot=(0, 102))
+    assert again.say(asked)[0].status == status
+    assert len(only(again.received, DELETION)) == 2 * floors
+
+
+def test_a_floor_that_a_replica_does_not_reach_is_not_taken() -> None:
+    target = name_node(replica_rig(), b"n1")
+    script = Script(target)
+    opaque = script.follow()
+    ahead = struct.pack(">H2sBQQIHQ", 2, b"id", XDCR, 0, 0, 0, 0, 5)
+    script.say(table(opaque, 0, 1, ahead))
+    assert seqnos(target) == {}
+    assert target.bucket.watermarks.is_incomplete(0)
 
 
 def test_a_promoted_node_forgets_replicas_and_drops_what_nobody_needs(source: Rig) -> None:

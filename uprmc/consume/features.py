@@ -24,7 +24,7 @@ from uprmc.protocol.origins import ORIGINS_KEY
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
-from uprmc.protocol.watermarks import WATERMARKS_KEY
+from uprmc.protocol.watermarks import FLOORS_KEY, WATERMARKS_KEY
 from uprmc.protocol.watermarks_many import REPORTS_KEY
 
 FLOW_CONTROL = b"connection_buffer_size"
@@ -45,6 +45,7 @@ SNAPSHOTS = SNAPSHOTS_KEY
 STREAM_REQUESTS = STREAM_REQUESTS_KEY
 WATERMARKS = WATERMARKS_KEY
 REPORTS = REPORTS_KEY
+FLOORS = FLOORS_KEY
 
 #: Keys of CONTROLs that only a node like this one knows begin so.
 OURS = b"uprmc_"
@@ -69,6 +70,7 @@ CONTROLS: Mapping[bytes, str] = {
     STREAM_REQUESTS: "true",
     WATERMARKS: "true",
     REPORTS: "true",
+    FLOORS: "true",
 }
 
 
@@ -90,9 +92,13 @@ class Handshake:
     features: tuple[Feature, ...] = (Feature.JSON, Feature.XERROR, Feature.TERMS)
     flags: int = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
 
-    def registering(self) -> Self:
-        """Return the same for a consumer that registers with the watermarks of a node."""
-        return replace(self, asks=(*self.asks, WATERMARKS, REPORTS))
+    def registering(self, *more: bytes) -> Self:
+        """Return the same for a consumer that registers with the watermarks of a node.
+
+        Args:
+            more: other keys that belong to that.
+        """
+        return replace(self, asks=(*self.asks, WATERMARKS, REPORTS, *more))
 
     def hello(self, agent: bytes) -> RequestFrame:
         """Return the HELLO; `agent` is what the producer's log calls us."""
@@ -138,6 +144,9 @@ REPLICA = Handshake(
     ),
     needs=frozenset({FLOW_CONTROL, KEEP_ALIVES}),
 )
+
+#: The same for a node that registers with its sources.
+REGISTERED_REPLICA = REPLICA.registering(FLOORS)
 
 #: A replica over a connection that a manager has opened and splices: it sends neither HELLO nor
 #: OPEN, and asks for nothing that would be the manager's business. Tools of 2014 expect the first

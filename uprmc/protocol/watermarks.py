@@ -19,6 +19,9 @@ from uprmc.protocol.rows import build_rows, parse_rows
 WATERMARKS_KEY = b"uprmc_hwt"
 MANAGE = b"manage"
 
+#: Control key that asks for the floors of rows in HWT_REPLICATE.
+FLOORS_KEY = b"uprmc_hwt_floors"
+
 #: Kinds of clients, by their number on the wire.
 KIND_NAMES = ("other", "xdcr", "index", "replica", "rebalance", "backup", "spark")
 
@@ -67,15 +70,19 @@ _RECORD = Layout(
 #: Value of the reply to HWT_READ.
 HwtReadValue = Layout("entries" / GreedyRange(_RECORD), Terminated)
 
+#: Value of HWT_REPLICATE after `FLOORS_KEY`; a `floor` of 0 is none.
+HwtFloorsValue = Layout(
+    "entries" / GreedyRange(Layout(*_RECORD.subcons, "floor" / Int64ub)), Terminated
+)
 
-#: Extras of HWT_REPLICATE, whose value has the rows as HWT_READ shows them. `rows` counts all that
-#: the sender has; those that its peer must not have yet are not in the value.
+#: Extras of HWT_REPLICATE, whose value has the rows as HWT_READ shows them, or with floors. `rows`
+#: counts all that the sender has; those that its peer must not have yet are not in the value.
 HwtReplicateExtras = Layout("purge_seqno" / Int64ub, "rows" / Int32ub)
 HWT_REPLICATE_EXTRAS = derive(HwtReplicateExtras)
 
 
 class WatermarkRecord(NamedTuple):
-    """One row, as HWT_READ shows it."""
+    """One row, as HWT_READ shows it; the floor is only told to replicas, 0 = there is none."""
 
     id: bytes
     kind: int
@@ -83,6 +90,7 @@ class WatermarkRecord(NamedTuple):
     reported_at: int
     lifetime_s: int
     meta: bytes
+    floor: int = 0
 
 
 class ReportExtras(NamedTuple):
@@ -114,18 +122,17 @@ def encode_report(report: ReportExtras) -> bytes:
     return short if uuid is None else HWT_REPORT_UUID_EXTRAS.pack(*report[:4], 0, uuid)
 
 
-def encode_records(records: Iterable[WatermarkRecord]) -> bytes:
-    """Return the value of the reply to HWT_READ."""
+def encode_records(records: Iterable[WatermarkRecord], *, floors: bool = False) -> bytes:
+    """Return the value of the reply to HWT_READ, or that of HWT_REPLICATE with floors."""
     entries = [
         {**record._asdict(), "id_bytes": len(record.id), "meta_bytes": len(record.meta)}
         for record in records
     ]
-    return build_rows(HwtReadValue, entries)
+    return build_rows(HwtFloorsValue if floors else HwtReadValue, entries)
 
 
-def decode_records(value: bytes) -> list[WatermarkRecord]:
+def decode_records(value: bytes, *, floors: bool = False) -> list[WatermarkRecord]:
     """Read it back; raises `RemoteProtocolError`."""
-    entries = parse_rows(HwtReadValue, value)
-    return [
-        WatermarkRecord(*(entry[name] for name in WatermarkRecord._fields)) for entry in entries
-    ]
+    entries = parse_rows(HwtFloorsValue if floors else HwtReadValue, value)
+    known = [name for name in WatermarkRecord._fields if floors or name != "floor"]
+    return [WatermarkRecord(*(entry[name] for name in known)) for entry in entries]

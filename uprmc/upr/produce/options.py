@@ -18,7 +18,7 @@ from uprmc.protocol.opcodes import OpenFlag
 from uprmc.protocol.origins import ORIGINS_KEY
 from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
-from uprmc.protocol.watermarks import MANAGE, WATERMARKS_KEY
+from uprmc.protocol.watermarks import FLOORS_KEY, MANAGE, WATERMARKS_KEY
 from uprmc.protocol.watermarks_many import REPORTS_KEY
 from uprmc.upr.produce.frames import Form
 
@@ -52,6 +52,7 @@ class Options:
         watermarks: whether the peer may register.
         manages: whether it may also change rows of others.
         reports: whether it may report for many vBuckets at once.
+        floors: whether a replica is told the floors of rows.
     """
 
     buffer_bytes: int = 0
@@ -75,6 +76,7 @@ class Options:
     watermarks: bool = False
     manages: bool = False
     reports: bool = False
+    floors: bool = False
     stream_requests: bool = False
     versioned_markers: bool = False
 
@@ -192,6 +194,7 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     SNAPSHOTS_KEY: _switch("snapshots"),
     WATERMARKS_KEY: _watermarks,
     REPORTS_KEY: _switch("reports"),
+    FLOORS_KEY: _switch("floors"),
     STREAM_REQUESTS_KEY: _switch("stream_requests"),
 }
 

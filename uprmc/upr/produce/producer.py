@@ -116,7 +116,8 @@ class Producer:
         self.keepalive = KeepAlive(hub.settings.noop_interval_s)
         self.closed = ""
         self.created_at = hub.bucket.clock.now()
-        self.registration = Registration(hub.bucket, wake, hub.settings.watermarks_interval_s)
+        interval_s = hub.settings.watermarks_interval_s
+        self.registration = Registration(hub.bucket, wake, self.options, interval_s)
         self.feed.after_snapshot = self.registration.tables.frame
         self._connected: ConnectedRows | None = None
         if hub.settings.register == "connected":

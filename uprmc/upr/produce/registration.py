@@ -36,6 +36,7 @@ from uprmc.protocol.watermarks import (
 )
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead
 from uprmc.upr.peer import Answer, UprRequest
+from uprmc.upr.produce.options import Options
 from uprmc.upr.produce.tables import Tables, passes_tables_on, record_of
 
 _KINDS = frozenset(Kind)
@@ -47,6 +48,7 @@ class Registration:
     Args:
         bucket: the data.
         wake: called when a late answer is there.
+        options: what the peer has asked for.
         interval_s: replicas are told of watermarks this often at most.
 
     Attributes:
@@ -56,14 +58,16 @@ class Registration:
             deletion that there is when it begins. A link of this node sets it, too.
     """
 
-    def __init__(self, bucket: Bucket, wake: Callable[[], None], interval_s: float) -> None:
+    def __init__(
+        self, bucket: Bucket, wake: Callable[[], None], options: Options, interval_s: float
+    ) -> None:
         self._bucket = bucket
         self._watermarks = bucket.watermarks
         self._wake = wake
         self._named: dict[int, Report] = {}
         self._owned: set[tuple[int, bytes]] = set()
         self._late: list[bytes] = []
-        self.tables = Tables(bucket, interval_s)
+        self.tables = Tables(bucket, options, interval_s)
         self.lasting = self.merges = False
         self._closed = False
 

@@ -20,6 +20,7 @@ from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, encode_records
+from uprmc.upr.produce.options import Options
 from uprmc.upr.produce.stream import Stream, StreamState
 
 
@@ -48,8 +49,8 @@ class _Replica:
 class Tables:
     """See the module docstring."""
 
-    def __init__(self, bucket: Bucket, interval_s: float) -> None:
-        self._bucket = bucket
+    def __init__(self, bucket: Bucket, options: Options, interval_s: float) -> None:
+        self._bucket, self._options = bucket, options
         self._interval_s = interval_s
         self._replicas: dict[int, _Replica] = {}
         self._now = 0.0
@@ -104,7 +105,7 @@ class Tables:
         vbucket, name = stream.vbucket, replica.report.id
         reach = self._reach(vbucket, replica.report)
         shown = self._bucket.watermarks.show(vbucket, name, reach)
-        value = encode_records(map(record_of, shown.rows))
+        value = encode_records(map(record_of, shown.rows), floors=self._options.floors)
         purge_seqno = min(vbucket.purge_seqno, reach)
         extras = HWT_REPLICATE_EXTRAS.pack(purge_seqno, len(shown.rows) + shown.hidden)
         told = (stream.opaque, extras + value)
@@ -122,9 +123,8 @@ class Tables:
 
 def record_of(row: Row) -> WatermarkRecord:
     """Return a row as the wire has it."""
-    return WatermarkRecord(
-        row.id, row.kind, row.watermark, row.reported_at, row.lifetime_s, row.meta
-    )
+    name, kind, watermark, _, floor, reported_at, lifetime_s, meta = row
+    return WatermarkRecord(name, kind, watermark, reported_at, lifetime_s, meta, floor or 0)
 
 
 def passes_tables_on(vbucket: VBucket) -> bool:

@@ -230,7 +230,8 @@ class Link(LinkSession):
         stream = self._reading(request)
         if not stream.whole:
             raise RangeExceeded("watermarks in the middle of a snapshot")
-        take_table(request, stream.vbucket, self.hub)
+        floors = features.FLOORS in self.granted
+        take_table(request, stream.vbucket, self.hub, floors=floors)
 
     def _hand_over(self, request: UprRequest) -> None:
         """Carry out SET_VBUCKET_STATE."""

@@ -65,7 +65,7 @@ class LinkSession(Receiver):
 
     def _greet(self) -> None:
         settings = self.hub.settings
-        wants = features.REPLICA.registering() if self.hub.instance else features.REPLICA
+        wants = features.REGISTERED_REPLICA if self.hub.instance else features.REPLICA
         interval_s = max(_KEEP_ALIVE_MIN_S, settings.dial_timeout_s / _SIGNS_OF_LIFE)
         frames = [
             wants.hello(_AGENT),

@@ -18,7 +18,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Kind, Row
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, decode_records
+from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, decode_records
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import UprRequest
 from uprmc.upr.receive.receiver import Answered
@@ -116,8 +116,8 @@ class Reporting:
             self._link.questions.expect(reply.opcode, again, reply.opaque)
 
 
-def take_table(request: UprRequest, vbucket: VBucket, hub: Hub) -> None:
-    """Take over the source's rows, as a HWT_REPLICATE tells them.
+def take_table(request: UprRequest, vbucket: VBucket, hub: Hub, *, floors: bool) -> None:
+    """Take over the source's rows, as a HWT_REPLICATE tells them, with their floors or without.
 
     Raises:
         RemoteProtocolError: they make no sense.
@@ -125,11 +125,13 @@ def take_table(request: UprRequest, vbucket: VBucket, hub: Hub) -> None:
     purge_seqno, count = HWT_REPLICATE_EXTRAS.unpack(request.extras)
     uuid = vbucket.failover_log[0].uuid
     try:
-        told = [
-            Row(each.id, Kind(each.kind), each.watermark, uuid, None, *each[3:])
-            for each in decode_records(request.value)
-        ]
+        told = [_row_of(each, uuid) for each in decode_records(request.value, floors=floors)]
     except ValueError as error:
         raise RemoteProtocolError(str(error)) from None
-    rows = [row for row in told if row.watermark <= vbucket.whole_seqno]
+    rows = [row for row in told if row.effective <= vbucket.whole_seqno]
     hub.bucket.learn_table(vbucket, purge_seqno, rows, incomplete=len(rows) < count)
+
+
+def _row_of(record: WatermarkRecord, uuid: int) -> Row:
+    name, kind, watermark, reported_at, lifetime_s, meta, floor = record
+    return Row(name, Kind(kind), watermark, uuid, floor or None, reported_at, lifetime_s, meta)
