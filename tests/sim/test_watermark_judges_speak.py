@@ -16,6 +16,7 @@ from tests.sim import upr_codec as codec
 from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.judges import Verdict
 from tests.sim.noticing import notice
+from tests.sim.upr_kinds import SLOW
 from tests.sim.watermark_judges import WatermarkJudge
 from tests.sim.watermark_plan import WatermarkPlan
 from tests.sim.watermark_run import WatermarkRun
@@ -148,7 +149,14 @@ _REBUILDERS = replace(
     _BUILDERS, clients=("rebalance",), keys=60, writer_s=0.05, loses=0.1, faults=Faults(cut_s=0.1)
 )
 _LATE = replace(
-    _ALONE, lifetime_s=1, faults=Faults(cut_s=0.2), upr=replace(_ALONE.upr, backfills=1)
+    _ALONE,
+    kinds=(SLOW,),
+    clients=("index", "backup", "rebalance"),
+    writer_s=0.01,
+    purge_s=0.005,
+    lifetime_s=1,
+    faults=Faults(cut_s=0.2),
+    upr=replace(_ALONE.upr, backfills=1),
 )
 
 #: Runs in which a rule is needed often.
