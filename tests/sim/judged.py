@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, Self, TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
-from tests.sim.judges import naming
-from tests.sim.world import World
+from tests.sim.judges import complain, naming
+from tests.sim.world import NotHappened, World
 
 PlanT = TypeVar("PlanT")
 
@@ -40,3 +42,28 @@ class Judged(ABC, Generic[PlanT]):
     @abstractmethod
     def go(self) -> None:
         """See `random`."""
+
+    def _until(self, happened: Callable[[], bool], what: str, how: Callable[[], str] = str) -> None:
+        """Go on until `happened`; a judge complains of what never does, and tells how it stands."""
+        try:
+            self.world.run_until(happened)
+        except NotHappened as error:
+            complain(f"{what} never come to rest: {error} {how()}")
+
+    @abstractmethod
+    def account(self) -> dict[str, int]:
+        """Return what happened, so that a test can see that something did."""
+
+
+class Story(NamedTuple):
+    """What is left of a run."""
+
+    account: Mapping[str, int]
+    digest: str
+
+
+@cache
+def story(kind: type[Judged[Any]], seed: int) -> Story:
+    """Run a seed with the plan that it draws, once for all tests of a process."""
+    run = kind.random(seed)
+    return Story(run.account(), run.world.digest())

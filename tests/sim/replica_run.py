@@ -7,7 +7,6 @@ the active one, on disk, key by key with metadata and seqnos.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +14,6 @@ from tests.sim import replica_codec as rc
 from tests.sim import upr_codec as codec
 from tests.sim.faults import NodeFaults
 from tests.sim.judged import Judged
-from tests.sim.judges import complain
 from tests.sim.node import Pace, small_settings
 from tests.sim.replica_client import Program
 from tests.sim.replica_judges import judge_equal
@@ -27,7 +25,7 @@ from tests.sim.replica_truth import Histories
 from tests.sim.replica_wire import Cutter
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_writer import Writer
-from tests.sim.world import NotHappened, World
+from tests.sim.world import World
 from uprmc.config import Settings
 from uprmc.consume.registering import Instance
 
@@ -352,12 +350,6 @@ class ReplicaRun(Judged[Plan]):
             for number in self.operator.wanted
             for node in self.nodes
         )
-
-    def _until(self, happened: Callable[[], bool], what: str, how: Callable[[], str] = str) -> None:
-        try:
-            self.world.run_until(happened, 60_000)
-        except NotHappened as error:
-            complain(f"{what} never come to rest: {error} {how()}")
 
     def finish(self) -> None:
         """Judge what everybody holds, and that nothing is held for those who have left."""

@@ -26,9 +26,7 @@ from tests.sim.tap_master import Manners, TapMaster
 from tests.sim.tap_node import TapNode
 from tests.sim.tap_plan import SETTINGS as TAP
 from tests.sim.upr_truth import Truth
-from tests.sim.world import NotHappened, World
-
-_STEPS_MAX = 60_000
+from tests.sim.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +204,6 @@ class PushRun(Judged[PushPlan]):
             for node in self.nodes
             for n, vb in node.bucket.vbuckets.items()
         )
-
-    def _until(self, happened: Callable[[], bool], what: str, how: Callable[[], str] = str) -> None:
-        try:
-            self.world.run_until(happened, _STEPS_MAX)
-        except NotHappened as error:
-            complain(f"{what} never come to rest: {error} {how()}")
 
     def account(self) -> dict[str, int]:
         """Return what happened, so that a test can see that something did."""

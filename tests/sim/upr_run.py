@@ -6,14 +6,13 @@ What a run is made of is its `Plan`. At the end everything heals, and all must c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 from tests.sim import upr_codec as codec
 from tests.sim.disk import Disk
 from tests.sim.faults import FaultyRun
 from tests.sim.judged import Judged
-from tests.sim.judges import Stored, StoreJudge, complain
+from tests.sim.judges import Stored, StoreJudge
 from tests.sim.node import Node, Pace, small_settings
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_lessee import Lessee
@@ -126,12 +125,6 @@ class UprRun(FaultyRun, Judged[Plan]):
             self._until(consumer.settled, consumer.name)
         if self.notifier is not None:
             self._until(self.notifier.settled, "notifier")
-
-    def _until(self, happened: Callable[[], bool], what: str) -> None:
-        try:
-            self.world.run_until(happened, 20_000)
-        except AssertionError as error:
-            complain(f"{what} never comes to rest: {error}")
 
     def finish(self) -> None:
         """Judge what everybody holds, and that nothing is held for those who have left."""

@@ -16,6 +16,9 @@ from random import Random
 #: Unix time at which every world begins.
 EPOCH_S = 1_700_000_000.0
 
+#: What is waited for happens within so many steps, or never; the longest wait takes a third of it.
+STEPS_MAX = 12_000
+
 Action = Callable[[], None]
 
 
@@ -105,7 +108,7 @@ class World:
             if not self.step():
                 return
 
-    def run_until(self, happened: Callable[[], bool], steps_max: int = 20_000) -> None:
+    def run_until(self, happened: Callable[[], bool], steps_max: int = STEPS_MAX) -> None:
         """Go on until `happened`; fails when it does not (liveness has a limit)."""
         for _ in range(steps_max):
             if happened():

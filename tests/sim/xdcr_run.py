@@ -7,7 +7,7 @@ end everything heals; then no link may have anything to send any more, and all j
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from tests.sim.judged import Judged
 from tests.sim.judges import complain
 from tests.sim.node import small_settings
 from tests.sim.replica_node import Cluster, address
-from tests.sim.world import NotHappened, World
+from tests.sim.world import World
 from tests.sim.xdcr_judges import ArrivalJudge, Exemptions, FinalJudge, judge_hops, reaching
 from tests.sim.xdcr_node import Drift, XdcrNode
 from tests.sim.xdcr_plan import Plan, Route, random_plan
@@ -132,14 +132,14 @@ class XdcrRun(Judged[Plan]):
         """Start the nodes, then make the links."""
         for node in self.nodes:
             node.start()
-        self._until(lambda: all(node.serving for node in self.nodes), "nodes")
+        self._until(lambda: all(node.serving for node in self.nodes), "nodes", self._standing)
         for site in self.sites:
             for number in range(self.plan.vbuckets):
                 site.active.bucket.set_state(number, VBucketState.ACTIVE)
         self._tidy()
         for route in self.plan.routes:
             self.world.after(route.late, partial(self._make, route))
-        self._until(lambda: self._running(late=False), "links")
+        self._until(lambda: self._running(late=False), "links", self._standing)
 
     def _running(self, *, late: bool) -> bool:
         return all(
@@ -427,7 +427,9 @@ class XdcrRun(Judged[Plan]):
         for faults in self.faults:
             faults.heal()
         self.cluster.join()
-        self._until(lambda: all(n.serving and not n.stopping for n in self.nodes), "nodes")
+        self._until(
+            lambda: all(n.serving and not n.stopping for n in self.nodes), "nodes", self._standing
+        )
         for route in self.plan.routes:
             if route.name in self._absent:
                 self._make(route)
@@ -534,12 +536,6 @@ class XdcrRun(Judged[Plan]):
         if self.plan.faults == type(self.plan.faults)() and not self.plan.operating:
             accepted = sum(len(versions) for versions in self.truth.known.values())
             judge_hops(self.plan, self._sent(), accepted)
-
-    def _until(self, happened: Callable[[], bool], who: str) -> None:
-        try:
-            self.world.run_until(happened, 40_000)
-        except NotHappened:
-            complain(f"{who} did not come to it: {self._standing()}")
 
     def account(self) -> dict[str, int]:
         """Return what happened in the run."""
