@@ -261,7 +261,7 @@ class TapWire(Wire):
     @property
     def held(self) -> bytes:
         """What was received and not read."""
-        return self._held
+        return bytes(self._held)
 
     def frame(self) -> TapFrame:
         """The next frame, request or reply."""

@@ -75,7 +75,7 @@ def vbucket_of(key: bytes, vbuckets: int = 1_024) -> int:
     return ((zlib.crc32(key) >> 16) & 0x7FFF) % vbuckets
 
 
-def first_reply(data: bytes, start: int = 0) -> tuple[Reply, int] | None:
+def first_reply(data: bytes | bytearray, start: int = 0) -> tuple[Reply, int] | None:
     """The binary reply at ``start`` and where it ends, or ``None`` while it is not whole."""
     if len(data) - start < HEADER.size:
         return None
@@ -87,10 +87,10 @@ def first_reply(data: bytes, start: int = 0) -> tuple[Reply, int] | None:
     end = start + HEADER.size + body_length
     if len(data) < end:
         return None
-    key_start = start + HEADER.size + extras_length
-    value_start = key_start + key_length
-    extras, key = data[start + HEADER.size : key_start], data[key_start:value_start]
-    return Reply(opcode, status, opaque, cas, extras, key, data[value_start:end]), end
+    body = memoryview(data)[start + HEADER.size : end]
+    extras, key = body[:extras_length], body[extras_length : extras_length + key_length]
+    value = body[extras_length + key_length :]
+    return Reply(opcode, status, opaque, cas, bytes(extras), bytes(key), bytes(value)), end
 
 
 def split_replies(data: bytes) -> tuple[list[Reply], bytes]:
@@ -108,7 +108,7 @@ class Wire:
 
     def __init__(self, address: Address, timeout_s: float = 10.0) -> None:
         self.socket = address.connect(timeout_s)
-        self._held = b""
+        self._held = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +138,8 @@ class Wire:
         """Exactly ``count`` bytes."""
         while len(self._held) < count:
             self._more()
-        data, self._held = self._held[:count], self._held[count:]
+        data = bytes(self._held[:count])
+        del self._held[:count]
         return data
 
     def line(self) -> bytes:
@@ -188,8 +189,7 @@ class Wire:
             while True:
                 self._more()
         except ClosedError:
-            data, self._held = self._held, b""
-            return data
+            return self.read(len(self._held))
 
     # binary
 
@@ -198,7 +198,7 @@ class Wire:
         while not (found := first_reply(self._held)):
             self._more()
         reply, end = found
-        self._held = self._held[end:]
+        del self._held[:end]
         return reply
 
     def ask(self, request: bytes) -> Reply:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from interop.server_process import Address, ServerProcess
-from interop.wire import GET, NOOP, SET, STAT, Reply, Wire, frame, split_replies, store, vbucket_of
+from interop.wire import GET, NOOP, SET, STAT, Reply, Wire, frame, store, vbucket_of
 from tests.server.support import Loop
 from uprmc.config import build
 from uprmc.server.node import Node
@@ -83,13 +83,7 @@ class Client:
     def send_all(self, requests: list[bytes]) -> list[Reply]:
         """Send loud requests as one write; return their replies."""
         self.wire.send(*requests)
-        data, found = b"", []
-        while len(found) < len(requests):
-            piece = self.wire.socket.recv(1 << 18)
-            assert piece, "the server closed the connection"
-            replies, data = split_replies(data + piece)
-            found += replies
-        return found
+        return [self.wire.reply() for _ in requests]
 
     def store(self, items: Mapping[bytes, bytes], limit_s: float = 60.0) -> None:
         """Store everything, trying again what is refused for now."""
