@@ -45,9 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--crash-rounds",
         type=int,
-        default=20,
+        default=12,
         metavar="N",
-        help="how often the crash test kills the server (20)",
+        help="how often the crash test kills the server (12)",
     )
     group.addoption(
         "--crash-seed",

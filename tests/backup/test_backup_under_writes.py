@@ -167,7 +167,7 @@ def test_a_backup_that_is_killed_leaves_nothing_that_looks_whole(
     directory = tmp_path / "b"
     finished = 0
     moments = []
-    for _ in range(6):
+    for _ in range(4):
         moment = states(source)
         code = run_and_kill(source, directory, processes, chance.uniform(0.0, 1.2))
         now = increments(directory)

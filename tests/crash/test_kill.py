@@ -24,7 +24,7 @@ from tests.crash.writer import Writer, read_all, wait_until_persisted
 pytestmark = pytest.mark.crash
 
 KEYS = [b"crash-%d" % number for number in range(2_000)]
-LONGEST_WRITING_S = 1.0
+LONGEST_WRITING_S = 0.8
 
 SET_WITH_META, STOP_PERSISTENCE = 0xA2, 0x80
 

@@ -33,7 +33,7 @@ LONGEST_WRITING_S = 0.8
 def test_what_a_replica_said_is_on_its_disk_survives_its_active(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    rounds: int = max(2, request.config.getoption("--crash-rounds") // 5)
+    rounds: int = max(2, request.config.getoption("--crash-rounds") // 4)
     asked_for: int | None = request.config.getoption("--crash-seed")
     seed = secrets.randbits(32) if asked_for is None else asked_for
     print(f"repeat with: pytest tests/crash --crash-seed {seed}")  # noqa: T201 - shown when the test fails

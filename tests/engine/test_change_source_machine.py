@@ -446,6 +446,6 @@ class LmdbReadingMachine(ReadingMachine):
 
 shows = pytest.mark.acceptance("D40", "D41", "D42", "D43", "P13", "P14")
 TestReadingMachine = shows(ReadingMachine.TestCase)
-TestReadingMachine.settings = settings(max_examples=150, stateful_step_count=50)
+TestReadingMachine.settings = settings(max_examples=100, stateful_step_count=50)
 TestLmdbReadingMachine = shows(LmdbReadingMachine.TestCase)
-TestLmdbReadingMachine.settings = settings(max_examples=40, stateful_step_count=50)
+TestLmdbReadingMachine.settings = settings(max_examples=25, stateful_step_count=50)

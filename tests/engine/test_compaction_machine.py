@@ -326,4 +326,4 @@ class CompactionMachine(RuleBasedStateMachine):
 
 
 TestCompactionMachine = pytest.mark.acceptance("X17")(CompactionMachine.TestCase)
-TestCompactionMachine.settings = settings(max_examples=250, stateful_step_count=50)
+TestCompactionMachine.settings = settings(max_examples=120, stateful_step_count=50)

@@ -392,4 +392,4 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 TestNodeMachine = pytest.mark.acceptance("D17", "D19", "D21", "D22", "D23")(NodeMachine.TestCase)
-TestNodeMachine.settings = settings(max_examples=120, stateful_step_count=50)
+TestNodeMachine.settings = settings(max_examples=80, stateful_step_count=50)

@@ -408,7 +408,7 @@ class Follower:
 
 
 @pytest.mark.acceptance("D53", "D54")
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(random=st.randoms(use_true_random=False))
 def test_what_is_called_whole_is_whole_whatever_happened(random: Random) -> None:
     follower = Follower(random)

@@ -297,4 +297,4 @@ class RewindMachine(RuleBasedStateMachine):
 
 
 TestRewindMachine = RewindMachine.TestCase
-TestRewindMachine.settings = settings(max_examples=150, stateful_step_count=40)
+TestRewindMachine.settings = settings(max_examples=100, stateful_step_count=40)

@@ -205,4 +205,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestConflictResolution = Machine.TestCase
-TestConflictResolution.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestConflictResolution.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -204,5 +204,5 @@ class SweepingMachine(StoreMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestSweepingMachine = SweepingMachine.TestCase
-TestSweepingMachine.settings = settings(max_examples=60, stateful_step_count=40)
-TestStoreMachine.settings = settings(max_examples=100, stateful_step_count=40)
+TestSweepingMachine.settings = settings(max_examples=40, stateful_step_count=40)
+TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=40)
