@@ -54,6 +54,7 @@ _NOTICED_BY = {
     "_never_roll_back_silently": 1,
     "_never_see_that_nothing_comes": 20,
     "_number_checkpoints_anew": 2,
+    "_pass_on_although_deletions_were_purged": 32,
     "_pass_on_at_once": 9,
     "_promote_above_our_own_only": 2,
     "_purge_replicas_freely": 9,
