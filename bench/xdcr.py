@@ -178,7 +178,7 @@ def main() -> None:
         command(b, "create", name="bc", to=c)
         until_level(b, "bc")
         command(b, "checkpoint", name="bc")
-        while len(command(c, "records", source=source_of(c))) < options.vbuckets:
+        while records_of(c, source_of(c)) < options.vbuckets:
             time.sleep(0.1)
         began = time.perf_counter()
         command(a, "create", name="ac", to=c)
@@ -192,6 +192,15 @@ def source_of(place: str) -> str:
     while not (found := command(place, "checkpoints")["transitive"]):
         time.sleep(0.1)
     return str(found[0]["source_bucket_uuid"])
+
+
+def records_of(place: str, source: str) -> int:
+    """Return how many checkpoints of a source a node has."""
+    found, first = 0, 0
+    while first is not None:
+        answer = command(place, "records", source=source, first=first)
+        found, first = found + len(answer["records"]), answer["next"]
+    return found
 
 
 def report(

@@ -9,7 +9,7 @@ from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
-from uprmc.xdcr import checkpoint
+from uprmc.xdcr import checkpoint, links
 from uprmc.xdcr.checkpoint import decode_one
 from uprmc.xdcr.target import Target
 
@@ -300,3 +300,19 @@ def test_no_watermarks_travel_to_another_cluster(
     assert Opcode.SETQ_WITH_META in sent
     assert not sent & {Opcode.HWT_REPORT, Opcode.HWT_READ, Opcode.HWT_REPLICATE}
     assert all(not b.bucket.watermarks.rows(each) for each in b.bucket.vbuckets.values())
+
+
+def test_links_that_take_their_time_do_so_in_several_turns(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    made = [centres.link(a, b, name) for name in ("x", "y", "z")]
+    ticked: list[str] = []
+    for link in made:
+        monkeypatch.setattr(link, "tick", lambda _, name=link.spec.name: ticked.append(name))
+    monkeypatch.setattr(links, "SLICE_S", 0.0)
+    a.links._due.clear()
+    a.links.tick(0.0)
+    assert ticked == ["x"]
+    centres.loop.until(lambda: "z" in ticked)
+    assert ticked == ["x", "y", "z"]

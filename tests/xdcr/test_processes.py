@@ -22,8 +22,9 @@ KEYS = [b"key-%d" % number for number in range(2_000)]
 class Centre:
     """A node process that is started again where it was."""
 
-    def __init__(self, stack: ExitStack, directory: Path) -> None:
+    def __init__(self, stack: ExitStack, directory: Path, vbuckets: int = 16) -> None:
         self._stack = stack
+        self._vbuckets = vbuckets
         self._directory = directory
         self._server: ServerProcess | None = None
         self.place = ""
@@ -31,7 +32,7 @@ class Centre:
 
     def start(self) -> None:
         same = ["--upr", self.place] if self.place else []
-        server = start_uprmc(self._directory, "--vbuckets", "16", *same)
+        server = start_uprmc(self._directory, "--vbuckets", str(self._vbuckets), *same)
         self._server = self._stack.enter_context(server)
         self.place = str(server.upr)
 
@@ -56,6 +57,13 @@ def here(capsys: pytest.CaptureFixture[str]) -> Here:
 def pair(tmp_path: Path) -> Iterator[tuple[Centre, Centre]]:
     with ExitStack() as stack:
         yield Centre(stack, tmp_path / "a"), Centre(stack, tmp_path / "b")
+
+
+@pytest.fixture
+def wide_pair(tmp_path: Path) -> Iterator[tuple[Centre, Centre]]:
+    """Nodes with so many vBuckets that one answer is not about all of them."""
+    with ExitStack() as stack:
+        yield tuple(Centre(stack, tmp_path / name, 512) for name in "ab")  # type: ignore[misc]
 
 
 def until_same(a: Centre, b: Centre, limit_s: float = 60.0) -> int:
@@ -96,8 +104,8 @@ def test_a_link_survives_that_its_source_and_its_target_are_killed(
     assert status["branches"] == []
 
 
-def test_the_verbs_answer_people_and_programs(pair: tuple[Centre, Centre], here: Here) -> None:
-    a, b = pair
+def test_the_verbs_answer_people_and_programs(wide_pair: tuple[Centre, Centre], here: Here) -> None:
+    a, b = wide_pair
 
     def xdcr(*words: str) -> str:
         ended = here("xdcr", *words, "--node", a.place)
@@ -112,7 +120,10 @@ def test_the_verbs_answer_people_and_programs(pair: tuple[Centre, Centre], here:
     assert "batch_items             100" in xdcr("set", "west", "batch_items=100")
     assert xdcr("checkpoint", "west").startswith("west: running")
     records = json.loads(xdcr("checkpoints", "west", "--json"))["own"]
-    assert {each["vbucket"] for each in records} == set(range(16))
+    vbuckets = json.loads(xdcr("status", "west", "--json"))["vbuckets"]
+    assert [each["vbucket"] for each in vbuckets] == list(range(512))
+    used = [each["vbucket"] for each in vbuckets if each["high_seqno"]]
+    assert [each["vbucket"] for each in records] == used
     assert xdcr("pause", "west") == "west: paused, 0 changes left\n"
     assert "state                   paused" in xdcr("status", "west")
     assert xdcr("resume", "west") == "west: running, 0 changes left\n"

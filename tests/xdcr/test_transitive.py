@@ -8,8 +8,12 @@ import pytest
 
 from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.engine.purge_rule import PurgeRule
+from uprmc.errors import InvalidArguments
 from uprmc.server.node import Node
+from uprmc.xdcr import checkpointing, links
+from uprmc.xdcr.checkpointing import Checkpointing
 from uprmc.xdcr.link import Link
+from uprmc.xdcr.shipment import Shipment
 
 
 def bucket_uuid(node: Node) -> str:
@@ -254,3 +258,64 @@ def test_a_chain_of_four_passes_records_of_each_on(centres: DataCentres) -> None
     link = centres.link(a, d, "ad")
     centres.until_level(link)
     assert link.counters.docs_opt_repd == 0
+
+
+def test_checkpoints_of_many_vbuckets_come_in_several_answers(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "CHECKPOINTS_VBUCKETS", 3)
+    a, b, c = (centres.start(name) for name in "abc")
+    write(a, 0, 100)
+    replicate(centres, a, b, "ab")
+    replicate(centres, b, c, "bc")
+    asked = {"source": bucket_uuid(a)}
+
+    def portions() -> list[dict[str, Any]]:
+        return [centres.command(c, "records", first=first, **asked) for first in (0, 3)]
+
+    centres.loop.until(lambda: sum(len(each["records"]) for each in portions()) == 4)
+    assert [(len(each["records"]), each["next"]) for each in portions()] == [(3, 3), (1, None)]
+    link = centres.link(a, c, "ac")
+    centres.until_level(link)
+    assert link.counters.docs_opt_repd == 0
+    assert set(link.forwarded_from) == {0, 1, 2, 3}
+    for first in (-1, 4, "0"):
+        with pytest.raises(InvalidArguments, match="the first vBucket is none"):
+            c.links.command("records", {**asked, "first": first}, lambda _: None)
+
+
+def test_only_vbuckets_that_have_got_on_are_looked_at_for_checkpoints_to_pass_on(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = (centres.start(name) for name in "abc")
+    write(a, 0, 100)
+    replicate(centres, a, b, "ab")
+    link = replicate(centres, b, c, "bc")
+    until_told(centres, c, a)
+    centres.loop.until(lambda: not link._run.moved)
+    looked_at: list[int] = []
+    may_pass_on = Checkpointing._may_pass_on
+
+    def watched(self: Checkpointing, shipment: Shipment) -> bool:
+        looked_at.append(shipment.vbucket.id)
+        return may_pass_on(self, shipment)
+
+    monkeypatch.setattr(Checkpointing, "_may_pass_on", watched)
+    for _ in range(5):
+        link._checkpointing.pass_on()
+    assert looked_at == []
+    write(b, 101, 1)
+    centres.loop.until(lambda: looked_at)
+    centres.until_level(link)
+    assert set(looked_at) == {1}
+    monkeypatch.setattr(checkpointing, "_LOOKED_AT", 3)
+    centres.command(a, "checkpoint", name="ab")
+    write(a, 102, 1)
+    centres.until_level(a.links.by_name["ab"], link)
+    centres.loop.until(lambda: not link._run.moved)
+    looked_at.clear()
+    link._checkpointing.look_at_all()
+    link._checkpointing.pass_on()
+    assert looked_at == list(link.shipments)[:3]
+    link._checkpointing.pass_on()
+    assert looked_at == list(link.shipments)

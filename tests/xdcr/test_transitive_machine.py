@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         self.left = stored(self.b)
         self.end = self.b.vbucket.high_seqno
         vbucket, held = self.b.vbucket, Held(1, self.c.vbucket.high_seqno, ())
-        made = Shipment(vbucket, "c:1", cast("Any", None), (0, held.seqno), NOWHERE)
+        made = Shipment(vbucket, "c:1", cast("Any", None), (0, held.seqno), NOWHERE, {})
         made.clean = Resuming._is_clean(cast("Any", None), vbucket, None, held)
         self.shipment = made
 
@@ -173,7 +173,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_a_checkpoint_says_is_there(self) -> None:
-        told = [row for row in self.at_c.of_source(A) if row["via"]]
+        told = [row for row in self.at_c.shown([0], A) if row["via"]]
         upto = max((row["source_seqno"] for row in told), default=0)
         if not upto:
             return

@@ -24,6 +24,9 @@ _RECORD_COLUMNS = ("kind", "link", "vbucket", "source_seqno", "target_seqno", "c
 
 _COMPARED_COLUMNS = ("vbucket", "documents", "deleted", "kept", "changed", "keys")
 
+#: Parts of answers that are about vBuckets.
+_IN_PORTIONS = ("vbuckets", "own", "received", "transitive")
+
 #: A running reconciliation is asked about this often.
 _POLL_S = 0.1
 
@@ -50,6 +53,17 @@ def _command(node: NodeAccess, verb: str, **given: object) -> Any:
         why = answer.value.decode("utf-8", "replace") or answer.reason
         raise ConfigError(why) if answer.status == Status.INVALID_ARGUMENTS else NodeError(why)
     return json.loads(answer.value)
+
+
+def _whole(node: NodeAccess, verb: str, **given: object) -> Any:
+    """Ask for an answer that comes in portions; return it in one piece."""
+    whole = found = _command(node, verb, **given)
+    while (first := found.pop("next", None)) is not None:
+        found = _command(node, verb, **given, first=first)
+        for name, rows in found.items():
+            if name in _IN_PORTIONS:
+                whole[name] += rows
+    return whole
 
 
 def _show(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
@@ -123,7 +137,7 @@ def list_(node: NodeAccess, as_json: bool) -> None:
 @talks_to_a_node("Print one JSON object.")
 def status(name: str, node: NodeAccess, as_json: bool) -> None:
     """Show how far a link is, what it has done, and what keeps it from its work."""
-    _show(_command(node, "status", name=name), as_json, _status_lines)
+    _show(_whole(node, "status", name=name), as_json, _status_lines)
 
 
 @xdcr.command()
@@ -198,7 +212,7 @@ def checkpoint(name: str, node: NodeAccess, as_json: bool) -> None:
 @talks_to_a_node("Print one JSON object.")
 def checkpoints(name: str, node: NodeAccess, as_json: bool) -> None:
     """List the checkpoints of a link; or of all links, with those that others have left here."""
-    found = _command(node, "checkpoints", name=name)
+    found = _whole(node, "checkpoints", name=name)
     kinds = ("own",) if name else ("own", "received", "transitive")
     _show(found, as_json, lambda value: _table(_RECORD_COLUMNS, _records_of(value, kinds)))
 

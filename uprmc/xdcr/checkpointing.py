@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 from uprmc.ports import Clock
 from uprmc.protocol.opcodes import Feature
@@ -20,7 +21,10 @@ from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.received import Received, due, row_of
 from uprmc.xdcr.run import Run
 from uprmc.xdcr.shipment import Position, Shipment
-from uprmc.xdcr.target import Held, Target
+from uprmc.xdcr.target import RECORDS_AT_ONCE, Held, Target
+
+#: VBuckets that are looked at in one call of `Checkpointing.pass_on`.
+_LOOKED_AT = 100
 
 
 class Checkpointing:
@@ -40,6 +44,7 @@ class Checkpointing:
         self._run = run
         self._nodes = nodes
         self._clock: Clock = run.hub.bucket.clock
+        self._changes_seen = 0
 
     def write(self, done: Callable[[], None] | None = None) -> None:
         """Write checkpoints of all vBuckets that have got on; `done` is called afterwards.
@@ -111,13 +116,19 @@ class Checkpointing:
             self._may_pass_on(shipment)
             if position.is_whole:
                 told.append(self._full_record(number, shipment, position))
+            if len(told) == RECORDS_AT_ONCE:
+                self._tell(place, told)
+                told = []
             self._keep(number, shipment.record(position, theirs.seqno, int(self._clock.now())))
             written += 1
-        for target in self._nodes.ready:
-            if target.place == place and told and Feature.CHECKPOINTS in target.granted:
-                target.tell_records(told)
+        self._tell(place, told)
         self._run.counters.checkpoints += bool(written)
         self._run.counters.failed_checkpoints += failed
+
+    def _tell(self, place: str, records: list[dict[str, object]]) -> None:
+        for target in self._nodes.ready:
+            if target.place == place and records and Feature.CHECKPOINTS in target.granted:
+                target.tell_records(records)
 
     def _full_record(
         self, number: int, shipment: Shipment, position: Position
@@ -137,17 +148,34 @@ class Checkpointing:
     # --- checkpoints of others ------------------------------------------------------------------
 
     def pass_on(self) -> None:
-        """Tell the target checkpoints of others that it has passed, at the end of a snapshot."""
-        received = self._run.world.received
-        for target in self._nodes.ready:
-            if Feature.CHECKPOINTS not in target.granted:
+        """Tell the target checkpoints of others that it has passed, at the end of a snapshot.
+
+        Of the vBuckets that have got on, or have got such a checkpoint, some are looked at in each
+        call.
+        """
+        received, moved = self._run.world.received, self._run.moved
+        if received.changes != self._changes_seen:
+            self._changes_seen = received.changes
+            self.look_at_all()
+        targets = {target.place: target for target in self._nodes.ready}
+        rows: dict[str, list[dict[str, object]]] = {}
+        for number in list(islice(moved, _LOOKED_AT)):
+            del moved[number]
+            shipment = self._run.shipments.get(number)
+            target = targets.get(shipment.place) if shipment is not None else None
+            if shipment is None or (target and Feature.CHECKPOINTS not in target.granted):
                 continue
-            rows: list[dict[str, object]] = []
-            for shipment in self._run.shipments.values():
-                if shipment.place == target.place and self._may_pass_on(shipment):
-                    rows += self._rows_for(received, target, shipment)
-            if rows:
-                target.tell_records(rows)
+            if target is None:
+                moved[number] = None  # it is being asked what it has
+            elif self._may_pass_on(shipment):
+                rows.setdefault(target.place, []).extend(self._rows_for(received, target, shipment))
+        for place, told in rows.items():
+            if told:
+                targets[place].tell_records(told)
+
+    def look_at_all(self) -> None:
+        """Look at all vBuckets again: what may be passed on has changed."""
+        self._run.moved.update(dict.fromkeys(self._run.shipments))
 
     def _may_pass_on(self, shipment: Shipment) -> bool:
         """Tell whether what holds for this vBucket up to its position holds for the target, too."""

@@ -113,6 +113,7 @@ class Link:
         """Take over other settings while it runs."""
         self._run.spec = spec
         self._apply_settings()
+        self._checkpointing.look_at_all()  # another filter admits other checkpoints
         self._nodes.wake()
 
     # --- what is so -----------------------------------------------------------------------------
@@ -149,12 +150,12 @@ class Link:
     def _totals(self) -> tuple[int, int]:
         """Return the sums of all high seqnos, and of how far each vBucket has arrived."""
         high = through = 0
-        shipments = self.shipments
+        shipment_of = self.shipments.get
         for number, vbucket in self._bucket.active.items():
-            shipment = shipments.get(number)
-            arrived = self._run.through(number) if shipment is None else shipment.through.seqno
-            high += vbucket.high_seqno
-            through += min(arrived, vbucket.high_seqno)
+            shipment, top = shipment_of(number), vbucket.high_seqno
+            arrived = self._run.through(number) if shipment is None else shipment.through[0]
+            high += top
+            through += arrived if arrived < top else top
         return high, through
 
     @property

@@ -8,9 +8,11 @@ Source: contracts, section 3.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from uprmc.errors import (
@@ -24,9 +26,13 @@ from uprmc.errors import (
 from uprmc.xdcr import spec as specs
 from uprmc.xdcr.link import Link
 from uprmc.xdcr.settings import LinkSettings
+from uprmc.xdcr.slices import SLICE_S
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.status import checkpoints_of, line_of, status_of
 from uprmc.xdcr.world import World
+
+#: VBuckets that one answer tells about.
+STATUS_VBUCKETS, CHECKPOINTS_VBUCKETS = 256, 64
 
 #: Called with the answer to a verb, or the reason why there is none.
 Answered = Callable[[Any], None]
@@ -44,6 +50,7 @@ class Links:
     def __init__(self, world: World) -> None:
         self.by_name: dict[str, Link] = {}
         self.is_own: Callable[[str], bool] = lambda _place: False
+        self._due: deque[Link] = deque()
         self._world = world
         self._bucket = world.hub.bucket
         self.received = world.received
@@ -79,8 +86,18 @@ class Links:
 
     def tick(self, now: float) -> None:
         """Learn the monotonic time in seconds; call it about ten times a second."""
-        for link in list(self.by_name.values()):
-            link.tick(now)
+        if not self._due:
+            self._due.extend(self.by_name.values())
+        self._tick_some(now)
+
+    def _tick_some(self, now: float) -> None:
+        monotonic = self._bucket.clock.monotonic
+        until = monotonic() + SLICE_S
+        while self._due:
+            self._due.popleft().tick(now)
+            if self._due and monotonic() >= until:
+                self._world.later(0.0, partial(self._tick_some, now))
+                return
 
     def close(self) -> None:
         """Hang up everywhere. The links stay written down."""
@@ -131,7 +148,8 @@ class Links:
         answered([line_of(self.by_name[name]) for name in sorted(self.by_name)])
 
     def _status(self, given: Mapping[str, Any], answered: Answered) -> None:
-        answered(status_of(self._find(given)))
+        numbers, following = self._portion(given, STATUS_VBUCKETS)
+        answered({**status_of(self._find(given), numbers), "next": following})
 
     def _pause(self, given: Mapping[str, Any], answered: Answered) -> None:
         link = self._find(given)
@@ -147,7 +165,7 @@ class Links:
         link = self._find(given)
         now = f"{self._bucket.entropy.uuid48():012x}"
         link.change(specs.with_settings(link.spec, _settings_of(given), now))
-        self._save(lambda: answered(status_of(link)["settings"]))
+        self._save(lambda: answered(link.spec.settings.shown()))
 
     def _delete(self, given: Mapping[str, Any], answered: Answered) -> None:
         link = self._find(given)
@@ -180,12 +198,14 @@ class Links:
 
     def _checkpoints(self, given: Mapping[str, Any], answered: Answered) -> None:
         links = [self._find(given)] if given.get("name") else list(self.by_name.values())
-        told = self.received.shown()
+        numbers, following = self._portion(given, CHECKPOINTS_VBUCKETS)
+        told = self.received.shown(numbers)
         answered(
             {
-                "own": [row for link in links for row in checkpoints_of(link)],
+                "own": [row for link in links for row in checkpoints_of(link, numbers)],
                 "received": [row for row in told if not row["via"]],
                 "transitive": [row for row in told if row["via"]],
+                "next": following,
             }
         )
 
@@ -200,7 +220,17 @@ class Links:
         answered(len(rows))
 
     def _records(self, given: Mapping[str, Any], answered: Answered) -> None:
-        answered(self.received.of_source(str(given.get("source", ""))))
+        numbers, following = self._portion(given, CHECKPOINTS_VBUCKETS)
+        rows = self.received.shown(numbers, str(given.get("source") or "none"))
+        answered({"records": rows, "next": following})
+
+    def _portion(self, given: Mapping[str, Any], size: int) -> tuple[range, int | None]:
+        """Return which vBuckets an answer is about, and the first of the next answer."""
+        first, count = given.get("first", 0), self._bucket.settings.engine.vbuckets
+        if not isinstance(first, int) or not 0 <= first < count:
+            raise InvalidArguments("the first vBucket is none")
+        following = first + size
+        return range(first, min(following, count)), following if following < count else None
 
     def _purged(self, _given: Mapping[str, Any], answered: Answered) -> None:
         """Tell a link of another node up to where deletions are purged here."""

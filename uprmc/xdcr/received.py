@@ -230,17 +230,17 @@ class Received:
         records = self._records.get(vbucket.id, ())
         return [each for each in records if is_valid(each, log, high)]
 
-    def of_source(self, source: str) -> list[dict[str, Any]]:
-        """Return all valid records of a source, each with its vBucket."""
-        return [row for row in self.shown() if row["source_bucket_uuid"] == source]
+    def shown(self, numbers: Iterable[int], source: str = "") -> list[dict[str, Any]]:
+        """Return the valid records of some vBuckets, each with its vBucket.
 
-    def shown(self) -> list[dict[str, Any]]:
-        """Return all valid records, each with its vBucket."""
+        `source` leaves those of other sources out.
+        """
         return [
             {"vbucket": number, **row_of(record)}
-            for number in sorted(self._records)
-            if number in self._bucket.active
+            for number in numbers
+            if number in self._records and number in self._bucket.active
             for record in self.valid(self._bucket.active[number])
+            if source in ("", record.source)
         ]
 
     def _document(self, number: int) -> bytes | None:

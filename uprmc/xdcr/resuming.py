@@ -88,8 +88,9 @@ class Resuming:
         newest = held.log[0].uuid if held.log else 0
         through = NOWHERE if record is None else position_of(record)
         shipment = self._run.shipments[number] = Shipment(
-            vbucket, target.place, began[0], (newest, held.seqno), through
+            vbucket, target.place, began[0], (newest, held.seqno), through, self._run.moved
         )
+        self._run.moved[number] = None
         shipment.tells_origins = Feature.ORIGINS in target.granted
         shipment.tells_expirations = Feature.TERMS in target.granted
         shipment.clean = self._is_clean(vbucket, record, held)

@@ -40,6 +40,7 @@ class Run:
         two_way: whether what arrives at the target may come back, as far as is known. The rows of
             such a link do not expire by time.
         stopped: vBuckets that are not sent before they are reconciled.
+        moved: vBuckets for which checkpoints of others may have become due, the oldest first.
     """
 
     def __init__(self, world: World, spec: LinkSpec, outbound: Outbound) -> None:
@@ -56,6 +57,7 @@ class Run:
         self.reading: Reading | None = None
         self.two_way = True
         self.stopped: set[int] = set()
+        self.moved: dict[int, None] = {}
 
     @property
     def hub(self) -> Hub:

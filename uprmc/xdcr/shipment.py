@@ -56,6 +56,7 @@ class Shipment:
         tells_origins, tells_expirations: whether the target knows these.
         clean: whether the target misses no deletion; ``None`` = the first snapshot will tell.
         told: by source, the newest record that was passed on.
+        moved: gets the vBucket's number when it has arrived further.
         purged: see `Record`.
         theirs_purged: up to where the target had purged deletions when it was asked last.
         arrived: what came up to here has arrived before; only deletions that came from the target
@@ -70,6 +71,7 @@ class Shipment:
         "arrived",
         "clean",
         "dead",
+        "moved",
         "place",
         "purged",
         "stream",
@@ -91,8 +93,10 @@ class Shipment:
         stream: StreamState,
         target: tuple[int, int],
         through: Position,
+        moved: dict[int, None],
     ) -> None:
         self.vbucket = vbucket
+        self.moved = moved
         self.place = place
         self.stream = stream
         self.target_uuid, self.target_seqno = target
@@ -136,6 +140,7 @@ class Shipment:
             _, self.through, echo = under_way.popleft()
             if echo != SEQNO_MAX:
                 self.note_echo(self.through.seqno, echo)
+        self.moved[self.vbucket.id] = None
 
     # --- deletions that come from the target ----------------------------------------------------
 

@@ -5,6 +5,7 @@ Numbers that can exceed 2^53 are texts, as everywhere in the contract.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from uprmc.xdcr.checkpoint import Record
@@ -26,8 +27,9 @@ def line_of(link: Link) -> dict[str, Any]:
     }
 
 
-def status_of(link: Link) -> dict[str, Any]:
-    """Return all that is known of a link."""
+def status_of(link: Link, numbers: Iterable[int]) -> dict[str, Any]:
+    """Return all that is known of a link, and of some of its vBuckets."""
+    sent = set(link.numbers)
     return {
         **line_of(link),
         **link.counters.shown(),
@@ -40,7 +42,7 @@ def status_of(link: Link) -> dict[str, Any]:
         "last_errors": link.errors.shown(),
         "needs_reconcile": link.needs_reconcile,
         "branches": list(link.branches),
-        "vbuckets": [_vbucket(link, number) for number in sorted(link.numbers)],
+        "vbuckets": [_vbucket(link, number) for number in numbers if number in sent],
     }
 
 
@@ -61,8 +63,8 @@ def _vbucket(link: Link, number: int) -> dict[str, Any]:
     }
 
 
-def checkpoints_of(link: Link) -> list[dict[str, Any]]:
-    """Return the checkpoints that a link has written, by vBucket, newest first."""
+def checkpoints_of(link: Link, numbers: Iterable[int]) -> list[dict[str, Any]]:
+    """Return the checkpoints that a link has written of some vBuckets, newest first."""
     return [
         {
             "link": link.spec.name,
@@ -75,7 +77,7 @@ def checkpoints_of(link: Link) -> list[dict[str, Any]]:
             "target_seqno": record.target_seqno,
             "created": record.created,
         }
-        for number in sorted(link.records)
-        for record in link.records[number]
+        for number in numbers
+        for record in link.records.get(number, ())
         if record.seqno
     ]

@@ -53,8 +53,11 @@ _REFUSED_LOGIN = (Status.AUTH_ERROR, Status.ACCESS_DENIED)
 #: The statistic with the policy of conflict resolution.
 _POLICY_KEY = b"ep_conflict_resolution_type"
 
+#: No node has more vBuckets.
+VBUCKETS_MAX = 1_024
+
 #: Records in one request.
-_RECORDS_AT_ONCE = 100
+RECORDS_AT_ONCE = 100
 
 
 class Held(NamedTuple):
@@ -136,6 +139,7 @@ class Target(NodeSession):
         self.records: dict[int, list[Told]] = {}
         self.links: int | None = None
         self._purged: dict[int, int] = {}
+        self._untold: set[str] = set()
         self.windows = Windows(owner.settled, settings.xdcr)
         self._owner = owner
         super().__init__(place, _FEATURES, login, settings, clock, wake)
@@ -145,11 +149,12 @@ class Target(NodeSession):
     def survey(self) -> None:
         """Ask what the node has; `TargetOwner.surveyed` is called when it has told."""
         self.ready = False
+        self._untold = {"seqnos"}
         self._ask(Opcode.GET_CLUSTER_CONFIG, self._mapped)
         self._ask(Opcode.STAT, self._statistic)
         if Feature.CHECKPOINTS in self.granted:
-            asked = json.dumps({"source": self._owner.bucket_uuid}).encode()
-            self._ask(Opcode.XDCR, self._recorded, key=b"records", value=asked)
+            self._untold.add("records")
+            self._ask_for_records({}, 0)
         self.ask_for_links()
         self.ask_seqnos(self._surveyed)
 
@@ -166,15 +171,26 @@ class Target(NodeSession):
         if reply.key == _POLICY_KEY:
             self.policy = reply.value.decode("latin-1")
 
-    def _recorded(self, reply: ResponseFrame) -> None:
-        self.records = {}
-        if reply.status:
+    def _ask_for_records(self, found: dict[int, list[Told]], first: int) -> None:
+        asked = json.dumps({"source": self._owner.bucket_uuid, "first": first}).encode()
+        self._ask(Opcode.XDCR, partial(self._recorded, found, first), key=b"records", value=asked)
+
+    def _recorded(self, found: dict[int, list[Told]], first: int, reply: ResponseFrame) -> None:
+        """Take the checkpoints of some vBuckets, and ask for those of the next ones."""
+        following = None
+        if reply.status == Status.SUCCESS:
+            try:
+                told = json.loads(reply.value)
+                for row in told["records"]:
+                    found.setdefault(int(row["vbucket"]), []).append(told_of(row))
+                following = told["next"]
+            except (ValueError, TypeError, KeyError, InvalidArguments):
+                found.clear()
+        if isinstance(following, int) and first < following < VBUCKETS_MAX:
+            self._ask_for_records(found, following)
             return
-        try:
-            for row in json.loads(reply.value):
-                self.records.setdefault(int(row["vbucket"]), []).append(told_of(row))
-        except (ValueError, TypeError, KeyError, InvalidArguments):
-            self.records = {}
+        self.records = found
+        self._has_told("records")
 
     def ask_for_links(self) -> None:
         """Ask whether the node has links itself; the answer is in `links`."""
@@ -189,12 +205,20 @@ class Target(NodeSession):
 
     def tell_records(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Tell the node checkpoints that it is to keep."""
-        for begin in range(0, len(rows), _RECORDS_AT_ONCE):
-            value = json.dumps({"records": rows[begin : begin + _RECORDS_AT_ONCE]}).encode()
+        for begin in range(0, len(rows), RECORDS_AT_ONCE):
+            value = json.dumps({"records": rows[begin : begin + RECORDS_AT_ONCE]}).encode()
             self._ask(Opcode.XDCR, lambda _: None, key=b"record", value=value)
 
     def _surveyed(self, held: dict[int, Held] | None) -> None:
         self.held = held
+        self._has_told("seqnos")
+
+    def _has_told(self, what: str) -> None:
+        if what not in self._untold:
+            return  # it was asked twice
+        self._untold.discard(what)
+        if self._untold:
+            return
         self.ready = True
         self._owner.surveyed(self)
         self.wake()
@@ -230,7 +254,7 @@ class Target(NodeSession):
             rows: Iterable[tuple[int, int, int]] = decode_vbucket_seqno_terms(reply.value)
         else:
             rows = [(*row, 0) for row in decode_vbucket_seqnos(reply.value)]
-        held = {number: Held(term, seqno) for number, seqno, term in rows}
+        held = {number: Held(term, seqno) for number, seqno, term in rows if number < VBUCKETS_MAX}
         waiting = set(held)
         if not held:
             done(held)
