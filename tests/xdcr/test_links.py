@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.system.test_replication import delete
@@ -10,6 +12,7 @@ from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.xdcr import checkpoint, links
+from uprmc.xdcr import link as link_module
 from uprmc.xdcr.checkpoint import decode_one
 from uprmc.xdcr.target import Target
 
@@ -316,3 +319,22 @@ def test_links_that_take_their_time_do_so_in_several_turns(
     assert ticked == ["x"]
     centres.loop.until(lambda: "z" in ticked)
     assert ticked == ["x", "y", "z"]
+
+
+def test_a_link_that_leaves_everything_out_lets_others_have_their_turns(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 4_000)
+    monkeypatch.setattr(link_module, "FILL_S", 0.0)
+    monkeypatch.setattr(link_module, "_PULL_BYTES", 4_000)
+    link = centres.link(a, b, filter_key="nothing")
+    turns: list[int] = []
+
+    def is_done() -> bool:
+        turns.append(link.counters.docs_filtered)
+        return turns[-1] == 4_000
+
+    centres.loop.until(is_done)
+    assert max(later - before for before, later in pairwise(turns)) < 1_000
+    centres.until_level(link)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from uprmc.client.kv import KvClient
 from uprmc.errors import UprmcError
 
 KEYS = [b"key-%d" % number for number in range(2_000)]
+
+#: Writes of the test that kills, and how many come at once.
+WRITES = int(os.environ.get("XDCR_KILL_WRITES", "14000"))
+BATCH = 500
 
 
 class Centre:
@@ -42,9 +47,9 @@ class Centre:
         self._server.kill()
         self.start()
 
-    def documents(self) -> dict[bytes, tuple[Any, ...]]:
+    def documents(self, keys: Sequence[bytes] = KEYS) -> dict[bytes, tuple[Any, ...]]:
         with KvClient([self.place]) as kv:
-            found = kv.get_many(KEYS)
+            found = kv.get_many(keys)
         return {key: (each.value, each.cas, each.flags) for key, each in found.items()}
 
 
@@ -66,11 +71,11 @@ def wide_pair(tmp_path: Path) -> Iterator[tuple[Centre, Centre]]:
         yield tuple(Centre(stack, tmp_path / name, 512) for name in "ab")  # type: ignore[misc]
 
 
-def until_same(a: Centre, b: Centre, limit_s: float = 60.0) -> int:
+def until_same(a: Centre, b: Centre, keys: Sequence[bytes] = KEYS, limit_s: float = 60.0) -> int:
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            ours, theirs = a.documents(), b.documents()
+            ours, theirs = a.documents(keys), b.documents(keys)
         except UprmcError:
             ours, theirs = {}, {b"": ()}
         if ours == theirs:
@@ -85,21 +90,37 @@ def write(centre: Centre, value: bytes) -> None:
         kv.delete_many(KEYS[::10])
 
 
-def test_a_link_survives_that_its_source_and_its_target_are_killed(
+def test_a_link_survives_that_its_source_and_its_target_are_killed_while_it_sends(
     pair: tuple[Centre, Centre], here: Here
 ) -> None:
+    """Both ends have the same documents afterwards, and all that was written since the source died.
+
+    A link runs in the process of its source: it is killed with it. `XDCR_KILL_WRITES=1000000` in
+    the environment makes it the long form.
+    """
     a, b = pair
     command = ("xdcr", "create", "west", "--to", b.place, "--set", "ship=persisted")
     assert here(*command, "--node", a.place).code == 0
-    for life in range(2):
-        write(a, b"before the target is killed %d" % life)
-        b.kill()
-        assert until_same(a, b) == len(KEYS) * 9 // 10
-        write(a, b"before the source is killed %d" % life)
-        a.kill()
-        assert until_same(a, b) > 0
-    found = here("xdcr", "status", "west", "--node", a.place, "--json")
-    status = json.loads(found.out)
+    keys = [b"key-%d" % number for number in range(max(2_000, WRITES // 10))]
+    victims = {WRITES * each // 7 // BATCH: (b, a)[each % 2] for each in range(1, 7)}
+    since: dict[bytes, bytes | None] = {}
+    for number in range(WRITES // BATCH):
+        at = number * BATCH % len(keys)
+        with KvClient([a.place]) as kv:
+            written = dict.fromkeys(keys[at : at + BATCH], b"written in batch %d" % number)
+            gone = list(written)[::10]
+            kv.set_many(written)
+            kv.delete_many(gone)
+        since.update({**written, **dict.fromkeys(gone)})
+        victim = victims.get(number)
+        if victim is not None:
+            victim.kill()
+        if victim is a:
+            since.clear()  # what was not on its disk is lost
+    assert until_same(a, b, keys, 60.0 + WRITES / 2_000)
+    found = b.documents(keys)
+    assert {key: found[key][0] if key in found else None for key in since} == since
+    status = json.loads(here("xdcr", "status", "west", "--node", a.place, "--json").out)
     assert status["state"] == "running"
     assert status["branches"] == []
 

@@ -9,6 +9,7 @@ import pytest
 from tests.server.test_dialer import certificate_for
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
+from uprmc.errors import InvalidArguments
 from uprmc.kv import binary_commands
 from uprmc.kv.binary_conversation import BinaryConversation, Request
 from uprmc.kv.command_table import HANDLERS
@@ -77,11 +78,58 @@ def test_a_link_over_tls(centres: DataCentres, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_an_error_until_it_can(
     centres: DataCentres, tmp_path: Path
 ) -> None:
+    password = tmp_path / "password"
     a, b = centres.start("a"), centres.start("b")
-    link = centres.link(a, b, user="u", password_file=str(tmp_path / "password"))
-    centres.loop.until(lambda: link.state == "error")
-    assert "password cannot be read" in link.error
+    given = {"user": "u", "password_file": str(password)}
+    with pytest.raises(InvalidArguments, match=r"--password-file: .*password cannot be read"):
+        centres.link(a, b, **given)
+    assert a.links.by_name == {}
+    password.write_text("secret")
+    link = centres.link(a, b, **given)
+    password.unlink()
+    centres.command(a, "resume", name="west")
+    centres.loop.until(lambda: "password cannot be read" in link.error)
     assert "--password-file" in link.error
+    password.write_text("secret")
+    centres.command(a, "resume", name="west")
+    centres.loop.until(lambda: "does not offer SASL PLAIN" in link.error)
+
+
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_authorities_that_cannot_be_used_are_refused(
+    centres: DataCentres, tmp_path: Path, text: str | None
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    if text is not None:
+        (tmp_path / "ca.pem").write_text(text)
+    with pytest.raises(InvalidArguments, match=r"--tls-ca: .*ca\.pem"):
+        centres.link(a, b, tls_ca=str(tmp_path / "ca.pem"))
+
+
+def test_a_certificate_that_is_not_trusted_is_told_in_the_words_of_links(
+    centres: DataCentres, tmp_path: Path
+) -> None:
+    (tmp_path / "others").mkdir()
+    certificate, key = certificate_for(tmp_path, "127.0.0.1")
+    others, _ = certificate_for(tmp_path / "others", "127.0.0.1")
+    a = centres.start("a")
+    b = centres.start("b", server__tls_cert=certificate, server__tls_key=key)
+    link = centres.link(a, b, tls_ca=others)
+    centres.loop.until(lambda: link.errors.shown())
+    assert "not certified by --tls-ca" in link.errors.shown()[0]
+    (node,) = centres.command(a, "status", name="west")["nodes"]
+    assert "not certified by --tls-ca" in node["error"]
+
+
+def test_a_target_that_is_no_node_is_named_with_what_is_wrong(centres: DataCentres) -> None:
+    a = centres.start("a")
+    web = centres.start("b", server__http="127.0.0.1:0").addresses()["http"]
+    write(a, 0, 10)
+    link = centres.link(a, web)
+    centres.loop.until(lambda: link.errors.shown())
+    (node,) = centres.command(a, "status", name="west")["nodes"]
+    assert node["error"] == "it breaks the protocol: unknown magic 0x48"
+    assert link.lag_seconds < 60, "it counts from when the link was made"
 
 
 def test_a_target_that_offers_no_login_is_an_error(centres: DataCentres, tmp_path: Path) -> None:

@@ -147,9 +147,13 @@ class SessionProtocol(Protocol):
             if reply is not None:
                 self._send(reply)
                 return
-            self._pump()
+            self._pump_after_input()
         except Exception:
             self._failed()
+
+    def _pump_after_input(self) -> None:
+        """Send what the session says to what has come."""
+        self._pump()
 
     def _send(self, reply: bytes) -> None:
         """Write all that the session had to say."""

@@ -368,6 +368,10 @@ class DialledProtocol(SessionProtocol):
             return
         super().dataReceived(data)
 
+    def _pump_after_input(self) -> None:
+        """See `SessionProtocol`; what a node answers us is no request, so others go first."""
+        self._run()
+
     def tick(self, now: float) -> None:
         """See `SessionProtocol`; one that takes nothing is not asked whether we may leave."""
         super().tick(now)

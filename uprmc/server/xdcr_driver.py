@@ -11,7 +11,7 @@ from twisted.internet.task import LoopingCall
 
 from uprmc.config import UprSettings
 from uprmc.errors import ConfigError
-from uprmc.ports import Dial
+from uprmc.ports import Dial, Dialled, MakeSession
 from uprmc.server.dialer import trust_root
 from uprmc.server.log import Log, Throttle
 from uprmc.upr.hub import Hub
@@ -26,6 +26,9 @@ _TROUBLE_LOG_S = 1.0
 
 #: A password file is not longer.
 _PASSWORD_MAX_BYTES = 4_096
+
+#: What a setting of the node is called where a link has it.
+_OPTION = ("upr.dial_ca", "--tls-ca")
 
 _log = Log("xdcr")
 
@@ -92,7 +95,12 @@ class XdcrDriver:
 
     def _dial(self, authorities: str) -> Dial:
         """Return how to reach a target; raises `ConfigError` for a file that cannot be used."""
-        return self._dialer(_trust(self._settings, authorities))
+        dial = self._dialer(_trust(self._settings, authorities))
+
+        def of_link(place: str, make: MakeSession, failed: Callable[[str], None]) -> Dialled:
+            return dial(place, make, lambda why: failed(why.replace(*_OPTION)))
+
+        return of_link
 
     def _trouble(self, link: str, reason: str) -> None:
         held_back = self._trouble_log.passed()
@@ -104,7 +112,7 @@ def _trust(settings: UprSettings, authorities: str) -> Any:
     try:
         return trust_root(replace(settings, dial_ca=authorities))
     except ConfigError as error:
-        raise ConfigError(str(error).replace("upr.dial_ca", "--tls-ca")) from None
+        raise ConfigError(str(error).replace(*_OPTION)) from None
 
 
 def _password(path: str) -> str:

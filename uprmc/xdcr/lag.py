@@ -16,9 +16,10 @@ _NOTES = 4_096
 class Lag:
     """See the module docstring."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        """Begin at this monotonic time: nothing is known of before."""
         self._notes: deque[tuple[float, int]] = deque()
-        self._level_at = 0.0
+        self._level_at = now
 
     def note(self, now: float, high: int, through: int) -> None:
         """Take note of the sums at this monotonic time."""

@@ -49,6 +49,9 @@ _RATE_S = 1.0
 #: A pause waits this long for answers, and then for its checkpoint.
 _SETTLE_S, _PAUSE_S = 2.0, 4.0
 
+#: Seconds that sending takes at a time; then others have their turn.
+FILL_S = 0.001
+
 #: Bytes that are read at a time.
 _PULL_BYTES = 64 * 1024
 
@@ -77,7 +80,6 @@ class Link:
         self.branches = self._resuming.branches
         self.forwarded_from = self._resuming.forwarded_from
         self.reconciliation: Reconciliation | None = None
-        self.lag = Lag()
         self.error = ""
         self.rate = 0.0
         self._world = world
@@ -89,6 +91,7 @@ class Link:
         self._asking = Backoff(_LOOK_S, self._bucket.settings.xdcr.redial_max_s)
         self._paid_until = 0.0
         now = self._clock.monotonic()
+        self.lag = Lag(now)
         self._looked_at = self._renewed_at = now
         self._checked_at = self._rated = now
         self._rated_items = 0
@@ -377,6 +380,7 @@ class Link:
 
     def failed(self, target: Target, why: str, *, final: bool) -> None:
         """See `TargetOwner`."""
+        self._nodes.blame(target, why)
         if final:
             self._stop(f"{target.place}: {why}")
         else:
@@ -452,13 +456,17 @@ class Link:
             return 0
         budget = self._affordable(target, budget)
         sent, windows = 0, target.windows
-        outbound, place = self._outbound, target.place
-        while sent < budget and windows.has_room:
+        outbound, place, monotonic = self._outbound, target.place, self._clock.monotonic
+        until, late = monotonic() + FILL_S, False
+        while sent < budget and windows.has_room and not late:
             if outbound.has(place):
                 sent += self._ship(target, *outbound.take(place), out)
             elif not (outbound.release() or self._pull(budget - sent)):
                 break
-        if not (outbound.has(place) and windows.has_room):
+            late = monotonic() >= until
+        if late:
+            target.wake()  # what is filtered makes no bytes, and still takes its time
+        elif not (outbound.has(place) and windows.has_room):
             sent += windows.close(out)
         self._pay(sent)
         return sent

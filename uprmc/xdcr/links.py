@@ -17,6 +17,7 @@ from typing import Any
 
 from uprmc.errors import (
     CommandError,
+    ConfigError,
     InvalidArguments,
     KeyExists,
     KeyNotFound,
@@ -140,9 +141,19 @@ class Links:
         own = next((place for place in spec.places if self.is_own(place)), None)
         if own is not None:
             raise InvalidArguments(f"{own} is this node itself: name another one")
+        self._check_files(spec)
         link = self.by_name[spec.name] = Link(self._world, spec)
         told = {"name": spec.name, "id": spec.id}
         link.register(lambda: self._save(lambda: answered(told)))
+
+    def _check_files(self, spec: LinkSpec) -> None:
+        """Refuse a link whose files cannot be used; the text says which."""
+        try:
+            self._world.dial(spec.tls_ca)
+            if spec.user:
+                self._world.password(spec.password_file)
+        except ConfigError as error:
+            raise InvalidArguments(str(error)) from None
 
     def _list(self, given: Mapping[str, Any], answered: Answered) -> None:
         answered([line_of(self.by_name[name]) for name in sorted(self.by_name)])

@@ -217,6 +217,10 @@ class Nodes:
                 node.backoff.good()
             node.backoff.failed(now)
 
+    def blame(self, target: Target, why: str) -> None:
+        """Take note of why a connection is of no use."""
+        self._by_place[target.place].error = why
+
     def holder(self, number: int) -> tuple[Target | None, str]:
         """Return the node that has a vBucket, or why there is none to be used."""
         ready = {target.place: target for target in self.ready}
