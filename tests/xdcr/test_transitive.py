@@ -9,6 +9,7 @@ import pytest
 from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.errors import InvalidArguments
+from uprmc.model import VBucketState
 from uprmc.server.node import Node
 from uprmc.xdcr import checkpointing, links
 from uprmc.xdcr.checkpointing import Checkpointing
@@ -98,6 +99,10 @@ def test_foo_bar_5_10(centres: DataCentres) -> None:
     (told,) = checkpoints(centres, c, "transitive")
     assert (told["source_seqno"], told["link_id"]) == (5, link.spec.id)
     assert checkpoints(centres, c, "received")[0]["source_bucket_uuid"] == bucket_uuid(b)
+    centres.until_on_disk(c)
+    centres.stop("c")
+    c = centres.start("c", engine__vbuckets=1)
+    assert checkpoints(centres, c, "transitive") == [told]
 
 
 @pytest.mark.acceptance("C10")
@@ -243,6 +248,21 @@ def test_a_target_that_may_have_missed_a_deletion_gets_no_records(centres: DataC
 
 
 @pytest.mark.acceptance("C16")
+def test_the_record_of_a_vbucket_waits_for_no_other_vbucket(centres: DataCentres) -> None:
+    a, b, c = (centres.start(name) for name in "abc")
+    c.bucket.set_state(1, VBucketState.DEAD)  # the link cannot bring it there
+    write(a, 0, 100)
+    replicate(centres, a, b, "ab")
+    link = centres.link(b, c, "bc")
+
+    def told() -> set[int]:
+        rows = checkpoints(centres, c, "transitive")
+        return {row["vbucket"] for row in rows if row["source_bucket_uuid"] == bucket_uuid(a)}
+
+    centres.loop.until(lambda: told() == {0, 2, 3})
+    assert link.changes_left == 25
+
+
 def test_a_chain_of_four_passes_records_of_each_on(centres: DataCentres) -> None:
     nodes = [centres.start(name) for name in "abcd"]
     write(nodes[0], 0, 100)
