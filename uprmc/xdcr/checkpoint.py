@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from uprmc.consume.history import Entries
 from uprmc.model import FailoverEntry
 from uprmc.rollback import ends_of_branches
+from uprmc.xdcr import versioned
 
 #: Records of a vBucket that are kept.
 KEPT = 5
@@ -122,13 +123,9 @@ def decode(document: bytes | None) -> Records:
     """Read it back; raises `ValueError`, one line, for what this module has not written."""
     if document is None:
         return ()
-    try:
-        found = json.loads(document)
-        if found["version"] != _VERSION:
-            raise ValueError(f"it has version {found['version']}; this uprmc knows {_VERSION}")
-        return tuple(map(_record, found["records"]))[:KEPT]
-    except (KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError("it does not have the form that this uprmc writes") from None
+    return versioned.read(
+        document, _VERSION, lambda found: tuple(map(_record, found["records"]))[:KEPT]
+    )
 
 
 def encode_one(record: Record) -> bytes:

@@ -27,6 +27,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.model import FailoverEntry
 from uprmc.rollback import ends_of_branches
+from uprmc.xdcr import versioned
 
 #: Nodes that a record was passed on by at most.
 VIA_MAX = 32
@@ -132,13 +133,7 @@ def decode(document: bytes | None) -> list[Told]:
     """Read it back; raises `ValueError`, one line, for what this module has not written."""
     if document is None:
         return []
-    try:
-        found = json.loads(document)
-        if found["version"] != _VERSION:
-            raise ValueError(f"it has version {found['version']}; this uprmc knows {_VERSION}")
-        return [told_of(row) for row in found["records"]]
-    except (KeyError, TypeError, AttributeError, RecursionError, InvalidArguments):
-        raise ValueError("it does not have the form that this uprmc writes") from None
+    return versioned.read(document, _VERSION, lambda found: [*map(told_of, found["records"])])
 
 
 def row_of(record: Told) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from uprmc import places
 from uprmc.errors import InvalidArguments
+from uprmc.xdcr import versioned
 from uprmc.xdcr.settings import LinkSettings
 
 #: The local document's name.
@@ -126,15 +127,7 @@ def decode(document: bytes | None) -> list[LinkSpec]:
     """Read it back; raises `ValueError`, one line, for what this module has not written."""
     if document is None:
         return []
-    try:
-        found = json.loads(document)
-        if found["version"] != _VERSION:
-            raise ValueError(f"it has version {found['version']}; this uprmc knows {_VERSION}")
-        return [_spec(row) for row in found["links"]]
-    except InvalidArguments as error:
-        raise ValueError(str(error)) from None
-    except (KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError("it does not have the form that this uprmc writes") from None
+    return versioned.read(document, _VERSION, lambda found: [*map(_spec, found["links"])])
 
 
 def _row(spec: LinkSpec) -> dict[str, Any]:
