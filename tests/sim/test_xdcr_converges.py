@@ -64,6 +64,14 @@ RUNS: dict[str, Plan] = {
         keys=2,
         writer_s=0.05,
     ),
+    "watermarks removed": replace(
+        _SHORT,
+        operating={"pause": 2, "forget": 3, "checkpoint": 2},
+        operator_s=0.1,
+        purge_s=0.03,
+        writer_s=0.03,
+        writers=(0,),
+    ),
     "failovers at both ends": replace(
         _SHORT, standbys=True, operating={"failover": 1, "checkpoint": 1}, operator_s=0.5
     ),

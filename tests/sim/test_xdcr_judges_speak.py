@@ -119,6 +119,11 @@ def _forget_the_row_of_a_pause(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Link, "_settle_pause", forgetful)
 
 
+def _never_stop(patch: pytest.MonkeyPatch) -> None:
+    """Begin at zero although deletions were purged that the target lacks."""
+    patch.setattr(Resuming, "_has_missed", lambda *_: False)
+
+
 # --- checkpoints of others ------------------------------------------------------------------------
 
 
@@ -182,6 +187,7 @@ _PLANS: dict[Patch, Plan] = {
         purge_s=0.03,
         steps=3_000,
     ),
+    _never_stop: RUNS["watermarks removed"],
     _pass_on_at_once: _AGAIN,
     _pass_on_although_deletions_were_purged: replace(
         _AGAIN, purge_s=0.03, purging=(1,), fickle=(1, 2)
@@ -203,6 +209,7 @@ _PLANS: dict[Patch, Plan] = {
         (_go_on_where_it_was, "has everything of"),
         (_ask_the_target_too_early, "has everything of"),
         (_forget_the_row_of_a_pause, "has everything of|is newer"),
+        (_never_stop, "has not stopped"),
         (_pass_on_at_once, "has everything of"),
         (_pass_on_although_deletions_were_purged, "has everything of"),
         (_forget_what_is_filtered, "has everything of"),

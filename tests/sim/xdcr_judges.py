@@ -74,6 +74,36 @@ class ArrivalJudge:
                 )
 
 
+class StopJudge:
+    """A link whose source has dropped a deletion that the target lacks sends it, or stops.
+
+    If the target has links itself, its older version may come back one day.
+    """
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+        self._dropped: list[tuple[Route, int, Version, int]] = []
+
+    def dropped(self, route: Route, theirs: Book, number: int, version: Version, told: int) -> None:
+        """Take note of a deletion that was dropped; `told` is how often the link had stopped."""
+        if not self._truth.has_had(theirs, version):
+            self._dropped.append((route, number, version, told))
+
+    def forget(self, route: Route) -> None:
+        """Take note that a link is deleted: the one that is made again knows nothing of before."""
+        self._dropped = [each for each in self._dropped if each[0] is not route]
+
+    def judge(self, book: Callable[[int, int], Book], told: Callable[[Route, int], int]) -> None:
+        """Judge all links; `told` returns how often a link has stopped with a vBucket."""
+        for route, number, version, before in self._dropped:
+            theirs = book(route.target, number)
+            found = theirs.get(version.key)
+            is_live = found is not None and not found.deleted
+            lacks = is_live and not self._truth.has_had(theirs, version)
+            if lacks and told(route, number) == before:
+                complain(f"link {route.name} has not stopped, although {found} was to be {version}")
+
+
 class Exemptions:
     """Keys for which less is promised, because a deletion could not reach everybody.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -17,13 +18,21 @@ from tests.sim.judges import complain
 from tests.sim.node import small_settings
 from tests.sim.replica_node import Cluster, address
 from tests.sim.world import World
-from tests.sim.xdcr_judges import ArrivalJudge, Exemptions, FinalJudge, judge_hops, reaching
+from tests.sim.xdcr_judges import (
+    ArrivalJudge,
+    Exemptions,
+    FinalJudge,
+    StopJudge,
+    judge_hops,
+    reaching,
+)
 from tests.sim.xdcr_node import Drift, XdcrNode
 from tests.sim.xdcr_plan import Plan, Route, random_plan
 from tests.sim.xdcr_truth import Book, Truth, Version
 from uprmc.config import PurgeSettings, Settings, UprSettings, XdcrSettings
 from uprmc.engine.purge_rule import PurgeRule
-from uprmc.errors import CommandError
+from uprmc.engine.watermarks.table import MANAGER
+from uprmc.errors import CommandError, KeyNotFound
 from uprmc.model import VBucketState
 
 #: At rest for so long means at rest.
@@ -69,6 +78,7 @@ class XdcrRun(Judged[Plan]):
         self.truth = Truth(plan.by_time)
         self.exempt = Exemptions(self.truth)
         self.arrivals = ArrivalJudge(self.truth)
+        self.stops = StopJudge(self.truth)
         self.final = FinalJudge(plan, self.truth, self.exempt)
         self.sites = [self._make_site(number) for number in range(plan.clusters)]
         self.nodes = [node for site in self.sites for node in site.nodes]
@@ -300,6 +310,15 @@ class XdcrRun(Judged[Plan]):
         if again and route.name not in self._absent:
             self.world.after(0.2, partial(self._resume, route))
 
+    def _forget(self) -> None:
+        """Remove the watermarks of a link."""
+        found = self._route()
+        if found is not None:
+            route, node = found
+            for vbucket in node.bucket.active.values():
+                with suppress(KeyNotFound):
+                    node.bucket.watermarks.remove(vbucket, b"xdcr:" + route.name.encode(), MANAGER)
+
     def _checkpoint(self) -> None:
         found = self._route()
         if found is not None:
@@ -351,6 +370,7 @@ class XdcrRun(Judged[Plan]):
         if any(not node.serving or node.stopping for node in site.nodes):
             return
         self._absent.add(route.name)
+        self.stops.forget(route)
         for node in site.nodes:
             if route.name in node.xdcr.by_name:
                 node.command("delete", name=route.name)
@@ -404,7 +424,22 @@ class XdcrRun(Judged[Plan]):
                 for route in absent
             )
             self.exempt.dropped(version, books, coming, unsent=unsent)
+            for route in routes:
+                leads_on = any(each.source == route.target for each in routes)
+                is_made = route.source == site.number and route not in absent
+                if is_made and leads_on and route.lets(key):
+                    theirs, told = self._book(route.target, number), self._stopped(route, number)
+                    self.stops.dropped(route, theirs, number, version, told)
         book.purged.clear()
+
+    def _stopped(self, route: Route, number: int) -> int:
+        """Return how often a link has stopped with a vBucket."""
+        wanted = {"link": route.name, "vbucket": number}
+        events = (event for node in self.sites[route.source].nodes for event in node.events)
+        return sum(
+            name == "xdcr_needs_reconcile" and wanted.items() <= fields.items()
+            for name, fields in events
+        )
 
     def _book(self, cluster: int, number: int) -> Book:
         return self.truth.book(self.sites[cluster].active.name, number)
@@ -527,6 +562,7 @@ class XdcrRun(Judged[Plan]):
 
     def finish(self) -> None:
         """Let the judges speak."""
+        self.stops.judge(self._book, self._stopped)
         self.final.judge(
             {
                 site.number: lambda number, name=site.active.name: self.truth.book(name, number)
