@@ -68,6 +68,41 @@ class Serving(Protocol):
         """
 
 
+class Line(Protocol):
+    """One connection whose chunks are mostly received, served and answered in one call."""
+
+    def exchange(self) -> bytes | None:
+        """Receive once, and do all of it if nothing is special about connection or chunk.
+
+        Returns:
+            ``None`` if that was all; otherwise what was received, of which nothing has been done,
+            and which is empty if the peer has closed its half.
+
+        Raises:
+            OSError: as the socket's `recv`.
+        """
+
+
+def line(
+    connection: Any, protocol: Any, session: Any, serving: Any, limit: int
+) -> Line | None:
+    """Return the line of a binary connection, ``None`` in the interpreted form.
+
+    Args:
+        connection: the transport, a `server.transport.Direct`.
+        protocol: the `server.adapter.SessionProtocol`.
+        session: its `kv.binary_session.BinarySession`.
+        serving: what serves that session.
+        limit: as of `Serving.serve`.
+    """
+    if serving is None:
+        return None
+    from uprmc.core.native.line import Line as NativeLine
+
+    made: Line = NativeLine(connection, protocol, session, serving, limit)
+    return made
+
+
 def binary_serving(lookups: Numbered[Any], active: Numbered[Any], account: Any) -> Serving | None:
     """Return what serves a binary connection, ``None`` in the interpreted form.
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import cast
 from zlib import crc32
 
-from uprmc.core.serving import Serving, binary_serving
+from uprmc.core.serving import Line, Serving, binary_serving, line
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.errors import (
     CommandError,
@@ -124,6 +124,10 @@ class BinarySession(BinaryConversation):
         self._serving = binary_serving(bucket.lookups, bucket.active, bucket.account)
 
     # --- the loop -------------------------------------------------------------------------------
+
+    def line(self, protocol: object, connection: object) -> Line | None:
+        """See `core.serving.line`."""
+        return line(connection, protocol, self, self._serving, self._answer_limit)
 
     def _serve(
         self, serving: Serving, data: bytes, position: int, out: list[bytes], limit: int

@@ -126,9 +126,13 @@ class Conversation:
         self._count_served(serving)
         if position == len(data):
             return out[0] if len(out) == 1 else b"".join(out)
-        self._out, self._unsent = out, serving.unsent
-        self._run(data[position:])
+        self.go_on(out, serving.unsent, data[position:])
         return None
+
+    def go_on(self, out: list[bytes], unsent: int, rest: bytes) -> None:
+        """Carry out the rest of a chunk, behind what the core has served of it."""
+        self._out, self._unsent = out, unsent
+        self._run(rest)
 
     def tick(self, now: float) -> None:
         """Pass the time to the command that waits."""

@@ -32,6 +32,7 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 from uprmc.ports import Answering, Session
 from uprmc.server.connections import ConnectionInfo, Connections
 from uprmc.server.log import Log
+from uprmc.server.transport import Direct
 from uprmc.server.wake_list import WakeList
 
 #: What a session is asked for at a time, and how often in one turn of the reactor.
@@ -87,7 +88,10 @@ class SessionProtocol(Protocol):
         session: the conversation, for whoever wants to look at it (statistics).
         bytes_read: received from the peer so far.
         bytes_written: handed to the transport so far.
+        nothing: what `_counted` is while nothing is held; for `core.serving.Line`.
     """
+
+    nothing = _NOTHING
 
     def __init__(self, factory: SessionFactory, peer: str) -> None:
         self.session: Session = _NO_SESSION
@@ -183,6 +187,8 @@ class SessionProtocol(Protocol):
         self._connections.remove(self)
         self._connections.buffers.forget(self)
         session, self.session, self._answer = self.session, _NO_SESSION, None
+        if isinstance(self._wire, Direct):
+            self._wire.line = None
         try:
             session.connection_lost()
         except Exception:
@@ -295,6 +301,9 @@ class SessionProtocol(Protocol):
         self.session = session
         answering = getattr(session, "answers", False)  # not every session is an `Answering`
         self._answer = cast(Answering, session).answer if answering else None
+        if isinstance(self._wire, Direct):
+            make_line = getattr(session, "line", None) if answering else None
+            self._wire.line = make_line(self, self._wire) if make_line else None
 
     def _turn_reading(self) -> None:
         self._reading = not self._reading

@@ -21,6 +21,8 @@ from twisted.internet import main, tcp, unix
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IListeningPort
 
+from uprmc.core.serving import Line
+
 #: Connections accepted in one turn; each takes 45 us.
 ACCEPTS_MAX = 64
 
@@ -31,20 +33,32 @@ class Direct(tcp.Server):
     Bytes keep the order of the calls. A registered streaming producer is paused and resumed by
     Twisted as usual, once more than `bufferSize` bytes had to be queued; with a pull producer
     everything is queued, because only a drained queue asks such a producer for more.
+
+    Attributes:
+        line: receives and answers most chunks in one call of the compiled core.
     """
+
+    line: Line | None = None
 
     def read(self) -> ConnectionLost | ConnectionDone | None:
         """Pass what has arrived to the protocol; return why the connection is over, if it is."""
+        line = self.line
         try:
-            data = self.socket.recv(self.bufferSize)
+            data = self.socket.recv(self.bufferSize) if line is None else line.exchange()
         except BlockingIOError:
             return None
         except OSError:
             return main.CONNECTION_LOST
+        if data is None:
+            return None
         if not data:
             return main.CONNECTION_DONE
         self.protocol.dataReceived(data)  # type: ignore[call-arg, misc]  # a zope interface has no self
         return None
+
+    def queue(self, data: bytes) -> None:
+        """Queue what the kernel did not take."""
+        super().write(data)
 
     def write(self, data: bytes) -> None:
         """Send what the kernel takes now and queue the rest; never raises for a lost peer."""

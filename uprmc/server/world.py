@@ -9,13 +9,10 @@ import time
 class SystemClock:
     """The machine's clocks: `ports.Clock`."""
 
-    def now(self) -> float:
-        """Return Unix time in seconds; it follows every adjustment of the machine's clock."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Return seconds since some fixed moment; it never goes back."""
-        return time.monotonic()
+    #: Unix time in seconds; it follows every adjustment of the machine's clock.
+    now = staticmethod(time.time)
+    #: Seconds since some fixed moment; it never goes back.
+    monotonic = staticmethod(time.monotonic)
 
 
 class SystemEntropy:

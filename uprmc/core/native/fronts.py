@@ -126,6 +126,7 @@ class AccountFront:
         self.last_cas: int = 0
         self.by_timestamp = by_timestamp
         self.timetable: Any = timetable
+        self.told: float = 0.0
 
     def mark_dirty(self, vbucket: Any) -> None:
         """See `uprmc.core.fronts.AccountFront`."""
