@@ -83,9 +83,7 @@ class Line(Protocol):
         """
 
 
-def line(
-    connection: Any, protocol: Any, session: Any, serving: Any, limit: int
-) -> Line | None:
+def line(connection: Any, protocol: Any, session: Any, serving: Any, limit: int) -> Line | None:
     """Return the line of a binary connection, ``None`` in the interpreted form.
 
     Args:
