@@ -133,6 +133,8 @@ def encode_records(records: Iterable[WatermarkRecord], *, floors: bool = False) 
 
 def decode_records(value: bytes, *, floors: bool = False) -> list[WatermarkRecord]:
     """Read it back; raises `RemoteProtocolError`."""
+    if not value:
+        return []
     entries = parse_rows(HwtFloorsValue if floors else HwtReadValue, value)
     known = [name for name in WatermarkRecord._fields if floors or name != "floor"]
     return [WatermarkRecord(*(entry[name] for name in known)) for entry in entries]

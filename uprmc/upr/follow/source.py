@@ -310,10 +310,11 @@ class Source:
         line.start()
 
     def _ask(self) -> None:
+        waiting = StreamStanding.WAITING
         due = [
             number
             for number, one in self.followed.items()
-            if one.standing is StreamStanding.WAITING and one.ask_at <= self._now
+            if one.standing is waiting and one.ask_at <= self._now
         ]
         link = self._open_link()
         if not due or link is None:

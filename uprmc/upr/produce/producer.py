@@ -158,7 +158,7 @@ class Producer:
         self.feed.tick(now)
         if self._connected is not None:
             self._connected.tick(now, self.acked_bytes)
-        for number in self.registration.tables.due(now):
+        for number in self.registration.tables.due(now, self.feed.streams):
             self.feed.look_after(number)
         return self.keepalive.tick(now, sent_bytes)
 

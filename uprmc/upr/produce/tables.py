@@ -10,6 +10,7 @@ Source: `reference/systems.md` a.6; UPR reference, section 7; rows X20, X21 and 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
@@ -67,10 +68,31 @@ class Tables:
         """The replica takes its row away."""
         self._replicas.pop(number, None)
 
-    def due(self, now: float) -> list[int]:
-        """Pass the time on; return whose interval is over."""
+    def due(self, now: float, streams: Mapping[int, Stream]) -> list[int]:
+        """Pass the time on; return whose interval is over and whose stream may have to tell more.
+
+        Most have nothing to tell, and a connection has a thousand.
+        """
         self._now = now
-        return [number for number, each in self._replicas.items() if self._is_due(each)]
+        latest = now - self._interval_s
+        found = []
+        for number, replica in self._replicas.items():
+            stream = streams.get(number)
+            if stream is not None and replica.at <= latest and self._is_new(stream, replica):
+                found.append(number)
+        return found
+
+    def _is_new(self, stream: Stream, replica: _Replica) -> bool:
+        """Tell whether `_key` is another one than when somebody looked last."""
+        key, vbucket = replica.key, stream.vbucket
+        return (
+            key is None
+            or key.log is not vbucket.failover_log
+            or key.report is not replica.report
+            or key.purge_seqno != vbucket.purge_seqno
+            or key.opaque != stream.opaque
+            or key.changes != self._bucket.watermarks.changes(vbucket.id)
+        )
 
     def frame(self, stream: Stream) -> bytes | None:
         """Return what to tell on a stream that is between two snapshots, if that is due and new."""
@@ -80,10 +102,9 @@ class Tables:
         if stream.announced or stream.state is StreamState.TAKEOVER_WAIT:
             return None
         replica.at = self._now
-        key = self._key(stream, replica.report)
-        if key == replica.key:
+        if not self._is_new(stream, replica):
             return None
-        replica.key = key
+        replica.key = self._key(stream, replica.report)
         return self._table(stream, replica)
 
     def _is_due(self, replica: _Replica) -> bool:

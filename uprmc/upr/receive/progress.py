@@ -91,8 +91,10 @@ class Progress:
         link = self._link
         if link is None:
             return
-        self._note_far(self.lag_items > _FAR_ITEMS)
-        if not self._waiting and now - self._asked_at >= _ASK_EVERY_S:
+        ask = now - self._asked_at >= _ASK_EVERY_S
+        if ask or self._far:
+            self._note_far(self.lag_items > _FAR_ITEMS)
+        if ask and not self._waiting:
             self._waiting, self._asked_at = True, now
             link.ask(Opcode.GET_ALL_VB_SEQNOS, self._seqnos_came)
         if features.PERSISTED in link.granted and now - self._told_at >= _TELL_EVERY_S:
@@ -110,7 +112,9 @@ class Progress:
         if reply.status:
             return
         self.source_seqnos = self._learned(reply.value)
-        if not self.lag_items:
+        lag_items = self.lag_items
+        self._note_far(lag_items > _FAR_ITEMS)
+        if not lag_items:
             self.level_at = self._asked_at
 
     def _learned(self, value: bytes) -> dict[int, int]:
@@ -126,7 +130,10 @@ class Progress:
     def _tell_persisted(self, link: Source) -> None:
         durable_seqno = link.hub.bucket.flusher.durable_seqno
         for number, stream in link.streams.items():
-            seqno = durable_seqno(stream.vbucket)
+            vbucket = stream.vbucket
+            if vbucket.persisted_seqno <= stream.told_seqno:
+                continue  # so is what is durable, which is at most that
+            seqno = durable_seqno(vbucket)
             if seqno > stream.told_seqno and stream.state is ReplicaState.READING:
                 stream.told_seqno = seqno
                 link.put(

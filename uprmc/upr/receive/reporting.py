@@ -17,6 +17,7 @@ from uprmc.consume.registering import Instance, Registering
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Kind, Row
 from uprmc.errors import RemoteProtocolError
+from uprmc.model import FailoverLog
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, decode_records
 from uprmc.upr.hub import Hub
@@ -59,6 +60,7 @@ class Reporting:
         self._rows = Registering(Instance(link.hub.instance, Kind.REPLICA), interval_s)
         self._interval_s = interval_s
         self._look_at = 0.0
+        self._seen: dict[int, tuple[int, FailoverLog]] = {}
 
     def begin(self, granted: Collection[bytes]) -> None:
         """Learn which keys of CONTROL the source has accepted."""
@@ -77,6 +79,8 @@ class Reporting:
                 vbucket.id: (whole, vbucket.failover_log[0].uuid if whole else 0)
                 for vbucket, whole in wholes.items()
             }
+            for number in places:
+                self._seen.pop(number, None)
             self._send(self._rows.register_all(places))
 
     def tick(self, now: float) -> None:
@@ -89,11 +93,17 @@ class Reporting:
         self._send(self._rows.due(now))
 
     def _look(self, link: Source) -> None:
+        reading, seen = ReplicaState.READING, self._seen
         for number, stream in link.streams.items():
             vbucket = stream.vbucket
+            place = (vbucket.persisted_seqno, vbucket.failover_log)
+            if seen.get(number) == place:
+                continue  # nothing was lacking, so no more can have come to the disk
             whole = link.hub.bucket.flusher.whole_seqno(vbucket)
-            if whole and stream.state is ReplicaState.READING:
+            if whole and stream.state is reading:
                 self._rows.reached(number, whole, vbucket.failover_log[0].uuid)
+                if whole == place[0]:
+                    seen[number] = place
 
     def _send(self, frames: Iterable[RequestFrame]) -> None:
         for each in frames:
