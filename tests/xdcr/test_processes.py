@@ -96,7 +96,7 @@ def test_a_link_survives_that_its_source_and_its_target_are_killed_while_it_send
     """Both ends have the same documents afterwards, and all that was written since the source died.
 
     A link runs in the process of its source: it is killed with it. `XDCR_KILL_WRITES=1000000` in
-    the environment makes it the long form.
+    the environment makes it the long form, which needs `--timeout=0` as well.
     """
     a, b = pair
     command = ("xdcr", "create", "west", "--to", b.place, "--set", "ship=persisted")
