@@ -278,6 +278,24 @@ def test_over_tls_with_the_right_certificate(loop: Loop, tmp_path: Path) -> None
     loop.result(there.stop())
 
 
+def test_a_session_that_is_woken_during_the_handshake_hears_the_answer(
+    loop: Loop, tmp_path: Path
+) -> None:
+    pair = certificate_for(tmp_path, "127.0.0.1")
+    there = listener(loop, pair)
+    world = World(loop, pair[0])
+    world.dial(there.address)
+    loop.until(lambda: world.sessions)
+
+    def hears() -> bool:
+        world.sessions[0].wake()
+        return bool(world.sessions[0].received)
+
+    loop.until(hears)
+    assert world.sessions[0].received == [b"hello"]
+    loop.result(there.stop())
+
+
 def test_a_certificate_of_another_authority(loop: Loop, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = certificate_for(tmp_path / "other", "127.0.0.1")

@@ -113,15 +113,18 @@ def test_a_certificate_that_is_not_trusted_is_told_in_the_words_of_links(
     (tmp_path / "others").mkdir()
     certificate, key = certificate_for(tmp_path, "127.0.0.1")
     others, _ = certificate_for(tmp_path / "others", "127.0.0.1")
-    a = centres.start("a", xdcr__dial_timeout_s=1.0)
+    a = centres.start("a", xdcr__dial_timeout_s=600.0)
     b = centres.start("b", server__tls_cert=certificate, server__tls_key=key)
     link = centres.link(a, b, tls_ca=others)
 
     def is_told() -> bool:
+        link.change(link.spec)  # wakes its connections, also during the handshake
         (node,) = link.nodes_shown()
-        return "not certified by --tls-ca" in str(node["error"])
+        return bool(node["error"])
 
     centres.loop.until(is_told)
+    (node,) = link.nodes_shown()
+    assert "not certified by --tls-ca" in str(node["error"])
     assert any("not certified by --tls-ca" in each for each in link.errors.shown())
 
 

@@ -42,7 +42,7 @@ from twisted.internet.ssl import (
     TLSVersion,
     trustRootFromCertificates,
 )
-from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer  # type: ignore[import-untyped]
 
@@ -341,16 +341,19 @@ class DialledProtocol(SessionProtocol):
     def __init__(self, call: Call, peer: str) -> None:
         super().__init__(cast(Any, call), peer)
         self._call = call
+        self._in_handshake = False
 
     def connectionMade(self) -> None:
         """See `SessionProtocol`; small frames leave at once, a silent death is found out."""
         transport = cast(Any, self.transport)
+        self._in_handshake = isinstance(transport, TLSMemoryBIOProtocol)
         transport.setTcpNoDelay(True)
         transport.setTcpKeepAlive(True)
         super().connectionMade()
 
     def handshakeCompleted(self) -> None:
         """Look whether the certificate is of who was dialled, before anything is heard."""
+        self._in_handshake = False
         connection, host = cast(Any, self.transport).getHandle(), self._call.host
         verify = verify_ip_address if _is_literal(host) else verify_hostname
         try:
@@ -371,6 +374,11 @@ class DialledProtocol(SessionProtocol):
     def _pump_after_input(self) -> None:
         """See `SessionProtocol`; what a node answers us is no request, so others go first."""
         self._run()
+
+    def _turn_reading(self) -> None:
+        """See `SessionProtocol`; what is written during a handshake waits for what is read."""
+        if not self._in_handshake:
+            super()._turn_reading()
 
     def tick(self, now: float) -> None:
         """See `SessionProtocol`; one that takes nothing is not asked whether we may leave."""
