@@ -496,6 +496,14 @@ class XdcrSettings:
     listed_keys: int = _setting(
         100, "keys", "Keys that `uprmc xdcr reconcile` lists for one vBucket.", 0, 10_000
     )
+    reconcile_wait_s: float = _setting(
+        60.0,
+        "seconds",
+        "End `uprmc xdcr reconcile` when it has lost its target and has got no further for this "
+        "long.",
+        0,
+        3_600,
+    )
     dial_timeout_s: float = _setting(
         15.0,
         "seconds",

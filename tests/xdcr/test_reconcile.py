@@ -15,13 +15,14 @@ from uprmc.engine.watermarks.table import MANAGER
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound, TemporaryFailure
 from uprmc.model import Item, Origin, VBucketState
-from uprmc.protocol.opcodes import Feature
+from uprmc.protocol.opcodes import MAGIC_RESPONSE, Feature, Opcode
 from uprmc.record import pack
 from uprmc.server.node import Node
 from uprmc.upr.produce import options
 from uprmc.xdcr import target as targets
 from uprmc.xdcr.far_documents import FarDocuments
 from uprmc.xdcr.link import Link
+from uprmc.xdcr.resuming import Resuming
 
 ALL = range(VBUCKETS)
 ROW = b"xdcr:west"
@@ -79,9 +80,11 @@ def lost_origin(node: Node) -> Origin:
     return Origin(former, vbucket.failover_log[0].seqno + 1)
 
 
-def outpace(centres: DataCentres, *, filtered: bool = False) -> tuple[Node, Node, Link, Link]:
+def outpace(
+    centres: DataCentres, *, filtered: bool = False, **settings: Any
+) -> tuple[Node, Node, Link, Link]:
     """Purge deletions of k0 to k10 that a link had to send, while both ends change documents."""
-    a, b = centres.start("a"), centres.start("b")
+    a, b = centres.start("a", **settings), centres.start("b")
     given: dict[str, Any] = {"set": {"filter_deletions": "on"}} if filtered else {}
     west, east = centres.link(a, b, **given), centres.link(b, a, "east")
     write(a, 0, 40)
@@ -104,6 +107,9 @@ def outpace(centres: DataCentres, *, filtered: bool = False) -> tuple[Node, Node
 
 PLANTED = (b"from a third cluster", b"from a lost branch")
 DELETED = keys(0, 1, 2, 3, 4, 6, 7, 8, 9)
+
+#: One of each vBucket.
+LATER_DELETED = keys(20, 21, 22, 23)
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -254,10 +260,73 @@ def test_a_document_that_is_changed_at_the_target_meanwhile_is_left_alone(
     assert documents(a)[b"k7"][0] == b"just now"
 
 
-def test_a_reconciliation_ends_with_the_reason_when_the_target_goes(
+def cut_when(node: Node, monkeypatch: pytest.MonkeyPatch, session: type, is_due: Any) -> list[int]:
+    """End all connections of a node when a session gets data that `is_due` tells of, once.
+
+    That data is lost. The list that is returned has something in it then.
+    """
+    receive, cut = session.receive_data, []  # type: ignore[attr-defined]
+
+    def receive_data(self: Any, data: bytes) -> None:
+        if cut or not is_due(data):
+            receive(self, data)
+            return
+        cut.append(len(data))
+        for each in node.connections:
+            each.abort()
+
+    monkeypatch.setattr(session, "receive_data", receive_data)
+    return cut
+
+
+ANSWERED_DELETION = bytes((MAGIC_RESPONSE, Opcode.DEL_WITH_META))
+
+
+@pytest.mark.parametrize(
+    ("where", "dry_run"), [("reading", True), ("reading", False), ("answer", False)]
+)
+def test_a_reconciliation_goes_on_when_the_connection_comes_back(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch, where: str, dry_run: bool
+) -> None:
+    """The connection ends in the third vBucket, which has two documents to be deleted."""
+    a, b, west, _ = outpace(centres)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+
+    def is_in_third(data: bytes) -> bool:
+        run = west.reconciliation
+        return run is not None and len(run.compared) == 2
+
+    def is_answer_of_third(data: bytes) -> bool:
+        return is_in_third(data) and data.startswith(ANSWERED_DELETION)
+
+    if where == "reading":
+        cut = cut_when(b, monkeypatch, FarDocuments, is_in_third)
+    else:
+        cut = cut_when(b, monkeypatch, targets.Target, is_answer_of_third)
+    centres.command(a, "reconcile", name="west", dry_run=dry_run)
+    found = until_over(centres, a)
+    assert cut
+    assert [row["vbucket"] for row in found["vbuckets"]] == list(ALL)
+    assert [row["documents"] for row in found["vbuckets"]] == [11, 10, 12, 10]
+    assert [row["kept"] for row in found["vbuckets"]] == [1, 1, 2, 0]
+    assert sum(row["changed"] for row in found["vbuckets"]) == 0
+    listed = [key.encode() for row in found["vbuckets"] for key in row["keys"]]
+    assert sorted(listed) == sorted(DELETED)
+    assert sum(row["deleted"] for row in found["vbuckets"]) == len(DELETED)
+    if dry_run:
+        assert west.state == "needs_reconcile"
+        assert documents(b).keys() >= DELETED
+        return
+    assert west.counters.docs_reconciled == len(DELETED)
+    centres.command(b, "resume", name="east")
+    centres.until_same(a, b)
+    assert not DELETED & documents(a).keys()
+
+
+def test_a_reconciliation_that_waits_for_its_target_for_too_long_says_what_is_left(
     centres: DataCentres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, _b, west, _ = outpace(centres)
+    a, _b, west, _ = outpace(centres, xdcr__reconcile_wait_s=0.3)
     centres.loop.until(lambda: west.needs_reconcile == list(ALL))
     monkeypatch.setattr(FarDocuments, "receive_data", lambda *_: None)
     centres.command(a, "reconcile", name="west")
@@ -267,7 +336,31 @@ def test_a_reconciliation_ends_with_the_reason_when_the_target_goes(
     centres.loop.until(lambda: not centres.command(a, "reconciled", name="west")["running"])
     found = centres.command(a, "reconciled", name="west")
     assert place in found["error"]
+    assert found["error"].endswith("left: vBuckets 0-3")
     assert west.state == "needs_reconcile"
+
+
+def test_what_is_purged_after_the_repair_and_before_the_stream_begins_stops_the_link_again(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, west, _ = outpace(centres)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    with monkeypatch.context() as before_the_streams:
+        before_the_streams.setattr(Resuming, "begin", lambda *_: None)
+        centres.command(a, "reconcile", name="west")
+        until_over(centres, a)
+        assert west.needs_reconcile == []
+        for key in LATER_DELETED:
+            delete(a, key)
+        purge_all(centres, a)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    assert documents(b).keys() >= LATER_DELETED
+    centres.command(a, "reconcile", name="west")
+    found = until_over(centres, a)
+    assert {key.encode() for row in found["vbuckets"] for key in row["keys"]} == LATER_DELETED
+    centres.command(b, "resume", name="east")
+    centres.until_same(a, b)
+    assert not LATER_DELETED & documents(a).keys()
 
 
 def test_a_link_without_a_link_back_begins_at_zero_and_can_be_reconciled_as_it_runs(

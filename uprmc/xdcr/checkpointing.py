@@ -101,7 +101,7 @@ class Checkpointing:
                 continue  # it has begun again, perhaps further back
             yield
             theirs = Held() if held is None else held.get(number)
-            newest = theirs.log[0].uuid if theirs is not None and theirs.log else 0
+            newest = 0 if theirs is None else theirs.uuid
             if theirs is None or newest != shipment.target_uuid:
                 failed += 1
                 self._run.drop([shipment], remember=False)  # what it has now is found out first

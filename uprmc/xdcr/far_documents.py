@@ -54,8 +54,14 @@ class FarOwner(Protocol):
     def take(self, far: FarDocuments, documents: list[FarDocument], *, done: bool) -> None:
         """Look at documents, and call `FarDocuments.go_on` then; `done` = there are no more."""
 
-    def far_failed(self, far: FarDocuments, why: str) -> None:
-        """Take note that no more can be read, and why."""
+    def far_failed(self, place: str, why: str, *, final: bool = False) -> None:
+        """Take note that no more can be read, and why.
+
+        Args:
+            place: of the node.
+            why: in words.
+            final: another connection would not be better.
+        """
 
 
 class FarDocuments(NodeSession):
@@ -76,7 +82,7 @@ class FarDocuments(NodeSession):
         self._stream = 0
         self._documents: list[FarDocument] = []
         self._unacknowledged = 0
-        self._owner_is_busy = self._ended = False
+        self._owner_is_busy = self._ended = self._hung_up = False
         handshake = features.COMPARER
         super().__init__(place, handshake.features, login, settings, clock, wake)
 
@@ -91,7 +97,8 @@ class FarDocuments(NodeSession):
     def _shake(self, asked: RequestFrame) -> None:
         def answered(reply: ResponseFrame) -> None:
             if features.COMPARER.is_fatal(asked, reply.status):
-                self._fail("it tells no origins of documents, so nothing can be compared")
+                why = "it tells no origins of documents, so nothing can be compared"
+                self._fail(why, final=True)
             elif asked.key == features.COMPARER.asks[-1]:
                 self._owner.ready(self)
 
@@ -159,12 +166,18 @@ class FarDocuments(NodeSession):
 
     # --- the end --------------------------------------------------------------------------------
 
+    def hang_up(self) -> None:
+        """See `NodeSession`; nothing more is told."""
+        self._hung_up = True
+        super().hang_up()
+
     def _fail(self, why: str, *, final: bool = False) -> None:
         self.hang_up()
-        self._owner.far_failed(self, why)
+        self._owner.far_failed(self.place, why, final=final)
 
     def _lost(self) -> None:
-        self._owner.far_failed(self, "the connection is lost")
+        if not self._hung_up:
+            self._owner.far_failed(self.place, "the connection is lost")
 
 
 #: Frames that flow control counts.

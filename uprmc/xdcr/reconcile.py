@@ -10,7 +10,7 @@ revision above the document's, at least that of each deletion that was purged he
 document's origin: so no link sends it back here, and a document that is created here again wins.
 
 vBuckets are compared one after the other. Of each, what is in memory is what `far_documents` hands
-over at a time.
+over at a time. If a connection is lost, the vBucket is begun again when the link is connected.
 
 Source: systems reference a.8; rows X06 and X08.
 """
@@ -19,23 +19,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from uprmc.consume.ranges import named
+from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.engine.purge_rule import shown
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import NotResident, TemporaryFailure
 from uprmc.model import FailoverLog
-from uprmc.ports import Dialled, Session
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Status, status_text
 from uprmc.record import KIND_AT, LIFE_BITS
 from uprmc.rollback import ends_of_branches
+from uprmc.xdcr.compared import Compared, Tally
 from uprmc.xdcr.far_documents import FarDocument, FarDocuments
-from uprmc.xdcr.node_session import Login
+from uprmc.xdcr.far_nodes import FarNodes
 from uprmc.xdcr.nodes import Nodes
-from uprmc.xdcr.reading import PREFIX
 from uprmc.xdcr.run import Run
 from uprmc.xdcr.target import Target
 from uprmc.xdcr.windows import LATER
@@ -50,32 +51,11 @@ _TRIES, _PAUSE_S = 100, 0.1
 _CHANGED = (Status.KEY_EXISTS, Status.KEY_NOT_FOUND)
 
 
-@dataclass(slots=True)
-class Compared:
-    """What became of one vBucket.
-
-    Attributes:
-        vbucket: its number.
-        documents: documents that the target has.
-        deleted: of these, those that were deleted there, or would be.
-        kept: those that this node does not have and that were first accepted elsewhere.
-        changed: those that were changed or deleted at the target meanwhile, and so left alone.
-        keys: the first keys of those that were deleted, or would be.
-    """
-
-    vbucket: int
-    documents: int = 0
-    deleted: int = 0
-    kept: int = 0
-    changed: int = 0
-    keys: list[str] = field(default_factory=list)
-
-
 class _Portion:
     """Documents that were handed over together.
 
     Attributes:
-        far: who handed them over.
+        far: who handed them over; when it has hung up, the vBucket is begun again without them.
         done: whether they are the last ones of their vBucket.
         open: how much of them is still to be waited for.
     """
@@ -132,14 +112,20 @@ class Reconciliation:
         self._number_of_all = len(self._left)
         self._repaired = repaired
         self._pattern = run.spec.pattern()
-        self._fars: dict[str, FarDocuments] = {}
-        self._dialled: list[Dialled] = []
+        self._fars = FarNodes(run, nodes, self)
+        settings = run.hub.bucket.settings.xdcr
+        self._policy = RetryPolicy(
+            Backoff(_PAUSE_S, settings.redial_max_s), patience_s=settings.reconcile_wait_s
+        )
+        self._waits = False
+        self._why = ""  # it waits, or has waited since there was progress
         self._target: Target | None = None
         self._vbucket: VBucket | None = None
         self._log: FailoverLog = ()
         self._purged = 0
         self._ours: dict[int, int] = {}
-        self._row = Compared(0)
+        self._listed_keys = settings.listed_keys
+        self._tally = Tally(0, self._listed_keys)
 
     def shown(self, first: int) -> dict[str, Any]:
         """Return how far it is, and what became of some vBuckets from a place in `compared` on."""
@@ -164,67 +150,88 @@ class Reconciliation:
         if not self._left:
             self._end()
             return
-        number = self._left.popleft()
+        self._vbucket = active[self._left[0]]
+        self._tally = Tally(self._left[0], self._listed_keys)
+        self._note_progress()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with a vBucket, perhaps again."""
+        vbucket = self._vbucket
+        assert vbucket is not None
+        self._log = vbucket.failover_log
+        if not self._is_same():
+            return
+        number = vbucket.id
         target, why = self._nodes.holder(number)
         if target is None:
-            self.abort(why or "no node of the target is connected")
+            self._begin_later(why or "no node of the target is connected")
             return
-        vbucket = self._vbucket = active[number]
+        if self._tally.unanswered:
+            self._begin_later(f"{target.place}: it has not answered whether it has deleted all")
+            return
         if number in self._run.stopped:
             self._run.keep_all(number)  # what is deleted from now on is not purged
-        self._target, self._log = target, vbucket.failover_log
+        self._target = target
         self._purged = vbucket.purge_seqno
         self._ours = ends_of_branches(self._log, vbucket.high_seqno)
-        self._row = Compared(number)
-        far = self._fars.get(target.place)
-        if far is None:
-            self._dial(target.place)
-        else:
-            far.read(number)
-
-    def _dial(self, place: str) -> None:
-        settings, clock = self._run.hub.bucket.settings, self._run.hub.bucket.clock
-        name = PREFIX + self._run.spec.name.encode()
-
-        def make(login: Login | None, wake: Callable[[], None]) -> Session:
-            far = FarDocuments(place, self, name + b":reconcile", login, settings, clock, wake)
-            self._fars[place] = far
-            return far
-
-        def failed(why: str) -> None:
-            self.abort(f"{place}: {why}")
-
+        history = 0 if target.held is None else target.held[number].uuid
+        self._tally.begin(history, dry_run=self.dry_run)
         try:
-            self._dialled.append(self._nodes.reach(self._run.spec, place, make, failed))
+            self._fars.read(target.place, number)
         except Exception as error:  # files that cannot be read; the text says which
             self.abort(str(error))
+
+    def _begin_later(self, why: str) -> None:
+        """Begin with the vBucket again after a while, or end if there was no progress for long."""
+        if self._waits or not self.running:
+            return
+        self._why = self._why or why
+        wait_s = self._policy.wait_s(self._run.hub.bucket.clock.monotonic())
+        if wait_s is None:
+            self.abort(self._why)
+            return
+        self._waits = True
+        self._run.world.later(wait_s, self._begin_again)
+
+    def _begin_again(self) -> None:
+        self._waits = False
+        self._begin()
+
+    def _note_progress(self) -> None:
+        self._why = ""
+        self._policy.good(self._run.hub.bucket.clock.monotonic())
 
     def ready(self, far: FarDocuments) -> None:
         """See `FarOwner`."""
         if self.running:
-            far.read(self._row.vbucket)
+            far.read(self._left[0])
 
-    def far_failed(self, far: FarDocuments, why: str) -> None:
+    def far_failed(self, place: str, why: str, *, final: bool = False) -> None:
         """See `FarOwner`."""
-        self.abort(f"{far.place}: {why}")
+        self._fars.hang_up(place)
+        if self._target is None or self._target.place != place:
+            return
+        if final:
+            self.abort(f"{place}: {why}")
+        else:
+            self._begin_later(f"{place}: {why}")
 
     def lost(self, target: Target) -> None:
         """Take note that a connection of the link has ended."""
         if target is self._target:
-            self.abort(f"{target.place}: the connection is lost")
+            self._tally.lose_answers()
+            self.far_failed(target.place, "the connection is lost")
 
     def abort(self, why: str) -> None:
         """End it. The vBuckets that are done stay so."""
         if self.running:
-            self.error = why
+            self.error = f"{why}; left: {named(self._left)}"
             self._end()
 
     def _end(self) -> None:
         self.running = False
-        for far in self._fars.values():
-            far.hang_up()
-        for dialled in self._dialled:
-            dialled.abandon()
+        self._fars.hang_up_all()
 
     # --- the documents of a vBucket -------------------------------------------------------------
 
@@ -233,8 +240,10 @@ class Reconciliation:
         if not self._is_same():
             return
         assert self._vbucket is not None
-        find, ours, pattern, row = self._vbucket.table.get, self._ours, self._pattern, self._row
-        row.documents += len(documents)
+        find, ours, pattern = self._vbucket.table.get, self._ours, self._pattern
+        if self._tally.read([document.key for document in documents]):
+            self._note_progress()
+        row = self._tally.row
         suspects = []
         for document in documents:
             key, _, _, origin = document
@@ -260,17 +269,22 @@ class Reconciliation:
             self.abort(f"vBucket {vbucket.id} has another history now")
         return self.running
 
+    def _is_current(self, portion: _Portion) -> bool:
+        """Tell whether a portion still counts."""
+        return not portion.far.closing and self._is_same()
+
     def _close(self, portion: _Portion) -> None:
         """Take note that one thing of a portion is done, and perhaps all of it."""
         portion.open -= 1
-        if portion.open or not self.running:
+        if portion.open or not self._is_current(portion):
             return
         portion.far.go_on()
         if portion.done:
             self._vbucket_done()
 
     def _vbucket_done(self) -> None:
-        row = self._row
+        row = self._tally.finish()
+        self._left.popleft()
         self.compared.append(row)
         if not self.dry_run:
             self._run.counters.docs_reconciled += row.deleted
@@ -286,16 +300,16 @@ class Reconciliation:
         """Find out which of these documents have no tombstone on disk either."""
         if suspects:
             portion.open += 1
-            wanted = [(self._row.vbucket, document.key) for document in suspects]
+            wanted = [(self._left[0], document.key) for document in suspects]
             looked_up = partial(self._looked_up, portion, suspects)
             self._run.hub.bucket.fetcher.want(wanted, looked_up)
 
     def _looked_up(self, portion: _Portion, suspects: list[FarDocument], ok: bool) -> None:
-        if not self._is_same():
+        if not self._is_current(portion):
             return
         again = [document for document in suspects if not self._judged(portion, document)]
         if again and not (ok and portion.may_try()):
-            self.abort(f"vBucket {self._row.vbucket}: its deletions cannot be read from disk")
+            self.abort(f"vBucket {self._left[0]}: its deletions cannot be read from disk")
             return
         if again:
             portion.open += 1
@@ -303,7 +317,7 @@ class Reconciliation:
         self._close(portion)
 
     def _look_up_again(self, portion: _Portion, suspects: list[FarDocument]) -> None:
-        if self._is_same():
+        if self._is_current(portion):
             self._look_up(portion, suspects)
             self._close(portion)
 
@@ -318,7 +332,7 @@ class Reconciliation:
         except (NotResident, TemporaryFailure):
             return False
         if tombstone is None and self.dry_run:
-            self._note_deleted(document)
+            self._tally.deleted(document.key)
         elif tombstone is None:
             self._delete(portion, document)
         return True
@@ -333,33 +347,30 @@ class Reconciliation:
         cas = max(document.cas + 1, self._run.hub.bucket.account.next_cas())
         assert document.origin is not None
         portion.open += 1
+        self._tally.unanswered.add(document.key)
         answered = partial(self._answered, portion, document)
         target.delete(vbucket.id, document.key, (rev, cas), document.origin, document.cas, answered)
 
     def _answered(self, portion: _Portion, document: FarDocument, reply: ResponseFrame) -> None:
-        if not self._is_same():
-            return
         status = reply.status
+        self._tally.unanswered.discard(document.key)
         if status == Status.SUCCESS:
-            self._note_deleted(document)
-        elif status in _CHANGED:
-            self._row.changed += 1
+            self._tally.deleted(document.key)
+        if not self._is_current(portion):
+            return
+        if status in _CHANGED:
+            self._tally.row.changed += 1
         elif status in LATER and portion.may_try():
             again = partial(self._delete_again, portion, document)
             self._run.world.later(_PAUSE_S, again)
             return
-        else:
+        elif status:
             key = shown(document.key)
             self.abort(f"key {key!r}: the target refuses to delete it: {status_text(status)}")
             return
         self._close(portion)
 
     def _delete_again(self, portion: _Portion, document: FarDocument) -> None:
-        if self._is_same():
+        if self._is_current(portion):
             self._delete(portion, document)
             self._close(portion)
-
-    def _note_deleted(self, document: FarDocument) -> None:
-        self._row.deleted += 1
-        if len(self._row.keys) < self._run.hub.bucket.settings.xdcr.listed_keys:
-            self._row.keys.append(shown(document.key) or "")

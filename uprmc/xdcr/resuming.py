@@ -85,10 +85,9 @@ class Resuming:
         except CommandError as error:
             self._run.trouble(f"vBucket {number}: {error or type(error).__name__}")
             return
-        newest = held.log[0].uuid if held.log else 0
         through = NOWHERE if record is None else position_of(record)
         shipment = self._run.shipments[number] = Shipment(
-            vbucket, target.place, began[0], (newest, held.seqno), through, self._run.moved
+            vbucket, target.place, began[0], (held.uuid, held.seqno), through, self._run.moved
         )
         self._run.moved[number] = None
         shipment.tells_origins = Feature.ORIGINS in target.granted
@@ -167,16 +166,15 @@ class Resuming:
         memory = self._run.memory.get(vbucket.id)
         if vbucket.id in self.reconciled or memory is None:
             return None
-        if memory.target_uuid != (held.log[0].uuid if held.log else 0):
+        if memory.target_uuid != held.uuid:
             return None
         return memory
 
     def _transitive(self, vbucket: VBucket, held: Held, target: Target) -> list[Record]:
         """Return where others have brought the target, the most advanced place first."""
-        newest = held.log[0].uuid if held.log else 0
         filter_hash = self._run.spec.filter_hash
         found = [
-            Record(told.uuid, told.seqno, told.seqno, told.seqno, newest, told.here_seqno)
+            Record(told.uuid, told.seqno, told.seqno, told.seqno, held.uuid, told.here_seqno)
             for told in target.records.get(vbucket.id, ())
             if told.filter_hash == filter_hash and told.seqno >= vbucket.purge_seqno
         ]

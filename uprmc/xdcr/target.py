@@ -73,6 +73,11 @@ class Held(NamedTuple):
     log: FailoverLog = ()
     purged: int = 0
 
+    @property
+    def uuid(self) -> int:
+        """Of its newest branch; 0 = the node tells none."""
+        return self.log[0].uuid if self.log else 0
+
 
 class TargetOwner(Protocol):
     """The link that a connection belongs to."""
