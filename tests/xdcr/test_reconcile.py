@@ -323,6 +323,39 @@ def test_a_reconciliation_goes_on_when_the_connection_comes_back(
     assert not DELETED & documents(a).keys()
 
 
+def test_a_vbucket_is_repaired_when_its_deletions_are_on_the_disk_of_the_target(
+    centres: DataCentres,
+) -> None:
+    a, b, west, _ = outpace(centres)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    b.bucket.flusher.pause()
+    centres.command(a, "reconcile", name="west")
+    centres.loop.until(lambda: len(DELETED - documents(b).keys()) > 0)
+    run = west.reconciliation
+    assert run is not None
+    asked: list[bool] = []
+    for target in west.targets:
+        target.observe(0, 0, lambda reply: asked.append(not reply.status))
+    centres.loop.until(lambda: len(asked) == len(west.targets))
+    assert run.running
+    assert not any(row.deleted for row in run.compared)
+    assert not any(each["deleted"] for each in events(a, "xdcr_reconciled"))
+    b.bucket.flusher.resume()
+    found = until_over(centres, a)
+    assert sum(row["deleted"] for row in found["vbuckets"]) == len(DELETED)
+
+
+def test_a_target_that_cannot_write_ends_a_reconciliation(centres: DataCentres) -> None:
+    a, b, west, _ = outpace(centres, kv__persistence_timeout_s=0.2)
+    centres.loop.until(lambda: west.needs_reconcile == list(ALL))
+    b.bucket.flusher.pause()
+    centres.command(a, "reconcile", name="west")
+    centres.loop.until(lambda: not centres.command(a, "reconciled", name="west")["running"])
+    found = centres.command(a, "reconciled", name="west")
+    assert "what was deleted does not reach its disk; left: vBuckets" in found["error"]
+    b.bucket.flusher.resume()
+
+
 def test_a_reconciliation_that_waits_for_its_target_for_too_long_says_what_is_left(
     centres: DataCentres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

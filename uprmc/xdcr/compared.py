@@ -49,6 +49,11 @@ class Tally:
         self._history = 0
         self._most = 0
 
+    @property
+    def has_deleted(self) -> bool:
+        """Whether the target was sent deletions that it has carried out, perhaps or certainly."""
+        return bool(self.row.deleted or self._doubtful)
+
     def begin(self, history: int, *, dry_run: bool) -> None:
         """Begin, perhaps again; a target with another history may have all its documents again.
 

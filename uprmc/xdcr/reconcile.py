@@ -9,8 +9,10 @@ The target deletes a document only if it still has the CAS that was read. The de
 revision above the document's, at least that of each deletion that was purged here, and the
 document's origin: so no link sends it back here, and a document that is created here again wins.
 
-vBuckets are compared one after the other. Of each, what is in memory is what `far_documents` hands
-over at a time. If a connection is lost, the vBucket is begun again when the link is connected.
+vBuckets are compared one after the other. One is repaired when its deletions are on the target's
+disk, because nothing sends them again to a target that has lost them. Of each, what is in memory is
+what `far_documents` hands over at a time. If a connection is lost, the vBucket is begun again when
+the link is connected.
 
 Source: systems reference a.8; rows X06 and X08.
 """
@@ -34,6 +36,7 @@ from uprmc.protocol.opcodes import Status, status_text
 from uprmc.record import KIND_AT, LIFE_BITS
 from uprmc.rollback import ends_of_branches
 from uprmc.xdcr.compared import Compared, Tally
+from uprmc.xdcr.durable import UntilDurable
 from uprmc.xdcr.far_documents import FarDocument, FarDocuments
 from uprmc.xdcr.far_nodes import FarNodes
 from uprmc.xdcr.nodes import Nodes
@@ -279,7 +282,19 @@ class Reconciliation:
         if portion.open or not self._is_current(portion):
             return
         portion.far.go_on()
-        if portion.done:
+        if portion.done and self._tally.has_deleted and not self.dry_run:
+            assert self._target is not None
+            on_disk = partial(self._on_disk, portion, self._target.place)
+            UntilDurable(self._run, self._target, self._left[0], on_disk)
+        elif portion.done:
+            self._vbucket_done()
+
+    def _on_disk(self, portion: _Portion, place: str, why: str) -> None:
+        if not self._is_current(portion):
+            return
+        if why:
+            self.abort(f"{place}: {why}")
+        else:
             self._vbucket_done()
 
     def _vbucket_done(self) -> None:

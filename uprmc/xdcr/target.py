@@ -24,6 +24,7 @@ from uprmc.consume.history import read_log
 from uprmc.errors import InvalidArguments
 from uprmc.model import FailoverLog, Origin, VBucketState
 from uprmc.ports import Clock
+from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST
 from uprmc.protocol.header import Frame, ResponseFrame
 from uprmc.protocol.management import (
     VBUCKET_SEQNOS_EXTRAS,
@@ -317,6 +318,11 @@ class Target(NodeSession):
             value=encode_origin(origin),
             cas=expected_cas,
         )
+
+    def observe(self, number: int, uuid: int, answered: Answered) -> None:
+        """Ask how far a vBucket with this newest branch is on the node's disk."""
+        value = OBSERVE_SEQNO_REQUEST.pack(uuid)
+        self._ask(Opcode.OBSERVE_SEQNO, answered, vbucket=number, value=value)
 
     # --- the session's doors --------------------------------------------------------------------
 
