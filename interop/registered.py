@@ -6,10 +6,9 @@ Source: rows X03, X04, X18; `reference/upr.md` 7.
 from __future__ import annotations
 
 import struct
-import time
 from typing import Self
 
-from interop.server_process import Address, ServerProcess
+from interop.server_process import Address
 from interop.wire import DELETE, OK, SET, Wire, frame, store, vbucket_of
 
 UPR_OPEN, UPR_CONTROL, HWT_REPORT, HWT_REPORTS = 0x50, 0x5E, 0xED, 0xDD
@@ -97,12 +96,3 @@ def high_seqnos(wire: Wire, vbuckets: int, what: bytes = b"high_seqno") -> list[
     """Return a seqno of each vBucket."""
     told = wire.statistics(b"vbucket-seqno")
     return [int(told[b"vb_%d:%s" % (number, what)]) for number in range(vbuckets)]
-
-
-def wait_until(condition: object, server: ServerProcess, limit_s: float = 120.0) -> None:
-    """Wait for what a callable says."""
-    deadline = time.monotonic() + limit_s
-    assert callable(condition)
-    while not condition():
-        assert time.monotonic() < deadline, f"{server.kind} does not get there"
-        time.sleep(0.05)

@@ -14,8 +14,7 @@ import os
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from interop.comparison import TEMPORARY_FAILURE
 from interop.proxy import LastingPort, Proxy
 from interop.server_process import Address, ServerProcess, start_uprmc
 from interop.upr_wire import UprWire
+from interop.waiting import wait_until
 from interop.wire import frame
 
 REPLICATE, TAKEOVER, FAILOVER = 0xD7, 0xD8, 0xD9
@@ -209,15 +209,6 @@ def states_of(wire: UprWire, vbuckets: Sequence[int]) -> dict[int, int]:
     return {
         each.opaque: int.from_bytes(each.value, "big") for each in wire.replies_until_noop(*asked)
     }
-
-
-def wait_until(true: Callable[[], bool], what: Callable[[], str], timeout_s: float = 30.0) -> None:
-    """Ask until it is so; running out of time is a failure that says how things stand."""
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what()}")
-        time.sleep(_ASK_AGAIN_S)
 
 
 def wait_until_level(source: Node, replica: Node, timeout_s: float = 60.0) -> dict[int, Standing]:

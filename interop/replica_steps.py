@@ -8,15 +8,8 @@ from interop import upr_wire as u
 from interop.comparison import Holding, expect_equal
 from interop.follower import Follower, expected_rollback
 from interop.load import Load, lost
-from interop.replica_pair import (
-    TAKEN,
-    Node,
-    Standing,
-    standing_of,
-    states_of,
-    wait_until,
-    wait_until_level,
-)
+from interop.replica_pair import TAKEN, Node, Standing, standing_of, states_of, wait_until_level
+from interop.waiting import wait_until
 
 VBUCKETS = 16
 ALL = range(VBUCKETS)

@@ -33,14 +33,8 @@ from interop.consumer_program import (
     rows_of,
 )
 from interop.load import Load
-from interop.replica_pair import (
-    Node,
-    ReplicaPair,
-    replicate,
-    verb,
-    wait_until,
-    wait_until_level,
-)
+from interop.replica_pair import Node, ReplicaPair, replicate, verb, wait_until_level
+from interop.waiting import wait_until
 from uprmc.client import Change, Document, Handler, UprClient
 from uprmc.client.kv import KvClient
 from uprmc.errors import TooLarge

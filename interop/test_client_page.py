@@ -15,7 +15,8 @@ import pytest
 from interop.client_page import TEXT, Block, blocks
 from interop.consumer_program import Program, rows_of
 from interop.nursery import run
-from interop.replica_pair import ReplicaPair, replicate, wait_until, wait_until_level
+from interop.replica_pair import ReplicaPair, replicate, wait_until_level
+from interop.waiting import wait_until
 from tests.documents import names, rows, section
 from uprmc.client import Change, Handler, StateStore, connection, kv, lease, nodes, position
 from uprmc.client.barriers import BARRIERS_MAX

@@ -32,15 +32,9 @@ from interop.consumer_program import (
     lose,
     rows_of,
 )
-from interop.replica_pair import (
-    Node,
-    ReplicaPair,
-    replicate,
-    verb,
-    wait_until,
-    wait_until_level,
-)
+from interop.replica_pair import Node, ReplicaPair, replicate, verb, wait_until_level
 from interop.server_process import Address, start_uprmc
+from interop.waiting import wait_until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

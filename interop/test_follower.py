@@ -11,8 +11,9 @@ import pytest
 from interop.comparison import Version, differences, everything_of
 from interop.follower import Follower, expected_rollback
 from interop.load import Acknowledged, Load, lost
-from interop.replica_pair import Node, logs_of, standing_of, wait_until
+from interop.replica_pair import Node, logs_of, standing_of
 from interop.server_process import Address
+from interop.waiting import wait_until
 
 A, B, C, D = range(1, 5)
 VBUCKETS = 4

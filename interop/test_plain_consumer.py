@@ -27,6 +27,7 @@ import pytest
 
 from interop.nursery import popen
 from interop.server_process import Address, ServerProcess, start_uprmc
+from interop.waiting import wait_until
 from tests.codec.frames import HEADER, frame
 
 ITEMS = int(os.environ.get("UPRMC_INTEROP_ITEMS", "30000"))
@@ -45,16 +46,6 @@ Row = tuple[bytes, int, int, int, int]  # value, flags, expiry, CAS, rev
 def _needs_streams(peer: str) -> None:
     if peer != "uprmc":
         pytest.skip("memcached has no streams")
-
-
-def wait_until(holds: Callable[[], object], what: Callable[[], str], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        began = time.monotonic()
-        if holds():
-            return
-        assert began < deadline, f"not within {seconds:g} s: {what()}"
-        time.sleep(max(0.02, 3 * (time.monotonic() - began)))  # looking costs the node time, too
 
 
 class Reply(NamedTuple):

@@ -7,7 +7,7 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
@@ -15,6 +15,7 @@ import pytest
 
 from interop.proxy import LastingPort, Proxy, Way, lasting_port
 from interop.server_process import Address
+from interop.waiting import wait_until
 
 
 class Echo:
@@ -79,13 +80,6 @@ def until_reset(end: socket.socket) -> bytes:
     except ConnectionResetError:
         return data
     raise AssertionError("ended in order, where it should have been reset")
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_bytes_come_through_unchanged_in_both_directions(proxy: Proxy) -> None:

@@ -25,7 +25,6 @@ from interop.replica_pair import (
     observe_seqno,
     replicate,
     standing_of,
-    wait_until,
     wait_until_level,
 )
 from interop.replica_steps import (
@@ -37,6 +36,7 @@ from interop.replica_steps import (
     rollbacks_of,
     standing,
 )
+from interop.waiting import wait_until
 
 
 @pytest.mark.acceptance("P16")

@@ -27,7 +27,6 @@ from interop.replica_pair import (
     replicate,
     take_over,
     verb,
-    wait_until,
     wait_until_level,
 )
 from interop.replica_steps import (
@@ -43,6 +42,7 @@ from interop.replica_steps import (
     settle,
     standing,
 )
+from interop.waiting import wait_until
 
 
 @pytest.mark.acceptance("D53", "D54", "P17", "P18")

@@ -13,8 +13,9 @@ import pytest
 from interop import upr_wire as u
 from interop import wire as w
 from interop.fake_source import FakeSource, Script
-from interop.replica_pair import STOP, Node, replicate, standing_of, wait_until
+from interop.replica_pair import STOP, Node, replicate, standing_of
 from interop.upr_wire import marker, mutation
+from interop.waiting import wait_until
 from interop.wire import frame
 
 VB = 0

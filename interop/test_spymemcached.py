@@ -22,10 +22,10 @@ from interop import wire as w
 from interop.comparison import everything_of
 from interop.conftest import Start
 from interop.java_programs import Classes, JavaProgram
-from interop.replica_pair import wait_until
 from interop.server_process import ServerProcess
 from interop.tap_copy import Document, Documents
 from interop.upr_wire import UprWire
+from interop.waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(bool(java_programs.missing()), reason=java_programs.missing() or "-"),

@@ -21,7 +21,7 @@ from interop import tap_wire as t
 from interop import upr_wire as u
 from interop import wire as w
 from interop.load import Load
-from interop.replica_pair import DEMOTE, Node, replicate, wait_until, wait_until_level
+from interop.replica_pair import DEMOTE, Node, replicate, wait_until_level
 from interop.replica_steps import after
 from interop.tap_nodes import (
     active_at,
@@ -35,6 +35,7 @@ from interop.tap_nodes import (
 )
 from interop.tap_pipe import KeptPipe, Pipe
 from interop.upr_wire import UprWire
+from interop.waiting import wait_until
 from interop.wire import frame
 
 pytestmark = pytest.mark.acceptance("D56")

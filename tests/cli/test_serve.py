@@ -14,10 +14,11 @@ import pytest
 
 import uprmc as package
 from interop.server_process import ANY_PORT, Address, ServerProcess, serve_command, start_uprmc
+from interop.waiting import wait_until
 from interop.wire import GET, OK, SET, Wire, frame, store
 from tests.cli.support import uprmc
 from tests.server.certificates import make_certificate
-from tests.system.support import until, upr
+from tests.system.support import upr
 from uprmc.core.form import FORM
 
 READY = re.compile(
@@ -102,14 +103,14 @@ def test_sighup_reloads_the_level_of_the_log(tmp_path: Path) -> None:
         assert "warmed_up" not in server.log()
         config.write_text('[log]\nlevel = "info"\n')
         server._process.send_signal(signal.SIGHUP)
-        until(lambda: "node.reloaded" in server.log(), "the log line")
+        wait_until(lambda: "node.reloaded" in server.log(), "the log line")
         config.write_text('[log]\nlevel = "loud"\n')
         server._process.send_signal(signal.SIGHUP)
-        until(lambda: "node.reload_failed" in server.log(), "the log line")
+        wait_until(lambda: "node.reload_failed" in server.log(), "the log line")
         assert "log.level" in server.log()
         config.write_text("torn [")
         server._process.send_signal(signal.SIGHUP)
-        until(lambda: server.log().count("node.reload_failed") == 2, "the log line")
+        wait_until(lambda: server.log().count("node.reload_failed") == 2, "the log line")
         server.stop()
 
 
@@ -126,12 +127,14 @@ def test_sighup_reloads_the_certificate_for_connections_to_come(tmp_path: Path) 
                 os.replace(made, kept)
             second = Path(certificate).read_text()
             server._process.send_signal(signal.SIGHUP)
-            until(lambda: {shown(place) for place in places} == {second}, "the new certificate")
+            wait_until(
+                lambda: {shown(place) for place in places} == {second}, "the new certificate"
+            )
             connection.sendall(b"version\r\n")
             assert connection.recv(100).startswith(b"VERSION ")
         Path(key).write_text("torn")
         server._process.send_signal(signal.SIGHUP)
-        until(lambda: "node.reload_failed" in server.log(), "the log line")
+        wait_until(lambda: "node.reload_failed" in server.log(), "the log line")
         assert shown(server.memcached) == second
         server.stop()
 

@@ -6,8 +6,7 @@ import os
 import signal
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from interop.server_process import ServerProcess, start_uprmc
 from interop.tap_copy import Documents, TapCopy, TapReader
 from interop.tap_nodes import apart, documents_of
 from interop.tap_wire import TapWire
+from interop.waiting import wait_until
 from tests.cli.here import Here, runner
 from tests.cli.support import uprmc
 from tests.cli.tap_support import Writer, start_adapter
@@ -54,13 +54,6 @@ def _adapter(node: ServerProcess) -> Iterator[ServerProcess]:
     with start_adapter(node.upr) as process:
         yield process
         process.stop()
-
-
-def until(reached: Callable[[], object], what: str = "it") -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, f"{what} never happens"
-        time.sleep(0.02)
 
 
 def fill(node: ServerProcess, mark: bytes, each: int = 40) -> None:
@@ -158,7 +151,7 @@ def test_a_takeover_moves_a_vbucket_to_who_asks(tmp_path: Path) -> None:
             copy = reader.until_closed()
         assert copy.states == [(3, 3), (3, 1)]
         assert copy.documents == wanted
-        until(lambda: node.upr and not held_of(node, 3), "the takeover")
+        wait_until(lambda: node.upr and not held_of(node, 3), "the takeover")
 
 
 def held_of(node: ServerProcess, number: int) -> bool:
@@ -296,10 +289,10 @@ def test_a_client_returns_when_the_node_does(tmp_path: Path) -> None:
 def test_an_upstream_that_is_not_there_is_told_and_clients_are_sent_away(tmp_path: Path) -> None:
     place = f"127.0.0.1:{lasting_port()}"
     with start_adapter(place) as adapter:
-        until(lambda: "tap_adapter.upstream_unreachable" in adapter.log(), "the log line")
+        wait_until(lambda: "tap_adapter.upstream_unreachable" in adapter.log(), "the log line")
         with TapReader(adapter.memcached, t.connect(b"early", LIVE)) as reader:
             reader.until_closed()
-        until(lambda: "name=early" in adapter.log(), "the log line")
+        wait_until(lambda: "name=early" in adapter.log(), "the log line")
         with start_uprmc(tmp_path / "a", *SMALL, "--upr", place) as node:
             fill(node, b"late", 3)
             with TapReader(adapter.memcached, t.connect(b"early", LIVE)) as reader:
@@ -309,7 +302,7 @@ def test_an_upstream_that_is_not_there_is_told_and_clients_are_sent_away(tmp_pat
 
 def test_an_upstream_that_is_there_is_told_too(node: ServerProcess) -> None:
     with start_adapter(node.upr) as adapter:
-        until(lambda: "tap_adapter.upstream_reached" in adapter.log(), "the log line")
+        wait_until(lambda: "tap_adapter.upstream_reached" in adapter.log(), "the log line")
         assert f"vbuckets={VBUCKETS}" in adapter.log()
 
 
@@ -319,7 +312,7 @@ def test_sighup_makes_it_read_its_settings_again(node: ServerProcess, tmp_path: 
     with start_adapter(node.upr, "--config", config) as adapter:
         config.write_text('[log]\nlevel = "info"\n')
         os.kill(adapter.pid, signal.SIGHUP)
-        until(lambda: "tap_adapter.reloaded" in adapter.log(), "the log line")
+        wait_until(lambda: "tap_adapter.reloaded" in adapter.log(), "the log line")
         adapter.stop()
 
 
@@ -346,7 +339,7 @@ def test_tls_is_spoken_to_both_sides(tmp_path: Path) -> None:
         start_adapter(node.upr, "--upstream-ca", certificate, *pair) as adapter,
         context.wrap_socket(adapter.memcached.connect(), server_hostname="127.0.0.1") as client,
     ):
-        until(lambda: "upstream_reached" in adapter.log(), "the upstream")
+        wait_until(lambda: "upstream_reached" in adapter.log(), "the upstream")
         client.sendall(t.connect(b"secret", LIVE, opaque=1))
         received = b""
         while len(received) < 36:
@@ -358,7 +351,7 @@ def test_an_upstream_with_tls_that_is_dialled_without_is_told(tmp_path: Path) ->
     certificate, key = certificate_for(tmp_path, "127.0.0.1")
     pair = ("--tls-cert", certificate, "--tls-key", key)
     with start_uprmc(tmp_path / "data", *SMALL, *pair) as node, start_adapter(node.upr) as adapter:
-        until(lambda: "upstream_unreachable" in adapter.log(), "the log line")
+        wait_until(lambda: "upstream_unreachable" in adapter.log(), "the log line")
         assert "upr.dial_ca" in adapter.log()
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from interop.registered import wait_until
 from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
 from interop.wire import DELETE, OK, SETQ, Wire, frame, store
 from tests.server.test_dialer import certificate_for
 from uprmc.client import Change, Document, Handler, MemoryState, SqliteState
@@ -260,7 +260,7 @@ class ApiContract:
             return all(int(told.get(each, b"-1")) == seqno for each, seqno in wanted.items())
 
         assert len(wanted) == VBUCKETS
-        wait_until(reported, shared)
+        wait_until(reported, shared.log)
         api = make(str(shared.upr), Recorder(), register=False, **options)
         assert api.client.instance is None
 

@@ -15,8 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
 from tests.server.certificates import make_certificate
 from tests.upr import peer
 from uprmc.client import Change, Handler, UprClient, changes
@@ -94,13 +94,6 @@ def place(server: ServerProcess) -> str:
     return str(server.upr)
 
 
-def until(reached: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, "it never happens"
-        time.sleep(0.02)
-
-
 # --- all goes well --------------------------------------------------------------------------------
 
 
@@ -142,7 +135,7 @@ def test_a_barrier_of_a_client_that_is_stopped_is_lost(server: ServerProcess) ->
         client.start()
         with ThreadPoolExecutor(1) as reader:
             waiting = reader.submit(client.barrier)
-            until(lambda: client._running and client._running.core._barriers)
+            wait_until(lambda: client._running and client._running.core._barriers)
             client.stop()
             with pytest.raises(ConnectionLost, match="stopped"):
                 waiting.result(_WAIT_S)
@@ -318,7 +311,7 @@ def test_thirty_lines_survive_that_either_side_is_killed(tmp_path: Path) -> None
             _load(server, number + 100)
         there = changes(listener, until="now")
         want = {(each.vbucket, each.key): each.value for each in there if each.op == "set"}
-        until(lambda: _mirrored(database) == want)
+        wait_until(lambda: _mirrored(database) == want)
     finally:
         consumer.kill()
         consumer.wait()

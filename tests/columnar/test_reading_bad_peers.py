@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from interop.replica_pair import wait_until
+from interop.waiting import wait_until
 from tests.codec.frames import Frame
 from tests.columnar.read_peer import (
     FakeNode,

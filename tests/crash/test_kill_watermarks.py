@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from interop.replica_pair import (
-    Node,
-    ReplicaPair,
-    fail_over,
-    replicate,
-    wait_until,
-    wait_until_level,
-)
+from interop.replica_pair import Node, ReplicaPair, fail_over, replicate, wait_until_level
+from interop.waiting import wait_until
 from interop.wire import DELETE, OK, SET, frame, store
 from uprmc.protocol.management import COMPACT_EXTRAS
 from uprmc.protocol.opcodes import Opcode

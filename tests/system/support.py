@@ -6,7 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,6 @@ from uprmc.config import build
 from uprmc.server.node import Node
 
 OK, NOT_FOUND, TEMPORARY_FAILURE = 0x00, 0x01, 0x86
-
-
-def until(condition: Callable[[], object], what: str, limit_s: float = 30.0) -> None:
-    """Poll until `condition` holds; the limit only ends a test that failed."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {limit_s:g} s"
-        time.sleep(0.01)
 
 
 def upr(server: ServerProcess) -> Address:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
 from interop.wire import GET, NOOP, SET, Wire, frame, store
-from tests.system.support import OK, Client, get_page, stats, until
+from tests.system.support import OK, Client, get_page, stats
 
 LIMIT = 32 << 20
 VALUE = b"v" * 1_000_000
@@ -46,14 +47,14 @@ def test_frames_that_are_not_completed_cost_no_more_than_the_limit(server: Serve
         for number in range(200):
             hostile = stack.enter_context(Wire(server.memcached))
             try_send(hostile, store(SET, b"h%d" % number, VALUE)[:-1])
-        until(lambda: held(server) > LIMIT // 2, "the frames came")
+        wait_until(lambda: held(server) > LIMIT // 2, "the frames came")
         with Client(server.memcached) as client:
             client.store({b"k%d" % number: b"small" for number in range(100)})
             client.store({b"large": VALUE})
         assert held(server) <= LIMIT
         assert int(stats(server.memcached)["shed_connections"]) > 0
         assert server.memory_kib() - before < 2 * LIMIT // 1024
-    until(lambda: held(server) == 0, "all is given back")
+    wait_until(lambda: held(server) == 0, "all is given back")
     assert stats(server.memcached)["curr_items"] == "102"
 
 
@@ -65,13 +66,13 @@ def test_replies_that_are_not_read_cost_no_more_than_the_limit(server: ServerPro
         for _ in range(100):
             hostile = stack.enter_context(Wire(server.memcached))
             try_send(hostile, frame(GET, b"large") * 50)
-        until(lambda: int(stats(server.memcached)["shed_connections"]) > 0, "they do not read")
+        wait_until(lambda: int(stats(server.memcached)["shed_connections"]) > 0, "they do not read")
         with Wire(server.memcached) as wire:
             assert wire.ask(frame(NOOP)).status == OK
             assert wire.ask(frame(GET, b"large")).value == VALUE
         assert held(server) <= LIMIT
         assert server.memory_kib() - before < 3 * LIMIT // 1024
-    until(lambda: held(server) == 0, "all is given back")
+    wait_until(lambda: held(server) == 0, "all is given back")
 
 
 def test_the_account_is_in_the_metrics(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_the_account_is_in_the_metrics(tmp_path: Path) -> None:
                 page = get_page(server, "/metrics")[1].decode()
                 return "uprmc_connections_received_bytes 50000.0\n" in page
 
-            until(shown, "the gauge")
+            wait_until(shown, "the gauge")
             page = get_page(server, "/metrics")[1]
             assert b"uprmc_connections_unsent_bytes 0.0\n" in page
             assert b"uprmc_connections_shed_total 0.0\n" in page

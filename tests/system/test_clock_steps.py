@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
 from interop.wire import Wire, frame
 from tests.system import stepped_clock
-from tests.system.support import NOT_FOUND, OK, Client, stats, until, upr
+from tests.system.support import NOT_FOUND, OK, Client, stats, upr
 
 HOUR_S = 3_600
 GETL, LEASE_ACQUIRE = 0x94, 0xE4
@@ -51,7 +52,9 @@ def documents(prefix: bytes, count: int = 200) -> dict[bytes, bytes]:
 
 
 def wait_until_persisted(server: ServerProcess) -> None:
-    until(lambda: stats(server.memcached)["ep_queue_size"] == "0", "the queue is on disk", 10.0)
+    wait_until(
+        lambda: stats(server.memcached)["ep_queue_size"] == "0", "the queue is on disk", 10.0
+    )
 
 
 @pytest.mark.acceptance("D20")
@@ -103,7 +106,7 @@ def test_a_lease_lasts_as_long_as_was_granted_whatever_the_wall_clock_does(
         clock.step(0)
         lease(server, 1)
         clock.step(-HOUR_S)
-        until(lambda: open_leases(server) == "1", "the lease of a second ends", 10.0)
+        wait_until(lambda: open_leases(server) == "1", "the lease of a second ends", 10.0)
         server.stop()
 
 
@@ -118,7 +121,9 @@ def test_a_lock_lasts_as_long_as_was_granted_whatever_the_wall_clock_does(
         clock.step(HOUR_S)
         assert client.try_store(b"long", b"foreign") != OK
         clock.step(-HOUR_S)
-        until(lambda: client.try_store(b"short", b"w") == OK, "the lock of a second ends", 10.0)
+        wait_until(
+            lambda: client.try_store(b"short", b"w") == OK, "the lock of a second ends", 10.0
+        )
         assert client.try_store(b"long", b"foreign") != OK
         server.stop()
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import start_uprmc
+from interop.waiting import wait_until
 from interop.wire import DELETE, OK, frame, vbucket_of
-from tests.system.support import Client, node_here, stats, until
+from tests.system.support import Client, node_here, stats
 from uprmc.engine import compaction
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.model import VBucketState
@@ -199,5 +200,5 @@ def test_old_deletions_are_purged_without_anybody_asking(tmp_path: Path) -> None
             found = stats(server.memcached, f"vbucket-seqno {number}")
             return found[f"vb_{number}:purge_seqno"] == "2"
 
-        until(purged, "the deletion is purged", 20.0)
+        wait_until(purged, "the deletion is purged", 20.0)
         server.stop()

@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
 from interop.wire import DELETE, SET, Wire, frame, split_replies, store
-from tests.system.support import (
-    OK,
-    TEMPORARY_FAILURE,
-    Client,
-    get_page,
-    stats,
-    status_page,
-    until,
-)
+from tests.system.support import OK, TEMPORARY_FAILURE, Client, get_page, stats, status_page
 
 KIB = 1024
 PROMPT = ["--vbuckets", "16", "--set", "flush.retry_delay_s=0.05"]
@@ -31,7 +24,7 @@ def limit_files(server: ServerProcess, soft: int) -> None:
 
 
 def wait_until_persisted(server: ServerProcess) -> None:
-    until(lambda: stats(server.memcached)["ep_queue_size"] == "0", "the queue is on disk")
+    wait_until(lambda: stats(server.memcached)["ep_queue_size"] == "0", "the queue is on disk")
 
 
 def fill(server: ServerProcess, data: Path, client: Client) -> dict[bytes, bytes]:
@@ -46,7 +39,7 @@ def fill(server: ServerProcess, data: Path, client: Client) -> dict[bytes, bytes
             accepted[key] = value
         return status == TEMPORARY_FAILURE
 
-    until(refused, "a refused write")
+    wait_until(refused, "a refused write")
     return accepted
 
 
@@ -72,8 +65,8 @@ def test_a_full_disk_refuses_writes_serves_reads_and_loses_nothing(tmp_path: Pat
         assert get_page(server, "/healthz") == (200, b"ok\n")
 
         limit_files(server, -1)
-        until(lambda: client.try_store(b"again", b"v") == OK, "writes work again")
-        until(lambda: status_page(server)["disk"]["error"] == "", "the page says so")
+        wait_until(lambda: client.try_store(b"again", b"v") == OK, "writes work again")
+        wait_until(lambda: status_page(server)["disk"]["error"] == "", "the page says so")
         wait_until_persisted(server)
         server.kill()
     with start_uprmc(tmp_path) as server, Client(server.memcached) as client:
@@ -191,7 +184,7 @@ def test_a_clean_stop_in_the_middle_of_a_load_keeps_every_acknowledged_write(
         writers = [Writer(server, number) for number in range(3)]
         for writer in writers:
             writer.start()
-        until(lambda: all(writer.acknowledged > 3_000 for writer in writers), "a load")
+        wait_until(lambda: all(writer.acknowledged > 3_000 for writer in writers), "a load")
         server.stop()
         for writer in writers:
             writer.join()

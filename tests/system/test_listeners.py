@@ -8,9 +8,10 @@ from pathlib import Path
 from pymemcache.client.base import Client as Pymemcache
 
 from interop.server_process import start_uprmc
+from interop.waiting import wait_until
 from interop.wire import GET, NOOP, OK, SET, Wire, frame, split_replies, store
 from tests.server.certificates import make_certificate
-from tests.system.support import Client, stats, until, upr
+from tests.system.support import Client, stats, upr
 
 
 def trusting(certificate: str) -> ssl.SSLContext:
@@ -51,7 +52,7 @@ def test_a_unix_socket_is_served_and_found_again_after_a_kill(tmp_path: Path) ->
         assert str(server.memcached) == place
         client = Pymemcache(server.memcached.host, timeout=10)
         client.set("k", b"v", noreply=False)
-        until(lambda: stats(upr(server))["ep_queue_size"] == "0", "it is on disk")
+        wait_until(lambda: stats(upr(server))["ep_queue_size"] == "0", "it is on disk")
         client.close()
         server.kill()
     with start_uprmc(tmp_path / "data", memcached=place) as server:
@@ -80,11 +81,11 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
                 wire.send(frame(NOOP))
                 return wire.read(2) == b"\x81\x0a"
 
-        until(room, "room again")
+        wait_until(room, "room again")
         for wire in wires[2:]:
             wire.close()
         last = wires[1]
-        until(lambda: last.statistics()[b"curr_connections"] == b"1", "all others are gone")
+        wait_until(lambda: last.statistics()[b"curr_connections"] == b"1", "all others are gone")
         assert int(last.statistics()[b"rejected_connections"]) >= 2
         last.close()
         server.stop()
@@ -96,11 +97,11 @@ def test_expired_documents_are_deleted_soon_without_anybody_asking(tmp_path: Pat
             requests = [store(SET, b"k%d" % n, b"v", expiration=1) for n in range(500)]
             assert {reply.status for reply in client.send_all(requests)} == {OK}
             client.store({b"stays": b"v"})
-        until(lambda: stats(server.memcached)["curr_items"] == "1", "they are gone", 10.0)
+        wait_until(lambda: stats(server.memcached)["curr_items"] == "1", "they are gone", 10.0)
         found = stats(server.memcached)
         assert found["ep_expired_pager"] == "500"
         assert found["ep_expired_access"] == "0"
-        until(lambda: stats(server.memcached)["ep_queue_size"] == "0", "deletions are on disk")
+        wait_until(lambda: stats(server.memcached)["ep_queue_size"] == "0", "deletions are on disk")
         server.stop()
     with start_uprmc(tmp_path) as server:
         assert stats(server.memcached)["curr_items"] == "1"

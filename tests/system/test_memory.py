@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
 from interop.wire import GET, SET, Wire, frame, store
-from tests.system.support import OK, Client, stats, until, upr
+from tests.system.support import OK, Client, stats, upr
 
 MIB = 1024 * 1024
 QUOTA = 32 * MIB
@@ -63,7 +64,7 @@ def test_three_times_the_quota_is_loaded_read_back_and_survives_a_restart(tmp_pa
             with Client(server.memcached) as client:
                 return client.try_store(b"one more", b"x" * VALUE_BYTES) == OK
 
-        until(writable, "a write after the load", 5.0)
+        wait_until(writable, "a write after the load", 5.0)
         server.stop()
 
     with start_uprmc(tmp_path, *options) as server:
@@ -99,10 +100,12 @@ def test_a_client_that_asks_for_gigabytes_and_never_reads_costs_little(
                 found = stats(server.memcached, "conns")
                 return "output-full" in found.values()
 
-            until(stuck, "the server waits for the peer")
+            wait_until(stuck, "the server waits for the peer")
             for _ in range(20):
                 stuck()
                 assert other.ask(frame(GET, b"large")).value == b"v" * size
                 assert anonymous_mib(server) < before + 16
-        until(lambda: stats(server.memcached)["curr_connections"] == "2", "the peer is forgotten")
+        wait_until(
+            lambda: stats(server.memcached)["curr_connections"] == "2", "the peer is forgotten"
+        )
         server.stop()

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import start_uprmc
+from interop.waiting import wait_until
 from interop.wire import Wire, frame
 from tests.server.support import Loop
-from tests.system.support import OK, Client, node_here, stats, until, upr
+from tests.system.support import OK, Client, node_here, stats, upr
 from tests.system.test_compaction import persisted, stored
 from tests.system.test_disk import PROMPT, limit_files, wait_until_persisted
 from uprmc.errors import StoreError, StoreFull
@@ -169,7 +170,7 @@ def test_a_lease_ends_when_the_disk_is_full_of_what_it_holds(tmp_path: Path) -> 
             pinned.append(int(stats(server.memcached, "uprmc")["disk_pinned_bytes"]))
             return stats(server.memcached, "leases")["withdrawn"] == "1"
 
-        until(withdrawn, "the lease ends")
+        wait_until(withdrawn, "the lease ends")
         assert pinned[0] >= 2_000_000, "all documents were replaced once"
         assert pinned[-1] == 0
         last = next(rounds)

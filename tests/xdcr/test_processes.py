@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
 from tests.cli.here import Here, runner
 from uprmc.client.kv import KvClient
 from uprmc.errors import UprmcError
@@ -174,13 +175,13 @@ def test_an_outpaced_link_is_reconciled_from_the_command_line(
     uprmc("xdcr", "set", "west", "batch_items=100")  # answered when all of this is on disk
     uprmc("compact", "--force", "--wait")
     uprmc("xdcr", "resume", "west")
-    deadline = time.monotonic() + 30
-    status: dict[str, Any] = {"needs_reconcile": []}
-    while len(status["needs_reconcile"]) < 16:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-        status = json.loads(uprmc("xdcr", "status", "west", "--json"))
-    assert status["state"] == "needs_reconcile"
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(uprmc("xdcr", "status", "west", "--json"))
+        return found
+
+    wait_until(lambda: len(status()["needs_reconcile"]) == 16, "all vBuckets stop")
+    assert status()["state"] == "needs_reconcile"
     dry = json.loads(uprmc("xdcr", "reconcile", "west", "--dry-run", "--json"))
     listed = {key.encode() for row in dry["vbuckets"] for key in row["keys"]}
     assert listed == set(KEYS[1::10])
