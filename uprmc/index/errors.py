@@ -1,0 +1,50 @@
+"""What the index refuses, as it is answered over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Refused(Exception):
+    """A request is refused.
+
+    Attributes:
+        status: of HTTP.
+        error: one word for programs: ``bad_request``, ``not_found``, ``timeout``...
+        reason: one sentence for people.
+        fields: what else the answer names.
+    """
+
+    def __init__(self, status: int, error: str, reason: str, **fields: Any) -> None:
+        super().__init__(reason)
+        self.status, self.error, self.reason, self.fields = status, error, reason, fields
+
+    def body(self) -> dict[str, Any]:
+        """Return the answer's JSON object."""
+        return {"error": self.error, "reason": self.reason, **self.fields}
+
+
+def bad_request(reason: str, **fields: Any) -> Refused:
+    """Return the refusal of a request that makes no sense."""
+    return Refused(400, "bad_request", reason, **fields)
+
+
+def not_found(reason: str) -> Refused:
+    """Return the refusal of a request for what is not there."""
+    return Refused(404, "not_found", reason)
+
+
+def timed_out(reason: str) -> Refused:
+    """Return the refusal of a request that waited for as long as it may."""
+    return Refused(504, "timeout", reason)
+
+
+def version_lost(vbucket: int, vb_uuid: int, seqno: int) -> Refused:
+    """Return the refusal of an `at` token that no index will ever reach (row I27)."""
+    reason = f"vBucket {vbucket} has left the history {vb_uuid} below seqno {seqno}"
+    numbers = {"vbucket": vbucket, "vb_uuid": str(vb_uuid), "seqno": seqno}
+    return Refused(409, "version_lost", reason, **numbers)
+
+
+class Damaged(Exception):
+    """An index file cannot be read; the text is one line for the operator."""

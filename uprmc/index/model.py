@@ -1,0 +1,123 @@
+"""What the parts of the index tell one another: documents, emitted rows, entries of trees.
+
+Source: systems reference c.2, c.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+__all__ = [
+    "Document",
+    "Emission",
+    "Entry",
+    "Mapped",
+    "Mapper",
+    "Reducer",
+    "Reductions",
+    "Stale",
+    "Token",
+]
+
+
+class Document(NamedTuple):
+    """A version of a document, as it came over a stream.
+
+    Attributes:
+        key: its id, any bytes.
+        vbucket: where it is.
+        seqno: of this version.
+        value: its body, as stored (after decompression).
+        rev, cas, flags, expiry: as stored; `expiry` in seconds of the epoch, 0 = never.
+    """
+
+    key: bytes
+    vbucket: int
+    seqno: int
+    value: bytes
+    rev: int
+    cas: int
+    flags: int
+    expiry: int
+
+
+class Emission(NamedTuple):
+    """One row that a map function emitted.
+
+    Attributes:
+        sort_key: `collation.sort_key` of the key: no one is a prefix of another.
+        key: the key as compact JSON in UTF-8.
+        value: the value, likewise.
+    """
+
+    sort_key: bytes
+    key: bytes
+    value: bytes
+
+
+class Mapped(NamedTuple):
+    """What the views of a design made of one document.
+
+    Attributes:
+        rows: for each view, in the design's order, what it emitted, in the order of emission.
+        error: why a view has none of this document, with the view's name; ``None`` = all went well.
+    """
+
+    rows: Sequence[Sequence[Emission]]
+    error: str | None = None
+
+
+class Mapper(Protocol):
+    """Runs the map functions of one design. Its calls block; call it in a worker thread."""
+
+    def map(self, documents: Sequence[Document]) -> list[Mapped]:
+        """Return what each document gives, in their order; never raises for what one does."""
+
+    def close(self) -> None:
+        """End child processes."""
+
+
+class Entry(NamedTuple):
+    """A row in a leaf of a tree.
+
+    Attributes:
+        key: what the tree is ordered by, as bytes.
+        vbucket: of the document that it came from.
+        value: what is kept with it.
+    """
+
+    key: bytes
+    vbucket: int
+    value: bytes
+
+
+#: Of each reduce of a view, in order: compact JSON, or ``None`` where it could not be made.
+Reductions = tuple[bytes | None, ...]
+
+
+class Reducer(Protocol):
+    """The reduces of one view. Blocks; never raises for what a reduce does: that is ``None``."""
+
+    def reduce(self, entries: Sequence[Entry]) -> Reductions:
+        """Return the reductions of rows of the view's tree."""
+
+    def rereduce(self, reductions: Sequence[Reductions]) -> Reductions:
+        """Return the reductions of reductions, at least one."""
+
+
+class Stale(Enum):
+    """How fresh an answer must be."""
+
+    OK = "ok"
+    UPDATE_AFTER = "update_after"
+    FALSE = "false"
+
+
+class Token(NamedTuple):
+    """A version that an answer must contain: `seqno` of the history `vb_uuid`."""
+
+    vbucket: int
+    vb_uuid: int
+    seqno: int
