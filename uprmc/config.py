@@ -71,6 +71,11 @@ class ServerSettings:
         "address",
         "Listener for health checks, status and metrics; 'off' switches it off.",
     )
+    views: str = _setting(
+        "127.0.0.1:8092",
+        "address",
+        "Listener for design documents and queries of the index; 'off' switches it off.",
+    )
     tls_cert: str = _setting(
         "", "path", "PEM certificate chain; with tls_key it turns on TLS for both listeners."
     )
@@ -524,6 +529,132 @@ class XdcrSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexSettings:
+    """Map/reduce indexes: how they keep up, what they may hold, and what one request may take."""
+
+    update_interval_s: float = _setting(
+        5.0,
+        "seconds",
+        "Write the header of an index file, from which it goes on after a crash, this often while "
+        "changes come.",
+        0,
+        3_600,
+    )
+    update_min_changes: int = _setting(
+        5_000, "changes", "Write it earlier after this many changes.", 1, 10_000_000
+    )
+    max_key_bytes: int = _setting(
+        4_096, "bytes", "Largest key that a map may emit, as JSON.", 16, 1 * MIB
+    )
+    max_row_bytes: int = _setting(
+        1 * MIB, "bytes", "Largest value that a map may emit, as JSON.", 16, 64 * MIB
+    )
+    max_document_bytes: int = _setting(
+        16 * MIB,
+        "bytes",
+        "Most that all rows of one document may have in one view.",
+        1 * KIB,
+        1 * GIB,
+    )
+    max_document_rows: int = _setting(
+        100_000, "rows", "Most rows of one document in one view.", 1, 10_000_000
+    )
+    max_reduction_bytes: int = _setting(
+        65_535, "bytes", "Largest value that a reduce may return, as JSON.", 16, 1 * MIB
+    )
+    max_definition_bytes: int = _setting(
+        1 * MIB, "bytes", "Largest design document.", 1 * KIB, 64 * MIB
+    )
+    designs: int = _setting(64, "designs", "Design documents that may exist.", 1, 10_000)
+    views: int = _setting(64, "views", "Views of one design document.", 1, 1_000)
+    fragmentation: float = _setting(
+        0.3,
+        "fraction",
+        "Compact an index file when this much of it is no longer used; 1 = only on request.",
+        0.01,
+        1,
+    )
+    compact_min_bytes: int = _setting(
+        1 * MIB, "bytes", "Compact no index file that is smaller than this.", 4 * KIB, 1_024 * GIB
+    )
+    workers: int = _setting(
+        1, "processes", "Processes that run the JavaScript of one design document.", 1, 64
+    )
+    worker_memory: int = _setting(
+        512 * MIB, "bytes", "Memory of one such process.", 64 * MIB, 64 * GIB
+    )
+    map_timeout_s: float = _setting(
+        5.0,
+        "seconds",
+        "Give up a document, or a reduction, whose function runs for this long.",
+        0.01,
+        3_600,
+    )
+    keep_old_s: float = _setting(
+        3_600.0,
+        "seconds",
+        "Keep the index of a changed design document for this long, so that the change can be "
+        "undone.",
+        0,
+        2_592_000,
+    )
+    python_modules: str = _setting(
+        "", "names", "Comma-separated modules whose functions may be used as maps."
+    )
+    nodes: str = _setting(
+        "",
+        "addresses",
+        "Comma-separated views listeners over which queries are scattered; empty = this one only.",
+    )
+    replicas: bool = _setting(
+        False,
+        "yes/no",
+        "Index replica vBuckets, too, apart from the others, so that a failover needs no build.",
+    )
+    connection_timeout_s: float = _setting(
+        60.0,
+        "seconds",
+        "Wait this long for an index to be fresh enough if the request does not say; then answer "
+        "504.",
+        0.001,
+        86_400,
+    )
+    poll_s: float = _setting(
+        1.0, "seconds", "Ask the source this often which vBuckets are active there.", 0.05, 60
+    )
+    queue_bytes: int = _setting(
+        16 * MIB,
+        "bytes",
+        "Changes that an index has received and not yet applied; then it reads no more.",
+        1 * MIB,
+        4 * GIB,
+    )
+    batch_changes: int = _setting(
+        5_000, "changes", "Most changes that one update of the trees applies.", 1, 1_000_000
+    )
+    sort_bytes: int = _setting(
+        64 * MIB,
+        "bytes",
+        "Memory for sorting the rows of a first build; what does not fit is sorted in files.",
+        1 * MIB,
+        64 * GIB,
+    )
+    cache_bytes: int = _setting(
+        64 * MIB,
+        "bytes",
+        "Memory for parts of index files that were read, of all indexes together.",
+        1 * MIB,
+        1_024 * GIB,
+    )
+    waiting: int = _setting(
+        10_000, "requests", "Requests that may wait for one index; others get 503.", 1, 1_000_000
+    )
+    map_errors: int = _setting(
+        100, "documents", "Documents whose maps failed that are remembered.", 0, 10_000
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class TapSettings:
     """Replicas, masters and tools that speak TAP."""
 
@@ -609,6 +740,7 @@ class Settings:
     storage: StorageSettings = field(default_factory=StorageSettings)
     upr: UprSettings = field(default_factory=UprSettings)
     xdcr: XdcrSettings = field(default_factory=XdcrSettings)
+    index: IndexSettings = field(default_factory=IndexSettings)
     tap: TapSettings = field(default_factory=TapSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -636,6 +768,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "storage": StorageSettings,
     "upr": UprSettings,
     "xdcr": XdcrSettings,
+    "index": IndexSettings,
     "tap": TapSettings,
     "log": LogSettings,
 }
