@@ -35,13 +35,13 @@ from tests.server.support import PEER
 from tests.storage.processes import claim
 from uprmc.config import Settings, describe, load
 from uprmc.errors import StoreRefused
+from uprmc.metrics import Exposition
 from uprmc.model import ConflictRule
 from uprmc.protocol import text_replies
 from uprmc.protocol.opcodes import QUIET, STATUS_TEXT, Opcode
 from uprmc.protocol.shapes import SHAPES, Part
 from uprmc.server.http import Pages
 from uprmc.server.log_events import EVENTS
-from uprmc.server.metrics import Exposition
 from uprmc.storage.directory import open_directory
 from uprmc.storage.layout import FORMAT_VERSION
 

@@ -11,8 +11,8 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from tests.server.support import PEER, Loop
 from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket
-from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, NodeSite, listen_http
-from uprmc.server.metrics import Metric
+from uprmc.metrics import Metric
+from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, listen_http, node_site
 
 
 class FakeNode:
@@ -45,7 +45,7 @@ class Web:
     def __init__(self) -> None:
         self.node = FakeNode()
         self.reactor = MemoryReactorClock()
-        self.site = NodeSite(self.node, self.reactor)
+        self.site = node_site(self.node, self.reactor)
 
     def connect(self):
         transport = StringTransport(IPv4Address("TCP", "127.0.0.1", 80), PEER)

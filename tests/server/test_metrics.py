@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.documents import HandDrivenNode
 from tests.test_words import banned
 from uprmc.engine.stats import Stats
-from uprmc.server.metrics import Exposition, Metric
+from uprmc.metrics import Exposition, Metric
 from uprmc.server.stat_metrics import METRICS
 
 GIVEN = [

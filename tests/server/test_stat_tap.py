@@ -11,9 +11,9 @@ from interop import tap_wire as t
 from tests.documents import HandDrivenNode
 from tests.kv.harness import drained
 from uprmc.errors import InvalidArguments, NotMyVBucket
+from uprmc.metrics import Exposition
 from uprmc.model import VBucketState
 from uprmc.ports import Session
-from uprmc.server.metrics import Exposition
 
 #: What tools of ep-engine's time read of a producer, by their source.
 PRODUCER = """

@@ -20,8 +20,8 @@ from uprmc import MEMCACHED_VERSION
 from uprmc.engine.watermarks.rows import Kind, Report
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import InvalidArguments, NotMyVBucket
+from uprmc.metrics import Exposition
 from uprmc.model import VBucketState
-from uprmc.server.metrics import Exposition
 from uprmc.server.node import Node
 from uprmc.server.stat_watermarks import ROWS_MAX
 

@@ -1,11 +1,11 @@
 """Health, status and metrics over HTTP, for probes, dashboards and people with curl.
 
-Everything is read only and answers at once from memory. What a stranger can make it do is bounded:
-16 KiB of headers (Twisted's limit), no more than `MAX_BODY_BYTES` of body, `REQUEST_S` seconds
-for a request however slowly it trickles in, and `MAX_CLIENTS` connections.
+Everything is read only and answers at once from memory. What a stranger can make it do is bounded
+by `uprmc.web`: no more than `MAX_BODY_BYTES` of body, `REQUEST_S` seconds for a request, and
+`MAX_CLIENTS` connections.
 """
 
-# ruff: noqa: N802, N815  # Twisted's names
+# ruff: noqa: N815  # Twisted's names
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IAddress
-from twisted.internet.protocol import connectionDone
-from twisted.python.failure import Failure
 from twisted.web import http
 from twisted.web.resource import IResource, Resource
-from twisted.web.server import Request, Site
+from twisted.web.server import Request
 
 from uprmc.errors import InvalidArguments, NotMyVBucket
+from uprmc.metrics import Exposition, Metric
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log
-from uprmc.server.metrics import Exposition, Metric
+from uprmc.web import LimitedSite
 
 MAX_BODY_BYTES = 16 * 1024
 REQUEST_S = 10.0
@@ -34,12 +32,7 @@ SETTING = "server.http"
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
 
-#: First bytes of requests of the binary protocol and of TLS.
-_NO_HTTP = b"\x80\x81\x16"
-_WRONG_LISTENER = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-    b"This is the HTTP listener: "
-)
+_WRONG_LISTENER = b"This is the HTTP listener: "
 
 _log = Log("http")
 
@@ -157,82 +150,17 @@ class _Root(Resource):
         return b"" if request.method == b"HEAD" else body
 
 
-class _Request(Request):
-    """A request whose body is bounded; nobody here wants one."""
-
-    def gotLength(self, length: int | None) -> None:
-        super().gotLength(MAX_BODY_BYTES)  # keeps the body in memory, not in a file
-        if length is not None and length > MAX_BODY_BYTES:
-            self._too_large()
-
-    def handleContentChunk(self, data: bytes) -> None:
-        if cast(Any, self.content).tell() + len(data) > MAX_BODY_BYTES:
-            self._too_large()
-        else:
-            super().handleContentChunk(data)
-
-    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        if not cast(_Channel, self.channel).refused:
-            super().requestReceived(command, path, version)
-
-    def _too_large(self) -> None:
-        cast(_Channel, self.channel).refuse(
-            b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n"
-        )
-
-
-class _Channel(http.HTTPChannel):
-    """A connection whose time runs per request: trickling bytes in does not prolong it."""
-
-    site: Any
-    refused = False
-    _first = True
-
-    def resetTimeout(self) -> None:
-        """Ignored: Twisted calls it for every received byte."""
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._first and data[0] in _NO_HTTP:
-            site = cast(NodeSite, self.site)
-            self.refuse(_WRONG_LISTENER + site.pages.listeners().encode() + b"\n")
-        self._first = False
-        if not self.refused:
-            super().dataReceived(data)
-
-    def refuse(self, answer: bytes) -> None:
-        """Answer, hang up and hear no more."""
-        if not self.refused:
-            self.refused = True
-            transport = cast(Any, self.transport)
-            transport.write(answer)
-            transport.loseConnection()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        cast(NodeSite, self.site).clients -= 1
-        super().connectionLost(reason)
-
-
-class NodeSite(Site):
-    """The site of one node, without an access log and with a limit of clients."""
-
-    noisy = False
-    displayTracebacks = False
-    protocol = _Channel  # type: ignore[assignment]  # Twisted declares a private class
-
-    def __init__(self, view: NodeView, reactor: Any) -> None:
-        self.pages = Pages(view)
-        root = cast(IResource, _Root(self.pages))
-        super().__init__(root, _Request, timeout=REQUEST_S, reactor=reactor)
-        self.clients = 0
-
-    def buildProtocol(self, addr: IAddress | None) -> Any:
-        if self.clients >= MAX_CLIENTS:
-            return None
-        self.clients += 1
-        return super().buildProtocol(addr)
-
-    def log(self, request: http.Request) -> None:
-        """Say nothing: probes come every few seconds."""
+def node_site(view: NodeView, reactor: Any) -> LimitedSite:
+    """Return the site of one node."""
+    pages = Pages(view)
+    return LimitedSite(
+        cast(IResource, _Root(pages)),
+        reactor,
+        hint=lambda: _WRONG_LISTENER + pages.listeners().encode(),
+        request_s=REQUEST_S,
+        clients_max=MAX_CLIENTS,
+        body_max=MAX_BODY_BYTES,
+    )
 
 
 def listen_http(reactor: Any, text: str, view: NodeView, backlog: int) -> Deferred[Listener | None]:
@@ -242,5 +170,5 @@ def listen_http(reactor: Any, text: str, view: NodeView, backlog: int) -> Deferr
     """
     if text == "off":
         return succeed(None)
-    site = NodeSite(view, reactor)
+    site = node_site(view, reactor)
     return listen(reactor, text, site, setting=SETTING, backlog=backlog).addCallback(lambda it: it)

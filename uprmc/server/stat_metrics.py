@@ -17,6 +17,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.tombstone_count import Amount
+from uprmc.metrics import Metric
 from uprmc.server import (
     stat_node,
     stat_replication,
@@ -26,7 +27,6 @@ from uprmc.server import (
     stat_watermarks,
 )
 from uprmc.server.connections import Connections
-from uprmc.server.metrics import Metric
 from uprmc.server.observed import ObservedNode
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication

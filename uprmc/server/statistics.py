@@ -15,6 +15,7 @@ from uprmc import __version__
 from uprmc.core.form import FORM
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
+from uprmc.metrics import Metric
 from uprmc.server import (
     stat_engine,
     stat_general,
@@ -29,7 +30,6 @@ from uprmc.server import (
     stat_watermarks,
     stat_xdcr,
 )
-from uprmc.server.metrics import Metric
 from uprmc.server.observed import ObservedNode
 from uprmc.server.turn_budget import SLICE_S
 

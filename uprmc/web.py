@@ -1,0 +1,120 @@
+"""A site over HTTP with limits: what a stranger can make it hold or wait for is bounded.
+
+There are 16 KiB of headers (Twisted's limit), a limit for the body, a time for a request however
+slowly it trickles in, and a limit of connections. What speaks another protocol gets one line that
+names the listeners it may have meant.
+"""
+
+# ruff: noqa: N802  # Twisted's names
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+from twisted.web import http
+from twisted.web.resource import IResource
+from twisted.web.server import Request, Site
+
+#: First bytes of requests of the binary protocol and of TLS.
+_NO_HTTP = b"\x80\x81\x16"
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+_TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n"
+
+
+class LimitedRequest(Request):
+    """A request whose body is bounded and stays in memory."""
+
+    def gotLength(self, length: int | None) -> None:
+        most = self._body_max
+        super().gotLength(min(length or 0, most))  # keeps the body in memory, not in a file
+        if length is not None and length > most:
+            self._too_large()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        if cast(Any, self.content).tell() + len(data) > self._body_max:
+            self._too_large()
+        else:
+            super().handleContentChunk(data)
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        if not cast(LimitedChannel, self.channel).refused:
+            super().requestReceived(command, path, version)
+
+    @property
+    def _body_max(self) -> int:
+        return cast(LimitedSite, cast(LimitedChannel, self.channel).site).body_max
+
+    def _too_large(self) -> None:
+        cast(LimitedChannel, self.channel).refuse(_TOO_LARGE)
+
+
+class LimitedChannel(http.HTTPChannel):
+    """A connection whose time runs per request: trickling bytes in does not prolong it."""
+
+    site: Any
+    refused = False
+    _first = True
+
+    def resetTimeout(self) -> None:
+        """Ignored: Twisted calls it for every received byte."""
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._first and data[0] in _NO_HTTP:
+            self.refuse(_BAD_REQUEST + cast(LimitedSite, self.site).hint() + b"\n")
+        self._first = False
+        if not self.refused:
+            super().dataReceived(data)
+
+    def refuse(self, answer: bytes) -> None:
+        """Answer, hang up and hear no more."""
+        if not self.refused:
+            self.refused = True
+            transport = cast(Any, self.transport)
+            transport.write(answer)
+            transport.loseConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        cast(LimitedSite, self.site).clients -= 1
+        super().connectionLost(reason)
+
+
+class LimitedSite(Site):
+    """A site without an access log.
+
+    Attributes:
+        clients: connections that are open.
+        clients_max: more are closed at once.
+        body_max: bytes of the body of a request.
+        hint: what a client reads that speaks another protocol.
+    """
+
+    noisy = False
+    displayTracebacks = False
+    protocol = LimitedChannel  # type: ignore[assignment]  # Twisted declares a private class
+
+    def __init__(
+        self,
+        root: IResource,
+        reactor: Any,
+        *,
+        hint: Callable[[], bytes],
+        request_s: float,
+        clients_max: int,
+        body_max: int,
+    ) -> None:
+        super().__init__(root, LimitedRequest, timeout=cast(Any, request_s), reactor=reactor)
+        self.clients = 0
+        self.clients_max, self.body_max, self.hint = clients_max, body_max, hint
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        if self.clients >= self.clients_max:
+            return None
+        self.clients += 1
+        return super().buildProtocol(addr)
+
+    def log(self, request: http.Request) -> None:
+        """Say nothing: probes come every few seconds."""
