@@ -18,7 +18,7 @@ from uprmc.client import UprClient
 from uprmc.client.errors import DeletionsPurged, MisuseError
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.starting import Registration
-from uprmc.client.state import MemoryState
+from uprmc.client.state import MemoryState, Saved
 from uprmc.consume.registering import Instance, Purged
 from uprmc.engine.watermarks.rows import Kind, Row
 
@@ -180,3 +180,24 @@ def test_a_consumer_whose_state_outlives_it_is_registered_unless_it_says_no(tmp_
 def test_a_registration_that_makes_no_sense_is_refused(options: Any, words: str) -> None:
     with pytest.raises(MisuseError, match=words):
         UprClient("127.0.0.1:1", Mirror(), **options)
+
+
+class WrittenLater(MemoryState):
+    """A state whose commits are durable when it says so, like headers of a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[int, Saved] = {}
+
+    def durable_of(self, vbucket: int) -> Saved | None:
+        return self.written.get(vbucket)
+
+
+def test_a_state_whose_commits_are_durable_later_reports_only_what_is() -> None:
+    rig, state = node(), WrittenLater()
+    write(rig, 0, a="1", b="2")
+    world, _ = followed(rig, state=state)
+    assert [each.watermark for each in rows(rig)] == [0]
+    state.written = state.load()
+    settle(world, rig)
+    assert [each.watermark for each in rows(rig)] == [2]

@@ -186,7 +186,8 @@ class UprCore:
         """Have reported what the state has of the vBuckets that are registered."""
         for registered in self._registered():
             for vbucket in registered.vbuckets:
-                registered.reached(vbucket, *self._routes[vbucket].place.watermark)
+                place = self._routes[vbucket].place
+                registered.reached(vbucket, *self.writer.watermark(place))
 
     def report_rest(self) -> bool:
         """Report all that the state has; return whether an answer is to be waited for."""

@@ -122,7 +122,7 @@ class Follower:
                 place.vbucket, place.asked(), flags, versions=versions
             )
             opening(stream)
-            session.name_row(place.vbucket, *place.watermark)
+            session.name_row(place.vbucket, *self._writer.watermark(place))
             (answer,) = yield Ask([question])
             named = question.options.known_versions
             if answer.status == Status.INVALID_ARGUMENTS and versions and named:

@@ -15,9 +15,9 @@ from typing import Any
 
 from uprmc.client.handler import Handler
 from uprmc.client.node_session import Task
-from uprmc.client.position import Place
+from uprmc.client.position import Place, Position
 from uprmc.client.ring_columns import BOUNDARY, RingColumns
-from uprmc.client.state import MemoryState, RingChunk, StateStore
+from uprmc.client.state import MemoryState, RingChunk, Saved, StateStore
 from uprmc.consume.batch import Batch
 from uprmc.model import FailoverLog
 
@@ -42,6 +42,8 @@ class PositionWriter:
         self.shared = bool(getattr(state, "shared", False))
         self._inside = self._durable is not None or self.shared
         self.may_follow = type(state) is MemoryState and not (self._inside or self._native)
+        self._durable_later: Callable[[int], Saved | None] | None
+        self._durable_later = getattr(state, "durable_of", None)
         self._dirty: dict[int, Place] = {}
         self._boundaries: dict[int, list[int]] = {}
 
@@ -54,6 +56,12 @@ class PositionWriter:
             keys = (self.state.ring_size(vbucket) + 1) // 2
             found[vbucket] = Place.of(vbucket, saved, ahead[-1][0] if ahead else 0, keys)
         return found
+
+    def watermark(self, place: Place) -> Position:
+        """Return the last complete snapshot of a place that is durable, as nodes are told it."""
+        if self._durable_later is not None:
+            place.durable = self._durable_later(place.vbucket)
+        return place.watermark
 
     # --- while changes come ---------------------------------------------------------------------
 
