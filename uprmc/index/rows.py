@@ -1,0 +1,137 @@
+"""Keys and values of the trees of an index, as bytes.
+
+A row of a view is ordered by (sort key, document id, vBucket, order of emission):
+
+    sort key | id (escaped) | 00 | vBucket (2) | order (4) | size of the escaped id (2)
+
+The size at the end only helps to take a key apart. The vBucket is there since the protocol lets a
+client store one id in two vBuckets. The id tree has (vBucket, id) -> keys of the rows of that
+document, so that they can be removed when it changes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from uprmc.index.collation import HIGHEST, after_prefix
+from uprmc.index.model import Emission
+
+__all__ = [
+    "RowKey",
+    "id_key",
+    "id_text",
+    "id_value",
+    "row_bounds",
+    "row_key",
+    "row_value",
+    "split_id_key",
+    "split_id_value",
+    "split_row_key",
+    "split_row_value",
+    "view_row",
+]
+
+_row_tail = struct.Struct(">BHIH")
+_vbucket = struct.Struct(">H")
+_lengths = struct.Struct(">HI")
+_one_row = struct.Struct(">HII")
+
+
+class RowKey(NamedTuple):
+    """A row's key, taken apart."""
+
+    sort_key: bytes
+    doc_key: bytes
+    vbucket: int
+    n: int
+
+
+def _escaped(doc_key: bytes) -> bytes:
+    if b"\x01" in doc_key:
+        doc_key = doc_key.replace(b"\x01", b"\x01\x02")
+    return doc_key.replace(b"\0", b"\x01\x01") if b"\0" in doc_key else doc_key
+
+
+def row_key(sort_key: bytes, doc_key: bytes, n: int, vbucket: int) -> bytes:
+    """Return the key of the `n`th row (from 0) that a document emitted into a view."""
+    text = _escaped(doc_key)
+    return sort_key + text + _row_tail.pack(0, vbucket, n, len(text))
+
+
+def split_row_key(key: bytes) -> RowKey:
+    """Take a key apart that `row_key` made."""
+    _, vbucket, n, size = _row_tail.unpack_from(key, len(key) - 9)
+    start = len(key) - 9 - size
+    text = key[start : start + size]
+    doc_key = text.replace(b"\x01\x01", b"\0").replace(b"\x01\x02", b"\x01")
+    return RowKey(key[:start], doc_key, vbucket, n)
+
+
+def row_bounds(sort_key: bytes, doc_key: bytes | None = None) -> tuple[bytes, bytes]:
+    """Return the range (the end is not in it) of the rows with a key, or of one document."""
+    low = sort_key if doc_key is None else sort_key + _escaped(doc_key) + b"\0"
+    return low, after_prefix(low) or HIGHEST
+
+
+def row_value(doc_key: bytes, json_key: bytes, json_value: bytes) -> bytes:
+    """Return what a view's tree keeps of a row: id, key and value as they are shown."""
+    return _lengths.pack(len(doc_key), len(json_key)) + doc_key + json_key + json_value
+
+
+def split_row_value(value: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return (document id, key as JSON, value as JSON)."""
+    id_size, key_size = _lengths.unpack_from(value)
+    key = 6 + id_size
+    return value[6:key], value[key : key + key_size], value[key + key_size :]
+
+
+def view_row(emission: Emission, doc_key: bytes, vbucket: int, n: int) -> tuple[bytes, int, bytes]:
+    """Return the entry (key, vBucket, value) of a view's tree for what a document emitted."""
+    sort_key, key, value = emission
+    return row_key(sort_key, doc_key, n, vbucket), vbucket, row_value(doc_key, key, value)
+
+
+def id_key(vbucket: int, doc_key: bytes) -> bytes:
+    """Return the key of a document in the id tree."""
+    return _vbucket.pack(vbucket) + doc_key
+
+
+def split_id_key(key: bytes) -> tuple[int, bytes]:
+    """Return (vBucket, document id)."""
+    return _vbucket.unpack_from(key)[0], key[2:]
+
+
+def id_value(emitted: Sequence[Sequence[bytes]]) -> bytes:
+    """Return the value of a document in the id tree.
+
+    Args:
+        emitted: for each view the keys of the rows that the document has there.
+    """
+    if len(emitted) == 1 and len(emitted[0]) == 1:
+        key = emitted[0][0]
+        return _one_row.pack(1, 1, len(key)) + key
+    keys = [key for of_view in emitted for key in of_view]
+    numbers = [*map(len, emitted), *map(len, keys)]
+    head = struct.pack(f">H{len(numbers)}I", len(emitted), *numbers)
+    return head + b"".join(keys)
+
+
+def split_id_value(value: bytes) -> list[list[bytes]]:
+    """Return for each view the keys of a document's rows."""
+    (views,) = _vbucket.unpack_from(value)
+    counts = struct.unpack_from(f">{views}I", value, 2)
+    total = sum(counts)
+    start = 2 + 4 * views
+    sizes = struct.unpack_from(f">{total}I", value, start)
+    offsets = accumulate(sizes, initial=start + 4 * total)
+    keys = [value[begin:end] for begin, end in pairwise(offsets)]
+    ends = accumulate(counts, initial=0)
+    return [keys[begin:end] for begin, end in pairwise(ends)]
+
+
+def id_text(key: bytes) -> str:
+    """Return a document id as JSON shows it; bytes that are not UTF-8 become lone surrogates."""
+    return key.decode("utf-8", "surrogateescape")

@@ -1,0 +1,313 @@
+"""An index file: nodes and headers, only ever appended.
+
+The file begins with its magic (24 bytes, see `header`) and their CRC-32. A header comes after the
+nodes that it names, at the start of the next 4 KiB block. What follows the newest sound header is
+of no use to anyone: it is cut off when the file is opened for writing.
+
+Source: systems reference c.3, c.5.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from threading import Lock
+
+from uprmc.index.errors import Damaged
+from uprmc.index.tree.cache import NodeCache
+from uprmc.index.tree.disk import Disk, OsDisk, sync_directory
+from uprmc.index.tree.header import BLOCK, MAGIC, Header, decode_header, encode_header
+from uprmc.index.tree.nodes import Node, Pointer, decode, encode
+
+__all__ = ["MAX_HEADERS", "IndexFile"]
+
+#: Headers that are looked at when one to return to is searched.
+MAX_HEADERS = 10_000
+#: A header above this size, in bytes, cannot be one.
+MAX_HEADER_BYTES = 256 << 20
+#: Bytes that wait in memory before they are written to the file.
+BUFFER_BYTES = 1 << 20
+#: Bytes that are read at once where a stretch is checked.
+_CHUNK = 1 << 20
+
+_checksum = struct.Struct(">I")
+_head = struct.Struct(
+    ">IIIQI"
+)  # body size, CRC of the rest, flags, previous, CRC of what it covers
+_CHECKED = struct.Struct(">IQI")
+_SYNCED = 1
+_IDENTITY = 16
+_FIRST = len(MAGIC) + _IDENTITY + _checksum.size
+_numbers = count(1)
+_shared_cache = NodeCache()
+
+
+class IndexFile:
+    """An open index file.
+
+    One thread appends; others may read nodes of headers and trees that they were given.
+
+    Attributes:
+        path: for messages.
+        header: the newest one; ``None`` = the file has none yet.
+        number: of this file's present contents among all of the process: changes by `truncate_to`,
+            so that a tree of what was cut off is refused instead of misread.
+    """
+
+    def __init__(
+        self, disk: Disk, path: Path, magic: bytes, cache: NodeCache | None = None
+    ) -> None:
+        self.path = path
+        self.header: Header | None = None
+        self.number = next(_numbers)
+        self._disk, self._magic = disk, magic
+        self._cache = cache if cache is not None else _shared_cache
+        self._lock = Lock()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._written = _FIRST
+        self._covered = 0  # CRC of what was appended after the newest header
+
+    # Opening
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        disk: Disk | None = None,
+        identity: bytes | None = None,
+        cache: NodeCache | None = None,
+    ) -> IndexFile:
+        """Make a new file without a header.
+
+        Args:
+            path: where; nothing may be there.
+            disk: where it is instead, for tests.
+            identity: 16 random bytes that tell its headers from user data.
+            cache: of nodes; ``None`` = the one that the process shares.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        magic = MAGIC + (identity or os.urandom(_IDENTITY))
+        disk = disk or OsDisk(path, create=True)
+        disk.write_at(0, magic + _checksum.pack(zlib.crc32(magic)))
+        return cls(disk, path, magic, cache)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        disk: Disk | None = None,
+        write: bool = True,
+        cache: NodeCache | None = None,
+    ) -> IndexFile:
+        """Open a file at its newest sound header; what follows that is cut off if `write`.
+
+        Raises:
+            Damaged: it has no sound header; one line says why.
+            OSError: the system refuses.
+        """
+        disk = disk or OsDisk(path, write=write)
+        try:
+            file = cls(disk, path, _read_magic(disk, path), cache)
+            file._find_newest()
+            if write and file.header and disk.size() > file.header.end:
+                disk.truncate(file.header.end)
+            return file
+        except BaseException:
+            disk.close()
+            raise
+
+    def _find_newest(self) -> None:
+        size = self._disk.size()
+        for offset in range((size - 1) // BLOCK * BLOCK, 0, -BLOCK):
+            if self._disk.read_at(offset, len(self._magic)) != self._magic:
+                continue
+            header = self._sound_header(offset)
+            if header is not None:
+                self._stand_at(header)
+                return
+        raise Damaged(f"{self.path}: no sound header in {size} bytes")
+
+    def _stand_at(self, header: Header) -> None:
+        self.header = header
+        self._written, self._covered = header.end, 0
+
+    # Headers
+
+    def _sound_header(self, offset: int) -> Header | None:
+        """Return the header at `offset` if it and all that it needs is there."""
+        try:
+            header, flags, covers = self._read_header(offset)
+            if not flags & _SYNCED and self._crc_between(header) != covers:
+                return None
+            for root in header.roots:
+                if root:
+                    self._read_node(root)
+            return header
+        except Damaged:
+            return None
+
+    def _read_header(self, offset: int) -> tuple[Header, int, int]:
+        where = f"{self.path}: at {offset}"
+        start = offset + len(self._magic)
+        head = self._disk.read_at(offset, len(self._magic) + _head.size)
+        if len(head) < len(self._magic) + _head.size or not head.startswith(self._magic):
+            raise Damaged(f"{where} is no header")
+        size, checksum, flags, previous, covers = _head.unpack_from(head, len(self._magic))
+        if size > MAX_HEADER_BYTES:
+            raise Damaged(f"{where}: a header of {size} bytes")
+        body = self._disk.read_at(start + _head.size, size)
+        if zlib.crc32(body, zlib.crc32(_CHECKED.pack(flags, previous, covers))) != checksum:
+            raise Damaged(f"{where}: a header has a wrong checksum")
+        end = start + _head.size + size
+        return decode_header(body, offset=offset, end=end, previous=previous), flags, covers
+
+    def _crc_between(self, header: Header) -> int:
+        """Return the CRC of what was appended between the header before and this one."""
+        start = self._read_header(header.previous)[0].end if header.previous else _FIRST
+        checksum = 0
+        while start < header.offset:
+            chunk = self._disk.read_at(start, min(_CHUNK, header.offset - start))
+            if not chunk:
+                break
+            checksum = zlib.crc32(chunk, checksum)
+            start += len(chunk)
+        return checksum
+
+    def headers(self, limit: int = MAX_HEADERS) -> Iterator[Header]:
+        """Yield the headers, newest first; ends early at one that is damaged."""
+        return islice(self._older(), limit)
+
+    def _older(self) -> Iterator[Header]:
+        header = self.header
+        while header is not None:
+            yield header
+            if not header.previous:
+                return
+            try:
+                header, _, _ = self._read_header(header.previous)
+            except Damaged:
+                return
+
+    def write_header(self, header: Header, sync: bool = True) -> Header:
+        """Append a header; return it with its place. With `sync` it is on disk then.
+
+        Without `sync` a crash of the system may lose it, and then an older one is the newest.
+        """
+        self.flush()
+        body = encode_header(header)
+        padding = bytes(-self._written % BLOCK)
+        covers = zlib.crc32(padding, self._covered)
+        offset = self._written + len(padding)
+        previous = self.header.offset if self.header else 0
+        if sync:
+            self._disk.sync()
+        checked = _CHECKED.pack(_SYNCED if sync else 0, previous, covers)
+        checksum = zlib.crc32(body, zlib.crc32(checked))
+        head = self._magic + _checksum.pack(len(body)) + _checksum.pack(checksum) + checked
+        self._disk.write_at(self._written, padding + head + body)
+        if sync:
+            self._disk.sync()
+        end = offset + len(head) + len(body)
+        self._stand_at(replace(header, offset=offset, end=end, previous=previous))
+        assert self.header is not None
+        return self.header
+
+    def truncate_to(self, header: Header) -> None:
+        """Cut the file so that an older header is the newest, and its last bytes (row I19)."""
+        with self._lock:
+            self._pending.clear()
+            self._pending_bytes = 0
+            self.number = next(_numbers)
+            self._disk.truncate(header.end)
+            self._disk.sync()
+            self._stand_at(header)
+
+    # Nodes
+
+    def append(self, node: Node) -> tuple[int, int]:
+        """Write a node; return its offset and size. It may wait in memory until `flush`."""
+        record = encode(node)
+        with self._lock:
+            offset = self._written + self._pending_bytes
+            self._pending.append(record)
+            self._pending_bytes += len(record)
+            self._covered = zlib.crc32(record, self._covered)
+        if self._pending_bytes >= BUFFER_BYTES:
+            self.flush()
+        return offset, len(record)
+
+    def flush(self) -> None:
+        """Hand what waits in memory to the system."""
+        with self._lock:
+            if self._pending:
+                self._disk.write_at(self._written, b"".join(self._pending))
+                self._written += self._pending_bytes
+                self._pending.clear()
+                self._pending_bytes = 0
+
+    def read(self, pointer: Pointer, number: int) -> Node:
+        """Return a node.
+
+        Args:
+            pointer: to it.
+            number: of the contents that the pointer belongs to.
+
+        Raises:
+            Damaged: it is not what was written, or was cut off by a rollback.
+        """
+        place = number, pointer.offset
+        node = self._cache.get(place)
+        if node is None:
+            if pointer.offset >= self._written:
+                self.flush()
+            node = self._read_node(pointer)
+            if number != self.number:
+                raise Damaged(f"{self.path}: this snapshot was cut off by a rollback")
+            self._cache.put(place, node)
+        return node
+
+    def _read_node(self, pointer: Pointer) -> Node:
+        record = self._disk.read_at(pointer.offset, pointer.size)
+        return decode(record, f"{self.path}: at {pointer.offset}")
+
+    # Sizes and the end
+
+    @property
+    def size(self) -> int:
+        """Size in bytes, with what still waits in memory."""
+        return self._written + self._pending_bytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._magic == b""
+
+    def close(self) -> None:
+        """Let go of the file; what waits in memory and has no header is lost."""
+        if not self.closed:
+            self._magic = b""
+            self._disk.close()
+
+    def sync_name(self) -> None:
+        """Return when the file's name in its directory is on disk."""
+        sync_directory(self.path.parent)
+
+
+def _read_magic(disk: Disk, path: Path) -> bytes:
+    start = disk.read_at(0, _FIRST)
+    magic, checksum = start[:-4], start[-4:]
+    if len(start) < _FIRST or not magic.startswith(MAGIC):
+        raise Damaged(f"{path}: is no index file")
+    if checksum != _checksum.pack(zlib.crc32(magic)):
+        raise Damaged(f"{path}: its first bytes have a wrong checksum")
+    return magic

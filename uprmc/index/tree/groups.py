@@ -1,0 +1,70 @@
+"""Groups of rows and their reductions.
+
+Groups that end within a leaf are reduced from its rows. The last one of a leaf may go on: it is
+reduced from the tree, with the reductions of whole subtrees, and reading goes on behind it. So a
+group of a million rows costs two walks, and a million groups of one row cost one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Protocol
+
+from uprmc.index.collation import after_prefix
+from uprmc.index.model import Entry, Reducer, Reductions
+
+__all__ = ["Groups", "groups"]
+
+
+class Groups(Protocol):
+    """What grouping needs of a tree."""
+
+    reducer: Reducer | None
+
+    def first_rows(
+        self, low: bytes, high: bytes | None, wanted: int | None, descending: bool
+    ) -> list[Entry]:
+        """Return the wanted rows of the first leaf that has any, in the direction of reading."""
+
+    def reduced(self, low: bytes, high: bytes | None, wanted: int | None) -> Reductions:
+        """Return the reductions of the rows from `low` to before `high`."""
+
+
+def groups(
+    tree: Groups,
+    low: bytes,
+    high: bytes | None,
+    wanted: int | None,
+    group: Callable[[bytes], bytes],
+    descending: bool,
+) -> Iterator[tuple[Entry, Reductions]]:
+    """Yield each group's first row and its reductions."""
+    while True:
+        rows = tree.first_rows(low, high, wanted, descending)
+        if not rows:
+            return
+        runs = [(prefix, list(run)) for prefix, run in groupby(rows, lambda row: group(row.key))]
+        for _, run in runs[:-1]:
+            yield run[0], _reductions(tree, run, descending)
+        prefix, run = runs[-1]
+        begin, end = max(low, prefix), _lesser(after_prefix(prefix), high)
+        yield run[0], tree.reduced(begin, end, wanted)
+        if descending:
+            high = begin
+        elif end is None:
+            return
+        else:
+            low = end
+
+
+def _reductions(tree: Groups, run: list[Entry], descending: bool) -> Reductions:
+    if tree.reducer is None:
+        return ()
+    return tree.reducer.reduce(run[::-1] if descending else run)
+
+
+def _lesser(bound: bytes | None, other: bytes | None) -> bytes | None:
+    if bound is None or other is None:
+        return other if bound is None else bound
+    return min(bound, other)
