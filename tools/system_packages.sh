@@ -1,8 +1,8 @@
 #!/bin/sh
 # Install the programs that tests use but pip cannot bring: the memcached server and
 # libmemcached's tools to talk to and compare with, a C compiler for the load generator, the
-# headers pylibmc needs where no ready-made wheel of it exists, and spymemcached with a JDK to
-# compile and run programs on it. With the argument "bench" also what only benchmarks compare with:
+# headers pylibmc needs where no ready-made wheel of it exists, spymemcached with a JDK to compile
+# and run programs on it, and Node.js with npm for PouchDB. With the argument "bench" also what only benchmarks compare with:
 # the Redis server.
 #
 # Does nothing when all are there. Without apt-get, or without the right to use it, it says what is
@@ -19,6 +19,8 @@ need_program memcached memcached
 need_program memccapable libmemcached-tools
 need_program cc gcc
 need_program javac default-jdk-headless
+need_program node nodejs
+need_program npm npm
 [ -e /usr/share/java/spymemcached.jar ] || missing="$missing libspymemcached-java"
 [ "${1:-}" = bench ] && need_program redis-server redis-server
 
