@@ -94,7 +94,8 @@ def _primary(letter: str) -> int:
     place = _ASCII.find(letter)
     if place >= 0:
         return place
-    assert letter.isascii() and letter.isalpha(), letter
+    if not (letter.isascii() and letter.isalpha()):
+        raise ValueError(letter)
     return len(_ASCII) + ord(letter.lower())
 
 
