@@ -131,4 +131,38 @@ def contradicts(options: dict[str, Any], compare: Callable[[Any, Any], int]) -> 
     if not {"startkey", "endkey"} <= options.keys():
         return False
     sign = -1 if options.get("descending") else 1
-    return sign * compare(options["startkey"], options["endkey"]) > 0
+    order = sign * compare(options["startkey"], options["endkey"])
+    first, last = options.get("startkey_docid"), options.get("endkey_docid")
+    if order == 0 and first is not None and last is not None:
+        return sign * ((first > last) - (first < last)) > 0
+    return order > 0
+
+
+#: Conditions on the fields that `documents` have.
+_TESTS = st.one_of(
+    st.just({}),
+    st.sampled_from(["user", "order", 7]).map(lambda value: {"type": value}),
+    st.booleans().map(lambda there: {"key": {"$exists": there}}),
+    st.sampled_from(["Ulm", "ulm", None]).map(lambda value: {"place.city": {"$ne": value}}),
+    st.lists(st.sampled_from(["user", 7]), max_size=2).map(lambda them: {"type": {"$in": them}}),
+    st.tuples(st.sampled_from(["$gt", "$gte", "$lt", "$lte"]), _NUMBER).map(
+        lambda pair: {"n": {pair[0]: pair[1]}}
+    ),
+    st.tuples(st.sampled_from(["$gt", "$lte"]), KEYS).map(lambda pair: {"key": {pair[0]: pair[1]}}),
+)
+
+_PARTS = st.sampled_from(["$.key", "$.n", "$.type", "$.place.city", "$.tags", "x", 1, None])
+
+_TEMPLATES = _PARTS | st.lists(_PARTS, max_size=3) | st.fixed_dictionaries({"m": _PARTS})
+
+#: Declarative maps. `value` is a number, so that every built-in reduce takes it.
+DEFINITIONS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "where": st.tuples(_TESTS, _TESTS).map(lambda pair: {**pair[0], **pair[1]}),
+        "emit": st.lists(
+            st.fixed_dictionaries({"key": _TEMPLATES, "value": st.sampled_from(["$.n", 1, 2])}),
+            min_size=1,
+            max_size=2,
+        ),
+    }
+)

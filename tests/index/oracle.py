@@ -102,10 +102,12 @@ def _primary(letter: str) -> int:
 # --- maps -----------------------------------------------------------------------------------------
 
 
-def declared(definition: Mapping[str, Any], document: Any) -> list[tuple[Any, Any]]:
+def declared(
+    definition: Mapping[str, Any], document: Any, collation: str = "unicode"
+) -> list[tuple[Any, Any]]:
     """Return what a declarative map emits for a document, in order."""
     where = definition.get("where", {})
-    if not all(_holds(_found(document, path), test) for path, test in where.items()):
+    if not all(_holds(_found(document, path), test, collation) for path, test in where.items()):
         return []
     rows = []
     for emit in definition["emit"]:
@@ -123,25 +125,36 @@ def _found(document: Any, path: str) -> Any:
     return document
 
 
-def _holds(value: Any, test: Any) -> bool:
+def _holds(value: Any, test: Any, collation: str) -> bool:
     if not (isinstance(test, dict) and test and all(name.startswith("$") for name in test)):
-        return value is not _MISSING and compare(value, test, "raw") == 0
-    return all(_passes(name, value, wanted) for name, wanted in test.items())
+        return value is not _MISSING and _equal(value, test)
+    return all(_passes(name, value, wanted, collation) for name, wanted in test.items())
 
 
-def _passes(operator: str, value: Any, wanted: Any) -> bool:
+def _passes(operator: str, value: Any, wanted: Any, collation: str) -> bool:
     if operator == "$exists":
         return (value is not _MISSING) is wanted
     if value is _MISSING:
         return False
     if operator == "$in":
-        return any(compare(value, each, "raw") == 0 for each in wanted)
-    order = compare(value, wanted, "raw")
+        return any(_equal(value, each) for each in wanted)
     if operator == "$ne":
-        return order != 0
-    if _kind(value) != _kind(wanted):
+        return not _equal(value, wanted)
+    if isinstance(value, bool) is not isinstance(wanted, bool):
         return False
+    if not isinstance(value, bool) and _kind(value) != _kind(wanted):
+        return False
+    order = compare(value, wanted, collation)
     return {"$gt": order > 0, "$gte": order >= 0, "$lt": order < 0, "$lte": order <= 0}[operator]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether both are the same JSON value; the order of an object's members does not count."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return compare(one, other, "raw") == 0
 
 
 def _filled(template: Any, document: Any) -> Any:
