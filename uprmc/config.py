@@ -652,6 +652,27 @@ class IndexSettings:
     map_errors: int = _setting(
         100, "documents", "Documents whose maps failed that are remembered.", 0, 10_000
     )
+    connections: int = _setting(
+        2_000, "connections", "Connections above this limit are closed.", 1, 100_000
+    )
+    query_threads: int = _setting(
+        4, "threads", "Threads that make the answers to queries, for all connections.", 1, 256
+    )
+    max_request_bytes: int = _setting(
+        1 * MIB, "bytes", "Largest body of a query, such as a list of keys.", 1 * KIB, 64 * MIB
+    )
+    stall_timeout_s: float = _setting(
+        30.0,
+        "seconds",
+        "Disconnect a client that does not read its answer for this long.",
+        0.1,
+        86_400,
+    )
+    cors_origins: str = _setting(
+        "",
+        "origins",
+        "Comma-separated origins, or *, whose web pages may use this listener; empty = none.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,15 @@ class Metric:
 
     Attributes:
         name: without the prefix; a counter's ends in ``_total``.
-        kind: a counter only grows, until a restart or ``stats reset``; a gauge goes both ways.
+        kind: a counter only grows, until a restart or ``stats reset``; a gauge goes both ways. A
+            histogram has a sample for each class, with its upper end as the label ``le``, which
+            counts all up to it, the last being ``+Inf``; and one whose ``le`` is ``sum``.
         help: a sentence that says what is counted.
         samples: labels and value; all samples of a metric use the same label names.
     """
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     samples: Sequence[tuple[Mapping[str, str], float]]
 
@@ -50,8 +52,21 @@ def _family(metric: Metric) -> Family:
     name = PREFIX + metric.name
     family = Family(name.removesuffix("_total"), metric.help, metric.kind)
     for labels, value in metric.samples:
-        family.add_sample(name, dict(labels), value)
+        if metric.kind == "histogram":
+            _add_class(family, name, dict(labels), value)
+        else:
+            family.add_sample(name, dict(labels), value)
     return family
+
+
+def _add_class(family: Family, name: str, labels: dict[str, str], value: float) -> None:
+    end = labels.pop("le")
+    if end == "sum":
+        family.add_sample(f"{name}_sum", labels, value)
+        return
+    family.add_sample(f"{name}_bucket", {**labels, "le": end}, value)
+    if end == "+Inf":
+        family.add_sample(f"{name}_count", labels, value)
 
 
 class Exposition:

@@ -5,7 +5,7 @@ slowly it trickles in, and a limit of connections. What speaks another protocol 
 names the listeners it may have meant.
 """
 
-# ruff: noqa: N802  # Twisted's names
+# ruff: noqa: N802, N815  # Twisted's names
 # mypy: allow-untyped-calls
 from __future__ import annotations
 

@@ -1,0 +1,153 @@
+"""Long answers to slow readers: an answer is made in pieces, each when the one before is gone.
+
+An answer is an iterator of pieces. Making a piece may block, so it is made by a few threads that
+all answers share, and only when the connection has room for it: a reader that does not read costs
+its iterator and one piece, no thread. A reader that takes nothing for too long is disconnected,
+and an answer without a reader is closed, with what it holds.
+"""
+
+# ruff: noqa: N802  # Twisted's names
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.web.server import Request
+from zope.interface import implementer  # type: ignore[import-untyped]
+
+Pieces = Generator[bytes, None, None]
+
+#: A connection with this much unsent output gets no more for now.
+UNSENT_MAX_BYTES = 32 * 1024
+
+
+@implementer(IPushProducer)
+class Answer:
+    """Sends one answer.
+
+    Args:
+        request: to which nothing has been written.
+        pieces: of the body.
+        pool: threads that make pieces.
+        reactor: whose thread calls everything here.
+        stall_s: a reader that makes no room for this long is disconnected.
+        ended: called once, when nothing reads `pieces` any more: with whether all of them were
+            sent, and the failure that ended it, if any.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        pieces: Pieces,
+        *,
+        pool: Any,
+        reactor: Any,
+        stall_s: float,
+        ended: Callable[[bool, Failure | None], None],
+    ) -> None:
+        self._request, self._pieces, self._pool, self._reactor = request, pieces, pool, reactor
+        self._stall_s, self._ended = stall_s, ended
+        self._paused = self._making = self._over = self._sent = False
+        self._failure: Failure | None = None
+        self._stalled: Any = None
+        self._begun: Deferred[None] | None = Deferred(lambda _: self.stopProducing())
+
+    def start(self) -> Deferred[None]:
+        """Make the first piece.
+
+        Returns:
+            fires when it was written, and the others follow as there is room for them; fails with
+            what went wrong before anything was written.
+        """
+        begun = self._begun
+        assert begun is not None
+        self._request.notifyFinish().addErrback(lambda _: self.stopProducing())
+        self._make()
+        return begun
+
+    def pauseProducing(self) -> None:
+        """Wait: the connection is full."""
+        self._paused = True
+        if self._stalled is None and not self._over:
+            self._stalled = self._reactor.callLater(self._stall_s, self._stall)
+
+    def resumeProducing(self) -> None:
+        """Go on: the connection is empty."""
+        self._paused = False
+        self._cancel_stall()
+        self._make()
+
+    def stopProducing(self) -> None:
+        """Close the answer: nobody reads it."""
+        if not self._over:
+            self._end()
+
+    def _make(self) -> None:
+        if self._paused or self._making or self._over:
+            return
+        self._making = True
+        making = deferToThreadPool(self._reactor, self._pool, next, self._pieces, None)
+        making.addCallbacks(self._made, self._failed)
+
+    def _made(self, piece: bytes | None) -> None:
+        self._making = False
+        if self._over:
+            self._close()
+        elif piece is None:
+            self._finish()
+        else:
+            self._write(piece)
+            self._make()
+
+    def _write(self, piece: bytes) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._request.registerProducer(cast(Any, self), True)
+        self._request.write(piece)
+        if begun is not None:
+            begun.callback(None)
+
+    def _failed(self, failure: Failure) -> None:
+        """Cut the connection: a part of an answer must not look like the whole."""
+        self._making = False
+        self._failure = failure
+        begun, self._begun = self._begun, None
+        if self._over:
+            self._close()
+        elif begun is not None:
+            self._end()
+            begun.errback(failure)
+        else:
+            self._end()
+            cast(Any, self._request).channel.forceAbortClient()
+
+    def _finish(self) -> None:
+        self._sent = True
+        self._end()
+        self._request.unregisterProducer()
+        self._request.finish()
+
+    def _stall(self) -> None:
+        self._stalled = None
+        cast(Any, self._request).channel.forceAbortClient()
+        self.stopProducing()
+
+    def _end(self) -> None:
+        self._over = True
+        self._cancel_stall()
+        if not self._making:
+            self._close()
+
+    def _close(self) -> None:
+        self._pieces.close()
+        self._ended(self._sent, self._failure)
+
+    def _cancel_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None

@@ -1,0 +1,331 @@
+"""The answer to a query, as pieces of JSON made from the rows of a tree, one after another.
+
+Nothing is parsed and nothing is collected: keys and values are JSON texts in the tree and go into
+the answer as they are. One row stands in each line, so that a merger can read an answer by lines.
+
+Source: systems reference c.8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from json.encoder import encode_basestring_ascii
+from typing import Any, Protocol
+
+from uprmc.index.collation import HIGHEST, LOWEST, group_prefix
+from uprmc.index.model import Entry, Reductions
+from uprmc.index.query_options import Bound, Query
+from uprmc.index.rows import id_text, row_bounds, split_row_value
+
+__all__ = ["Documents", "Tree", "run", "span"]
+
+#: About the size of a piece.
+PIECE_BYTES = 16 * 1024
+
+#: Documents that are asked for at a time.
+DOCUMENTS_AT_ONCE = 100
+
+#: Errors that an answer lists.
+ERRORS_MAX = 100
+
+#: How much of a key an error shows.
+_SHOWN = 100
+
+#: Returns the present JSON texts of documents, ``None`` for what is not there; it blocks.
+Documents = Callable[[Sequence[bytes]], Sequence[bytes | None]]
+
+
+class Tree(Protocol):
+    """What a query needs of a view's tree; see `tree.Tree`. Start is where reading begins."""
+
+    def rows(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        *,
+        descending: bool = False,
+        wanted: int | None = None,
+        inclusive_end: bool = True,
+    ) -> Iterator[Entry]:
+        """Yield rows of the wanted vBuckets."""
+
+    def reduce(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        wanted: int | None = None,
+        *,
+        inclusive_end: bool = True,
+    ) -> Reductions:
+        """Return the reductions of a range; ``()`` = it has no row."""
+
+    def groups(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        wanted: int | None = None,
+        group: Callable[[bytes], bytes] = bytes,
+        descending: bool = False,
+        *,
+        inclusive_end: bool = True,
+    ) -> Iterator[tuple[Entry, Reductions]]:
+        """Yield a row of each group, with the group's reductions."""
+
+
+class Run:
+    """One answer in the making.
+
+    Args:
+        query: the question.
+        tree: of the view.
+        wanted: bitmap of the vBuckets whose rows count; ``None`` = all.
+        view: its name, for errors.
+        source: the node's address, for errors.
+        documents: fetches documents, for `include_docs`.
+    """
+
+    def __init__(
+        self,
+        query: Query,
+        tree: Tree,
+        wanted: int | None,
+        *,
+        view: str,
+        source: str = "local",
+        documents: Documents | None = None,
+    ) -> None:
+        self._query, self._tree, self._wanted = query, tree, wanted
+        self._view, self._source, self._documents = view, source, documents
+        self._errors: list[dict[str, str]] = []
+
+    def pieces(
+        self, total_rows: int, update_seq: Mapping[int, int] | None
+    ) -> Generator[bytes, None, None]:
+        """Yield the answer."""
+        head = b'{"total_rows":%d,' % total_rows
+        if self._query.update_seq:
+            head += b'"update_seq":' + json.dumps(update_seq or {}).encode() + b","
+        yield from framed(head + b'"rows":[', self._texts(), self._errors)
+
+    def _texts(self) -> Iterator[bytes]:
+        query = self._query
+        if query.limit == 0:
+            return
+        texts = self._reduced() if query.reduce else self._mapped()
+        stop = None if query.limit is None else query.skip + query.limit
+        if query.include_docs:
+            rows = islice(self._entries(), query.skip, stop)
+            yield from self._with_documents(rows)
+        else:
+            yield from islice(texts, query.skip, stop)
+
+    # --- rows of a map ------------------------------------------------------------------------
+
+    def _entries(self) -> Iterator[Entry]:
+        for low, high in self._spans():
+            yield from self._rows(low, high)
+
+    def _rows(self, low: bytes, high: bytes) -> Iterator[Entry]:
+        # No row's key is a bound: a bound begins with a key and does not go on as a row does.
+        if self._query.descending:
+            return self._tree.rows(high, low, descending=True, wanted=self._wanted)
+        return self._tree.rows(low, high, wanted=self._wanted)
+
+    def _spans(self) -> Iterable[tuple[bytes, bytes]]:
+        query = self._query
+        if query.keys is None:
+            return (span(query),)
+        return (row_bounds(sort_key) for _, sort_key in query.keys)
+
+    def _mapped(self) -> Iterator[bytes]:
+        for entry in self._entries():
+            doc_key, key, value = split_row_value(entry.value)
+            yield _row(doc_key, key, value)
+
+    def _with_documents(self, rows: Iterator[Entry]) -> Iterator[bytes]:
+        while some := [split_row_value(row.value) for row in islice(rows, DOCUMENTS_AT_ONCE)]:
+            bodies = self._fetched([_document_of(doc_key, value) for doc_key, _, value in some])
+            for (doc_key, key, value), body in zip(some, bodies, strict=True):
+                yield _row(doc_key, key, value)[:-1] + b',"doc":' + (body or b"null") + b"}"
+
+    def _fetched(self, keys: list[bytes]) -> Sequence[bytes | None]:
+        try:
+            if self._documents is not None:
+                return self._documents(keys)
+            self._fail("documents cannot be read here")
+        except Exception as error:  # whatever the way to the documents raises
+            self._fail(f"documents cannot be read: {' '.join(str(error).split())[:200]}")
+        return [None] * len(keys)
+
+    # --- rows of a reduce ---------------------------------------------------------------------
+
+    def _reduced(self) -> Iterator[bytes]:
+        for key, low, high, reductions in self._groups():
+            value = reductions[0]
+            if value is not None:
+                yield b'{"key":' + key + b',"value":' + value + b"}"
+                continue
+            self._fail(
+                f"view {self._view!r}: the reduce failed, or its result is too large, for "
+                f"{_key_range(low, high)}"
+            )
+            if self._query.stop:
+                return
+
+    def _groups(self) -> Iterator[tuple[bytes, bytes, bytes, Reductions]]:
+        """Yield (key as JSON, first and last key for errors, reductions)."""
+        query = self._query
+        if query.keys is not None:
+            yield from self._groups_of_keys(query.keys)
+        elif query.group_level == 0:
+            yield from self._one_group(*span(query))
+        else:
+            yield from self._groups_of_range(*span(query), query.group_level)
+
+    def _groups_of_keys(
+        self, keys: Sequence[tuple[Any, bytes]]
+    ) -> Iterator[tuple[bytes, bytes, bytes, Reductions]]:
+        for _, sort_key in keys:
+            low, high = row_bounds(sort_key)
+            first = next(self._rows(low, high), None)
+            if first is not None:
+                key = _json_key(first)
+                yield key, key, key, self._tree.reduce(low, high, self._wanted)
+
+    def _one_group(
+        self, low: bytes, high: bytes
+    ) -> Iterator[tuple[bytes, bytes, bytes, Reductions]]:
+        reductions = self._tree.reduce(low, high, self._wanted)
+        if reductions:
+            query = self._query
+            start, end = _shown(query.start, b"the first"), _shown(query.end, b"the last")
+            yield b"null", start, end, reductions
+
+    def _groups_of_range(
+        self, low: bytes, high: bytes, level: int | None
+    ) -> Iterator[tuple[bytes, bytes, bytes, Reductions]]:
+        start, end = (high, low) if self._query.descending else (low, high)
+        groups = self._tree.groups(
+            start,
+            end,
+            self._wanted,
+            lambda key: group_prefix(key, level),
+            self._query.descending,
+        )
+        for entry, reductions in groups:
+            key = _json_key(entry)
+            if level is not None:
+                key = first_elements(key, level)
+            yield key, key, key, reductions
+
+    def _fail(self, reason: str) -> None:
+        if len(self._errors) < ERRORS_MAX:
+            self._errors.append({"from": self._source, "reason": reason})
+
+
+def run(
+    query: Query,
+    snapshot: Any,
+    view_index: int,
+    *,
+    view: str,
+    source: str = "local",
+    documents: Documents | None = None,
+) -> Generator[bytes, None, None]:
+    """Return the answer to a query over a snapshot of the view's index, piece by piece.
+
+    Making a piece reads the index file and blocks. Releasing the snapshot is the caller's affair.
+    """
+    making = Run(
+        query,
+        snapshot.tree(view_index),
+        snapshot.wanted,
+        view=view,
+        source=source,
+        documents=documents,
+    )
+    return making.pieces(snapshot.total_rows(view_index), snapshot.update_seq)
+
+
+def framed(
+    head: bytes, rows: Iterator[bytes], errors: Sequence[Mapping[str, str]]
+) -> Generator[bytes, None, None]:
+    """Yield an answer in pieces: its head, a line for each row, and the errors that came up."""
+    piece, size, between = [head], len(head), b"\n"
+    for row in rows:
+        piece += (between, row)
+        size += len(row)
+        between = b",\n"
+        if size >= PIECE_BYTES:
+            yield b"".join(piece)
+            piece, size = [], 0
+    lines = b",\n".join(json.dumps(error).encode() for error in errors)
+    yield b"".join([*piece, b'\n],"errors":[', lines, b"]}\n"])
+
+
+def span(query: Query) -> tuple[bytes, bytes]:
+    """Return the range of row keys that a query reads, lower end first; the end is not in it."""
+    first, last = query.start, query.end
+    if query.descending:
+        low = _below(last, query.inclusive_end)
+        return low, max(low, _above(first, inclusive=True))
+    low = _below(first, inclusive=True)
+    return low, max(low, _above(last, query.inclusive_end))
+
+
+def _below(bound: Bound | None, inclusive: bool) -> bytes:
+    """Return the least row key of a range that begins at a key; exclusive = after all its rows."""
+    if bound is None:
+        return LOWEST
+    if not inclusive:
+        return row_bounds(bound.sort_key)[1]
+    return row_bounds(bound.sort_key, bound.docid)[0]
+
+
+def _above(bound: Bound | None, inclusive: bool) -> bytes:
+    """Return the end of a range that ends at a key; exclusive = before all its rows."""
+    if bound is None:
+        return HIGHEST
+    if not inclusive:
+        return row_bounds(bound.sort_key)[0]
+    return row_bounds(bound.sort_key, bound.docid)[1]
+
+
+def first_elements(key: bytes, level: int) -> bytes:
+    """Return the key of a group: the first elements of an array, another key as it is."""
+    if not key.startswith(b"["):
+        return key
+    return json.dumps(json.loads(key)[:level], separators=(",", ":")).encode()
+
+
+def _row(doc_key: bytes, key: bytes, value: bytes) -> bytes:
+    shown = encode_basestring_ascii(id_text(doc_key)).encode()
+    return b'{"id":' + shown + b',"key":' + key + b',"value":' + value + b"}"
+
+
+def _document_of(doc_key: bytes, value: bytes) -> bytes:
+    """Return which document belongs to a row; a value may name another one by ``_id``."""
+    if not (value.startswith(b"{") and b'"_id"' in value):
+        return doc_key
+    named = json.loads(value).get("_id")
+    return named.encode("utf-8", "surrogatepass") if isinstance(named, str) else doc_key
+
+
+def _json_key(entry: Entry) -> bytes:
+    return split_row_value(entry.value)[1]
+
+
+def _shown(bound: Bound | None, instead: bytes) -> bytes:
+    return instead if bound is None else json.dumps(bound.key).encode()
+
+
+def _key_range(low: bytes, high: bytes) -> str:
+    first, last = _cut(low), _cut(high)
+    return f"key {first}" if low == high else f"the keys from {first} to {last}"
+
+
+def _cut(key: bytes) -> str:
+    text = key.decode("utf-8", "replace")
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -1,0 +1,460 @@
+"""What a query may say: every option of a view, read once, with one clear refusal each.
+
+Options come from the URL, where keys are JSON and the rest are words, and from the JSON body of a
+POST. Names and rules are CouchDB's and Couchbase's; where both spell an option differently, both
+spellings are understood. What is unknown, given twice or contradictory is refused by name.
+
+Source: systems reference c.8; contracts section 4.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from uprmc.index.collation import Collation, sort_key
+from uprmc.index.errors import Refused, bad_request
+from uprmc.index.model import Stale, Token
+from uprmc.units import nearest
+
+__all__ = ["Bound", "Query", "strict_json"]
+
+#: Longest wait that a request may ask for.
+TIMEOUT_MAX_MS = 86_400_000
+
+#: Most keys of one request, and most versions that it waits for.
+KEYS_MAX = 100_000
+TOKENS_MAX = 4_096
+
+#: Longest whole number in a key.
+DIGITS_MAX = 4_000
+
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_TOKEN = re.compile(r"([0-9]{1,5}):([0-9]{1,20}):([0-9]{1,20})", re.ASCII)
+_U64_MAX = 2**64 - 1
+
+_ALIASES = {
+    "start_key": "startkey",
+    "end_key": "endkey",
+    "start_key_doc_id": "startkey_docid",
+    "start_key_docid": "startkey_docid",
+    "end_key_doc_id": "endkey_docid",
+    "end_key_docid": "endkey_docid",
+}
+
+_STALE = {"ok": Stale.OK, "update_after": Stale.UPDATE_AFTER, "false": Stale.FALSE}
+_UPDATE = {"true": Stale.FALSE, "false": Stale.OK, "lazy": Stale.UPDATE_AFTER}
+
+
+class Bound(NamedTuple):
+    """One end of a range.
+
+    Attributes:
+        key: the JSON value.
+        sort_key: its place in the order.
+        docid: where among the rows of this key; ``None`` = at their outer end.
+    """
+
+    key: Any
+    sort_key: bytes
+    docid: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One question to a view, checked.
+
+    Attributes:
+        keys: answer for these, one after another, as (value, sort key); ``None`` = for a range.
+        start, end: the range in the direction of reading; ``None`` = open.
+        inclusive_end: whether the range has the rows of its end.
+        descending: from high to low.
+        limit: most rows; ``None`` = all.
+        skip: rows that are left out first.
+        reduce: rows are reductions.
+        group_level: elements of array keys that make a group; ``None`` = the key as a whole, 0 =
+            all rows are one group.
+        stale: how fresh.
+        at: versions that the answer must contain.
+        stop: an error ends the answer, instead of being listed.
+        timeout_s: longest wait for freshness and for other nodes; ``None`` = as the node is set.
+        include_docs: with the documents as they are now.
+        update_seq: with the seqnos that the answer stands for.
+        new: ask the index that is being built for a changed design.
+        partitions: vBuckets that each node answers for; ``None`` = those that it has.
+        epoch: of the map from which `partitions` was made.
+        given: the options by name, as JSON values.
+    """
+
+    keys: tuple[tuple[Any, bytes], ...] | None
+    start: Bound | None
+    end: Bound | None
+    inclusive_end: bool
+    descending: bool
+    limit: int | None
+    skip: int
+    reduce: bool
+    group_level: int | None
+    stale: Stale
+    at: tuple[Token, ...]
+    stop: bool
+    timeout_s: float | None
+    include_docs: bool
+    update_seq: bool
+    new: bool
+    partitions: Mapping[str, frozenset[int]] | None
+    epoch: int | None
+    given: Mapping[str, Any]
+
+    @classmethod
+    def parse(
+        cls,
+        parameters: Iterable[tuple[str, str]],
+        body: Any = None,
+        *,
+        reduces: bool,
+        collation: Collation = "unicode",
+    ) -> Query:
+        """Read the options of a request.
+
+        Args:
+            parameters: of the URL, decoded, in their order; what is not UTF-8 as surrogates.
+            body: the JSON value of a POST's body; ``None`` = there is none.
+            reduces: the view has a reduce function.
+            collation: of the design.
+
+        Raises:
+            Refused: 400, naming the option.
+        """
+        given = _given(parameters, body)
+        _check_combinations(given, reduces)
+        return cls(**_ranges(given, collation), **_the_rest(given, reduces), given=given)
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Read JSON, without what only Python takes for it.
+
+    Raises:
+        ValueError: it is none, is nested too deeply, or has a number that JSON cannot say.
+    """
+    try:
+        if isinstance(text, str):
+            text = text.encode()
+        return json.loads(
+            text.decode(), parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
+        )
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except UnicodeError:
+        raise ValueError("is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error.msg} at character {error.pos}") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"is not JSON: it has {name}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("has a number that is too large")
+    return number
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS_MAX:
+        raise ValueError(f"has a number with more than {DIGITS_MAX} digits")
+    return int(digits)
+
+
+# --- each option --------------------------------------------------------------------------------
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return strict_json(text)
+    except ValueError as error:
+        hint = "; a string needs quotes" if re.match(r"[A-Za-z_]", text) else ""
+        raise bad_request(f"the value of {name} {error}{hint}") from None
+
+
+def _switch(name: str, value: Any) -> bool:
+    if value is True or value == "true":
+        return True
+    if value is False or value == "false":
+        return False
+    raise bad_request(f"{name} is true or false")
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18:
+        return value
+    raise bad_request(f"{name} is a whole number from 0")
+
+
+def _milliseconds(name: str, value: Any) -> int:
+    found = _count(name, value)
+    if not 1 <= found <= TIMEOUT_MAX_MS:
+        raise bad_request(f"{name} is a number of milliseconds from 1 to {TIMEOUT_MAX_MS}")
+    return found
+
+
+def _docid(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"{name} is a string")
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeError:
+        raise bad_request(f"{name} is no document's id: it has half of a character") from None
+    return value
+
+
+def _word(*words: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        word = json.dumps(value) if isinstance(value, bool) else value
+        if isinstance(word, str) and word in words:
+            return word
+        raise bad_request(f"{name} is one of {', '.join(words)}")
+
+    return read
+
+
+def _keys(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise bad_request(f"{name} is an array of keys")
+    if len(value) > KEYS_MAX:
+        raise bad_request(f"{name} has more than {KEYS_MAX} keys")
+    return value
+
+
+def _tokens(name: str, value: Any) -> list[str]:
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise bad_request(f"{name} is a list of vb:uuid:seqno with commas between them")
+    if len(texts) > TOKENS_MAX:
+        raise bad_request(f"{name} has more than {TOKENS_MAX} versions")
+    for text in texts:
+        _token(name, text)
+    return texts
+
+
+def _token(name: str, text: str) -> Token:
+    found = _TOKEN.fullmatch(text.strip())
+    if found is None or max(int(found[2]), int(found[3])) > _U64_MAX:
+        raise bad_request(f"{name}: {text!r} is not vb:uuid:seqno")
+    return Token(int(found[1]), int(found[2]), int(found[3]))
+
+
+def _partitions(name: str, value: Any) -> dict[str, list[int]]:
+    fits = isinstance(value, dict) and all(
+        isinstance(vbuckets, list) and all(_is_vbucket(each) for each in vbuckets)
+        for vbuckets in value.values()
+    )
+    if not fits:
+        raise bad_request(f'{name} is an object such as {{"HOST:PORT": [0, 1]}}')
+    found: dict[str, list[int]] = value
+    return found
+
+
+def _is_vbucket(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 65_536
+
+
+def _any(name: str, value: Any) -> Any:
+    return value
+
+
+#: Options whose text in a URL is JSON.
+_JSON_OPTIONS: dict[str, Callable[[str, Any], Any]] = {
+    "key": _any,
+    "keys": _keys,
+    "startkey": _any,
+    "endkey": _any,
+    "partitions": _partitions,
+}
+
+_WORD_OPTIONS: dict[str, Callable[[str, Any], Any]] = {
+    "startkey_docid": _docid,
+    "endkey_docid": _docid,
+    "inclusive_end": _switch,
+    "descending": _switch,
+    "limit": _count,
+    "skip": _count,
+    "reduce": _switch,
+    "group": _switch,
+    "group_level": _count,
+    "stale": _word(*_STALE),
+    "update": _word(*_UPDATE),
+    "at": _tokens,
+    "on_error": _word("continue", "stop"),
+    "connection_timeout": _milliseconds,
+    "include_docs": _switch,
+    "update_seq": _switch,
+    "full_set": _switch,
+    "rev": _word("new"),
+    "epoch": _count,
+}
+
+OPTIONS = {**_JSON_OPTIONS, **_WORD_OPTIONS}
+
+
+def _given(parameters: Iterable[tuple[str, str]], body: Any) -> dict[str, Any]:
+    """Return each option's value by its first spelling."""
+    found: dict[str, Any] = {}
+    for name, text in parameters:
+        option = _known(name, found)
+        value = _json(name, text) if option in _JSON_OPTIONS else text
+        found[option] = OPTIONS[option](name, value)
+    if body is None:
+        return found
+    if not isinstance(body, dict):
+        raise bad_request('the body is a JSON object with options, such as {"keys": ["a", "b"]}')
+    for name, value in body.items():
+        option = _known(name, found)
+        found[option] = OPTIONS[option](name, value)
+    return found
+
+
+def _known(name: str, found: Mapping[str, Any]) -> str:
+    option = _ALIASES.get(name, name)
+    if option not in OPTIONS:
+        shown = ascii(name[:60])
+        meant = nearest(name[:60], [*OPTIONS, *_ALIASES])
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise bad_request(f"there is no option {shown}{hint}")
+    if option in found:
+        raise bad_request(f"{option} is given twice")
+    return option
+
+
+# --- together -----------------------------------------------------------------------------------
+
+
+def _check_combinations(given: Mapping[str, Any], reduces: bool) -> None:
+    def forbid(one: str, *others: str) -> None:
+        for other in others:
+            if one in given and other in given:
+                raise bad_request(f"{one} and {other} contradict each other")
+
+    forbid("key", "keys", "startkey", "endkey")
+    forbid("keys", "startkey", "endkey", "startkey_docid", "endkey_docid")
+    forbid("group", "group_level")
+    forbid("stale", "update")
+    if "epoch" in given and "partitions" not in given:
+        raise bad_request("epoch belongs to partitions, which is not given")
+    _check_reduce(given, reduces)
+
+
+def _check_reduce(given: Mapping[str, Any], reduces: bool) -> None:
+    if given.get("reduce") and not reduces:
+        raise bad_request("reduce=true: this view has no reduce function")
+    if not given.get("reduce", reduces):
+        for name in ("group", "group_level"):
+            if given.get(name):
+                raise bad_request(f"{name}: there is nothing to group without a reduce")
+        return
+    if given.get("include_docs"):
+        raise bad_request("include_docs: a reduced row belongs to no document; say reduce=false")
+    if "keys" in given and not given.get("group"):
+        raise bad_request("keys: with a reduce they need group=true")
+
+
+def _ranges(given: Mapping[str, Any], collation: Collation) -> dict[str, Any]:
+    keys = None
+    if "keys" in given:
+        keys = tuple((key, _sort_key("keys", key, collation)) for key in given["keys"])
+    descending = given.get("descending", False)
+    start = _bound(given, "startkey", collation)
+    end = _bound(given, "endkey", collation)
+    if start and end:
+        _check_order(start, end, descending)
+    return {
+        "keys": keys,
+        "start": start,
+        "end": end,
+        "inclusive_end": given.get("inclusive_end", True),
+        "descending": descending,
+    }
+
+
+def _bound(given: Mapping[str, Any], name: str, collation: Collation) -> Bound | None:
+    of = "key" if "key" in given else name
+    if of not in given:
+        return None
+    docid = given.get(f"{name}_docid")
+    return Bound(
+        given[of],
+        _sort_key(of, given[of], collation),
+        None if docid is None else docid.encode("utf-8", "surrogateescape"),
+    )
+
+
+def _sort_key(name: str, value: Any, collation: Collation) -> bytes:
+    try:
+        return sort_key(value, collation)
+    except (RecursionError, ValueError, OverflowError) as error:
+        raise bad_request(f"{name} cannot be a key: {str(error)[:200]}") from None
+
+
+def _check_order(start: Bound, end: Bound, descending: bool) -> None:
+    low, high = (end, start) if descending else (start, end)
+    beyond = low.sort_key > high.sort_key
+    if low.sort_key == high.sort_key and low.docid is not None and high.docid is not None:
+        beyond = low.docid > high.docid
+    if beyond:
+        advice = "exchange them" if descending else "exchange them or say descending=true"
+        raise bad_request(
+            f"no row can lie in this range: startkey is beyond endkey in the order of reading; "
+            f"{advice}"
+        )
+
+
+def _the_rest(given: Mapping[str, Any], reduces: bool) -> dict[str, Any]:
+    timeout_ms = given.get("connection_timeout")
+    partitions = given.get("partitions")
+    return {
+        "limit": given.get("limit"),
+        "skip": given.get("skip", 0),
+        "reduce": given.get("reduce", reduces),
+        "group_level": None if given.get("group") else given.get("group_level", 0),
+        "stale": _stale(given),
+        "at": tuple(_token("at", text) for text in given.get("at", ())),
+        "stop": given.get("on_error") == "stop",
+        "timeout_s": None if timeout_ms is None else timeout_ms / 1_000,
+        "include_docs": given.get("include_docs", False),
+        "update_seq": given.get("update_seq", False),
+        "new": "rev" in given,
+        "partitions": partitions and {node: frozenset(them) for node, them in partitions.items()},
+        "epoch": given.get("epoch"),
+    }
+
+
+def _stale(given: Mapping[str, Any]) -> Stale:
+    if "update" in given:
+        return _UPDATE[given["update"]]
+    return _STALE[given.get("stale", "update_after")]
+
+
+def partition_of(query: Query, addresses: Iterable[str]) -> frozenset[int] | None:
+    """Return the vBuckets that a request wants of the node that listens at these addresses.
+
+    A list for a single node is meant for the one that received it, whatever name it was reached by.
+
+    Raises:
+        Refused: 400; the request names only other nodes.
+    """
+    if query.partitions is None:
+        return None
+    for address in addresses:
+        if address in query.partitions:
+            return query.partitions[address]
+    if len(query.partitions) == 1:
+        return next(iter(query.partitions.values()))
+    raise Refused(400, "bad_request", "partitions does not name this node", addresses=[*addresses])
