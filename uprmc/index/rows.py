@@ -21,9 +21,11 @@ from uprmc.index.model import Emission
 
 __all__ = [
     "RowKey",
+    "document_rows",
     "id_key",
     "id_text",
     "id_value",
+    "id_value_size",
     "row_bounds",
     "row_key",
     "row_value",
@@ -31,8 +33,10 @@ __all__ = [
     "split_id_value",
     "split_row_key",
     "split_row_value",
-    "view_row",
 ]
+
+#: Key, vBucket, value of an entry in a tree: `model.Entry` without the name.
+Row = tuple[bytes, int, bytes]
 
 _row_tail = struct.Struct(">BHIH")
 _vbucket = struct.Struct(">H")
@@ -88,12 +92,6 @@ def split_row_value(value: bytes) -> tuple[bytes, bytes, bytes]:
     return value[6:key], value[key : key + key_size], value[key + key_size :]
 
 
-def view_row(emission: Emission, doc_key: bytes, vbucket: int, n: int) -> tuple[bytes, int, bytes]:
-    """Return the entry (key, vBucket, value) of a view's tree for what a document emitted."""
-    sort_key, key, value = emission
-    return row_key(sort_key, doc_key, n, vbucket), vbucket, row_value(doc_key, key, value)
-
-
 def id_key(vbucket: int, doc_key: bytes) -> bytes:
     """Return the key of a document in the id tree."""
     return _vbucket.pack(vbucket) + doc_key
@@ -130,6 +128,37 @@ def split_id_value(value: bytes) -> list[list[bytes]]:
     keys = [value[begin:end] for begin, end in pairwise(offsets)]
     ends = accumulate(counts, initial=0)
     return [keys[begin:end] for begin, end in pairwise(ends)]
+
+
+def id_value_size(value: bytes) -> int:
+    """Return how long the value of a document without rows is that has as many views."""
+    return 2 + 4 * int.from_bytes(value[:2], "big")
+
+
+def document_rows(
+    doc_key: bytes, vbucket: int, emitted: Sequence[Sequence[Emission]]
+) -> tuple[Row, list[list[Row]]]:
+    """Return what a document adds to the trees: its entry in the id tree, its rows in each view.
+
+    The entry of a document that emits nothing is not kept in the id tree; see `id_value_size`.
+
+    Args:
+        doc_key: its id.
+        vbucket: where it is.
+        emitted: for each view, in the order of emission.
+    """
+    text = _escaped(doc_key)
+    size, id_size = len(text), len(doc_key)
+    views: list[list[Row]] = []
+    for of_view in emitted:
+        rows: list[Row] = []
+        for n, (sort_key, key, value) in enumerate(of_view):
+            whole = sort_key + text + _row_tail.pack(0, vbucket, n, size)
+            shown = _lengths.pack(id_size, len(key)) + doc_key + key + value
+            rows.append((whole, vbucket, shown))
+        views.append(rows)
+    keys = [[row[0] for row in rows] for rows in views]
+    return (_vbucket.pack(vbucket) + doc_key, vbucket, id_value(keys)), views
 
 
 def id_text(key: bytes) -> str:

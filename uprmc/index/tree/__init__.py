@@ -1,9 +1,10 @@
 """Trees of an index in an append-only file: old states stay readable until it is compacted."""
 
+from uprmc.index.tree.bulk import BulkLoader
 from uprmc.index.tree.cache import NodeCache
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.header import Header, Position
 from uprmc.index.tree.nodes import Pointer
 from uprmc.index.tree.tree import Tree
 
-__all__ = ["Header", "IndexFile", "NodeCache", "Pointer", "Position", "Tree"]
+__all__ = ["BulkLoader", "Header", "IndexFile", "NodeCache", "Pointer", "Position", "Tree"]

@@ -91,6 +91,11 @@ class Header:
         """Rows of the id tree and of each view's."""
         return tuple(root.rows if root else 0 for root in self.roots)
 
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the file that the trees need; the others are garbage or headers."""
+        return sum(root.bytes for root in self.roots if root)
+
 
 def encode_header(header: Header) -> bytes:
     """Return the body of a header."""

@@ -7,8 +7,9 @@ Leaf: number of entries n (4); n sizes of keys (4 each); n sizes of values (4 ea
 each); keys; values.
 
 Inner node: number of children n (4); number of reductions r (1); n times offset (8), size of the
-record (4), rows below (8); n sizes of lower bounds (4 each); n sizes of bitmaps (2 each); n * r
-sizes of reductions (4 each, all ones = there is none); lower bounds; bitmaps; reductions.
+record (4), rows below (8), bytes of the records there and below (8); n sizes of lower bounds (4
+each); n sizes of bitmaps (2 each); n * r sizes of reductions (4 each, all ones = there is none);
+lower bounds; bitmaps; reductions.
 
 A child has all keys from its lower bound to the next child's; the first child's is that of the
 node itself, so lower bounds are not always keys that are there.
@@ -50,7 +51,7 @@ _NONE = 0xFFFFFFFF
 #: Bodies below this size, in bytes, are not compressed: they would not shrink.
 _COMPRESS_FROM = 256
 #: What a row and a child cost beside their keys, values and reductions, in bytes.
-_ROW_OVERHEAD, _CHILD_OVERHEAD = 10, 26
+_ROW_OVERHEAD, _CHILD_OVERHEAD = 10, 34
 #: What the cache counts for an object in a node, in bytes.
 _OBJECT = 50
 
@@ -64,6 +65,7 @@ class Pointer(NamedTuple):
     Attributes:
         offset, size: of its record in the file.
         rows: how many.
+        bytes: of its record and all below.
         vbuckets: bitmap of the vBuckets that have a row.
         reductions: of all these rows.
     """
@@ -71,6 +73,7 @@ class Pointer(NamedTuple):
     offset: int
     size: int
     rows: int
+    bytes: int
     vbuckets: int
     reductions: Reductions
 
@@ -165,9 +168,9 @@ def _inner_body(inner: Inner) -> bytes:
     reductions = [text for pointer in pointers for text in pointer.reductions]
     sizes = [_NONE if text is None else len(text) for text in reductions]
     count = len(pointers)
-    places = [number for pointer in pointers for number in pointer[:3]]
+    places = [number for pointer in pointers for number in pointer[:4]]
     head = struct.pack(
-        ">IB" + "QIQ" * count + f"{count}I{count}H{len(sizes)}I",
+        ">IB" + "QIQQ" * count + f"{count}I{count}H{len(sizes)}I",
         count,
         len(pointers[0].reductions),
         *places,
@@ -210,8 +213,8 @@ def _leaf(body: bytes) -> Leaf:
 
 def _inner(body: bytes) -> Inner:
     count, width = struct.unpack_from(">IB", body)
-    numbers = struct.unpack_from(">" + "QIQ" * count, body, 5)
-    start = 5 + 20 * count
+    numbers = struct.unpack_from(">" + "QIQQ" * count, body, 5)
+    start = 5 + 28 * count
     sizes = struct.unpack_from(f">{count}I{count}H{count * width}I", body, start)
     start += 6 * count + 4 * count * width
     parts = _cut(body, [0 if size == _NONE else size for size in sizes], start)
@@ -219,9 +222,10 @@ def _inner(body: bytes) -> Inner:
     texts = _reductions(sizes[2 * count :], parts[2 * count :])
     pointers = [
         Pointer(
-            numbers[3 * index],
-            numbers[3 * index + 1],
-            numbers[3 * index + 2],
+            numbers[4 * index],
+            numbers[4 * index + 1],
+            numbers[4 * index + 2],
+            numbers[4 * index + 3],
             bitmaps[index],
             texts[index * width : (index + 1) * width],
         )
@@ -239,7 +243,7 @@ def _cut(body: bytes, sizes: Sequence[int], start: int) -> list[bytes]:
     return [body[begin:end] for begin, end in pairwise(accumulate(sizes, initial=start))]
 
 
-_pointer = struct.Struct(">QIQHB")
+_pointer = struct.Struct(">QIQQHB")
 
 
 def pack_pointer(pointer: Pointer) -> bytes:
@@ -247,17 +251,17 @@ def pack_pointer(pointer: Pointer) -> bytes:
     bitmap = _bitmap_bytes(pointer.vbuckets)
     width = len(pointer.reductions)
     sizes = [_NONE if text is None else len(text) for text in pointer.reductions]
-    head = _pointer.pack(*pointer[:3], len(bitmap), width) + struct.pack(f">{width}I", *sizes)
+    head = _pointer.pack(*pointer[:4], len(bitmap), width) + struct.pack(f">{width}I", *sizes)
     return b"".join([head, bitmap, *(text or b"" for text in pointer.reductions)])
 
 
 def unpack_pointer(data: bytes, start: int) -> tuple[Pointer, int]:
     """Return the pointer at `start` and where it ends."""
-    offset, size, count, bitmap_size, width = _pointer.unpack_from(data, start)
+    offset, size, rows, total, bitmap_size, width = _pointer.unpack_from(data, start)
     start += _pointer.size
     sizes = struct.unpack_from(f">{width}I", data, start)
     lengths = [bitmap_size, *(0 if size == _NONE else size for size in sizes)]
     bitmap, *parts = _cut(data, lengths, start + 4 * width)
     end = start + 4 * width + sum(lengths)
     vbuckets = int.from_bytes(bitmap, "little")
-    return Pointer(offset, size, count, vbuckets, _reductions(sizes, parts)), end
+    return Pointer(offset, size, rows, total, vbuckets, _reductions(sizes, parts)), end

@@ -84,9 +84,9 @@ class NodeWriter:
         keys, vbuckets, values = map(list, zip(*rows, strict=True))
         reductions: Reductions = ()
         if self.reducer is not None:
-            reductions = self.reducer.reduce([Entry(*row) for row in rows])
+            reductions = self.reducer.reduce(list(map(Entry._make, rows)))
         offset, size = self.file.append(Leaf(keys, vbuckets, values, 0))
-        return Pointer(offset, size, len(rows), bitmap_of(vbuckets), reductions)
+        return Pointer(offset, size, len(rows), size, bitmap_of(vbuckets), reductions)
 
     def inner(self, children: Sequence[Child]) -> Pointer:
         """Write an inner node."""
@@ -97,8 +97,9 @@ class NodeWriter:
         reductions = rereduce(self.reducer, [pointer.reductions for pointer in pointers])
         node: Node = Inner([low for low, _ in children], pointers, 0)
         offset, size = self.file.append(node)
-        total = sum(pointer.rows for pointer in pointers)
-        return Pointer(offset, size, total, vbuckets, reductions)
+        rows = sum([pointer.rows for pointer in pointers])
+        total = size + sum([pointer.bytes for pointer in pointers])
+        return Pointer(offset, size, rows, total, vbuckets, reductions)
 
     def leaves(self, low: bytes, rows: Sequence[Row]) -> list[Child]:
         """Write rows as leaves of the right size; the first one begins at `low`."""

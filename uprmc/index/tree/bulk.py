@@ -1,0 +1,145 @@
+"""First build of an index: rows are sorted, then the trees are written bottom-up.
+
+Documents may come more than once, the newest version last: then the rows of older versions are
+left out. Source: systems reference c.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+from uprmc.index.model import Emission, Reducer
+from uprmc.index.rows import document_rows, id_value_size, split_id_value
+from uprmc.index.tree.building import Builder
+from uprmc.index.tree.file import IndexFile
+from uprmc.index.tree.nodes import Pointer, Row
+from uprmc.index.tree.sorting import Sorter, keep_last
+from uprmc.index.tree.writing import NodeWriter
+
+__all__ = ["BulkLoader"]
+
+#: What a row costs in memory beside its bytes.
+_ROW_COST = 220
+#: Value of a row that stands for "removed" among rows to be sorted; real ones are longer.
+_REMOVED = b""
+
+
+class BulkLoader:
+    """Collects what documents emitted and makes the trees of it.
+
+    Args:
+        file: where the trees are written.
+        reducers: of each view.
+        memory_bytes: for rows that wait to be sorted; more are sorted in temporary files.
+        directory: of these; ``None`` = the file's.
+    """
+
+    def __init__(
+        self,
+        file: IndexFile,
+        reducers: Sequence[Reducer | None],
+        *,
+        memory_bytes: int,
+        directory: Path | None = None,
+    ) -> None:
+        directory = directory or file.path.parent
+        self._file, self._reducers, self._limit = file, reducers, memory_bytes
+        self._bytes = 0
+        self._ids = Sorter(directory, self._newest)
+        self._views = [Sorter(directory) for _ in reducers]
+
+    def add(self, doc_key: bytes, vbucket: int, emitted: Sequence[Sequence[Emission]]) -> None:
+        """Take a version of a document; one that is deleted emits nothing.
+
+        Args:
+            doc_key: its id.
+            vbucket: where it is.
+            emitted: for each view.
+
+        Raises:
+            OSError: a temporary file cannot be written.
+        """
+        entry, rows = document_rows(doc_key, vbucket, emitted)
+        self._ids.rows.append(entry)
+        # A row's text is in its value, its key and the id tree: about twice what is in the id tree
+        # and in the value; it need not be exact.
+        self._bytes += 2 * len(entry[2]) + _ROW_COST
+        for sorter, of_view in zip(self._views, rows, strict=True):
+            if of_view:
+                sorter.rows += of_view
+                self._bytes += sum([len(row[2]) for row in of_view]) + _ROW_COST * len(of_view)
+        if self._bytes > self._limit:
+            self._spill()
+
+    def _spill(self) -> None:
+        self._ids.spill()  # before the views: it may remove rows there
+        for sorter in self._views:
+            sorter.spill()
+        self._bytes = 0
+
+    def _newest(self, rows: list[Row]) -> list[Row]:
+        """Leave the newest version of each document; remove the rows of those before."""
+        kept = keep_last(rows)
+        if len(kept) != len(rows):
+            for _, versions in groupby(rows, itemgetter(0)):
+                self._remove_older(list(versions))
+        return kept
+
+    def _remove_older(self, versions: list[Row]) -> None:
+        vbucket = versions[-1][1]
+        emitted = [split_id_value(value) for _, _, value in versions]
+        for view, sorter in enumerate(self._views):
+            old = {key for rows in emitted[:-1] for key in rows[view]}
+            gone = old.difference(emitted[-1][view])
+            sorter.rows += [(key, vbucket, _REMOVED) for key in gone]
+
+    def finish(self, step: Callable[[int], None] | None = None) -> tuple[Pointer | None, ...]:
+        """Write the trees; return the roots of the id tree and of each view's.
+
+        Args:
+            step: called with the number of rows after each batch; what it raises ends the build.
+
+        Raises:
+            OSError: as for `add`.
+        """
+        try:
+            roots = [self._tree(_with_rows(self._ids.batches()), None, step)]
+            self._ids.close()
+            for sorter, reducer in zip(self._views, self._reducers, strict=True):
+                roots.append(self._tree(_not_removed(sorter.batches()), reducer, step))
+                sorter.close()
+            return tuple(roots)
+        finally:
+            self.discard()
+
+    def _tree(
+        self,
+        batches: Iterator[list[Row]],
+        reducer: Reducer | None,
+        step: Callable[[int], None] | None,
+    ) -> Pointer | None:
+        builder = Builder(NodeWriter(self._file, reducer))
+        for rows in batches:
+            builder.add(rows)
+            if step is not None:
+                step(len(rows))
+        return builder.finish()
+
+    def discard(self) -> None:
+        """Give back memory and temporary files; may be called at any time."""
+        for sorter in (self._ids, *self._views):
+            sorter.close()
+
+
+def _with_rows(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
+    """Leave out documents that emitted nothing."""
+    for rows in batches:
+        yield [row for row in rows if len(row[2]) > id_value_size(row[2])]
+
+
+def _not_removed(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
+    for rows in batches:
+        yield [row for row in rows if row[2]]
