@@ -68,10 +68,10 @@ def test_a_row_that_is_set_by_hand_is_listed_and_removed(here: Here, server: Ser
     }
     head, line = here("watermarks", "list", "--node", server.upr).out.splitlines()
     assert head.split() == [
-        *("client", "kind", "vBuckets", "limits", "behind"),
+        *("client", "kind", "vBuckets", "building", "limits", "behind"),
         *("pinned", "pinned_bytes", "reported", "expires"),
     ]
-    assert line.split()[:7] == ["nightly", "backup", "1", "1", "2", "1", "37"]
+    assert line.split()[:8] == ["nightly", "backup", "1", "0", "1", "2", "1", "37"]
     head, line = here(
         "watermarks", "list", "--vbuckets", "1", "--node", server.upr
     ).out.splitlines()

@@ -123,6 +123,10 @@ class Api:
         """Wait for a barrier, and raise what broke it."""
         raise NotImplementedError
 
+    def forget(self) -> list[int]:
+        """End the registration; return in which vBuckets there was one."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Stop, close, and check that nothing is left behind."""
         raise NotImplementedError
@@ -263,6 +267,16 @@ class ApiContract:
         wait_until(reported, shared.log)
         api = make(str(shared.upr), Recorder(), register=False, **options)
         assert api.client.instance is None
+        with pytest.raises(MisuseError, match="not registered"):
+            api.forget()
+        api.close()
+        api = make(str(shared.upr), Recorder(), register="index", **options)
+        api.start()
+        with pytest.raises(MisuseError, match="stop it before"):
+            api.forget()
+        api.stop()
+        assert api.forget() == list(range(VBUCKETS))
+        assert not reported()
 
     def test_what_was_reached_is_saved_as_soon_as_nothing_more_comes(
         self, make: MakeApi, shared: ServerProcess, handler: Recorder

@@ -51,6 +51,9 @@ class BlockingApi(Api):
     def barrier(self, text: str | None = None, timeout_s: float | None = LIMIT_S) -> None:
         self._client.barrier(text, timeout_s)
 
+    def forget(self) -> list[int]:
+        return self._client.forget()
+
     def close(self) -> None:
         self._client.close()
 

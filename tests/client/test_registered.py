@@ -127,6 +127,35 @@ def test_or_the_program_decides() -> None:
     assert mirror.docs[0] == live(rig)
 
 
+@pytest.mark.acceptance("X19")
+def test_it_is_asked_for_each_vbucket_whose_deletions_were_purged() -> None:
+    """An index drops and builds anew what belongs to these vBuckets, and keeps the others."""
+    rig, asked = node(), list[tuple[int, int, int]]()
+
+    def decide(vbucket: int, seqno: int, purged: Purged) -> str:
+        asked.append((vbucket, seqno, purged.until))
+        return "restart"
+
+    for vbucket in (0, 1, 2):
+        write(rig, vbucket, a="1", b="2", c="3")
+    world, mirror = followed(rig, on_purged=decide)
+    world.cut()
+    for vbucket in (0, 2):
+        write(rig, vbucket, a="")
+        write(rig, vbucket, d="4")
+    rig.flush()
+    rig.clock.time += 61
+    for vbucket in (0, 1, 2):
+        purge(rig, vbucket=vbucket)
+    world.restart()
+    settle(world, rig)
+    assert asked == [(0, 3, 4), (2, 3, 4)]
+    assert mirror.told("rollback") == [(0, 0), (2, 0)]
+    for vbucket in (0, 1, 2):
+        assert mirror.docs[vbucket] == live(rig, vbucket)
+        assert [(each.kind, each.lifetime_s) for each in rows(rig, vbucket)] == [(Kind.INDEX, 60)]
+
+
 def test_of_what_is_not_saved_nothing_is_reported() -> None:
     rig = node()
     write(rig, 0, a="1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from OpenSSL import crypto
 from twisted.internet.defer import Deferred
@@ -50,6 +50,14 @@ class TwistedApi(Api):
 
     def barrier(self, text: str | None = None, timeout_s: float | None = LIMIT_S) -> None:
         self._loop.result(self._client.barrier(text, timeout_s), LIMIT_S)
+
+    def forget(self) -> list[int]:
+        pool = self._loop.reactor.getThreadPool()
+        pool.start()  # a reactor that is run would do that
+        try:
+            return cast(list[int], self._loop.result(self._client.forget(), LIMIT_S))
+        finally:
+            pool.stop()
 
     def close(self) -> None:
         self._loop.result(self._client.close())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -446,6 +448,59 @@ def test_one_that_is_interrupted_leaves_the_others_of_its_commit_alone() -> None
     node.flush()
     assert told == [False, True, True, True]
     assert [len(node.stored(number)) for number in range(4)] == [1, 2, 1, 1]
+
+
+def test_a_waiter_that_raises_leaves_none_of_the_others_waiting() -> None:
+    """As at an orderly stop, where no further step comes that would call them."""
+    node, told = four_to_compact()
+    compactor = node.bucket.compactor
+
+    def broken(_: bool) -> None:
+        raise RuntimeError("no")
+
+    compactor._requests = deque(
+        each._replace(done=broken) if each.number == 1 else each for each in compactor._requests
+    )
+    for _ in range(3):
+        look(node)
+    for number in range(3):
+        node.bucket.set_state(number, VBucketState.REPLICA)
+    with pytest.raises(RuntimeError):
+        look(node)
+    assert told == [False, False]
+    node.flush()
+    assert told == [False, False, True]
+    assert [each.watchers for each in node.bucket.vbuckets.values()] == [[]] * 4
+    assert not compactor.waiting
+
+
+def test_a_limit_that_cannot_be_told_ends_one_compaction_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, told = four_to_compact()
+    for _ in range(3):
+        look(node)
+    compactor = node.bucket.compactor
+    scan = compactor.begin()
+    assert scan is not None
+    compactor.read(scan)
+    limits, limit = [1], compactor.limit
+
+    def once_broken(*arguments: Any) -> Limit:
+        if limits:
+            limits.pop()
+            raise RuntimeError("no")
+        return limit(*arguments)
+
+    monkeypatch.setattr(compactor, "limit", once_broken)
+    with pytest.raises(RuntimeError):
+        compactor.finish(scan)
+    assert told == [False]
+    assert compactor.waiting
+    look(node)
+    node.flush()
+    assert told == [False, True, True, True]
+    assert [each.watchers for each in node.bucket.vbuckets.values()] == [[]] * 4
 
 
 def test_a_store_that_cannot_be_read_ends_it() -> None:

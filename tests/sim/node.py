@@ -312,8 +312,10 @@ class Node:
     def judge_freed(self) -> None:
         """When nobody is connected any more, nobody holds anything.
 
-        A compaction may be given up with the node.
+        A compaction may be given up with the node. A waiter that has raised is told of first: what
+        it should have freed is held because of that.
         """
+        DRIVER_LOG.check()
         hub, bucket = self.upr, self.bucket
         followers = [w for v in bucket.vbuckets.values() for w in (*v.waiting, *v.watchers)]
         compactor = bucket.compactor

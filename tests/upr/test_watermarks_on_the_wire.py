@@ -72,8 +72,9 @@ def read(name: bytes = b"", vbucket: int = 0) -> bytes:
     return frame(HWT_READ, key=name, vbucket=vbucket)
 
 
-def records(value: bytes) -> list[tuple[int | bytes, ...]]:
-    found, at = [], 0
+def records(value: bytes, *, floors: bool = False) -> list[tuple[int | bytes, ...]]:
+    found: list[tuple[int | bytes, ...]] = []
+    at = 0
     while at < len(value):
         (id_bytes,) = struct.unpack_from(">H", value, at)
         at += 2
@@ -83,7 +84,9 @@ def records(value: bytes) -> list[tuple[int | bytes, ...]]:
         at += 23
         meta = value[at : at + meta_bytes]
         at += meta_bytes
-        found.append((name, kind, watermark, reported_at, lifetime, meta))
+        floor = struct.unpack_from(">Q", value, at) if floors else ()
+        at += 8 * floors
+        found.append((name, kind, watermark, reported_at, lifetime, meta, *floor))
     return found
 
 
@@ -120,17 +123,17 @@ def delete(rig: Rig, *keys: bytes) -> None:
 EVERY = PurgeRule(every=True)
 
 
-def purge(rig: Rig, rule: PurgeRule = EVERY) -> int:
+def purge(rig: Rig, rule: PurgeRule = EVERY, *, vbucket: int = 0) -> int:
     """Compact to the end; return the purge seqno."""
     rig.flush()
-    rig.bucket.compact(0, rule, lambda _: None)
+    rig.bucket.compact(vbucket, rule, lambda _: None)
     compactor = rig.bucket.compactor
     while compactor.waiting or rig.bucket.flusher.pending:
         while (scan := compactor.begin()) is not None:
             compactor.read(scan)
             compactor.finish(scan)
         rig.flush()
-    return rig.bucket.vbuckets[0].purge_seqno
+    return rig.bucket.vbuckets[vbucket].purge_seqno
 
 
 def ask_stream(peer: Peer, start: int) -> Frame:
@@ -392,6 +395,20 @@ def test_a_row_that_another_connection_has_taken_is_left_alone(rig: Rig) -> None
     assert only(late.stream(0), MUTATION)
     (row,) = rig.bucket.watermarks.rows(rig.bucket.vbuckets[0])
     assert (row.watermark, row.floor) == (7, None)
+
+
+def test_a_builders_floor_is_read_by_those_who_asked_for_floors(rig: Rig) -> None:
+    fill(rig, 0, 10)
+    builder, other = connected(rig, b"a"), connected(rig, b"b")
+    accepted(builder, report(0, b"builder"))
+    accepted(other, report(7, b"steady"))
+    builder.stream(0)
+    plain = records(other.ask(read()).value)
+    other.controls(uprmc_hwt_floors=b"true")
+    found = records(other.ask(read()).value, floors=True)
+    assert [row[:-1] for row in found] == plain
+    assert [(row[0], row[-1]) for row in found] == [(b"builder", 10), (b"steady", 0)]
+    assert records(other.ask(read(b"builder")).value, floors=True) == found[:1]
 
 
 def test_a_build_from_a_lease_has_the_leases_end_as_its_floor(rig: Rig) -> None:

@@ -38,7 +38,7 @@ _NUMBERS_OR_NONE = ("floor", "expires_at")
 
 _PINNED = ("pinned_tombstones", "pinned_bytes")
 _COLUMNS = (
-    *("client", "kind", "vBuckets", "limits", "behind", "pinned", "pinned_bytes"),
+    *("client", "kind", "vBuckets", "building", "limits", "behind", "pinned", "pinned_bytes"),
     *("reported", "expires"),
 )
 
@@ -66,9 +66,10 @@ def watermarks() -> None:
 def list_(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> None:
     """Print the clients that deletions are kept for; with --vbuckets, how far each may be purged.
 
-    Without --vbuckets the columns are: client, kind, number of its vBuckets, of those in which it
-    is what holds the purge back, changes that it has not reported as stored, deletions that only
-    it keeps and their bytes, its last report and when it expires.
+    Without --vbuckets the columns are: client, kind, number of its vBuckets, of those that it
+    builds from zero, of those in which it is what holds the purge back, changes that it has not
+    reported as stored, deletions that only it keeps and their bytes, its last report and when it
+    expires.
     """
     with node.connected() as connection:
         found = [_vbucket(*each) for each in _by_vbucket(connection)]
@@ -90,16 +91,17 @@ def _by_client(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
     for each in vbuckets:
         for row in each["rows"]:
             rows.setdefault((row["id"], row["kind"]), []).append((each, row))
-    form = "{:<36}  {:<9}  {:>8}  {:>6}  {:>12}  {:>10}  {:>12}  {:<20}  {}".format
+    form = "{:<36}  {:<9}  {:>8}  {:>8}  {:>6}  {:>12}  {:>10}  {:>12}  {:<20}  {}".format
     yield form(*_COLUMNS)
     for (name, kind), found in sorted(rows.items()):
+        builds = sum(row["floor"] is not None for _, row in found)
         limits = sum(each["limited_by"] == name for each, _ in found)
         behind = sum(each["high_seqno"] - row["watermark"] for each, row in found)
         pinned = [sum(row[what] for _, row in found) for what in _PINNED]
         reported = time_text(max(row["reported_at"] for _, row in found))
         ends = [row["expires_at"] for _, row in found if row["expires_at"] is not None]
         expires = time_text(min(ends)) if ends else "never"
-        yield form(name, kind, len(found), limits, behind, *pinned, reported, expires)
+        yield form(name, kind, len(found), builds, limits, behind, *pinned, reported, expires)
 
 
 def _each(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:

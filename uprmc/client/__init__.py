@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from uprmc.client.blocking import UprClient, changes
+    from uprmc.client.forgetting import forget
     from uprmc.client.handler import Change, Document, Handler
     from uprmc.client.position import Position
     from uprmc.client.sqlite_state import SqliteState
@@ -27,6 +28,7 @@ __all__ = [
     "StateStore",
     "UprClient",
     "changes",
+    "forget",
 ]
 
 _HOMES = {
@@ -39,6 +41,7 @@ _HOMES = {
     "StateStore": "state",
     "UprClient": "blocking",
     "changes": "blocking",
+    "forget": "forgetting",
 }
 
 

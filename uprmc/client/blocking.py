@@ -27,6 +27,7 @@ from uprmc.client.blocking_loop import Loop
 from uprmc.client.core import UprCore
 from uprmc.client.errors import MisuseError, WaitedTooLong
 from uprmc.client.follow import OnPurged, OnRollback
+from uprmc.client.forgetting import forget
 from uprmc.client.handler import Change, Handler
 from uprmc.client.lease import Lease
 from uprmc.client.metrics import Metrics
@@ -288,6 +289,29 @@ class UprClient:
         """The id under which it is registered with nodes, ``None`` = it is not."""
         known_as = self._options.instance
         return None if known_as is None else known_as.id.decode()
+
+    def forget(self, vbuckets: Iterable[int] | None = None) -> list[int]:
+        """Have the nodes keep no deletions for it any longer, because its state ends for good.
+
+        If it runs again, it is registered again.
+
+        Args:
+            vbuckets: in which, ``None`` = in all. While the client runs, only those that it does
+                not follow can be forgotten.
+
+        Returns:
+            the vBuckets in which it was registered.
+
+        Raises:
+            MisuseError: it is not registered, or it runs.
+            ClientError: see `forgetting.forget`.
+        """
+        if self.instance is None:
+            raise MisuseError("the client is not registered")
+        with self._lock:
+            if vbuckets is None and self._running is not None:
+                raise MisuseError("the client runs: stop it before it is forgotten")
+        return forget(self._nodes, self.instance, vbuckets, tls=self._tls)
 
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""

@@ -139,5 +139,17 @@ class DeletionsPurged(ClientError):
         self.purged = purged
 
 
+class NotForgotten(ClientError):
+    """A node did not remove rows of a registered client, for example because it still runs.
+
+    Attributes:
+        vbuckets: in which.
+    """
+
+    def __init__(self, text: str, vbuckets: Sequence[int]) -> None:
+        super().__init__(text)
+        self.vbuckets = tuple(vbuckets)
+
+
 class WaitedTooLong(ClientError):
     """What was waited for has not happened in time."""

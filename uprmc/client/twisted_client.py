@@ -20,6 +20,7 @@ Importing `uprmc.client` imports no Twisted; importing this installs no reactor.
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.threads import deferToThreadPool
 
 from uprmc.client.core import UprCore
 from uprmc.client.errors import (
@@ -34,6 +36,7 @@ from uprmc.client.errors import (
     MisuseError,
     WaitedTooLong,
 )
+from uprmc.client.forgetting import forget
 from uprmc.client.handler import Handler
 from uprmc.client.metrics import Metrics
 from uprmc.client.position import Position
@@ -192,6 +195,27 @@ class TwistedUprClient:
         """The id under which it is registered with nodes, ``None`` = it is not."""
         known_as = self._options.instance
         return None if known_as is None else known_as.id.decode()
+
+    def forget(
+        self, vbuckets: Iterable[int] | None = None, *, tls: ssl.SSLContext | None = None
+    ) -> Deferred[list[int]]:
+        """Have the nodes keep no deletions for it any longer, because its state ends for good.
+
+        The Deferred fires with the vBuckets in which it was registered, and fails as
+        `blocking.UprClient.forget` does. It is done in a thread of the reactor's pool.
+
+        Args:
+            vbuckets: as there.
+            tls: how to speak TLS, if the nodes do; `endpoint` is not used for this.
+        """
+        if self.instance is None:
+            return fail(MisuseError("the client is not registered"))
+        if vbuckets is None and self._running is not None:
+            return fail(MisuseError("the client runs: stop it before it is forgotten"))
+        pool = self._reactor.getThreadPool()
+        return deferToThreadPool(
+            self._reactor, pool, forget, self._nodes, self.instance, vbuckets, tls=tls
+        )
 
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""

@@ -332,19 +332,28 @@ class Compactor:
         return min(most, self._store.usage().free_bytes // _SCATTERED_DROP_BYTES)
 
     def _submit(self) -> None:
-        """Ask the flusher to drop what was gathered and may still be dropped."""
-        gathered, self._gathered = self._gathered, {}
+        """Ask the flusher to drop what was gathered and may still be dropped.
+
+        If that raises for one vBucket, its compaction has ended and the others stay gathered.
+        """
         items, self._gathered_items = self._gathered_items, 0
         self.rest_s = items / self._settings.rate if self._settings.rate else 0.0
-        for compaction in gathered.values():
-            if compaction.over:
-                self._ended.append((compaction, False))
-            else:
-                self._drop(compaction)
-        self._tell()
+        try:
+            while self._gathered:
+                compaction = self._gathered.pop(next(iter(self._gathered)))
+                if compaction.over:
+                    self._ended.append((compaction, False))
+                else:
+                    self._drop(compaction)
+        finally:
+            self._tell()
 
     def _drop(self, compaction: _Compaction) -> None:
-        limit = self._limit_now(compaction)
+        try:
+            limit = self._limit_now(compaction)
+        except Exception:
+            self._ended.append((compaction, False))
+            raise
         found, compaction.found = compaction.found, []
         records = found[: bisect_right(found, limit, key=_SEQNO)]
         if len(records) < len(found):
@@ -371,9 +380,15 @@ class Compactor:
             self.on_wanted()
 
     def _tell(self) -> None:
-        """Report the ends, each once. If a waiter raises, the next step reports the others."""
+        """Report the ends, each once. If a waiter raises, the others are called before it does."""
+        broken: Exception | None = None
         while self._ended:
-            self._end(*self._ended.popleft())
+            try:
+                self._end(*self._ended.popleft())
+            except Exception as error:
+                broken = broken or error
+        if broken is not None:
+            raise broken
 
     def _end(self, compaction: _Compaction, ok: bool) -> None:
         """Report to the caller, and turn to the next request."""

@@ -19,7 +19,7 @@ from uprmc.protocol.rows import build_rows, parse_rows
 WATERMARKS_KEY = b"uprmc_hwt"
 MANAGE = b"manage"
 
-#: Control key that asks for the floors of rows in HWT_REPLICATE.
+#: Control key that asks for the floors of rows in HWT_REPLICATE and HWT_READ.
 FLOORS_KEY = b"uprmc_hwt_floors"
 
 #: Kinds of clients, by their number on the wire.
@@ -70,7 +70,7 @@ _RECORD = Layout(
 #: Value of the reply to HWT_READ.
 HwtReadValue = Layout("entries" / GreedyRange(_RECORD), Terminated)
 
-#: Value of HWT_REPLICATE after `FLOORS_KEY`; a `floor` of 0 is none.
+#: Value of both messages after `FLOORS_KEY`; a `floor` of 0 is none.
 HwtFloorsValue = Layout(
     "entries" / GreedyRange(Layout(*_RECORD.subcons, "floor" / Int64ub)), Terminated
 )
@@ -82,7 +82,7 @@ HWT_REPLICATE_EXTRAS = derive(HwtReplicateExtras)
 
 
 class WatermarkRecord(NamedTuple):
-    """One row, as HWT_READ shows it; the floor is only told to replicas, 0 = there is none."""
+    """One row, as HWT_READ shows it; a floor of 0 = there is none, or it is not told."""
 
     id: bytes
     kind: int
@@ -123,7 +123,7 @@ def encode_report(report: ReportExtras) -> bytes:
 
 
 def encode_records(records: Iterable[WatermarkRecord], *, floors: bool = False) -> bytes:
-    """Return the value of the reply to HWT_READ, or that of HWT_REPLICATE with floors."""
+    """Return the value of the reply to HWT_READ, or of HWT_REPLICATE; with floors if asked for."""
     entries = [
         {**record._asdict(), "id_bytes": len(record.id), "meta_bytes": len(record.meta)}
         for record in records

@@ -52,7 +52,7 @@ class Options:
         watermarks: whether the peer may register.
         manages: whether it may also change rows of others.
         reports: whether it may report for many vBuckets at once.
-        floors: whether a replica is told the floors of rows.
+        floors: whether rows are shown with their floors.
     """
 
     buffer_bytes: int = 0

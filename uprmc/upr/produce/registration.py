@@ -64,6 +64,7 @@ class Registration:
         self._bucket = bucket
         self._watermarks = bucket.watermarks
         self._wake = wake
+        self._options = options
         self._named: dict[int, Report] = {}
         self._owned: set[tuple[int, bytes]] = set()
         self._late: list[bytes] = []
@@ -176,7 +177,7 @@ class Registration:
         return Reported(vbucket.purge_seqno, vbucket.high_seqno, lifetime_s, True)
 
     def read(self, request: UprRequest) -> Answer:
-        """Carry out a HWT_READ.
+        """Carry out a HWT_READ; its rows have their floors if the peer has asked for these.
 
         Raises:
             NotMyVBucket: there is no such vBucket here.
@@ -190,7 +191,7 @@ class Registration:
             rows = [row for row in rows if row.id == request.key]
             if not rows:
                 raise KeyNotFound(request.key)
-        return Answer(value=encode_records(map(record_of, rows)))
+        return Answer(value=encode_records(map(record_of, rows), floors=self._options.floors))
 
     def _registered(self, request: UprRequest, answer: Answer, ok: bool) -> None:
         if self._closed:
