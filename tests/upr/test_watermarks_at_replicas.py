@@ -229,6 +229,7 @@ def test_a_source_purges_nothing_above_what_a_replica_knows_of_a_client(source: 
     accepted(client, report(1000, b"x"))
     accepted(client, report(2048, b"x"))
     peer.session.tick(2)
+    peer.drain()
     assert limit(source) == Limit(1000, b"x")
 
 

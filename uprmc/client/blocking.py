@@ -274,6 +274,8 @@ class UprClient:
     ) -> Lease:
         """Hold a node's vBuckets as they are at this moment, to be read as often as wanted.
 
+        Where the client is registered, what reads the lease counts as registered, too.
+
         Args:
             vbuckets: which, none = all that are active there.
             lifetime_s: for how long.
@@ -282,7 +284,8 @@ class UprClient:
         Raises:
             ClientError: the node does not answer, or refuses.
         """
-        return Lease(node or self._nodes[0], vbuckets, lifetime_s, tls=self._tls)
+        reader = (self.instance or "").encode()
+        return Lease(node or self._nodes[0], vbuckets, lifetime_s, tls=self._tls, reader=reader)
 
     @property
     def instance(self) -> str | None:

@@ -44,6 +44,14 @@ class LeaseRefused(ClientError):
 class Lease:
     """See the module docstring.
 
+    Args:
+        place: HOST:PORT of the node.
+        vbuckets: which, none = all that are active there.
+        lifetime_s: for how long.
+        tls: how to speak TLS, ``None`` = not at all.
+        reader: the id of the registered client that reads it: to the node it is then no consumer
+            for which deletions must be kept by age.
+
     Attributes:
         id: the node's number for it.
         lifetime_s: seconds granted, by the acquiring or the last renewal.
@@ -60,9 +68,10 @@ class Lease:
         lifetime_s: float,
         *,
         tls: ssl.SSLContext | None = None,
+        reader: bytes = b"",
     ) -> None:
         self._place, self._tls = place, tls
-        answer = self._ask(messages.acquire(vbuckets, _seconds(lifetime_s)))
+        answer = self._acquired(list(vbuckets), _seconds(lifetime_s), reader)
         try:
             self.id, self.lifetime_s, leased = messages.granted(answer)
         except RemoteProtocolError as error:
@@ -107,6 +116,15 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def _acquired(self, vbuckets: list[int], seconds: int, reader: bytes) -> ResponseFrame:
+        asked = messages.acquire(vbuckets, seconds, reader)
+        if not reader:
+            return self._ask(asked)
+        answer = self._ask(asked, Status.INVALID_ARGUMENTS)
+        if not answer.status:
+            return answer
+        return self._ask(messages.acquire(vbuckets, seconds))  # an older node asks not who reads
 
     def _begin(self, session: NodeSession, vbuckets: Sequence[int]) -> Task:
         if features.LEASES not in session.granted:

@@ -71,7 +71,7 @@ class Housekeeping:
                 call.stop()
         for work in (self._paging, self._expiring, self._purging, self._pinning, self._freeing):
             work.stop()
-        self._bucket.watermarks.tell_events()
+        self._bucket.watermarks.tell_all_events()
 
     def _tick(self) -> None:
         try:

@@ -153,8 +153,9 @@ class Follower:
             lease, owners = None, self._without_lease(nodes, parts)
         weights = {each.vbucket: max(0, each.end - each.start) for each in parts}
         by_number = {each.vbucket: each for each in parts}
+        reader = self._reader(end.instance)
         return [
-            BatchTask(tuple(by_number[number] for number in group), lease)
+            BatchTask(tuple(by_number[number] for number in group), lease, reader)
             for group in groups(weights, owners, tasks_for(self._options.partitions, weights))
         ]
 
@@ -211,8 +212,7 @@ class Follower:
         self, standings: Mapping[int, Standing], instance: str | None
     ) -> tuple[KeptLease, dict[int, Seen]]:
         """Take a lease over all vBuckets."""
-        options = self._options
-        reader = (instance or "").encode() if options.register else b""
+        options, reader = self._options, self._reader(instance)
         for _ in range(_LEASES_MAX):
             lease = acquire(options.access, standings, options.lease_s, reader)
             try:
@@ -226,6 +226,10 @@ class Follower:
             kept.__enter__()
             return kept, seen
         raise Unreachable("history branches again and again")
+
+    def _reader(self, instance: str | None) -> bytes:
+        """Return the id under which the stream is registered, empty if it is not."""
+        return (instance or "").encode() if self._options.register else b""
 
     def _places(self, offset: Offset) -> dict[int, str]:
         """Return the nodes of an offset's lease, by vBucket."""

@@ -39,10 +39,17 @@ _ASK_AGAIN_S = 0.02
 
 @dataclass(frozen=True)
 class BatchTask:
-    """One task's part of a batch: what it reads, and the lease; ``None`` = that is gone."""
+    """One task's part of a batch.
+
+    Attributes:
+        slices: what it reads.
+        lease: the batch's; ``None`` = that is gone.
+        reader: the id under which the stream is registered, empty if it is not.
+    """
 
     slices: tuple[Slice, ...]
     lease: str | None
+    reader: bytes = b""
 
 
 def rules_of(options: ReadOptions) -> Rules:
@@ -71,14 +78,16 @@ def run(options: ReadOptions, task: BatchTask) -> Iterator[Any]:
         except (LeaseEnded, Unreachable):
             if not left:
                 return
-    yield from _as_of_now(options, left, untouched)
+    yield from _as_of_now(options, left, task.reader, untouched)
 
 
-def _as_of_now(options: ReadOptions, left: dict[int, Slice], untouched: bool) -> Iterator[Any]:
+def _as_of_now(
+    options: ReadOptions, left: dict[int, Slice], reader: bytes, untouched: bool
+) -> Iterator[Any]:
     """Yield everything above where slices begin; no slice is left at the end."""
     for _ in range(LEASES_MAX):
         try:
-            with _Now(options, left) as now:
+            with _Now(options, left, reader) as now:
                 again = now.planned(rules_of(options))
                 if not untouched and again != list(left.values()):
                     raise Unreachable("history branched in the middle of a task: it begins again")
@@ -104,14 +113,14 @@ def _as_of_now(options: ReadOptions, left: dict[int, Slice], untouched: bool) ->
 class _Now:
     """A lease of the task's own, over what it has left."""
 
-    def __init__(self, options: ReadOptions, left: Mapping[int, Slice]) -> None:
-        self._options, self._left = options, left
+    def __init__(self, options: ReadOptions, left: Mapping[int, Slice], reader: bytes) -> None:
+        self._options, self._left, self._reader = options, left, reader
 
     def __enter__(self) -> _Now:
         options = self._options
         self._nodes = Nodes(options.access)
         try:
-            self._kept = KeptLease(options.access, self._left, options.lease_s)
+            self._kept = KeptLease(options.access, self._left, options.lease_s, reader=self._reader)
             self._kept.__enter__()
         except BaseException:
             self._nodes.close()

@@ -63,4 +63,4 @@ class Pinning:
         for vbucket in list(self._vbuckets.values()):
             for name in names:
                 self._watermarks.expire_early(vbucket, name, self._pinned(vbucket))
-            yield
+                yield

@@ -10,6 +10,7 @@ Neighbours: `bucket` asks for limits, `warmup` loads what is stored, `upr` speak
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -195,6 +196,10 @@ class Watermarks:
         kept = pinned.amount if pinned is not None and pinned.row.id == name else Amount()
         self._tell_expired(vbucket, row, "max_pinned_bytes", kept)
         self._store_later(vbucket.id)
+
+    def tell_all_events(self) -> None:
+        """Tell all that has happened to rows, because there will be no other call."""
+        self._gathered.tell(self.on_event, sys.maxsize)
 
     def tell_events(self) -> None:
         """Tell what has happened to rows since the last call; call it a few times a second."""

@@ -133,8 +133,8 @@ class WatermarkTable:
     def show(self, name: bytes, reach: int, held: Held) -> Shown:
         """Return what the replica of this id is told, which has everything up to `reach`."""
         before = self._shown.get(name, {})
-        told = [row for row in self.stored() if is_told(row)]
-        told = [row for row in told if needing([row], held)]
+        known = {entry.uuid for entry in held.failover_log}
+        told = [row for row in self.stored() if is_told(row) and row.vb_uuid in known]
         reports = [judged(self._reports_of(row, before.get(row.id)), held) for row in told]
         shown = shown_to(reports, reach)
         if name in self._rows:

@@ -36,6 +36,11 @@ from uprmc.upr.produce.stream import Stream
 #: What one stream may send before others have their turn.
 _PORTION_BYTES = 16 * 1024
 
+#: What follows snapshots may come to so many bytes in one call of `fill`, which takes two
+#: milliseconds; to look whether there is anything counts as so many.
+_FOLLOW_UP_BYTES = 16 * 1024
+_LOOK_BYTES = 512
+
 #: Stands for "no flow control".
 _NO_LIMIT = 1 << 62
 
@@ -86,6 +91,8 @@ class Feed:
         self._rounds: Rounds | None = None
         self._frames: deque[tuple[Stream | None, bytes]] = deque()
         self._parked: dict[Stream, None] = {}
+        self._to_look_after: dict[int, None] = {}
+        self._followed_up = 0
         self.disk_readings = 0
         self._held_since: dict[Stream, float] = {}
         self._now = 0.0
@@ -128,6 +135,7 @@ class Feed:
         """End everything without a word: the connection is gone."""
         self._parked.clear()
         self._frames.clear()
+        self._to_look_after.clear()
         for stream in list(self.streams.values()):
             self.remove(stream)
         self.ended_streams.clear()
@@ -233,20 +241,37 @@ class Feed:
         if self._options.snapshot_ends:
             extras = SNAPSHOT_END_EXTRAS.pack(stream.last_seqno, items)
             self._frames.append((stream, self._frame(Opcode.SNAPSHOT_END, extras, stream)))
-        self._follow_up(stream)
+        if self._followed_up < _FOLLOW_UP_BYTES:
+            self._follow_up(stream)
+        else:
+            self.look_after(stream.vbucket.id)
         return 0
 
     def look_after(self, number: int) -> None:
-        """Send what is to follow a stream's last snapshot, if it is between two."""
-        stream = self.streams.get(number)
-        if stream is not None and not stream.announced and self._follow_up(stream):
+        """Send what is to follow a stream's last snapshot, if it is between two when there is room.
+
+        A connection may have a thousand such streams, so some are looked after in each turn.
+        """
+        self._to_look_after[number] = None
+        self._wake()
+
+    def _look_after_some(self) -> None:
+        waiting = self._to_look_after
+        while waiting and self._followed_up < _FOLLOW_UP_BYTES:
+            number = next(iter(waiting))
+            del waiting[number]
+            stream = self.streams.get(number)
+            if stream is not None and not stream.announced:
+                self._follow_up(stream)
+                self._followed_up += _LOOK_BYTES
+        if waiting:
             self._wake()
 
-    def _follow_up(self, stream: Stream) -> bool:
+    def _follow_up(self, stream: Stream) -> None:
         frame = None if self.after_snapshot is None else self.after_snapshot(stream)
         if frame is not None:
+            self._followed_up += _LOOK_BYTES + len(frame)
             self._frames.append((stream, frame))
-        return frame is not None
 
     def ended(self, stream: Stream, reason: EndReason) -> None:
         """See `stream.Host`."""
@@ -315,6 +340,9 @@ class Feed:
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append frames to `out`, about `budget` bytes at most; return how many bytes."""
         limit = min(budget, self._window())
+        self._followed_up = 0
+        if self._to_look_after and limit > 0:
+            self._look_after_some()
         sent = self._send_frames(out, 0, limit)
         pausing = limit < budget
         while sent < limit:
