@@ -1,0 +1,275 @@
+"""A design document: the definitions of some views that one index file holds, parsed and checked.
+
+The form is CouchDB's and Couchbase's: ``{"views": {NAME: {"map": ..., "reduce": ...}}}``. Source:
+systems reference c.2, contracts reference section 4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+from uprmc.config import IndexSettings
+from uprmc.index.errors import Refused, bad_request
+from uprmc.index.rules import BadRules, Rules
+
+__all__ = ["BUILT_IN_REDUCES", "Collation", "Design", "Options", "View"]
+
+Collation = Literal["unicode", "raw"]
+
+BUILT_IN_REDUCES = ("_count", "_sum", "_stats", "_approx_count_distinct")
+
+_DEFAULTS = IndexSettings()
+
+#: Characters of a name of a design or view.
+_MAX_NAME = 200
+
+#: What CouchDB's own tools write beside the views; it is kept in the text and means nothing here.
+_IGNORED = ("_id", "_rev", "language")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One view of a design.
+
+    Attributes:
+        name: as in the request's path.
+        map: `Rules`, or the text of a JavaScript function, or ``module:function`` of Python.
+        kind: which of these it is.
+        reduces: names of built-in reduces or texts of JavaScript functions; none or one.
+    """
+
+    name: str
+    kind: Literal["declarative", "javascript", "python"]
+    map: Rules | str
+    reduces: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> Rules:
+        """The map of a declarative view."""
+        assert isinstance(self.map, Rules)
+        return self.map
+
+    @property
+    def text(self) -> str:
+        """The function of a view that has one."""
+        assert isinstance(self.map, str)
+        return self.map
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What holds for all views of a design."""
+
+    collation: Collation = "unicode"
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Definitions that are built together, in one file.
+
+    Attributes:
+        name: without ``_design/``.
+        views: in the order of their names: their places in the file.
+        signature: equal for equal definitions and options, in hexadecimal.
+        text: as it was put.
+    """
+
+    name: str
+    views: tuple[View, ...]
+    options: Options
+    signature: str
+    text: bytes = field(repr=False)
+
+    @classmethod
+    def parse(
+        cls,
+        name: str,
+        body: bytes,
+        python_modules: Collection[str] = (),
+        *,
+        settings: IndexSettings = _DEFAULTS,
+        compile_javascript: bool = True,
+    ) -> Design:
+        """Return the design that `body` defines; raise `Refused` with status 400.
+
+        It blocks for the time that a child process takes to compile JavaScript, unless that was
+        done before: `compile_javascript` is false for what is read from disk.
+        """
+        _check_name("design", name)
+        if len(body) > settings.max_definition_bytes:
+            raise bad_request(
+                f"the design has {len(body)} bytes; the most are {settings.max_definition_bytes}"
+            )
+        definition = _json(body)
+        _known(definition, ("views", "options", *_IGNORED), "the design")
+        if definition.get("language", "javascript") != "javascript":
+            raise bad_request("the design's language is javascript, or not named")
+        views = _views(definition.get("views"), python_modules, settings.views)
+        options = _options(definition.get("options", {}))
+        if compile_javascript:
+            _compile(views)
+        signature = _signature(definition["views"], options)
+        return cls(name, views, options, signature, body)
+
+    def view_index(self, name: str) -> int | None:
+        """Return the place of a view, ``None`` if there is no such."""
+        return next((i for i, view in enumerate(self.views) if view.name == name), None)
+
+    @property
+    def javascript(self) -> bool:
+        """Whether any function of it is JavaScript."""
+        return any(source for _, source in _javascript(self.views))
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    try:
+        text = body.decode()
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_members)
+        json.dumps(value, ensure_ascii=False).encode()  # no half surrogate pairs
+    except json.JSONDecodeError as error:
+        at = {"line": error.lineno, "column": error.colno}
+        reason = f"the design is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        raise bad_request(reason, **at) from None
+    except RecursionError:
+        raise bad_request("the design is nested too deeply") from None
+    except UnicodeError:
+        raise bad_request("the design is not UTF-8") from None
+    except ValueError as error:
+        raise bad_request(f"the design is not JSON: {error}") from None
+    return _object(value, "the design")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the member {twice!r} twice")
+    return members
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_request(f"{what} is a JSON object")
+    return value
+
+
+def _known(members: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+    for name in members:
+        if name not in known:
+            raise bad_request(
+                f"{what} has the unknown member {name!r}; known are {', '.join(known)}"
+            )
+
+
+def _check_name(what: str, name: str) -> None:
+    if not 0 < len(name) <= _MAX_NAME or "/" in name or not name.isprintable():
+        raise bad_request(
+            f"the name of a {what} has 1 to {_MAX_NAME} printable characters and no slash"
+        )
+    if name.startswith("_"):
+        raise bad_request(f"the name of a {what} does not begin with an underscore")
+
+
+def _views(views: Any, python_modules: Collection[str], most: int) -> tuple[View, ...]:
+    if not views:
+        raise bad_request("the design has no views")
+    if len(_object(views, "views")) > most:
+        raise bad_request(f"the design has {len(views)} views; the most are {most}")
+    return tuple(_view(name, views[name], python_modules) for name in sorted(views))
+
+
+def _view(name: str, definition: Any, python_modules: Collection[str]) -> View:
+    _check_name("view", name)
+    what = f"view {name!r}"
+    _known(_object(definition, what), ("map", "reduce"), what)
+    reduces = _reduces(definition.get("reduce"), what)
+    map_ = definition.get("map")
+    if isinstance(map_, str):
+        return View(name, "javascript", _function(map_, f"{what}: its map"), reduces)
+    if not isinstance(map_, dict):
+        raise bad_request(f"{what}: its map is a JavaScript function or an object")
+    if "python" in map_:
+        return View(name, "python", _python(map_, python_modules, what), reduces)
+    try:
+        return View(name, "declarative", Rules.parse(map_), reduces)
+    except BadRules as error:
+        raise bad_request(f"{what}: {error}") from None
+
+
+def _python(map_: dict[str, Any], modules: Collection[str], what: str) -> str:
+    _known(map_, ("python",), what)
+    named = map_["python"]
+    module, colon, function = named.partition(":") if isinstance(named, str) else ("", "", "")
+    if not (colon and module and function.isidentifier()):
+        raise bad_request(f"{what}: a Python map is named as module:function")
+    if module not in modules:
+        raise bad_request(f"{what}: the setting index.python_modules does not name {module!r}")
+    return str(named)
+
+
+def _reduces(reduce: Any, what: str) -> tuple[str, ...]:
+    if reduce is None:
+        return ()
+    if not isinstance(reduce, str):
+        raise bad_request(f"{what}: its reduce is the name of a built-in one or a function")
+    if reduce.startswith("_") and reduce not in BUILT_IN_REDUCES:
+        known = ", ".join(BUILT_IN_REDUCES)
+        raise bad_request(f"{what}: there is no reduce {reduce!r}; built-in are {known}")
+    if reduce in BUILT_IN_REDUCES:
+        return (reduce,)
+    return (_function(reduce, f"{what}: its reduce"),)
+
+
+def _function(text: str, what: str) -> str:
+    """Return a function's text without what CouchDB tolerates behind it."""
+    function = text.rstrip().rstrip(";").rstrip()
+    if not function:
+        raise bad_request(f"{what} is empty")
+    return function
+
+
+def _options(options: Any) -> Options:
+    _known(_object(options, "options"), ("collation",), "options")
+    collation = options.get("collation", "unicode")
+    if collation == "unicode":
+        return Options("unicode")
+    if collation == "raw":
+        return Options("raw")
+    raise bad_request("options.collation is 'unicode' or 'raw'")
+
+
+def _signature(views: dict[str, Any], options: Options) -> str:
+    """Return the hash: the order of views does not count, that of members of a constant does."""
+    ordered = {name: views[name] for name in sorted(views)}
+    text = json.dumps([ordered, {"collation": options.collation}], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _javascript(views: tuple[View, ...]) -> list[tuple[str, str]]:
+    """Return each JavaScript function with words for it."""
+    found = []
+    for view in views:
+        if view.kind == "javascript":
+            found.append((f"view {view.name!r}: its map", view.text))
+        found += [
+            (f"view {view.name!r}: its reduce", reduce)
+            for reduce in view.reduces
+            if reduce not in BUILT_IN_REDUCES
+        ]
+    return found
+
+
+def _compile(views: tuple[View, ...]) -> None:
+    functions = _javascript(views)
+    if not functions:
+        return
+    raise Refused(501, "not_implemented", "JavaScript comes with the next commit")

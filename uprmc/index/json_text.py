@@ -1,0 +1,92 @@
+"""JSON as the index reads and writes it: fast, exact, and bounded.
+
+`orjson` does the work. It reads integers beyond 64 bits as floats, and refuses numbers that
+overflow a float and half of a surrogate pair; the standard library's parser takes those.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import orjson
+
+__all__ = ["Unreadable", "dumps", "loads"]
+
+#: What orjson would read as a float, though it may be an integer.
+_BIG = re.compile(rb"[0-9]{20}|-[0-9]{19}")
+
+#: Of every ninth byte: two digits in a row are there in every run of 19.
+_MAYBE_BIG = re.compile(rb"[0-9]{2}")
+
+_may_be_big: Callable[[bytes], object] = _MAYBE_BIG.search
+_is_big: Callable[[bytes], object] = _BIG.search
+
+#: What both parsers say of what is nested too deeply begins with it.
+_DEEP = "depth limit exceeded"
+
+
+class Unreadable(ValueError):
+    """A text is JSON that the index cannot hold; the text says why."""
+
+
+def loads(text: bytes) -> Any:
+    """Return the value of a JSON text; raise `Unreadable`, or `ValueError` if it is none."""
+    if _may_be_big(text[::9]) and _is_big(text):
+        return _loads_exactly(text)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if error.msg.startswith(_DEEP):
+            raise Unreadable("it is nested too deeply") from None
+        return _loads_exactly(text)
+
+
+def dumps(value: Any) -> bytes:
+    """Return a value as compact JSON in UTF-8; raise `ValueError` where that is impossible."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return _dumps_exactly(value)
+
+
+def _loads_exactly(text: bytes) -> Any:
+    try:
+        return json.loads(
+            text.decode(), parse_constant=_no_constant, parse_float=_float, parse_int=_int
+        )
+    except RecursionError:
+        raise Unreadable("it is nested too deeply") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _float(digits: str) -> float | None:
+    """A number that no float can hold is null, as JavaScript writes it."""
+    value = float(digits)
+    return None if math.isinf(value) else value
+
+
+def _int(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise Unreadable(f"it has a number of {len(digits)} digits") from None
+
+
+def _dumps_exactly(value: Any) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: only an escape can say it
+        return json.dumps(value, separators=(",", ":")).encode()

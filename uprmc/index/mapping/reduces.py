@@ -1,0 +1,161 @@
+"""The built-in reduces: `_count`, `_sum`, `_stats`, `_approx_count_distinct`.
+
+What is stored in a tree's inner nodes is compact JSON; what is shown for it is `finish`'s. A
+reduction that cannot be made is ``None`` for that view only, and so is every one above it. Source:
+systems reference c.8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from uprmc.index.json_text import dumps, loads
+from uprmc.index.mapping import sketches
+from uprmc.index.model import Entry
+from uprmc.index.rows import split_row_value
+
+__all__ = ["Reduce", "ReduceError", "built_in"]
+
+#: Of a value that cannot be reduced, the part that an error text shows.
+_SHOWN = 100
+
+
+class ReduceError(ValueError):
+    """A reduction cannot be made; the text says why, without naming the view."""
+
+
+class Reduce(Protocol):
+    """One reduce of a view. Its calls raise `ReduceError`, or `ValueError` for unfit values."""
+
+    def reduce(self, entries: Sequence[Entry]) -> bytes:
+        """Return what is stored for rows."""
+
+    def rereduce(self, reductions: Sequence[bytes]) -> bytes:
+        """Return what is stored for reductions, at least one."""
+
+    def finish(self, reduction: bytes) -> bytes:
+        """Return what is shown for a stored reduction, as JSON."""
+
+
+def built_in(name: str) -> Reduce:
+    """Return the built-in reduce of that name."""
+    return _BUILT_IN[name]()
+
+
+class _Shown:
+    """A reduce whose reductions are shown as they are stored."""
+
+    def finish(self, reduction: bytes) -> bytes:
+        return reduction
+
+
+class Count(_Shown):
+    """How many rows there are."""
+
+    def reduce(self, entries: Sequence[Entry]) -> bytes:
+        return b"%d" % len(entries)
+
+    def rereduce(self, reductions: Sequence[bytes]) -> bytes:
+        return b"%d" % sum(map(int, reductions))
+
+
+class Sum(_Shown):
+    """The sum of numbers; arrays of numbers are added element by element, a number to the first."""
+
+    def reduce(self, entries: Sequence[Entry]) -> bytes:
+        return dumps(_total([split_row_value(entry.value)[2] for entry in entries]))
+
+    def rereduce(self, reductions: Sequence[bytes]) -> bytes:
+        return dumps(_total(reductions))
+
+
+def _total(texts: Sequence[bytes]) -> Any:
+    try:
+        return sum(map(int, texts))  # most values are integers, and this is twice as fast
+    except ValueError:
+        pass
+    values = [loads(text) for text in texts]
+    if all(type(value) in _NUMBERS for value in values):
+        return _finite(math.fsum(values) if float in map(type, values) else sum(values))
+    return _total_of_arrays(values)
+
+
+def _total_of_arrays(values: Sequence[Any]) -> list[Any]:
+    totals: list[Any] = []
+    for value in values:
+        parts = value if isinstance(value, list) else [value]
+        totals += [0] * (len(parts) - len(totals))
+        for place, part in enumerate(parts):
+            totals[place] = _finite(totals[place] + _number(part))
+    return totals
+
+
+class Stats(_Shown):
+    """Sum, count, least, greatest and sum of squares of numbers."""
+
+    def reduce(self, entries: Sequence[Entry]) -> bytes:
+        values = [_number(loads(split_row_value(entry.value)[2])) for entry in entries]
+        if not values:
+            return dumps({"sum": 0, "count": 0, "min": None, "max": None, "sumsqr": 0})
+        return dumps(
+            {
+                "sum": _finite(sum(values)),
+                "count": len(values),
+                "min": min(values),
+                "max": max(values),
+                "sumsqr": _finite(sum(value * value for value in values)),
+            }
+        )
+
+    def rereduce(self, reductions: Sequence[bytes]) -> bytes:
+        parts = [part for part in map(loads, reductions) if part["count"]]
+        if not parts:
+            return reductions[0]
+        return dumps(
+            {
+                "sum": _finite(sum(part["sum"] for part in parts)),
+                "count": sum(part["count"] for part in parts),
+                "min": min(part["min"] for part in parts),
+                "max": max(part["max"] for part in parts),
+                "sumsqr": _finite(sum(part["sumsqr"] for part in parts)),
+            }
+        )
+
+
+class ApproximateDistinct:
+    """About how many different keys there are; the sketch is what is stored."""
+
+    def reduce(self, entries: Sequence[Entry]) -> bytes:
+        return sketches.of_keys(split_row_value(entry.value)[1] for entry in entries)
+
+    def rereduce(self, reductions: Sequence[bytes]) -> bytes:
+        return sketches.union(reductions)
+
+    def finish(self, reduction: bytes) -> bytes:
+        return b"%d" % round(sketches.estimate(reduction))
+
+
+_NUMBERS = (int, float)
+
+_BUILT_IN: dict[str, Callable[[], Reduce]] = {
+    "_count": Count,
+    "_sum": Sum,
+    "_stats": Stats,
+    "_approx_count_distinct": ApproximateDistinct,
+}
+
+
+def _number(value: Any) -> Any:
+    if type(value) in _NUMBERS:
+        return value
+    text = dumps(value).decode(errors="replace")
+    shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    raise ReduceError(f"a value is no number: {shown}")
+
+
+def _finite(value: Any) -> Any:
+    if type(value) is float and not math.isfinite(value):
+        raise ReduceError("the sum is larger than a number can be")
+    return value
