@@ -48,3 +48,7 @@ def version_lost(vbucket: int, vb_uuid: int, seqno: int) -> Refused:
 
 class Damaged(Exception):
     """An index file cannot be read; the text is one line for the operator."""
+
+
+class RolledBack(Damaged):
+    """What is to be read was cut off from its file by a rollback; ask for a new snapshot."""

@@ -42,6 +42,8 @@ _row_tail = struct.Struct(">BHIH")
 _vbucket = struct.Struct(">H")
 _lengths = struct.Struct(">HI")
 _one_row = struct.Struct(">HII")
+_pack_tail, _pack_vbucket = _row_tail.pack, _vbucket.pack
+_pack_lengths, _pack_one = _lengths.pack, _one_row.pack
 
 
 class RowKey(NamedTuple):
@@ -147,8 +149,15 @@ def document_rows(
         vbucket: where it is.
         emitted: for each view, in the order of emission.
     """
-    text = _escaped(doc_key)
+    text = doc_key
+    if b"\x01" in doc_key or b"\0" in doc_key:
+        text = _escaped(doc_key)
     size, id_size = len(text), len(doc_key)
+    if len(emitted) == 1 and len(emitted[0]) == 1:  # what follows, for what is most frequent
+        ((sort_key, key, value),) = emitted[0]
+        whole = sort_key + text + _pack_tail(0, vbucket, 0, size)
+        entry = _pack_vbucket(vbucket) + doc_key, vbucket, _pack_one(1, 1, len(whole)) + whole
+        return entry, [[(whole, vbucket, _pack_lengths(id_size, len(key)) + doc_key + key + value)]]
     views: list[list[Row]] = []
     for of_view in emitted:
         rows: list[Row] = []

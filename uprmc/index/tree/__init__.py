@@ -2,9 +2,19 @@
 
 from uprmc.index.tree.bulk import BulkLoader
 from uprmc.index.tree.cache import NodeCache
+from uprmc.index.tree.compaction import compact
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.header import Header, Position
 from uprmc.index.tree.nodes import Pointer
 from uprmc.index.tree.tree import Tree
 
-__all__ = ["BulkLoader", "Header", "IndexFile", "NodeCache", "Pointer", "Position", "Tree"]
+__all__ = [
+    "BulkLoader",
+    "Header",
+    "IndexFile",
+    "NodeCache",
+    "Pointer",
+    "Position",
+    "Tree",
+    "compact",
+]

@@ -18,7 +18,7 @@ from itertools import count, islice
 from pathlib import Path
 from threading import Lock
 
-from uprmc.index.errors import Damaged
+from uprmc.index.errors import Damaged, RolledBack
 from uprmc.index.tree.cache import NodeCache
 from uprmc.index.tree.disk import Disk, OsDisk, sync_directory
 from uprmc.index.tree.header import BLOCK, MAGIC, Header, decode_header, encode_header
@@ -255,25 +255,35 @@ class IndexFile:
                 self._pending.clear()
                 self._pending_bytes = 0
 
-    def read(self, pointer: Pointer, number: int) -> Node:
+    def read(self, pointer: Pointer, number: int, *, cached: bool = True) -> Node:
         """Return a node.
 
         Args:
             pointer: to it.
             number: of the contents that the pointer belongs to.
+            cached: whether it is likely to be read again.
 
         Raises:
-            Damaged: it is not what was written, or was cut off by a rollback.
+            Damaged: it is not what was written; `RolledBack`: it was cut off by `truncate_to`.
         """
         place = number, pointer.offset
         node = self._cache.get(place)
         if node is None:
             if pointer.offset >= self._written:
                 self.flush()
+            node = self._read_current(pointer, number)
+            if cached:
+                self._cache.put(place, node)
+        return node
+
+    def _read_current(self, pointer: Pointer, number: int) -> Node:
+        try:
             node = self._read_node(pointer)
-            if number != self.number:
-                raise Damaged(f"{self.path}: this snapshot was cut off by a rollback")
-            self._cache.put(place, node)
+        except Damaged:
+            if number == self.number:
+                raise
+        if number != self.number:
+            raise RolledBack(f"{self.path}: this snapshot was cut off by a rollback")
         return node
 
     def _read_node(self, pointer: Pointer) -> Node:

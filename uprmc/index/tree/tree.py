@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uprmc.index.model import Entry, Reducer, Reductions
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.groups import groups
-from uprmc.index.tree.nodes import Inner, Leaf, Node, Pointer
+from uprmc.index.tree.nodes import Inner, Leaf, Node, Pointer, Row
 from uprmc.index.tree.updating import Changes, Updating, child_at
 from uprmc.index.tree.writing import NodeWriter, rereduce
 
@@ -64,13 +64,19 @@ class Tree:
         file: where it is.
         root: of it; ``None`` = it is empty.
         reducer: of the view; ``None`` = nothing is reduced.
+        cached: whether nodes that it reads are kept in the cache.
     """
 
     def __init__(
-        self, file: IndexFile, root: Pointer | None, reducer: Reducer | None = None
+        self,
+        file: IndexFile,
+        root: Pointer | None,
+        reducer: Reducer | None = None,
+        *,
+        cached: bool = True,
     ) -> None:
         self.file, self.root, self.reducer = file, root, reducer
-        self._number = file.number
+        self._number, self._cached = file.number, cached
 
     @property
     def count(self) -> int:
@@ -101,7 +107,7 @@ class Tree:
         return Tree(self.file, Updating(writer, self._number, changes).run(self.root), self.reducer)
 
     def _node(self, pointer: Pointer) -> Node:
-        return self.file.read(pointer, self._number)
+        return self.file.read(pointer, self._number, cached=self._cached)
 
     # Rows
 
@@ -157,6 +163,11 @@ class Tree:
         for leaf, whole in self._leaves(span, wanted, descending):
             rows = _chosen(leaf, *span.of_keys(leaf.keys), None if whole else wanted)
             yield from reversed(rows) if descending else rows
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Yield all rows as lists of one leaf each."""
+        for leaf, _ in self._leaves(_Range(b"", None), None, False):
+            yield leaf.rows()
 
     def _leaves(
         self, span: _Range, wanted: int | None, descending: bool
