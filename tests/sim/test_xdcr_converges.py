@@ -17,7 +17,7 @@ from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.judged import story
 from tests.sim.noticing import happens
 from tests.sim.xdcr_node import SMALL
-from tests.sim.xdcr_plan import TOPOLOGIES, Plan, routes
+from tests.sim.xdcr_plan import TOPOLOGIES, Plan, Route, routes
 from tests.sim.xdcr_run import XdcrRun
 
 pytestmark = pytest.mark.sim
@@ -75,6 +75,37 @@ RUNS: dict[str, Plan] = {
     "failovers at both ends": replace(
         _SHORT, standbys=True, operating={"failover": 1, "checkpoint": 1}, operator_s=0.5
     ),
+    "failovers of sources that wait for their replicas": replace(
+        _SHORT,
+        routes=routes("line", settings=(("ship", "replicated"),)),
+        faults=Faults(crash_s=2.0),
+        standbys=True,
+        operating={"failover": 1, "checkpoint": 1},
+        operator_s=0.3,
+        purge_s=0.0,
+        writer_s=0.03,
+        steps=4_000,
+    ),
+    "sources killed that wait for their disks": replace(
+        _SHORT,
+        routes=routes("line", settings=(("ship", "persisted"),)),
+        faults=Faults(power_s=0.7),
+        writer_s=0.03,
+    ),
+    "deletions left out": replace(
+        _SHORT,
+        routes=(*routes("line", deletions=False), *routes("forward")[2:]),
+        faults=Faults(cut_s=0.5),
+        operating={"pause": 1, "checkpoint": 2},
+        writer_s=0.03,
+    ),
+    "deletions left out one way": replace(
+        _SHORT,
+        routes=(Route(0, 1, deletions=False), Route(1, 0)),
+        operating={"pause": 1, "checkpoint": 2},
+        purge_s=0.03,
+        writer_s=0.03,
+    ),
 }
 
 
@@ -101,14 +132,18 @@ def test_the_runs_do_what_they_are_for() -> None:
         "echoes",
         "failover",
         "keys judged",
+        "keys left alone",
         "lost at the source",
         "lost at the target",
         "pause",
+        "sent safely",
     }
 
     def accounts(seed: int) -> Iterator[Mapping[str, int]]:
         yield account("a link that is late", seed)
         yield account("failovers at both ends", seed)
+        yield account("failovers of sources that wait for their replicas", seed)
+        yield account("deletions left out", seed)
         yield story(XdcrRun, seed).account
 
     happens(wanted, (each for seed in range(5) for each in accounts(seed)))

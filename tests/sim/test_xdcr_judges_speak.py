@@ -16,9 +16,11 @@ from tests.sim.noticing import notice
 from tests.sim.test_xdcr_converges import RUNS, small_links
 from tests.sim.xdcr_plan import Plan, Route, routes
 from tests.sim.xdcr_run import XdcrRun
-from uprmc.xdcr import checkpoint, link, received, resuming
+from uprmc.model import SEQNO_MAX
+from uprmc.xdcr import checkpoint, link, outbound, received, resuming
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.link import Link
+from uprmc.xdcr.outbound import Outbound
 from uprmc.xdcr.resuming import Resuming
 from uprmc.xdcr.shipment import Position, Shipment
 from uprmc.xdcr.spec import LinkSpec
@@ -59,6 +61,26 @@ def _send_no_deletions(patch: pytest.MonkeyPatch) -> None:
 def _send_what_is_filtered(patch: pytest.MonkeyPatch) -> None:
     """Forget the filter."""
     _with_rules(patch, pattern=None)
+
+
+def _send_what_is_to_be_left_out(patch: pytest.MonkeyPatch) -> None:
+    """Send deletions although the link is to leave them out."""
+    _with_rules(patch, deletions=True, expirations=True)
+
+
+def _wait_for_no_replica(patch: pytest.MonkeyPatch) -> None:
+    """Send what only this node has on its disk."""
+    patch.setattr(outbound, "replicated_seqno", lambda *_: SEQNO_MAX)
+
+
+def _wait_for_no_disk(patch: pytest.MonkeyPatch) -> None:
+    """Send what no disk has."""
+    patch.setattr(Outbound, "_safe_seqno", lambda _, vbucket: vbucket.high_seqno)
+
+
+def _take_links_for_complete(patch: pytest.MonkeyPatch) -> None:
+    """Take records of links that leave deletions out for those of links that do not."""
+    patch.setattr(LinkSpec, "filter_hash", property(lambda spec: spec.filter_key))
 
 
 def _give_equal_versions_up(patch: pytest.MonkeyPatch) -> None:
@@ -174,6 +196,12 @@ _PLANS: dict[Patch, Plan] = {
     _echo: Plan(routes("ring"), NO_FAULTS, varied_wires=False, steps=2_000),
     _send_no_deletions: Plan(routes("pair"), NO_FAULTS, steps=2_000),
     _send_what_is_filtered: Plan(routes("pair", filtered=True), NO_FAULTS, steps=2_000),
+    _send_what_is_to_be_left_out: RUNS["deletions left out one way"],
+    _wait_for_no_replica: RUNS["failovers of sources that wait for their replicas"],
+    _wait_for_no_disk: RUNS["sources killed that wait for their disks"],
+    _take_links_for_complete: replace(
+        _AGAIN, routes=(Route(0, 1, deletions=False), Route(1, 2), Route(0, 2))
+    ),
     _give_equal_versions_up: RUNS["clocks that agree too well"],
     _take_sent_for_arrived: Plan(routes("pair"), Faults(cut_s=0.2), writer_s=0.03, steps=3_000),
     _go_on_where_it_was: _KILLED,
@@ -204,6 +232,10 @@ _PLANS: dict[Patch, Plan] = {
         (_echo, "documents were sent for"),
         (_send_no_deletions, "has everything of|is newer"),
         (_send_what_is_filtered, "must not reach it"),
+        (_send_what_is_to_be_left_out, "must not reach it"),
+        (_wait_for_no_replica, "was sent before its link was to send it"),
+        (_wait_for_no_disk, "was sent before its link was to send it"),
+        (_take_links_for_complete, "has everything of"),
         (_give_equal_versions_up, "has everything of|is newer"),
         (_take_sent_for_arrived, "has everything of"),
         (_go_on_where_it_was, "has everything of"),

@@ -63,7 +63,7 @@ class ArrivalJudge:
         for version in self._truth.book(node.name, number).upto(
             through.seqno, through.snapshot.end
         ):
-            if not route.lets(version.key):
+            if not route.lets(version.key, deleted=version.deleted):
                 continue
             found = theirs.get(version.key)
             absent = found is None and version.deleted
@@ -110,9 +110,8 @@ class Exemptions:
     A deletion that was dropped before a link was made is not sent by it. One that was dropped in a
     cluster protects it no longer: an older version is accepted then (row X02: as long as the
     tombstone lives). Where the deletion reaches the cluster that sends such a version, that is made
-    good: the deletion follows. Elsewhere it is not. One that a cluster has lost, with a crash or by
-    a failover, may have been dropped elsewhere after it had done its work. A cluster that gets an
-    old copy of its disk has lost what it had deleted, and its revisions may be repeated.
+    good: the deletion follows. Elsewhere it is not. A cluster that gets an old copy of its disk has
+    lost what it has deleted since.
 
     Attributes:
         keys: these.
@@ -141,7 +140,8 @@ class Exemptions:
 
         Args:
             version: the deletion.
-            sources: of all clusters from which changes of the key come there, and none comes back.
+            sources: of all clusters from which changes of the key come there, unless deletions
+                come there, too, and go back.
             coming: versions of the key that are on their way there, from these.
             unsent: whether a link from there does not exist for now, and its target lacks it.
         """
@@ -157,17 +157,49 @@ class Exemptions:
         return not any(is_kept(version.origin, log) for log in logs)
 
 
-def reaching(routes: Iterable[Route], cluster: int, key: bytes) -> set[int]:
-    """Return the clusters whose changes of a key come to one, itself included."""
+def reaching(
+    routes: Iterable[Route], cluster: int, key: bytes, *, deleted: bool = False
+) -> set[int]:
+    """Return the clusters whose versions of a key, or deletions, come to one; itself included."""
     found, new = {cluster}, {cluster}
     while new:
         new = {
             route.source
             for route in routes
-            if route.target in new and route.lets(key) and route.source not in found
+            if route.target in new
+            and route.lets(key, deleted=deleted)
+            and route.source not in found
         }
         found |= new
     return found
+
+
+class ShipJudge:
+    """Links that wait for disks or replicas send nothing that a crash or a failover then loses.
+
+    Attributes:
+        counts: what was judged.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._clusters: dict[int, int] = {}
+        self._sent: dict[tuple[int, int], Version] = {}
+
+    def look(self, cluster: int, book: Book) -> None:
+        """Look at what a vBucket of a cluster has got from others."""
+        self._clusters.update((uuid, cluster) for uuid, _ in book.log)
+        for _, version in book.now():
+            if self._clusters.get(version.origin[0], cluster) != cluster:
+                self._sent[version.origin] = version
+
+    def judge(self, logs: Iterable[tuple[tuple[int, int], ...]]) -> None:
+        """Judge, given the histories of all vBuckets of all clusters."""
+        kept = list(logs)
+        for version in self._sent.values():
+            self.counts["sent safely"] += 1
+            if not any(is_kept(version.origin, log) for log in kept):
+                complain(f"{version} was sent before its link was to send it, and is lost")
 
 
 class FinalJudge:
@@ -175,7 +207,10 @@ class FinalJudge:
 
     The one that is to survive in a cluster is the newest of all that were accepted there, or in a
     cluster from which links lead there that let the key pass. Changes that a cluster has lost may
-    have been sent before: they may have survived, where no newer one has come.
+    have been sent before: they may have survived, where no newer one has come; a deletion among
+    them may also have taken away an older version, and have been dropped then. If the newest one
+    is a deletion that no link brings, the cluster keeps one of the versions that may reach it, or
+    none: that depends on which of them was sent before it was replaced.
     """
 
     def __init__(self, plan: Plan, truth: Truth, exempt: Exemptions) -> None:
@@ -194,35 +229,74 @@ class FinalJudge:
         logs = {cluster: book.log for cluster, book in books.items()}
         for key in sorted(keys):
             known = list(self._truth.known.get(key, {}).values())
-            lost = {v.origin for v in known if self._exempt.is_lost(v, logs.values())}
-            weak = key in self._exempt.keys or any(v.deleted and v.origin in lost for v in known)
+            weak = key in self._exempt.keys
             self.counts["weakly judged" if weak else "judged"] += 1
+            if weak:
+                continue
+            lost = [v for v in known if self._exempt.is_lost(v, logs.values())]
+            unknown = set()
             for cluster, book in books.items():
-                sources = reaching(self._plan.routes, cluster, key)
-                due = [
-                    version
-                    for version in known
-                    if any(is_kept(version.origin, logs[each]) for each in sources)
-                ]
-                self._judge_key(cluster, key, book.get(key), due, lost, weak=weak)
-            if not weak:
-                self._judge_equal(key, books)
+                due = self._due(known, logs, cluster, key, all_deletions=False)
+                newest = self._truth.newest(self._due(known, logs, cluster, key))
+                if newest is None or newest in due:
+                    self._judge_key(cluster, book.get(key), due, lost)
+                else:
+                    unknown.add(cluster)
+                    self._judge_left_alone(cluster, book.get(key), due, lost)
+                if self._may_be_deleted(newest, lost):
+                    unknown.add(cluster)
+            self._judge_equal(key, books, unknown)
 
-    def _judge_key(
+    def _may_be_deleted(self, wanted: Version | None, lost: Iterable[Version]) -> bool:
+        """Tell whether a deletion that is lost may have taken away what is to survive."""
+        rank = self._truth.rank
+        return wanted is not None and any(v.deleted and rank(v) > rank(wanted) for v in lost)
+
+    def _due(
         self,
+        known: Iterable[Version],
+        logs: dict[int, tuple[tuple[int, int], ...]],
         cluster: int,
         key: bytes,
-        found: Version | None,
-        due: list[Version],
-        lost: set[tuple[int, int]],
         *,
-        weak: bool,
+        all_deletions: bool = True,
+    ) -> list[Version]:
+        """Return versions that links bring to a cluster, or that is accepted there.
+
+        Args:
+            known: all versions of the key.
+            logs: histories, by cluster.
+            cluster: where to.
+            key: of the document.
+            all_deletions: whether links that leave deletions out count as if they did not.
+        """
+        ways = {
+            deleted: reaching(
+                self._plan.routes, cluster, key, deleted=deleted and not all_deletions
+            )
+            for deleted in (False, True)
+        }
+        return [
+            version
+            for version in known
+            if any(is_kept(version.origin, logs[each]) for each in ways[version.deleted])
+        ]
+
+    def _judge_left_alone(
+        self, cluster: int, found: Version | None, due: list[Version], lost: list[Version]
+    ) -> None:
+        self.counts["left alone"] += 1
+        if found is not None and found not in due and found not in lost:
+            complain(f"cluster {cluster} has {found}, which must not reach it")
+
+    def _judge_key(
+        self, cluster: int, found: Version | None, due: list[Version], lost: list[Version]
     ) -> None:
         rank, wanted = self._truth.rank, self._truth.newest(due)
-        if weak:
-            return
         if found is None:
-            if wanted is not None and not wanted.deleted:
+            if self._may_be_deleted(wanted, lost):
+                self.counts["deleted by what is lost"] += 1
+            elif wanted is not None and not wanted.deleted:
                 complain(f"cluster {cluster} does not have {wanted}")
             return
         if wanted is not None and rank(found) < rank(wanted):
@@ -230,14 +304,14 @@ class FinalJudge:
                 return
             complain(f"cluster {cluster} has {found} although {wanted} is newer")
         if wanted is None or rank(found) > rank(wanted):
-            if found.origin not in lost:
+            if found not in lost:
                 complain(f"cluster {cluster} has {found}, which must not reach it; due: {wanted}")
             self.counts["lost and kept"] += 1
 
-    def _judge_equal(self, key: bytes, books: dict[int, Book]) -> None:
-        """Clusters that reach each other hold the same."""
-        for one in books:
-            for other in reaching(self._plan.routes, one, key):
+    def _judge_equal(self, key: bytes, books: dict[int, Book], unknown: set[int]) -> None:
+        """Clusters that reach each other hold the same, unless a deletion does not reach both."""
+        for one in books.keys() - unknown:
+            for other in reaching(self._plan.routes, one, key) - unknown:
                 if one in reaching(self._plan.routes, other, key):
                     ours, theirs = books[one].get(key), books[other].get(key)
                     live = [None if v is None or v.deleted else v for v in (ours, theirs)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from tests.sim.disk import Disk
+from tests.sim.judges import Stored
 from tests.sim.node import Pace
 from tests.sim.replica_node import Cluster, ReplicaNode
 from tests.sim.world import World, WorldClock
@@ -77,7 +79,7 @@ class XdcrNode(ReplicaNode):
         self.drift = Drift()
         self.uuid = cluster.world.random.getrandbits(128)
         self.events: list[tuple[str, dict[str, object]]] = []
-        self.copies: list[object] = []
+        self.copies: list[tuple[Any, Stored]] = []
         self._restored = False
         super().__init__(cluster, name, settings, Pace(), sync=sync)
         self.journal.on_up.append(lambda _: self._begin_links())
@@ -144,8 +146,11 @@ class XdcrNode(ReplicaNode):
         disk: Disk = self.disk
         self.copies.append((disk._medium._state, self.store_judge.newest))
 
-    def restore_copy(self) -> None:
-        """Put a copy in the place of the disk; the node is down, and begins another history."""
+    def restore_copy(self) -> Stored:
+        """Put a copy in the place of the disk; the node is down, and begins another history.
+
+        Return what is on it.
+        """
         assert not self.up
         state, stored = self.copies.pop()
         medium = self.disk._medium
@@ -155,3 +160,4 @@ class XdcrNode(ReplicaNode):
         self.uuid = self._world.random.getrandbits(128)
         self._restored = True
         self._left_in_order = False
+        return stored

@@ -22,6 +22,9 @@ TOPOLOGIES: dict[str, tuple[tuple[int, int], ...]] = {
 #: What the operator does, and how often.
 OPERATING = {"pause": 3, "checkpoint": 4, "part": 2, "failover": 1, "restore": 1, "recreate": 1}
 
+#: When changes are sent, if links differ in it.
+_SHIPS = ("accepted", "accepted", "persisted")
+
 FAULTS = {"cut_s": 0.5, "crash_s": 3.0, "power_s": 6.0, "stop_s": 5.0, "full_s": 3.0}
 
 
@@ -33,6 +36,7 @@ class Route(NamedTuple):
         filtered: whether only keys that begin with `a` are sent.
         late: how long after the others it is made; 0 = with them.
         settings: see `LinkSettings`.
+        deletions: whether it sends deletions and expirations.
     """
 
     source: int
@@ -40,15 +44,22 @@ class Route(NamedTuple):
     filtered: bool = False
     late: float = 0.0
     settings: tuple[tuple[str, str], ...] = ()
+    deletions: bool = True
 
     @property
     def name(self) -> str:
         """Return the name of the link."""
         return f"{self.source}to{self.target}"
 
-    def lets(self, key: bytes) -> bool:
-        """Tell whether it sends a key."""
-        return not self.filtered or key.startswith(b"a")
+    @property
+    def options(self) -> dict[str, str]:
+        """Return all settings that are not the default."""
+        filters = {} if self.deletions else {"filter_deletions": "on", "filter_expirations": "on"}
+        return {**dict(self.settings), **filters}
+
+    def lets(self, key: bytes, *, deleted: bool = False) -> bool:
+        """Tell whether it sends a document with a key, or its deletion."""
+        return (self.deletions or not deleted) and (not self.filtered or key.startswith(b"a"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,15 @@ class Plan:
         """Number of clusters."""
         return 1 + max(max(route[:2]) for route in self.routes)
 
+    @property
+    def loses_nothing_sent(self) -> bool:
+        """Whether all links wait until nothing that goes wrong here can lose what they send."""
+        ships = {route.options.get("ship", "accepted") for route in self.routes}
+        if "restore" in self.operating or (self.faults.power_s and not self.sync):
+            return False
+        fails_over = self.standbys and "failover" in self.operating
+        return ships <= ({"replicated"} if fails_over else {"persisted", "replicated"})
+
 
 def routes(topology: str, **more: object) -> tuple[Route, ...]:
     """Return the links of a topology, all of the same kind."""
@@ -107,6 +127,9 @@ def random_plan(world: World) -> Plan:
     random = world.random
     filtered = random.choice((0.0, 0.0, 0.3, 1.0))
     late = random.choice((0.0, 0.0, 0.3))
+    leaving_out = random.choice((0.0, 0.0, 0.0, 0.4, 1.0))
+    standbys = random.random() < 0.3
+    ships = random.choice((_SHIPS, _SHIPS, ("persisted",), ("replicated",)[:standbys] or _SHIPS))
     drawn = tuple(
         Route(
             *pair,
@@ -115,8 +138,9 @@ def random_plan(world: World) -> Plan:
             settings=(
                 ("batch_items", random.choice(("10", "500"))),
                 ("optimistic_bytes", random.choice(("0", "256"))),
-                ("ship", random.choice(("accepted", "accepted", "persisted"))),
+                ("ship", random.choice(ships)),
             ),
+            deletions=random.random() >= leaving_out,
         )
         for pair in TOPOLOGIES[random.choice(list(TOPOLOGIES))]
     )
@@ -126,7 +150,7 @@ def random_plan(world: World) -> Plan:
         faults=Faults(**{name: s for name, s in FAULTS.items() if random.random() < 0.4}),
         operating={name: s for name, s in OPERATING.items() if random.random() < 0.6},
         operator_s=random.choice((0.2, 0.5, 1.0)),
-        standbys=random.random() < 0.3,
+        standbys=standbys,
         by_time=random.random() < 0.4,
         purge_s=random.choice((0.0, 0.05, 0.05, 0.3)),
         drift_s=random.choice((0.0, 0.0, 2.0, 10.0)),

@@ -22,6 +22,7 @@ from tests.sim.xdcr_judges import (
     ArrivalJudge,
     Exemptions,
     FinalJudge,
+    ShipJudge,
     StopJudge,
     judge_hops,
     reaching,
@@ -79,6 +80,7 @@ class XdcrRun(Judged[Plan]):
         self.exempt = Exemptions(self.truth)
         self.arrivals = ArrivalJudge(self.truth)
         self.stops = StopJudge(self.truth)
+        self.shipped = ShipJudge()
         self.final = FinalJudge(plan, self.truth, self.exempt)
         self.sites = [self._make_site(number) for number in range(plan.clusters)]
         self.nodes = [node for site in self.sites for node in site.nodes]
@@ -169,7 +171,7 @@ class XdcrRun(Judged[Plan]):
         self._absent.discard(route.name)
         made = self._made.add
         for node in site.nodes:
-            given = {"name": route.name, "to": target.places, "set": dict(route.settings)}
+            given = {"name": route.name, "to": target.places, "set": route.options}
             if route.filtered:
                 given["filter_key"] = "^a"
             try:
@@ -352,11 +354,11 @@ class XdcrRun(Judged[Plan]):
             node.keep_copy()
             return
         node.crash()
-        node.restore_copy()
+        copied = node.restore_copy()
         for number in range(self.plan.vbuckets):
-            book = self.truth.book(node.name, number)
-            for key in [key for key in self.truth.known if book.has_deleted(key)]:
-                self.exempt.add(key, "deleted where a copy was restored")
+            high = copied.vbuckets[number][0].high_seqno if number in copied.vbuckets else 0
+            for key in self.truth.book(node.name, number).deleted_after(high):
+                self.exempt.add(key, "deleted where an older copy was restored")
         self.done["restored"] += 1
         self.world.after(0.05, lambda: None if node.up else node.start())
 
@@ -398,6 +400,7 @@ class XdcrRun(Judged[Plan]):
             book = self.truth.book(node.name, number)
             if book.look(vbucket, stored):
                 changed = True
+                self.shipped.look(site.number, book)
                 if book.purged:
                     self._purged(site, number, book)
         return changed
@@ -415,19 +418,21 @@ class XdcrRun(Judged[Plan]):
             sources = {
                 each
                 for each in reaching(routes, site.number, key)
-                if site.number not in reaching(routes, each, key)
+                if each not in reaching(routes, site.number, key, deleted=True)
+                or site.number not in reaching(routes, each, key, deleted=True)
             }
             books = [self._book(each, number) for each in sources]
             coming = self._coming(sources, site, number, key)
             unsent = any(
-                route.lets(key) and not has_had(self._book(route.target, number), version)
+                route.lets(key, deleted=True)
+                and not has_had(self._book(route.target, number), version)
                 for route in absent
             )
             self.exempt.dropped(version, books, coming, unsent=unsent)
             for route in routes:
                 leads_on = any(each.source == route.target for each in routes)
                 is_made = route.source == site.number and route not in absent
-                if is_made and leads_on and route.lets(key):
+                if is_made and leads_on and route.lets(key, deleted=True):
                     theirs, told = self._book(route.target, number), self._stopped(route, number)
                     self.stops.dropped(route, theirs, number, version, told)
         book.purged.clear()
@@ -563,6 +568,12 @@ class XdcrRun(Judged[Plan]):
     def finish(self) -> None:
         """Let the judges speak."""
         self.stops.judge(self._book, self._stopped)
+        if self.plan.loses_nothing_sent:
+            self.shipped.judge(
+                self._book(site.number, number).log
+                for site in self.sites
+                for number in range(self.plan.vbuckets)
+            )
         self.final.judge(
             {
                 site.number: lambda number, name=site.active.name: self.truth.book(name, number)
@@ -579,6 +590,7 @@ class XdcrRun(Judged[Plan]):
         total.update({f"arrivals {name}": count for name, count in self.arrivals.counts.items()})
         total.update({f"keys {name}": count for name, count in self.final.counts.items()})
         total.update({f"keys {why}": count for why, count in self.exempt.counts.items()})
+        total.update(self.shipped.counts)
         for node in self.nodes:
             total.update(event for event, _ in node.events)
             for link in node.xdcr.by_name.values():

@@ -78,6 +78,7 @@ class Book:
             the deletions that it has dropped.
         purged: deletions that were dropped since somebody asked.
         gone: by key, all deletions that it has ever dropped.
+        deleted_at: by key, the highest seqno that a deletion of it has ever had.
     """
 
     def __init__(self, known: dict[bytes, dict[Name, Version]], where: str) -> None:
@@ -86,6 +87,7 @@ class Book:
         self.held: dict[bytes, list[tuple[int, Version]]] = {}
         self.purged: list[Version] = []
         self.gone: dict[bytes, list[Version]] = {}
+        self.deleted_at: dict[bytes, int] = {}
         self._known = known
         self._where = where
         self._stored: object = None
@@ -97,7 +99,8 @@ class Book:
             return False
         log = tuple((entry.uuid, entry.seqno) for entry in vbucket.failover_log)
         bound = self.high
-        if log != self.log:
+        renewed = log != self.log
+        if renewed:
             both = set(log) & set(self.log)
             bound = min(
                 [
@@ -113,7 +116,7 @@ class Book:
             self._cut(min(bound, high))
         self.log, self._seen = log, vbucket.failover_log
         if high != self.high or bound < high:
-            self._scan(vbucket, newest, min(bound, high))
+            self._scan(vbucket, newest, min(bound, high), renewed=renewed)
         self.high = high
         if newest is not self._stored:
             self._stored = newest
@@ -128,9 +131,11 @@ class Book:
         for key, versions in list(self.held.items()):
             self.held[key] = [each for each in versions if each[0] <= seqno]
 
-    def _scan(self, vbucket: Any, newest: Any, after: int) -> None:
+    def _scan(self, vbucket: Any, newest: Any, after: int, *, renewed: bool) -> None:
+        """Take note of what came after a seqno; in another history deletions are on disk only."""
         found = list(map(Record.of, vbucket.table.versions()))
-        if newest is not None and after < self.high and int(vbucket.state) == ACTIVE:
+        is_other = renewed or after < self.high
+        if newest is not None and is_other and int(vbucket.state) == ACTIVE:
             found += newest[1].values()
         for record in sorted(found, key=lambda each: each.seqno):
             if record.seqno > after:
@@ -158,6 +163,8 @@ class Book:
         versions = self.held.setdefault(record.key, [])
         if not versions or versions[-1][0] < record.seqno:
             versions.append((record.seqno, version))
+        if deleted:
+            self.deleted_at[record.key] = max(record.seqno, self.deleted_at.get(record.key, 0))
 
     def _miss(self, header: Any, records: dict[bytes, Record]) -> None:
         """Take note of deletions that the disk has dropped."""
@@ -168,9 +175,9 @@ class Book:
                 self.purged.append(version)
                 self.gone.setdefault(key, []).append(version)
 
-    def has_deleted(self, key: bytes) -> bool:
-        """Tell whether it has or had a deletion of a key."""
-        return key in self.gone or any(each.deleted for _, each in self.held.get(key, ()))
+    def deleted_after(self, seqno: int) -> list[bytes]:
+        """Return the keys of which it has or had deletions above a seqno."""
+        return [key for key, at in self.deleted_at.items() if at > seqno]
 
     def had_after(self, key: bytes, seqno: int) -> Iterator[Version]:
         """Return versions of a key that came after a seqno."""
