@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.contents import table_of
@@ -15,6 +16,10 @@ __all__ = ["DataCentres", "documents", "write"]
 
 class DataCentres(Cluster):
     """Nodes by name that are clusters of their own."""
+
+    def directory(self, name: str) -> Path:
+        """Return where a node keeps its data."""
+        return self._directory / name
 
     def command(self, node: Node, verb: str, limit_s: float = 30.0, **given: object) -> Any:
         """Carry out a verb as ``uprmc xdcr`` does; return its answer."""

@@ -9,6 +9,7 @@ from uprmc.server.node import Node
 from uprmc.xdcr.link import Link
 
 ALL = range(4)
+ROW = b"xdcr:west"
 
 
 def events(node: Node, name: str) -> list[dict[str, object]]:
@@ -44,6 +45,44 @@ def test_after_a_failover_the_link_goes_on_at_the_last_replicated_watermark(
     assert documents(replica) == documents(b)
     assert standby.counters.docs_opt_repd <= 200  # it went on at the row's checkpoint
     assert {each.seqno for each in standby._run.store.known(0) if each.seqno} == {100}
+
+
+def watermarks(node: Node) -> set[int]:
+    """Return what the rows of the link say."""
+    table, vbuckets = node.bucket.watermarks, node.bucket.vbuckets.values()
+    return {row.watermark for each in vbuckets for row in table.rows(each) if row.id == ROW}
+
+
+@pytest.mark.acceptance("X25", "X26", "X27")
+def test_after_a_failover_at_1024_a_link_that_was_at_2048_misses_nothing(
+    centres: DataCentres,
+) -> None:
+    """The numbers of the document about watermarks: "phantom future checkpoints"."""
+    a, replica, b = (centres.start(name, engine__vbuckets=1) for name in ("a", "replica", "b"))
+    link = centres.link(a, b)
+    standby = centres.link(replica, b)
+    centres.follow(replica, a)
+    write(a, 0, 1_024)
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    centres.until_equal(a, replica)
+    centres.loop.until(lambda: watermarks(replica) == {1_024})
+    told: list[bool] = []
+    replica.replication.stop(None, told.append)
+    centres.loop.until(lambda: told)
+    write(a, 10_000, 1_024, b"lost")
+    centres.until_level(link)
+    centres.command(a, "checkpoint", name="west")
+    assert watermarks(a) == {2_048}
+    assert watermarks(replica) == {1_024}
+    centres.stop("a")
+    centres.fail_over(replica, 0)
+    write(replica, 20_000, 2_000, b"new")  # beyond 2048: there is such a seqno again
+    centres.until_level(standby)
+    assert documents(replica).items() <= documents(b).items()
+    assert standby.counters.docs_opt_repd == 2_000, "all that is new, and nothing from before"
+    lost = documents(b).keys() - documents(replica).keys()
+    assert lost == {b"k%d" % number for number in range(10_000, 11_024)}
 
 
 def lose_a_branch(centres: DataCentres, **given: object) -> tuple[Node, Node, Link]:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
+from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
@@ -200,6 +202,73 @@ def test_the_checkpoint_and_the_watermark_row_are_equal(centres: DataCentres) ->
         assert row.watermark == stored[0].seqno == vbucket.high_seqno == 100
         assert decode_one(row.meta) == stored[0] == link.records[number][0]
         assert row.kind.name == "XDCR"
+
+
+@pytest.mark.acceptance("X12")
+def test_each_checkpoint_registers_the_link_with_its_seqno(centres: DataCentres) -> None:
+    """Also where the row was removed; and a link that has just been made is registered at zero."""
+    a, b = centres.start("a", engine__vbuckets=1), centres.start("b", engine__vbuckets=1)
+    place = centres.stop("b")
+    link = centres.link(a, place)
+    vbucket = a.bucket.vbuckets[0]
+
+    def pair() -> tuple[int, int]:
+        """The seqno of the row, and of the checkpoint on disk."""
+        centres.until_on_disk(a)
+        (row,) = a.bucket.watermarks.rows(vbucket)
+        stored = checkpoint.decode(a.bucket.store.local(b"uprmc/xdcr/west/0"))
+        assert decode_one(row.meta) == stored[0]
+        return row.watermark, stored[0].seqno
+
+    assert pair() == (0, 0)
+    b = centres.start("b", engine__vbuckets=1, server__upr=place)
+    for turn in range(1, 4):
+        write(a, 0, 10, b"%d" % turn)
+        centres.until_level(link)
+        before = pair()
+        assert before == (10 * turn - 10, 10 * turn - 10), "what has arrived alone moves neither"
+        if turn == 2:
+            a.bucket.watermarks.remove(vbucket, b"xdcr:west", MANAGER)
+        centres.command(a, "checkpoint", name="west")
+        assert pair() == (10 * turn, 10 * turn)
+    centres.stop("a")
+    a = centres.start("a", engine__vbuckets=1)
+    vbucket = a.bucket.vbuckets[0]
+    assert pair() == (30, 30)
+    assert documents(a) == documents(b)
+
+
+# --- late updates -------------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("X02")
+@pytest.mark.parametrize("rule", ["revision", "timestamp"])
+@pytest.mark.parametrize("size", [1, 1_000], ids=["sent at once", "looked up first"])
+def test_a_late_older_update_of_a_deleted_document_is_refused_while_the_tombstone_lives(
+    centres: DataCentres, rule: str, size: int
+) -> None:
+    a, b = (centres.start(name, engine__conflict_resolution=rule) for name in ("a", "b"))
+    link = centres.link(a, b)
+    write(a, 0, 2)
+    centres.until_level(link)
+    centres.command(a, "pause", name="west")
+    write(a, 0, 2, b"late" * size)
+    write(b, 0, 2, b"newer")
+    write(b, 0, 2, b"newest")
+    for key in (b"k0", b"k1"):
+        delete(b, key)
+    write(b, 100, 4)  # the newest seqno is never dropped
+    centres.until_on_disk(b)
+    told: list[bool] = []
+    b.bucket.compact(1, PurgeRule(every=True, forced=True), told.append)
+    centres.loop.until(lambda: told)
+    assert [b.bucket.vbuckets[number].purge_seqno > 0 for number in (0, 1)] == [False, True]
+    centres.command(a, "resume", name="west")
+    centres.until_level(link)
+    assert b"k0" not in documents(b), "deleted stays deleted"
+    assert documents(b)[b"k1"] == documents(a)[b"k1"], "nobody knows that it was deleted"
+    refused = link.counters.docs_failed_cr_target + link.counters.docs_failed_cr_source
+    assert refused == 1
 
 
 # --- restarts -----------------------------------------------------------------------------------

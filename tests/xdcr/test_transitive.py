@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -41,8 +43,8 @@ def replicate(centres: DataCentres, source: Node, target: Node, name: str, **giv
     return link
 
 
-def three(centres: DataCentres) -> tuple[Node, Node, Node]:
-    a, b, c = (centres.start(name, engine__vbuckets=1) for name in "abc")
+def three(centres: DataCentres, **changes: Any) -> tuple[Node, Node, Node]:
+    a, b, c = (centres.start(name, engine__vbuckets=1, **changes) for name in "abc")
     return a, b, c
 
 
@@ -196,6 +198,68 @@ def test_other_writes_after_a_restore_are_not_mistaken_for_the_old_ones(
     link = centres.link(replica, c, "ac")
     centres.until_level(link)
     assert documents(replica).items() <= documents(c).items()
+
+
+def copied(centres: DataCentres, name: str, other: str) -> None:
+    """Copy the directory of a node that is down, as ``cp -a`` does."""
+    directory = centres.directory(name)
+    subprocess.run(["cp", "-a", directory, directory.with_name(other)], check=True)
+
+
+@pytest.mark.acceptance("C06", "C07")
+def test_a_source_that_is_restored_from_before_the_session_is_not_fast_forwarded(
+    centres: DataCentres,
+) -> None:
+    a, b, c = three(centres)
+    write(a, 0, 5)
+    first = bucket_uuid(a)
+    centres.stop("a")
+    copied(centres, "a", "saved")
+    a = centres.start("a", engine__vbuckets=1)
+    write(a, 5, 5)
+    replicate(centres, a, b, "ab")
+    replicate(centres, b, c, "bc")
+    until_told(centres, c, a)
+    assert checkpoints(centres, c, "transitive")[0]["source_seqno"] == 10
+    centres.stop("a")
+    shutil.rmtree(centres.directory("a"))
+    copied(centres, "saved", "a")
+    a = centres.start("a", engine__vbuckets=1)
+    assert bucket_uuid(a) != first
+    assert a.links.by_name == {}, "the session is not there"
+    write(a, 20, 5)  # five others, up to the seqno of the record
+    assert a.bucket.vbuckets[0].high_seqno == 10
+    link = centres.link(a, c, "ac")
+    centres.until_level(link)
+    status = centres.command(a, "status", name="ac")
+    assert status["vbuckets"][0]["fast_forwarded_from"] is None
+    assert link.counters.docs_opt_repd == 10, "a full run"
+    assert documents(a).items() <= documents(c).items()
+    assert len(documents(c)) == 15, "what was lost at A stays where it has come"
+
+
+@pytest.mark.acceptance("C08")
+def test_records_are_for_a_moved_directory_and_not_for_its_copy(centres: DataCentres) -> None:
+    a, b, c = three(centres)
+    write(a, 0, 20)
+    replicate(centres, a, b, "ab")
+    replicate(centres, b, c, "bc")
+    until_told(centres, c, a)
+    centres.command(a, "delete", name="ab")
+    first, place = bucket_uuid(a), a.addresses()["upr"]
+    centres.stop("a")
+    copied(centres, "a", "copy")
+    centres.directory("a").rename(centres.directory("elsewhere"))
+    copy = centres.start("copy", engine__vbuckets=1, server__upr=place)  # it looks like A
+    moved = centres.start("elsewhere", engine__vbuckets=1)
+    assert bucket_uuid(moved) == first
+    assert bucket_uuid(copy) != first
+    sent = {}
+    for node, name in ((copy, "copy"), (moved, "moved")):
+        link = centres.link(node, c, name)
+        centres.until_level(link)
+        sent[name] = link.counters.docs_opt_repd
+    assert sent == {"copy": 20, "moved": 0}
 
 
 @pytest.mark.acceptance("C14")
