@@ -75,6 +75,37 @@ def test_a_link_over_tls(centres: DataCentres, tmp_path: Path) -> None:
     assert documents(a) == documents(b)
 
 
+@pytest.mark.parametrize(
+    ("at_target", "at_link", "told"),
+    [
+        (False, True, "it does not speak TLS: leave --tls-ca out"),
+        (True, False, "does it want TLS (--tls-ca)?"),
+    ],
+    ids=["TLS to a plain listener", "plain to a TLS listener"],
+)
+def test_a_link_that_speaks_tls_where_the_target_does_not_says_so_at_once(
+    centres: DataCentres, tmp_path: Path, at_target: bool, at_link: bool, told: str
+) -> None:
+    certificate, key = certificate_for(tmp_path, "127.0.0.1")
+    a = centres.start("a", xdcr__dial_timeout_s=600.0)
+    served = {"server__tls_cert": certificate, "server__tls_key": key} if at_target else {}
+    b = centres.start("b", **served)
+    centres.link(a, b, tls_ca=certificate if at_link else "")
+
+    def error() -> str:
+        (node,) = centres.command(a, "status", name="west")["nodes"]
+        assert not node["connected"]
+        return str(node["error"])
+
+    centres.loop.until(error, 10.0)
+    assert told in error()
+    status = centres.command(a, "status", name="west")
+    assert told in status["last_errors"][-1]
+    centres.command(a, "delete", name="west")
+    write(a, 0, 10)
+    centres.until_level(centres.link(a, b, tls_ca=certificate if at_target else ""))
+
+
 def test_a_file_that_cannot_be_read_is_an_error_until_it_can(
     centres: DataCentres, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Picking the protocol of a connection by its first byte, once and for good.
 
-0x80 starts a binary conversation, anything else is text (memcached reference, section 1).
+0x80 starts a binary conversation, anything else is text (memcached reference, section 1). A client
+that begins with TLS gets an error at once: no line begins so, and both would wait for each other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from uprmc.kv.text_session import TextSession
 from uprmc.kv.upr_session import ClientSession
 from uprmc.ports import Session
 from uprmc.protocol.opcodes import MAGIC_REQUEST
+from uprmc.protocol.text_replies import ERROR
+
+#: First byte of a TLS connection: a record of its handshake.
+_TLS_HANDSHAKE = 0x16
 
 
 class Negotiation:
@@ -24,21 +29,33 @@ class Negotiation:
         self._services = services
         self._wake = wake
         self._by_key = by_key
+        self._out: list[bytes] = []
 
     def receive_data(self, data: bytes) -> None:
         """Choose by the first byte and pass everything on."""
+        if self.closing:
+            return
         if self.successor is None and data:
+            if data[0] == _TLS_HANDSHAKE:
+                self._refuse_tls()
+                return
             kind = ClientSession if data[0] == MAGIC_REQUEST else TextSession
             self.successor = kind(self._services, self._wake, by_key=self._by_key)
         if self.successor is not None:
             self.successor.receive_data(data)
 
+    def _refuse_tls(self) -> None:
+        self._out.append(ERROR)
+        self.closing = True
+        self._services.report_misuse("TLS at a listener without it")
+
     def tick(self, now: float) -> None:
         """Nothing to do before the first byte."""
 
     def data_to_send(self, budget: int) -> list[bytes]:
-        """Return nothing: the client sends first."""
-        return []
+        """Return nothing, unless the client is refused: it sends first."""
+        out, self._out = self._out, []
+        return out
 
     def buffered(self) -> tuple[int, int]:
         """Nothing is buffered yet."""
