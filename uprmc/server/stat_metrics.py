@@ -489,7 +489,7 @@ _LINKS = (
     _gauge(
         "xdcr_lag_items",
         "Changes that have not arrived at the target of a link.",
-        _by_link(lambda link: link.changes_left),
+        _by_link(lambda link: link.left_at_last),
         "link",
     ),
     _gauge(

@@ -64,6 +64,7 @@ class Link:
         error: why it is in state `error`; empty = it is not.
         shipments: vBuckets that are being sent, by number.
         rate: items per second.
+        left_at_last: `changes_left` as of the last `tick`; costs nothing.
         branches: what was sent and is lost at the source, newest last.
         forwarded_from: by vBucket, where a checkpoint of others let it begin.
         reconciliation: the last one, which may be running.
@@ -82,6 +83,7 @@ class Link:
         self.reconciliation: Reconciliation | None = None
         self.error = ""
         self.rate = 0.0
+        self.left_at_last = 0
         self._world = world
         self._bucket = world.hub.bucket
         self._clock = world.hub.bucket.clock
@@ -179,9 +181,12 @@ class Link:
 
     @property
     def bytes_left(self) -> int:
-        """Bytes of changes that have not arrived, estimated by the mean of what was sent."""
+        """Bytes of changes that have not arrived, estimated by the mean of what was sent.
+
+        As of the last `tick`.
+        """
         items = self.counters.docs_written
-        return self.changes_left * self.counters.data_bytes // items if items else 0
+        return self.left_at_last * self.counters.data_bytes // items if items else 0
 
     @property
     def numbers(self) -> list[int]:
@@ -238,6 +243,7 @@ class Link:
 
     def _measure(self, now: float) -> None:
         high, through = self._totals()
+        self.left_at_last = high - through
         self.lag.note(now, high, through)
         if now - self._rated >= _RATE_S:
             items = self.counters.docs_written

@@ -9,7 +9,7 @@ Source: contracts, section 3.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from uprmc.errors import (
 from uprmc.xdcr import spec as specs
 from uprmc.xdcr.link import Link
 from uprmc.xdcr.settings import LinkSettings
-from uprmc.xdcr.slices import SLICE_S
+from uprmc.xdcr.slices import SLICE_S, Slices
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.status import checkpoints_of, line_of, status_of
 from uprmc.xdcr.world import World
@@ -54,6 +54,8 @@ class Links:
         self._due: deque[Link] = deque()
         self._world = world
         self._bucket = world.hub.bucket
+        self._slices = Slices(world.later, self._bucket.clock.monotonic)
+        self._lists = 0
         self.received = world.received
         self._verbs: dict[str, Callable[[Mapping[str, Any], Answered], None]] = {
             "create": self._create,
@@ -102,6 +104,7 @@ class Links:
 
     def close(self) -> None:
         """Hang up everywhere. The links stay written down."""
+        self._slices.close()
         for link in self.by_name.values():
             link.close()
 
@@ -156,7 +159,10 @@ class Links:
             raise InvalidArguments(str(error)) from None
 
     def _list(self, given: Mapping[str, Any], answered: Answered) -> None:
-        answered([line_of(self.by_name[name]) for name in sorted(self.by_name)])
+        rows: list[dict[str, Any]] = []
+        links = [self.by_name[name] for name in sorted(self.by_name)]
+        self._lists += 1
+        self._slices.run(f"list {self._lists}", _lines_of(links, rows), lambda: answered(rows))
 
     def _status(self, given: Mapping[str, Any], answered: Answered) -> None:
         numbers, following = self._portion(given, STATUS_VBUCKETS)
@@ -209,7 +215,8 @@ class Links:
 
     def _checkpoints(self, given: Mapping[str, Any], answered: Answered) -> None:
         links = [self._find(given)] if given.get("name") else list(self.by_name.values())
-        numbers, following = self._portion(given, CHECKPOINTS_VBUCKETS)
+        size = max(1, CHECKPOINTS_VBUCKETS // max(1, len(links)))
+        numbers, following = self._portion(given, size)
         told = self.received.shown(numbers)
         answered(
             {
@@ -254,6 +261,12 @@ class Links:
         self._bucket.flusher.write_local(
             specs.NAME, document, lambda _durable: done(), patient=False
         )
+
+
+def _lines_of(links: Iterable[Link], rows: list[dict[str, Any]]) -> Iterator[None]:
+    for link in links:
+        rows.append(line_of(link))
+        yield
 
 
 _GIVEN = ("name", "to", "filter_key", "tls_ca", "user", "password_file")

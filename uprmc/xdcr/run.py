@@ -74,10 +74,9 @@ class Run:
         shipment = self.shipments.get(number)
         if shipment is not None:
             return shipment.through.seqno
-        known = [*self.store.records.get(number, ())[:1]]
-        if number in self.memory:
-            known.append(self.memory[number])
-        return max((each.seqno for each in known), default=0)
+        records, memory = self.store.records.get(number), self.memory.get(number)
+        written = records[0].seqno if records else 0
+        return written if memory is None else max(written, memory.seqno)
 
     def report(self, number: int, record: Record) -> None:
         """Report a checkpoint as the watermark of a vBucket."""
