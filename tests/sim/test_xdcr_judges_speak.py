@@ -17,11 +17,12 @@ from tests.sim.test_xdcr_converges import RUNS, small_links
 from tests.sim.xdcr_plan import Plan, Route, routes
 from tests.sim.xdcr_run import XdcrRun
 from uprmc.model import SEQNO_MAX
-from uprmc.xdcr import checkpoint, link, outbound, received, resuming
+from uprmc.xdcr import checkpoint, outbound, received, resuming, sender
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.link import Link
 from uprmc.xdcr.outbound import Outbound
 from uprmc.xdcr.resuming import Resuming
+from uprmc.xdcr.sender import Sender
 from uprmc.xdcr.shipment import Position, Shipment
 from uprmc.xdcr.spec import LinkSpec
 
@@ -43,14 +44,14 @@ def _echo(patch: pytest.MonkeyPatch) -> None:
 
 
 def _with_rules(patch: pytest.MonkeyPatch, **changes: object) -> None:
-    apply = Link._apply_settings
+    apply = Sender.apply_settings
 
-    def apply_settings(self: Link) -> None:
+    def apply_settings(self: Sender) -> None:
         apply(self)
         for name, value in changes.items():
-            setattr(self._rules, name, value)
+            setattr(self.rules, name, value)
 
-    patch.setattr(Link, "_apply_settings", apply_settings)
+    patch.setattr(Sender, "apply_settings", apply_settings)
 
 
 def _send_no_deletions(patch: pytest.MonkeyPatch) -> None:
@@ -85,17 +86,17 @@ def _take_links_for_complete(patch: pytest.MonkeyPatch) -> None:
 
 def _give_equal_versions_up(patch: pytest.MonkeyPatch) -> None:
     """Do not send a version that was looked up and differs in its origin only."""
-    looked_up = Link.looked_up
+    looked_up = Sender.looked_up
 
-    def strict(self: Link, target: Any, item: Any, theirs: Any) -> bool:
+    def strict(self: Sender, target: Any, item: Any, theirs: Any) -> bool:
         wins = looked_up(self, target, item, theirs)
         if wins and theirs is not None:
-            fields = link.WITH_META_FRAME.unpack_from(target.windows.frame(item))
+            fields = sender.WITH_META_FRAME.unpack_from(target.windows.frame(item))
             flags, expiry, rev, cas = fields[-4:]
             return (rev, cas, expiry, flags) != tuple(theirs[1])
         return wins
 
-    patch.setattr(Link, "looked_up", strict)
+    patch.setattr(Sender, "looked_up", strict)
 
 
 # --- what has arrived -----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from uprmc.xdcr.world import World as Surroundings
 
 #: Sizes of links that are made small, as `tests.sim.node.SMALL` does for the engine.
 SMALL = (
-    ("uprmc.xdcr.link", "_PULL_BYTES", 400),
+    ("uprmc.xdcr.sender", "_PULL_BYTES", 400),
     ("uprmc.xdcr.slices", "SLICE_S", 0.0),
 )
 

@@ -13,8 +13,7 @@ from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
-from uprmc.xdcr import checkpoint, links
-from uprmc.xdcr import link as link_module
+from uprmc.xdcr import checkpoint, links, sender
 from uprmc.xdcr.checkpoint import decode_one
 from uprmc.xdcr.target import Target
 
@@ -395,8 +394,8 @@ def test_a_link_that_leaves_everything_out_lets_others_have_their_turns(
 ) -> None:
     a, b = centres.start("a"), centres.start("b")
     write(a, 0, 4_000)
-    monkeypatch.setattr(link_module, "FILL_S", 0.0)
-    monkeypatch.setattr(link_module, "_PULL_BYTES", 4_000)
+    monkeypatch.setattr(sender, "FILL_S", 0.0)
+    monkeypatch.setattr(sender, "_PULL_BYTES", 4_000)
     link = centres.link(a, b, filter_key="nothing")
     turns: list[int] = []
 

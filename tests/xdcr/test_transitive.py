@@ -43,8 +43,8 @@ def replicate(centres: DataCentres, source: Node, target: Node, name: str, **giv
     return link
 
 
-def three(centres: DataCentres, **changes: Any) -> tuple[Node, Node, Node]:
-    a, b, c = (centres.start(name, engine__vbuckets=1, **changes) for name in "abc")
+def three(centres: DataCentres) -> tuple[Node, Node, Node]:
+    a, b, c = (centres.start(name, engine__vbuckets=1) for name in "abc")
     return a, b, c
 
 

@@ -17,14 +17,23 @@ import pytest
 from tests.xdcr.cluster import DataCentres
 from tests.xdcr.test_transitive import checkpoints, replicate, store, three, until_told
 from uprmc.server.node import Node
+from uprmc.xdcr import sender
 from uprmc.xdcr.checkpointing import Checkpointing
 from uprmc.xdcr.link import Link
 from uprmc.xdcr.reading import Reading
 from uprmc.xdcr.target import Target
+from uprmc.xdcr.windows import Windows
 
 MARKER, MUTATION = 0x56, 0x57
 SET, NOOP = 0xA3, 0x0A
 REQUEST, RESPONSE = 0x80, 0x81
+
+
+@pytest.fixture(autouse=True)
+def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let links send little at a time and wait for the answers, so that much is in between."""
+    monkeypatch.setattr(sender, "_PULL_BYTES", 600)
+    monkeypatch.setattr(Windows, "has_room", property(lambda windows: not windows._under_way))
 
 
 class Event(NamedTuple):
@@ -227,7 +236,7 @@ def test_a_record_that_comes_too_early_is_noticed(
     monkeypatch.setattr(
         Checkpointing, "_may_pass_on", lambda _, shipment: bool(shipment.through.seqno)
     )
-    nodes = a, b, c = three(centres, xdcr__batches=1)
+    nodes = a, b, c = three(centres)
     foo_bar(centres, nodes)
     store(b, *(b"more %d" % number for number in range(60)))
     trace = Trace(monkeypatch, "baz")

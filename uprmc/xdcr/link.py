@@ -6,7 +6,7 @@ vBucket's stream; it begins again from what has arrived, once the target was ask
 has. So there is one way back, whatever the reason.
 
 Neighbours: `nodes` has the connections, `resuming` decides where a stream begins, `checkpointing`
-writes checkpoints, `reading` has the streams, `shipment` is one vBucket, `shipping` makes requests.
+writes checkpoints, `reading` has the streams, `shipment` is one vBucket, `sender` sends the items.
 What these share is in `run`. Time comes by `tick`.
 
 Source: systems reference b; contracts, section 3.
@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterator
 from uprmc.consume.ranges import named
 from uprmc.consume.retry import Backoff
 from uprmc.errors import InvalidArguments, KeyExists, TemporaryFailure
-from uprmc.model import ConflictRule
-from uprmc.protocol.opcodes import HEADER_BYTES, Feature, Opcode, Status, status_text
+from uprmc.protocol.opcodes import Feature
 from uprmc.xdcr.checkpoint import Records
 from uprmc.xdcr.checkpointing import Checkpointing
-from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins
 from uprmc.xdcr.lag import Lag
 from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.outbound import Outbound
@@ -31,11 +29,9 @@ from uprmc.xdcr.reading import Reading
 from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
 from uprmc.xdcr.run import Run
-from uprmc.xdcr.shipment import Shipment
-from uprmc.xdcr.shipping import Part, Rules, ship
+from uprmc.xdcr.sender import Sender
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Target
-from uprmc.xdcr.windows import Item, Window
 from uprmc.xdcr.world import World
 
 RUNNING, PAUSED, ERROR = "running", "paused", "error"
@@ -48,12 +44,6 @@ _RATE_S = 1.0
 
 #: A pause waits this long for answers, and then for its checkpoint.
 _SETTLE_S, _PAUSE_S = 2.0, 4.0
-
-#: Seconds that sending takes at a time; then others have their turn.
-FILL_S = 0.001
-
-#: Bytes that are read at a time.
-_PULL_BYTES = 64 * 1024
 
 
 class Link:
@@ -76,6 +66,7 @@ class Link:
         self._run = Run(world, spec, self._outbound)
         self._resuming = Resuming(self._run)
         self._checkpointing = Checkpointing(self._run, self._nodes)
+        self.sender = Sender(self._run, self._stop, self._is_halted)
         self.counters, self.errors = self._run.counters, self._run.errors
         self.shipments = self._run.shipments
         self.branches = self._resuming.branches
@@ -91,33 +82,24 @@ class Link:
         self._pausing_since = 0.0
         self._closed = False
         self._asking = Backoff(_LOOK_S, self._bucket.settings.xdcr.redial_max_s)
-        self._paid_until = 0.0
         now = self._clock.monotonic()
         self.lag = Lag(now)
         self._looked_at = self._renewed_at = now
         self._checked_at = self._rated = now
         self._rated_items = 0
-        self._rules = Rules()
-        self._apply_settings()
 
     @property
     def spec(self) -> LinkSpec:
         """What the link is."""
         return self._run.spec
 
-    def _apply_settings(self) -> None:
-        settings, rules = self.spec.settings, self._rules
-        rules.pattern = self.spec.pattern()
-        rules.batch_items, rules.batch_bytes = settings.batch_items, settings.batch_bytes
-        rules.optimistic_bytes = settings.optimistic_bytes
-        self._outbound.ship = settings.ship
-        rules.deletions = not settings.filter_deletions
-        rules.expirations = not settings.filter_expirations
+    def _is_halted(self) -> bool:
+        return bool(self.error or self._resuming.stops)
 
     def change(self, spec: LinkSpec) -> None:
         """Take over other settings while it runs."""
         self._run.spec = spec
-        self._apply_settings()
+        self.sender.apply_settings()
         self._checkpointing.look_at_all()  # another filter admits other checkpoints
         self._nodes.wake()
 
@@ -327,7 +309,7 @@ class Link:
         self._run.spec, self.error = spec, ""
         self._settle_pause()
         self._nodes.dial_soon()
-        self._apply_settings()
+        self.sender.apply_settings()
 
     # --- repairing ------------------------------------------------------------------------------
 
@@ -453,126 +435,5 @@ class Link:
             self._run.trouble(why if len(absent) == 1 else f"{named(absent)}: {why}")
         self._nodes.wake()
 
-    # --- sending --------------------------------------------------------------------------------
-
-    def fill(self, target: Target, out: list[bytes], budget: int) -> int:
-        """See `TargetOwner`."""
-        reading = self._run.reading
-        if reading is None or self.spec.paused or self.error or self._resuming.stops:
-            return 0
-        budget = self._affordable(target, budget)
-        sent, windows = 0, target.windows
-        outbound, place, monotonic = self._outbound, target.place, self._clock.monotonic
-        until, late = monotonic() + FILL_S, False
-        while sent < budget and windows.has_room and not late:
-            if outbound.has(place):
-                sent += self._ship(target, *outbound.take(place), out)
-            elif not (outbound.release() or self._pull(budget - sent)):
-                break
-            late = monotonic() >= until
-        if late:
-            target.wake()  # what is filtered makes no bytes, and still takes its time
-        elif not (outbound.has(place) and windows.has_room):
-            sent += windows.close(out)
-        self._pay(sent)
-        return sent
-
-    def _affordable(self, target: Target, budget: int) -> int:
-        """Return how much of the budget the bandwidth allows now."""
-        limit = self.spec.settings.bandwidth
-        if not limit:
-            return budget
-        wait_s = self._paid_until - self._clock.monotonic()
-        if wait_s <= 0:
-            return min(budget, max(1, limit // 10))
-        self._world.later(wait_s, target.wake)
-        return 0
-
-    def _pay(self, sent: int) -> None:
-        limit = self.spec.settings.bandwidth
-        if limit and sent:
-            now = self._clock.monotonic()
-            self._paid_until = max(now, self._paid_until) + sent / limit
-
-    def _pull(self, budget: int) -> bool:
-        """Read items into the queues of their nodes; return whether there were any."""
-        assert self._run.reading is not None
-        if self._outbound.is_full:
-            return False
-        pulled = self._run.reading.pull(min(budget, _PULL_BYTES))
-        for batch in pulled.batches:
-            for run in batch.runs:
-                shipment = self.shipments.get(run.stream.vbucket)
-                if shipment is not None and shipment.stream is run.stream:
-                    part = Part(pulled.data, batch, run.first, run.last, run.done)
-                    self._outbound.add(shipment, part)
-        for stream in pulled.ended:
-            shipment = self.shipments.get(stream.vbucket)
-            if shipment is not None and shipment.stream is stream:
-                self._run.drop([shipment])
-        return bool(pulled.data)
-
-    def _ship(self, target: Target, shipment: Shipment, part: Part, out: list[bytes]) -> int:
-        if shipment.dead:
-            return 0
-        return ship(self._rules, self.counters, target.windows, out, shipment, part)
-
-    # --- answers --------------------------------------------------------------------------------
-
-    def looked_up(self, target: Target, item: Item, theirs: tuple[bool, Meta] | None) -> bool:
-        """See `TargetOwner`."""
-        if theirs is None:
-            return True
-        fields = WITH_META_FRAME.unpack_from(target.windows.frame(item))
-        flags, expiry, rev, cas = fields[-4:]
-        ours = Meta(rev, cas, expiry, flags)
-        # If they are equal the origin decides, which the answer does not have: the target knows it.
-        equal = ours == theirs[1] and Feature.ORIGINS in target.granted
-        wins = equal or document_wins(ours, theirs[1], by_time=self._by_time)
-        if not wins:
-            self.counters.docs_failed_cr_source += 1
-        return wins
-
-    @property
-    def _by_time(self) -> bool:
-        return self._bucket.account.conflict_rule is ConflictRule.TIMESTAMP
-
-    def sent_later(self, size: int) -> None:
-        """See `TargetOwner`."""
-        self.counters.data_bytes += size
-        self._pay(size)
-
-    def refused(self, target: Target, item: Item, status: int) -> None:
-        """See `TargetOwner`."""
-        frame = target.windows.frame(item)
-        number = int.from_bytes(frame[6:8], "big")
-        if status == Status.KEY_EXISTS:
-            self.counters.docs_failed_cr_target += 1
-        elif status == Status.NOT_MY_VBUCKET:
-            shipment = self.shipments.get(number)
-            if shipment is not None and shipment.place == target.place:
-                self._run.drop([shipment])
-        elif status in _ACCESS:
-            self._stop(f"{target.place} gives no access: {status_text(status)}")
-        elif status in _UNKNOWN:
-            self._stop(f"{target.place} does not know {Opcode(frame[1]).name}: it is no target")
-        elif not (status == Status.KEY_NOT_FOUND and frame[1] == Opcode.DELQ_WITH_META):
-            self.counters.docs_refused += 1
-            self._run.trouble(f"{_key_of(frame)}: the target refuses it: {status_text(status)}")
-
-    def settled(self, window: Window) -> None:
-        """See `TargetOwner`."""
-        self.counters.docs_written += window.written
-        self.counters.deletions_written += window.deleted
-
 
 _OURS = 0x5500
-
-_ACCESS = frozenset({Status.AUTH_ERROR, Status.ACCESS_DENIED})
-_UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
-
-
-def _key_of(frame: bytes) -> str:
-    start = HEADER_BYTES + frame[4]
-    key = frame[start : start + int.from_bytes(frame[2:4], "big")]
-    return f"key {key[:80].decode('utf-8', 'backslashreplace')!r}"

@@ -4,8 +4,8 @@ Before anything is sent the node says which vBuckets it has, and the failover lo
 each: the link decides by these where to go on. This is asked again on every connection, because a
 node that was restarted may have lost what it had acknowledged.
 
-Answers to items are understood by `windows`; what an answer means for the link is told to its
-`TargetOwner`.
+Answers to items are understood by `windows`; what an answer means is told to the link's
+`ItemSource`, and what becomes of the connection to its `TargetOwner`.
 
 Source: UPR reference, section 6; systems reference b.2, b.4.
 """
@@ -80,15 +80,8 @@ class Held(NamedTuple):
         return self.log[0].uuid if self.log else 0
 
 
-class TargetOwner(Protocol):
-    """The link that a connection belongs to."""
-
-    @property
-    def bucket_uuid(self) -> str:
-        """Of our own data, 32 hex digits."""
-
-    def surveyed(self, target: Target) -> None:
-        """Take note that the node has told what it has."""
+class ItemSource(Protocol):
+    """What sends a link's items, and learns what becomes of them."""
 
     def fill(self, target: Target, out: list[bytes], budget: int) -> int:
         """Add what is to be sent next, by `Target.windows`; return how many bytes."""
@@ -102,11 +95,26 @@ class TargetOwner(Protocol):
     def refused(self, target: Target, item: Item, status: int) -> None:
         """Take note that the node refuses an item, for a reason that time does not make good."""
 
-    def pause_target(self, target: Target, seconds: float) -> None:
-        """Wake the connection after a while: what was refused for now is sent again."""
-
     def settled(self, window: Window) -> None:
         """Take note that a batch is settled."""
+
+
+class TargetOwner(Protocol):
+    """The link that a connection belongs to."""
+
+    @property
+    def bucket_uuid(self) -> str:
+        """Of our own data, 32 hex digits."""
+
+    @property
+    def sender(self) -> ItemSource:
+        """What sends its items."""
+
+    def surveyed(self, target: Target) -> None:
+        """Take note that the node has told what it has."""
+
+    def pause_target(self, target: Target, seconds: float) -> None:
+        """Wake the connection after a while: what was refused for now is sent again."""
 
     def failed(self, target: Target, why: str, *, final: bool) -> None:
         """Take note that the connection is of no use; `final` = another one would not be either."""
@@ -146,8 +154,8 @@ class Target(NodeSession):
         self.links: int | None = None
         self._purged: dict[int, int] = {}
         self._untold: set[str] = set()
-        self.windows = Windows(owner.settled, settings.xdcr)
-        self._owner = owner
+        self.windows = Windows(owner.sender.settled, settings.xdcr)
+        self._owner, self._sender = owner, owner.sender
         super().__init__(place, _FEATURES, login, settings, clock, wake)
 
     # --- what the node has ----------------------------------------------------------------------
@@ -335,7 +343,7 @@ class Target(NodeSession):
         sent = sum(map(len, out))
         if self.ready and not self.closing and sent < budget:
             sent += self.windows.retry(out, self._clock.monotonic())
-            self._owner.fill(self, out, budget - sent)
+            self._sender.fill(self, out, budget - sent)
         return out
 
     @property
@@ -376,7 +384,7 @@ class Target(NodeSession):
         if frame.status in LATER:
             self._again(item)
             return
-        self._owner.refused(self, item, frame.status)
+        self._sender.refused(self, item, frame.status)
         self.windows.refused(item)
 
     def _again(self, item: Item, *, counted: bool = False) -> None:
@@ -397,13 +405,13 @@ class Target(NodeSession):
         if frame.status == Status.SUCCESS:
             theirs = read_meta(frame.extras, frame.cas)
         elif frame.status != Status.KEY_NOT_FOUND:
-            self._owner.refused(self, item, frame.status)
+            self._sender.refused(self, item, frame.status)
             self.windows.look_up_lost(item)
             return
-        if self._owner.looked_up(self, item, theirs):
+        if self._sender.looked_up(self, item, theirs):
             pieces: list[bytes] = []
             self.windows.send_after_look_up(item, pieces)
             self._frames.extend(pieces)
-            self._owner.sent_later(sum(map(len, pieces)))
+            self._sender.sent_later(sum(map(len, pieces)))
         else:
             self.windows.look_up_lost(item)
