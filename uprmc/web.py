@@ -22,6 +22,7 @@ from twisted.web.server import Request, Site
 #: First bytes of requests of the binary protocol and of TLS.
 _NO_HTTP = b"\x80\x81\x16"
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+_URI_TOO_LONG = b"HTTP/1.1 414 URI Too Long\r\nConnection: close\r\n\r\n"
 _TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n"
 
 
@@ -68,6 +69,9 @@ class LimitedChannel(http.HTTPChannel):
         self._first = False
         if not self.refused:
             super().dataReceived(data)
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        self.refuse(_URI_TOO_LONG)
 
     def refuse(self, answer: bytes) -> None:
         """Answer, hang up and hear no more."""

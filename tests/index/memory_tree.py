@@ -38,6 +38,10 @@ class MemoryTree:
         self._keys = [row.key for row in rows]
         self.read = 0
 
+    @property
+    def count(self) -> int:
+        return len(self._rows)
+
     def rows(
         self,
         start: bytes | None = None,

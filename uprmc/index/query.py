@@ -234,7 +234,7 @@ def run(
     source: str = "local",
     documents: Documents | None = None,
 ) -> Generator[bytes, None, None]:
-    """Return the answer to a query over a snapshot of the view's index, piece by piece.
+    """Yield the answer to a query over a snapshot of the view's index, piece by piece.
 
     Making a piece reads the index file and blocks. Releasing the snapshot is the caller's affair.
     """
@@ -246,7 +246,7 @@ def run(
         source=source,
         documents=documents,
     )
-    return making.pieces(snapshot.total_rows(view_index), snapshot.update_seq)
+    yield from making.pieces(snapshot.total_rows(view_index), snapshot.update_seq)
 
 
 def framed(

@@ -1,0 +1,159 @@
+"""A query as it is served: options read, a snapshot waited for, rows sent as they are read."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.web.server import Request
+
+from uprmc.config import IndexSettings
+from uprmc.index.answering import Answer, Pieces
+from uprmc.index.errors import Refused, not_found
+from uprmc.index.interfaces import Group, Service
+from uprmc.index.query import run
+from uprmc.index.query_options import Query, partition_of
+from uprmc.index.query_times import QueryTimes, kind_of
+from uprmc.index.requests import Asked, checked_name, json_body
+
+#: A body of more than this is read by a thread: it may hold many keys.
+_AT_ONCE_BYTES = 8 * 1024
+
+
+_LOG = logging.getLogger("uprmc.index")
+
+
+class Scatter(Protocol):
+    """Other nodes, which have the other vBuckets; see `merge`."""
+
+    async def put(self, name: str, body: bytes) -> None:
+        """Put a design on all nodes; raise `Refused`, naming those that lack it."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a design on all nodes; raise `Refused`, naming those that still have it."""
+
+    async def collation_and_reduces(self, design: str, view: str) -> tuple[Any, bool]:
+        """Return how a view is ordered, and whether it reduces; raise `Refused`."""
+
+    async def answer(
+        self, request: Request, design: str, view: str, query: Query, ended: Callable[..., None]
+    ) -> None:
+        """Send the merged answer; raise `Refused` before anything is sent."""
+
+
+class ViewPage:
+    """Queries; see `http.Pages` for the arguments."""
+
+    def __init__(
+        self,
+        service: Service,
+        settings: IndexSettings,
+        reactor: Any,
+        pool: Any,
+        addresses: Callable[[], list[str]],
+        times: QueryTimes,
+        scatter: Scatter | None,
+    ) -> None:
+        self._service, self._settings, self._reactor = service, settings, reactor
+        self._pool, self._addresses, self._times = pool, addresses, times
+        self._scatter = scatter
+
+    async def answer(self, request: Request, it: Asked) -> None:
+        """Answer a query; raise `Refused` before anything is sent."""
+        began = self._reactor.seconds()
+        design, view = checked_name("design", it.path[2]), checked_name("view", it.path[4])
+        if self._scatter is not None and not _of_merger(it):
+            collation, reduces = await self._scatter.collation_and_reduces(design, view)
+            query = await self._query(it, collation, reduces)
+            if query.partitions is None:
+                ended = self._ended(request, query, began)
+                await self._scatter.answer(request, design, view, query, ended)
+                return
+        new = ("rev", "new") in it.options or b'"rev"' in it.body
+        group = self._service.group(design, new)
+        view_index = group.design.view_index(view)
+        if view_index is None:
+            raise not_found(f"design {design!r} has no view {view!r}")
+        reduces = bool(group.design.views[view_index].reduces)
+        query = await self._query(it, group.design.options.collation, reduces)
+        if query.new != new:  # a body can hold that word elsewhere
+            group = self._service.group(design, query.new)
+        await self._answer(request, group, view_index, query, began)
+
+    async def _query(self, it: Asked, collation: Any, reduces: bool) -> Query:
+        def read() -> Query:
+            body = json_body(it.body) if it.body and it.method == "POST" else None
+            return Query.parse(it.options, body, reduces=reduces, collation=collation)
+
+        if len(it.body) > self._settings.max_request_bytes:
+            raise Refused(413, "too_large", "the body is larger than index.max_request_bytes")
+        if len(it.body) <= _AT_ONCE_BYTES:
+            return read()
+        return cast(Query, await deferToThreadPool(self._reactor, self._pool, read))
+
+    async def _answer(
+        self, request: Request, group: Group, view_index: int, query: Query, began: float
+    ) -> None:
+        timeout_s = query.timeout_s or self._settings.connection_timeout_s
+        vbuckets = partition_of(query, self._addresses())
+        snapshot = await group.snapshot(query.stale, query.at, vbuckets, query.epoch, timeout_s)
+        pieces = run(
+            query,
+            snapshot,
+            view_index,
+            view=group.design.views[view_index].name,
+            source=next(iter(self._addresses()), "local"),
+            documents=self._service.documents,
+        )
+        await self.send(request, pieces, self._ended(request, query, began, snapshot.release))
+
+    async def send(
+        self, request: Request, pieces: Pieces, ended: Callable[[bool, Failure | None], None]
+    ) -> None:
+        """Send an answer in pieces; `ended` is called when it is over."""
+        request.setHeader(b"Content-Type", b"application/json")
+        request.setHeader(b"Cache-Control", b"no-store")
+        await Answer(
+            request,
+            pieces,
+            pool=self._pool,
+            reactor=self._reactor,
+            stall_s=self._settings.stall_timeout_s,
+            ended=ended,
+        ).start()
+
+    def _ended(
+        self,
+        request: Request,
+        query: Query,
+        began: float,
+        release: Callable[[], None] | None = None,
+    ) -> Callable[..., None]:
+        def ended(sent: bool, failure: Failure | None) -> None:
+            if release is not None:
+                release()
+            if failure is not None and not request.startedWriting:
+                return  # it is answered, and counted, as a refusal
+            if failure is not None:
+                _LOG.error("answer failed", exc_info=traceback_of(failure))
+                self._times.failed += 1
+            elif not sent:
+                self._times.unread += 1
+            else:
+                self._times.add(kind_of(query), self._reactor.seconds() - began)
+
+        return ended
+
+
+def _of_merger(it: Asked) -> bool:
+    """Whether a request names the vBuckets itself: it is for this node alone."""
+    return any(name == "partitions" for name, _ in it.options) or b'"partitions"' in it.body
+
+
+def traceback_of(failure: Failure) -> Any:
+    """Return what a log needs of an exception."""
+    return type(failure.value), failure.value, failure.getTracebackObject()
