@@ -121,6 +121,7 @@ class IndexFile:
             file._find_newest()
             if write and file.header and disk.size() > file.header.end:
                 disk.truncate(file.header.end)
+                disk.sync()  # before anything is written where the torn part was
             return file
         except BaseException:
             disk.close()
