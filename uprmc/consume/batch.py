@@ -155,6 +155,11 @@ class Batch:
         self.positions.append(position)
         self.ends.append(value_end)
 
+    @property
+    def kept_bytes(self) -> int:
+        """All bytes that came with it."""
+        return len(self._data)
+
     @cached_property
     def vbuckets(self) -> list[int]:
         """The vBucket of each item."""

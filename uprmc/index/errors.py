@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -44,6 +45,13 @@ def version_lost(vbucket: int, vb_uuid: int, seqno: int) -> Refused:
     reason = f"vBucket {vbucket} has left the history {vb_uuid} below seqno {seqno}"
     numbers = {"vbucket": vbucket, "vb_uuid": str(vb_uuid), "seqno": seqno}
     return Refused(409, "version_lost", reason, **numbers)
+
+
+def outdated(vbuckets: Iterable[int], why: str, epoch: int) -> Refused:
+    """Return the refusal of a request made by an outdated map: fetch it again (row I14)."""
+    found = list(vbuckets)
+    reason = f"vBuckets {found}: {why}"
+    return Refused(503, "set_view_outdated", reason, vbuckets=found, epoch=epoch)
 
 
 class Damaged(Exception):

@@ -1,0 +1,112 @@
+"""Designs on disk: one directory for each, with its texts, which one answers, and its index files.
+
+    DATA/index/NAME.design/design.json   which signatures are current, new, old
+    DATA/index/NAME.design/SIG.text      the text as it was put
+    DATA/index/NAME.design/SIG.N.index   index files, see `files`
+
+Names are quoted, so that none can leave the directory. A file is replaced as a whole, or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from uprmc.index.tree.disk import sync_directory
+
+SUFFIX = ".design"
+_FACTS = "design.json"
+_TEXT = ".text"
+
+#: Longer names are kept as their hash: file systems take 255 bytes.
+_NAME_MAX = 180
+
+_LOG = logging.getLogger("uprmc.index")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a design.
+
+    Attributes:
+        name: of it.
+        current: signature of the definition that answers.
+        new: of the one that is being built, empty = none.
+        old: of the one that answered before, empty = none.
+        old_until: when that is removed, in seconds of the epoch.
+    """
+
+    name: str
+    current: str
+    new: str = ""
+    old: str = ""
+    old_until: float = 0.0
+
+
+class DesignFolder:
+    """The directory of one design."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        quoted = quote(name, safe="")
+        if len(quoted) > _NAME_MAX:
+            quoted = "sha256-" + hashlib.sha256(name.encode()).hexdigest()
+        self.path = root / (quoted + SUFFIX)
+
+    def keep(self, kept: Kept) -> None:
+        """Write which definitions there are; on disk when it returns."""
+        self._write(_FACTS, json.dumps(asdict(kept)).encode())
+
+    def keep_text(self, signature: str, text: bytes) -> None:
+        """Write a definition."""
+        self.path.mkdir(exist_ok=True)
+        sync_directory(self.path.parent)
+        self._write(signature + _TEXT, text)
+
+    def text(self, signature: str) -> bytes:
+        """Return a definition."""
+        return (self.path / (signature + _TEXT)).read_bytes()
+
+    def drop(self, signature: str) -> None:
+        """Remove a definition with its index."""
+        for path in self.path.glob(f"{signature}.*"):
+            path.unlink(missing_ok=True)
+
+    def drop_others(self, kept: Kept) -> None:
+        """Remove what belongs to none of the definitions that are kept."""
+        signatures = {kept.current, kept.new, kept.old}
+        for path in self.path.iterdir():
+            if path.name != _FACTS and path.name.partition(".")[0] not in signatures:
+                path.unlink()
+
+    def remove(self) -> None:
+        """Remove all of it; without its facts it is no design any more."""
+        (self.path / _FACTS).unlink(missing_ok=True)
+        sync_directory(self.path)
+        shutil.rmtree(self.path)
+
+    def _write(self, name: str, data: bytes) -> None:
+        unfinished = self.path / (name + ".unfinished")
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(self.path / name)
+        sync_directory(self.path)
+
+
+def found_in(root: Path) -> Iterator[Kept]:
+    """Yield the designs that are kept; remove what is left of those that are not."""
+    for path in sorted(root.glob(f"*{SUFFIX}")):
+        try:
+            yield Kept(**json.loads((path / _FACTS).read_bytes()))
+        except FileNotFoundError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (OSError, ValueError, TypeError) as error:
+            _LOG.error("a design cannot be read and is left out: %s: %s", path, error)

@@ -1,0 +1,316 @@
+"""How an index follows its source: over and over until it is stopped.
+
+One life: open the files, follow, and when something has failed for good (a full disk, a damaged
+file), close them and begin again at the newest header. Following is one run of the client library
+for the vBuckets that are followed at present; a change of these, or a fall back to an older header,
+ends that run and begins another. Each run begins by catching up: a barrier over its streams, after
+which a first build is loaded, and pending vBuckets become active.
+
+All of this is the reactor's thread; the store belongs to the updater's.
+
+Source: systems reference c.4, c.5, c.7; acceptance rows I02 to I06, I15 to I20.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from uprmc.client.errors import ClientError
+from uprmc.client.twisted_client import TwistedUprClient
+from uprmc.client.twisted_link import MakeEndpoint
+from uprmc.config import IndexSettings
+from uprmc.index.bitmaps import bitmap, numbers
+from uprmc.index.follow import IndexHandler, IndexState, WentBack
+from uprmc.index.index_file import States
+from uprmc.index.source import Source
+from uprmc.index.store import IndexStore
+from uprmc.index.updater import Stopped, Updater
+from uprmc.index.vbucket_sets import caught_up, follow_source
+from uprmc.index.waiting import Signal
+
+#: After a failure the next attempt comes after this long, then twice as long each time, up to this.
+_RETRY_S, _RETRY_MAX_S = 0.1, 5.0
+
+#: The rows of a vBucket that its source has lost are kept this long: it may come back.
+_LOST_S = 10.0
+
+#: So much of a design's name is in the id under which its index is registered.
+_NAME_CHARACTERS = 30
+
+_LOG = logging.getLogger("uprmc.index")
+
+
+class Following:
+    """See the module docstring.
+
+    Args:
+        reactor: whose.
+        name: of the design.
+        open_store: opens the files; called in the updater's thread.
+        source: what nodes say they have.
+        endpoint: how they are reached.
+        settings: of the index.
+
+    Attributes:
+        progress: fires when anything has changed.
+        store: what is indexed, ``None`` = it is not open at present.
+        failure: why it is not, or why the source is not followed, empty = it is.
+        ready: it has been level with its source since it was started.
+        runs: of the client library.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        name: str,
+        open_store: Callable[[], IndexStore],
+        source: Source,
+        endpoint: MakeEndpoint,
+        settings: IndexSettings,
+    ) -> None:
+        self._reactor, self._name, self._open_store = reactor, name, open_store
+        self._source, self._endpoint, self._settings = source, endpoint, settings
+        self.progress = Signal()
+        self.store: IndexStore | None = None
+        self.failure = ""
+        self.ready = False
+        self.runs = 0
+        self._updater: Updater | None = None
+        self._client: TwistedUprClient | None = None
+        self._followed = 0
+        self._lost: dict[int, float] = {}
+        self._timer: Any = None
+        self._stopping = False
+        self._life: Deferred[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._life = ensureDeferred(self._live())
+
+    async def stop(self) -> None:
+        """End in order: what is indexed is written."""
+        self._stopping = True
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self.progress.fire()
+        if self._client is not None:
+            self._client.stop()
+        if self._life is not None:
+            await self._life
+
+    # --- lives ----------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        pause_s = _RETRY_S
+        while not self._stopping:
+            began = time.monotonic()
+            try:
+                await self._one_life()
+            except Exception as error:
+                self.failure = f"{type(error).__name__}: {error}"
+                _LOG.error("the index of %r has failed: %s", self._name, self.failure)
+                pause_s = _RETRY_S if time.monotonic() - began > _RETRY_MAX_S else pause_s
+                await self._pause(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_MAX_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        until = time.monotonic() + pause_s
+        while not self._stopping and (left_s := until - time.monotonic()) > 0:
+            await self.progress.wait(self._reactor, left_s)
+
+    async def _one_life(self) -> None:
+        settings = self._settings
+        updater = Updater(
+            self._reactor,
+            f"uprmc-index-{self._name}",
+            self._open_store,
+            settings.queue_bytes,
+            settings.batch_changes,
+            self.progress.fire,
+        )
+        failures: list[Any] = []
+        updater.failed.addErrback(self._has_failed, failures)
+        await updater.started
+        self._updater, self.store, self.failure = updater, updater.store, ""
+        try:
+            await self._follow(updater, failures)
+        finally:
+            self._updater, self.store, self.ready = None, None, False
+            await updater.stop(orderly=not failures)
+        if failures:
+            failures[0].raiseException()
+
+    def _has_failed(self, failure: Any, failures: list[Any]) -> None:
+        failures.append(failure)
+        self.progress.fire()
+        if self._client is not None:
+            self._client.stop()
+
+    async def _follow(self, updater: Updater, failures: list[Any]) -> None:
+        store: IndexStore = updater.store
+        if not store.instance:
+            instance = f"index-{self._name[:_NAME_CHARACTERS]}-{os.urandom(8).hex()}"
+            await updater.do(lambda: store.name_instance(_ascii(instance)))
+        await self.take_source()
+        pause_s = _RETRY_S
+        while not self._stopping and not failures:
+            followed = store.view.states.followed
+            if not followed:
+                await self.progress.wait(self._reactor, _RETRY_MAX_S)
+                continue
+            began = time.monotonic()
+            if await self._run(updater, store, followed):
+                pause_s = _RETRY_S
+                continue
+            pause_s = _RETRY_S if time.monotonic() - began > _RETRY_MAX_S else pause_s
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_MAX_S)
+
+    async def _run(self, updater: Updater, store: IndexStore, followed: int) -> bool:
+        """Follow some vBuckets until that ends; return whether it may begin again at once."""
+        self._followed = followed
+        self.runs += 1
+        try:
+            await updater.level()
+            client = self._client = self._new_client(updater, store, followed)
+            running = client.run()
+            ensureDeferred(self._catch_up(updater, client, followed)).addErrback(_unheard)
+            await running
+        except WentBack:
+            _LOG.warning("the index of %r goes on from an older header", self._name)
+        except (ClientError, Stopped) as error:
+            if not self._stopping:
+                self.failure = str(error)
+                _LOG.warning("the index of %r is cut off: %s", self._name, error)
+            return False
+        finally:
+            self._client, self._followed = None, 0
+            self.progress.fire()
+        return True
+
+    def _new_client(self, updater: Updater, store: IndexStore, followed: int) -> TwistedUprClient:
+        return TwistedUprClient(
+            self._source.places,
+            IndexHandler(updater),
+            state=IndexState(updater),
+            name=f"index-{_ascii(self._name)[:_NAME_CHARACTERS]}",
+            vbuckets=numbers(followed),
+            endpoint=self._endpoint,
+            patience_s=None,
+            register="index",
+            instance=store.instance,
+            reactor=self._reactor,
+        )
+
+    # --- being level ----------------------------------------------------------------------------
+
+    async def _catch_up(self, updater: Updater, client: TwistedUprClient, followed: int) -> None:
+        while self._client is client:
+            try:
+                await client.barrier()
+                await self._level(updater)
+            except ClientError:
+                await self.progress.wait(self._reactor, _RETRY_S)
+                continue
+            await self.change_states(lambda states: caught_up(states, followed))
+            if self._client is client:
+                self.ready, self.failure = True, ""
+                self.progress.fire()
+            return
+
+    async def _level(self, updater: Updater) -> None:
+        """Return when everything that was handed over is in the trees."""
+        await updater.level()
+        store: IndexStore = updater.store
+        if store.is_building:
+            await updater.do(store.finish_build)
+
+    async def level(self) -> None:
+        """Return when all that was acknowledged before is in the trees.
+
+        Raises:
+            ClientError, Stopped: it cannot be said now; ask again.
+        """
+        updater, client = self._updater, self._client
+        if updater is None:
+            raise Stopped
+        if client is not None:
+            await client.barrier()
+        elif updater.store.view.states.followed:
+            raise Stopped
+        await self._level(updater)
+
+    # --- states of vBuckets ---------------------------------------------------------------------
+
+    async def take_source(self) -> None:
+        """Follow what the source has active, unless `_set_states` decides."""
+        store = self.store
+        if store is None or not self._source.is_known:
+            return
+        at_source, kept = bitmap(self._source.active), self._kept(store.view.states)
+        first = store.is_building
+        await self.change_states(lambda states: follow_source(states, at_source, kept, first=first))
+
+    def _kept(self, states: States) -> int:
+        """Return the vBuckets that the source has lost so recently that their rows stay."""
+        now, active = time.monotonic(), self._source.active
+        missing = [vbucket for vbucket in numbers(states.indexed) if vbucket not in active]
+        self._lost = {vbucket: self._lost.get(vbucket, now + _LOST_S) for vbucket in missing}
+        left = [until for until in self._lost.values() if until > now]
+        if left and (self._timer is None or not self._timer.active()) and not self._stopping:
+            self._timer = self._reactor.callLater(min(left) - now + 0.01, self._look_at_lost)
+        return bitmap(vbucket for vbucket, until in self._lost.items() if until > now)
+
+    def _look_at_lost(self) -> None:
+        ensureDeferred(self.take_source()).addErrback(_unheard)
+
+    async def change_states(self, change: Callable[[States], States]) -> States | None:
+        """Do something else with vBuckets from now on; returns what, ``None`` = not now."""
+        updater = self._updater
+        if updater is None:
+            return None
+        store: IndexStore = updater.store
+        states = await updater.do(lambda: store.change_states(change))
+        if self._client is not None and states.followed != self._followed:
+            self._client.stop()
+        self.progress.fire()
+        return states
+
+    async def do(self, what: Callable[[IndexStore], Any]) -> Any:
+        """Do something with the store in its thread.
+
+        Raises:
+            Stopped: it is not open.
+        """
+        updater = self._updater
+        if updater is None:
+            raise Stopped
+        return await updater.do(lambda: what(updater.store))
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of changes that were received and not applied."""
+        return 0 if self._updater is None else self._updater.queued_bytes
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all streams were accepted, so that no rollback is due (row I23)."""
+        if self._client is None:
+            return False
+        vbuckets = self._client.metrics().vbuckets.values()
+        return bool(vbuckets) and all(each.node for each in vbuckets)
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "replace").decode()
+
+
+def _unheard(failure: Any) -> None:
+    """Nothing is to be done: whoever waits asks again."""
+    failure.trap(ClientError, Stopped)

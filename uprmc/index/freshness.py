@@ -1,0 +1,78 @@
+"""`stale=false`: one run for all that wait.
+
+Who asks while a run is under way waits for the next one: it may have begun before what was written.
+A run asks the source what it has, then waits for a barrier over the index's streams, then for the
+trees. It is repeated as long as anyone waits, since a stream that ends breaks a barrier.
+
+Source: systems reference c.8; acceptance rows D16, I02.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from uprmc.client.errors import ClientError
+from uprmc.index.following import Following
+from uprmc.index.source import Source
+from uprmc.index.updater import Stopped
+
+_PAUSE_S = 0.05
+
+
+class Freshness:
+    """See the module docstring.
+
+    Attributes:
+        runs: how many have been made.
+    """
+
+    def __init__(self, reactor: Any, following: Following, source: Source) -> None:
+        self.runs = 0
+        self._reactor, self._following, self._source = reactor, following, source
+        self._waiting: list[Deferred[bool]] = []
+        self._running: list[Deferred[bool]] = []
+        self._busy = False
+
+    async def wait(self, limit_s: float) -> bool:
+        """Return when everything that was acknowledged before is indexed; ``False`` = too late."""
+        done: Deferred[bool] = Deferred()
+        self._waiting.append(done)
+        timer = self._reactor.callLater(limit_s, self._over, done)
+        if not self._busy:
+            self._busy = True
+            ensureDeferred(self._run())
+        try:
+            return await done
+        finally:
+            if timer.active():
+                timer.cancel()
+
+    def _over(self, done: Deferred[bool]) -> None:
+        for waiting in (self._waiting, self._running):
+            if done in waiting:
+                waiting.remove(done)
+        done.callback(False)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting or self._running:
+                if not self._running:
+                    self._running, self._waiting = self._waiting, []
+                self.runs += 1
+                if await self._once():
+                    found, self._running = self._running, []
+                    for done in found:
+                        done.callback(True)
+        finally:
+            self._busy = False
+
+    async def _once(self) -> bool:
+        await self._source.refresh()
+        try:
+            await self._following.level()
+        except (ClientError, Stopped):
+            await self._following.progress.wait(self._reactor, _PAUSE_S)
+            return False
+        return True

@@ -1,0 +1,317 @@
+"""One design and its index: who waits for what, and what is answered.
+
+Source: systems reference c.7, c.8; contracts section 4; acceptance rows I12, I14, I25 to I27.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from uprmc.config import IndexSettings
+from uprmc.index.bitmaps import bitmap, numbers
+from uprmc.index.design import Design
+from uprmc.index.errors import Refused, bad_request, outdated, timed_out, version_lost
+from uprmc.index.following import Following
+from uprmc.index.freshness import Freshness
+from uprmc.index.model import Reducer, Reductions, Stale, Token
+from uprmc.index.snapshot import Snapshot, taken
+from uprmc.index.source import Source
+from uprmc.index.store import IndexStore
+from uprmc.index.tokens import is_of, is_reached
+from uprmc.index.updater import Stopped
+from uprmc.index.vbucket_sets import Wish, contradiction, wished
+from uprmc.index.waiting import Deadline
+
+
+class Group:
+    """See the module docstring. Its methods are for the reactor's thread.
+
+    Args:
+        reactor: whose.
+        design: what is indexed.
+        reducers: of each view, ``None`` = it has none.
+        following: how it follows its source.
+        source: what nodes say they have.
+        settings: of the index.
+
+    Attributes:
+        design: what is indexed.
+        waiting: requests that wait.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        design: Design,
+        reducers: Sequence[Reducer | None],
+        following: Following,
+        source: Source,
+        settings: IndexSettings,
+    ) -> None:
+        self.design, self.following = design, following
+        self.waiting = 0
+        self._reactor, self._reducers = reactor, reducers
+        self._source, self._settings = source, settings
+        self._freshness = Freshness(reactor, following, source)
+
+    # --- queries --------------------------------------------------------------------------------
+
+    async def snapshot(
+        self,
+        stale: Stale,
+        at: Sequence[Token],
+        vbuckets: frozenset[int] | None,
+        epoch: int | None,
+        timeout_s: float,
+    ) -> Snapshot:
+        """Return a state that is as fresh as wanted; raise `Refused`."""
+        self._admit()
+        self.waiting += 1
+        try:
+            deadline = Deadline(timeout_s)
+            await self._open(deadline)
+            if stale is Stale.FALSE and not await self._freshness.wait(deadline.left_s):
+                raise self._too_late("to index what was written before the request")
+            for token in at:
+                await self._version(token, deadline)
+            return await self._placed(vbuckets, epoch, stale, deadline)
+        finally:
+            self.waiting -= 1
+
+    def _admit(self) -> None:
+        if self.waiting >= self._settings.waiting:
+            raise Refused(503, "busy", f"{self.waiting} requests wait for this index already")
+
+    async def _open(self, deadline: Deadline) -> IndexStore:
+        """Return the store once it is open."""
+        following = self.following
+        await deadline.until(
+            self._reactor,
+            following.progress,
+            lambda: following.store is not None,
+            lambda: self._too_late("to open the index"),
+        )
+        assert following.store is not None
+        return following.store
+
+    def _too_late(self, what: str) -> Refused:
+        """Return the refusal of a request that has waited for long enough."""
+        why = self._source.error or self.following.failure
+        if why:
+            return Refused(503, "source_away", f"there was no time {what}: {why}")
+        return timed_out(f"there was no time {what}")
+
+    async def _placed(
+        self, vbuckets: frozenset[int] | None, epoch: int | None, stale: Stale, deadline: Deadline
+    ) -> Snapshot:
+        """Return a snapshot once everything that it needs is there (rows I10, I12, I14)."""
+        asked_again = False
+        while True:
+            view = (await self._open(deadline)).view
+            states = view.states
+            if epoch is not None and states.managed and epoch < states.epoch:
+                raise outdated(vbuckets or (), f"the epoch is {states.epoch}", states.epoch)
+            there = states.active | states.pending
+            needed = there if vbuckets is None else bitmap(vbuckets)
+            if needed & ~there:
+                if asked_again:
+                    raise outdated(numbers(needed & ~there), "they are not active", states.epoch)
+                asked_again = True
+                await self._source.refresh()
+                await self._take_source(deadline)
+                continue
+            alone = vbuckets is None and stale is not Stale.FALSE and bool(self._source.error)
+            if not needed & states.pending or alone:
+                found = taken(view, needed & states.active)
+                if found is not None:
+                    return found
+            if not deadline.left_s:
+                raise self._too_late(f"to index vBuckets {numbers(needed & states.pending)}")
+            await self.following.progress.wait(self._reactor, deadline.left_s)
+
+    async def _take_source(self, deadline: Deadline) -> None:
+        try:
+            await self.following.take_source()
+        except Stopped:
+            await self._open(deadline)
+
+    # --- versions -------------------------------------------------------------------------------
+
+    async def _version(self, token: Token, deadline: Deadline) -> None:
+        """Return when a version is indexed; raise `Refused` when it never can be (row I27)."""
+        total = self._source.total
+        if token.vbucket < 0 or (total and token.vbucket >= total):
+            raise bad_request(f"there is no vBucket {token.vbucket}")
+        while not self._has(token):
+            logs = await self._source.failover_logs([token.vbucket])
+            log = logs.get(token.vbucket)
+            if self._has(token):
+                return
+            if log and not is_of(log, token):
+                raise version_lost(*token)
+            if not deadline.left_s:
+                raise self._too_late(f"to index seqno {token.seqno} of vBucket {token.vbucket}")
+            pause_s = min(deadline.left_s, self._settings.poll_s)
+            await self.following.progress.wait(self._reactor, pause_s)
+
+    def _has(self, token: Token) -> bool:
+        store = self.following.store
+        if store is None:
+            return False
+        view = store.view
+        facts = view.facts.get(token.vbucket)
+        position = view.positions.get(token.vbucket)
+        return facts is not None and is_reached(position, facts.log, token)
+
+    async def monitor(self, vbucket: int, seqno: int, vb_uuid: int, timeout_s: float) -> None:
+        """Return when a version is indexed; raise `Refused`."""
+        self._admit()
+        self.waiting += 1
+        try:
+            await self._version(Token(vbucket, vb_uuid, seqno), Deadline(timeout_s))
+        finally:
+            self.waiting -= 1
+
+    # --- states of vBuckets ---------------------------------------------------------------------
+
+    async def set_states(
+        self,
+        *,
+        active: frozenset[int] | None,
+        passive: frozenset[int] | None,
+        cleanup: frozenset[int] | None,
+        pause: frozenset[int] | None,
+        epoch: int | None,
+    ) -> None:
+        """Take over the states of vBuckets; ``None`` = not named. Raise `Refused`."""
+        wish = Wish(_bits(active), _bits(passive), _bits(cleanup), _bits(pause), epoch)
+        why = contradiction(wish)
+        if why is not None:
+            raise bad_request(why)
+        store = await self._open(Deadline(self._settings.connection_timeout_s))
+        known = store.view.states.epoch
+        if epoch is not None and epoch < known:
+            reason = f"the epoch {epoch} is older than {known}, which was set before"
+            raise Refused(409, "old_epoch", reason, epoch=known)
+        try:
+            await self.following.change_states(lambda states: wished(states, wish))
+            await self.following.do(lambda store: store.write_header())
+        except Stopped:
+            raise Refused(503, "unavailable", "the index is not open; ask again") from None
+
+    def placement(self) -> dict[str, Any]:
+        """Return what a merger has to know to ask the right nodes."""
+        store = self.following.store
+        if store is None:
+            return {"num_vbuckets": self._source.total, "epoch": 0, "active": {}, "pending": []}
+        states, facts, terms = store.view.states, store.view.facts, self._source.terms
+        active = {
+            vbucket: max(terms.get(vbucket, 0), facts[vbucket].term if vbucket in facts else 0)
+            for vbucket in numbers(states.active | states.pending)
+        }
+        return {
+            "num_vbuckets": self._source.total,
+            "epoch": states.epoch,
+            "active": active,
+            "pending": numbers(states.pending),
+        }
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """``building``, or ``ready`` once it has everything that was there when it was begun."""
+        store = self.following.store
+        is_ready = store is not None and not store.view.building
+        return "ready" if is_ready and (self.following.ready or self._was_built()) else "building"
+
+    def _was_built(self) -> bool:
+        store = self.following.store
+        return store is not None and bool(store.view.positions)
+
+    def rereduce(self, view_index: int, reductions: Sequence[Reductions]) -> Reductions:
+        """Return the reductions of reductions; blocks."""
+        reducer = self._reducers[view_index]
+        return () if reducer is None else reducer.rereduce(reductions)
+
+    async def compact(self) -> None:
+        """Begin to compact the file."""
+        try:
+            await self.following.do(lambda store: store.begin_compaction())
+        except Stopped:
+            raise Refused(503, "unavailable", "the index is not open; ask again") from None
+
+    def info(self) -> dict[str, Any]:
+        """Return what ``_info`` shows."""
+        store = self.following.store
+        found: dict[str, Any] = {
+            "name": self.design.name,
+            "signature": self.design.signature,
+            "state": self.state,
+            "progress": self.progress(),
+            "waiting": self.waiting,
+            "error": self.following.failure or self._source.error,
+            "runs": self.following.runs,
+            "freshness_runs": self._freshness.runs,
+        }
+        return found if store is None else found | self._info(store)
+
+    def progress(self) -> float:
+        """Return which part of the source's changes is indexed, from 0 to 1."""
+        store = self.following.store
+        if store is None:
+            return 0.0
+        seqnos = self._source.seqnos
+        reached = store.positions()
+        wanted = sum(seqnos.values())
+        there = sum(min(reached[vb].seqno, s) for vb, s in seqnos.items() if vb in reached)
+        return round(there / wanted, 4) if wanted else 1.0
+
+    def pending(self) -> int:
+        """Return how many changes the source has that are not indexed, as told last."""
+        store = self.following.store
+        reached = {} if store is None else store.positions()
+        return sum(
+            max(0, seqno - (reached[vb].seqno if vb in reached else 0))
+            for vb, seqno in self._source.seqnos.items()
+        )
+
+    def _info(self, store: IndexStore) -> dict[str, Any]:
+        view = store.view
+        states = view.states
+        counts = [tree.count for tree in view.trees.views]
+        return {
+            "rows": {
+                each.name: count for each, count in zip(self.design.views, counts, strict=True)
+            },
+            "documents": view.trees.ids.count,
+            "map_calls": store.map_calls,
+            "docs_mapped": store.docs_mapped,
+            "map_errors_total": store.map_errors_total,
+            "map_errors": [
+                {"id": key, "seqno": seqno, "reason": reason}
+                for key, seqno, reason in list(store.errors)
+            ],
+            **store.sizes(),
+            "rollbacks": dict(store.rollbacks),
+            "headers_written": store.headers_written,
+            "vbuckets": {
+                name: numbers(getattr(states, name))
+                for name in ("active", "pending", "passive", "cleanup", "paused")
+            },
+            "epoch": states.epoch,
+            "managed": states.managed,
+            "seqnos": {str(vb): at.seqno for vb, at in sorted(view.positions.items())},
+            "partition_versions": {
+                str(vb): [[str(uuid), seqno] for uuid, seqno in facts.log]
+                for vb, facts in sorted(view.facts.items())
+            },
+            "instance": store.instance,
+            "header_age_s": round(time.monotonic() - store.header_at, 3),
+        }
+
+
+def _bits(vbuckets: frozenset[int] | None) -> int | None:
+    return None if vbuckets is None else bitmap(vbuckets)

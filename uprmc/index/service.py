@@ -1,0 +1,332 @@
+"""All designs of an index process: kept on disk, built beside each other, replaced when ready.
+
+A changed definition is built beside the one that answers, and takes its place when it has caught
+up. The former one's files stay for `index.keep_old_s`, so that `undo` only has to catch up, too.
+
+Source: systems reference c.8; contracts section 4.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import DeferredLock, ensureDeferred
+from twisted.internet.threads import deferToThreadPool
+
+from uprmc.client.errors import ClientError
+from uprmc.client.forgetting import forget
+from uprmc.config import IndexSettings
+from uprmc.index.design import Design
+from uprmc.index.designs import DesignFolder, Kept, found_in
+from uprmc.index.documents import Documents
+from uprmc.index.errors import Refused, not_found
+from uprmc.index.files import Files
+from uprmc.index.following import Following
+from uprmc.index.group import Group
+from uprmc.index.mapping import make_mapper, make_reducer
+from uprmc.index.model import Reducer
+from uprmc.index.reach import Reach
+from uprmc.index.service_metrics import metrics_of
+from uprmc.index.source import Source
+from uprmc.index.store import IndexStore
+from uprmc.metrics import Metric
+
+_LOG = logging.getLogger("uprmc.index")
+
+
+class _Slot:
+    """One name: the group that answers, and the one that is being built beside it."""
+
+    def __init__(self, kept: Kept, folder: DesignFolder) -> None:
+        self.kept, self.folder = kept, folder
+        self.current: Group | None = None
+        self.new: Group | None = None
+        self.timer: Any = None
+
+    def cancel(self) -> None:
+        """Forget when the old definition is to be removed."""
+        if self.timer is not None and self.timer.active():
+            self.timer.cancel()
+
+
+class Service:
+    """See the module docstring. Its methods are for the reactor's thread.
+
+    Args:
+        reactor: whose.
+        root: the directory of designs; it is made if need be.
+        reach: the nodes whose documents are indexed.
+        settings: of the index.
+        now: seconds of the epoch.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        root: Path,
+        reach: Reach,
+        settings: IndexSettings,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._reactor, self._root, self._reach = reactor, root, reach
+        self._settings, self._now = settings, now
+        self.source = Source(reactor, reach.places, settings.poll_s, reach.tls, self._look)
+        self._documents = Documents(self.source, reach.tls)
+        self._modules = [each.strip() for each in settings.python_modules.split(",") if each]
+        self._slots: dict[str, _Slot] = {}
+        self._changing = DeferredLock()
+        self._stopping = False
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open all designs that are on disk."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        self.source.start()
+        for kept in found_in(self._root):
+            folder = DesignFolder(self._root, kept.name)
+            slot = _Slot(kept, folder)
+            try:
+                slot.current = await self._begun(kept.name, folder, kept.current)
+                if kept.new:
+                    slot.new = await self._begun(kept.name, folder, kept.new)
+            except (Refused, OSError) as error:
+                _LOG.error("design %r cannot be opened: %s", kept.name, error)
+                continue
+            self._slots[kept.name] = slot
+            folder.drop_others(kept)
+            self._keep_old(slot)
+            self._watch(slot)
+
+    async def shutdown(self) -> None:
+        """End in order: what is indexed is written."""
+        self._stopping = True
+        slots, self._slots = self._slots, {}
+        for slot in slots.values():
+            slot.cancel()
+        groups = [g for slot in slots.values() for g in (slot.current, slot.new) if g is not None]
+        for stopping in [ensureDeferred(group.following.stop()) for group in groups]:
+            await stopping
+        self.source.stop()
+        self._documents.close()
+
+    def _look(self) -> None:
+        """The source has other vBuckets than before."""
+        for slot in self._slots.values():
+            for group in (slot.current, slot.new):
+                if group is not None:
+                    ensureDeferred(group.following.take_source()).addErrback(_unheard)
+
+    async def _begun(
+        self, name: str, folder: DesignFolder, signature: str, design: Design | None = None
+    ) -> Group:
+        """Return a group that has begun to follow."""
+        if design is None:
+            design = await self._parsed(name, folder.text(signature), compiled=False)
+        reducers = [self._reducer(design, index) for index in range(len(design.views))]
+
+        def open_store() -> IndexStore:
+            files = Files(folder.path, design.signature, reducers)
+            mapper = make_mapper(design, self._settings)
+            return IndexStore(files, design.signature, mapper, self._settings, self.source.total)
+
+        following = Following(
+            self._reactor, name, open_store, self.source, self._reach.endpoint, self._settings
+        )
+        following.start()
+        return Group(self._reactor, design, reducers, following, self.source, self._settings)
+
+    def _reducer(self, design: Design, index: int) -> Reducer | None:
+        return make_reducer(design, index, self._settings) if design.views[index].reduces else None
+
+    async def _parsed(self, name: str, body: bytes, *, compiled: bool = True) -> Design:
+        design: Design = await self._in_thread(
+            Design.parse,
+            name,
+            body,
+            self._modules,
+            settings=self._settings,
+            compile_javascript=compiled,
+        )
+        return design
+
+    async def _in_thread(self, what: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        pool = self._reactor.getThreadPool()
+        return await deferToThreadPool(self._reactor, pool, what, *given, **named)
+
+    # --- designs --------------------------------------------------------------------------------
+
+    async def put(self, name: str, body: bytes) -> Design:
+        """Keep a definition and build its index, beside one that answers; raise `Refused`."""
+        design = await self._parsed(name, body)
+        await self._alone(lambda: self._put(name, design))
+        return design
+
+    async def _put(self, name: str, design: Design) -> None:
+        slot = self._slots.get(name)
+        if slot is None:
+            await self._put_first(name, design)
+            return
+        assert slot.current is not None
+        if slot.new is not None:
+            if design.signature == slot.new.design.signature:
+                return
+            await self._give_up_new(slot)
+        if design.signature == slot.current.design.signature:
+            if design.text != slot.current.design.text:
+                slot.folder.keep_text(design.signature, design.text)
+                slot.current.design = design
+            return
+        slot.folder.keep_text(design.signature, design.text)
+        self._keep(slot, new=design.signature)
+        slot.new = await self._begun(name, slot.folder, design.signature, design)
+        self._watch(slot)
+
+    async def _put_first(self, name: str, design: Design) -> None:
+        if len(self._slots) >= self._settings.designs:
+            limit = self._settings.designs
+            raise Refused(403, "too_many", f"there are {limit} designs; index.designs is the limit")
+        folder = DesignFolder(self._root, name)
+        folder.keep_text(design.signature, design.text)
+        slot = _Slot(Kept(name, design.signature), folder)
+        folder.keep(slot.kept)
+        slot.current = await self._begun(name, folder, design.signature, design)
+        self._slots[name] = slot
+
+    async def _give_up_new(self, slot: _Slot) -> None:
+        group, slot.new = slot.new, None
+        assert group is not None
+        await group.following.stop()
+        signature = slot.kept.new
+        self._keep(slot, new="")
+        if signature != slot.kept.old:
+            slot.folder.drop(signature)
+
+    def _watch(self, slot: _Slot) -> None:
+        """Have the new definition answer as soon as it can."""
+        if slot.new is not None:
+            ensureDeferred(self._swap_when_ready(slot, slot.new)).addErrback(_unheard)
+
+    async def _swap_when_ready(self, slot: _Slot, group: Group) -> None:
+        following = group.following
+        while not self._stopping and slot.new is group and not following.ready:
+            await following.progress.wait(self._reactor, self._settings.poll_s)
+        if self._stopping or slot.new is not group:
+            return
+        former, slot.current, slot.new = slot.current, group, None
+        assert former is not None
+        kept = slot.kept
+        until = self._now() + self._settings.keep_old_s
+        before = kept.old
+        self._keep(slot, current=kept.new, new="", old=kept.current, old_until=until)
+        _LOG.info("design %r: the new definition answers", kept.name)
+        await former.following.stop()
+        if before and before not in (slot.kept.current, slot.kept.old):
+            slot.folder.drop(before)
+        self._keep_old(slot)
+
+    def _keep(self, slot: _Slot, **changes: Any) -> None:
+        slot.kept = Kept(**{**vars(slot.kept), **changes})
+        slot.folder.keep(slot.kept)
+
+    def _keep_old(self, slot: _Slot) -> None:
+        """Remove the former definition when its time is over."""
+        slot.cancel()
+        if slot.kept.old and not self._stopping:
+            left_s = max(0.0, slot.kept.old_until - self._now())
+            slot.timer = self._reactor.callLater(left_s, self._forget_old, slot)
+
+    def _forget_old(self, slot: _Slot) -> None:
+        old = slot.kept.old
+        if not old or old == slot.kept.new:
+            return  # it is on its way back
+        self._keep(slot, old="", old_until=0.0)
+        slot.folder.drop(old)
+
+    async def undo(self, name: str) -> Design:
+        """Bring the definition before the last change back; raise `Refused`."""
+        slot = self._slot(name)
+        if slot.new is not None and not slot.kept.old:
+            await self._alone(lambda: self._give_up_new(slot))
+            return self._slot(name).current.design  # type: ignore[union-attr]
+        if not slot.kept.old:
+            raise not_found(f"no former definition of design {name!r} is kept")
+        return await self.put(name, slot.folder.text(slot.kept.old))
+
+    def get(self, name: str) -> Design:
+        """Return the definition that was put last; raise `Refused`."""
+        slot = self._slot(name)
+        group = slot.new or slot.current
+        assert group is not None
+        return group.design
+
+    async def delete(self, name: str) -> None:
+        """Forget a definition with its index; raise `Refused`."""
+        self._slot(name)
+        await self._alone(lambda: self._delete(name))
+
+    async def _delete(self, name: str) -> None:
+        slot = self._slots.pop(name, None)
+        if slot is None:
+            return
+        slot.cancel()
+        instances = []
+        for group in (slot.current, slot.new):
+            if group is not None:
+                store = group.following.store
+                instances += [store.instance] if store is not None else []
+                await group.following.stop()
+        slot.folder.remove()
+        for instance in instances:
+            await self._unregister(instance)
+
+    async def _unregister(self, instance: str) -> None:
+        """Have the nodes keep no deletions for an index that is gone; its rows expire otherwise."""
+        try:
+            await self._in_thread(forget, self._reach.places, instance, tls=self._reach.tls)
+        except ClientError as error:
+            _LOG.warning("%s stays registered until it expires: %s", instance, error)
+
+    async def _alone(self, change: Callable[[], Any]) -> None:
+        """Change designs when no other change is under way."""
+        await self._changing.acquire()
+        try:
+            await change()
+        finally:
+            self._changing.release()
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all designs."""
+        return sorted(self._slots)
+
+    def _slot(self, name: str) -> _Slot:
+        slot = self._slots.get(name)
+        if slot is None:
+            raise not_found(f"there is no design {name!r}")
+        return slot
+
+    def group(self, name: str, new: bool = False) -> Group:
+        """Return a design's index; `new` = that which is being built for a changed definition."""
+        slot = self._slot(name)
+        found = (slot.new or slot.current) if new else slot.current
+        assert found is not None
+        return found
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    def metrics(self) -> Iterator[Metric]:
+        """Return the numbers of ``/metrics``."""
+        groups = {name: slot.current for name, slot in self._slots.items() if slot.current}
+        return metrics_of(groups)
+
+    def documents(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return documents as they are now, as JSON; blocks."""
+        return self._documents.get(keys)
+
+
+def _unheard(failure: Any) -> None:
+    _LOG.error("%s", failure.getErrorMessage())

@@ -1,0 +1,98 @@
+"""What an index process tells a monitoring system of its designs; queries are counted elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+from uprmc.index.group import Group
+from uprmc.index.store import IndexStore
+from uprmc.metrics import Metric
+
+_Samples = list[tuple[Mapping[str, str], float]]
+
+#: Kinds of rollbacks, which all have a sample from the beginning.
+ROLLBACKS = ("header", "old_file", "vbucket", "build")
+
+
+def metrics_of(groups: Mapping[str, Group]) -> Iterator[Metric]:
+    """Yield the numbers of all designs."""
+    opened = {
+        name: group.following.store
+        for name, group in groups.items()
+        if group.following.store is not None
+    }
+    yield _of(
+        groups,
+        "index_pending",
+        "gauge",
+        "Changes that the source has and the index has not, as the source last said.",
+        lambda group: group.pending(),
+    )
+    yield _of(
+        groups,
+        "index_build_ratio",
+        "gauge",
+        "Part of the source's changes that is indexed, from 0 to 1.",
+        lambda group: group.progress(),
+    )
+    yield _of(
+        groups,
+        "index_waiting",
+        "gauge",
+        "Requests that wait for the index to be fresh enough.",
+        lambda group: group.waiting,
+    )
+    for name, kind, text, value in _OF_STORES:
+        samples: _Samples = [({"design": each}, value(store)) for each, store in opened.items()]
+        yield Metric(name, kind, text, samples)
+    yield Metric(
+        "index_rollbacks_total",
+        "counter",
+        "Rollbacks, by what was returned to.",
+        [
+            ({"design": name, "kind": kind}, store.rollbacks[kind])
+            for name, store in opened.items()
+            for kind in ROLLBACKS
+        ],
+    )
+
+
+def _of(
+    groups: Mapping[str, Group],
+    name: str,
+    kind: Literal["counter", "gauge"],
+    text: str,
+    value: Callable[[Group], float],
+) -> Metric:
+    return Metric(name, kind, text, [({"design": each}, value(g)) for each, g in groups.items()])
+
+
+_OF_STORES: tuple[
+    tuple[str, Literal["counter", "gauge"], str, Callable[[IndexStore], float]], ...
+] = (
+    (
+        "index_map_calls_total",
+        "counter",
+        "Documents that were mapped.",
+        lambda store: store.map_calls,
+    ),
+    (
+        "index_map_errors_total",
+        "counter",
+        "Documents of which a map has failed.",
+        lambda store: store.map_errors_total,
+    ),
+    (
+        "index_headers_total",
+        "counter",
+        "Headers that were written and synced.",
+        lambda store: store.headers_written,
+    ),
+    (
+        "index_disk_bytes",
+        "gauge",
+        "Size of the index files.",
+        lambda store: store.files.disk_bytes,
+    ),
+)

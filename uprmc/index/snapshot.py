@@ -1,0 +1,53 @@
+"""A state of an index that one request reads, for as long as its answer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from uprmc.index.store import View
+from uprmc.index.tree import Tree
+
+
+class Snapshot:
+    """See the module docstring. Any thread may read its trees.
+
+    Args:
+        view: what was published.
+        active: bitmap of the vBuckets whose rows count.
+
+    Attributes:
+        wanted: the same, ``None`` = all rows that are in the trees count.
+        building: nothing is in the trees yet.
+    """
+
+    def __init__(self, view: View, active: int) -> None:
+        self._view = view
+        self.building = view.building
+        self._active = active
+        self.wanted: int | None = active if view.trees.vbuckets & ~active else None
+        self._released = False
+
+    def tree(self, view_index: int) -> Tree:
+        """Return the tree of a view."""
+        return self._view.trees.views[view_index]
+
+    def total_rows(self, view_index: int) -> int:
+        """Return how many rows a view has, those that do not count included."""
+        return self.tree(view_index).count
+
+    @property
+    def update_seq(self) -> Mapping[int, int]:
+        """The seqno of each vBucket that it stands for."""
+        positions = self._view.positions
+        return {vb: at.seqno for vb, at in sorted(positions.items()) if self._active >> vb & 1}
+
+    def release(self) -> None:
+        """Let the file go; twice is no error."""
+        if not self._released:
+            self._released = True
+            self._view.file.readers.leave()
+
+
+def taken(view: View, active: int) -> Snapshot | None:
+    """Return a snapshot of what is published, ``None`` = its file was closed: look again."""
+    return Snapshot(view, active) if view.file.readers.enter() else None

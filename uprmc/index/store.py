@@ -1,0 +1,347 @@
+"""What one design has indexed: its trees, where they stand, and the file that they are in.
+
+An `IndexStore` belongs to one thread, the updater's. What other threads may read is `view`, which
+is replaced as a whole: immutable trees and the positions that go with them.
+
+Trees and positions move together, so each header holds exactly what its positions say, also inside
+of a snapshot. That is what a rollback counts on: the newest header at or below a seqno is the state
+of that seqno's history (c.5). What is first built is loaded in bulk, see `first_build`.
+
+Source: systems reference c.3 to c.7; acceptance rows I01, I08, I19 to I24.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from uprmc.client.state import Saved
+from uprmc.config import IndexSettings
+from uprmc.consume.batch import Batch
+from uprmc.index.bitmaps import bitmap, numbers
+from uprmc.index.edits import Edit, Latest, advanced, edits, latest_of
+from uprmc.index.files import Files
+from uprmc.index.first_build import FirstBuild
+from uprmc.index.follow import WentBack
+from uprmc.index.index_file import Contents, Facts, OpenFile, States, Trees, contents_of
+from uprmc.index.model import Document, Mapped, Mapper
+from uprmc.index.rows import id_key, id_text
+from uprmc.index.tree import Header, Position
+from uprmc.model import SnapshotRange
+
+
+class View(NamedTuple):
+    """What is published: everything a query needs, of one moment.
+
+    Attributes:
+        file: which the trees are in, and who reads it.
+        trees: the id tree and those of the views.
+        positions: where each vBucket stands; none while the first build is not loaded.
+        facts: what was learned of each.
+        states: what is done with each.
+        building: the trees are empty because the first build is not loaded yet.
+    """
+
+    file: OpenFile
+    trees: Trees
+    positions: Mapping[int, Position]
+    facts: Mapping[int, Facts]
+    states: States
+    building: bool
+
+
+class IndexStore:
+    """See the module docstring.
+
+    Args:
+        files: the store closes them.
+        signature: of the design, kept in headers.
+        mapper: runs the maps; the store closes it.
+        settings: of the index.
+        num_vbuckets: of the bucket, kept in headers.
+
+    Attributes:
+        view: what is published.
+        states: what is done with each vBucket.
+        map_calls, map_errors_total: since the store was opened.
+        docs_mapped: since the index was begun.
+        instance: as what it is registered with nodes, empty = not yet.
+        errors: the last documents whose maps failed: (id, seqno, why).
+        rollbacks: how often, by kind: ``header``, ``old_file``, ``vbucket``, ``build``.
+        headers_written: how many.
+        header_at: when the last was, on the monotonic clock, or the store was opened.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        signature: str,
+        mapper: Mapper,
+        settings: IndexSettings,
+        num_vbuckets: int = 0,
+    ) -> None:
+        self.files = files
+        self._signature, self._num_vbuckets = signature, num_vbuckets
+        self._mapper, self._settings = mapper, settings
+        self.map_calls = self.map_errors_total = self.headers_written = 0
+        self.errors: deque[tuple[str, int, str]] = deque(maxlen=settings.map_errors)
+        self.rollbacks: Counter[str] = Counter()
+        self.header_at = time.monotonic()
+        self._since: float | None = None
+        self._changes = 0
+        self._take(files.header)
+        self._durable = self.positions()
+        self._build = None if self._positions else FirstBuild(files.current, settings)
+        self._publish()
+
+    def _take(self, header: Header | None) -> None:
+        """Stand where a header stands."""
+        self._trees = self.files.current.trees(header)
+        contents = contents_of(header)
+        self._positions, self._facts = dict(contents.positions), dict(contents.facts)
+        self.states, self.docs_mapped = contents.states, contents.docs_mapped
+        self.instance = contents.instance
+
+    def _publish(self) -> None:
+        building = self._build is not None
+        positions = {} if building else dict(self._positions)
+        facts = dict(self._facts)
+        trees, file = self._trees, self.files.current
+        self.view = View(file, trees, positions, facts, self.states, building)
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def apply(self, batches: list[Batch]) -> None:
+        """Bring the trees up to date with changes of vBuckets that are indexed."""
+        batches = [self._indexed(batch) for batch in batches]
+        self._positions |= advanced(self._positions, batches)
+        changes = sum(map(len, batches))
+        latest = latest_of(chain.from_iterable(batches))
+        if self._build is not None:
+            self._build.add(latest, self._mapped(latest))
+            return
+        if latest:
+            self._update(latest)
+        self._touch(changes)
+        self._publish()
+
+    def _indexed(self, batch: Batch) -> Batch:
+        """Return a batch without what came late for vBuckets that are no longer indexed."""
+        bits = self.states.indexed
+        unwanted = {run.stream for run in batch.runs if not bits >> run.stream.vbucket & 1}
+        return batch.without(unwanted) if unwanted else batch
+
+    def _update(self, latest: Latest) -> None:
+        wanted = sorted(id_key(*each) for each in latest)
+        known = self._trees.known(wanted)
+        ids, views = edits(known, self._mapped(latest), len(self._trees.views))
+        self._edit([ids, *views], 0)
+
+    def _edit(self, found: Sequence[Edit], dropped: int) -> None:
+        self._trees = self._trees.edited(found, dropped)
+
+    def _mapped(self, latest: Latest) -> list[tuple[Document, Mapped]]:
+        """Run the maps of all documents that are there; note what fails."""
+        documents = [each for each in latest.values() if each is not None]
+        if not documents:
+            return []
+        found = list(zip(documents, self._mapper.map(documents), strict=True))
+        self.map_calls += len(found)
+        self.docs_mapped += len(found)
+        for document, mapped in found:
+            if mapped.error is not None:
+                self.map_errors_total += 1
+                self.errors.append((id_text(document.key), document.seqno, mapped.error))
+        return found
+
+    def _touch(self, changes: int = 1) -> None:
+        self._changes += changes
+        if self._since is None:
+            self._since = time.monotonic()
+
+    # --- what the library tells and asks --------------------------------------------------------
+
+    def learn(self, saved: Mapping[int, Saved]) -> None:
+        """Keep logs, purge seqnos and terms."""
+        for vbucket, each in saved.items():
+            self._facts[vbucket] = Facts(each.log, each.purge_seqno, each.term)
+        self._touch()
+        self._publish()
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """Forget them; their rows are gone already."""
+        for vbucket in vbuckets:
+            self._positions.pop(vbucket, None)
+            self._facts.pop(vbucket, None)
+        self._touch()
+        self._publish()
+
+    def positions(self) -> dict[int, Saved]:
+        """Where the trees stand, or will when the first build is loaded."""
+        found = {}
+        for vbucket, (seqno, start, end) in list(self._positions.items()):
+            facts = self._facts.get(vbucket) or Facts()
+            snapshot = SnapshotRange(start, end if seqno > start else seqno)
+            found[vbucket] = Saved(seqno, snapshot, facts.log, seqno, facts.purge_seqno, facts.term)
+        return found
+
+    def durable_of(self, vbucket: int) -> Saved | None:
+        """Where the newest synced header stands."""
+        return self._durable.get(vbucket)
+
+    # --- going back -----------------------------------------------------------------------------
+
+    def roll_back(self, vbucket: int, seqno: int) -> bool:
+        """Return to the state of `seqno`; ``False`` = of this vBucket only 0 is possible.
+
+        Raises:
+            WentBack: to an older header, with all vBuckets.
+        """
+        stands = self._positions.get(vbucket)
+        if stands is None or 0 < stands.seqno <= seqno:
+            return True
+        if self._build is not None:
+            self._start_build_over(self._build)
+            raise WentBack
+        if not seqno:
+            self.rollbacks["vbucket"] += 1
+            self.drop([vbucket])
+            return True
+        found = self.files.header_below(vbucket, seqno, self._positions)
+        if found is None:
+            return False
+        self._return_to(*found)
+        raise WentBack
+
+    def _return_to(self, file: OpenFile, header: Header) -> None:
+        """Cut the file behind a header; vBucket states stay as they are now (c.5)."""
+        self.rollbacks["header" if file is self.files.current else "old_file"] += 1
+        states, instance, mapped = self.states, self.instance, self.docs_mapped
+        self.files.cut_to(file, header)
+        self._take(header)
+        gone = bitmap(self._positions) & ~states.indexed
+        was, self.states = self.states, states._replace(cleanup=states.cleanup | gone)
+        self.instance, self.docs_mapped = instance, mapped
+        self._since, self._changes = None, 0
+        self._durable = self.positions()
+        if was != self.states:
+            self._touch()
+        self._publish()
+
+    def _start_build_over(self, build: FirstBuild) -> None:
+        self.rollbacks["build"] += 1
+        build.abandon()
+        self._positions.clear()
+        self._facts.clear()
+        self._build = FirstBuild(self.files.current, self._settings)
+        self._publish()
+
+    def drop(self, vbuckets: Iterable[int]) -> None:
+        """Remove all rows of vBuckets, in one operation of each tree (row I24)."""
+        found = list(vbuckets)
+        bits = bitmap(found) & self._trees.vbuckets
+        if bits:
+            self._edit([Edit((), ())] * (1 + len(self._trees.views)), bits)
+        for vbucket in found:
+            self._positions.pop(vbucket, None)
+            self._facts.pop(vbucket, None)
+        self._touch()
+        self._publish()
+
+    # --- states of vBuckets ---------------------------------------------------------------------
+
+    def change_states(self, change: Callable[[States], States]) -> States:
+        """Do something else with vBuckets from now on; returns what."""
+        states = change(self.states)
+        if states != self.states:
+            self.states = states
+            self._touch()
+            self._publish()
+        return states
+
+    def name_instance(self, instance: str) -> None:
+        """Keep as what it is registered with nodes."""
+        self.instance = instance
+        self._touch()
+
+    # --- the first build ------------------------------------------------------------------------
+
+    def finish_build(self) -> None:
+        """Load what was sorted."""
+        build = self._build
+        if build is None:
+            return
+        self._trees = build.load()
+        self._build = None
+        self._touch(build.documents)
+        self._publish()
+        self.write_header()
+
+    @property
+    def is_building(self) -> bool:
+        """Whether the first build is not loaded yet."""
+        return self._build is not None
+
+    # --- headers --------------------------------------------------------------------------------
+
+    def header_due(self, now: float) -> float | None:
+        """In how many seconds a header is to be written, ``None`` = nothing is to be written."""
+        if self._since is None or self._build is not None:
+            return None
+        if self._changes >= self._settings.update_min_changes:
+            return 0.0
+        return self._since + self._settings.update_interval_s - now
+
+    def write_header(self) -> None:
+        """Write and sync one: what it says is durable."""
+        if self._build is not None:
+            return
+        saved = self.positions()
+        contents = Contents(
+            dict(self._positions), self._facts, self.states, self.docs_mapped, self.instance
+        )
+        self.files.current.write_header(
+            self._trees, contents, signature=self._signature, num_vbuckets=self._num_vbuckets
+        )
+        self._since, self._changes = None, 0
+        self.header_at = time.monotonic()
+        self.headers_written += 1
+        self._durable = saved
+
+    # --- in the background ----------------------------------------------------------------------
+
+    def work(self) -> Iterator[None] | None:
+        """Slices of work for when nothing else is to be done, ``None`` = there is none."""
+        if self._build is not None:
+            return None
+        if self.states.cleanup:
+            return self._clean()
+        return None
+
+    def _clean(self) -> Iterator[None]:
+        """Remove the rows of vBuckets that are no longer wanted (row I16)."""
+        self.drop(numbers(self.states.cleanup))
+        self.change_states(lambda states: states._replace(cleanup=0))
+        yield
+
+    def begin_compaction(self) -> None:
+        """Begin to compact the file, unless that is under way."""
+
+    def sizes(self) -> dict[str, int | float]:
+        """Return sizes of the files, for ``_info``."""
+        disk_bytes = self.files.disk_bytes
+        return {"disk_bytes": disk_bytes}
+
+    def close(self, *, orderly: bool) -> None:
+        """Close the file, having written a header if `orderly`."""
+        try:
+            if orderly and self._since is not None:
+                self.write_header()
+        finally:
+            if self._build is not None:
+                self._build.abandon()
+            self._mapper.close()
+            self.files.close()

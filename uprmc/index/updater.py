@@ -1,0 +1,302 @@
+"""The thread that owns an index: it applies what was queued, in order, and writes headers in time.
+
+Everything that changes the trees or their file happens in this thread, one thing after the other:
+batches (as many as are there at once, up to a limit), and jobs. When nothing is queued it does
+slices of background work. What it has published may be read by any thread.
+
+A failure (a full disk, a damaged file, a store that cannot go on) ends it: `failed` fires, all jobs
+fail, and the group opens the file again at its newest header.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from uprmc.client.state import Saved
+from uprmc.consume.batch import Batch
+
+_Result = TypeVar("_Result")
+
+
+class Stopped(Exception):
+    """The updater does nothing any more."""
+
+
+class Owned(Protocol):
+    """What the thread works on; see `store.IndexStore`."""
+
+    def apply(self, batches: list[Batch]) -> None:
+        """Bring the trees up to date with changes."""
+
+    def learn(self, saved: Mapping[int, Saved]) -> None:
+        """Keep logs, purge seqnos and terms."""
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """Forget them."""
+
+    def roll_back(self, vbucket: int, seqno: int) -> bool:
+        """See `follow.Updates.roll_back`."""
+
+    def positions(self) -> dict[int, Saved]:
+        """Where the trees stand."""
+
+    def durable_of(self, vbucket: int) -> Saved | None:
+        """Where the newest synced header stands."""
+
+    def header_due(self, now: float) -> float | None:
+        """In how many seconds a header is to be written, ``None`` = nothing is to be written."""
+
+    def write_header(self) -> None:
+        """Write and sync one."""
+
+    def work(self) -> Iterator[None] | None:
+        """Slices of work for when nothing else is to be done, ``None`` = there is none."""
+
+    def close(self, *, orderly: bool) -> None:
+        """Close the file, having written a header if `orderly`."""
+
+
+class _Job(NamedTuple):
+    what: Callable[[], Any]
+    done: Deferred[Any] | None
+
+
+class Updater:
+    """See the module docstring. All methods are for the reactor's thread.
+
+    Args:
+        reactor: whose thread calls, and is told.
+        name: of the thread.
+        open_store: makes the store, in the thread.
+        limit_bytes: more is not queued; the library waits.
+        batch_changes: most changes that are applied at once.
+        on_progress: called when something was applied, a job was done, or a header was written.
+
+    Attributes:
+        store: once `started` has fired.
+        started: fires when the store is open, or fails with why it cannot be.
+        failed: fires with a failure that has ended the thread.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        name: str,
+        open_store: Callable[[], Owned],
+        limit_bytes: int,
+        batch_changes: int,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._reactor = reactor
+        self._open_store = open_store
+        self._limit_bytes = limit_bytes
+        self._batch_changes = batch_changes
+        self._on_progress = on_progress
+        self._queue: deque[Batch | _Job] = deque()
+        self._ready = threading.Condition()
+        self._queued_bytes = 0
+        self._room: Deferred[None] | None = None
+        self._stopping = self._orderly = self._told = False
+        self._ended: Deferred[None] = Deferred()
+        self.store: Any = None
+        self.started: Deferred[None] = Deferred()
+        self.failed: Deferred[None] = Deferred()
+        self.failed.addErrback(lambda failure: failure)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # --- what is queued -------------------------------------------------------------------------
+
+    def take(self, batch: Batch) -> Deferred[None] | None:
+        """See `follow.Updates.take`."""
+        self._put(batch)
+        self._queued_bytes += batch.kept_bytes
+        if self._queued_bytes < self._limit_bytes:
+            return None
+        self._room = self._room or Deferred()
+        return self._room
+
+    def learn(self, saved: Mapping[int, Saved]) -> None:
+        """See `follow.Updates.learn`."""
+        found = dict(saved)
+        self._put(_Job(lambda: self.store.learn(found), None))
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """See `follow.Updates.forget`."""
+        found = list(vbuckets)
+        self._put(_Job(lambda: self.store.forget(found), None))
+
+    def roll_back(self, vbucket: int, seqno: int) -> Deferred[bool] | bool:
+        """See `follow.Updates.roll_back`."""
+        stands = self.positions().get(vbucket)
+        if seqno and not self._queued_bytes and stands is not None and stands.seqno == seqno:
+            return True
+        return self.do(lambda: bool(self.store.roll_back(vbucket, seqno)))
+
+    def positions(self) -> dict[int, Saved]:
+        """See `follow.Updates.positions`."""
+        found: dict[int, Saved] = self.store.positions()
+        return found
+
+    def durable_of(self, vbucket: int) -> Saved | None:
+        """See `follow.Updates.durable_of`."""
+        found: Saved | None = self.store.durable_of(vbucket)
+        return found
+
+    def do(self, what: Callable[[], _Result]) -> Deferred[_Result]:
+        """Do something in the thread, after everything that is queued."""
+        done: Deferred[_Result] = Deferred()
+        self._put(_Job(what, done))
+        return done
+
+    def level(self) -> Deferred[None]:
+        """Fire when everything that is queued now was applied."""
+        return self.do(lambda: None)
+
+    def look(self) -> None:
+        """There may be work for when nothing else is to be done."""
+        with self._ready:
+            self._ready.notify()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of changes that are not applied yet."""
+        return self._queued_bytes
+
+    def stop(self, *, orderly: bool = True) -> Deferred[None]:
+        """Apply what is queued (if `orderly`), close the store; fires when the thread has ended."""
+        with self._ready:
+            self._stopping, self._orderly = True, orderly
+            self._ready.notify()
+        return self._ended
+
+    def _put(self, item: Batch | _Job) -> None:
+        with self._ready:
+            if self._told:
+                if isinstance(item, _Job) and item.done is not None:
+                    item.done.errback(Stopped())
+                return
+            self._queue.append(item)
+            self._ready.notify()
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self.store = self._open_store()
+        except BaseException:
+            self._call(self.started.errback, Failure())
+            self._end(None)
+            return
+        self._call(self.started.callback, None)
+        failure = None
+        try:
+            while self._turn():
+                pass
+        except BaseException:
+            failure = Failure()
+        try:
+            self.store.close(orderly=failure is None and self._orderly)
+        except BaseException:
+            failure = failure or Failure()
+        self._end(failure)
+
+    def _turn(self) -> bool:
+        """Do the next thing; ``False`` = end."""
+        due = self.store.header_due(time.monotonic())
+        if due is not None and due <= 0:
+            self.store.write_header()
+            self._call(self._progressed)
+            return True
+        work = None
+        with self._ready:
+            if self._stopping and not (self._orderly and self._queue):
+                return False
+            if not self._queue:
+                work = self.store.work()
+                if work is None:
+                    self._ready.wait(due)
+                    return True
+            found = self._next() if self._queue else []
+        if found:
+            self._do(found)
+        elif work is not None and next(work, self) is self:
+            self._call(self._progressed)
+        return True
+
+    def _next(self) -> list[Batch | _Job]:
+        """Take the next job, or all batches that are applied together."""
+        found = [self._queue.popleft()]
+        if isinstance(found[0], _Job):
+            return found
+        changes = len(found[0])
+        while self._queue and changes < self._batch_changes:
+            item = self._queue[0]
+            if isinstance(item, _Job):
+                break
+            changes += len(item)
+            found.append(self._queue.popleft())
+        return found
+
+    def _do(self, found: list[Batch | _Job]) -> None:
+        batches = [each for each in found if isinstance(each, Batch)]
+        if batches:
+            self.store.apply(batches)
+            self._call(self._applied, sum(batch.kept_bytes for batch in batches))
+            return
+        for job in found:
+            assert isinstance(job, _Job)
+            self._do_job(job)
+
+    def _do_job(self, job: _Job) -> None:
+        if job.done is None:
+            job.what()
+            return
+        try:
+            result = job.what()
+        except Exception:
+            self._call(job.done.errback, Failure())
+        else:
+            self._call(job.done.callback, result)
+        self._call(self._progressed)
+
+    # --- telling the reactor --------------------------------------------------------------------
+
+    def _call(self, what: Callable[..., Any], *arguments: Any) -> None:
+        self._reactor.callFromThread(what, *arguments)
+
+    def _applied(self, size_bytes: int) -> None:
+        self._queued_bytes -= size_bytes
+        if self._room is not None and self._queued_bytes < self._limit_bytes // 2:
+            room, self._room = self._room, None
+            room.callback(None)
+        self._on_progress()
+
+    def _progressed(self) -> None:
+        self._on_progress()
+
+    def _end(self, failure: Failure | None) -> None:
+        with self._ready:
+            self._told = True
+            left = [each for each in self._queue if isinstance(each, _Job) and each.done]
+            self._queue.clear()
+        self._call(self._tell_end, failure, left)
+
+    def _tell_end(self, failure: Failure | None, left: list[_Job]) -> None:
+        for job in left:
+            assert job.done is not None
+            job.done.errback(Stopped())
+        room, self._room = self._room, None
+        if room is not None:
+            room.errback(Stopped())
+        if failure is not None:
+            self.failed.errback(failure)
+        self._ended.callback(None)
