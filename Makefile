@@ -24,7 +24,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-growth bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-index bench-growth bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -101,7 +101,7 @@ test: system-packages $(VENV)/tox-installed ## run every test and check
 test-fast: $(VENV)/tox-installed ## run the checks and the tests that take no time
 	$(BIN)/python -m tox run -e $(TOX_TESTS) -- $(FAST_ARGS)
 
-bench: bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-growth ## run all benchmarks
+bench: bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-index bench-growth ## run all benchmarks
 
 bench-kv: $(VENV)/installed ## key-value operations against memcached
 	$(BIN)/python -m bench.kv $(BENCH_ARGS)
@@ -140,6 +140,10 @@ $(VENV)/bench-installed: $(VENV)/installed
 bench-upr: $(VENV)/bench-installed bench-packages ## streams against those of Redis
 	$(BIN)/python -m bench.upr $(BENCH_ARGS)
 
+$(VENV)/javascript-installed: $(VENV)/installed
+	@$(BIN)/python -m $(PIP_EDITABLE) '.[javascript]' >&2
+	@touch $@
+
 bench-growth: $(VENV)/bench-installed bench-packages ## how cost grows with items, connections, vBuckets and consumers
 	$(BIN)/python -m bench.growth --plot docs/growth.svg $(BENCH_ARGS)
 
@@ -154,6 +158,9 @@ bench-spark: $(VENV)/spark-installed ## Spark against plain programs; local back
 
 bench-xdcr: $(VENV)/installed ## links between nodes against a waiting copy
 	$(BIN)/python -m bench.xdcr $(BENCH_ARGS)
+
+bench-index: $(VENV)/javascript-installed bench-packages ## views: building and asking them, against PouchDB
+	$(BIN)/python -m bench.index $(BENCH_ARGS)
 
 changelog: $(VENV)/tox-installed ## show the news since the last release
 	$(BIN)/python -m tox run -q -e changelog

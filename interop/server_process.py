@@ -82,8 +82,9 @@ class Address:
 class ServerProcess:
     """A running server. Use it in a ``with`` statement; leaving it kills what still runs.
 
-    ``memcached`` is the listener for memcached clients. ``upr`` and ``http`` are ``None`` for a
-    peer that has no such thing; ``durable`` tells whether a restart is expected to keep the data.
+    ``memcached`` is the listener for memcached clients. ``upr``, ``http`` and ``views`` are
+    ``None`` for a peer that has no such thing; ``durable`` tells whether a restart is expected to
+    keep the data.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class ServerProcess:
         self.durable = kind == "uprmc"
         self.upr: Address | None = None
         self.http: Address | None = None
+        self.views: Address | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _reap
         try:
             self._process = start(
@@ -260,6 +262,7 @@ def start_uprmc(
 ) -> ServerProcess:
     """Start ``uprmc serve`` on a data directory, free ports, and wait for its ready line."""
     listeners = ["--memcached", memcached, "--upr", ANY_PORT, "--http", ANY_PORT]
+    listeners += ["--set", f"server.views={ANY_PORT}"]
     command = [*serve_command(), "--data", str(data), *listeners, *options]
     environment = {
         name: value
@@ -278,6 +281,7 @@ def start_uprmc(
         server.memcached = Address.parse(facts["memcached"])
         server.upr = Address.parse(facts["upr"])
         server.http = Address.parse(facts["http"]) if ":" in facts.get("http", "") else None
+        server.views = Address.parse(facts["views"]) if ":" in facts.get("views", "") else None
     except BaseException:
         server.__exit__(None, None, None)
         raise
