@@ -155,6 +155,15 @@ EVENTS = {
         "clients, could not be read. What was lost starts from the beginning."
     ),
     "tap.tick_failed": _BUG,
+    "index.event": _info("The index process has done what `text` says."),
+    "index.trouble": _warn(
+        "Something failed in the index process, and it goes on: `text` says what and why; it tries "
+        "again."
+    ),
+    "index.failed": _error(
+        "An index, or a design, cannot go on: `text` says which and why. It is opened again after "
+        "a pause."
+    ),
     "tap_adapter.upstream_reached": _info("`uprmc tap-adapter` has reached its upstream."),
     "tap_adapter.upstream_unreachable": _warn(
         "`uprmc tap-adapter` could not reach its upstream at the start: the reason. It tries again "

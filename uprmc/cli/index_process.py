@@ -1,0 +1,146 @@
+"""An index process: its reactor, its listener, and the service of designs behind it.
+
+A node that starts it hands over the listening socket: what has connected meanwhile waits in the
+socket's queue. Standard input then tells when that node is gone.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.python.threadpool import ThreadPool
+
+from uprmc.cli.signals import heed_signals
+from uprmc.config import Settings
+from uprmc.errors import ConfigError
+from uprmc.index.http import views_site
+from uprmc.index.reach import Reach
+from uprmc.index.service import Service
+from uprmc.server.listener import Listener, listen
+from uprmc.server.log import Log, set_level, start_logging
+
+_log = Log("index")
+
+
+class IndexProcess:
+    """One index and the process's reactor.
+
+    Args:
+        reactor: the process's, not running yet.
+        read_settings: reads those of ``index``, ``log`` and ``server.views``; called again after a
+            SIGHUP.
+        reach: the nodes whose documents are indexed.
+        data: directory of designs.
+        listen_fd: a listening socket, ``None`` = listen where ``server.views`` says.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        read_settings: Callable[[], Settings],
+        reach: Reach,
+        data: Path,
+        listen_fd: int | None,
+    ) -> None:
+        settings = read_settings()
+        heed_signals(reactor, read_settings, self._reload, _log)
+        start_logging(settings.log)
+        logging.getLogger("uprmc").addHandler(_ToLog())
+        logging.getLogger("uprmc").setLevel(logging.INFO)
+        self._reactor, self._settings, self._listen_fd = reactor, settings, listen_fd
+        self._service = Service(reactor, data, reach, settings.index)
+        self._queries = ThreadPool(0, settings.index.query_threads, "uprmc-index-query")
+        self._listener: Listener | None = None
+        self._address = ""
+        self._error: BaseException | None = None
+
+    def run(self) -> int:
+        """Serve until stopped; returns the exit code or raises what went wrong."""
+        self._reactor.callWhenRunning(self._start)
+        self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
+        self._reactor.run()
+        if self._error is not None:
+            raise self._error
+        return 0
+
+    def _start(self) -> None:
+        ensureDeferred(self._begin()).addErrback(self._failed)
+
+    async def _begin(self) -> None:
+        self._queries.start()
+        try:
+            await self._service.start()
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from None
+        site = views_site(
+            self._service,
+            self._settings.index,
+            self._reactor,
+            self._queries,
+            lambda: [self._address],
+        )
+        await self._listen(site)
+        sys.stdout.write(f"uprmc index ready views={self._address} pid={os.getpid()}\n")
+        sys.stdout.flush()
+
+    async def _listen(self, site: Any) -> None:
+        if self._listen_fd is None:
+            server = self._settings.server
+            self._listener = await listen(
+                self._reactor,
+                server.views,
+                site,
+                setting="server.views",
+                backlog=server.listen_backlog,
+            )
+        else:
+            given = socket.socket(fileno=self._listen_fd)
+            given.setblocking(False)
+            port = self._reactor.adoptStreamPort(given.fileno(), given.family, site)
+            given.close()
+            self._listener = Listener(port)
+        self._address = self._listener.address
+
+    def _failed(self, failure: Any) -> None:
+        self._error = failure.value
+        if self._reactor.running:
+            self._reactor.stop()
+
+    def _reload(self, settings: Settings) -> None:
+        set_level(settings.log.level)
+
+    def _stop(self) -> Deferred[None]:
+        return ensureDeferred(self._end())
+
+    async def _end(self) -> None:
+        if self._listener is not None:
+            await self._listener.stop()
+        try:
+            await self._service.shutdown()
+        except Exception as error:
+            self._error = self._error or error
+        if self._queries.started:
+            self._queries.stop()
+
+
+class _ToLog(logging.Handler):
+    """Has what the client library and the index log written as the node's log is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one."""
+        section = record.name.removeprefix("uprmc.")
+        text = " ".join(record.getMessage().split())
+        if record.levelno >= logging.ERROR:
+            _log.error("failed", part=section, text=text)
+        elif record.levelno >= logging.WARNING:
+            _log.warn("trouble", part=section, text=text)
+        else:
+            _log.info("event", part=section, text=text)

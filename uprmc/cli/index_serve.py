@@ -1,0 +1,86 @@
+"""``uprmc index serve``: run an index as a process of its own, beside a node or elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from uprmc.cli.former_names import warn
+from uprmc.cli.node_access import TLS_OPTIONS
+from uprmc.cli.serve import from_pairs
+from uprmc.config import Settings, load
+from uprmc.errors import ConfigError
+
+DEFAULT_VIEWS = "127.0.0.1:8092"
+
+
+def _with_tls(function: Any) -> Any:
+    for option in reversed(TLS_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command(name="serve")
+@click.option(
+    "--source",
+    "sources",
+    required=True,
+    multiple=True,
+    metavar="HOST:PORT",
+    help="The upr listener of a node whose documents are indexed; repeat it for several nodes.",
+)
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory of designs and index files.",
+)
+@click.option("--views", metavar="HOST:PORT", help=f"Where to listen.  [default: {DEFAULT_VIEWS}]")
+@click.option("--listen-fd", type=int, hidden=True, help="A listening socket, from a node.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
+@_with_tls
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change any setting; those of `index`, `log` and `server.views` count here.",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def serve(
+    sources: tuple[str, ...],
+    data: Path,
+    views: str | None,
+    listen_fd: int | None,
+    config: Path | None,
+    tls: bool,
+    tls_ca: str | None,
+    no_tls_verify: bool,
+    changes: tuple[str, ...],
+    debug: bool,
+) -> int:
+    """Index the documents of nodes, and answer queries over HTTP.
+
+    When it is ready, it prints one line to standard output. The log goes to standard error.
+    SIGTERM or SIGINT stops it in order.
+    """
+    given = from_pairs(changes)
+    if views is not None:
+        given["server.views"] = views
+
+    def read_settings() -> Settings:
+        return load(config, os.environ, given, warn)
+
+    if listen_fd is not None and views is not None:
+        raise ConfigError("--listen-fd and --views: say one of them")
+    from uprmc.cli.index_process import IndexProcess
+    from uprmc.cli.index_reach import reach_of
+    from uprmc.server.reactor import install
+
+    reactor = install()
+    reach = reach_of(sources, tls, tls_ca, verify=not no_tls_verify)
+    return IndexProcess(reactor, read_settings, reach, data, listen_fd).run()
