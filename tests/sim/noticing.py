@@ -59,6 +59,7 @@ _NOTICED_BY = {
     "_promote_above_our_own_only": 2,
     "_purge_replicas_freely": 9,
     "_purge_what_is_not_due": 3,
+    "_raise_floors_at_promotion": 4,
     "_raise_the_floor": 1,
     "_remember_a_name_that_is_deregistered": 175,
     "_report_parts_of_a_flush_as_on_disk": 180,

@@ -135,6 +135,30 @@ def _tell_replicas_everything(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(table_module, "shown_to", lambda reports, reach: whole(reports, SEQNO_MAX))
 
 
+def _forget_rows_at_promotion(patch: pytest.MonkeyPatch) -> None:
+    """Begin without those that the replica was told."""
+    whole = table_module.WatermarkTable.promote
+
+    def promote(table: Any, held: Any, now: float) -> None:
+        whole(table, held, now)
+        table._rows.clear()
+
+    patch.setattr(table_module.WatermarkTable, "promote", promote)
+
+
+def _raise_floors_at_promotion(patch: pytest.MonkeyPatch) -> None:
+    """Take builders for clients that begin now."""
+    whole = table_module.WatermarkTable.promote
+
+    def promote(table: Any, held: Any, now: float) -> None:
+        whole(table, held, now)
+        for name, row in table._rows.items():
+            if row.floor is not None:
+                table._rows[name] = row._replace(floor=held.high_seqno)
+
+    patch.setattr(table_module.WatermarkTable, "promote", promote)
+
+
 def _purge_replicas_freely(patch: pytest.MonkeyPatch) -> None:
     """Drop at a replica what its source has not dropped."""
     patch.setattr(Bucket, "_not_beyond_source", lambda bucket, vbucket, limit: limit)
@@ -147,6 +171,22 @@ _KILLED = replace(_ALONE, faults=Faults(cut_s=0.3, crash_s=0.5))
 _BUILDERS = replace(_KILLED, lifetime_s=30, keys=14, faults=Faults(cut_s=0.1))
 _REBUILDERS = replace(
     _BUILDERS, clients=("rebalance",), keys=60, writer_s=0.05, loses=0.1, faults=Faults(cut_s=0.1)
+)
+_PROMOTED = replace(
+    _KILLED, faults=Faults(cut_s=0.3), operating={"failover": 1}, report_s=0.01, lifetime_s=30
+)
+_PROMOTED_BUILDERS = replace(
+    _REBUILDERS,
+    clients=("index",),
+    operating={"failover": 1},
+    operator_s=0.6,
+    writer_s=0.1,
+    purge_s=0.02,
+    report_s=0.01,
+    replica_lifetime_s=100,
+    loses=0.05,
+    steps=6_000,
+    faults=Faults(cut_s=0.3),
 )
 _LATE = replace(
     _ALONE,
@@ -172,6 +212,8 @@ _PLANS: dict[Patch, WatermarkPlan] = {
     _answer_before_it_is_on_disk: _KILLED,
     _purge_replicas_freely: replace(_ALONE, topology="star", clients=(), purge_s=0.05),
     _tell_replicas_everything: replace(_ALONE, report_s=0.01),
+    _forget_rows_at_promotion: _PROMOTED,
+    _raise_floors_at_promotion: _PROMOTED_BUILDERS,
 }
 
 
@@ -188,6 +230,8 @@ _PLANS: dict[Patch, WatermarkPlan] = {
         (_store_no_revision_floor, "the revision falls from"),
         (_answer_before_it_is_on_disk, "is registered, but not on disk"),
         (_tell_replicas_everything, "is told of"),
+        (_forget_rows_at_promotion, "needs deletions above"),
+        (_raise_floors_at_promotion, "needs deletions above"),
         (_purge_replicas_freely, "is purged further than any active"),
     ],
 )

@@ -60,6 +60,7 @@ def test_the_runs_do_what_they_are_for() -> None:
         "purged",
         "rows judged",
         "rows lived through a crash",
+        "rows promoted",
         "rows told",
     }
     plan = replace(_RUNS["rows that end soon, nodes killed"], operating={"failover": 1})

@@ -6,15 +6,18 @@ read from its table and from its disk. A row is called *sure* while it must be t
 
 I1: nothing is purged above what a sure row needs. I4: a replica is told of no row, and shows none,
 that is ahead of the last complete snapshot on its own disk. (I2 is `upr_judges.StreamJudge`, I3
-`replica_truth`.)
+`replica_truth`.) A replica that is promoted goes on with the rows that it was told, and with their
+floors.
 
 Source: `reference/systems.md` a.1 to a.7; rows X05, X16, X18, X21, X25.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.sim import upr_codec as codec
@@ -27,7 +30,7 @@ Place = tuple[str, int, bytes]
 
 _LONG_AGO = 1.0
 
-_COUNTED = ("judged", "lived through a crash", "shown", "told", "unsure")
+_COUNTED = ("judged", "lived through a crash", "promoted", "shown", "told", "unsure")
 
 #: A floor that nobody outside of the node knows yet.
 _UNKNOWN = codec.NEVER
@@ -48,11 +51,13 @@ class Row:
         watermark: the highest that was ever sent.
         floor: of a build, ``None`` = there is none.
         until: Unix time up to which it is sure to live; 0 = it may be gone already.
+        stored: whether it must be on disk, because a report was accepted.
     """
 
     watermark: int = 0
     floor: int | None = None
     until: float = 0
+    stored: bool = False
 
     @property
     def reach(self) -> int:
@@ -64,6 +69,15 @@ class Row:
         self.watermark = min(self.watermark, begin)
         if self.floor is not None and self.floor != _UNKNOWN:
             self.floor = min(self.floor, begin)
+
+
+class Told(NamedTuple):
+    """What a replica was told of a row, and in which history."""
+
+    watermark: int
+    uuid: int
+    floor: int | None
+    lifetime_s: int
 
 
 class WatermarkJudge:
@@ -79,6 +93,8 @@ class WatermarkJudge:
         self._rows: dict[Place, Row] = {}
         self._seen: dict[tuple[str, int], tuple[int, int]] = {}
         self._shown: dict[tuple[str, int], object] = {}
+        self._told: dict[tuple[str, int], dict[bytes, Told]] = {}
+        self._instances: set[bytes] = set()
         self._clock_steps = 0
 
     @property
@@ -96,6 +112,7 @@ class WatermarkJudge:
 
     def sent(self, place: Place, watermark: int) -> None:
         """A client has sent a report; from now on it may count."""
+        self._instances.add(place[2])
         row = self._rows.setdefault(place, Row())
         row.watermark = max(row.watermark, watermark)
 
@@ -109,6 +126,7 @@ class WatermarkJudge:
             return  # it has come late
         if row.until and self.now_s > row.until:  # it may have expired, and this is another one
             row.floor = None if row.watermark and row.floor != _UNKNOWN else _UNKNOWN
+        row.stored = True
         if sent.clock_steps == self._world.wall_clock_steps:
             row.until = int(sent.clock_s) + lifetime_s
         if row.floor is not None and row.floor <= row.watermark:
@@ -162,7 +180,7 @@ class WatermarkJudge:
         for place, row in self._of(node.name):
             stored = self._on_disk(node, place[1]).get(place[2])
             if stored is None:
-                if self.is_sure(place) and node.disk.sync:
+                if self.is_sure(place) and row.stored and node.disk.sync:
                     complain(f"{place} was registered, and is lost in a crash")
                 self.forget(place)
                 continue
@@ -175,6 +193,9 @@ class WatermarkJudge:
         for name, number in [key for key in self._seen if key[0] == node.name]:
             header, _ = node.store_judge.newest.vbuckets.get(number, (None, {}))
             self._seen[name, number] = (0, header.failover_log[0].uuid if header else 0)
+        for name, number in [key for key in self._told if key[0] == node.name]:
+            found = self._on_disk(node, number).items()
+            self._told[name, number] = {instance: Told(*row[:3], row[4]) for instance, row in found}
 
     def _on_disk(
         self, node: ReplicaNode, number: int
@@ -187,6 +208,11 @@ class WatermarkJudge:
         """A replica is told of its source's rows."""
         header, _ = node.store_judge.newest.vbuckets.get(vbucket.id, (None, {}))
         whole = last_complete(header) if header is not None else 0
+        uuid = vbucket.failover_log[0].uuid
+        rows = list(rows)
+        self._told[node.name, vbucket.id] = {
+            row.id: Told(row.watermark, uuid, row.floor, row.lifetime_s) for row in rows
+        }
         for row in rows:
             self.counts["told"] += 1
             if node.disk.sync and row.effective > whole:
@@ -239,6 +265,8 @@ class WatermarkJudge:
 
     def _look_at_active(self, name: str, number: int, look: Look) -> None:
         seen = (look.purge, look.log[0][0])
+        if (name, number) not in self._seen:
+            self._promoted(name, number, look)
         before = self._seen.get((name, number), (0, 0))
         if before == seen:
             return
@@ -250,6 +278,25 @@ class WatermarkJudge:
                 self.counts["judged"] += 1
                 if look.purge > row.reach:
                     complain(f"{place} needs deletions above {row.reach}: {row}; {look}")
+
+    def _promoted(self, name: str, number: int, look: Look) -> None:
+        """A node has become active: it has the rows that it was told, up to where its history went.
+
+        Each counts as reported now. They are on disk when that is said to the client.
+        """
+        ends = {older[0]: newer[1] for newer, older in pairwise(look.log)}
+        for instance, told in self._told.pop((name, number), {}).items():
+            end = ends.get(told.uuid)
+            if end is None or instance not in self._instances:
+                continue  # it was told in another history; or nobody here knows its reports
+            if min(max(told.watermark, told.floor or 0), end) < look.purge:
+                continue  # the purge of a newer snapshot came, and no rows since: it is further on
+            row = self._rows.setdefault((name, number, instance), Row())
+            row.watermark = max(row.watermark, min(told.watermark, end))
+            if row.floor != _UNKNOWN:
+                row.floor = None if told.floor is None else min(told.floor, end)
+            row.until = int(self.now_s) + told.lifetime_s if told.lifetime_s else math.inf
+            self.counts["promoted"] += 1
 
     # --- replicas ---------------------------------------------------------------------------------
 
