@@ -37,7 +37,14 @@ FRAME_MAX_BYTES = ITEM_LIMIT_MAX_BYTES + 1 * MIB
 
 #: Environment variables of verbs and of the core, which name no settings.
 _OF_VERBS = frozenset(
-    {"UPRMC_CORE", "UPRMC_NODE", "UPRMC_TLS", "UPRMC_TLS_CA", "UPRMC_NO_TLS_VERIFY"}
+    {
+        "UPRMC_CORE",
+        "UPRMC_NODE",
+        "UPRMC_VIEWS",
+        "UPRMC_TLS",
+        "UPRMC_TLS_CA",
+        "UPRMC_NO_TLS_VERIFY",
+    }
 )
 
 

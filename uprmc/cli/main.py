@@ -34,6 +34,7 @@ _VERBS = {
     "vbucket": "vbucket:vbucket",
     "watermarks": "watermarks:watermarks",
     "xdcr": "xdcr:xdcr",
+    "index": "index:index",
     "failover-log": "failover_log:failover_log",
     "observe": "observe:observe",
     "replicate": "replicate:replicate_verb",

@@ -1,0 +1,343 @@
+"""``uprmc index``: designs of views, what is in them, and how their indexes are.
+
+Source: contracts section 4.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from uprmc.cli.arguments import Read, seconds, whole
+from uprmc.cli.node_access import NodeAccess
+from uprmc.cli.views_access import ViewsAccess, design_path, found_views, talks_to_views
+from uprmc.client.connection import NodeError
+from uprmc.errors import ConfigError
+
+#: How long an answer may take beyond what the listener itself waits.
+_GRACE_S = 5.0
+
+#: Rows whose widths make the columns of a table; it goes on with these.
+_WIDE_ROWS = 500
+
+#: Characters of a cell.
+_CELL = 80
+
+_SERVE = "uprmc.cli.index_serve"
+
+
+class _Index(click.Group):
+    """Imports ``serve`` when it is used: the other verbs need no Twisted."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        more = ["serve"] if find_spec(_SERVE) else []
+        return sorted([*super().list_commands(ctx), *more])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "serve" and find_spec(_SERVE):
+            found: click.Command = import_module(_SERVE).serve
+            return found
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Index)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+def index() -> None:
+    """Put designs of views, query them, and see how their indexes are."""
+
+
+_NAME = click.argument("name", metavar="NAME")
+
+
+@index.command()
+@_NAME
+@click.argument("file", metavar="FILE")
+@talks_to_views("Print one JSON object.")
+def put(name: str, file: str, views: ViewsAccess, as_json: bool) -> None:
+    """Store a design and build its index; FILE is JSON, and - is the standard input.
+
+    A changed design is built beside the old one, which answers until the new one is complete.
+    """
+    found = views.fetch("PUT", design_path(name), _content(file))
+    _show(found, as_json, f"{name}: stored")
+
+
+def _content(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
+
+@index.command()
+@_NAME
+@talks_to_views("Print the design, which is JSON anyway.")
+def get(name: str, views: ViewsAccess, as_json: bool) -> None:
+    """Print a design as it was put."""
+    click.echo(views.ask("GET", design_path(name)), nl=False)
+
+
+@index.command(name="list")
+@talks_to_views("Print one JSON object.")
+def list_(views: ViewsAccess, as_json: bool) -> None:
+    """List the designs."""
+    found = views.fetch("GET", "/default/_design")
+    rows = [
+        {"name": row["name"], "state": row["state"], "views": ", ".join(row["views"])}
+        for row in found["rows"]
+    ]
+    _show(found, as_json, _table(("name", "state", "views"), rows))
+
+
+@index.command()
+@_NAME
+@talks_to_views("Print one JSON object.")
+def delete(name: str, views: ViewsAccess, as_json: bool) -> None:
+    """Delete a design with its index."""
+    found = views.fetch("DELETE", design_path(name))
+    _show(found, as_json, f"{name}: deleted")
+
+
+@index.command()
+@_NAME
+@talks_to_views("Print one JSON object.")
+def compact(name: str, views: ViewsAccess, as_json: bool) -> None:
+    """Begin to rewrite an index file without what is no longer used."""
+    found = views.fetch("POST", design_path(name, "_compact"))
+    _show(found, as_json, f"{name}: compaction has begun")
+
+
+@index.command()
+@_NAME
+@talks_to_views("Print one JSON object.")
+def undo(name: str, views: ViewsAccess, as_json: bool) -> None:
+    """Bring back the design before the last change, with its index."""
+    found = views.fetch("POST", design_path(name, "_undo"))
+    _show(found, as_json, f"{name}: the design before the last change is back")
+
+
+# --- status -------------------------------------------------------------------------------------
+
+_COLUMNS = ("name", "state", "progress", "rows", "disk_bytes", "fragmentation", "map_errors")
+
+
+@index.command()
+@click.argument("name", metavar="[NAME]", required=False, default="")
+@talks_to_views("Print one JSON object.")
+def status(name: str, views: ViewsAccess, as_json: bool) -> None:
+    """Show how far an index is and what it takes; without NAME, of all designs."""
+    if name:
+        found = views.fetch("GET", design_path(name, "_info"))
+        _show(found, as_json, "" if as_json else _pairs(found))
+        return
+    names = [row["name"] for row in views.fetch("GET", "/default/_design")["rows"]]
+    infos = {each: views.fetch("GET", design_path(each, "_info")) for each in names}
+    rows = [_summary(each, info) for each, info in infos.items()]
+    _show(infos, as_json, _table(_COLUMNS, rows))
+
+
+def _summary(name: str, info: dict[str, Any]) -> dict[str, Any]:
+    rows = info.get("rows", {})
+    errors = info.get("map_errors", [])
+    return {
+        **{column: info.get(column, "") for column in _COLUMNS},
+        "name": name,
+        "rows": sum(rows.values()) if isinstance(rows, dict) else rows,
+        "map_errors": len(errors) if isinstance(errors, list) else errors,
+    }
+
+
+def _pairs(info: dict[str, Any]) -> str:
+    shown = dict(info)
+    for name in ("seqnos", "partition_versions"):
+        if isinstance(shown.get(name), dict):
+            shown[name] = f"{len(shown[name])} vBuckets"
+    errors = shown.pop("map_errors", [])
+    lines = [f"{name:<24}{_plain(value)}" for name, value in shown.items()]
+    lines += [f"{'map_errors':<24}{len(errors)}", *(f"  {_plain(error)}" for error in errors)]
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_plain(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or "none"
+    return str(value)
+
+
+# --- query --------------------------------------------------------------------------------------
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("JSON; a string needs quotes, such as '\"Berlin\"'") from None
+
+
+_JSON = Read(lambda text: (_json_value(text),), "JSON")
+
+
+@index.command()
+@click.argument("view", metavar="NAME/VIEW")
+@click.option("--key", type=_JSON, help="Only rows with this key.")
+@click.option("--keys", type=_JSON, help="Only rows with these keys, an array, in its order.")
+@click.option("--start", "startkey", type=_JSON, help="From this key on.")
+@click.option("--end", "endkey", type=_JSON, help="Up to this key.")
+@click.option("--start-docid", "startkey_docid", metavar="ID", help="Where among equal keys.")
+@click.option("--end-docid", "endkey_docid", metavar="ID", help="Where among equal keys.")
+@click.option("--exclusive-end", is_flag=True, help="Leave out rows with the key of --end.")
+@click.option("--descending", is_flag=True, help="From high to low; --start is the higher key.")
+@click.option("--limit", type=whole(), help="At most this many rows.")
+@click.option("--skip", type=whole(), help="Leave out this many rows first.")
+@click.option("--reduce/--no-reduce", default=None, help="Reductions or rows.")
+@click.option("--group", is_flag=True, help="Reduce the rows of each key.")
+@click.option("--group-level", type=whole(), help="Reduce rows whose first N elements are equal.")
+@click.option(
+    "--stale",
+    type=click.Choice(["ok", "update_after", "false"]),
+    help="How fresh: as it is, as it is and updated afterwards, or with every write so far.",
+)
+@click.option("--at", metavar="VB:UUID:SEQNO,...", help="Wait for these versions.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["continue", "stop"]),
+    help="Whether rows of other nodes are shown when one fails.",
+)
+@click.option("--include-docs", is_flag=True, help="With the documents as they are now.")
+@click.option("--update-seq", is_flag=True, help="With the seqnos that the answer stands for.")
+@click.option("--new", is_flag=True, help="Ask the index that is built for a changed design.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=seconds(0.001),
+    default="60s",
+    show_default=True,
+    help="Give up when the index is not fresh enough after this long.",
+)
+@talks_to_views("Print the answer as it comes.", timeout=False)
+def query(
+    view: str,
+    timeout_s: float,
+    place: str | None,
+    node: NodeAccess,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Print the rows of a view, or their reductions."""
+    name, slash, view_name = view.rpartition("/")
+    if not (slash and name and view_name):
+        raise ConfigError(f"{view!r} names no view: say NAME/VIEW")
+    options = {"connection_timeout": max(int(timeout_s * 1_000), 1), **_given_options(given)}
+    views = found_views(place, node, timeout_s + _GRACE_S)
+    path = design_path(name, "_view", view_name)
+    with views.asking("POST", path, json.dumps(options).encode()) as answer:
+        lines = iter(answer.readline, b"")
+        return _print_answer(lines) if as_json else _print_rows(lines, views.place)
+
+
+def _given_options(given: dict[str, Any]) -> dict[str, Any]:
+    options = {
+        name: value[0] if isinstance(value, tuple) else value
+        for name, value in given.items()
+        if value is not None and value is not False
+    }
+    if given["reduce"] is False:
+        options["reduce"] = False
+    if options.pop("exclusive_end", False):
+        options["inclusive_end"] = False
+    if options.pop("new", False):
+        options["rev"] = "new"
+    return options
+
+
+def _print_answer(lines: Iterator[bytes]) -> int:
+    """Print an answer as it comes; return the exit code."""
+    tail = b""
+    for line in lines:
+        sys.stdout.buffer.write(line)
+        tail = line
+    sys.stdout.buffer.flush()
+    if not tail.endswith(b"]}\n"):
+        raise NodeError("the answer broke off")
+    return 0 if tail.endswith(b'"errors":[]}\n') else 1
+
+
+def _print_rows(lines: Iterator[bytes], place: str) -> int:
+    """Print a table; return the exit code."""
+    try:
+        told = json.loads(next(lines, b"") + b"]}")
+        errors = _print_table(_Rows(lines))
+    except (ValueError, KeyError, TypeError):
+        raise NodeError(f"what answers at {place} is no views listener") from None
+    if errors is None:
+        raise NodeError("the answer broke off")
+    if "update_seq" in told:
+        click.echo(f"update_seq: {_plain(told['update_seq'])}")
+    for error in errors:
+        click.echo(f"uprmc: {error['from']}: {error['reason']}", err=True)
+    return 1 if errors else 0
+
+
+class _Rows:
+    """The rows of an answer; `errors` is known at their end."""
+
+    def __init__(self, lines: Iterator[bytes]) -> None:
+        self._lines = lines
+        self.errors: list[dict[str, str]] | None = None
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for line in self._lines:
+            text = line.strip()
+            if text.startswith(b"{"):
+                yield json.loads(text.removesuffix(b","))
+            elif text:
+                rest = b"".join([text, *self._lines])
+                self.errors = json.loads(b'{"rows":[' + rest)["errors"]
+
+
+def _print_table(rows: _Rows) -> list[dict[str, str]] | None:
+    """Print rows in columns that fit the first of them; return the errors that came after them."""
+    coming = iter(rows)
+    some = list(islice(coming, _WIDE_ROWS))
+    columns = [name for name in ("key", "id", "value", "doc") if some and name in some[0]]
+    widths = [max(len(name), *(len(_cell(row[name])) for row in some)) for name in columns]
+    if columns:
+        click.echo(_line(columns, widths))
+    for row in chain(some, coming):
+        click.echo(_line([_cell(row[name]) for name in columns], widths))
+    return rows.errors
+
+
+def _cell(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return text if len(text) <= _CELL else text[: _CELL - 3] + "..."
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def _show(value: Any, as_json: bool, text: str) -> None:
+    click.echo(json.dumps(value, indent=2) if as_json else text)
+
+
+def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    cells = [columns, *([_cell(row[name]) for name in columns] for row in rows)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
+    return "\n".join(_line(line, widths) for line in cells)

@@ -1,0 +1,156 @@
+"""How verbs reach the views listener of a node: HTTP with answers in JSON."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import click
+
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.client.connection import NodeError
+from uprmc.errors import ConfigError
+from uprmc.places import parsed
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: Addresses that mean all of a machine's; it is reached as the node was.
+_WILDCARDS = ("0.0.0.0:", "[::]:")
+
+#: The longest answer that is read at once, in bytes.
+_ANSWER_MAX = 256 * 1024 * 1024
+
+_BAD_REQUEST, _CONFLICT = 400, 409
+
+
+@dataclass(frozen=True)
+class ViewsAccess:
+    """A views listener.
+
+    Attributes:
+        place: HOST:PORT.
+        timeout_s: a listener that is silent for so long is given up.
+    """
+
+    place: str
+    timeout_s: float
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """Return an answer in one piece; raise `NodeError`, or `ConfigError` for a refusal."""
+        with self.asking(method, path, body) as response:
+            return bytes(response.read(_ANSWER_MAX))
+
+    def fetch(self, method: str, path: str, body: bytes | None = None) -> Any:
+        """Return the JSON value of an answer."""
+        return self._understood(self.ask(method, path, body))
+
+    @contextmanager
+    def asking(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Open an answer that is no refusal."""
+        place = parsed(self.place)
+        connection = http.client.HTTPConnection(place.host, place.port, timeout=self.timeout_s)
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            if response.status >= _BAD_REQUEST:
+                self._refuse(response)
+            yield response
+        except TimeoutError:
+            raise NodeError(
+                f"the views listener at {self.place} was silent for {self.timeout_s:g} s"
+            ) from None
+        except http.client.HTTPException as error:
+            raise NodeError(self._stranger(error)) from None
+        except (ConnectionError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            why = error.strerror or str(error)
+            raise NodeError(f"no views listener answers at {self.place}: {why}") from None
+        finally:
+            connection.close()
+
+    def _refuse(self, response: http.client.HTTPResponse) -> None:
+        found = self._understood(response.read(_ANSWER_MAX))
+        reason = found.get("reason") if isinstance(found, dict) else None
+        if not isinstance(reason, str):
+            raise NodeError(f"{self.place} answers with status {response.status}")
+        if response.status == _BAD_REQUEST:
+            raise ConfigError(reason)
+        raise NodeError(reason)
+
+    def _understood(self, answer: bytes) -> Any:
+        try:
+            return json.loads(answer)
+        except ValueError:
+            raise NodeError(f"what answers at {self.place} is no views listener") from None
+
+    def _stranger(self, error: http.client.HTTPException) -> str:
+        if isinstance(error, http.client.IncompleteRead):
+            return f"the answer of {self.place} broke off"
+        return f"what answers at {self.place} is no views listener"
+
+
+def design_path(name: str, *more: str) -> str:
+    """Return the path of a design, or of something below it."""
+    return "/default/_design/" + "/".join(quote(part, safe="") for part in (name, *more))
+
+
+def talks_to_views(json_help: str, *, timeout: bool = True) -> Callable[[_Function], _Function]:
+    """Add the options of verbs that ask a views listener; the verb gets `views` and `as_json`.
+
+    Args:
+        json_help: what ``--json`` prints.
+        timeout: without it the verb has a ``--timeout`` of its own, and gets `node` and `place` as
+            arguments for `found_views`.
+    """
+    option = click.option(
+        "--views",
+        "place",
+        envvar="UPRMC_VIEWS",
+        metavar="HOST:PORT",
+        help="The views listener.  [default: what the node says]",
+    )
+
+    def decorate(function: _Function) -> _Function:
+        def verb(place: str | None, node: NodeAccess, **given: Any) -> Any:
+            if not timeout:
+                return function(place=place, node=node, **given)
+            return function(views=found_views(place, node, node.timeout_s), **given)
+
+        decorated: Any = update_wrapper(verb, function)
+        typed: _Function = option(talks_to_a_node(json_help, timeout=timeout)(decorated))
+        return typed
+
+    return decorate
+
+
+def found_views(place: str | None, node: NodeAccess, timeout_s: float) -> ViewsAccess:
+    """Return the views listener that was named, or else the node's own."""
+    place = place or _told(node)
+    try:
+        if parsed(place).path:
+            raise ConfigError(f"{place}: views have no unix socket, say HOST:PORT")
+    except ValueError as error:
+        raise ConfigError(f"{place}: say {error}") from None
+    return ViewsAccess(place, timeout_s)
+
+
+def _told(node: NodeAccess) -> str:
+    with node.connected() as connection:
+        found = dict(connection.statistics("index"))
+    place = found.get("views", "")
+    if found.get("state") == "off" or not place:
+        raise NodeError(f"the node at {node.place} has no views listener; name one with --views")
+    if place.startswith(_WILDCARDS):
+        host = node.place.rpartition(":")[0]
+        place = f"{host or '127.0.0.1'}:{place.rpartition(':')[2]}"
+    return place
