@@ -37,6 +37,7 @@ class MemoryTree:
         self._rows, self._reduce = list(rows), reduce
         self._keys = [row.key for row in rows]
         self.read = 0
+        self.reducer: Any = None
 
     @property
     def count(self) -> int:

@@ -243,6 +243,43 @@ def test_documents_are_asked_for_in_portions() -> None:
     assert sizes == [DOCUMENTS_AT_ONCE, 1]
 
 
+@pytest.mark.parametrize("docs", [False, True])
+def test_a_merger_can_tell_the_rows_of_different_keys_apart(docs: bool) -> None:
+    rows = Rows((b"a", 1, None), (b"b", 2, None), (b"c", 2, None))
+    given = {"keys": [2, 1, 7, 2], "merge": True, "include_docs": docs}
+    answer = b"".join(rows.pieces(documents=lambda keys: [None] * len(keys), **given))
+    lines = [line[:9] for line in answer.splitlines()[1:-1]]
+    assert lines == [
+        *(b'{"id":"b"', b'{"id":"c"'),
+        *(b"", b'{"id":"a"'),
+        *(b"", b"", b'{"id":"b"', b'{"id":"c"'),
+    ]
+    assert [row["id"] for row in json.loads(answer)["rows"]] == ["b", "c", "a", "b", "c"]
+
+
+class Sketch:
+    """A reducer whose reductions are not what is shown."""
+
+    errors = ("it is\ntoo large",)
+
+    def finish(self, place: int, reduction: bytes) -> bytes:
+        return b'"shown"'
+
+
+def test_what_is_shown_of_a_reduction_is_made_last() -> None:
+    rows = Rows((b"a", 1, 1), reduce=sum)
+    rows.tree(0).reducer = Sketch()
+    assert rows.ask()["rows"] == [{"key": None, "value": "shown"}]
+    assert rows.ask(merge=True)["rows"] == [{"key": None, "value": 1}]
+
+
+def test_why_a_reduce_failed_is_said() -> None:
+    rows = Rows((b"a", 1, 1), reduce=lambda values: 1 // 0)
+    rows.tree(0).reducer = Sketch()
+    [error] = rows.ask(group=True)["errors"]
+    assert error["reason"] == "view 'v': the reduce failed for key 1: it is too large"
+
+
 def test_rows_come_without_documents_that_cannot_be_read() -> None:
     def documents(keys: Sequence[bytes]) -> list[bytes | None]:
         raise OSError("no route\nto host")

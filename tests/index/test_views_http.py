@@ -13,7 +13,7 @@ from tests.index.fake_index import FakeGroup
 from tests.index.memory_tree import MemoryTree, entries
 from tests.index.web import Reply, Web
 from tests.server.support import PEER
-from uprmc.index.errors import Refused, version_lost
+from uprmc.index.errors import Refused, RolledBack, version_lost
 from uprmc.index.http import REQUEST_S
 from uprmc.index.model import Stale, Token
 
@@ -371,6 +371,26 @@ class BrokenTree(MemoryTree):
         raise OSError("the disk is gone")
 
     good = 0
+
+
+class CutTree(MemoryTree):
+    left = 0
+
+    def rows(self, *given: Any, **named: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise RolledBack("it was cut off")
+        return super().rows(*given, **named)
+
+
+@pytest.mark.parametrize(("cuts", "code"), [(2, 200), (3, 500)])
+def test_a_query_that_a_rollback_cuts_off_takes_another_snapshot(
+    web: Web, cuts: int, code: int
+) -> None:
+    group_of(web).trees[0] = tree = CutTree(entries([(b"a", 0, 1, 1)]))
+    tree.left = cuts
+    assert web.get(VIEW).code == code
+    assert [each.released for each in group_of(web).snapshots] == [1] * 3
 
 
 def test_a_failure_before_the_first_row_is_an_error(web: Web, caplog: Any) -> None:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from uprmc.index.collation import HIGHEST, LOWEST, group_prefix
 from uprmc.index.model import Entry, Reductions
@@ -98,7 +98,10 @@ class Run:
     ) -> None:
         self._query, self._tree, self._wanted = query, tree, wanted
         self._view, self._source, self._documents = view, source, documents
+        self._reducer: Any = getattr(tree, "reducer", None)
         self._errors: list[dict[str, str]] = []
+        #: Which of the `keys` is read, which the next row belongs to, and the one before it.
+        self._position = self._next = self._last = 0
 
     def pieces(
         self, total_rows: int, update_seq: Mapping[int, int] | None
@@ -107,7 +110,15 @@ class Run:
         head = b'{"total_rows":%d,' % total_rows
         if self._query.update_seq:
             head += b'"update_seq":' + json.dumps(update_seq or {}).encode() + b","
-        yield from framed(head + b'"rows":[', self._texts(), self._errors)
+        yield from framed(head + b'"rows":[', self._texts(), self._errors, self._separators)
+
+    def _separators(self) -> bytes:
+        """Return an empty line for each of the `keys` that was begun since the last row."""
+        if not self._query.merge:
+            return b""
+        at = self._next if self._query.include_docs else self._position
+        count, self._last = at - self._last, at
+        return b"\n" * count
 
     def _texts(self) -> Iterator[bytes]:
         query = self._query
@@ -137,7 +148,12 @@ class Run:
         query = self._query
         if query.keys is None:
             return (span(query),)
-        return (row_bounds(sort_key) for _, sort_key in query.keys)
+        return (row_bounds(sort_key) for sort_key in self._each_key(query.keys))
+
+    def _each_key(self, keys: Sequence[tuple[Any, bytes]]) -> Iterator[bytes]:
+        for position, (_, sort_key) in enumerate(keys):
+            self._position = position
+            yield sort_key
 
     def _mapped(self) -> Iterator[bytes]:
         for entry in self._entries():
@@ -145,9 +161,11 @@ class Run:
             yield _row(doc_key, key, value)
 
     def _with_documents(self, rows: Iterator[Entry]) -> Iterator[bytes]:
-        while some := [split_row_value(row.value) for row in islice(rows, DOCUMENTS_AT_ONCE)]:
-            bodies = self._fetched([_document_of(doc_key, value) for doc_key, _, value in some])
-            for (doc_key, key, value), body in zip(some, bodies, strict=True):
+        placed = ((self._position, *split_row_value(row.value)) for row in rows)
+        while some := list(islice(placed, DOCUMENTS_AT_ONCE)):
+            bodies = self._fetched([_document_of(row[1], row[3]) for row in some])
+            for (position, doc_key, key, value), body in zip(some, bodies, strict=True):
+                self._next = position
                 yield _row(doc_key, key, value)[:-1] + b',"doc":' + (body or b"null") + b"}"
 
     def _fetched(self, keys: list[bytes]) -> Sequence[bytes | None]:
@@ -163,16 +181,26 @@ class Run:
 
     def _reduced(self) -> Iterator[bytes]:
         for key, low, high, reductions in self._groups():
-            value = reductions[0]
+            value = self._finished(reductions[0])
             if value is not None:
                 yield b'{"key":' + key + b',"value":' + value + b"}"
                 continue
             self._fail(
-                f"view {self._view!r}: the reduce failed, or its result is too large, for "
-                f"{_key_range(low, high)}"
+                f"view {self._view!r}: the reduce failed for {_key_range(low, high)}{self._why()}"
             )
             if self._query.stop:
                 return
+
+    def _finished(self, reduction: bytes | None) -> bytes | None:
+        """Return what is shown of a reduction; a merger goes on with what is stored."""
+        if reduction is None or self._query.merge or self._reducer is None:
+            return reduction
+        return cast(bytes, self._reducer.finish(0, reduction))
+
+    def _why(self) -> str:
+        """Return what the reducer says of its last failure."""
+        errors = getattr(self._reducer, "errors", None)
+        return f": {' '.join(str(errors[0]).split())[:300]}" if errors and errors[0] else ""
 
     def _groups(self) -> Iterator[tuple[bytes, bytes, bytes, Reductions]]:
         """Yield (key as JSON, first and last key for errors, reductions)."""
@@ -187,7 +215,7 @@ class Run:
     def _groups_of_keys(
         self, keys: Sequence[tuple[Any, bytes]]
     ) -> Iterator[tuple[bytes, bytes, bytes, Reductions]]:
-        for _, sort_key in keys:
+        for sort_key in self._each_key(keys):
             low, high = row_bounds(sort_key)
             first = next(self._rows(low, high), None)
             if first is not None:
@@ -250,12 +278,18 @@ def run(
 
 
 def framed(
-    head: bytes, rows: Iterator[bytes], errors: Sequence[Mapping[str, str]]
+    head: bytes,
+    rows: Iterator[bytes],
+    errors: Sequence[Mapping[str, str]],
+    before: Callable[[], bytes] = bytes,
 ) -> Generator[bytes, None, None]:
-    """Yield an answer in pieces: its head, a line for each row, and the errors that came up."""
+    """Yield an answer in pieces: its head, a line for each row, and the errors that came up.
+
+    `before` returns what stands before a row's line.
+    """
     piece, size, between = [head], len(head), b"\n"
     for row in rows:
-        piece += (between, row)
+        piece += (between, before(), row)
         size += len(row)
         between = b",\n"
         if size >= PIECE_BYTES:

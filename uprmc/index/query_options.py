@@ -87,6 +87,8 @@ class Query:
         new: ask the index that is being built for a changed design.
         partitions: vBuckets that each node answers for; ``None`` = those that it has.
         epoch: of the map from which `partitions` was made.
+        merge: the answer is for a merger: reductions are as they are stored, and rows of different
+            `keys` are kept apart by empty lines.
         given: the options by name, as JSON values.
     """
 
@@ -108,6 +110,7 @@ class Query:
     new: bool
     partitions: Mapping[str, frozenset[int]] | None
     epoch: int | None
+    merge: bool
     given: Mapping[str, Any]
 
     @classmethod
@@ -300,6 +303,7 @@ _WORD_OPTIONS: dict[str, Callable[[str, Any], Any]] = {
     "full_set": _switch,
     "rev": _word("new"),
     "epoch": _count,
+    "merge": _switch,
 }
 
 OPTIONS = {**_JSON_OPTIONS, **_WORD_OPTIONS}
@@ -433,6 +437,7 @@ def _the_rest(given: Mapping[str, Any], reduces: bool) -> dict[str, Any]:
         "new": "rev" in given,
         "partitions": partitions and {node: frozenset(them) for node, them in partitions.items()},
         "epoch": given.get("epoch"),
+        "merge": given.get("merge", False),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Protocol, cast
 
 from twisted.internet.threads import deferToThreadPool
@@ -13,7 +14,7 @@ from twisted.web.server import Request
 
 from uprmc.config import IndexSettings
 from uprmc.index.answering import Answer, Pieces
-from uprmc.index.errors import Refused, not_found
+from uprmc.index.errors import Refused, RolledBack, not_found
 from uprmc.index.interfaces import Group, Service
 from uprmc.index.query import run
 from uprmc.index.query_options import Query, partition_of
@@ -23,6 +24,9 @@ from uprmc.index.requests import Asked, checked_name, json_body
 #: A body of more than this is read by a thread: it may hold many keys.
 _AT_ONCE_BYTES = 8 * 1024
 
+
+#: Snapshots that one query takes, when rollbacks cut off what it reads.
+_ATTEMPTS = 3
 
 _LOG = logging.getLogger("uprmc.index")
 
@@ -98,6 +102,19 @@ class ViewPage:
     async def _answer(
         self, request: Request, group: Group, view_index: int, query: Query, began: float
     ) -> None:
+        for attempt in count(1):
+            try:
+                await self._attempt(request, group, view_index, query, began)
+            except RolledBack:
+                if request.startedWriting or attempt == _ATTEMPTS:
+                    raise
+            else:
+                return
+
+    async def _attempt(
+        self, request: Request, group: Group, view_index: int, query: Query, began: float
+    ) -> None:
+        """Answer from one snapshot; raise `RolledBack` if what it reads was cut off meanwhile."""
         timeout_s = query.timeout_s or self._settings.connection_timeout_s
         vbuckets = partition_of(query, self._addresses())
         snapshot = await group.snapshot(query.stale, query.at, vbuckets, query.epoch, timeout_s)
