@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from uprmc.config import IndexSettings
-from uprmc.index.errors import Refused, bad_request
+from uprmc.index.errors import bad_request
+from uprmc.index.javascript.check import check
+from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.rules import BadRules, Rules
 
 __all__ = ["BUILT_IN_REDUCES", "Collation", "Design", "Options", "View"]
@@ -269,7 +271,17 @@ def _javascript(views: tuple[View, ...]) -> list[tuple[str, str]]:
 
 
 def _compile(views: tuple[View, ...]) -> None:
+    """Refuse what is no JavaScript function, with line and column within it."""
     functions = _javascript(views)
     if not functions:
         return
-    raise Refused(501, "not_implemented", "JavaScript comes with the next commit")
+    if not available():
+        raise bad_request(MISSING)
+    faults = check([source for _, source in functions])
+    for (what, _), fault in zip(functions, faults, strict=True):
+        if fault is not None and fault.line is not None:
+            at = {"line": fault.line, "column": fault.column}
+            where = f"line {fault.line}, column {fault.column}"
+            raise bad_request(f"{what}: {fault.message} ({where})", **at)
+        if fault is not None:
+            raise bad_request(f"{what}: {fault.message}")

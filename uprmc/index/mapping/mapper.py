@@ -1,4 +1,4 @@
-"""The maps of one design, whatever they are written in, over batches of documents."""
+"""The maps of one design, no matter what they are written in, over batches of documents."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design, View
 from uprmc.index.errors import bad_request
+from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.mapping import documents as shown
 from uprmc.index.mapping.declarative import compile_rules
+from uprmc.index.mapping.javascript import JavaScriptMaps, Outcome
 from uprmc.index.mapping.limits import MapError
 from uprmc.index.mapping.python_functions import (
     NoFunction,
@@ -24,6 +26,7 @@ __all__ = ["DesignMapper", "make_mapper"]
 _Map = Callable[..., list[Emission]]
 
 _NONE: tuple[Emission, ...] = ()
+_NO_OUTCOME: Outcome = []
 
 
 def make_mapper(design: Design, settings: IndexSettings) -> Mapper:
@@ -32,14 +35,21 @@ def make_mapper(design: Design, settings: IndexSettings) -> Mapper:
 
 
 class DesignMapper:
-    """Maps documents with functions of this process."""
+    """Maps documents with functions of this process and of child processes."""
 
     def __init__(self, design: Design, settings: IndexSettings) -> None:
         self._names = [view.name for view in design.views]
         self._maps: list[tuple[int, _Map]] = []
         self._pythons: list[tuple[int, _Map]] = []
+        self._scripts = [i for i, view in enumerate(design.views) if view.kind == "javascript"]
+        self._javascript: JavaScriptMaps | None = None
         for place, view in enumerate(design.views):
             self._add(place, view, design, settings)
+        if self._scripts:
+            if not available():
+                raise bad_request(MISSING)
+            views = [design.views[place] for place in self._scripts]
+            self._javascript = JavaScriptMaps(views, design.options.collation, settings)
 
     def _add(self, place: int, view: View, design: Design, settings: IndexSettings) -> None:
         collation = design.options.collation
@@ -54,15 +64,34 @@ class DesignMapper:
 
     def map(self, documents: Sequence[Document]) -> list[Mapped]:
         """Return what each document gives, in their order."""
-        return [self._map_one(document) for document in documents]
+        if self._javascript is None:
+            return [self._map_one(document) for document in documents]
+        outcomes = self._javascript.map(documents)
+        return [
+            self._map_one(document, outcome)
+            for document, outcome in zip(documents, outcomes, strict=True)
+        ]
 
-    def _map_one(self, document: Document) -> Mapped:
+    def _map_one(self, document: Document, outcome: Outcome = _NO_OUTCOME) -> Mapped:
         rows: list[Sequence[Emission]] = [_NONE] * len(self._names)
+        errors: list[str] = []
+        for place, made in zip(self._scripts, outcome, strict=True):
+            if isinstance(made, str):
+                errors.append(f"view {self._names[place]!r}: {made}")
+            else:
+                rows[place] = made
+        if self._maps or self._pythons:
+            self._map_here(document, rows, errors)
+        return Mapped(rows, "; ".join(errors) or None)
+
+    def _map_here(
+        self, document: Document, rows: list[Sequence[Emission]], errors: list[str]
+    ) -> None:
         try:
             value, is_json = shown.value(document)
         except MapError as error:
-            return Mapped(rows, str(error))
-        errors: list[str] = []
+            errors.append(str(error))
+            return
         for place, run in self._maps:
             try:
                 rows[place] = run(value)
@@ -70,7 +99,6 @@ class DesignMapper:
                 errors.append(self._named(place, error))
         if self._pythons:
             self._map_python(value, shown.meta(document, is_json), rows, errors)
-        return Mapped(rows, "; ".join(errors) or None)
 
     def _map_python(
         self,
@@ -89,7 +117,9 @@ class DesignMapper:
         return f"view {self._names[place]!r}: {explain(error)}"
 
     def close(self) -> None:
-        """Nothing runs outside of this process."""
+        """End child processes."""
+        if self._javascript is not None:
+            self._javascript.close()
 
 
 def explain(error: Exception) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from uprmc.config import IndexSettings
 from uprmc.index.design import BUILT_IN_REDUCES, Design
 from uprmc.index.errors import bad_request
+from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.mapping import sketches
+from uprmc.index.mapping.javascript_reduce import JavaScriptReduce
 from uprmc.index.mapping.reduces import Reduce, ReduceError, built_in
 from uprmc.index.model import Entry, Reductions
 
@@ -17,15 +19,18 @@ __all__ = ["ViewReducer", "make_reducer"]
 def make_reducer(design: Design, view_index: int, settings: IndexSettings) -> ViewReducer:
     """Return the reducer of a view; raise `Refused` where it cannot run here."""
     view = design.views[view_index]
-    reduces = [_reduce(name) for name in view.reduces]
     if "_approx_count_distinct" in view.reduces and not sketches.available():
         raise bad_request(f"view {view.name!r}: {sketches.MISSING}")
+    if not available() and any(reduce not in BUILT_IN_REDUCES for reduce in view.reduces):
+        raise bad_request(f"view {view.name!r}: {MISSING}")
+    reduces = [_reduce(reduce, settings) for reduce in view.reduces]
     return ViewReducer(reduces, settings.max_reduction_bytes)
 
 
-def _reduce(name: str) -> Reduce:
-    assert name in BUILT_IN_REDUCES
-    return built_in(name)
+def _reduce(reduce: str, settings: IndexSettings) -> Reduce:
+    if reduce in BUILT_IN_REDUCES:
+        return built_in(reduce)
+    return JavaScriptReduce(reduce, settings)
 
 
 class ViewReducer:
@@ -79,4 +84,6 @@ class ViewReducer:
         return made
 
     def close(self) -> None:
-        """Nothing runs outside of this process."""
+        """End child processes."""
+        for reduce in self._reduces:
+            reduce.close()

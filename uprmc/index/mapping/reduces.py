@@ -38,6 +38,9 @@ class Reduce(Protocol):
     def finish(self, reduction: bytes) -> bytes:
         """Return what is shown for a stored reduction, as JSON."""
 
+    def close(self) -> None:
+        """End child processes."""
+
 
 def built_in(name: str) -> Reduce:
     """Return the built-in reduce of that name."""
@@ -49,6 +52,9 @@ class _Shown:
 
     def finish(self, reduction: bytes) -> bytes:
         return reduction
+
+    def close(self) -> None:
+        pass
 
 
 class Count(_Shown):
@@ -78,8 +84,18 @@ def _total(texts: Sequence[bytes]) -> Any:
         pass
     values = [loads(text) for text in texts]
     if all(type(value) in _NUMBERS for value in values):
-        return _finite(math.fsum(values) if float in map(type, values) else sum(values))
+        return _sum(values)
     return _total_of_arrays(values)
+
+
+def _sum(numbers: Sequence[Any]) -> Any:
+    """Return an exact sum of integers, and of others one that does not depend on their order."""
+    if float not in map(type, numbers):
+        return sum(numbers)
+    try:
+        return _finite(math.fsum(numbers))
+    except OverflowError:
+        return _finite(math.inf)
 
 
 def _total_of_arrays(values: Sequence[Any]) -> list[Any]:
@@ -124,7 +140,7 @@ class Stats(_Shown):
         )
 
 
-class ApproximateDistinct:
+class ApproximateDistinct(_Shown):
     """About how many different keys there are; the sketch is what is stored."""
 
     def reduce(self, entries: Sequence[Entry]) -> bytes:

@@ -1,0 +1,158 @@
+"""Maps that are JavaScript functions: what they see and may call, how they are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.index.documents import document, rows
+from uprmc.config import IndexSettings
+from uprmc.index.design import Design
+from uprmc.index.errors import Refused
+from uprmc.index.javascript import process
+from uprmc.index.mapping import make_mapper
+from uprmc.index.model import Document, Mapped, Mapper
+
+
+@contextmanager
+def mapper(*sources: Any, **settings: Any) -> Iterator[Mapper]:
+    views = {f"v{i}": {"map": source} for i, source in enumerate(sources)}
+    made = make_mapper(
+        Design.parse("d", json.dumps({"views": views}).encode()), IndexSettings(**settings)
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def mapped(source: str, one: Document) -> Mapped:
+    with mapper(source) as made:
+        (result,) = made.map([one])
+        return result
+
+
+def refused(source: str, reduce: str | None = None) -> dict[str, Any]:
+    views = {"a": {"map": source, "reduce": reduce}}
+    with pytest.raises(Refused) as caught:
+        Design.parse("d", json.dumps({"views": views}).encode())
+    assert caught.value.status == 400
+    return caught.value.body()
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("emit(doc.city, null)", [("Rome", None)]),
+        ("emit(doc.x, doc.y)", [(None, None)]),
+        ("emit([doc.n, doc.city], {a: [1.5, true]})", [([5, "Rome"], {"a": [1.5, True]})]),
+        ("if (doc.n > 5) emit(1, 1)", []),
+        ("emit(2, 'b'); emit(1, 'a')", [(2, "b"), (1, "a")]),
+        ("emit('é😀', '\\ud800')", [("é😀", "\ud800")]),
+        ("emit(sum([1, 2, 3]), dateToArray('2012-07-30T23:58:22.193Z'))", None),
+        ("emit(1, decodeBase64('aGFsbG8='))", [(1, list(b"hallo"))]),
+        ("for (i in doc) emit(i, 1)", [("city", 1), ("n", 1)]),
+        ("doc.toString = 5; doc.constructor = 6; emit(doc, 1)", None),
+    ],
+)
+def test_a_function_emits_keys_and_values(body: str, wanted: list[tuple[Any, Any]] | None) -> None:
+    got = rows(mapped(f"function (doc, meta) {{ {body}; }}", document({"city": "Rome", "n": 5})))
+    if "sum" in body:
+        wanted = [(6, [2012, 7, 30, 23, 58, 22])]
+    elif "toString" in body:
+        wanted = [({"city": "Rome", "n": 5, "toString": 5, "constructor": 6}, 1)]
+    assert got == wanted
+
+
+def test_a_function_sees_what_is_known_of_the_document() -> None:
+    one = document({}, b"\xffkey", 7, vbucket=3, rev=9, cas=2**60 + 1, flags=5, expiry=11)
+    ((key, value),) = rows(mapped("(doc, meta) => emit(meta, 1)", one))
+    assert value == 1
+    assert key == {
+        "id": "\udcffkey",
+        "rev": "9-1000000000000001" + "0000000b" + "00000005",
+        "seq": 7,
+        "vb": 3,
+        "expiration": 11,
+        "flags": 5,
+        "type": "json",
+    }
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", b"\xff\x00", b"{'a':1}", b"1],[2"])
+def test_what_is_no_json_comes_as_base64(body: bytes) -> None:
+    source = "function (doc, meta) { emit(meta.type, decodeBase64(doc)); }"
+    assert rows(mapped(source, document(body))) == [("base64", list(body))]
+
+
+def test_functions_of_one_design_see_the_document_as_it_is_stored() -> None:
+    spoil = "function (doc, meta) { emit(doc.n, meta.id); doc.n = 9; meta.id = 'x'; }"
+    with mapper(spoil, spoil, spoil) as made:
+        (result,) = made.map([document({"n": 1})])
+    assert [rows(result, view) for view in range(3)] == [[(1, "k")]] * 3
+
+
+def test_maps_of_all_kinds_stand_in_one_design() -> None:
+    declarative = {"emit": [{"key": "$.n"}]}
+    with mapper("function (doc) { emit(doc.n + 1, 0) }", declarative, "doc => emit(0, 0)") as made:
+        (result,) = made.map([document({"n": 1})])
+    assert [rows(result, view) for view in range(3)] == [[(2, 0)], [(1, None)], [(0, 0)]]
+
+
+def test_rows_of_many_documents_come_in_their_order() -> None:
+    documents = [document({"n": n, "text": "x" * (n % 3_000)}) for n in range(2_000)]
+    with mapper("function (doc) { if (doc.n % 3) emit(doc.n, doc.text.length); }") as made:
+        for _ in range(2):
+            got = [rows(each) for each in made.map(documents)]
+            assert got == [[(n, n % 3_000)] if n % 3 else [] for n in range(2_000)]
+
+
+def test_an_error_names_the_view_and_what_was_thrown() -> None:
+    result = mapped("function (doc) { emit(1, 1); doc.a.b; }", document({}))
+    assert result.error == (
+        "view 'v0': it threw TypeError: Cannot read properties of undefined (reading 'b')"
+    )
+    assert [list(each) for each in result.rows] == [[]]
+
+
+def test_no_global_variable_passes_from_one_batch_to_the_next() -> None:
+    with mapper("function (doc) { emit(typeof n, 1); n = 5; }") as made:
+        assert [rows(made.map([document({})])[0]) for _ in range(2)] == [[("undefined", 1)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "column", "words"),
+    [
+        ("function (doc) {\n  emit(doc.a,, 1);\n}", 2, 14, "Unexpected token ','"),
+        ("function (doc) { emit(; }", 1, 23, "Unexpected token ';'"),
+        ("function (doc) {\n  if (doc) {\n}", 3, 2, "not complete"),
+    ],
+)
+def test_a_syntax_error_is_refused_with_line_and_column(
+    source: str, line: int, column: int, words: str
+) -> None:
+    for answer in (refused(source), refused("doc => 1", source)):
+        assert (answer["line"], answer["column"]) == (line, column)
+        assert words in answer["reason"]
+        assert f"(line {line}, column {column})" in answer["reason"]
+
+
+@pytest.mark.parametrize("source", ["5", "Math", "{}", "'function'"])
+def test_what_is_no_function_is_refused(source: str) -> None:
+    assert "view 'a': its map: " in refused(source)["reason"]
+
+
+def test_a_semicolon_and_a_comment_behind_a_function_do_no_harm() -> None:
+    for source in ("function (doc) { emit(1, 1); };\n ", "doc => { emit(1, 1) } // so it is"):
+        assert rows(mapped(source, document({}))) == [(1, 1)]
+
+
+def test_without_the_engine_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "find_spec", lambda name: None)
+    assert "uprmc[javascript]" in refused("function (doc) { }")["reason"]
+    declarative = {"views": {"a": {"map": {"emit": [{"key": 1}]}}}}
+    assert Design.parse("d", json.dumps(declarative).encode())

@@ -1,0 +1,45 @@
+"""Whether texts are JavaScript functions, found out by compiling them in a child process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uprmc.index.javascript.process import Child, ChildFailed
+
+__all__ = ["Fault", "check"]
+
+#: Bytes of an answer: a few hundred for each function.
+_ANSWER_BYTES = 1024 * 1024
+
+#: Memory of the process, in bytes, and seconds for each function.
+_MEMORY = 256 * 1024 * 1024
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a text is no function.
+
+    Attributes:
+        message: the engine's words.
+        line, column: where, from 1; ``None`` if it is not a place.
+    """
+
+    message: str
+    line: int | None = None
+    column: int | None = None
+
+
+def check(sources: Sequence[str]) -> list[Fault | None]:
+    """Return for each text why it is no function, ``None`` where it is one. Blocks."""
+    first = {"check": list(sources), "memory": _MEMORY, "timeout_s": _TIMEOUT_S}
+    child = Child(json.dumps(first).encode(), _TIMEOUT_S * len(sources), _ANSWER_BYTES)
+    try:
+        faults = json.loads(child.receive(60.0))
+    except ChildFailed as error:
+        return [Fault(f"it could not be compiled: {error}")] * len(sources)
+    finally:
+        child.end()
+    return [None if fault is None else Fault(**fault) for fault in faults]

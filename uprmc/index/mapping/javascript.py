@@ -1,0 +1,307 @@
+"""Maps that are JavaScript functions: batches of documents to child processes and rows back.
+
+A document that runs too long, takes too much memory or ends its process is found and named, and
+costs the process; the others are mapped by the next one. JavaScript's numbers are floats: integers
+beyond 2^53 lose their last digits. Source: systems reference c.2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uprmc.config import IndexSettings
+from uprmc.index.collation import sort_key
+from uprmc.index.design import Collation, View
+from uprmc.index.javascript.process import Child, ChildFailed, Config
+from uprmc.index.json_text import Unreadable, dumps, loads
+from uprmc.index.mapping.documents import request
+from uprmc.index.mapping.limits import Limits, MapError
+from uprmc.index.model import Document, Emission
+
+__all__ = ["JavaScriptMaps", "harness_limits"]
+
+#: Documents and bytes of one request.
+_BATCH_DOCUMENTS = 250
+_BATCH_BYTES = 1024 * 1024
+
+#: Requests that a process has at a time: it computes one while the next is in its pipe.
+_AHEAD = 2
+
+#: Characters of an answer, after which the harness leaves the rest of the batch undone.
+_ANSWER = 8 * 1024 * 1024
+
+#: Share of the time limit that a document must have run alone to be the one that is too slow.
+_GUILTY = 0.8
+
+#: A document is named after it ended this many processes; one could have been killed for another
+#: reason.
+_DEATHS = 2
+
+#: What a document gives: for each view its rows, or why it has none.
+Outcome = list[Sequence[Emission] | str]
+
+
+def harness_limits(settings: IndexSettings) -> dict[str, int]:
+    """Return the limits by the names that the harness knows."""
+    return {
+        "key": settings.max_key_bytes,
+        "value": settings.max_row_bytes,
+        "rows": settings.max_document_rows,
+        "document": settings.max_document_bytes,
+        "reduction": settings.max_reduction_bytes,
+        "answer": _ANSWER,
+    }
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Documents by their places, and the text of each as the harness reads it.
+
+    `deaths` = how often a process that did nothing else ended over its only document.
+    """
+
+    places: list[int]
+    texts: list[bytes]
+    deaths: int = 0
+
+    def payload(self) -> bytes:
+        return b"m[" + b",".join(self.texts) + b"]"
+
+    def rest(self, done: int) -> _Batch:
+        return _Batch(self.places[done:], self.texts[done:])
+
+    def halves(self) -> tuple[_Batch, _Batch]:
+        middle = len(self.places) // 2
+        return _Batch(self.places[:middle], self.texts[:middle]), self.rest(middle)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process and what it was asked, oldest first.
+
+    `fresh` = it has answered nothing yet: what fails now is not the fault of what came before.
+    """
+
+    child: Child
+    asked: deque[_Batch]
+    fresh: bool = True
+
+
+class JavaScriptMaps:
+    """The JavaScript views of one design."""
+
+    def __init__(
+        self, views: Sequence[View], collation: Collation, settings: IndexSettings
+    ) -> None:
+        self._collation: Collation = collation
+        self._limits = Limits(settings)
+        self._timeout_s = settings.map_timeout_s
+        self._views = len(views)
+        self._config = Config(
+            maps=tuple(view.text for view in views),
+            reduces=(),
+            limits=harness_limits(settings),
+            memory=settings.worker_memory,
+            timeout_s=settings.map_timeout_s,
+        )
+        self._idle: list[_Worker] = []
+        self._most_workers = settings.workers
+        self.restarts = 0
+
+    def map(self, documents: Sequence[Document]) -> list[Outcome]:
+        """Return what each document gives, in their order."""
+        outcomes: list[Outcome] = [[] for _ in documents]
+        todo = self._batches(documents, outcomes)
+        working: list[_Worker] = []
+        try:
+            while todo or working:
+                self._ask(todo, working)
+                self._hear(working.pop(0), working, todo, outcomes)
+        except BaseException:
+            for worker in working:
+                worker.child.end()
+            raise
+        return outcomes
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._idle:
+            worker.child.end()
+        self._idle.clear()
+
+    def _batches(self, documents: Sequence[Document], outcomes: list[Outcome]) -> deque[_Batch]:
+        batches: deque[_Batch] = deque()
+        batch, size = _Batch([], []), 0
+        for place, document in enumerate(documents):
+            try:
+                text = request(document)
+            except MapError as error:
+                outcomes[place] = [str(error)] * self._views
+                continue
+            if batch.texts and (
+                len(batch.texts) >= _BATCH_DOCUMENTS or size + len(text) > _BATCH_BYTES
+            ):
+                batches.append(batch)
+                batch, size = _Batch([], []), 0
+            batch.places.append(place)
+            batch.texts.append(text)
+            size += len(text)
+        if batch.texts:
+            batches.append(batch)
+        return batches
+
+    def _ask(self, todo: deque[_Batch], working: list[_Worker]) -> None:
+        """Give the processes what they can take."""
+        while todo and len(working) < self._most_workers:
+            working.append(self._idle.pop() if self._idle else self._start())
+            if not working[-1].asked:
+                self._send(working[-1], todo)
+        for worker in working:
+            while todo and len(worker.asked) < _AHEAD:
+                self._send(worker, todo)
+
+    def _start(self) -> _Worker:
+        return _Worker(Child.start(self._config), deque())
+
+    def _send(self, worker: _Worker, todo: deque[_Batch]) -> None:
+        batch = todo.popleft()
+        worker.asked.append(batch)
+        worker.child.send(batch.payload())
+
+    def _hear(
+        self,
+        worker: _Worker,
+        working: list[_Worker],
+        todo: deque[_Batch],
+        outcomes: list[Outcome],
+    ) -> None:
+        """Take one answer of a process, and put it back where it belongs."""
+        batch = worker.asked[0]
+        try:
+            answer = worker.child.receive()
+            kind, text = answer[:1], answer[1:]
+            if kind == b"=":
+                done = self._take(batch, text, outcomes)
+                self._go_on(worker, working, todo, done)
+                return
+            self._stopped(worker, batch, kind, text, todo, outcomes)
+        except ChildFailed as error:
+            self._died(worker, batch, str(error), todo, outcomes)
+
+    def _go_on(
+        self, worker: _Worker, working: list[_Worker], todo: deque[_Batch], done: int
+    ) -> None:
+        batch = worker.asked.popleft()
+        worker.fresh = False
+        if done < len(batch.places):
+            todo.appendleft(batch.rest(done))
+        if worker.asked or todo:
+            working.append(worker)
+        else:
+            self._idle.append(worker)
+
+    def _take(self, batch: _Batch, text: bytes, outcomes: list[Outcome]) -> int:
+        """Note the rows of an answer; return how many documents it was about."""
+        lines = _lines(text)
+        if not 0 < len(lines) <= len(batch.places):
+            raise ChildFailed("the process wrote nonsense")
+        for place, line in zip(batch.places, lines, strict=False):
+            outcomes[place] = self._outcome(line)
+        return len(lines)
+
+    def _outcome(self, line: Any) -> Outcome:
+        if isinstance(line, str):
+            return [line] * self._views
+        if not isinstance(line, list) or len(line) != self._views:
+            raise ChildFailed("the process wrote nonsense")
+        return [rows if isinstance(rows, str) else self._rows(rows) for rows in line]
+
+    def _rows(self, pairs: Any) -> Sequence[Emission] | str:
+        rows = []
+        limits, collation = self._limits, self._collation
+        try:
+            for key, value in pairs:
+                key_text, value_text = dumps(key), dumps(value)
+                limits.check_row(key_text, value_text)
+                rows.append(Emission(sort_key(key, collation), key_text, value_text))
+            if len(rows) > 1:
+                limits.check(rows)
+        except MapError as error:
+            return str(error)
+        except (ValueError, RecursionError):
+            return "it emitted what is nested too deeply"
+        except TypeError:
+            raise ChildFailed("the process wrote nonsense") from None
+        return rows
+
+    def _stopped(
+        self,
+        worker: _Worker,
+        batch: _Batch,
+        kind: bytes,
+        text: bytes,
+        todo: deque[_Batch],
+        outcomes: list[Outcome],
+    ) -> None:
+        """A process stopped a document and said how far it came."""
+        if kind not in (b"t", b"o"):
+            raise ChildFailed(text.decode(errors="replace") or "the process wrote nonsense")
+        ran_ms, _, lines = text.partition(b"\n")
+        done = self._take(batch, lines, outcomes) if lines else 0
+        batch = batch.rest(done)
+        if kind == b"t":
+            reason = f"it ran for more than {self._timeout_s:g} s"
+            guilty = float(ran_ms) >= 1_000 * self._timeout_s * _GUILTY
+        else:
+            reason = f"it needs more than {self._config.memory} bytes of memory"
+            guilty = False
+        if batch.places and (guilty or (worker.fresh and done == 0)):
+            outcomes[batch.places[0]] = [reason] * self._views
+            batch = batch.rest(1)
+        self._replace(worker, [batch], todo)
+
+    def _died(
+        self,
+        worker: _Worker,
+        batch: _Batch,
+        reason: str,
+        todo: deque[_Batch],
+        outcomes: list[Outcome],
+    ) -> None:
+        """A process ended without a word: the document is sought in ever smaller batches."""
+        if len(batch.places) > 1:
+            self._replace(worker, batch.halves(), todo)
+            return
+        batch.deaths += worker.fresh
+        if batch.deaths >= _DEATHS:
+            outcomes[batch.places[0]] = [f"it ended its process: {reason}"] * self._views
+            batch = batch.rest(1)
+        self._replace(worker, [batch], todo)
+
+    def _replace(self, worker: _Worker, batches: Sequence[_Batch], todo: deque[_Batch]) -> None:
+        worker.child.end()
+        self.restarts += 1
+        worker.asked.popleft()
+        again = [batch for batch in (*batches, *worker.asked) if batch.places]
+        todo.extendleft(reversed(again))
+
+
+def _lines(text: bytes) -> list[Any]:
+    """Return the values of lines that end in commas; one that cannot be read gives a text."""
+    try:
+        lines = loads(b"[" + text + b"]")
+    except ValueError:
+        return [_line(line) for line in text.split(b",\n")]
+    return lines if isinstance(lines, list) else []
+
+
+def _line(line: bytes) -> Any:
+    try:
+        return loads(line)
+    except Unreadable as error:
+        return f"it emitted what cannot be read: {error}"
+    except ValueError:
+        raise ChildFailed("the process wrote nonsense") from None
