@@ -165,7 +165,12 @@ class _Node(_Role):
         role = self.arguments.role
         flush = {f"flush.{name}": value for name, value in _FLUSH.get(role, {}).items()}
         listeners = {f"server.{name}": "127.0.0.1:0" for name in ("memcached", "upr")}
-        quiet = {"server.http": "off", "log.level": "warn", "memory.quota": 4 << 30}
+        quiet = {
+            "server.http": "off",
+            "server.views": "off",
+            "log.level": "warn",
+            "memory.quota": 4 << 30,
+        }
         node = Node(
             self.reactor,
             build(listeners | quiet | flush | {"storage.data": str(self.directory)}),

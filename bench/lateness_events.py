@@ -149,7 +149,12 @@ class Events:
         from uprmc.server.node import Node
 
         listeners = {f"server.{name}": "127.0.0.1:0" for name in ("memcached", "upr")}
-        quiet = {"server.http": "off", "log.level": "warn", "memory.quota": 4 << 30}
+        quiet = {
+            "server.http": "off",
+            "server.views": "off",
+            "log.level": "warn",
+            "memory.quota": 4 << 30,
+        }
         place = {"storage.data": str(self._directory), "server.listen_backlog": 10_000}
         quiet["engine.expiry_interval_s"] = 1.0
         self._node = Node(self._reactor, build(listeners | quiet | place))

@@ -36,7 +36,7 @@ def test_environment_and_directory_are_those_it_was_given(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_test_is_its_parent(number: signal.Signals, tmp_path: Path) -> None:
-    serve = [*VERSION[:3], "serve", "--data", str(tmp_path), "--http", "off"]
+    serve = [*VERSION[:3], "serve", "--data", str(tmp_path), "--http", "off", "--views", "off"]
     places = ["--memcached", "127.0.0.1:0", "--upr", "127.0.0.1:0"]
     with popen([*serve, *places], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None

@@ -28,6 +28,10 @@ ITEM_LIMIT_MAX_BYTES = 128 * MIB
 #: What connections may hold, all together, when nobody sets it.
 BUFFER_BYTES = 256 * MIB
 
+#: Value of ``server.views`` that means this address, or none if another process has it.
+VIEWS_AUTO = "auto"
+VIEWS_DEFAULT = "127.0.0.1:8092"
+
 #: Value of ``purge.min_age_s`` that leaves the age to the node.
 PURGE_AGE_AUTO = -1
 
@@ -79,9 +83,10 @@ class ServerSettings:
         "Listener for health checks, status and metrics; 'off' switches it off.",
     )
     views: str = _setting(
-        "127.0.0.1:8092",
+        VIEWS_AUTO,
         "address",
-        "Listener for design documents and queries of the index; 'off' switches it off.",
+        "Listener for design documents and queries of the index: HOST:PORT; 'off' switches it "
+        f"off; 'auto' is {VIEWS_DEFAULT}, or off if that address is in use.",
     )
     tls_cert: str = _setting(
         "", "path", "PEM certificate chain; with tls_key it turns on TLS for both listeners."
@@ -586,6 +591,13 @@ class IndexSettings:
     )
     workers: int = _setting(
         1, "processes", "Processes that run the JavaScript of one design document.", 1, 64
+    )
+    nice: int = _setting(
+        0,
+        "levels",
+        "Run the index of a node at a priority that is lower than the node's by this much.",
+        0,
+        19,
     )
     worker_memory: int = _setting(
         512 * MIB, "bytes", "Memory of one such process.", 64 * MIB, 64 * GIB

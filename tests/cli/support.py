@@ -50,4 +50,4 @@ def uprmc(*arguments: object, environment: Mapping[str, str] | None = None) -> E
 
 def listeners() -> list[str]:
     """Options that let every listener pick a free port."""
-    return ["--memcached", ANY_PORT, "--upr", ANY_PORT, "--http", ANY_PORT]
+    return ["--memcached", ANY_PORT, "--upr", ANY_PORT, "--http", ANY_PORT, "--views", "off"]

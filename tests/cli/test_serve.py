@@ -23,7 +23,7 @@ from uprmc.core.form import FORM
 
 READY = re.compile(
     r"uprmc ready memcached=127\.0\.0\.1:\d+ upr=127\.0\.0\.1:\d+ http=(127\.0\.0\.1:\d+|off)"
-    r" pid=\d+"
+    r" views=(127\.0\.0\.1:\d+|off) pid=\d+"
 )
 
 
@@ -38,6 +38,8 @@ def failover_entries(server: ServerProcess, vbucket: int = 0) -> int:
 def raw(data: Path, *options: str, before: Sequence[str] = ()) -> ServerProcess:
     """Start a process anew, by another program perhaps, and leave its standard output alone."""
     command = [*serve_command(), "--data", str(data), "--memcached", ANY_PORT, "--upr", ANY_PORT]
+    if "--views" not in options:
+        command += ["--views", "off"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UPRMC_")}
     words = [*before, *command, *options]
     return ServerProcess("uprmc", words, environment, subprocess.Popen)
@@ -58,10 +60,10 @@ def shown(place: Address) -> str:
 
 @pytest.mark.parametrize("http", [ANY_PORT, "off"])
 def test_the_ready_line_is_all_that_is_on_standard_output(tmp_path: Path, http: str) -> None:
-    with raw(tmp_path, "--http", http) as server:
+    with raw(tmp_path, "--http", http, "--views", http) as server:
         matched = READY.fullmatch(server._wait_for_line(60))
         assert matched is not None
-        assert (matched[1] == "off") is (http == "off")
+        assert (matched[1] == "off") is (matched[2] == "off") is (http == "off")
         assert str(server.pid) in matched[0]
         server.stop()  # fails if anything else was written
 

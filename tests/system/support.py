@@ -124,6 +124,7 @@ def node_here(data: Path, **changes: Any) -> Iterator[tuple[Node, Loop]]:
             "server.memcached": place,
             "server.upr": place,
             "server.http": place,
+            "server.views": "off",
             **names,
         }
     )

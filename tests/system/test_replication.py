@@ -49,6 +49,7 @@ class Cluster:
             "server.memcached": place,
             "server.upr": place,
             "server.http": "off",
+            "server.views": "off",
             "upr.redial_max_s": 0.1,
         }
         names = {each.replace("__", "."): value for each, value in changes.items()}

@@ -45,7 +45,8 @@ def warming_node(data: Path, **changes: Any) -> Iterator[tuple[Node, Loop, list[
     """A node right after its listeners opened; the list gets an entry once it serves."""
     place = "127.0.0.1:0"
     names = ("server.memcached", "server.upr", "server.http")
-    settings = build({"storage.data": str(data), **dict.fromkeys(names, place), **changes})
+    listeners = dict.fromkeys(names, place) | {"server.views": "off"}
+    settings = build({"storage.data": str(data), **listeners, **changes})
     loop = Loop()
     node = Node(loop.reactor, settings)
     served: list[object] = []

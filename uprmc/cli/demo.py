@@ -42,6 +42,7 @@ class _ThrowAwayNode:
         self._command = [sys.executable, "-m", "uprmc", "serve", "--data", str(data)]
         for listener in ("memcached", "upr", "http"):
             self._command += [f"--{listener}", "127.0.0.1:0"]
+        self._command += ["--views", "off"]
         self._process: subprocess.Popen[str] | None = None
         self.place = ("", 0)
 

@@ -20,12 +20,16 @@ _SHORTHANDS = {
     "memcached": "server.memcached",
     "upr": "server.upr",
     "http": "server.http",
+    "views": "server.views",
     "vbuckets": "engine.vbuckets",
     "memory": "memory.quota",
     "sync": "flush.sync",
     "tls_cert": "server.tls_cert",
     "tls_key": "server.tls_key",
 }
+
+#: In the order of the ready line.
+_LISTENERS = ("memcached", "upr", "http", "views")
 
 
 @click.command()
@@ -34,6 +38,7 @@ _SHORTHANDS = {
 @click.option("--memcached", metavar="HOST:PORT", help="Listener for memcached clients.")
 @click.option("--upr", metavar="HOST:PORT", help="Listener for UPR, TAP and vBucket-aware clients.")
 @click.option("--http", metavar="HOST:PORT", help="Listener for health and metrics, or 'off'.")
+@click.option("--views", metavar="HOST:PORT", help="Listener for views of the index, or 'off'.")
 @click.option(
     "--vbuckets", type=int, metavar="N", help="Number of vBuckets in a new data directory."
 )
@@ -161,4 +166,4 @@ class _Server:
 
 def sorted_addresses(addresses: dict[str, str]) -> list[tuple[str, str]]:
     """Return (listener, place) in the order of the ready line; a listener that is off says so."""
-    return [(name, addresses.get(name, "off")) for name in ("memcached", "upr", "http")]
+    return [(name, addresses.get(name, "off")) for name in _LISTENERS]

@@ -92,13 +92,20 @@ class ClusterMap:
         services = {"kvSSL" if self.tls else "kv": kv}
         if "http" in ports:
             services["mgmt"] = ports["http"]
+        node: dict[str, Any] = {
+            "hostname": f"$HOST:{ports.get('http', kv)}",
+            "ports": {"direct": kv},
+        }
+        if "views" in ports:
+            services["capi"] = ports["views"]
+            node["couchApiBase"] = f"http://$HOST:{ports['views']}/{BUCKET_NAME}"
         return {
             "rev": self._rev,
             "revEpoch": self._epoch,
             "name": BUCKET_NAME,
             "uuid": f"{self.uuid:032x}",
             "nodeLocator": "vbucket",
-            "nodes": [{"hostname": f"$HOST:{ports.get('http', kv)}", "ports": {"direct": kv}}],
+            "nodes": [node],
             "nodesExt": [{"thisNode": True, "services": services}],
             "bucketCapabilities": _CAPABILITIES,
             "clusterCapabilitiesVer": [1, 0],

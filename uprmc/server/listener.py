@@ -133,6 +133,17 @@ def listen(
     )
 
 
+def listen_private(reactor: Any, path: str, factory: Any) -> Listener:
+    """Accept connections at a unix socket that only the node's user may use.
+
+    Raises:
+        CannotListenError: it cannot be made.
+    """
+    port = reactor.listenUNIX(path, factory, mode=0o600)
+    send_directly(port)
+    return Listener(port)
+
+
 def _with_tls(
     reactor: Any, place: Place | EndpointPlace, factory: Any, setting: str, tls: ServedTls
 ) -> Any:

@@ -182,6 +182,16 @@ EVENTS = {
         + _RATE
     ),
     "xdcr.tick_failed": _BUG,
+    "index.no_listener": _warn(
+        "The node has no views, because another process listens at the default address of "
+        "`server.views`: the address."
+    ),
+    "index.started": _info("The process that answers for `server.views` was started: its pid."),
+    "index.ended": _error(
+        "That process has ended by itself, or could not be started: its pid, the reason, and in "
+        "how many seconds it is started again. Its own lines above say more."
+    ),
+    "index.stopped": _info("That process has ended with the node: its pid, and how."),
     "http.page_failed": _BUG,
     "twisted.message": _warn("A warning or an error of a library."),
     "twisted.failure": _error("An exception in a library, logged with a traceback."),

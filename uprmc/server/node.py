@@ -35,7 +35,8 @@ from uprmc.server.disk_work import DiskWork
 from uprmc.server.events import Events
 from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import listen_http
-from uprmc.server.listener import Listener, listen
+from uprmc.server.index_driver import IndexDriver
+from uprmc.server.listener import Listener, listen, listen_private
 from uprmc.server.log import LEVELS, Log, Throttle, set_level
 from uprmc.server.replication_driver import ReplicationDriver
 from uprmc.server.slices import LongWork
@@ -129,6 +130,7 @@ class Node:
         )
         self._xdcr_driver = self._new_xdcr(reactor)
         self.links = self._xdcr_driver.links
+        self.index = IndexDriver(reactor, settings, self._open_private, self._clock.monotonic)
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
         self._listeners: dict[str, Listener] = {}
         self._warming: Generator[None, None, None] | None = None
@@ -150,6 +152,7 @@ class Node:
         self._housekeeping.start()
         self._replication_driver.start()
         self._xdcr_driver.start()
+        self.index.start()
         if self._tap_driver is not None:
             self._tap_driver.start()
 
@@ -164,6 +167,7 @@ class Node:
         orderly = self._interrupt_warm_up() or self.bucket.warm
         for listener in self._listeners.values():
             yield listener.stop()
+        yield self.index.stop()
         self._housekeeping.stop()
         self._replication_driver.stop()
         self._xdcr_driver.stop()
@@ -201,6 +205,10 @@ class Node:
                 backlog=server.listen_backlog,
                 tls=self._tls,
             )
+        self.index.listen()
+
+    def _open_private(self, path: str) -> Listener:
+        return listen_private(self._reactor, path, self._session_factory("index", by_key=False))
 
     def _warm_up(self) -> Generator[Deferred[Any], Any, None]:
         self._warming = self._timed_warm_up()
@@ -350,7 +358,8 @@ class Node:
 
     def addresses(self) -> dict[str, str]:
         """Return where each listener really listens."""
-        return {name: listener.address for name, listener in self._listeners.items()}
+        found = {name: listener.address for name, listener in self._listeners.items()}
+        return found if self.index.state == "off" else {**found, "views": self.index.address}
 
     def uptime_s(self) -> float:
         """Return seconds since the node was made."""

@@ -11,6 +11,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
 from uprmc.server.connections import Connections
 from uprmc.server.events import Events
+from uprmc.server.index_driver import IndexDriver
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
@@ -35,6 +36,7 @@ class ObservedNode(Protocol):
     tap: NodeTap | None
     replication: Replication
     links: Links
+    index: IndexDriver
     connections: Connections
     warmup: Warmup
     warmup_s: float

@@ -27,6 +27,7 @@ from uprmc.server import (
     stat_watermarks,
 )
 from uprmc.server.connections import Connections
+from uprmc.server.index_driver import IndexDriver
 from uprmc.server.observed import ObservedNode
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
@@ -48,6 +49,7 @@ class Scrape:
     tap: NodeTap | None
     replication: Replication
     links: list[Link]
+    index: IndexDriver
     uptime_s: float
 
     def __init__(self, node: ObservedNode) -> None:
@@ -59,6 +61,7 @@ class Scrape:
         self.tap = node.tap
         self.replication = node.replication
         self.links = list(node.links.by_name.values())
+        self.index = node.index
         self.uptime_s = node.uptime_s()
 
     @cached_property
@@ -520,6 +523,19 @@ _LINKS = (
     ),
 )
 
+_INDEX = (
+    _counter(
+        "index_process_restarts_total",
+        "Times that the index's process was started again after it had ended by itself.",
+        lambda scrape: scrape.index.restarts,
+    ),
+    _gauge(
+        "index_process_up",
+        "Whether the index's process answers; it is not started before it is needed.",
+        lambda scrape: scrape.index.state == "up",
+    ),
+)
+
 METRICS = (
     *_COMMANDS,
     *_MEMORY_AND_DISK,
@@ -528,6 +544,7 @@ METRICS = (
     *_REPLICATION,
     *_WATERMARKS,
     *_LINKS,
+    *_INDEX,
 )
 
 

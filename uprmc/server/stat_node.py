@@ -26,6 +26,25 @@ def warmup(node: ObservedNode) -> StatGroup:
     ]
 
 
+def components(node: ObservedNode) -> dict[str, str]:
+    """Return for each part of a node whether it is at work.
+
+    ``up``; ``off``: switched off by a setting; ``warming_up``; ``failing``: the disk; for the
+    index see `IndexDriver.state`.
+    """
+    bucket = node.bucket
+    return {
+        "kv": "up" if bucket.traffic else "warming_up",
+        "storage": "failing" if bucket.account.disk_reason else "up",
+        "upr": "up",
+        "replication": "up",
+        "purger": "up" if bucket.settings.purge.interval_s else "off",
+        "xdcr": "up",
+        "tap": "off" if node.tap is None else "up",
+        "index": node.index.state,
+    }
+
+
 def memory(node: ObservedNode) -> StatGroup:
     """Return what is used, against which marks."""
     account = node.bucket.account

@@ -19,6 +19,7 @@ from uprmc.metrics import Metric
 from uprmc.server import (
     stat_engine,
     stat_general,
+    stat_index,
     stat_memcached,
     stat_metrics,
     stat_node,
@@ -58,6 +59,7 @@ _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "leases": stat_upr.leases,
     "replication": stat_replication.replication,
     "xdcr": stat_xdcr.xdcr,
+    "index": stat_index.index,
     "uuid": stat_engine.uuid,
     "kvstore": stat_engine.kvstore,
     "kvtimings": stat_engine.kvtimings,
@@ -131,12 +133,14 @@ class Statistics:
             "uptime_s": node.uptime_s(),
             "ready": self.ready(),
             "listeners": node.addresses(),
+            "components": stat_node.components(node),
             "warmup": dict(stat_node.warmup(node)),
             "memory": dict(stat_node.memory(node)),
             "items": node.bucket.item_count,
             "connections": node.connections.current,
             "disk": {"error": node.bucket.account.disk_reason, **stat_node.disk(node.bucket)},
             "vbuckets": stat_vbuckets.state_counts(node.bucket),
+            "index": stat_index.page(node),
         }
 
     def watermarks(self, text: str) -> dict[str, object]:

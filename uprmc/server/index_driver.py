@@ -1,0 +1,165 @@
+"""The index beside a node: its listener, and the life of the process that answers there.
+
+The process is started when the first connection comes, or with the node if there are designs. Who
+uses no views pays for a socket. It is started again when it ends by itself, and then connections
+wait meanwhile. Whatever goes wrong in it costs the node neither time nor memory.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+
+from uprmc.config import Settings
+from uprmc.consume.retry import Backoff
+from uprmc.server.index_process import COMMAND, IndexProcess, OpenUpr, directory
+from uprmc.server.log import Log
+from uprmc.server.views_listener import ViewsListener, listen_views
+
+#: Waits before it is started again.
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 15.0
+
+#: After having answered for this long it may end again before waits become longer.
+_STEADY_S = 30.0
+
+#: How long it may take to end when the node stops.
+GRACE_S = 10.0
+
+_log = Log("index")
+
+
+class IndexDriver:
+    """Drives one node's index from `listen` and `start` to `stop`.
+
+    Attributes:
+        restarts: how often the process was started again after it had ended by itself.
+        error: why it ended last, empty = it has not, or it answers again.
+        command: what is started.
+        grace_s: how long it may take to end.
+    """
+
+    command = COMMAND
+    grace_s = GRACE_S
+
+    def __init__(
+        self,
+        reactor: Any,
+        settings: Settings,
+        open_upr: OpenUpr,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.restarts = 0
+        self.error = ""
+        self._reactor, self._settings, self._open_upr = reactor, settings, open_upr
+        self._monotonic = monotonic
+        self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
+        self._listener: ViewsListener | None = None
+        self._process: IndexProcess | None = None
+        self._ready_at: float | None = None
+        self._timer: Any = None
+        self._gone: Deferred[None] | None = None
+
+    # --- what others may ask --------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where it listens, ``off`` = nowhere."""
+        return "off" if self._listener is None else self._listener.address
+
+    @property
+    def pid(self) -> int:
+        """The number of the process, 0 = there is none."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def state(self) -> str:
+        """``off``; ``idle``: it has not been needed so far; ``starting``; ``up``; ``down``."""
+        if self._listener is None:
+            return "off"
+        if self._process is not None:
+            return "starting" if self._ready_at is None else "up"
+        return "down" if self.error else "idle"
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Bind the address; raises as `listen_views`."""
+        server = self._settings.server
+        self._listener = listen_views(self._reactor, server.views, server.listen_backlog)
+
+    def start(self) -> None:
+        """Start the process as soon as it is needed; call it when warm-up is over."""
+        if self._listener is None:
+            return
+        if self._has_designs():
+            self._begin()
+        else:
+            self._listener.watch(self._begin)
+
+    def stop(self) -> Deferred[None]:
+        """Listen no more; fires when the process has ended."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        self._cancel()
+        if self._process is None:
+            return succeed(None)
+        self._gone = Deferred()
+        self._process.signal(signal.SIGTERM)
+        self._timer = self._reactor.callLater(self.grace_s, self._process.signal, signal.SIGKILL)
+        return self._gone
+
+    def _has_designs(self) -> bool:
+        try:
+            return bool(os.listdir(directory(self._settings)))
+        except OSError:
+            return False
+
+    def _begin(self) -> None:
+        self._timer = None
+        if self._listener is None:
+            return
+        process = IndexProcess(self._is_ready, self._ended)
+        try:
+            process.start(
+                self._reactor, self._settings, self._listener.fileno(), self._open_upr, self.command
+            )
+        except Exception as error:  # no memory, no descriptors, no room for a socket
+            self._failed(str(error))
+            return
+        self._process = process
+        _log.info("started", pid=process.pid)
+
+    def _is_ready(self) -> None:
+        self._ready_at = self._monotonic()
+        self.error = ""
+
+    def _ended(self, reason: str) -> None:
+        pid, self._process = self.pid, None
+        ready_at, self._ready_at = self._ready_at, None
+        self._cancel()
+        if self._gone is not None:
+            _log.info("stopped", pid=pid, reason=reason)
+            self._gone.callback(None)
+            return
+        if ready_at is not None and self._monotonic() - ready_at >= _STEADY_S:
+            self._backoff.good()
+        self._failed(reason, pid)
+
+    def _failed(self, reason: str, pid: int = 0) -> None:
+        wait_s = self._backoff.next()
+        self.error = reason
+        self.restarts += 1
+        _log.error("ended", pid=pid, reason=reason, retry_s=round(wait_s, 3))
+        self._timer = self._reactor.callLater(wait_s, self._begin)
+
+    def _cancel(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()

@@ -1,0 +1,186 @@
+"""One run of the process that answers for `server.views`: ``uprmc index serve``.
+
+It gets four descriptors and nothing else: a pipe as standard input, whose other end closes when the
+node ends, however that happens; a pipe for its ready line; the node's standard error for its log;
+and the listening socket. It reaches the node over a unix socket in a directory that only the node's
+user may enter. That needs neither a password nor a certificate, and is the same on nodes whose
+listeners speak TLS: their certificates are for names that this host may not even know.
+"""
+
+# ruff: noqa: N802  # Twisted's names
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from uprmc.config import Settings, values_of
+from uprmc.server.listener import Listener
+
+#: What is started, before its options.
+COMMAND = (sys.executable, "-m", "uprmc", "index", "serve")
+
+#: Sections whose settings it gets.
+_SECTIONS = ("index", "log")
+
+_READY = b"uprmc index ready "
+_READY_MAX_BYTES = 4_096
+
+_LISTEN_FD = 3
+
+#: Paths of unix sockets are not longer.
+_PATH_MAX_BYTES = 100
+
+#: Opens a listener for UPR at a path.
+OpenUpr = Callable[[str], Listener]
+
+
+class IndexProcess(ProcessProtocol):
+    """See the module docstring.
+
+    Args:
+        ready: called when it answers.
+        ended: called when it has ended, with the reason.
+
+    Attributes:
+        pid: its number.
+    """
+
+    transport: Any
+    pid = 0
+
+    def __init__(self, ready: Callable[[], None], ended: Callable[[str], None]) -> None:
+        self._ready, self._ended = ready, ended
+        self._head = b""
+        self._over = False
+        self._room: _Room | None = None
+
+    def start(
+        self,
+        reactor: Any,
+        settings: Settings,
+        listen_fd: int,
+        open_upr: OpenUpr,
+        command: tuple[str, ...] = COMMAND,
+    ) -> None:
+        """Start it; raises `OSError`, or Twisted's `CannotListenError`."""
+        self._room = _Room(open_upr)
+        try:
+            words = [*command, *_options(settings, self._room.place)]
+            descriptors = {0: "w", 1: "r", 2: 2, _LISTEN_FD: listen_fd}
+            environment = child_environment(os.environ, settings)
+            reactor.spawnProcess(self, words[0], words, environment, childFDs=descriptors)
+            self.pid = self.transport.pid
+            with suppress(OSError):  # it is not worth a process that only is not as polite
+                level = os.getpriority(os.PRIO_PROCESS, self.pid) + settings.index.nice
+                os.setpriority(os.PRIO_PROCESS, self.pid, level)
+        except BaseException:
+            self._room.close()
+            raise
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; harmless when it has ended."""
+        with suppress(ProcessExitedAlready):
+            self.transport.signalProcess(number)
+
+    def outReceived(self, data: bytes) -> None:
+        """Look for the ready line; the rest is of no interest."""
+        if len(self._head) < _READY_MAX_BYTES:
+            had = b"\n" in self._head
+            self._head += data[:_READY_MAX_BYTES]
+            if not had and b"\n" in self._head and self._head.startswith(_READY):
+                self._ready()
+
+    def processExited(self, reason: Failure) -> None:
+        """Tell; what it has started itself may hold its pipes open for longer."""
+        if not self._over and self._room is not None:
+            self._over = True
+            self.transport.loseConnection()
+            self._room.close().addCallback(lambda _: self._ended(_told(reason.value)))
+
+
+class _Room:
+    """A private directory with a socket on which the node listens for UPR.
+
+    Attributes:
+        place: of the listener, as clients name it.
+    """
+
+    def __init__(self, open_upr: OpenUpr) -> None:
+        self._path = _made_directory()
+        try:
+            self._listener = open_upr(os.path.join(self._path, "upr"))
+        except BaseException:
+            shutil.rmtree(self._path, ignore_errors=True)
+            raise
+        self.place = self._listener.address
+
+    def close(self) -> Deferred[None]:
+        """Fires when nothing is left of it; never fails."""
+        stopping = self._listener.stop()
+        return stopping.addBoth(lambda _: shutil.rmtree(self._path, ignore_errors=True))
+
+
+def _made_directory() -> str:
+    """Make a directory that only its owner may enter, with a path that a socket can have."""
+    made = tempfile.mkdtemp(prefix="uprmc-")
+    if len(os.fsencode(made)) <= _PATH_MAX_BYTES:
+        return made
+    Path(made).rmdir()
+    return tempfile.mkdtemp(prefix="uprmc-", dir="/tmp")
+
+
+def directory(settings: Settings) -> Path:
+    """Return where the index keeps its files."""
+    return Path(settings.storage.data) / "index"
+
+
+def _options(settings: Settings, source: str) -> list[str]:
+    data = str(directory(settings))
+    return [
+        "--source",
+        source,
+        "--data",
+        data,
+        "--listen-fd",
+        str(_LISTEN_FD),
+        "--lifeline-fd",
+        "0",
+    ]
+
+
+def child_environment(environment: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """Return an environment that has the node's settings of the index, and no others."""
+    found = {
+        name: value
+        for name, value in environment.items()
+        if name == "UPRMC_CORE" or not name.startswith("UPRMC_")
+    }
+    for name, value in values_of(settings):
+        if name.partition(".")[0] in _SECTIONS:
+            found[f"UPRMC_{name.replace('.', '_').upper()}"] = _text(value)
+    return found
+
+
+def _text(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _told(ended: Any) -> str:
+    """Say how a process ended."""
+    number = getattr(ended, "signal", None)
+    if number is not None:
+        return f"signal {signal.Signals(number).name}"
+    return f"exit code {getattr(ended, 'exitCode', 0) or 0}"
