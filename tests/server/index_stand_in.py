@@ -18,8 +18,8 @@ def options() -> dict[str, str]:
     }
 
 
-def end_with(lifeline: int) -> None:
-    os.read(lifeline, 1)
+def end_with_the_node() -> None:
+    os.read(0, 1)
     os._exit(3)
 
 
@@ -30,8 +30,7 @@ def main() -> None:
     if given["how"] == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     descriptors = sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1]
-    lifeline = int(given["--lifeline-fd"])
-    threading.Thread(target=end_with, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=end_with_the_node, daemon=True).start()
     listening = socket.socket(fileno=int(given["--listen-fd"]))
     listening.setblocking(True)
     sys.stdout.write(f"uprmc index ready views=somewhere pid={os.getpid()}\n")

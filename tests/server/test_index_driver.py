@@ -125,7 +125,6 @@ def test_it_gets_the_sockets_and_settings_that_it_needs_and_nothing_else(
         "--source": f"unix:{room}",
         "--data": str(rig.directory / "index"),
         "--listen-fd": "3",
-        "--lifeline-fd": "0",
     }
     assert stat.S_IMODE(os.stat(os.path.dirname(room)).st_mode) == 0o700
     told = found["environment"]

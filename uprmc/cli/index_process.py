@@ -26,6 +26,7 @@ from uprmc.index.reach import Reach
 from uprmc.index.service import Service
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
+from uprmc.server.views_listener import chosen
 
 _log = Log("index")
 
@@ -96,7 +97,7 @@ class IndexProcess:
             server = self._settings.server
             self._listener = await listen(
                 self._reactor,
-                server.views,
+                chosen(server.views),
                 site,
                 setting="server.views",
                 backlog=server.listen_backlog,

@@ -149,16 +149,7 @@ def directory(settings: Settings) -> Path:
 
 def _options(settings: Settings, source: str) -> list[str]:
     data = str(directory(settings))
-    return [
-        "--source",
-        source,
-        "--data",
-        data,
-        "--listen-fd",
-        str(_LISTEN_FD),
-        "--lifeline-fd",
-        "0",
-    ]
+    return ["--source", source, "--data", data, "--listen-fd", str(_LISTEN_FD)]
 
 
 def child_environment(environment: Mapping[str, str], settings: Settings) -> dict[str, str]:

@@ -90,6 +90,11 @@ class ViewsListener:
         return "views"
 
 
+def chosen(text: str) -> str:
+    """Return the address that the setting's `text` means."""
+    return VIEWS_DEFAULT if text == VIEWS_AUTO else text
+
+
 def listen_views(reactor: Any, text: str, backlog: int) -> ViewsListener | None:
     """Listen at the place that the setting's `text` describes; ``None`` = the node has no views.
 
@@ -98,7 +103,7 @@ def listen_views(reactor: Any, text: str, backlog: int) -> ViewsListener | None:
     """
     if text == "off":
         return None
-    place = parse_place(VIEWS_DEFAULT if text == VIEWS_AUTO else text, SETTING)
+    place = parse_place(chosen(text), SETTING)
     if not isinstance(place, Place):
         raise ConfigError(f"{SETTING}: {text!r} is no HOST:PORT, which is all that views have")
     try:
