@@ -81,7 +81,7 @@ def check_shape(tree: Tree) -> None:
     for node, pointer, low, high, depth in walk(tree):
         if isinstance(node, Leaf):
             depths.add(depth)
-            assert node.keys == sorted(set(node.keys))
+            assert list(node.keys) == sorted(set(node.keys))
             assert node.keys[0] >= low
             assert high is None or node.keys[-1] < high
             assert pointer.rows == len(node.keys)

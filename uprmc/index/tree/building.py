@@ -5,14 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import add
 
-from uprmc.index.tree.nodes import Child, Pointer, Row, child_size, separator
+from uprmc.index.tree.nodes import Child, Inner, Leaf, Pointer, Row, child_size, separator
 from uprmc.index.tree.writing import MAX_NODE, NodeWriter
 
 __all__ = ["Builder"]
-
-_ROW_OVERHEAD = 10
 
 
 class Builder:
@@ -31,28 +28,26 @@ class Builder:
 
     def _cut(self, final: bool) -> None:
         """Write as many full leaves as there are."""
-        rows = self._rows
-        keys, _, values = zip(*rows, strict=True) if rows else ((), (), ())
-        sizes = map(add, map(len, keys), map(len, values))
-        totals = list(accumulate([size + _ROW_OVERHEAD for size in sizes]))
+        rows = Leaf.of(self._rows)
+        totals = list(accumulate(rows.sizes()))
         start = base = 0
-        while start < len(rows) and (final or totals[-1] - base > MAX_NODE):
+        while start < len(totals) and (final or totals[-1] - base > MAX_NODE):
             end = max(bisect_right(totals, base + MAX_NODE, start), start + 1)
-            self._leaf(rows[start:end])
+            self._leaf(rows.part(start, end))
             start, base = end, totals[end - 1]
-        self._rows = rows[start:]
+        self._rows = self._rows[start:]
 
-    def _leaf(self, rows: list[Row]) -> None:
-        low = separator(self._last, rows[0][0]) if self._levels else b""
-        self._last = rows[-1][0]
-        self._push(0, (low, self._writer.leaf(rows)))
+    def _leaf(self, leaf: Leaf) -> None:
+        low = separator(self._last, leaf.keys[0]) if self._levels else b""
+        self._last = leaf.keys[-1]
+        self._push(0, (low, self._writer.leaf(leaf)))
 
     def _push(self, height: int, child: Child) -> None:
         if height == len(self._levels):
             self._levels.append(_Level())
         full = self._levels[height].push(child)
         if full:
-            self._push(height + 1, (full[0][0], self._writer.inner(full)))
+            self._push(height + 1, (full[0][0], self._writer.inner(Inner.of(full))))
 
     def finish(self) -> Pointer | None:
         """Write what is left; return the root."""
@@ -64,7 +59,7 @@ class Builder:
             if top and len(children) == 1:
                 return children[0][1]
             if children:
-                self._push(height + 1, (children[0][0], self._writer.inner(children)))
+                self._push(height + 1, (children[0][0], self._writer.inner(Inner.of(children))))
             height += 1
         return None
 
@@ -78,7 +73,7 @@ class _Level:
 
     def push(self, child: Child) -> list[Child]:
         """Add a child; return the children before it if they fill a node."""
-        size = child_size(child)
+        size = child_size(*child)
         full: list[Child] = []
         if self._bytes + size > MAX_NODE and len(self.children) > 1:
             full, self.children, self._bytes = self.children, [], 0

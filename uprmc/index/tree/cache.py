@@ -23,27 +23,28 @@ class NodeCache:
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = self.hits = self.misses = 0
-        self._nodes: OrderedDict[tuple[int, int], Node] = OrderedDict()
+        self._nodes: OrderedDict[tuple[int, int], tuple[Node, int]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, place: tuple[int, int]) -> Node | None:
         """Return a node if it is still there."""
         with self._lock:
-            node = self._nodes.get(place)
-            if node is None:
+            found = self._nodes.get(place)
+            if found is None:
                 self.misses += 1
-            else:
-                self.hits += 1
-                self._nodes.move_to_end(place)
-            return node
+                return None
+            self.hits += 1
+            self._nodes.move_to_end(place)
+            return found[0]
 
     def put(self, place: tuple[int, int], node: Node) -> None:
         """Keep a node, and let go of the oldest ones that are too many."""
+        cost = node.cost()
         with self._lock:
-            if place in self._nodes or node.cost > self.limit_bytes:
+            if place in self._nodes or cost > self.limit_bytes:
                 return
-            self._nodes[place] = node
-            self.used_bytes += node.cost
+            self._nodes[place] = node, cost
+            self.used_bytes += cost
             while self.used_bytes > self.limit_bytes:
-                _, oldest = self._nodes.popitem(last=False)
-                self.used_bytes -= oldest.cost
+                _, (_, cost) = self._nodes.popitem(last=False)
+                self.used_bytes -= cost

@@ -22,7 +22,8 @@ from uprmc.index.errors import Damaged, RolledBack
 from uprmc.index.tree.cache import NodeCache
 from uprmc.index.tree.disk import Disk, OsDisk, sync_directory
 from uprmc.index.tree.header import BLOCK, MAGIC, Header, decode_header, encode_header
-from uprmc.index.tree.nodes import Node, Pointer, decode, encode
+from uprmc.index.tree.nodes import Node, Pointer
+from uprmc.index.tree.records import decode, encode
 
 __all__ = ["MAX_HEADERS", "IndexFile"]
 
@@ -235,8 +236,11 @@ class IndexFile:
 
     # Nodes
 
-    def append(self, node: Node) -> tuple[int, int]:
-        """Write a node; return its offset and size. It may wait in memory until `flush`."""
+    def append(self, node: Node, number: int | None = None) -> tuple[int, int]:
+        """Write a node; return its offset and size. It may wait in memory until `flush`.
+
+        With the `number` of the file's contents it also goes into the cache.
+        """
         record = encode(node)
         with self._lock:
             offset = self._written + self._pending_bytes
@@ -245,6 +249,8 @@ class IndexFile:
             self._covered = zlib.crc32(record, self._covered)
         if self._pending_bytes >= BUFFER_BYTES:
             self.flush()
+        if number is not None:
+            self._cache.put((number, offset), node)
         return offset, len(record)
 
     def flush(self) -> None:

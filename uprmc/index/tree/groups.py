@@ -8,7 +8,6 @@ group of a million rows costs two walks, and a million groups of one row cost on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from typing import Protocol
 
 from uprmc.index.collation import after_prefix
@@ -44,12 +43,19 @@ def groups(
         rows = tree.first_rows(low, high, wanted, descending)
         if not rows:
             return
-        runs = [(prefix, list(run)) for prefix, run in groupby(rows, lambda row: group(row.key))]
-        for _, run in runs[:-1]:
-            yield run[0], _reductions(tree, run, descending)
-        prefix, run = runs[-1]
+        keys = [row.key for row in rows]
+        start = 0
+        while True:
+            prefix = group(keys[start])
+            stop = start
+            while stop < len(keys) and keys[stop].startswith(prefix):
+                stop += 1
+            if stop == len(keys):
+                break
+            yield rows[start], _reductions(tree, rows[start:stop], descending)
+            start = stop
         begin, end = max(low, prefix), _lesser(after_prefix(prefix), high)
-        yield run[0], tree.reduced(begin, end, wanted)
+        yield rows[start], tree.reduced(begin, end, wanted)
         if descending:
             high = begin
         elif end is None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uprmc.index.errors import Damaged
-from uprmc.index.tree.nodes import Pointer, pack_pointer, unpack_pointer
+from uprmc.index.tree.nodes import Pointer
+from uprmc.index.tree.records import pack_pointer, unpack_pointer
 
 __all__ = ["BLOCK", "MAGIC", "VERSION", "Header", "Position", "decode_header", "encode_header"]
 

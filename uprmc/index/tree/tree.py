@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uprmc.index.model import Entry, Reducer, Reductions
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.groups import groups
-from uprmc.index.tree.nodes import Inner, Leaf, Node, Pointer, Row
+from uprmc.index.tree.nodes import Inner, Leaf, Node, Pointer, Row, entries
 from uprmc.index.tree.updating import Changes, Updating, child_at
 from uprmc.index.tree.writing import NodeWriter, rereduce
 
@@ -103,8 +103,9 @@ class Tree:
             drop_vbuckets: bitmap: all old rows of these are removed, insertions are not.
         """
         changes = Changes.of(removals, insertions, drop_vbuckets)
-        writer = NodeWriter(self.file, self.reducer)
-        return Tree(self.file, Updating(writer, self._number, changes).run(self.root), self.reducer)
+        writer = NodeWriter(self.file, self.reducer, self._number)
+        root = Updating(writer, self._number, changes).run(self.root)
+        return Tree(self.file, root, self.reducer)
 
     def _node(self, pointer: Pointer) -> Node:
         return self.file.read(pointer, self._number, cached=self._cached)
@@ -281,5 +282,6 @@ class Tree:
 
 
 def _chosen(leaf: Leaf, begin: int, end: int, wanted: int | None) -> list[Entry]:
-    rows = map(Entry, leaf.keys[begin:end], leaf.vbuckets[begin:end], leaf.values[begin:end])
-    return list(rows) if wanted is None else [row for row in rows if wanted >> row[1] & 1]
+    part = leaf.part(begin, end)
+    rows = entries(part.keys, part.vbuckets, part.values)
+    return rows if wanted is None else [row for row in rows if wanted >> row[1] & 1]

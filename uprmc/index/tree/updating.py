@@ -8,13 +8,21 @@ that has no row of the vBuckets to drop is not read; one that has no other rows 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from uprmc.index.tree.nodes import Child, Inner, Leaf, Node, Pointer, Row, child_size, row_size
+from uprmc.index.tree.nodes import Child, Inner, Leaf, Node, Pointer, Row
 from uprmc.index.tree.writing import MIN_NODE, NodeWriter
 
-__all__ = ["Changes", "Updating"]
+__all__ = ["Changes", "Updating", "child_at"]
+
+#: Up to this many changes of a leaf are made one by one; more are sorted in.
+_FEW = 8
+
+
+def child_at(lows: list[bytes], key: bytes) -> int:
+    """Return which child of an inner node has a key."""
+    return max(bisect_right(lows, key) - 1, 0)
 
 
 class Changes(NamedTuple):
@@ -34,18 +42,19 @@ class Changes(NamedTuple):
     def of(cls, removals: Sequence[bytes], insertions: Sequence[Row], drop: int) -> Changes:
         """Merge removals and insertions; a key that is in both is inserted."""
         new: dict[bytes, Row | None] = dict.fromkeys(removals)
-        new.update((row[0], (row[0], row[1], row[2])) for row in insertions)
+        new.update([(row[0], row) for row in insertions])
         keys = sorted(new)
         return cls(keys, [new[key] for key in keys], drop)
 
 
-class _Slot(NamedTuple):
-    """A child after the change: as it was (`pointer`), or its new contents (`items`)."""
+class _Content(NamedTuple):
+    """What a changed node has now, and its lower bound; its children are written, itself not."""
 
     low: bytes
-    pointer: Pointer | None
-    items: Sequence[Row] | Sequence[Child]
-    leaf: bool
+    node: Node
+
+    def is_small(self) -> bool:
+        return self.node.below(MIN_NODE)
 
 
 class Updating:
@@ -58,124 +67,127 @@ class Updating:
         """Return the new root."""
         changes = self._changes
         if root is None:
-            rows = [row for row in changes.rows if row is not None]
+            rows = Leaf.of([row for row in changes.rows if row is not None])
             return self._writer.root(self._writer.leaves(b"", rows))
         if not changes.keys and not root.vbuckets & changes.drop:
             return root
-        slot = self._changed(b"", root, 0, len(changes.keys))
-        return self._lowered(slot)
+        content = self._changed(b"", root, 0, len(changes.keys))
+        if isinstance(content.node, Inner) and len(content.node.pointers) == 1:
+            return self._lowered(content.node.pointers[0])
+        return self._writer.root(self._written(content))
 
-    def _lowered(self, slot: _Slot) -> Pointer | None:
-        """Write the contents of the root; an inner node with one child gives way to that."""
-        if not slot.leaf and len(slot.items) == 1:
-            pointer = slot.items[0][1]
-            assert isinstance(pointer, Pointer)
+    def _lowered(self, pointer: Pointer) -> Pointer:
+        """Return the highest node with more than one child, or the only leaf."""
+        node = self._read(pointer)
+        while isinstance(node, Inner) and len(node.pointers) == 1:
+            pointer = node.pointers[0]
             node = self._read(pointer)
-            while isinstance(node, Inner) and len(node.pointers) == 1:
-                pointer = node.pointers[0]
-                node = self._read(pointer)
-            return pointer
-        return self._writer.root(self._written(slot))
+        return pointer
 
     def _read(self, pointer: Pointer) -> Node:
         return self._writer.file.read(pointer, self._number)
 
-    def _changed(self, low: bytes, pointer: Pointer, begin: int, end: int) -> _Slot:
-        """Return the contents of a node after changes `begin` to `end`, its children written."""
+    def _changed(self, low: bytes, pointer: Pointer, begin: int, end: int) -> _Content:
+        """Return the contents of a node after changes `begin` to `end`."""
         node = self._read(pointer)
         if isinstance(node, Leaf):
-            return _Slot(low, None, self._rows(node, begin, end), True)
-        return _Slot(low, None, self._children(node, begin, end), False)
+            return _Content(low, self._rows(node, begin, end))
+        return _Content(low, Inner.of(self._children(node, begin, end)))
 
-    def _rows(self, leaf: Leaf, begin: int, end: int) -> list[Row]:
+    # Leaves
+
+    def _rows(self, leaf: Leaf, begin: int, end: int) -> Leaf:
+        if not self._changes.drop and end - begin <= _FEW:
+            return self._with_few(leaf, begin, end)
         keys, rows, drop = self._changes
-        rows_left: list[Row] = leaf.rows()
-        if drop:
-            rows_left = [row for row in rows_left if not drop >> row[1] & 1]
-        if begin == end:
-            return rows_left
         touched = set(keys[begin:end])
-        rows_left = [row for row in rows_left if row[0] not in touched]
-        rows_left += [row for row in rows[begin:end] if row is not None]
-        rows_left.sort(key=_key)
-        return rows_left
+        kept = [row for row in leaf.rows() if row[0] not in touched and not drop >> row[1] & 1]
+        kept += [row for row in rows[begin:end] if row is not None]
+        kept.sort(key=_key)
+        return Leaf.of(kept)
+
+    def _with_few(self, leaf: Leaf, begin: int, end: int) -> Leaf:
+        keys, vbuckets, values = list(leaf.keys), list(leaf.vbuckets), list(leaf.values)
+        for key, row in zip(
+            self._changes.keys[begin:end], self._changes.rows[begin:end], strict=True
+        ):
+            index = bisect_left(keys, key)
+            there = index < len(keys) and keys[index] == key
+            if there:
+                del keys[index], vbuckets[index], values[index]
+            if row is not None:
+                keys.insert(index, key)
+                vbuckets.insert(index, row[1])
+                values.insert(index, row[2])
+        return Leaf(keys, vbuckets, values)
+
+    # Inner nodes
 
     def _children(self, inner: Inner, begin: int, end: int) -> list[Child]:
-        keys = self._changes.keys
-        slots = []
-        for index, (low, pointer) in enumerate(zip(inner.lows, inner.pointers, strict=True)):
-            stop = end
-            if index + 1 < len(inner.lows):
-                stop = bisect_left(keys, inner.lows[index + 1], begin, end)
-            slot = self._slot(low, pointer, begin, stop)
-            if slot.pointer or slot.items:
-                slots.append(slot)
-            begin = stop
-        return self._settled(slots)
+        """Return the children after changes `begin` to `end`, small ones joined with others."""
+        settled: list[Child] = []
+        run: _Content | None = None  # changed children side by side, as one node
+        unchanged = 0
+        for index, first, stop in self._touched(inner, begin, end):
+            if run is not None and unchanged < index:
+                run, unchanged = self._grown(run, inner, unchanged, index)
+                if unchanged < index:
+                    settled += self._written(run)
+                    run = None
+            settled += inner.children(unchanged, index)
+            unchanged = index + 1
+            if index < len(inner.lows):
+                content = self._content(inner, index, first, stop)
+                run = content if run is None else _joined(run, content)
+        if run is not None:
+            if run.is_small() and settled:
+                low, pointer = settled.pop()
+                run = _joined(_Content(low, self._read(pointer)), run)
+            settled += self._written(run)
+        return settled
 
-    def _slot(self, low: bytes, pointer: Pointer, begin: int, end: int) -> _Slot:
-        drop = self._changes.drop
-        if begin == end:
-            if not pointer.vbuckets & drop:
-                return _Slot(low, pointer, (), False)
-            if not pointer.vbuckets & ~drop:
-                return _Slot(low, None, (), False)
+    def _touched(self, inner: Inner, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (child, from which change, to which) for those that change, then the end."""
+        keys, drop, lows = self._changes.keys, self._changes.drop, inner.lows
+        index = 0
+        while index < len(lows) and (drop or begin < end):
+            if not drop:
+                index = max(index, child_at(lows, keys[begin]))
+            stop = bisect_left(keys, lows[index + 1], begin, end) if index + 1 < len(lows) else end
+            if begin < stop or inner.pointers[index].vbuckets & drop:
+                yield index, begin, stop
+            begin = stop
+            index += 1
+        yield len(lows), end, end
+
+    def _content(self, inner: Inner, index: int, begin: int, end: int) -> _Content:
+        low, pointer = inner.lows[index], inner.pointers[index]
+        if begin == end and not pointer.vbuckets & ~self._changes.drop:
+            return _Content(low, Leaf([], [], []))
         return self._changed(low, pointer, begin, end)
 
-    def _settled(self, slots: list[_Slot]) -> list[Child]:
-        """Write changed children, joined with neighbours where they are small."""
-        children: list[Child] = []
-        run: _Slot | None = None
-        before: Pointer | None = None  # the unchanged child before the run, last in `children`
-        for slot in slots:
-            if slot.pointer is None or (run is not None and _small(run)):
-                run = self._joined(run, slot) if run is not None else slot
-                continue
-            if run is not None:
-                children += self._written(run)
-                run = None
-            children.append((slot.low, slot.pointer))
-            before = slot.pointer
-        if run is not None:
-            if before is not None and _small(run) and children[-1][1] is before:
-                low, pointer = children.pop()
-                run = self._joined(self._opened(_Slot(low, pointer, (), False)), run)
-            children += self._written(run)
-        return children
+    def _grown(self, run: _Content, inner: Inner, start: int, end: int) -> tuple[_Content, int]:
+        """Join a small run with the unchanged children after it, until it is no longer small."""
+        while start < end and run.is_small():
+            node = self._read(inner.pointers[start])
+            run = _joined(run, _Content(inner.lows[start], node))
+            start += 1
+        return run, start
 
-    def _opened(self, slot: _Slot) -> _Slot:
-        """Return a child with its contents."""
-        if slot.pointer is None:
-            return slot
-        node = self._read(slot.pointer)
-        if isinstance(node, Leaf):
-            return _Slot(slot.low, None, node.rows(), True)
-        children = list(zip(node.lows, node.pointers, strict=True))
-        return _Slot(slot.low, None, children, False)
+    def _written(self, content: _Content) -> list[Child]:
+        if isinstance(content.node, Leaf):
+            return self._writer.leaves(content.low, content.node)
+        return self._writer.inners(content.low, content.node)
 
-    def _joined(self, left: _Slot, right: _Slot) -> _Slot:
-        right = self._opened(right)
-        return _Slot(left.low, None, [*left.items, *right.items], left.leaf)
 
-    def _written(self, slot: _Slot) -> list[Child]:
-        if slot.leaf:
-            return self._writer.leaves(slot.low, slot.items)  # type: ignore[arg-type]
-        return self._writer.inners(slot.low, slot.items)  # type: ignore[arg-type]
+def _joined(left: _Content, right: _Content) -> _Content:
+    """Return both as one node; one without anything may be of any kind."""
+    if left.node.is_empty():
+        return _Content(left.low, right.node)
+    if right.node.is_empty():
+        return left
+    return _Content(left.low, left.node.joined(right.node))
 
 
 def _key(row: Row) -> bytes:
     return row[0]
-
-
-def _small(slot: _Slot) -> bool:
-    total = 0
-    for item in slot.items:
-        total += row_size(item) if slot.leaf else child_size(item)  # type: ignore[arg-type]
-        if total >= MIN_NODE:
-            return False
-    return True
-
-
-def child_at(lows: list[bytes], key: bytes) -> int:
-    """Return which child of an inner node has a key."""
-    return max(bisect_right(lows, key) - 1, 0)

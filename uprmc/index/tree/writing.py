@@ -6,11 +6,10 @@ below `MIN_NODE` are joined with a neighbour (see `updating`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TypeVar
 
-from uprmc.index.model import Entry, Reducer, Reductions
+from uprmc.index.model import Reducer, Reductions
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.nodes import (
     Child,
@@ -18,44 +17,38 @@ from uprmc.index.tree.nodes import (
     Leaf,
     Node,
     Pointer,
-    Row,
     bitmap_of,
-    child_size,
-    row_size,
+    entries,
     separator,
 )
 
-__all__ = ["MAX_NODE", "MIN_NODE", "NodeWriter", "rereduce", "split"]
+__all__ = ["MAX_NODE", "MIN_NODE", "NodeWriter", "cuts", "rereduce"]
 
 #: Sizes of nodes before compression, in bytes.
 MIN_NODE, MAX_NODE = 2048, 8192
 
-T = TypeVar("T")
 
-
-def split(items: Sequence[T], size: Callable[[T], int], least: int = 1) -> list[Sequence[T]]:
-    """Cut items into runs of about even size, none above `MAX_NODE` if it can be helped.
+def cuts(sizes: list[int], least: int) -> Iterator[tuple[int, int]]:
+    """Yield runs (from, to) of items of about even size, none above `MAX_NODE` if possible.
 
     Args:
-        items: in order.
-        size: of an item, in bytes.
+        sizes: of the items, in bytes.
         least: number of items in a run, where there are that many: 2 for children, so that
             trees end.
     """
-    totals = list(accumulate(map(size, items)))
-    if not totals or totals[-1] <= MAX_NODE:
-        return [items] if items else []
-    aim = totals[-1] / -(-totals[-1] // MAX_NODE)
-    runs = []
-    start, base = 0, 0
-    for end, total in enumerate(totals, 1):
-        following = totals[end] - base if end < len(totals) else 0
-        enough = end - start >= least and len(items) - end >= least
-        if enough and (total - base >= aim or following > MAX_NODE):
-            runs.append(items[start:end])
-            start, base = end, total
-    runs.append(items[start:])
-    return runs
+    total = sum(sizes)
+    if total <= MAX_NODE:
+        yield 0, len(sizes)
+        return
+    aim = total / -(-total // MAX_NODE)
+    start = base = 0
+    for end, reached in enumerate(accumulate(sizes), 1):
+        following = sizes[end] if end < len(sizes) else 0
+        enough = end - start >= least and len(sizes) - end >= least
+        if enough and (reached - base >= aim or reached - base + following > MAX_NODE):
+            yield start, end
+            start, base = end, reached
+    yield start, len(sizes)
 
 
 def rereduce(reducer: Reducer | None, parts: Sequence[Reductions]) -> Reductions:
@@ -67,60 +60,79 @@ def rereduce(reducer: Reducer | None, parts: Sequence[Reductions]) -> Reductions
     lost = [None in column for column in zip(*parts, strict=True)]
     if all(lost):
         return parts[0] if not lost else (None,) * len(lost)
-    if any(lost):
-        parts = [tuple([text or b"null" for text in part]) for part in parts]
-    whole = reducer.rereduce(parts)
+    if not any(lost):
+        return reducer.rereduce(parts)
+    readable = [tuple([text or b"null" for text in part]) for part in parts]
+    whole = reducer.rereduce(readable)
     return tuple(None if gone else text for gone, text in zip(lost, whole, strict=True))
 
 
 class NodeWriter:
-    """Writes nodes of one tree to a file."""
+    """Writes nodes of one tree to a file.
 
-    def __init__(self, file: IndexFile, reducer: Reducer | None) -> None:
-        self.file, self.reducer = file, reducer
+    Args:
+        file: that they are appended to.
+        reducer: of the view; ``None`` = nothing is reduced.
+        number: of the file's contents, if what is written is likely to be read soon and goes into
+            the cache; ``None`` = it does not.
+    """
 
-    def leaf(self, rows: Sequence[Row]) -> Pointer:
+    def __init__(self, file: IndexFile, reducer: Reducer | None, number: int | None = None) -> None:
+        self.file, self.reducer, self.number = file, reducer, number
+
+    def leaf(self, leaf: Leaf) -> Pointer:
         """Write a leaf."""
-        keys, vbuckets, values = map(list, zip(*rows, strict=True))
         reductions: Reductions = ()
         if self.reducer is not None:
-            reductions = self.reducer.reduce(list(map(Entry._make, rows)))
-        offset, size = self.file.append(Leaf(keys, vbuckets, values, 0))
-        return Pointer(offset, size, len(rows), size, bitmap_of(vbuckets), reductions)
+            reductions = self.reducer.reduce(entries(leaf.keys, leaf.vbuckets, leaf.values))
+        offset, size = self._append(leaf)
+        return Pointer(offset, size, len(leaf.keys), size, bitmap_of(leaf.vbuckets), reductions)
 
-    def inner(self, children: Sequence[Child]) -> Pointer:
+    def inner(self, inner: Inner) -> Pointer:
         """Write an inner node."""
-        pointers = [pointer for _, pointer in children]
+        pointers = inner.pointers
         vbuckets = 0
         for pointer in pointers:
             vbuckets |= pointer.vbuckets
-        reductions = rereduce(self.reducer, [pointer.reductions for pointer in pointers])
-        node: Node = Inner([low for low, _ in children], pointers, 0)
-        offset, size = self.file.append(node)
+        reductions: Reductions = ()
+        if self.reducer is not None:
+            reductions = rereduce(self.reducer, [pointer.reductions for pointer in pointers])
+        offset, size = self._append(inner)
         rows = sum([pointer.rows for pointer in pointers])
         total = size + sum([pointer.bytes for pointer in pointers])
         return Pointer(offset, size, rows, total, vbuckets, reductions)
 
-    def leaves(self, low: bytes, rows: Sequence[Row]) -> list[Child]:
+    def _append(self, node: Node) -> tuple[int, int]:
+        return self.file.append(node, self.number)
+
+    def leaves(self, low: bytes, leaf: Leaf) -> list[Child]:
         """Write rows as leaves of the right size; the first one begins at `low`."""
+        if not leaf.keys:
+            return []
+        if leaf.bytes() <= MAX_NODE:
+            return [(low, self.leaf(leaf))]
         children: list[Child] = []
-        last = None
-        for run in split(rows, row_size):
-            bound = low if last is None else separator(last, run[0][0])
-            children.append((bound, self.leaf(run)))
-            last = run[-1][0]
+        for start, end in cuts(leaf.sizes(), 1):
+            part = leaf.part(start, end)
+            if start:
+                low = separator(leaf.keys[start - 1], leaf.keys[start])
+            children.append((low, self.leaf(part)))
         return children
 
-    def inners(self, low: bytes, children: Sequence[Child]) -> list[Child]:
+    def inners(self, low: bytes, inner: Inner) -> list[Child]:
         """Write children as inner nodes of the right size; the first one begins at `low`."""
+        if not inner.lows:
+            return []
         above: list[Child] = []
-        for run in split(children, child_size, 2):
-            bound = low if not above else run[0][0]
-            above.append((bound, self.inner([(bound, run[0][1]), *run[1:]])))
+        for start, end in cuts(inner.sizes(), 2):
+            part = inner.part(start, end)
+            if not start:
+                part.lows[0] = low
+            above.append((part.lows[0], self.inner(part)))
         return above
 
-    def root(self, children: Sequence[Child]) -> Pointer | None:
+    def root(self, children: list[Child]) -> Pointer | None:
         """Write as many levels of inner nodes as are needed; ``None`` = there is nothing."""
         while len(children) > 1:
-            children = self.inners(b"", children)
+            children = self.inners(b"", Inner.of(children))
         return children[0][1] if children else None
