@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from tests.sim.judges import complain, naming
-from tests.sim.world import NotHappened, World
+from tests.sim.world import STEPS_MAX, NotHappened, World
 
 PlanT = TypeVar("PlanT")
 
@@ -43,10 +43,16 @@ class Judged(ABC, Generic[PlanT]):
     def go(self) -> None:
         """See `random`."""
 
-    def _until(self, happened: Callable[[], bool], what: str, how: Callable[[], str] = str) -> None:
+    def _until(
+        self,
+        happened: Callable[[], bool],
+        what: str,
+        how: Callable[[], str] = str,
+        steps_max: int = STEPS_MAX,
+    ) -> None:
         """Go on until `happened`; a judge complains of what never does, and tells how it stands."""
         try:
-            self.world.run_until(happened)
+            self.world.run_until(happened, steps_max)
         except NotHappened as error:
             complain(f"{what} never come to rest: {error} {how()}")
 

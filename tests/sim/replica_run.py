@@ -25,7 +25,7 @@ from tests.sim.replica_truth import Histories
 from tests.sim.replica_wire import Cutter
 from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_writer import Writer
-from tests.sim.world import World
+from tests.sim.world import STEPS_MAX, World
 from uprmc.config import Settings
 from uprmc.consume.registering import Instance
 
@@ -33,6 +33,10 @@ _NAMES = ("a", "b", "c")
 
 #: How long a node may be down.
 ABSENCES_S = (0.0, 0.1, 0.5, 1.5)
+
+#: A hand-over whose answer is lost is waited for a second for each vBucket, and each client thinks
+#: a thousand times meanwhile.
+_ORDERS_STEPS_MAX = 3 * STEPS_MAX
 
 
 class ReplicaRun(Judged[Plan]):
@@ -154,7 +158,7 @@ class ReplicaRun(Judged[Plan]):
 
     def orders_done(self) -> None:
         """Wait until the operator has nothing to do."""
-        self._until(lambda: not self.operator.busy, "operator")
+        self._until(lambda: not self.operator.busy, "operator", steps_max=_ORDERS_STEPS_MAX)
 
     def _operate(self) -> None:
         self.operator.working = True

@@ -37,10 +37,11 @@ _UNKNOWN = codec.NEVER
 
 
 class Moment(NamedTuple):
-    """What the clocks show, and how often they have been set."""
+    """What the clocks show, how often they have been set, and when it is."""
 
     clock_s: float
     clock_steps: int
+    now: float
 
 
 @dataclass(slots=True)
@@ -52,12 +53,16 @@ class Row:
         floor: of a build, ``None`` = there is none.
         until: Unix time up to which it is sure to live; 0 = it may be gone already.
         stored: whether it must be on disk, because a report was accepted.
+        uuid: the history that it is of, 0 = a known one.
+        since: when it was first heard of here; reports that are older were for another one.
     """
 
     watermark: int = 0
     floor: int | None = None
     until: float = 0
     stored: bool = False
+    uuid: int = 0
+    since: float = 0
 
     @property
     def reach(self) -> int:
@@ -106,15 +111,21 @@ class WatermarkJudge:
     def moment(self) -> Moment:
         """This moment, for `accepted`."""
         world = self._world
-        return Moment(EPOCH_S + world.now + world.wall_clock_offset_s, world.wall_clock_steps)
+        clock_s = EPOCH_S + world.now + world.wall_clock_offset_s
+        return Moment(clock_s, world.wall_clock_steps, world.now)
 
     # --- what a client says and is told -----------------------------------------------------------
 
     def sent(self, place: Place, watermark: int) -> None:
         """A client has sent a report; from now on it may count."""
         self._instances.add(place[2])
-        row = self._rows.setdefault(place, Row())
+        row = self._row(place)
         row.watermark = max(row.watermark, watermark)
+
+    def _row(self, place: Place) -> Row:
+        if place not in self._rows:
+            self._rows[place] = Row(since=self._world.now)
+        return self._rows[place]
 
     def accepted(self, place: Place, node: ReplicaNode, sent: Moment, lifetime_s: int) -> None:
         """A report that was sent at this moment was accepted.
@@ -124,9 +135,11 @@ class WatermarkJudge:
         row, vbucket = self._rows.get(place), node.bucket.vbuckets.get(place[1])
         if row is None or vbucket is None or int(vbucket.state) != codec.ACTIVE:
             return  # it has come late
+        if sent.now < row.since:
+            return  # the vBucket was promoted meanwhile, and the row of that report is gone
         if row.until and self.now_s > row.until:  # it may have expired, and this is another one
             row.floor = None if row.watermark and row.floor != _UNKNOWN else _UNKNOWN
-        row.stored = True
+        row.stored, row.uuid = True, 0
         if sent.clock_steps == self._world.wall_clock_steps:
             row.until = int(sent.clock_s) + lifetime_s
         if row.floor is not None and row.floor <= row.watermark:
@@ -185,7 +198,7 @@ class WatermarkJudge:
                 self.forget(place)
                 continue
             self.counts["lived through a crash"] += self.is_sure(place)
-            watermark, _, floor, at_s, lifetime_s = stored
+            watermark, row.uuid, floor, at_s, lifetime_s = stored
             row.watermark, row.floor = watermark, floor
             row.until = min(row.until, at_s + lifetime_s)
         for key in [key for key in self._shown if key[0] == node.name]:
@@ -271,7 +284,11 @@ class WatermarkJudge:
         if before == seen:
             return
         self._seen[name, number] = seen
+        histories = {0, *(uuid for uuid, _ in look.log)}
         for place, row in self._of(name, number):
+            if row.uuid not in histories:  # the log is short: its client will begin at zero
+                self.forget(place)
+                continue
             if before[1] != seen[1]:
                 row.end_at(look.log[0][1])
             if self.is_sure(place):
@@ -291,7 +308,7 @@ class WatermarkJudge:
                 continue  # it was told in another history; or nobody here knows its reports
             if min(max(told.watermark, told.floor or 0), end) < look.purge:
                 continue  # the purge of a newer snapshot came, and no rows since: it is further on
-            row = self._rows.setdefault((name, number, instance), Row())
+            row = self._row((name, number, instance))
             row.watermark = max(row.watermark, min(told.watermark, end))
             if row.floor != _UNKNOWN:
                 row.floor = None if told.floor is None else min(told.floor, end)
