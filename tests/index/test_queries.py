@@ -22,7 +22,7 @@ _KEY = KEYS | _ARRAYS
 _ID = st.text(st.sampled_from("ab\0\x01\xff"), min_size=1, max_size=2)
 
 #: Documents in vBuckets, each with the rows that it emits.
-_DATA = st.dictionaries(
+DATA = st.dictionaries(
     _ID, st.tuples(st.integers(0, 3), st.lists(st.tuples(_KEY, st.integers(-3, 3)), max_size=3))
 )
 
@@ -41,7 +41,7 @@ def _ranges(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def _options(draw: st.DrawFn, *, reduces: bool) -> dict[str, Any]:
+def options_of(draw: st.DrawFn, *, reduces: bool) -> dict[str, Any]:
     found = draw(_ranges() | st.fixed_dictionaries({"keys": st.lists(_KEY, max_size=4)}))
     for name, values in (
         ("descending", st.booleans()),
@@ -107,8 +107,8 @@ class Index:
 @given(st.data())
 def test_answers_are_those_of_the_oracle(data: st.DataObject) -> None:
     reduces = data.draw(st.booleans())
-    index = Index(data.draw(_DATA), data.draw(st.sampled_from(["unicode", "raw"])), reduces)
-    options = data.draw(_options(reduces=reduces))
+    index = Index(data.draw(DATA), data.draw(st.sampled_from(["unicode", "raw"])), reduces)
+    options = data.draw(options_of(reduces=reduces))
     vbuckets = data.draw(st.none() | st.frozensets(st.integers(0, 3)))
     if vbuckets is not None:
         index.wanted = sum(1 << each for each in vbuckets)

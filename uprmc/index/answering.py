@@ -11,19 +11,59 @@ and an answer without a reader is closed, with what it holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.web.server import Request
 from zope.interface import implementer  # type: ignore[import-untyped]
 
-Pieces = Generator[bytes, None, None]
-
 #: A connection with this much unsent output gets no more for now.
 UNSENT_MAX_BYTES = 32 * 1024
+
+
+class Pieces(Protocol):
+    """An answer as it is made."""
+
+    def make(self) -> Deferred[bytes | None]:
+        """Make the next piece; ``None`` after the last one. Called again only when it is made."""
+
+    def close(self) -> Deferred[None]:
+        """Make no more; fires when nothing is read any more. A piece may be under way."""
+
+
+class ThreadPieces:
+    """Pieces that a generator makes, which blocks: by threads of a pool."""
+
+    def __init__(self, generator: Generator[bytes, None, None], reactor: Any, pool: Any) -> None:
+        self._generator, self._reactor, self._pool = generator, reactor, pool
+        self._busy = False
+        self._closing: Deferred[None] | None = None
+
+    def make(self) -> Deferred[bytes | None]:
+        """Make the next piece."""
+        self._busy = True
+        making: Deferred[bytes | None] = deferToThreadPool(
+            self._reactor, self._pool, next, self._generator, None
+        )
+        return making.addBoth(self._made)
+
+    def _made(self, result: Any) -> Any:
+        self._busy = False
+        if self._closing is not None:
+            self._generator.close()
+            self._closing.callback(None)
+        return result
+
+    def close(self) -> Deferred[None]:
+        """Close the generator, when it does not run any more."""
+        if self._busy:
+            self._closing = Deferred()
+            return self._closing
+        self._generator.close()
+        return succeed(None)
 
 
 @implementer(IPushProducer)
@@ -33,7 +73,6 @@ class Answer:
     Args:
         request: to which nothing has been written.
         pieces: of the body.
-        pool: threads that make pieces.
         reactor: whose thread calls everything here.
         stall_s: a reader that makes no room for this long is disconnected.
         ended: called once, when nothing reads `pieces` any more: with whether all of them were
@@ -45,12 +84,11 @@ class Answer:
         request: Request,
         pieces: Pieces,
         *,
-        pool: Any,
         reactor: Any,
         stall_s: float,
         ended: Callable[[bool, Failure | None], None],
     ) -> None:
-        self._request, self._pieces, self._pool, self._reactor = request, pieces, pool, reactor
+        self._request, self._pieces, self._reactor = request, pieces, reactor
         self._stall_s, self._ended = stall_s, ended
         self._paused = self._making = self._over = self._sent = False
         self._failure: Failure | None = None
@@ -66,6 +104,9 @@ class Answer:
         """
         begun = self._begun
         assert begun is not None
+        if cast(Any, self._request)._disconnected:
+            self.stopProducing()
+            return begun
         self._request.notifyFinish().addErrback(lambda _: self.stopProducing())
         self._make()
         return begun
@@ -91,14 +132,13 @@ class Answer:
         if self._paused or self._making or self._over:
             return
         self._making = True
-        making = deferToThreadPool(self._reactor, self._pool, next, self._pieces, None)
-        making.addCallbacks(self._made, self._failed)
+        self._pieces.make().addCallbacks(self._made, self._failed)
 
     def _made(self, piece: bytes | None) -> None:
         self._making = False
         if self._over:
-            self._close()
-        elif piece is None:
+            return
+        if piece is None:
             self._finish()
         else:
             self._write(piece)
@@ -115,11 +155,11 @@ class Answer:
     def _failed(self, failure: Failure) -> None:
         """Cut the connection: a part of an answer must not look like the whole."""
         self._making = False
+        if self._over:
+            return
         self._failure = failure
         begun, self._begun = self._begun, None
-        if self._over:
-            self._close()
-        elif begun is not None:
+        if begun is not None:
             self._end()
             begun.errback(failure)
         else:
@@ -140,12 +180,7 @@ class Answer:
     def _end(self) -> None:
         self._over = True
         self._cancel_stall()
-        if not self._making:
-            self._close()
-
-    def _close(self) -> None:
-        self._pieces.close()
-        self._ended(self._sent, self._failure)
+        self._pieces.close().addCallback(lambda _: self._ended(self._sent, self._failure))
 
     def _cancel_stall(self) -> None:
         if self._stalled is not None:

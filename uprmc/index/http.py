@@ -37,7 +37,8 @@ from uprmc.index.requests import (
     number,
     vbuckets,
 )
-from uprmc.index.view_page import Scatter, ViewPage, traceback_of
+from uprmc.index.scatter import Scatter
+from uprmc.index.view_page import ViewPage, traceback_of
 from uprmc.metrics import Exposition, Metric
 from uprmc.web import LimitedChannel, LimitedSite
 
@@ -158,8 +159,14 @@ class Pages:
         }
 
     async def _get(self, request: Request, it: Asked) -> Reply:
-        no_options(it.options)
-        design = await settled(self._service.get(_design_of(it)))
+        local = no_options(it.options, "local").get("local") == "true"
+        name = _design_of(it)
+        try:
+            design = await settled(self._service.get(name))
+        except Refused as refused:
+            if local or self._scatter is None or refused.status != 404:
+                raise
+            design = await self._scatter.design(name)
         return Reply(200, design.text)
 
     async def _put(self, request: Request, it: Asked) -> Reply:

@@ -71,7 +71,7 @@ class Query:
     Attributes:
         keys: answer for these, one after another, as (value, sort key); ``None`` = for a range.
         start, end: the range in the direction of reading; ``None`` = open.
-        inclusive_end: whether the range has the rows of its end.
+        inclusive_end: whether the range has the rows of its end; that of a single key has.
         descending: from high to low.
         limit: most rows; ``None`` = all.
         skip: rows that are left out first.
@@ -383,7 +383,7 @@ def _ranges(given: Mapping[str, Any], collation: Collation) -> dict[str, Any]:
         "keys": keys,
         "start": start,
         "end": end,
-        "inclusive_end": given.get("inclusive_end", True),
+        "inclusive_end": "key" in given or given.get("inclusive_end", True),
         "descending": descending,
     }
 

@@ -6,20 +6,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.web.server import Request
 
 from uprmc.config import IndexSettings
-from uprmc.index.answering import Answer, Pieces
+from uprmc.index.answering import Answer, Pieces, ThreadPieces
+from uprmc.index.design import Design
 from uprmc.index.errors import Refused, RolledBack, not_found
 from uprmc.index.interfaces import Group, Service
 from uprmc.index.query import run
 from uprmc.index.query_options import Query, partition_of
 from uprmc.index.query_times import QueryTimes, kind_of
 from uprmc.index.requests import Asked, checked_name, json_body
+from uprmc.index.scatter import Scatter
 
 #: A body of more than this is read by a thread: it may hold many keys.
 _AT_ONCE_BYTES = 8 * 1024
@@ -29,24 +31,6 @@ _AT_ONCE_BYTES = 8 * 1024
 _ATTEMPTS = 3
 
 _LOG = logging.getLogger("uprmc.index")
-
-
-class Scatter(Protocol):
-    """Other nodes, which have the other vBuckets; see `merge`."""
-
-    async def put(self, name: str, body: bytes) -> None:
-        """Put a design on all nodes; raise `Refused`, naming those that lack it."""
-
-    async def delete(self, name: str) -> None:
-        """Delete a design on all nodes; raise `Refused`, naming those that still have it."""
-
-    async def collation_and_reduces(self, design: str, view: str) -> tuple[Any, bool]:
-        """Return how a view is ordered, and whether it reduces; raise `Refused`."""
-
-    async def answer(
-        self, request: Request, design: str, view: str, query: Query, ended: Callable[..., None]
-    ) -> None:
-        """Send the merged answer; raise `Refused` before anything is sent."""
 
 
 class ViewPage:
@@ -71,22 +55,25 @@ class ViewPage:
         began = self._reactor.seconds()
         design, view = checked_name("design", it.path[2]), checked_name("view", it.path[4])
         if self._scatter is not None and not _of_merger(it):
-            collation, reduces = await self._scatter.collation_and_reduces(design, view)
-            query = await self._query(it, collation, reduces)
-            if query.partitions is None:
-                ended = self._ended(request, query, began)
-                await self._scatter.answer(request, design, view, query, ended)
-                return
+            await self._scattered(self._scatter, request, it, began)
+            return
         new = ("rev", "new") in it.options or b'"rev"' in it.body
         group = self._service.group(design, new)
-        view_index = group.design.view_index(view)
-        if view_index is None:
-            raise not_found(f"design {design!r} has no view {view!r}")
+        view_index = _view_of(group.design, view)
         reduces = bool(group.design.views[view_index].reduces)
         query = await self._query(it, group.design.options.collation, reduces)
         if query.new != new:  # a body can hold that word elsewhere
             group = self._service.group(design, query.new)
         await self._answer(request, group, view_index, query, began)
+
+    async def _scattered(self, scatter: Scatter, request: Request, it: Asked, began: float) -> None:
+        design = await scatter.design(it.path[2])
+        view_index = _view_of(design, it.path[4])
+        query = await self._query(
+            it, design.options.collation, bool(design.views[view_index].reduces)
+        )
+        merged = await scatter.merged(design, view_index, query)
+        await self._send(request, merged, self._ended(request, query, began))
 
     async def _query(self, it: Asked, collation: Any, reduces: bool) -> Query:
         def read() -> Query:
@@ -126,9 +113,13 @@ class ViewPage:
             source=next(iter(self._addresses()), "local"),
             documents=self._service.documents,
         )
-        await self.send(request, pieces, self._ended(request, query, began, snapshot.release))
+        await self._send(
+            request,
+            ThreadPieces(pieces, self._reactor, self._pool),
+            self._ended(request, query, began, snapshot.release),
+        )
 
-    async def send(
+    async def _send(
         self, request: Request, pieces: Pieces, ended: Callable[[bool, Failure | None], None]
     ) -> None:
         """Send an answer in pieces; `ended` is called when it is over."""
@@ -137,7 +128,6 @@ class ViewPage:
         await Answer(
             request,
             pieces,
-            pool=self._pool,
             reactor=self._reactor,
             stall_s=self._settings.stall_timeout_s,
             ended=ended,
@@ -164,6 +154,13 @@ class ViewPage:
                 self._times.add(kind_of(query), self._reactor.seconds() - began)
 
         return ended
+
+
+def _view_of(design: Design, name: str) -> int:
+    view_index = design.view_index(name)
+    if view_index is None:
+        raise not_found(f"design {design.name!r} has no view {name!r}")
+    return view_index
 
 
 def _of_merger(it: Asked) -> bool:

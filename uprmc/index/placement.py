@@ -1,0 +1,89 @@
+"""Which node answers for which vBucket of a design: one for each, however many have it.
+
+Source: systems reference c.7, c.9; acceptance rows I11, I14, I29.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+#: Most vBuckets of a map that a node sends.
+_VBUCKETS_MAX = 65_536
+
+
+class Holdings(NamedTuple):
+    """What one node says it has of a design.
+
+    Attributes:
+        num_vbuckets: of the bucket; 0 = it does not know yet.
+        epoch: of the newest map that it has seen.
+        active: vBuckets that it answers for, with the term in which each became active.
+        pending: vBuckets that are on their way to it.
+    """
+
+    num_vbuckets: int
+    epoch: int
+    active: Mapping[int, int]
+    pending: frozenset[int]
+
+    @classmethod
+    def parse(cls, answer: Any) -> Holdings:
+        """Read what a node sent; raise `ValueError` for what makes no sense."""
+        try:
+            found = cls(
+                int(answer["num_vbuckets"]),
+                int(answer["epoch"] or 0),
+                {int(vbucket): int(term or 0) for vbucket, term in answer["active"].items()},
+                frozenset(map(int, answer["pending"])),
+            )
+        except (TypeError, KeyError, AttributeError, OverflowError):
+            raise ValueError("it does not say which vBuckets it has") from None
+        if not 0 <= found.num_vbuckets <= _VBUCKETS_MAX:
+            raise ValueError(f"it has {found.num_vbuckets} vBuckets")
+        return found
+
+
+class Placement(NamedTuple):
+    """Who answers for what.
+
+    Attributes:
+        total: of the bucket's vBuckets, as far as any node knows.
+        nodes: vBuckets of each node that has any.
+        epoch: the highest of all nodes.
+        missing: vBuckets that no node has.
+        coming: those of them that are on their way to one.
+    """
+
+    total: int
+    nodes: Mapping[str, frozenset[int]]
+    epoch: int
+    missing: frozenset[int]
+    coming: frozenset[int]
+
+
+def placed(holdings: Mapping[str, Holdings]) -> Placement:
+    """Give each vBucket to the node that has it in the highest term; equals take turns."""
+    total = max((each.num_vbuckets for each in holdings.values()), default=0)
+    nodes: dict[str, set[int]] = {}
+    missing = set()
+    for vbucket in range(total):
+        terms = {
+            node: each.active[vbucket]
+            for node, each in sorted(holdings.items())
+            if vbucket in each.active
+        }
+        if not terms:
+            missing.add(vbucket)
+            continue
+        newest = max(terms.values())
+        chosen = [node for node, term in terms.items() if term == newest]
+        nodes.setdefault(chosen[vbucket % len(chosen)], set()).add(vbucket)
+    pending = frozenset[int]().union(*(each.pending for each in holdings.values()))
+    return Placement(
+        total,
+        {node: frozenset(vbuckets) for node, vbuckets in nodes.items()},
+        max((each.epoch for each in holdings.values()), default=0),
+        frozenset(missing),
+        pending & missing,
+    )
