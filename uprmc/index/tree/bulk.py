@@ -52,7 +52,8 @@ class BulkLoader:
         self._file, self._reducers, self._limit = file, reducers, memory_bytes
         self._bytes = 0
         self._ids = Sorter(directory, self._newest)
-        self._views = [Sorter(directory) for _ in reducers]
+        self._views = [Sorter(directory, self._last_rows) for _ in reducers]
+        self._repeated = False  # a document came more than once: so may its rows
 
     def add(self, doc_key: bytes, vbucket: int, emitted: Sequence[Sequence[Emission]]) -> None:
         """Take a version of a document: see `add_many`, which costs less for each."""
@@ -88,9 +89,13 @@ class BulkLoader:
         """Leave the newest version of each document; remove the rows of those before."""
         kept = keep_last(rows)
         if len(kept) != len(rows):
+            self._repeated = True
             for _, versions in groupby(rows, itemgetter(0)):
                 self._remove_older(list(versions))
         return kept
+
+    def _last_rows(self, rows: list[Row]) -> list[Row]:
+        return keep_last(rows) if self._repeated else rows
 
     def _remove_older(self, versions: list[Row]) -> None:
         vbucket = versions[-1][1]

@@ -137,7 +137,17 @@ class Inner:
 
     def below(self, limit: int) -> bool:
         """Return whether all children together are smaller than `limit` bytes."""
-        return len(self.lows) * _CHILD_OVERHEAD < limit and sum(self.sizes()) < limit
+        return self.bytes() < limit
+
+    def bytes(self) -> int:
+        """Return the size of all children."""
+        bitmaps = sum([pointer.vbuckets.bit_length() >> 3 for pointer in self.pointers])
+        total = len(self.lows) * _CHILD_OVERHEAD + sum(map(len, self.lows)) + bitmaps
+        width = len(self.pointers[0].reductions) if self.pointers else 0
+        for index in range(width):
+            texts = [pointer.reductions[index] or b"" for pointer in self.pointers]
+            total += 4 * len(texts) + sum(map(len, texts))
+        return total
 
     def cost(self) -> int:
         """Return about what it takes in memory, in bytes."""

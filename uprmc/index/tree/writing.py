@@ -123,8 +123,11 @@ class NodeWriter:
         """Write children as inner nodes of the right size; the first one begins at `low`."""
         if not inner.lows:
             return []
+        runs = [(0, len(inner.lows))]
+        if inner.bytes() > MAX_NODE:
+            runs = list(cuts(inner.sizes(), 2))
         above: list[Child] = []
-        for start, end in cuts(inner.sizes(), 2):
+        for start, end in runs:
             part = inner.part(start, end)
             if not start:
                 part.lows[0] = low
