@@ -60,11 +60,12 @@ class ArrivalJudge:
 
     def _judge(self, node: Any, route: Route, target: Any, number: int, through: Any) -> None:
         theirs, truth = self._truth.book(target.name, number), self._truth
-        for version in self._truth.book(node.name, number).upto(
-            through.seqno, through.snapshot.end
-        ):
+        ours = truth.book(node.name, number)
+        for version in ours.upto(through.seqno, through.snapshot.end):
             if not route.lets(version.key, deleted=version.deleted):
                 continue
+            if not route.deletions and truth.is_deleted(ours, version):
+                continue  # it was replaced by something that is not sent
             found = theirs.get(version.key)
             absent = found is None and version.deleted
             if not (absent or truth.has_had(theirs, version)):

@@ -402,11 +402,14 @@ class XdcrRun(Judged[Plan]):
                 changed = True
                 self.shipped.look(site.number, book)
                 if book.purged:
-                    self._purged(site, number, book)
+                    self._purged(site, number, book, first=node is site.active)
         return changed
 
-    def _purged(self, site: Site, number: int, book: Book) -> None:
-        """Tell who has to know what deletions were dropped."""
+    def _purged(self, site: Site, number: int, book: Book, *, first: bool) -> None:
+        """Tell who has to know what deletions were dropped; a replica drops them after its source.
+
+        What counts for links is when the source did: a link that is made later knows nothing of it.
+        """
         self.done["dropped"] += len(book.purged)
         routes = self.plan.routes
         made = self._made
@@ -431,7 +434,7 @@ class XdcrRun(Judged[Plan]):
             self.exempt.dropped(version, books, coming, unsent=unsent)
             for route in routes:
                 leads_on = any(each.source == route.target for each in routes)
-                is_made = route.source == site.number and route not in absent
+                is_made = first and route.source == site.number and route not in absent
                 if is_made and leads_on and route.lets(key, deleted=True):
                     theirs, told = self._book(route.target, number), self._stopped(route, number)
                     self.stops.dropped(route, theirs, number, version, told)

@@ -241,3 +241,9 @@ class Truth:
         found = book.get(version.key)
         all_of_them = [*book.gone.get(version.key, ()), *([] if found is None else [found])]
         return any(self.rank(each) >= self.rank(version) for each in all_of_them)
+
+    def is_deleted(self, book: Book, version: Version) -> bool:
+        """Tell whether a vBucket has, or had, a deletion that is newer than a version."""
+        held = (each for _, each in book.held.get(version.key, ()) if each.deleted)
+        deleted = [*book.gone.get(version.key, ()), *held]
+        return any(self.rank(each) > self.rank(version) for each in deleted)
