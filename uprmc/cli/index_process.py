@@ -12,15 +12,18 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.error import ReactorNotRunning
 from twisted.python.threadpool import ThreadPool
 
 from uprmc.cli.signals import heed_signals
 from uprmc.config import Settings
 from uprmc.errors import ConfigError
+from uprmc.index.designs import InUse
 from uprmc.index.http import views_site
 from uprmc.index.reach import Reach
 from uprmc.index.service import Service
@@ -81,6 +84,8 @@ class IndexProcess:
             await self._service.start()
         except OSError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
+        except InUse as error:
+            raise ConfigError(str(error)) from None
         site = views_site(
             self._service,
             self._settings.index,
@@ -108,6 +113,7 @@ class IndexProcess:
             port = self._reactor.adoptStreamPort(given.fileno(), given.family, site)
             given.close()
             self._listener = Listener(port)
+            self._reactor.addReader(_Parent(self._reactor))
         self._address = self._listener.address
 
     def _failed(self, failure: Any) -> None:
@@ -130,6 +136,32 @@ class IndexProcess:
             self._error = self._error or error
         if self._queries.started:
             self._queries.stop()
+
+
+class _Parent:
+    """Notices that the node is gone which has started us: nobody else holds our standard input."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+
+    def fileno(self) -> int:
+        """Return the descriptor's number."""
+        return 0
+
+    def doRead(self) -> None:  # noqa: N802  # Twisted's name
+        """Something is there to be read: the end."""
+        if not os.read(0, 4_096):
+            self.connectionLost(None)
+
+    def connectionLost(self, reason: object) -> None:  # noqa: N802  # Twisted's name
+        """The end has come, or the reactor ends."""
+        self._reactor.removeReader(self)
+        with suppress(ReactorNotRunning):
+            self._reactor.stop()
+
+    def logPrefix(self) -> str:  # noqa: N802  # Twisted's name
+        """Return what old log lines begin with."""
+        return "index"
 
 
 class _ToLog(logging.Handler):

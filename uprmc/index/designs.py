@@ -9,6 +9,7 @@ Names are quoted, so that none can leave the directory. A file is replaced as a 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -99,6 +100,28 @@ class DesignFolder:
             os.fsync(file.fileno())
         unfinished.rename(self.path / name)
         sync_directory(self.path)
+
+
+class InUse(Exception):
+    """Another process has these designs."""
+
+
+def locked(root: Path) -> int:
+    """Lock a directory of designs for this process; return the descriptor that holds the lock.
+
+    Raises:
+        InUse: another process has it.
+        OSError: the system refuses.
+    """
+    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise InUse(f"{root} is in use by another process") from None
+        raise
+    return descriptor
 
 
 def found_in(root: Path) -> Iterator[Kept]:

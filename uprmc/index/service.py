@@ -9,19 +9,21 @@ Source: systems reference c.8; contracts section 4.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import DeferredLock, ensureDeferred
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from uprmc.client.errors import ClientError
 from uprmc.client.forgetting import forget
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design
-from uprmc.index.designs import DesignFolder, Kept, found_in
+from uprmc.index.designs import DesignFolder, InUse, Kept, found_in, locked
 from uprmc.index.documents import Documents
 from uprmc.index.errors import Refused, not_found
 from uprmc.index.files import Files
@@ -33,7 +35,11 @@ from uprmc.index.reach import Reach
 from uprmc.index.service_metrics import metrics_of
 from uprmc.index.source import Source
 from uprmc.index.store import IndexStore
+from uprmc.index.waiting import Deadline
 from uprmc.metrics import Metric
+
+#: The lock of the directory is waited for this long, and tried this often.
+_LOCK_S, _LOCK_PAUSE_S = 15.0, 0.1
 
 _LOG = logging.getLogger("uprmc.index")
 
@@ -80,12 +86,19 @@ class Service:
         self._slots: dict[str, _Slot] = {}
         self._changing = DeferredLock()
         self._stopping = False
+        self._lock = -1
 
     # --- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open all designs that are on disk."""
+        """Open all designs that are on disk.
+
+        Raises:
+            InUse: another process has them.
+            OSError: the directory cannot be used.
+        """
         self._root.mkdir(parents=True, exist_ok=True)
+        await self._lock_root()
         self.source.start()
         for kept in found_in(self._root):
             folder = DesignFolder(self._root, kept.name)
@@ -102,6 +115,17 @@ class Service:
             self._keep_old(slot)
             self._watch(slot)
 
+    async def _lock_root(self) -> None:
+        """Wait a little for the lock: an index whose node was killed may still have it."""
+        deadline = Deadline(_LOCK_S)
+        while self._lock < 0:
+            try:
+                self._lock = locked(self._root)
+            except InUse:
+                if not deadline.left_s:
+                    raise
+                await deferLater(self._reactor, _LOCK_PAUSE_S)
+
     async def shutdown(self) -> None:
         """End in order: what is indexed is written."""
         self._stopping = True
@@ -113,6 +137,9 @@ class Service:
             await stopping
         self.source.stop()
         self._documents.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _look(self) -> None:
         """The source has other vBuckets than before."""
