@@ -49,9 +49,13 @@ class Rig:
 
     def begun(self, how: str = "", **changes: object) -> IndexDriver:
         driver = self.made(how, **changes)
-        driver.listen()
+        self.loop.result(driver.listen())
         driver.start()
         return driver
+
+    def other(self, views: str) -> IndexDriver:
+        settings = build({"storage.data": str(self.directory), "server.views": views})
+        return IndexDriver(self.loop.reactor, settings, self.open, lambda: self.now)
 
     def until(self, condition: Callable[[], object]) -> None:
         def looked() -> object:
@@ -211,27 +215,40 @@ def test_off_means_no_listener(rig: Rig) -> None:
 @pytest.mark.parametrize("text", ["8092", ":8092", "unix:/tmp/x", "tcp:8092:interface=::1", "AUTO"])
 def test_a_setting_that_makes_no_sense_is_refused(rig: Rig, text: str) -> None:
     with pytest.raises(ConfigError, match=r"^server\.views: "):
-        rig.made(**{"server.views": text}).listen()
+        rig.loop.result(rig.made(**{"server.views": text}).listen())
 
 
 def test_an_address_in_use_is_an_error_if_it_was_asked_for(rig: Rig) -> None:
     place = rig.begun().address
-    other = IndexDriver(rig.loop.reactor, build({"server.views": place}), rig.open, lambda: 0.0)
     with pytest.raises(CannotListen) as caught:
-        other.listen()
-    assert str(caught.value) == (f"server.views: cannot listen on {place}: Address already in use")
+        rig.loop.result(rig.other(place).listen())
+    assert str(caught.value) == f"server.views: cannot listen on {place}: Address already in use"
 
 
 def test_the_default_address_is_left_to_another_node_that_has_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert VIEWS_DEFAULT == "127.0.0.1:8092"
-    place = rig.begun().address
-    monkeypatch.setattr("uprmc.server.views_listener.VIEWS_DEFAULT", place)
-    auto = build({"server.views": VIEWS_AUTO})
-    other = IndexDriver(rig.loop.reactor, auto, rig.open, lambda: 0.0)
-    other.listen()
+    monkeypatch.setattr("uprmc.server.views_listener.VIEWS_DEFAULT", rig.begun().address)
+    other = rig.other(VIEWS_AUTO)
+    rig.loop.result(other.listen())
+    other.start()
     assert (other.state, other.address) == ("off", "off")
+
+
+def test_the_address_of_a_node_that_was_killed_is_waited_for(rig: Rig) -> None:
+    driver = rig.begun()
+    place = driver.address
+    (rig.directory / "index").mkdir()
+    other = rig.other(place)
+    listening = other.listen()
+    for _ in range(20):
+        rig.loop.reactor.iterate(0.001)
+    assert not listening.called
+    rig.stop()
+    rig.loop.result(listening)
+    assert other.address == place
+    rig.loop.result(other.stop())
 
 
 def test_an_ipv6_address_is_shown_as_others_are(rig: Rig) -> None:

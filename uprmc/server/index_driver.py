@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, inlineCallbacks, succeed
+from twisted.internet.task import deferLater
 
-from uprmc.config import Settings
+from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, Settings
 from uprmc.consume.retry import Backoff
 from uprmc.server.index_process import COMMAND, IndexProcess, OpenUpr, directory
 from uprmc.server.log import Log
-from uprmc.server.views_listener import ViewsListener, listen_views
+from uprmc.server.views_listener import SETTING, InUse, ViewsListener, listen_views
 
 #: Waits before it is started again.
 _FIRST_WAIT_S = 0.1
@@ -30,6 +31,10 @@ _STEADY_S = 30.0
 
 #: How long it may take to end when the node stops.
 GRACE_S = 10.0
+
+#: How long the process of a node that was killed may still have the address.
+_LEFTOVER_S = 5.0
+_LOOK_AGAIN_S = 0.1
 
 _log = Log("index")
 
@@ -64,6 +69,7 @@ class IndexDriver:
         self._ready_at: float | None = None
         self._timer: Any = None
         self._gone: Deferred[None] | None = None
+        self._stopped = False
 
     # --- what others may ask --------------------------------------------------------------------
 
@@ -88,10 +94,26 @@ class IndexDriver:
 
     # --- life -----------------------------------------------------------------------------------
 
-    def listen(self) -> None:
-        """Bind the address; raises as `listen_views`."""
+    @inlineCallbacks
+    def listen(self) -> Generator[Deferred[None], None, None]:
+        """Bind the address; fails as `listen_views`.
+
+        A process whose node was killed has the address for a little longer, so it is waited for.
+        """
         server = self._settings.server
-        self._listener = listen_views(self._reactor, server.views, server.listen_backlog)
+        now, had_one = self._reactor.seconds, directory(self._settings).exists()
+        give_up_at = now() + (_LEFTOVER_S if had_one else 0)
+        while self._listener is None and server.views != "off" and not self._stopped:
+            try:
+                self._listener = listen_views(self._reactor, server.views, server.listen_backlog)
+            except InUse:
+                if now() < give_up_at:
+                    yield deferLater(self._reactor, _LOOK_AGAIN_S)
+                elif server.views == VIEWS_AUTO:
+                    _log.warn("no_listener", address=VIEWS_DEFAULT, advice=f"set {SETTING}")
+                    return
+                else:
+                    raise
 
     def start(self) -> None:
         """Start the process as soon as it is needed; call it when warm-up is over."""
@@ -104,6 +126,7 @@ class IndexDriver:
 
     def stop(self) -> Deferred[None]:
         """Listen no more; fires when the process has ended."""
+        self._stopped = True
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()

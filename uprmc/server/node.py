@@ -205,7 +205,7 @@ class Node:
                 backlog=server.listen_backlog,
                 tls=self._tls,
             )
-        self.index.listen()
+        yield self.index.listen()
 
     def _open_private(self, path: str) -> Listener:
         return listen_private(self._reactor, path, self._session_factory("index", by_key=False))

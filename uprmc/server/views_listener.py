@@ -21,11 +21,8 @@ from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT
 from uprmc.errors import ConfigError
 from uprmc.places import Place
 from uprmc.server.listener import CannotListen, parse_place
-from uprmc.server.log import Log
 
 SETTING = "server.views"
-
-_log = Log("index")
 
 
 @implementer(IReadDescriptor)
@@ -95,21 +92,21 @@ def chosen(text: str) -> str:
     return VIEWS_DEFAULT if text == VIEWS_AUTO else text
 
 
-def listen_views(reactor: Any, text: str, backlog: int) -> ViewsListener | None:
-    """Listen at the place that the setting's `text` describes; ``None`` = the node has no views.
+class InUse(CannotListen):
+    """Another process has the address."""
+
+
+def listen_views(reactor: Any, text: str, backlog: int) -> ViewsListener:
+    """Listen at the place that the setting's `text` describes.
 
     Raises:
         ConfigError: it makes no sense; `CannotListen`: the address cannot be had.
     """
-    if text == "off":
-        return None
     place = parse_place(chosen(text), SETTING)
     if not isinstance(place, Place):
         raise ConfigError(f"{SETTING}: {text!r} is no HOST:PORT, which is all that views have")
     try:
         return ViewsListener(reactor, place, backlog)
     except OSError as error:
-        if text == VIEWS_AUTO and error.errno == errno.EADDRINUSE:
-            _log.warn("no_listener", address=VIEWS_DEFAULT, advice=f"choose another {SETTING}")
-            return None
-        raise CannotListen(f"{SETTING}: cannot listen on {text}: {error.strerror}") from None
+        kind = InUse if error.errno == errno.EADDRINUSE else CannotListen
+        raise kind(f"{SETTING}: cannot listen on {text}: {error.strerror}") from None
