@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pymemcache.client.base import Client as Pymemcache
 
-from interop.server_process import ANY_PORT, start_uprmc
+from interop.server_process import ANY_PORT, ServerProcess, start_uprmc
+from interop.views import Views
+from interop.waiting import wait_until
+from interop.wire import OK, SET, Wire, store
 from tests.cli.support import uprmc
+from tests.server.certificates import make_certificate
 from tests.system.support import get_page, stats, status_page, upr
 
 
@@ -60,3 +69,97 @@ def test_an_address_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
         server.stop()
     ended = uprmc("serve", "--data", tmp_path / "b", *listeners, "--views", "8092")
     assert ended.refused().startswith("server.views: '8092' is no listener")
+
+
+PEOPLE = {"by_age": {"map": {"emit": [{"key": "$.age", "value": "$.name"}]}}}
+
+
+def ages(server: ServerProcess) -> list[int]:
+    """Return the keys of the view as of now."""
+    assert server.views is not None
+    with Views(server.views) as views:
+        answer = views.query("people/by_age", stale="false")
+    assert answer.status == 200, answer
+    return [row["key"] for row in answer.body["rows"]]
+
+
+def put_design(server: ServerProcess) -> None:
+    assert server.views is not None
+    with Views(server.views) as views:
+        assert views.put("people", PEOPLE).status == 201
+
+
+def store_person(server: ServerProcess, age: int) -> None:
+    with Wire(server.memcached) as wire:
+        value = b'{"age": %d, "name": "n"}' % age
+        assert wire.ask(store(SET, b"person-%d" % age, value)).status == OK
+
+
+def index_of(server: ServerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = status_page(server)["index"]
+    return found
+
+
+def runs(pid: int) -> bool:
+    """Return whether there is such a process that has not ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.acceptance("I04")
+def test_a_node_indexes_and_answers_by_a_process_that_comes_and_goes_with_it(
+    tmp_path: Path,
+) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "4") as server:
+        store_person(server, 41)
+        put_design(server)
+        assert ages(server) == [41]
+        first = index_of(server)
+        assert (first["state"], first["restarts"]) == ("up", 0)
+        os.kill(first["pid"], signal.SIGKILL)
+        wait_until(lambda: index_of(server)["pid"] not in (0, first["pid"]), "it is started again")
+        store_person(server, 36)
+        assert ages(server) == [36, 41]
+        second = index_of(server)
+        assert (second["state"], second["restarts"], second["error"]) == ("up", 1, "")
+        assert b"uprmc_index_process_restarts_total 1.0" in get_page(server, "/metrics")[1]
+        server.stop()
+        assert not runs(second["pid"])
+    with start_uprmc(tmp_path) as server:
+        wait_until(lambda: index_of(server)["state"] == "up", "a node with designs starts it")
+        assert ages(server) == [36, 41]
+        log = server.log()
+        assert "index.started" in log
+        server.stop()
+
+
+def test_the_process_ends_with_a_node_that_was_killed_and_the_next_has_its_address(
+    tmp_path: Path,
+) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "4") as server:
+        put_design(server)
+        place, pid = str(server.views), index_of(server)["pid"]
+        server.kill()
+    with start_uprmc(tmp_path, "--views", place) as server:
+        assert str(server.views) == place
+        wait_until(lambda: not runs(pid), "the process of before has ended")
+        assert ages(server) == []
+        server.stop()
+
+
+def test_a_node_with_tls_is_indexed_without_a_certificate(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    options = ["--tls-cert", certificate, "--tls-key", key, "--vbuckets", "4"]
+    with start_uprmc(tmp_path / "data", *options) as server:
+        place = (server.memcached.host, server.memcached.port)
+        context = ssl.create_default_context(cafile=certificate)
+        context.check_hostname = False
+        client = Pymemcache(place, tls_context=context, timeout=10)
+        client.set("ada", b'{"age": 36}', noreply=False)
+        client.close()
+        put_design(server)
+        assert ages(server) == [36]
+        server.stop()

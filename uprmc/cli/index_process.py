@@ -75,6 +75,14 @@ class IndexProcess:
             raise self._error
         return 0
 
+    def stop_from_thread(self) -> None:
+        """Stop in order; from any thread."""
+        self._reactor.callFromThread(self._stop_running)
+
+    def _stop_running(self) -> None:
+        with suppress(ReactorNotRunning):
+            self._reactor.stop()
+
     def _start(self) -> None:
         ensureDeferred(self._begin()).addErrback(self._failed)
 

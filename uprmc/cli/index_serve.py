@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from uprmc.cli.former_names import warn
+from uprmc.cli.lifeline import Lifeline
 from uprmc.cli.node_access import TLS_OPTIONS
 from uprmc.cli.serve import from_pairs
 from uprmc.config import Settings, load
@@ -40,7 +41,12 @@ def _with_tls(function: Any) -> Any:
     help="Directory of designs and index files.",
 )
 @click.option("--views", metavar="HOST:PORT", help=f"Where to listen.  [default: {DEFAULT_VIEWS}]")
-@click.option("--listen-fd", type=int, hidden=True, help="A listening socket, from a node.")
+@click.option(
+    "--listen-fd",
+    type=int,
+    hidden=True,
+    help="A listening socket, from a node that ends standard input when it ends.",
+)
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @_with_tls
 @click.option(
@@ -77,10 +83,14 @@ def serve(
 
     if listen_fd is not None and views is not None:
         raise ConfigError("--listen-fd and --views: say one of them")
+    lifeline = Lifeline() if listen_fd is not None else None
     from uprmc.cli.index_process import IndexProcess
     from uprmc.cli.index_reach import reach_of
     from uprmc.server.reactor import install
 
     reactor = install()
     reach = reach_of(sources, tls, tls_ca, verify=not no_tls_verify)
-    return IndexProcess(reactor, read_settings, reach, data, listen_fd).run()
+    process = IndexProcess(reactor, read_settings, reach, data, listen_fd)
+    if lifeline is not None:
+        lifeline.stop = process.stop_from_thread
+    return process.run()
