@@ -1,7 +1,7 @@
 """An index process: its reactor, its listener, and the service of designs behind it.
 
 A node that starts it hands over the listening socket: what has connected meanwhile waits in the
-socket's queue. Standard input then tells when that node is gone.
+socket's queue. Standard input then tells when that node is gone (`lifeline`).
 """
 
 # mypy: allow-untyped-calls
@@ -121,7 +121,6 @@ class IndexProcess:
             port = self._reactor.adoptStreamPort(given.fileno(), given.family, site)
             given.close()
             self._listener = Listener(port)
-            self._reactor.addReader(_Parent(self._reactor))
         self._address = self._listener.address
 
     def _failed(self, failure: Any) -> None:
@@ -144,32 +143,6 @@ class IndexProcess:
             self._error = self._error or error
         if self._queries.started:
             self._queries.stop()
-
-
-class _Parent:
-    """Notices that the node is gone which has started us: nobody else holds our standard input."""
-
-    def __init__(self, reactor: Any) -> None:
-        self._reactor = reactor
-
-    def fileno(self) -> int:
-        """Return the descriptor's number."""
-        return 0
-
-    def doRead(self) -> None:  # noqa: N802  # Twisted's name
-        """Something is there to be read: the end."""
-        if not os.read(0, 4_096):
-            self.connectionLost(None)
-
-    def connectionLost(self, reason: object) -> None:  # noqa: N802  # Twisted's name
-        """The end has come, or the reactor ends."""
-        self._reactor.removeReader(self)
-        with suppress(ReactorNotRunning):
-            self._reactor.stop()
-
-    def logPrefix(self) -> str:  # noqa: N802  # Twisted's name
-        """Return what old log lines begin with."""
-        return "index"
 
 
 class _ToLog(logging.Handler):
