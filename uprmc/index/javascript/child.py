@@ -93,14 +93,24 @@ class Engine:
         text = request[1:].decode()
         function = self._map if request[:1] == b"m" else self._reduce
         try:
-            return b"=" + self._call(function, text).encode(), True
+            made = self._call(function, text)
         except self._racer.JSTimeoutException:
             kind = b"t"
         except self._racer.JSOOMException:
             kind = b"o"
         except Exception as error:
             return b"!" + f"{type(error).__name__}: {error}"[:500].encode(errors="replace"), False
+        else:
+            return (b"=" + made.encode(), True) if self._rests() else (b"s", False)
         return kind + self._how_far(), False
+
+    def _rests(self) -> bool:
+        """Whether nothing runs any more: promises do, after the request that made them."""
+        try:
+            self._v8.eval("0", timeout_sec=self._timeout)
+        except self._racer.JSTimeoutException:
+            return False
+        return True
 
     def _how_far(self) -> bytes:
         """Return milliseconds of the document that was stopped, and the lines before it."""

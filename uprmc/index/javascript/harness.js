@@ -253,6 +253,6 @@
       clean();
       return "started";
     },
-    mapBatch, progress, reduce,
+    mapBatch, reduce, progress,
   });
 })()

@@ -21,7 +21,7 @@ from uprmc.index.mapping.documents import request
 from uprmc.index.mapping.limits import Limits, MapError
 from uprmc.index.model import Document, Emission
 
-__all__ = ["JavaScriptMaps", "harness_limits"]
+__all__ = ["JavaScriptMaps", "failure", "harness_limits"]
 
 #: Documents and bytes of one request.
 _BATCH_DOCUMENTS = 250
@@ -248,7 +248,7 @@ class JavaScriptMaps:
     ) -> None:
         """A process stopped a document and said how far it came."""
         if kind not in (b"t", b"o"):
-            raise ChildFailed(text.decode(errors="replace") or "the process wrote nonsense")
+            raise ChildFailed(failure(kind, text))
         ran_ms, _, lines = text.partition(b"\n")
         done = self._take(batch, lines, outcomes) if lines else 0
         batch = batch.rest(done)
@@ -287,6 +287,15 @@ class JavaScriptMaps:
         worker.asked.popleft()
         again = [batch for batch in (*batches, *worker.asked) if batch.places]
         todo.extendleft(reversed(again))
+
+
+def failure(kind: bytes, text: bytes) -> str:
+    """Return the words for an answer that is none."""
+    if kind == b"s":
+        return "it goes on after its end"
+    if kind == b"!":
+        return text.decode(errors="replace")
+    return "the process wrote nonsense"
 
 
 def _lines(text: bytes) -> list[Any]:

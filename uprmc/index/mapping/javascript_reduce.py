@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from uprmc.config import IndexSettings
 from uprmc.index.javascript.process import Child, ChildFailed, Config
 from uprmc.index.json_text import Unreadable, dumps, loads
-from uprmc.index.mapping.javascript import harness_limits
+from uprmc.index.mapping.javascript import failure, harness_limits
 from uprmc.index.mapping.reduces import ReduceError
 from uprmc.index.model import Entry
 from uprmc.index.rows import id_text, split_row_value
@@ -89,7 +89,7 @@ class JavaScriptReduce:
             self._failed()
             raise ReduceError(self._stopped(kind))
         if kind != b"=" or text[:1] not in (b"=", b"!"):
-            raise ChildFailed(text.decode(errors="replace") or "the process wrote nonsense")
+            raise ChildFailed(failure(kind, text))
         self._failures = 0
         if text[:1] == b"!":
             raise ReduceError(text[1:].decode())
