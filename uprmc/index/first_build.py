@@ -31,8 +31,9 @@ class FirstBuild:
 
     def add(self, latest: Latest, mapped: Iterable[tuple[Document, Mapped]]) -> None:
         """Take the newest versions of documents; those that are deleted are not in `mapped`."""
-        for document, each in mapped:
-            self._loader.add(document.key, document.vbucket, each.rows)
+        self._loader.add_many(
+            [(document.key, document.vbucket, each.rows) for document, each in mapped]
+        )
         nothing = ((),) * len(self._file.reducers)
         for (vbucket, key), there in latest.items():
             if there is None:

@@ -35,6 +35,7 @@ from uprmc.index.reach import Reach
 from uprmc.index.service_metrics import metrics_of
 from uprmc.index.source import Source
 from uprmc.index.store import IndexStore
+from uprmc.index.tree import limit_cache
 from uprmc.index.waiting import Deadline
 from uprmc.metrics import Metric
 
@@ -80,6 +81,7 @@ class Service:
     ) -> None:
         self._reactor, self._root, self._reach = reactor, root, reach
         self._settings, self._now = settings, now
+        limit_cache(settings.cache_bytes)
         self.source = Source(reactor, reach.places, settings.poll_s, reach.tls, self._look)
         self._documents = Documents(self.source, reach.tls)
         self._modules = [each.strip() for each in settings.python_modules.split(",") if each]

@@ -3,7 +3,7 @@
 from uprmc.index.tree.bulk import BulkLoader
 from uprmc.index.tree.cache import NodeCache
 from uprmc.index.tree.compaction import compact
-from uprmc.index.tree.file import IndexFile
+from uprmc.index.tree.file import IndexFile, limit_cache
 from uprmc.index.tree.header import Header, Position
 from uprmc.index.tree.nodes import Pointer
 from uprmc.index.tree.tree import Tree
@@ -17,4 +17,5 @@ __all__ = [
     "Position",
     "Tree",
     "compact",
+    "limit_cache",
 ]

@@ -25,7 +25,7 @@ from uprmc.index.tree.header import BLOCK, MAGIC, Header, decode_header, encode_
 from uprmc.index.tree.nodes import Node, Pointer
 from uprmc.index.tree.records import decode, encode
 
-__all__ = ["MAX_HEADERS", "IndexFile"]
+__all__ = ["MAX_HEADERS", "IndexFile", "limit_cache"]
 
 #: Headers that are looked at when one to return to is searched.
 MAX_HEADERS = 10_000
@@ -46,6 +46,11 @@ _IDENTITY = 16
 _FIRST = len(MAGIC) + _IDENTITY + _checksum.size
 _numbers = count(1)
 _shared_cache = NodeCache()
+
+
+def limit_cache(limit_bytes: int) -> None:
+    """Bound the cache of nodes that all files of the process share, in bytes."""
+    _shared_cache.limit_bytes = limit_bytes
 
 
 class IndexFile:

@@ -7,7 +7,7 @@ group of a million rows costs two walks, and a million groups of one row cost on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from uprmc.index.collation import after_prefix
@@ -23,7 +23,7 @@ class Groups(Protocol):
 
     def first_rows(
         self, low: bytes, high: bytes | None, wanted: int | None, descending: bool
-    ) -> list[Entry]:
+    ) -> Sequence[Entry]:
         """Return the wanted rows of the first leaf that has any, in the direction of reading."""
 
     def reduced(self, low: bytes, high: bytes | None, wanted: int | None) -> Reductions:
@@ -64,7 +64,7 @@ def groups(
             low = end
 
 
-def _reductions(tree: Groups, run: list[Entry], descending: bool) -> Reductions:
+def _reductions(tree: Groups, run: Sequence[Entry], descending: bool) -> Reductions:
     if tree.reducer is None:
         return ()
     return tree.reducer.reduce(run[::-1] if descending else run)

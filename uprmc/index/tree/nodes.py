@@ -6,16 +6,17 @@ node itself, so lower bounds are not always keys that are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import add
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from uprmc.index.model import Entry, Reductions
 from uprmc.index.rows import Row
 
 __all__ = [
     "Child",
+    "Entries",
     "Inner",
     "Leaf",
     "Node",
@@ -23,7 +24,6 @@ __all__ = [
     "Row",
     "bitmap_of",
     "child_size",
-    "entries",
     "separator",
 ]
 
@@ -178,9 +178,29 @@ def child_size(low: bytes, pointer: Pointer) -> int:
 _entry: Callable[[Row], Entry] = partial(tuple.__new__, Entry)  # the fastest that there is
 
 
-def entries(keys: Sequence[bytes], vbuckets: Sequence[int], values: Sequence[bytes]) -> list[Entry]:
-    """Return columns as entries."""
-    return list(map(_entry, zip(keys, vbuckets, values, strict=True)))
+class Entries(Sequence[Entry]):
+    """Rows of a leaf for a reduce: entries are made when they are looked at, if ever."""
+
+    __slots__ = ("_leaf",)
+
+    def __init__(self, leaf: Leaf) -> None:
+        self._leaf = leaf
+
+    def __len__(self) -> int:
+        return len(self._leaf.keys)
+
+    def __iter__(self) -> Iterator[Entry]:
+        leaf = self._leaf
+        return map(_entry, zip(leaf.keys, leaf.vbuckets, leaf.values, strict=True))
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Entry]: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | Sequence[Entry]:
+        return list(self)[index]
 
 
 def bitmap_of(vbuckets: Iterable[int]) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uprmc.index.model import Entry, Reducer, Reductions
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.groups import groups
-from uprmc.index.tree.nodes import Inner, Leaf, Node, Pointer, Row, entries
+from uprmc.index.tree.nodes import Entries, Inner, Leaf, Node, Pointer, Row
 from uprmc.index.tree.updating import Changes, Updating, child_at
 from uprmc.index.tree.writing import NodeWriter, rereduce
 
@@ -163,7 +163,7 @@ class Tree:
         span = _Range.of(start, end, descending, inclusive_end)
         for leaf, whole in self._leaves(span, wanted, descending):
             rows = _chosen(leaf, *span.of_keys(leaf.keys), None if whole else wanted)
-            yield from reversed(rows) if descending else rows
+            yield from reversed(list(rows)) if descending else rows
 
     def batches(self) -> Iterator[list[Row]]:
         """Yield all rows as lists of one leaf each."""
@@ -192,13 +192,13 @@ class Tree:
 
     def first_rows(
         self, low: bytes, high: bytes | None, wanted: int | None, descending: bool
-    ) -> list[Entry]:
+    ) -> Sequence[Entry]:
         """Return the wanted rows of the first leaf that has any, in the direction of reading."""
         span = _Range(low, high)
         for leaf, whole in self._leaves(span, wanted, descending):
             rows = _chosen(leaf, *span.of_keys(leaf.keys), None if whole else wanted)
             if rows:
-                return rows[::-1] if descending else rows
+                return list(rows)[::-1] if descending else list(rows)
         return []
 
     def rank(self, key: bytes) -> int:
@@ -281,7 +281,6 @@ class Tree:
         return groups(self, span.low, span.high, wanted, group, descending)
 
 
-def _chosen(leaf: Leaf, begin: int, end: int, wanted: int | None) -> list[Entry]:
-    part = leaf.part(begin, end)
-    rows = entries(part.keys, part.vbuckets, part.values)
+def _chosen(leaf: Leaf, begin: int, end: int, wanted: int | None) -> Sequence[Entry]:
+    rows = Entries(leaf.part(begin, end))
     return rows if wanted is None else [row for row in rows if wanted >> row[1] & 1]

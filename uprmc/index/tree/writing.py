@@ -13,12 +13,12 @@ from uprmc.index.model import Reducer, Reductions
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.nodes import (
     Child,
+    Entries,
     Inner,
     Leaf,
     Node,
     Pointer,
     bitmap_of,
-    entries,
     separator,
 )
 
@@ -84,7 +84,7 @@ class NodeWriter:
         """Write a leaf."""
         reductions: Reductions = ()
         if self.reducer is not None:
-            reductions = self.reducer.reduce(entries(leaf.keys, leaf.vbuckets, leaf.values))
+            reductions = self.reducer.reduce(Entries(leaf))
         offset, size = self._append(leaf)
         return Pointer(offset, size, len(leaf.keys), size, bitmap_of(leaf.vbuckets), reductions)
 
