@@ -290,6 +290,16 @@ def test_rows_of_a_vbucket_are_dropped_and_added_in_one_change_that_reads_no_oth
     assert tree.update([], [], drop_vbuckets=0xFF).root is None
 
 
+def test_a_change_that_changes_nothing_writes_nothing() -> None:
+    rows = [Entry(b"%05d" % n, n % 8, b"value") for n in range(5000)]
+    tree = Tree(IndexFile.create(PATH, disk=MemoryDisk()), None, Lengths()).update([], rows)
+    size = tree.file.size
+    for some in (rows[77:78], rows[::50], rows):
+        assert tree.update([b"not there", b"999"], some).root == tree.root
+    assert tree.update([], [], drop_vbuckets=1 << 9).root == tree.root
+    assert tree.file.size == size
+
+
 def test_a_full_disk_is_an_error_of_the_system_and_the_next_start_is_sound() -> None:
     life = Life(2)
     header = life.file.header

@@ -72,6 +72,8 @@ class Updating:
         if not changes.keys and not root.vbuckets & changes.drop:
             return root
         content = self._changed(b"", root, 0, len(changes.keys))
+        if content is None:
+            return root
         if isinstance(content.node, Inner) and len(content.node.pointers) == 1:
             return self._lowered(content.node.pointers[0])
         return self._writer.root(self._written(content))
@@ -87,16 +89,18 @@ class Updating:
     def _read(self, pointer: Pointer) -> Node:
         return self._writer.file.read(pointer, self._number)
 
-    def _changed(self, low: bytes, pointer: Pointer, begin: int, end: int) -> _Content:
-        """Return the contents of a node after changes `begin` to `end`."""
+    def _changed(self, low: bytes, pointer: Pointer, begin: int, end: int) -> _Content | None:
+        """Return the contents of a node after changes `begin` to `end`; ``None`` = as before."""
         node = self._read(pointer)
         if isinstance(node, Leaf):
-            return _Content(low, self._rows(node, begin, end))
-        return _Content(low, Inner.of(self._children(node, begin, end)))
+            leaf = self._rows(node, begin, end)
+            return None if leaf is None else _Content(low, leaf)
+        children = self._children(node, begin, end)
+        return None if children is None else _Content(low, Inner.of(children))
 
     # Leaves
 
-    def _rows(self, leaf: Leaf, begin: int, end: int) -> Leaf:
+    def _rows(self, leaf: Leaf, begin: int, end: int) -> Leaf | None:
         if not self._changes.drop and end - begin <= _FEW:
             return self._with_few(leaf, begin, end)
         keys, rows, drop = self._changes
@@ -104,27 +108,35 @@ class Updating:
         kept = [row for row in leaf.rows() if row[0] not in touched and not drop >> row[1] & 1]
         kept += [row for row in rows[begin:end] if row is not None]
         kept.sort(key=_key)
-        return Leaf.of(kept)
+        return None if kept == leaf.rows() else Leaf.of(kept)
 
-    def _with_few(self, leaf: Leaf, begin: int, end: int) -> Leaf:
+    def _with_few(self, leaf: Leaf, begin: int, end: int) -> Leaf | None:
+        changed = False
         keys, vbuckets, values = list(leaf.keys), list(leaf.vbuckets), list(leaf.values)
         for key, row in zip(
             self._changes.keys[begin:end], self._changes.rows[begin:end], strict=True
         ):
             index = bisect_left(keys, key)
             there = index < len(keys) and keys[index] == key
+            if there and row == (key, vbuckets[index], values[index]):
+                continue
+            changed = changed or there or row is not None
             if there:
                 del keys[index], vbuckets[index], values[index]
             if row is not None:
                 keys.insert(index, key)
                 vbuckets.insert(index, row[1])
                 values.insert(index, row[2])
-        return Leaf(keys, vbuckets, values)
+        return Leaf(keys, vbuckets, values) if changed else None
 
     # Inner nodes
 
-    def _children(self, inner: Inner, begin: int, end: int) -> list[Child]:
-        """Return the children after changes `begin` to `end`, small ones joined with others."""
+    def _children(self, inner: Inner, begin: int, end: int) -> list[Child] | None:
+        """Return the children after changes `begin` to `end`, small ones joined with others.
+
+        ``None`` = no child has changed.
+        """
+        changed = False
         settled: list[Child] = []
         run: _Content | None = None  # changed children side by side, as one node
         unchanged = 0
@@ -135,10 +147,14 @@ class Updating:
                     settled += self._written(run)
                     run = None
             settled += inner.children(unchanged, index)
-            unchanged = index + 1
+            unchanged = index
             if index < len(inner.lows):
                 content = self._content(inner, index, first, stop)
-                run = content if run is None else _joined(run, content)
+                if content is not None:
+                    run = content if run is None else _joined(run, content)
+                    changed, unchanged = True, index + 1
+        if not changed:
+            return None
         if run is not None:
             if run.is_small() and settled:
                 low, pointer = settled.pop()
@@ -160,7 +176,7 @@ class Updating:
             index += 1
         yield len(lows), end, end
 
-    def _content(self, inner: Inner, index: int, begin: int, end: int) -> _Content:
+    def _content(self, inner: Inner, index: int, begin: int, end: int) -> _Content | None:
         low, pointer = inner.lows[index], inner.pointers[index]
         if begin == end and not pointer.vbuckets & ~self._changes.drop:
             return _Content(low, Leaf([], [], []))
