@@ -139,6 +139,25 @@ def test_it_gets_the_sockets_and_settings_that_it_needs_and_nothing_else(
     assert found["nice"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 7, 19)
 
 
+def test_a_data_directory_with_a_long_path_has_its_socket_elsewhere(rig: Rig) -> None:
+    rig.directory /= "a" * 100
+    rig.directory.mkdir()
+    rig.begun()
+    assert rig.ask()["pid"]
+    (room,) = rig.rooms
+    assert room.startswith("/tmp/uprmc-")
+
+
+def test_what_a_killed_node_has_left_is_replaced(rig: Rig) -> None:
+    left = rig.directory / "sockets"
+    left.mkdir()
+    (left / "upr").touch()
+    rig.begun()
+    assert rig.ask()["options"]["--source"] == f"unix:{left / 'upr'}"
+    rig.stop()
+    assert not left.exists()
+
+
 def test_the_environment_gives_the_same_settings_again() -> None:
     changes = {"index.map_timeout_s": 0.25, "index.python_modules": "a, b", "index.replicas": True}
     given = build({**changes, "log.level": "warn"})

@@ -40,8 +40,11 @@ _READY_MAX_BYTES = 4_096
 
 _LISTEN_FD = 3
 
+#: Where the node listens for it, in the data directory.
+_ROOM, _SOCKET = "sockets", "upr"
+
 #: Paths of unix sockets are not longer.
-_PATH_MAX_BYTES = 100
+_PATH_MAX_BYTES = 107
 
 #: Opens a listener for UPR at a path.
 OpenUpr = Callable[[str], Listener]
@@ -76,7 +79,7 @@ class IndexProcess(ProcessProtocol):
         command: tuple[str, ...] = COMMAND,
     ) -> None:
         """Start it; raises `OSError`, or Twisted's `CannotListenError`."""
-        self._room = _Room(open_upr)
+        self._room = _Room(_made_directory(Path(settings.storage.data)), open_upr)
         try:
             words = [*command, *_options(settings, self._room.place)]
             descriptors = {0: "w", 1: "r", 2: 2, _LISTEN_FD: listen_fd}
@@ -118,10 +121,10 @@ class _Room:
         place: of the listener, as clients name it.
     """
 
-    def __init__(self, open_upr: OpenUpr) -> None:
-        self._path = _made_directory()
+    def __init__(self, path: Path, open_upr: OpenUpr) -> None:
+        self._path = path
         try:
-            self._listener = open_upr(os.path.join(self._path, "upr"))
+            self._listener = open_upr(str(path / _SOCKET))
         except BaseException:
             shutil.rmtree(self._path, ignore_errors=True)
             raise
@@ -133,13 +136,17 @@ class _Room:
         return stopping.addBoth(lambda _: shutil.rmtree(self._path, ignore_errors=True))
 
 
-def _made_directory() -> str:
-    """Make a directory that only its owner may enter, with a path that a socket can have."""
-    made = tempfile.mkdtemp(prefix="uprmc-")
-    if len(os.fsencode(made)) <= _PATH_MAX_BYTES:
-        return made
-    Path(made).rmdir()
-    return tempfile.mkdtemp(prefix="uprmc-", dir="/tmp")
+def _made_directory(data: Path) -> Path:
+    """Make a directory that only its owner may enter, with a path that a socket can have.
+
+    It is in the data directory, where the next life of a node that was killed finds it again.
+    """
+    path = data.absolute() / _ROOM
+    shutil.rmtree(path, ignore_errors=True)
+    if len(os.fsencode(path / _SOCKET)) > _PATH_MAX_BYTES:
+        return Path(tempfile.mkdtemp(prefix="uprmc-", dir="/tmp"))
+    path.mkdir(mode=0o700, parents=True)
+    return path
 
 
 def directory(settings: Settings) -> Path:
