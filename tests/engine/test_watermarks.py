@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from tests.engine.support import Node, settings_of
 from tests.engine.test_compaction import compact, deleted
 from uprmc.config import PurgeSettings, Settings
+from uprmc.engine.tombstone_count import Amount
 from uprmc.engine.watermarks import document
+from uprmc.engine.watermarks.gathered import GatheredEvents
 from uprmc.engine.watermarks.rows import Kind, Limit, Report, Row, limit_of
 from uprmc.engine.watermarks.table import Outpaced
 from uprmc.errors import (
@@ -453,3 +456,27 @@ def test_a_document_that_is_cut_off_is_refused() -> None:
     assert len(document.decode(whole)) == 1
     with pytest.raises(StoreCorrupt):
         document.decode(whole[:-1])
+
+
+def test_when_many_clients_expire_in_many_vbuckets_a_part_is_told_at_a_time() -> None:
+    """And the rest when the node stops."""
+    told: list[tuple[str, object]] = []
+
+    def note(name: str, fields: dict[str, object]) -> None:
+        told.append((name, fields["id"]))
+
+    gathered = GatheredEvents()
+    for number in range(1_024):
+        for client in range(9):
+            gathered.expired(number, (f"c{client}", "index", "lifetime"), 7, Amount())
+        gathered.managed(number, "m", "removed")
+    counts = []
+    for _ in range(3):
+        gathered.tell(note)
+        counts.append(len(told))
+    assert counts == [4, 8, 10]
+    assert told[-2:] == [("watermark_expired", "c8"), ("watermark_managed", "m")]
+    gathered.expired(1, ("late", "index", "lifetime"), 7, Amount())
+    gathered.expired(2, ("later", "index", "lifetime"), 7, Amount())
+    gathered.tell(note, most=sys.maxsize)
+    assert [who for _, who in told[10:]] == ["late", "later"]

@@ -24,6 +24,7 @@ from tests.upr.peer import (
     items,
     kinds,
     only,
+    split,
     stream_request,
     upr_rig,
     uuid_of,
@@ -40,7 +41,7 @@ from tests.upr.test_watermarks_on_the_wire import (
     report,
 )
 from uprmc.consume import features
-from uprmc.engine.watermarks.rows import Kind, Limit
+from uprmc.engine.watermarks.rows import Kind, Limit, Report
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.model import VBucketState
 
@@ -231,6 +232,32 @@ def test_a_source_purges_nothing_above_what_a_replica_knows_of_a_client(source: 
     peer.session.tick(2)
     peer.drain()
     assert limit(source) == Limit(1000, b"x")
+
+
+def test_a_replica_of_many_vbuckets_is_told_a_part_of_its_tables_in_each_turn() -> None:
+    """All have changed at the same time, as when clients report for all vBuckets."""
+    vbuckets, clients = 64, 50
+    source = upr_rig(engine__vbuckets=vbuckets)
+    replica = connected(source, b"replica")
+    watermarks = source.bucket.watermarks
+    for number, vbucket in source.bucket.vbuckets.items():
+        write(source, number, b"k")
+        accepted(replica, report(1, b"n1", kind=REPLICA_KIND, vbucket=number))
+        replica.say(stream_request(number, 1, uuid=uuid_of(source, number)))
+        for client in range(clients):
+            watermarks.report(vbucket, Report(b"client-%02d" % client, Kind.INDEX, 1), MANAGER)
+    replica.drain()
+    replica.received.clear()
+    replica.session.tick(2)
+    turns: list[list[bytes]] = []
+    while any(turns[-3:]) or len(turns) < 3:  # a connection that is new pauses in between
+        turns.append(replica.session.data_to_send(1 << 20))
+    sizes = [sum(map(len, turn)) for turn in turns]
+    assert max(sizes) < 24 * 1024
+    frames, rest = split(b"".join(piece for turn in turns for piece in turn))
+    assert ({each.opcode for each in frames}, rest) == ({HWT_REPLICATE}, b"")
+    assert sorted(each.number for each in frames) == list(range(vbuckets))  # once each
+    assert all(len(records(each.value)) == clients for each in frames)
 
 
 @pytest.mark.acceptance("X25")

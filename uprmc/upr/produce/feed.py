@@ -341,9 +341,10 @@ class Feed:
         """Append frames to `out`, about `budget` bytes at most; return how many bytes."""
         limit = min(budget, self._window())
         self._followed_up = 0
-        if self._to_look_after and limit > 0:
-            self._look_after_some()
         sent = self._send_frames(out, 0, limit)
+        if self._to_look_after and sent < limit:
+            self._look_after_some()
+            sent = self._send_frames(out, sent, limit)
         pausing = limit < budget
         while sent < limit:
             if self._is_plain:
