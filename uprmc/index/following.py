@@ -237,13 +237,15 @@ class Following:
         Raises:
             ClientError, Stopped: it cannot be said now; ask again.
         """
+        await self.take_source()
         updater, client = self._updater, self._client
-        if updater is None:
+        if updater is None or not self._source.is_known:
             raise Stopped
+        followed = updater.store.view.states.followed
+        if followed != self._followed or (followed and client is None):
+            raise Stopped  # a run for these is about to begin
         if client is not None:
             await client.barrier()
-        elif updater.store.view.states.followed:
-            raise Stopped
         await self._level(updater)
 
     # --- states of vBuckets ---------------------------------------------------------------------

@@ -1,0 +1,260 @@
+"""An index beside a real node: it follows, it answers, it comes back.
+
+Source: systems reference c.4 to c.6; contracts section 4; rows I01 to I06, I18 to I28.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
+from interop.wire import Wire, frame
+from tests.index.running import BY_CITY, Views, cities, delete, index_server, store
+
+STOP_PERSISTENCE = 0x80
+OK = 0
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ServerProcess]:
+    with start_uprmc(tmp_path / "node", "--vbuckets", "8") as server:
+        yield server
+
+
+def views_of(server: ServerProcess) -> Views:
+    assert server.views is not None
+    return Views(server.views)
+
+
+@pytest.mark.acceptance("I01")
+@pytest.mark.acceptance("I03")
+def test_a_view_shows_all_documents_and_what_becomes_of_them(node: ServerProcess) -> None:
+    views = views_of(node)
+    store(node, cities(range(100)))
+    views.put("d", BY_CITY)
+    assert views.count() == 100
+    assert views.info()["state"] == "ready"
+    store(node, cities(range(50, 60), city="elsewhere"))
+    delete(node, [b"k1", b"k2"])
+    assert views.count() == 98
+    assert views.ids(key='"elsewhere"') == [f"k{n}" for n in range(50, 60)]
+    assert sum(views.info()["seqnos"].values()) == 112
+
+
+@pytest.mark.acceptance("I02")
+def test_nothing_is_mapped_when_nothing_has_changed(node: ServerProcess) -> None:
+    views = views_of(node)
+    store(node, cities(range(20)))
+    views.put("d", BY_CITY)
+    assert views.count() == 20
+    before = views.info()["map_calls"]
+    assert [views.count() for _ in range(3)] == [20] * 3
+    views.put("d", BY_CITY)
+    assert views.count() == 20
+    assert views.info()["map_calls"] == before == 20
+
+
+@pytest.mark.acceptance("D16")
+def test_many_that_want_it_fresh_share_a_run(node: ServerProcess) -> None:
+    views = views_of(node)
+    views.put("d", BY_CITY)
+    assert views.count() == 0
+    before = views.info()["freshness_runs"]
+
+    def write_and_ask(number: int) -> bool:
+        store(node, cities([number]))
+        return f"k{number}" in views.ids()
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(write_and_ask, range(50)))
+    assert views.info()["freshness_runs"] - before <= 50
+
+
+def test_an_index_goes_on_after_a_stop_and_after_a_kill(
+    node: ServerProcess, tmp_path: Path
+) -> None:
+    data = tmp_path / "index"
+    quick = {"index.update_interval_s": "0"}
+    store(node, cities(range(100)))
+    with index_server(data, node.upr) as server:
+        server.views.put("d", BY_CITY)
+        assert server.views.count() == 100
+        assert server.stop() == 0
+    with index_server(data, node.upr, settings=quick) as server:
+        assert server.views.count() == 100
+        assert server.views.info()["map_calls"] == 0
+        store(node, cities(range(100, 110)))
+        assert server.views.count() == 110
+        server.views.until("a header", lambda info: info["header_age_s"] < 30)
+        server.kill()
+    with index_server(data, node.upr) as server:
+        assert server.views.count() == 110
+        assert server.views.info()["map_calls"] <= 10
+
+
+@pytest.mark.acceptance("I25")
+def test_while_the_source_is_away_old_rows_can_be_had_and_fresh_ones_are_refused(
+    tmp_path: Path,
+) -> None:
+    with start_uprmc(tmp_path / "node", "--vbuckets", "8") as node:
+        store(node, cities(range(10)))
+        with index_server(tmp_path / "index", node.upr) as server:
+            server.views.put("d", BY_CITY)
+            assert server.views.count() == 10
+            node.stop()
+            assert server.views.count(stale="ok") == 10
+            assert server.views.count(stale="update_after") == 10
+            refused = server.views.query(stale="false", connection_timeout=300)
+            assert (refused.status, refused.body["error"]) == (503, "source_away")
+
+
+def ahead(tmp_path: Path, node: ServerProcess, views: Views, *lost: int) -> None:
+    """Have the index take what the node then loses by a crash."""
+    with Wire(node.upr) as wire:
+        assert wire.ask(frame(STOP_PERSISTENCE)).status == OK
+    store(node, cities(lost, city="lost"))
+    assert len(views.ids(key='"lost"')) == len(lost)
+
+
+@pytest.mark.acceptance("I18")
+@pytest.mark.acceptance("I19")
+@pytest.mark.acceptance("I20")
+def test_an_index_ahead_of_its_node_returns_to_an_older_header(tmp_path: Path) -> None:
+    data, quick = tmp_path / "index", {"index.update_min_changes": "1"}
+    with start_uprmc(tmp_path / "node", "--vbuckets", "8") as node:
+        store(node, cities(range(100)))
+        with index_server(data, node.upr, settings=quick) as server:
+            server.views.put("d", BY_CITY)
+            assert server.views.count() == 100
+            server.views.until("a header", lambda info: info["headers_written"] >= 1)
+            wait_until(lambda: _persisted(node))
+            ahead(tmp_path, node, server.views, 200, 201, 202)
+            server.stop()
+        node.kill()
+    with start_uprmc(tmp_path / "node") as node, index_server(data, node.upr) as server:
+        assert server.views.count() == 100
+        info = server.views.info()
+        assert info["rollbacks"].get("header", 0) >= 1
+        assert "vbucket" not in info["rollbacks"]
+        store(node, cities([300]))
+        assert server.views.count() == 101
+
+
+@pytest.mark.acceptance("I21")
+@pytest.mark.acceptance("I24")
+def test_without_such_a_header_only_the_vbuckets_concerned_are_indexed_again(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "index"
+    with start_uprmc(tmp_path / "node", "--vbuckets", "8") as node:
+        store(node, cities(range(100)))
+        wait_until(lambda: _persisted(node))
+        with Wire(node.upr) as wire:
+            assert wire.ask(frame(STOP_PERSISTENCE)).status == OK
+        store(node, cities([200], city="lost"))
+        with index_server(data, node.upr) as server:
+            server.views.put("d", BY_CITY)
+            assert server.views.count() == 101
+            server.stop()
+        node.kill()
+    with start_uprmc(tmp_path / "node") as node, index_server(data, node.upr) as server:
+        assert server.views.count() == 100
+        info = server.views.info()
+        assert info["rollbacks"] == {"vbucket": 1}
+        assert 0 < info["map_calls"] < 40  # those of one vBucket of eight
+
+
+@pytest.mark.acceptance("I26")
+@pytest.mark.acceptance("I27")
+def test_a_version_is_waited_for_or_said_to_be_lost(node: ServerProcess) -> None:
+    views = views_of(node)
+    store(node, cities(range(10)))
+    views.put("d", BY_CITY)
+    assert views.count() == 10
+    info = views.info()
+    vbucket = next(vb for vb, seqno in info["seqnos"].items() if seqno)
+    uuid, seqno = info["partition_versions"][vbucket][0][0], info["seqnos"][vbucket]
+    assert views.count(stale="ok", at=f"{vbucket}:{uuid}:{seqno}") == 10
+    refused = views.query(stale="ok", at=f"{vbucket}:{uuid}:{seqno + 1}", connection_timeout=300)
+    assert (refused.status, refused.body["error"]) == (504, "timeout")
+    lost = views.query(stale="ok", at=f"{vbucket}:12345:{seqno}")
+    assert lost.status == 409
+    assert lost.body["error"] == "version_lost"
+    assert (str(lost.body["vbucket"]), lost.body["vb_uuid"]) == (vbucket, "12345")
+    assert views.query(stale="ok", at=f"9:{uuid}:1").status == 400
+
+
+def test_a_changed_design_is_built_beside_the_old_one_and_can_be_undone(
+    node: ServerProcess,
+) -> None:
+    views = views_of(node)
+    store(node, cities(range(50)))
+    views.put("d", BY_CITY)
+    assert views.count() == 50
+    changed = {"views": {"by_city": {"map": {"emit": [{"key": "$.n"}]}}}}
+    views.put("d", changed)
+    views.until("the new one answers", lambda info: info["rows"] and _keys(views) == list(range(3)))
+    assert views.ask("POST", "/_design/d/_undo").status == 200
+    wait_until(lambda: _keys(views) != list(range(3)))
+    assert views.count() == 50
+    assert views.info()["map_calls"] == 0
+
+
+def _keys(views: Views) -> list[object]:
+    return [row["key"] for row in views.rows(limit=3, stale="ok")]
+
+
+def test_a_deleted_design_leaves_no_file_and_no_registration(
+    node: ServerProcess, tmp_path: Path
+) -> None:
+    with index_server(tmp_path / "index", node.upr) as server:
+        store(node, cities(range(10)))
+        server.views.put("d", BY_CITY)
+        assert server.views.count() == 10
+        assert any((tmp_path / "index").glob("*.design"))
+        assert _registered(node)
+        assert server.views.ask("DELETE", "/_design/d").status == 200
+        assert server.views.query().status == 404
+        assert not any((tmp_path / "index").glob("*.design"))
+        assert not _registered(node)
+
+
+def test_the_node_serves_on_when_its_index_is_killed(node: ServerProcess) -> None:
+    views = views_of(node)
+    store(node, cities(range(10)))
+    views.put("d", BY_CITY)
+    assert views.count() == 10
+    os.kill(_pid_of_index(node), signal.SIGKILL)
+    store(node, cities(range(10, 20)))
+    assert views.count() == 20
+
+
+def _pid_of_index(node: ServerProcess) -> int:
+    (found,) = re.findall(r"index\.started .*?pid=(\d+)", node.log())
+    return int(found)
+
+
+def _persisted(node: ServerProcess) -> bool:
+    from tests.system.support import stats
+
+    found = stats(node.memcached, "vbucket-details")
+    return all(
+        found[f"{name.partition(':')[0]}:high_seqno"] == value
+        for name, value in found.items()
+        if name.endswith(":persisted_seqno")
+    )
+
+
+def _registered(node: ServerProcess) -> bool:
+    from tests.system.support import stats
+
+    assert node.upr is not None
+    return any("index-d-" in name for name in stats(node.upr, "watermarks"))
