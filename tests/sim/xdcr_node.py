@@ -121,6 +121,7 @@ class XdcrNode(ReplicaNode):
         services.xdcr = self.xdcr
         policy = {"revision": "seqno", "timestamp": "lww"}
         rule = policy[self.bucket.account.conflict_rule.value]
+        services.control.cluster_map.uuid = self.uuid
         services.stats = lambda _words: [("ep_conflict_resolution_type", rule)]
         return services
 

@@ -90,7 +90,7 @@ class XdcrRun(Judged[Plan]):
         self.writing = False
         self._values = 0
         self._absent = {route.name for route in plan.routes}
-        #: Links that were said to be made: node and name.
+        #: Links that were said to be made: node and name. Power loss may take them away.
         self._made: set[tuple[str, str]] = set()
         self._ever_stopped = False
         self.world.watchers.append(self._look)
@@ -411,11 +411,9 @@ class XdcrRun(Judged[Plan]):
         What counts for links is when the source did: a link that is made later knows nothing of it.
         """
         self.done["dropped"] += len(book.purged)
-        routes = self.plan.routes
-        made = self._made
-        absent = [
-            r for r in routes if r.source == site.number and (site.active.name, r.name) not in made
-        ]
+        routes, node = self.plan.routes, site.active
+        known = {name for at, name in self._made if at == node.name} & node.xdcr.by_name.keys()
+        absent = [r for r in routes if r.source == site.number and r.name not in known]
         for version in book.purged:
             key, has_had = version.key, self.truth.has_had
             sources = {
