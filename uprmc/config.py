@@ -469,7 +469,8 @@ class XdcrSettings:
     batches: int = _setting(
         32,
         "batches",
-        "Batches that a link may have sent to one node of its target without an answer.",
+        "Batches that a link may have sent to one node of its target without an answer; what it "
+        "has read at once may exceed it.",
         1,
         1_000,
     )

@@ -49,6 +49,21 @@ def test_so_many_batches_are_under_way_to_a_node_and_no_more() -> None:
     assert windows.has_room
 
 
+def test_what_is_read_at_once_may_exceed_these_batches_and_nothing_else_is_read() -> None:
+    windows = windows_of(batches=2)
+    for _ in range(3):
+        add(windows)
+        windows.close([])
+    add(windows)  # the rest of what was read
+    assert not windows.has_room, "a batch that was begun beyond the limit does not go on"
+    windows.close([])
+    for answered in (1, 2):
+        windows.fence_answered(answered)
+        assert not windows.has_room
+    windows.fence_answered(3)
+    assert windows.has_room
+
+
 def test_so_many_bytes_are_under_way_to_a_node_and_no_more() -> None:
     windows = windows_of(unanswered_bytes=300)
     add(windows, 299)

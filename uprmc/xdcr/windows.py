@@ -88,7 +88,8 @@ class Windows:
     @property
     def has_room(self) -> bool:
         """Whether another batch may be begun, or the present one be continued."""
-        if self._current is None and len(self._under_way) >= self._settings.batches:
+        ended = len(self._under_way) - (self._current is not None)
+        if ended >= self._settings.batches:
             return False
         return self._bytes < self._settings.unanswered_bytes and not self._again
 
