@@ -86,6 +86,14 @@ def test_a_signal_stops_in_order_and_a_restart_adds_no_failover_entry(
         server.stop()
 
 
+def test_signals_that_come_twice_stop_it_once(tmp_path: Path) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "4") as server:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+            server._process.send_signal(number)
+        assert server._process.wait(60) == 0
+        assert "error" not in server.log()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_server_of_a_background_shell_stops_in_order(
     tmp_path: Path, number: signal.Signals

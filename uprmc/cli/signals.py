@@ -41,6 +41,13 @@ def heed_signals(
         else:
             events.info("reloaded", level=settings.log.level)
 
+    def take_from_the_reactor() -> None:
+        # Its own handlers fail when they are called twice: a terminal's Ctrl-C reaches a node and
+        # its index, and then the node stops its index.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: reactor.callFromThread(stop))
+
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the reactor replaces only this one
+    reactor.callWhenRunning(take_from_the_reactor)
     signal.signal(signal.SIGUSR1, lambda *_: reactor.callFromThread(stop))
     signal.signal(signal.SIGHUP, lambda *_: reactor.callFromThread(reload))
