@@ -148,19 +148,27 @@ class Trees(RuleBasedStateMachine):
         for key in gone:
             del self.contents[key]
 
-    @rule(start=bounds, end=bounds, wanted=st.none() | bitmaps, inclusive=st.booleans())
+    @rule(
+        start=bounds,
+        end=bounds,
+        wanted=st.none() | bitmaps,
+        inclusive=st.booleans(),
+        skip=st.integers(0, 99),
+    )
     def read(
-        self, start: bytes | None, end: bytes | None, wanted: int | None, inclusive: bool
+        self, start: bytes | None, end: bytes | None, wanted: int | None, inclusive: bool, skip: int
     ) -> None:
         expected = in_range(self.contents, start, end, inclusive, wanted)
-        rows = self.tree.rows(start, end, wanted=wanted, inclusive_end=inclusive)
-        assert list(rows) == expected
+        rows = self.tree.rows(start, end, wanted=wanted, inclusive_end=inclusive, skip=skip)
+        assert list(rows) == expected[skip:]
         assert self.tree.reduce(start, end, wanted, inclusive_end=inclusive) == reduced(expected)
         backwards = in_range(self.contents, end, start, True, wanted)
         if end is not None and not inclusive:
             backwards = [row for row in backwards if row.key != end]
-        rows = self.tree.rows(start, end, wanted=wanted, inclusive_end=inclusive, descending=True)
-        assert list(rows) == backwards[::-1]
+        rows = self.tree.rows(
+            start, end, wanted=wanted, inclusive_end=inclusive, descending=True, skip=skip
+        )
+        assert list(rows) == backwards[::-1][skip:]
 
     @rule(
         start=bounds,

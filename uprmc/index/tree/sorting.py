@@ -25,6 +25,8 @@ __all__ = ["Sorter", "keep_last"]
 _CHUNK_ROWS = 512
 #: Rows that are handed on at once where nothing had to be written.
 _BATCH_ROWS = 8192
+#: Later ones look for equal objects, which takes twice the time.
+_MARSHAL_VERSION = 2
 _key = itemgetter(0)
 
 #: Leaves one row for each key, of rows in the order of (key, time); may look at what it removes.
@@ -75,7 +77,7 @@ class Sorter:
             self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
         run = []
         for start in range(0, len(rows), _CHUNK_ROWS):
-            data = marshal.dumps(rows[start : start + _CHUNK_ROWS])
+            data = marshal.dumps(rows[start : start + _CHUNK_ROWS], _MARSHAL_VERSION)
             run.append((self._file.tell(), len(data)))
             self._file.write(data)
         self._runs.append(run)

@@ -57,6 +57,49 @@ class _Range(NamedTuple):
         return range(child_at(lows, self.low), max(last, 1))
 
 
+class _Left:
+    """How many rows are still to be left out."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def take(self, rows: int) -> int:
+        """Return how many of the next `rows` are left out."""
+        taken = min(self.rows, rows)
+        self.rows -= taken
+        return taken
+
+
+class _Reading(NamedTuple):
+    """One reading of rows."""
+
+    tree: Tree
+    span: _Range
+    wanted: int | None
+    descending: bool
+    left: _Left
+
+    def leaves(
+        self, pointer: Pointer, low: bytes, high: bytes | None
+    ) -> Iterator[tuple[Leaf, bool]]:
+        """Yield leaves below `pointer`, whose keys lie from `low` to before `high`."""
+        wanted, left = self.wanted, self.left
+        if wanted is not None and not pointer.vbuckets & wanted:
+            return
+        whole = wanted is None or not pointer.vbuckets & ~wanted
+        if whole and pointer.rows <= left.rows and self.span.covers(low, high):
+            left.rows -= pointer.rows
+            return
+        node = self.tree.node(pointer)
+        if isinstance(node, Leaf):
+            yield node, whole
+            return
+        children = self.span.of_children(node.lows)
+        for index in reversed(children) if self.descending else children:
+            bound = node.lows[index + 1] if index + 1 < len(node.lows) else high
+            yield from self.leaves(node.pointers[index], node.lows[index], bound)
+
+
 class Tree:
     """A tree as it was at one moment; any thread may read it.
 
@@ -107,7 +150,8 @@ class Tree:
         root = Updating(writer, self._number, changes).run(self.root)
         return Tree(self.file, root, self.reducer)
 
-    def _node(self, pointer: Pointer) -> Node:
+    def node(self, pointer: Pointer) -> Node:
+        """Return a node of it."""
         return self.file.read(pointer, self._number, cached=self._cached)
 
     # Rows
@@ -116,9 +160,9 @@ class Tree:
         """Return the row with a key."""
         if self.root is None:
             return None
-        node = self._node(self.root)
+        node = self.node(self.root)
         while isinstance(node, Inner):
-            node = self._node(node.pointers[child_at(node.lows, key)])
+            node = self.node(node.pointers[child_at(node.lows, key)])
         index = bisect_left(node.keys, key)
         if index == len(node.keys) or node.keys[index] != key:
             return None
@@ -135,7 +179,7 @@ class Tree:
     def _gather(
         self, pointer: Pointer, keys: list[bytes], begin: int, end: int, found: dict[bytes, Entry]
     ) -> None:
-        node = self._node(pointer)
+        node = self.node(pointer)
         if isinstance(node, Leaf):
             for key in keys[begin:end]:
                 index = bisect_left(node.keys, key)
@@ -158,44 +202,39 @@ class Tree:
         descending: bool = False,
         wanted: int | None = None,
         inclusive_end: bool = True,
+        skip: int = 0,
     ) -> Iterator[Entry]:
-        """Yield rows in order, read as they are asked for."""
+        """Yield rows in order, read as they are asked for.
+
+        The first `skip` ones are left out; subtrees that have no others are not read.
+        """
         span = _Range.of(start, end, descending, inclusive_end)
-        for leaf, whole in self._leaves(span, wanted, descending):
+        left = _Left(skip)
+        for leaf, whole in self._leaves(span, wanted, descending, left):
             rows = _chosen(leaf, *span.of_keys(leaf.keys), None if whole else wanted)
-            yield from reversed(list(rows)) if descending else rows
+            if descending:
+                rows = list(rows)[::-1]
+            yield from rows[left.take(len(rows)) :] if left.rows else rows
 
     def batches(self) -> Iterator[list[Row]]:
         """Yield all rows as lists of one leaf each."""
-        for leaf, _ in self._leaves(_Range(b"", None), None, False):
+        for leaf, _ in self._leaves(_Range(b"", None), None, False, _Left(0)):
             yield leaf.rows()
 
     def _leaves(
-        self, span: _Range, wanted: int | None, descending: bool
+        self, span: _Range, wanted: int | None, descending: bool, left: _Left
     ) -> Iterator[tuple[Leaf, bool]]:
         """Yield leaves that may have rows, and whether all their rows are wanted."""
         if self.root is not None:
-            yield from self._below(self.root, span, wanted, descending)
-
-    def _below(
-        self, pointer: Pointer, span: _Range, wanted: int | None, descending: bool
-    ) -> Iterator[tuple[Leaf, bool]]:
-        if wanted is not None and not pointer.vbuckets & wanted:
-            return
-        node = self._node(pointer)
-        if isinstance(node, Leaf):
-            yield node, wanted is None or not pointer.vbuckets & ~wanted
-            return
-        children = span.of_children(node.lows)
-        for index in reversed(children) if descending else children:
-            yield from self._below(node.pointers[index], span, wanted, descending)
+            reading = _Reading(self, span, wanted, descending, left)
+            yield from reading.leaves(self.root, b"", None)
 
     def first_rows(
         self, low: bytes, high: bytes | None, wanted: int | None, descending: bool
     ) -> Sequence[Entry]:
         """Return the wanted rows of the first leaf that has any, in the direction of reading."""
         span = _Range(low, high)
-        for leaf, whole in self._leaves(span, wanted, descending):
+        for leaf, whole in self._leaves(span, wanted, descending, _Left(0)):
             rows = _chosen(leaf, *span.of_keys(leaf.keys), None if whole else wanted)
             if rows:
                 return list(rows)[::-1] if descending else list(rows)
@@ -205,7 +244,7 @@ class Tree:
         """Return how many rows lie before a key."""
         below, pointer = 0, self.root
         while pointer is not None:
-            node = self._node(pointer)
+            node = self.node(pointer)
             if isinstance(node, Leaf):
                 return below + bisect_left(node.keys, key)
             child = child_at(node.lows, key)
@@ -249,7 +288,7 @@ class Tree:
         if span.covers(low, high) and (wanted is None or not pointer.vbuckets & ~wanted):
             parts.append(pointer.reductions)
             return
-        node = self._node(pointer)
+        node = self.node(pointer)
         if isinstance(node, Leaf):
             rows = _chosen(node, *span.of_keys(node.keys), wanted)
             if rows:
