@@ -111,6 +111,13 @@ def test_rows_of_many_documents_come_in_their_order() -> None:
             assert got == [[(n, n % 3_000)] if n % 3 else [] for n in range(2_000)]
 
 
+def test_several_processes_may_share_the_work() -> None:
+    documents = [document({"n": n}) for n in range(3_000)]
+    with mapper("function (doc) { emit(doc.n, 1); }", workers=3) as made:
+        for _ in range(2):
+            assert [rows(each) for each in made.map(documents)] == [[(n, 1)] for n in range(3_000)]
+
+
 def test_an_error_names_the_view_and_what_was_thrown() -> None:
     result = mapped("function (doc) { emit(1, 1); doc.a.b; }", document({}))
     assert result.error == (

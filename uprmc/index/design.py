@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from uprmc.config import IndexSettings
 from uprmc.index.errors import bad_request
+from uprmc.index.functions import NoFunction, resolve
 from uprmc.index.javascript.check import check
 from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.rules import BadRules, Rules
@@ -210,12 +211,13 @@ def _view(name: str, definition: Any, python_modules: Collection[str]) -> View:
 def _python(map_: dict[str, Any], modules: Collection[str], what: str) -> str:
     _known(map_, ("python",), what)
     named = map_["python"]
-    module, colon, function = named.partition(":") if isinstance(named, str) else ("", "", "")
-    if not (colon and module and function.isidentifier()):
+    if not isinstance(named, str) or not all(named.partition(":")):
         raise bad_request(f"{what}: a Python map is named as module:function")
-    if module not in modules:
-        raise bad_request(f"{what}: the setting index.python_modules does not name {module!r}")
-    return str(named)
+    try:
+        resolve(named, modules)
+    except NoFunction as error:
+        raise bad_request(f"{what}: {error}") from None
+    return named
 
 
 def _reduces(reduce: Any, what: str) -> tuple[str, ...]:

@@ -19,10 +19,10 @@ __all__ = ["Unreadable", "dumps", "loads"]
 #: What orjson would read as a float, though it may be an integer.
 _BIG = re.compile(rb"[0-9]{20}|-[0-9]{19}")
 
-#: Of every ninth byte: two digits in a row are there in every run of 19.
-_MAYBE_BIG = re.compile(rb"[0-9]{2}")
+#: Makes all digits zeros: to look for a run of them is then much faster than an expression is.
+_ZEROS = bytes(ord("0") if byte in b"123456789" else byte for byte in range(256))
+_RUN = b"0" * 19
 
-_may_be_big: Callable[[bytes], object] = _MAYBE_BIG.search
 _is_big: Callable[[bytes], object] = _BIG.search
 
 #: What both parsers say of what is nested too deeply begins with it.
@@ -35,7 +35,7 @@ class Unreadable(ValueError):
 
 def loads(text: bytes) -> Any:
     """Return the value of a JSON text; raise `Unreadable`, or `ValueError` if it is none."""
-    if _may_be_big(text[::9]) and _is_big(text):
+    if text.translate(_ZEROS).find(_RUN) >= 0 and _is_big(text):
         return _loads_exactly(text)
     try:
         return orjson.loads(text)

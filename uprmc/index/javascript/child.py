@@ -101,7 +101,9 @@ class Engine:
         except Exception as error:
             return b"!" + f"{type(error).__name__}: {error}"[:500].encode(errors="replace"), False
         else:
-            return (b"=" + made.encode(), True) if self._rests() else (b"s", False)
+            if function is self._map and not self._rests():
+                return b"s", False
+            return b"=" + made.encode(), True
         return kind + self._how_far(), False
 
     def _rests(self) -> bool:

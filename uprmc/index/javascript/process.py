@@ -26,9 +26,6 @@ MISSING = "JavaScript needs the extra uprmc[javascript]"
 
 _LENGTH = struct.Struct(">I")
 
-#: Largest frame of an answer: a batch's rows up to the harness's limit, and one document's more.
-_SPARE_BYTES = 16 * 1024 * 1024
-
 #: Seconds beyond the time limit of a function, after which a child that has not said so is ended.
 _GRACE_S = 10.0
 
@@ -106,13 +103,14 @@ class Child:
         self._unsent = bytearray()
         self._received = bytearray()
         self._timeout_s = timeout_s
-        self._max_answer = max_answer + _SPARE_BYTES
+        self._max_answer = max_answer
         self.send(first)
 
     @classmethod
     def start(cls, config: Config) -> Child:
         """Return a process that has compiled the functions; raise `ChildFailed`."""
-        child = cls(config.text(), config.timeout_s, config.limits["answer"])
+        # What it may have in memory is more than it can say.
+        child = cls(config.text(), config.timeout_s, config.memory)
         answer = child.receive(_START_S)
         if answer != b"=":
             child.end()

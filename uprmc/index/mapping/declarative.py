@@ -33,9 +33,8 @@ Map = Callable[[Any], list[Emission]]
 
 _Get = Callable[[Any], Any]
 _Test = Callable[[Any], bool]
-_Emit = Callable[[Any], Emission | None]
 
-_new_row = tuple.__new__
+_new = tuple.__new__
 
 _COMPARE = {
     "$gt": operator.gt,
@@ -49,11 +48,9 @@ def compile_rules(rules: Rules, collation: Collation, settings: IndexSettings) -
     """Return the map that does what the rules say."""
     limits = Limits(settings)
     emits = [_compile_row(row, collation, limits) for row in rules.emit]
-    emit = _one(emits[0]) if len(emits) == 1 else _several(emits, limits)
+    emit = emits[0] if len(emits) == 1 else _several(emits, limits)
     tests = [_compile_condition(condition, collation) for condition in rules.where]
-    if not tests:
-        return emit
-    return _where(_all(tests), emit)
+    return _where(_all(tests), emit) if tests else emit
 
 
 def _where(test: _Test, emit: Map) -> Map:
@@ -73,53 +70,46 @@ def _all(tests: list[_Test]) -> _Test:
     return every
 
 
-def _one(emit: _Emit) -> Map:
+def _several(emits: list[Map], limits: Limits) -> Map:
     def run(document: Any) -> list[Emission]:
-        row = emit(document)
-        return [] if row is None else [row]
-
-    return run
-
-
-def _several(emits: list[_Emit], limits: Limits) -> Map:
-    def run(document: Any) -> list[Emission]:
-        rows = [row for emit in emits if (row := emit(document)) is not None]
+        rows = [row for emit in emits for row in emit(document)]
         limits.check(rows)
         return rows
 
     return run
 
 
-def _compile_row(row: Row, collation: Collation, limits: Limits) -> _Emit:
+def _compile_row(row: Row, collation: Collation, limits: Limits) -> Map:
+    """Return what emits one row, or none."""
     if isinstance(row.value, Constant):
         return _compile_constant_value(row, dumps(row.value.value), collation, limits)
     get_key, get_value = _compile_template(row.key, MISSING), _compile_template(row.value, None)
 
-    def emit(document: Any) -> Emission | None:
+    def emit(document: Any) -> list[Emission]:
         key = get_key(document)
         if key is MISSING:
-            return None
+            return []
         key_text, value_text = dumps(key), dumps(get_value(document))
         limits.check_row(key_text, value_text)
-        return Emission(sort_key(key, collation), key_text, value_text)
+        return [_new(Emission, (sort_key(key, collation), key_text, value_text))]
 
     return emit
 
 
 def _compile_constant_value(
     row: Row, value_text: bytes, collation: Collation, limits: Limits
-) -> _Emit:
-    """The most frequent kind of row: null or 1 for each key."""
+) -> Map:
+    """Return what emits null, or 1, or the like for each key: the most frequent kind of row."""
     get_key, most = _compile_template(row.key, MISSING), limits.key
 
-    def emit(document: Any) -> Emission | None:
+    def emit(document: Any) -> list[Emission]:
         key = get_key(document)
         if key is MISSING:
-            return None
+            return []
         key_text = dumps(key)
         if len(key_text) > most or len(value_text) > limits.value:
             limits.check_row(key_text, value_text)
-        return _new_row(Emission, (sort_key(key, collation), key_text, value_text))
+        return [_new(Emission, (sort_key(key, collation), key_text, value_text))]
 
     return emit
 
@@ -202,11 +192,24 @@ def _compile_condition(condition: Condition, collation: Collation) -> _Test:
         case "$exists":
             wanted = operand(None)
             return lambda document: (get(document) is not MISSING) is wanted
+        case "=" if isinstance(condition.operand, Constant):
+            return _equality_with(condition.path, condition.operand.value)
         case "=" | "$ne":
             return _equality(get, operand, condition.operator == "=")
         case "$in":
             return _membership(get, operand)
     return _comparison(get, operand, _COMPARE[condition.operator], collation)
+
+
+def _equality_with(path: Path, wanted: Any) -> _Test:
+    """Return the most frequent condition: a member is a constant, mostly a string."""
+    get = compile_path(path, MISSING)
+    if not isinstance(wanted, str):
+        return lambda document: _same(get(document), wanted)
+    name = path.steps[0]
+    if len(path.steps) == 1 and isinstance(name, str):
+        return lambda document: type(document) is dict and document.get(name) == wanted
+    return lambda document: bool(get(document) == wanted)
 
 
 def _equality(get: _Get, operand: _Get, equal: bool) -> _Test:

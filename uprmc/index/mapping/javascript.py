@@ -231,8 +231,10 @@ class JavaScriptMaps:
                 limits.check(rows)
         except MapError as error:
             return str(error)
-        except (ValueError, RecursionError):
+        except RecursionError:
             return "it emitted what is nested too deeply"
+        except ValueError as error:
+            return f"it emitted what cannot be kept: {error}"
         except TypeError:
             raise ChildFailed("the process wrote nonsense") from None
         return rows

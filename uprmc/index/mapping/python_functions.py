@@ -7,45 +7,18 @@ Python. Source: systems reference c.2.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from uprmc.config import IndexSettings
 from uprmc.index.collation import sort_key
 from uprmc.index.design import Collation
+from uprmc.index.functions import Function
 from uprmc.index.json_text import dumps
 from uprmc.index.mapping.limits import Limits, MapError
 from uprmc.index.model import Emission
 
-__all__ = ["NoFunction", "compile_function", "named_modules", "resolve"]
-
-Pairs = Iterable[tuple[Any, Any]]
-Function = Callable[[Any, dict[str, Any]], Pairs | None]
-
-
-class NoFunction(ValueError):
-    """The module or function cannot be used; the text says why."""
-
-
-def named_modules(setting: str) -> frozenset[str]:
-    """Return the modules that `index.python_modules` names."""
-    return frozenset(name.strip() for name in setting.split(",") if name.strip())
-
-
-def resolve(named: str, modules: Collection[str]) -> Function:
-    """Return the function ``module:function``; raise `NoFunction`."""
-    module, _, name = named.partition(":")
-    if module not in modules:
-        raise NoFunction(f"the setting index.python_modules does not name {module!r}")
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:
-        raise NoFunction(f"module {module!r} cannot be imported: {error}") from None
-    if not callable(found):
-        raise NoFunction(f"module {module!r} has no function {name!r}")
-    function: Function = found
-    return function
+__all__ = ["compile_function"]
 
 
 def compile_function(
