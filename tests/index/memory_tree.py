@@ -51,6 +51,7 @@ class MemoryTree:
         descending: bool = False,
         wanted: int | None = None,
         inclusive_end: bool = True,
+        skip: int = 0,
     ) -> Iterator[Entry]:
         low, high = (end, start) if descending else (start, end)
         first = 0 if low is None else bisect_left(self._keys, low)
@@ -59,6 +60,9 @@ class MemoryTree:
         for place in reversed(chosen) if descending else chosen:
             row = self._rows[place]
             if wanted is None or wanted >> row.vbucket & 1:
+                if skip:
+                    skip -= 1
+                    continue
                 self.read += 1
                 yield row
 

@@ -48,8 +48,9 @@ class Tree(Protocol):
         descending: bool = False,
         wanted: int | None = None,
         inclusive_end: bool = True,
+        skip: int = 0,
     ) -> Iterator[Entry]:
-        """Yield rows of the wanted vBuckets."""
+        """Yield rows of the wanted vBuckets, after the first `skip` ones."""
 
     def reduce(
         self,
@@ -125,24 +126,29 @@ class Run:
         if query.limit == 0:
             return
         texts = self._reduced() if query.reduce else self._mapped()
-        stop = None if query.limit is None else query.skip + query.limit
+        # Of one range of rows those that are skipped are not even read.
+        skip = 0 if self._skips_in_tree() else query.skip
+        stop = None if query.limit is None else skip + query.limit
         if query.include_docs:
-            rows = islice(self._entries(), query.skip, stop)
+            rows = islice(self._entries(), skip, stop)
             yield from self._with_documents(rows)
         else:
-            yield from islice(texts, query.skip, stop)
+            yield from islice(texts, skip, stop)
 
     # --- rows of a map ------------------------------------------------------------------------
 
     def _entries(self) -> Iterator[Entry]:
         for low, high in self._spans():
-            yield from self._rows(low, high)
+            yield from self._rows(low, high, self._query.skip if self._skips_in_tree() else 0)
 
-    def _rows(self, low: bytes, high: bytes) -> Iterator[Entry]:
+    def _skips_in_tree(self) -> bool:
+        return self._query.keys is None and not self._query.reduce
+
+    def _rows(self, low: bytes, high: bytes, skip: int = 0) -> Iterator[Entry]:
         # No row's key is a bound: a bound begins with a key and does not go on as a row does.
         if self._query.descending:
-            return self._tree.rows(high, low, descending=True, wanted=self._wanted)
-        return self._tree.rows(low, high, wanted=self._wanted)
+            return self._tree.rows(high, low, descending=True, wanted=self._wanted, skip=skip)
+        return self._tree.rows(low, high, wanted=self._wanted, skip=skip)
 
     def _spans(self) -> Iterable[tuple[bytes, bytes]]:
         query = self._query
