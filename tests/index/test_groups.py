@@ -135,7 +135,7 @@ def test_an_index_ahead_of_its_node_returns_to_an_older_header(tmp_path: Path) -
             server.views.put("d", BY_CITY)
             assert server.views.count() == 100
             server.views.until("a header", lambda info: info["headers_written"] >= 1)
-            wait_until(lambda: _persisted(node))
+            wait_until(lambda: persisted(node))
             ahead(tmp_path, node, server.views, 200, 201, 202)
             server.stop()
         node.kill()
@@ -156,7 +156,7 @@ def test_without_such_a_header_only_the_vbuckets_concerned_are_indexed_again(
     data = tmp_path / "index"
     with start_uprmc(tmp_path / "node", "--vbuckets", "8") as node:
         store(node, cities(range(100)))
-        wait_until(lambda: _persisted(node))
+        wait_until(lambda: persisted(node))
         with Wire(node.upr) as wire:
             assert wire.ask(frame(STOP_PERSISTENCE)).status == OK
         store(node, cities([200], city="lost"))
@@ -242,7 +242,7 @@ def _pid_of_index(node: ServerProcess) -> int:
     return int(found)
 
 
-def _persisted(node: ServerProcess) -> bool:
+def persisted(node: ServerProcess) -> bool:
     from tests.system.support import stats
 
     found = stats(node.memcached, "vbucket-details")

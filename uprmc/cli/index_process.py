@@ -26,6 +26,7 @@ from uprmc.errors import ConfigError
 from uprmc.index.designs import InUse
 from uprmc.index.http import views_site
 from uprmc.index.reach import Reach
+from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
@@ -62,9 +63,24 @@ class IndexProcess:
         self._reactor, self._settings, self._listen_fd = reactor, settings, listen_fd
         self._service = Service(reactor, data, reach, settings.index)
         self._queries = ThreadPool(0, settings.index.query_threads, "uprmc-index-query")
+        self._scatter = self._new_scatter()
         self._listener: Listener | None = None
         self._address = ""
         self._error: BaseException | None = None
+
+    def _new_scatter(self) -> Scatter | None:
+        """Return what asks other nodes, too, if the settings name any."""
+        nodes = [each.strip() for each in self._settings.index.nodes.split(",") if each.strip()]
+        if not nodes:
+            return None
+        return Scatter(
+            nodes,
+            self._service,
+            self._settings.index,
+            self._reactor,
+            self._queries,
+            source=lambda: self._address,
+        )
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code or raises what went wrong."""
@@ -100,6 +116,7 @@ class IndexProcess:
             self._reactor,
             self._queries,
             lambda: [self._address],
+            self._scatter,
         )
         await self._listen(site)
         sys.stdout.write(f"uprmc index ready views={self._address} pid={os.getpid()}\n")
@@ -137,6 +154,8 @@ class IndexProcess:
     async def _end(self) -> None:
         if self._listener is not None:
             await self._listener.stop()
+        if self._scatter is not None:
+            await self._scatter.close()
         try:
             await self._service.shutdown()
         except Exception as error:

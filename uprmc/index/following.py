@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -39,6 +40,9 @@ _RETRY_S, _RETRY_MAX_S = 0.1, 5.0
 
 #: The rows of a vBucket that its source has lost are kept this long: it may come back.
 _LOST_S = 10.0
+
+#: It is looked this often whether the file before a compaction is still needed.
+_OLD_FILE_S = 1.0
 
 #: So much of a design's name is in the id under which its index is registered.
 _NAME_CHARACTERS = 30
@@ -154,6 +158,8 @@ class Following:
 
     async def _follow(self, updater: Updater, failures: list[Any]) -> None:
         store: IndexStore = updater.store
+        store.on_work = updater.look
+        ensureDeferred(self._look_at_old_file(store)).addErrback(_unheard)
         if not store.instance:
             instance = f"index-{self._name[:_NAME_CHARACTERS]}-{os.urandom(8).hex()}"
             await updater.do(lambda: store.name_instance(_ascii(instance)))
@@ -191,6 +197,7 @@ class Following:
             return False
         finally:
             self._client, self._followed = None, 0
+            store.may_swap = False
             self.progress.fire()
         return True
 
@@ -221,6 +228,8 @@ class Following:
             await self.change_states(lambda states: caught_up(states, followed))
             if self._client is client:
                 self.ready, self.failure = True, ""
+                updater.store.may_swap = True
+                updater.look()
                 self.progress.fire()
             return
 
@@ -247,6 +256,14 @@ class Following:
         if client is not None:
             await client.barrier()
         await self._level(updater)
+
+    async def _look_at_old_file(self, store: IndexStore) -> None:
+        """Have the file before a compaction dropped as soon as no rollback can need it."""
+        while self.store is store and not self._stopping:
+            await self._pause(_OLD_FILE_S)
+            if self.store is store and store.files.old is not None:
+                persisted = await self._source.persisted()
+                await self.do(partial(IndexStore.drop_old_file, persisted=persisted))
 
     # --- states of vBuckets ---------------------------------------------------------------------
 

@@ -202,7 +202,11 @@ class Group:
             raise Refused(503, "unavailable", "the index is not open; ask again") from None
 
     def placement(self) -> dict[str, Any]:
-        """Return what a merger has to know to ask the right nodes."""
+        """Return what a merger has to know to ask the right nodes.
+
+        The source is asked again meanwhile: a merger that lacks a vBucket comes back.
+        """
+        self._source.refresh()
         store = self.following.store
         if store is None:
             return {"num_vbuckets": self._source.total, "epoch": 0, "active": {}, "pending": []}

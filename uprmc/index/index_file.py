@@ -15,6 +15,7 @@ from uprmc.index.errors import Damaged
 from uprmc.index.model import Reducer
 from uprmc.index.readers import Readers
 from uprmc.index.tree import Header, IndexFile, Pointer, Position, Tree
+from uprmc.index.tree.sizes import live_bytes
 from uprmc.model import FailoverEntry, FailoverLog
 
 
@@ -87,6 +88,10 @@ class Trees(NamedTuple):
         """Bitmap of the vBuckets that have rows."""
         return self.ids.vbuckets
 
+    def live_bytes(self) -> int:
+        """Return how much of their file they use."""
+        return sum(live_bytes(tree) for tree in (self.ids, *self.views))
+
     def known(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values that the id tree has of these keys."""
         return {key: entry.value for key, entry in self.ids.get_many(keys).items()}
@@ -113,6 +118,22 @@ class OpenFile:
     def __init__(self, path: Path, file: IndexFile, reducers: Sequence[Reducer | None]) -> None:
         self.path, self.file, self.reducers = path, file, tuple(reducers)
         self.readers = Readers(file.close)
+        self._headers: int | None = None
+        self._counted: Header | None = None
+
+    def first_header(self) -> Header | None:
+        """Return the oldest header, ``None`` = there is none."""
+        found = None
+        for header in self.file.headers():
+            found = header
+        return found
+
+    def count_headers(self) -> int:
+        """Return how many headers it has, those that were written before it was opened included."""
+        if self._headers is None or self._counted is not self.file.header:
+            self._headers = sum(1 for _ in self.file.headers())
+            self._counted = self.file.header
+        return self._headers
 
     def trees(self, header: Header | None = None) -> Trees:
         """Return the trees of a header; empty ones without."""

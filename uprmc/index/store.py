@@ -22,6 +22,7 @@ from uprmc.client.state import Saved
 from uprmc.config import IndexSettings
 from uprmc.consume.batch import Batch
 from uprmc.index.bitmaps import bitmap, numbers
+from uprmc.index.compacting import Compaction
 from uprmc.index.edits import Edit, Latest, advanced, edits, latest_of
 from uprmc.index.files import Files
 from uprmc.index.first_build import FirstBuild
@@ -31,6 +32,9 @@ from uprmc.index.model import Document, Mapped, Mapper
 from uprmc.index.rows import id_key, id_text
 from uprmc.index.tree import Header, Position
 from uprmc.model import SnapshotRange
+
+#: It is looked again how much of a file is of use when it has grown by this factor.
+_GROWN = 1.1
 
 
 class View(NamedTuple):
@@ -71,6 +75,9 @@ class IndexStore:
         instance: as what it is registered with nodes, empty = not yet.
         errors: the last documents whose maps failed: (id, seqno, why).
         rollbacks: how often, by kind: ``header``, ``old_file``, ``vbucket``, ``build``.
+        compactions: that have ended well.
+        may_swap: no rollback is due or can be: all streams were accepted. Any thread may set it.
+        on_work: called in any thread when there is work for when nothing else is to be done.
         headers_written: how many.
         header_at: when the last was, on the monotonic clock, or the store was opened.
     """
@@ -89,6 +96,13 @@ class IndexStore:
         self.map_calls = self.map_errors_total = self.headers_written = 0
         self.errors: deque[tuple[str, int, str]] = deque(maxlen=settings.map_errors)
         self.rollbacks: Counter[str] = Counter()
+        self.compactions = 0
+        self.may_swap = False
+        self.on_work: Callable[[], None] = _nothing
+        self._compaction: Compaction | None = None
+        self._compact_wanted = False
+        self._looked_at = 0
+        self._live_bytes = 0
         self.header_at = time.monotonic()
         self._since: float | None = None
         self._changes = 0
@@ -127,6 +141,8 @@ class IndexStore:
             self._update(latest)
         self._touch(changes)
         self._publish()
+        if self._compaction is not None and self._compaction.has_ended and self.may_swap:
+            next(self._swap(self._compaction))
 
     def _indexed(self, batch: Batch) -> Batch:
         """Return a batch without what came late for vBuckets that are no longer indexed."""
@@ -142,6 +158,8 @@ class IndexStore:
 
     def _edit(self, found: Sequence[Edit], dropped: int) -> None:
         self._trees = self._trees.edited(found, dropped)
+        if self._compaction is not None:
+            self._compaction.note(found, dropped)
 
     def _mapped(self, latest: Latest) -> list[tuple[Document, Mapped]]:
         """Run the maps of all documents that are there; note what fails."""
@@ -206,6 +224,9 @@ class IndexStore:
         if self._build is not None:
             self._start_build_over(self._build)
             raise WentBack
+        if self._compaction is not None:  # it begins again behind the rollback (row I23)
+            self._abandon_compaction()
+            self._compact_wanted = True
         if not seqno:
             self.rollbacks["vbucket"] += 1
             self.drop([vbucket])
@@ -310,6 +331,7 @@ class IndexStore:
         self.header_at = time.monotonic()
         self.headers_written += 1
         self._durable = saved
+        self._consider_compaction()
 
     # --- in the background ----------------------------------------------------------------------
 
@@ -319,6 +341,10 @@ class IndexStore:
             return None
         if self.states.cleanup:
             return self._clean()
+        if self._compaction is not None and self._compaction.has_ended and self.may_swap:
+            return self._swap(self._compaction)
+        if self._compact_wanted and self._compaction is None and self.may_swap:
+            return self._begin()
         return None
 
     def _clean(self) -> Iterator[None]:
@@ -327,13 +353,79 @@ class IndexStore:
         self.change_states(lambda states: states._replace(cleanup=0))
         yield
 
-    def begin_compaction(self) -> None:
-        """Begin to compact the file, unless that is under way."""
+    # --- compaction -----------------------------------------------------------------------------
 
-    def sizes(self) -> dict[str, int | float]:
+    def begin_compaction(self) -> None:
+        """Compact the file as soon as no rollback is due, unless that is under way."""
+        self._compact_wanted = self._compaction is None
+
+    def _begin(self) -> Iterator[None]:
+        self._compact_wanted = False
+        self.write_header()
+        file, header = self.files.current, self.files.header
+        assert header is not None
+        limit_bytes = self._settings.queue_bytes
+        self._compaction = Compaction(
+            file, header, self.files.unfinished(), limit_bytes, lambda: self.on_work()
+        )
+        yield
+
+    def _swap(self, compaction: Compaction) -> Iterator[None]:
+        """Use the compacted file; the present one stays until nothing can need it."""
+        found = compaction.result()
+        self._compaction = None
+        if found is not None:
+            copy, self._trees = found
+            self.files.swap(copy)
+            self.write_header()
+            self.compactions += 1
+            self._publish()
+        yield
+
+    def _abandon_compaction(self) -> None:
+        compaction, self._compaction = self._compaction, None
+        if compaction is not None:
+            compaction.abandon()
+
+    def _consider_compaction(self) -> None:
+        """Look now and then how much of the file is of no use, and compact it if it is too much."""
+        size = self.files.current.file.size
+        if self._compaction is not None or size < self._looked_at * _GROWN:
+            return
+        self._looked_at = size
+        self._live_bytes = self._trees.live_bytes()
+        if (
+            size >= self._settings.compact_min_bytes
+            and 1 - self._live_bytes / size >= self._settings.fragmentation
+        ):
+            self._compact_wanted = True
+
+    def drop_old_file(self, persisted: Mapping[int, int]) -> bool:
+        """Drop the file before a compaction if no rollback can need it; return whether it is gone.
+
+        Args:
+            persisted: how far vBuckets are on their nodes' disks: these never go back behind that.
+        """
+        header = self.files.current.first_header()
+        positions = {} if header is None else header.positions
+        if any(persisted.get(vb, -1) < at.seqno for vb, at in positions.items()):
+            return False
+        self.files.drop_old()
+        return True
+
+    def sizes(self) -> dict[str, int | float | bool]:
         """Return sizes of the files, for ``_info``."""
-        disk_bytes = self.files.disk_bytes
-        return {"disk_bytes": disk_bytes}
+        size = max(self.files.current.file.size, 1)
+        live = min(self._live_bytes, size)
+        return {
+            "disk_bytes": self.files.disk_bytes,
+            "data_bytes": live,
+            "fragmentation": round(1 - live / size, 4) if live else 0.0,
+            "headers": self.files.current.count_headers(),
+            "old_file": self.files.old is not None,
+            "compactions": self.compactions,
+            "compacting": self._compaction is not None,
+        }
 
     def close(self, *, orderly: bool) -> None:
         """Close the file, having written a header if `orderly`."""
@@ -343,5 +435,10 @@ class IndexStore:
         finally:
             if self._build is not None:
                 self._build.abandon()
+            self._abandon_compaction()
             self._mapper.close()
             self.files.close()
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""
