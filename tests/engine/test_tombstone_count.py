@@ -111,6 +111,9 @@ def test_a_removed_vbucket_has_none() -> None:
 # --- what one client keeps ------------------------------------------------------------------------
 
 
+OWNERS = [object() for _ in range(8)]
+
+
 def with_rows(*watermarks: int, cap: int = 0) -> Node:
     """Return a node with tombstones at 2, 4, ... 20 and a client at each of these watermarks."""
     node = Node(settings_of(purge={"min_age_s": 0, "max_pinned_bytes": cap}))
@@ -120,7 +123,7 @@ def with_rows(*watermarks: int, cap: int = 0) -> Node:
     node.flush()
     for at, watermark in enumerate(watermarks):
         report = Report(b"c%d" % at, Kind.BACKUP, watermark)
-        node.bucket.watermarks.report(node.vbucket, report, object())
+        node.bucket.watermarks.report(node.vbucket, report, OWNERS[at])
     node.flush()
     return node
 
@@ -158,7 +161,7 @@ def test_a_client_keeps_what_no_other_needs(
 
 def test_a_builder_keeps_what_is_above_its_floor() -> None:
     node = with_rows(0)
-    node.bucket.watermarks.begin_build(node.vbucket, b"c0", 16)
+    node.bucket.watermarks.begin_build(node.vbucket, b"c0", 16, OWNERS[0])
     pinned = node.bucket.pinned(node.vbucket)
     assert pinned is not None
     assert pinned.amount == Amount(2, 2 * EACH)

@@ -321,7 +321,7 @@ def test_only_an_accepted_stream_from_zero_sets_a_floor() -> None:
     report(node, 0)
     assert row(node).floor is None
     assert limit(node) == Limit(0, b"x")
-    watermarks.begin_build(node.vbucket, b"x", 1_000)
+    watermarks.begin_build(node.vbucket, b"x", 1_000, OWNER)
     assert limit(node) == Limit(1_000, None)
     for _ in range(1_000):
         node.set(b"again")
@@ -345,7 +345,7 @@ def test_a_client_that_says_that_it_starts_over_releases_nothing() -> None:
 def test_a_builder_is_not_outpaced_below_its_floor() -> None:
     node = deleted(10)
     report(node, 0)
-    node.bucket.watermarks.begin_build(node.vbucket, b"x", 18)
+    node.bucket.watermarks.begin_build(node.vbucket, b"x", 18, OWNER)
     compact(node)
     assert node.vbucket.purge_seqno == 18
     report(node, 3)
@@ -356,7 +356,7 @@ def test_a_lease_that_the_purger_has_passed_gives_no_floor() -> None:
     node = deleted(10)
     compact(node)
     report(node, 0)
-    node.bucket.watermarks.begin_build(node.vbucket, b"x", 19)
+    node.bucket.watermarks.begin_build(node.vbucket, b"x", 19, OWNER)
     assert row(node).floor is None
 
 
@@ -367,7 +367,7 @@ def test_a_lease_that_the_purger_has_passed_gives_no_floor() -> None:
 def test_what_was_reported_in_a_history_counts_up_to_its_end() -> None:
     node = filled()
     report(node, 0, b"builder")
-    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 900)
+    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 900, OWNER)
     report(node, 800)
     (first,) = node.vbucket.failover_log
     node.vbucket.failover_log = (FailoverEntry(77, 700), first)
@@ -381,7 +381,7 @@ def test_who_is_left_in_a_history_that_is_gone_keeps_no_deletion_of_the_new_one(
     node = deleted(10)
     report(node, 5)
     report(node, 0, b"builder")
-    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 7)
+    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 7, OWNER)
     node.bucket.flush(0, lambda _ok: None)
     for number in range(10):
         node.set(b"%d" % number)
@@ -392,7 +392,7 @@ def test_who_is_left_in_a_history_that_is_gone_keeps_no_deletion_of_the_new_one(
     assert node.bucket.pinned(node.vbucket) is None
     assert [each.watermark for each in node.bucket.watermarks.rows(node.vbucket)] == [0, 0]
     report(node, 0)
-    node.bucket.watermarks.begin_build(node.vbucket, b"x", 12)
+    node.bucket.watermarks.begin_build(node.vbucket, b"x", 12, OWNER)
     assert limit(node) == Limit(12, b"x")
 
 
@@ -411,7 +411,7 @@ def test_rows_survive_a_restart_and_belong_to_no_connection_afterwards() -> None
     node = deleted(10)
     report(node, 14, meta=b"meta", kind=Kind.BACKUP)
     report(node, 0, b"builder")
-    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 21)
+    node.bucket.watermarks.begin_build(node.vbucket, b"builder", 21, OWNER)
     node.flush()
     rows = node.bucket.watermarks.rows(node.vbucket)
     compact(node)

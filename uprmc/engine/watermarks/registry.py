@@ -152,12 +152,12 @@ class Watermarks:
         table = self._tables.get(vbucket.id)
         if table is None or table.owners.get(name) is not owner:
             return None
-        return table.find(name, held_of(vbucket), self._clock.now())
+        return table.find(name, vbucket, self._clock.now())
 
     def is_registered(self, vbucket: VBucket, name: bytes) -> bool:
         """Tell whether a live row speaks for the client of this id."""
         table = self._tables.get(vbucket.id)
-        found = table and table.find(name, held_of(vbucket), self._clock.now())
+        found = table and table.find(name, vbucket, self._clock.now())
         return found is not None
 
     def limit(self, vbucket: VBucket) -> Limit:
@@ -378,14 +378,18 @@ class Watermarks:
         self._store_later(vbucket.id)
         return row
 
-    def begin_build(self, vbucket: VBucket, name: bytes, floor: int) -> None:
+    def begin_build(self, vbucket: VBucket, name: bytes, floor: int, owner: object) -> None:
         """Set the floor of a client whose stream from zero is accepted, see `WatermarkTable`.
+
+        Nothing happens if the row is not this owner's.
 
         If it were lost in a crash, the client would keep too much, and be thrown back only by
         deletions that had been purged before: without any, it is not written at once.
         """
-        table, now = self._table(vbucket.id), self._clock.now()
-        if not table.begin_build(name, floor, held_of(vbucket), now):
+        table = self._tables.get(vbucket.id)
+        if table is None or table.owners.get(name) is not owner:
+            return
+        if not table.begin_build(name, floor, vbucket, self._clock.now()):
             return
         if vbucket.purge_seqno:
             self._store_later(vbucket.id)

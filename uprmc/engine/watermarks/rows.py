@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from uprmc.config import PurgeSettings
 from uprmc.errors import InvalidArguments
+from uprmc.model import FailoverLog
 from uprmc.protocol.watermarks import ID_MAX_BYTES
 from uprmc.rollback import Held, ends_of_branches
 
@@ -146,13 +147,26 @@ def judged(rows: Iterable[Row], held: Held) -> list[Row]:
     return [_within(row, ends) for row in found]
 
 
-def judged_one(row: Row, held: Held) -> Row:
-    """Return one row as the present history sees it."""
+class HasHistory(Protocol):
+    """A vBucket, or what the rules need to know about it, see `Held`."""
+
+    @property
+    def failover_log(self) -> FailoverLog: ...
+
+    @property
+    def high_seqno(self) -> int: ...
+
+    @property
+    def purge_seqno(self) -> int: ...
+
+
+def judged_one(row: Row, held: HasHistory) -> Row:
+    """Return one row as the present history sees it; it is asked for with each stream."""
     _, _, watermark, uuid, floor, _, _, _ = row
     effective = watermark if floor is None or floor < watermark else floor
     if uuid == held.failover_log[0].uuid and effective <= held.high_seqno:
         return row
-    return judged([row], held)[0]
+    return judged([row], Held(held.failover_log, held.high_seqno, held.purge_seqno))[0]
 
 
 def needing(rows: Iterable[Row], held: Held) -> list[Row]:

@@ -18,6 +18,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.expired import Former
 from uprmc.engine.watermarks.rows import (
     META_MAX_BYTES,
+    HasHistory,
     Kind,
     Limit,
     Report,
@@ -103,7 +104,7 @@ class WatermarkTable:
         """Return those whose clients may ask for deletions, as the present history sees them."""
         return needing(self.stored(), held)
 
-    def find(self, name: bytes, held: Held, now: float) -> Row | None:
+    def find(self, name: bytes, held: HasHistory, now: float) -> Row | None:
         """Return a live row as the present history sees it."""
         row = self._rows.get(name)
         return None if row is None or row.is_expired(now) else judged_one(row, held)
@@ -263,14 +264,14 @@ class WatermarkTable:
         """Remove a row whoever owns it; return it, ``None`` if there is none."""
         return self._forget(name) if name in self._rows else None
 
-    def begin_build(self, name: bytes, floor: int, held: Held, now: float) -> bool:
+    def begin_build(self, name: bytes, floor: int, held: HasHistory, now: float) -> bool:
         """Set the floor of a client that has nothing and whose stream from zero is accepted.
 
         It is set once more when the first snapshot is opened. Nothing happens if the row has gone,
         or if deletions above the floor have already been dropped; then it returns ``False``.
         """
         row = self._rows.get(name)
-        if row is None or floor < held.purge_seqno:
+        if row is None or floor < held.purge_seqno or row.is_expired(now):
             return False
         uuid = held.failover_log[0].uuid
         if (row.watermark, row.floor, row.vb_uuid) == (SEQNO_NONE, floor, uuid):

@@ -234,7 +234,7 @@ class Registration:
             return False
         if request.start_seqno == SEQNO_NONE:
             floor = vbucket.purge_seqno if self.merges else end_seqno
-            self._watermarks.begin_build(vbucket, report.id, floor)
+            self._watermarks.begin_build(vbucket, report.id, floor, self)
         return True
 
     def refused(self, vbucket: VBucket, start_seqno: int) -> None:
@@ -245,9 +245,9 @@ class Registration:
 
     def building(self, vbucket: VBucket, end_seqno: int) -> None:
         """Take note that the first snapshot of a stream from zero is opened."""
-        row = self._row(vbucket)
-        if row is not None:
-            self._watermarks.begin_build(vbucket, row.id, end_seqno)
+        report = self._named.get(vbucket.id)
+        if report is not None:
+            self._watermarks.begin_build(vbucket, report.id, end_seqno, self)
 
     def _row(self, vbucket: VBucket) -> Row | None:
         report = self._named.get(vbucket.id)
