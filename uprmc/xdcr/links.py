@@ -35,6 +35,9 @@ from uprmc.xdcr.world import World
 #: VBuckets that one answer tells about.
 STATUS_VBUCKETS, CHECKPOINTS_VBUCKETS = 256, 64
 
+#: Checkpoints that one answer tells about; those of its last vBucket may exceed it.
+ROWS_AT_ONCE = 250
+
 #: Called with the answer to a verb, or the reason why there is none.
 Answered = Callable[[Any], None]
 Refused = Callable[[CommandError], None]
@@ -215,12 +218,18 @@ class Links:
 
     def _checkpoints(self, given: Mapping[str, Any], answered: Answered) -> None:
         links = [self._find(given)] if given.get("name") else list(self.by_name.values())
-        size = max(1, CHECKPOINTS_VBUCKETS // max(1, len(links)))
-        numbers, following = self._portion(given, size)
-        told = self.received.shown(numbers)
+        own: list[dict[str, Any]] = []
+        told: list[dict[str, Any]] = []
+        numbers, following = self._portion(given, CHECKPOINTS_VBUCKETS)
+        for number in numbers:
+            if len(own) + len(told) >= ROWS_AT_ONCE:
+                following = number
+                break
+            own += [row for link in links for row in checkpoints_of(link, (number,))]
+            told += self.received.shown((number,))
         answered(
             {
-                "own": [row for link in links for row in checkpoints_of(link, numbers)],
+                "own": own,
                 "received": [row for row in told if not row["via"]],
                 "transitive": [row for row in told if row["via"]],
                 "next": following,
@@ -238,8 +247,13 @@ class Links:
         answered(len(rows))
 
     def _records(self, given: Mapping[str, Any], answered: Answered) -> None:
+        rows: list[dict[str, Any]] = []
         numbers, following = self._portion(given, CHECKPOINTS_VBUCKETS)
-        rows = self.received.shown(numbers, str(given.get("source") or "none"))
+        for number in numbers:
+            if len(rows) >= ROWS_AT_ONCE:
+                following = number
+                break
+            rows += self.received.shown((number,), str(given.get("source") or "none"))
         answered({"records": rows, "next": following})
 
     def _portion(self, given: Mapping[str, Any], size: int) -> tuple[range, int | None]:

@@ -58,7 +58,7 @@ _POLICY_KEY = b"ep_conflict_resolution_type"
 VBUCKETS_MAX = 1_024
 
 #: Records in one request.
-RECORDS_AT_ONCE = 100
+RECORDS_AT_ONCE = 50
 
 
 class Held(NamedTuple):
