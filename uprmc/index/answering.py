@@ -105,7 +105,7 @@ class Answer:
         begun = self._begun
         assert begun is not None
         if cast(Any, self._request)._disconnected:
-            self.stopProducing()
+            begun.cancel()
             return begun
         self._request.notifyFinish().addErrback(lambda _: self.stopProducing())
         self._make()

@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, cast
 
+from twisted.internet.abstract import isIPAddress
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, succeed
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone
+from twisted.web.client import URI, Agent, HTTPConnectionPool, ResponseDone
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IBodyProducer, IResponse
+from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.index.errors import Refused
@@ -145,6 +147,20 @@ class _Body:
     resumeProducing = stopProducing = pauseProducing
 
 
+@implementer(IAgentEndpointFactory)
+class _Endpoints:
+    """Where nodes are; an address needs no resolver."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+
+    def endpointForURI(self, uri: URI) -> Any:
+        host = uri.host.decode("ascii")
+        if isIPAddress(host):
+            return TCP4ClientEndpoint(self._reactor, host, uri.port, CONNECT_S)
+        return HostnameEndpoint(self._reactor, host, uri.port, CONNECT_S)
+
+
 class NodeClient:
     """Speaks to other nodes; keeps connections for the next request."""
 
@@ -153,8 +169,9 @@ class NodeClient:
         self._pool = HTTPConnectionPool(reactor)
         self._pool.maxPersistentPerHost = _KEPT
         self._pool.retryAutomatically = False
-        made = Agent(reactor, connectTimeout=CONNECT_S, pool=self._pool)
-        self._agent: Any = agent or made
+        self._agent: Any = agent or Agent.usingEndpointFactory(
+            reactor, _Endpoints(reactor), self._pool
+        )
 
     def close(self) -> Deferred[None]:
         """Hang up on all."""
@@ -175,14 +192,18 @@ class NodeClient:
             headers,
             None if body is None else _Body(body),
         )
+        timer = self._reactor.callLater(timeout_s, asking.cancel)
         try:
-            response: Any = await asking.addTimeout(timeout_s, self._reactor)
-        except CancelledError:
-            raise
-        except TimeoutError:
-            raise NodeFailed(f"it did not answer within {timeout_s:g} s") from None
+            response: Any = await asking
         except Exception as error:  # whatever connecting and Twisted's parser raise
-            raise NodeFailed(f"it cannot be asked: {_reason(error)}") from None
+            if not _cancelled(error):
+                raise NodeFailed(f"it cannot be reached: {_reason(error)}") from None
+            if timer.active():
+                raise CancelledError from None
+            raise NodeFailed(f"it did not answer within {timeout_s:g} s") from None
+        finally:
+            if timer.active():
+                timer.cancel()
         lines = Lines()
         response.deliverBody(lines)
         return NodeAnswer(response.code, lines)
@@ -230,6 +251,12 @@ def refusal(status: int, content: bytes) -> Refused:
 def dumped(value: Any) -> bytes:
     """Return the body of a request."""
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _cancelled(error: BaseException) -> bool:
+    """Return whether a request was given up; Twisted may wrap what says so."""
+    causes = [cause.value for cause in getattr(error, "reasons", ())]
+    return isinstance(error, CancelledError) or any(map(_cancelled, causes))
 
 
 def _reason(error: BaseException) -> str:
