@@ -44,6 +44,7 @@ class Views:
     """A views listener."""
 
     def __init__(self, address: Address | str) -> None:
+        self.place = str(address)
         self._root = f"http://{address}/default"
 
     def ask(self, method: str, path: str, body: object = None, **options: object) -> Answer:

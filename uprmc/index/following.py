@@ -296,8 +296,12 @@ class Following:
             return None
         store: IndexStore = updater.store
         states = await updater.do(lambda: store.change_states(change))
-        if self._client is not None and states.followed != self._followed:
-            self._client.stop()
+        client = self._client
+        if client is not None and states.followed != self._followed:
+            client.stop()
+        elif client is not None and states.pending and self.ready:
+            again = self._catch_up(updater, client, states.followed)
+            ensureDeferred(again).addErrback(_unheard)
         self.progress.fire()
         return states
 
