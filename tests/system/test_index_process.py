@@ -17,7 +17,10 @@ from interop.waiting import wait_until
 from interop.wire import OK, SET, Wire, store
 from tests.cli.support import uprmc
 from tests.server.certificates import make_certificate
-from tests.system.support import get_page, stats, status_page, upr
+from tests.server.support import Loop
+from tests.system.support import get_page, node_here, stats, status_page, upr
+from uprmc.config import build
+from uprmc.server.node import Node
 
 
 @pytest.mark.acceptance("D03")
@@ -148,6 +151,33 @@ def test_the_process_ends_with_a_node_that_was_killed_and_the_next_has_its_addre
         wait_until(lambda: not runs(pid), "the process of before has ended")
         assert ages(server) == []
         server.stop()
+
+
+def test_a_node_that_is_stopped_while_it_waits_for_the_address_stops_at_once(
+    tmp_path: Path,
+) -> None:
+    with node_here(tmp_path / "a", server__views=ANY_PORT) as (other, _):
+        (tmp_path / "b" / "index").mkdir(parents=True)
+        (tmp_path / "b" / "data.mdb").touch()
+        loop = Loop()
+        settings = build(
+            {
+                "storage.data": str(tmp_path / "b"),
+                "server.memcached": ANY_PORT,
+                "server.upr": ANY_PORT,
+                "server.http": "off",
+                "server.views": other.index.address,
+            }
+        )
+        node = Node(loop.reactor, settings)
+        served: list[object] = []
+        node.start().addBoth(served.append)
+        loop.reactor.iterate(0.001)
+        loop.result(node.stop())
+        loop.until(lambda: not loop.reactor.getDelayedCalls())
+        assert not served
+        assert node.index.state == "off"
+        loop.close()
 
 
 def test_a_node_with_tls_is_indexed_without_a_certificate(tmp_path: Path) -> None:

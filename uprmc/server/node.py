@@ -147,6 +147,8 @@ class Node:
         collector.take_over()
         self._pool.start()
         yield from self._listen()
+        if self._stopping:
+            yield Deferred()  # for ever
         yield from self._warm_up()
         self.connections.start(self._reactor, self._work)
         self._housekeeping.start()
