@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.index.cases import KEYS
+from tests.index.disks import MemoryDisk
 from tests.index.memory_tree import MemoryTree, entries
 from tests.index.oracle import Oracle, parameters
 from uprmc.index.errors import Refused
+from uprmc.index.model import Entry, Reductions
 from uprmc.index.query import DOCUMENTS_AT_ONCE, PIECE_BYTES, Documents, run
 from uprmc.index.query_options import Query
+from uprmc.index.rows import split_row_value
+from uprmc.index.tree import IndexFile, Tree
 
 _ARRAYS = st.lists(st.sampled_from([0, 1, "a", "A", None]), max_size=3)
 _KEY = KEYS | _ARRAYS
@@ -65,6 +70,28 @@ def _grouping(*, keys: bool) -> st.SearchStrategy[dict[str, Any]]:
     return st.just({}) | st.just({"group": True}) | levels
 
 
+class Summing:
+    """The reduce ``_sum`` of numbers."""
+
+    errors = (None,)
+
+    def reduce(self, rows: Sequence[Entry]) -> Reductions:
+        return (b"%d" % sum(json.loads(split_row_value(row.value)[2]) for row in rows),)
+
+    def rereduce(self, reductions: Sequence[Reductions]) -> Reductions:
+        return (b"%d" % sum(json.loads(each[0] or b"null") for each in reductions),)
+
+    def finish(self, place: int, reduction: bytes) -> bytes:
+        return reduction
+
+
+def tree_of(rows: list[Any], collation: str, reduces: bool) -> Tree:
+    """A tree in a file in memory."""
+    file = IndexFile.create(Path("memory"), disk=MemoryDisk())
+    tree = Tree(file, None, Summing() if reduces else None)
+    return tree.update((), entries(rows, collation))
+
+
 class Index:
     """Data in a tree and in the oracle."""
 
@@ -77,7 +104,7 @@ class Index:
         self.oracle = Oracle(
             lambda body: body, sum if reduces else None, collation, self._documents(data)
         )
-        self._tree = MemoryTree(entries(rows, collation), sum if reduces else None)
+        self._tree = tree_of(rows, collation, reduces)
         self._total = len(rows)
         self.update_seq = {1: 5}
         self.wanted: int | None = None
@@ -87,7 +114,7 @@ class Index:
     def _documents(data: dict[str, Any]) -> dict[tuple[int, bytes], Any]:
         return {(vbucket, name.encode()): rows for name, (vbucket, rows) in data.items()}
 
-    def tree(self, view_index: int) -> MemoryTree:
+    def tree(self, view_index: int) -> Tree:
         return self._tree
 
     def total_rows(self, view_index: int) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
 from tests.index.fake_index import FakeGroup
@@ -16,6 +19,7 @@ from tests.server.support import PEER
 from uprmc.index.errors import Refused, RolledBack, version_lost
 from uprmc.index.http import REQUEST_S
 from uprmc.index.model import Stale, Token
+from uprmc.index.query_options import OPTIONS
 
 MAP = {"emit": [{"key": "$.city", "value": 1}]}
 DESIGN = {"views": {"by_city": {"map": MAP}, "counted": {"map": MAP, "reduce": "_count"}}}
@@ -457,6 +461,57 @@ def test_rubbish_is_refused_and_disconnected(web: Web, data: bytes) -> None:
 
 def test_another_protocol_is_told_what_listens_here(web: Web) -> None:
     assert b"HTTP listener for views" in web.send(b"\x80\x01\0\0").transport.value()
+
+
+_PARTS = st.sampled_from(
+    [
+        "default",
+        "_design",
+        "d",
+        "none",
+        "_view",
+        "by_city",
+        "counted",
+        "_info",
+        "_compact",
+        "_set_states",
+        "_monitor",
+        "_undo",
+        "_vbuckets",
+        "metrics",
+        "",
+        "%2e%2e",
+        "%ff",
+        "%00",
+        "a b",
+    ]
+)
+_TEXTS = st.text(max_size=8) | st.sampled_from(["true", "1", '"a"', "[1]", "{}", "null", "9" * 40])
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _TEXTS,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(_TEXTS, part, max_size=3),
+    max_leaves=8,
+)
+_NAMES = st.sampled_from([*OPTIONS, "active", "epoch", "vbucket", "seqno", "vb_uuid"]) | _TEXTS
+
+
+@given(
+    st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "X"]),
+    st.lists(_PARTS, max_size=6),
+    st.lists(st.tuples(_NAMES, _TEXTS), max_size=3),
+    st.none() | st.binary(max_size=20) | st.dictionaries(_NAMES, _JSON, max_size=3) | _JSON,
+)
+@settings(max_examples=300)
+def test_no_request_makes_this_side_fail(
+    method: str, path: list[str], options: list[tuple[str, str]], body: Any
+) -> None:
+    web = Web()
+    web.service.put("d", json.dumps(DESIGN).encode())
+    where = "/" + "/".join(path) + "?" + urlencode(options, errors="surrogatepass")
+    reply = web.ask(method, where.replace(" ", "%20"), body)
+    assert 200 <= reply.code < 500, reply.body
+    if method != "HEAD" and not reply.headers["content-type"].startswith("text/plain"):
+        assert reply.json is not None
 
 
 def test_connections_above_the_limit_are_refused() -> None:

@@ -28,6 +28,7 @@ from uprmc.index.http import views_site
 from uprmc.index.reach import Reach
 from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
+from uprmc.places import several
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
 from uprmc.server.views_listener import chosen
@@ -70,9 +71,13 @@ class IndexProcess:
 
     def _new_scatter(self) -> Scatter | None:
         """Return what asks other nodes, too, if the settings name any."""
-        nodes = [each.strip() for each in self._settings.index.nodes.split(",") if each.strip()]
-        if not nodes:
+        named = self._settings.index.nodes
+        if not named.strip():
             return None
+        try:
+            nodes = several(named)
+        except ValueError as error:
+            raise ConfigError(f"index.nodes: say {error}") from None
         return Scatter(
             nodes,
             self._service,
