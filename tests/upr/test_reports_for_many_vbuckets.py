@@ -29,7 +29,11 @@ from tests.upr.peer import (
 )
 from tests.upr.test_watermarks_on_the_wire import BACKUP, XDCR, delete, limit, purge, read, records
 from uprmc.engine.watermarks.registry import RAISED_WRITTEN_S
+from uprmc.kv.upr_session import UprSession
+from uprmc.kv.watermark_reports import answers_to_reports
 from uprmc.model import VBucketState
+from uprmc.upr.peer import UprRequest
+from uprmc.upr.produce.producer import Producer
 
 REPORTS = 0xDD
 SET, REMOVE = 0, 1
@@ -231,3 +235,25 @@ def test_a_manager_may_report_for_others(rig: Rig) -> None:
     manager = connected(rig, b"manager", uprmc_hwt=b"manage")
     assert told(manager, reports((0, 9)))[1] == {}
     assert limit(rig).seqno == 9
+
+
+def test_fewer_reports_are_taken_in_a_turn_if_deletions_were_purged_before_them() -> None:
+    """Each is told with the keys that were missed."""
+    rig = upr_rig(engine__vbuckets=64)
+    for number, vbucket in rig.bucket.vbuckets.items():
+        write(rig, number, b"a", b"b")
+        vbucket.delete(b"a")
+        vbucket.delete(b"b")
+        write(rig, number, b"c")
+        assert purge(rig, vbucket=number) == 4
+    outpaced: list[object] = []
+    rig.bucket.watermarks.on_event = lambda _, fields: outpaced.append(fields["keys"])
+    session = connected(rig).session
+    assert isinstance(session, UprSession)
+    assert isinstance(session.peer, Producer)
+    rows = b"".join(ROW.pack(number, 0, 3, 0) for number in range(64))
+    request = UprRequest(REPORTS, 0, 7, struct.pack(">IBBH", 0, XDCR, SET, 0), NAME, rows)
+    *turns, answer = answers_to_reports(session.peer, request)
+    assert turns == [b"", b""]
+    assert len(answer) == 24 + 8 + 64 * REFUSED.size
+    assert outpaced == [["b"]] * 64

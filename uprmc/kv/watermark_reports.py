@@ -31,6 +31,9 @@ from uprmc.upr.produce.producer import Producer
 _LOOKED_AT_AT_ONCE = 512
 TAKEN_AT_ONCE = 128
 
+#: It takes as long as so many reports to tell that a client was outpaced: an event with keys.
+_OUTPACED_AS_REPORTS = 4
+
 
 def answers_to_reports(producer: Producer, request: UprRequest) -> Iterator[bytes]:
     """Take reports; yield the answer, and an empty piece where others are to have their turn.
@@ -55,14 +58,17 @@ def _answers_of(
         if not producer.options.manages:
             part, stored = registration.take_all(request.key, head, part)
             on_disk = on_disk and stored
-        for again, few in enumerate(_parts(part, TAKEN_AT_ONCE)):
-            if again:
+        taken = 0
+        for report in part:
+            if taken >= TAKEN_AT_ONCE:
+                taken = 0
                 yield b""
-            for report in few:
-                try:
-                    on_disk = _take(producer, request.key, head, report) and on_disk
-                except REFUSALS as error:
-                    refused.append(_refused(report.vbucket, error))
+            taken += 1
+            try:
+                on_disk = _take(producer, request.key, head, report) and on_disk
+            except REFUSALS as error:
+                refused.append(_refused(report.vbucket, error))
+                taken += _OUTPACED_AS_REPORTS * isinstance(error, Outpaced)
     lifetime_s = registration.granted_s(head)
     if refused or on_disk:
         yield encode_response(

@@ -9,6 +9,7 @@ Source: seed 002; row X08.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,10 +36,16 @@ class Missed(NamedTuple):
 
 
 class _OfOne:
-    """What was dropped of one vBucket. `since` is the seqno above which nothing is forgotten."""
+    """What was dropped of one vBucket.
+
+    Attributes:
+        since: above this seqno nothing is forgotten.
+        rising: whether the seqnos rise, as they do unless deletions were kept for their age.
+    """
 
     def __init__(self, since: int) -> None:
         self.since = since
+        self.rising = True
         self.seqnos = array("Q")
         self.records: deque[Record] = deque(maxlen=KEYS_MAX)
 
@@ -56,6 +63,7 @@ class Dropped:
             known = self._known[vbucket.id] = _OfOne(vbucket.purge_seqno)  # another history
         known.records.extend(records[-KEYS_MAX:])
         kept = records[-_SEQNOS_MAX:]
+        known.rising = known.rising and (not known.seqnos or known.seqnos[-1] < kept[0][1])
         known.seqnos.extend([seqno for _, seqno in kept])
         forgotten = known.seqnos[:-_SEQNOS_MAX]
         forgotten.extend([seqno for _, seqno in records[: -len(kept)][-1:]])
@@ -66,6 +74,10 @@ class Dropped:
     def between(self, vbucket: VBucket, low: int, high: int) -> Missed:
         """Return the deletions above `low` up to `high` that were dropped."""
         known = self._known.get(vbucket.id) or _OfOne(vbucket.purge_seqno)
-        count = sum(low < seqno <= high for seqno in known.seqnos)
+        seqnos = known.seqnos
+        if known.rising:
+            count = max(0, bisect_right(seqnos, high) - bisect_right(seqnos, low))
+        else:
+            count = sum(low < seqno <= high for seqno in seqnos)
         keys = [key for key, seqno in known.records if low < seqno <= high]
         return Missed(count, known.since <= low, keys)
