@@ -6,7 +6,7 @@ left out. Source: systems reference c.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +24,8 @@ __all__ = ["BulkLoader"]
 #: A version of a document: id, vBucket, for each view what it emitted.
 Version = tuple[bytes, int, Sequence[Sequence[Emission]]]
 
+#: Documents that are taken between two looks at the memory that is used.
+_SLICE_DOCUMENTS = 64
 #: What a row costs in memory beside its bytes.
 _ROW_COST = 220
 #: Value of a row that stands for "removed" among rows to be sorted; real ones are longer.
@@ -59,7 +61,7 @@ class BulkLoader:
         """Take a version of a document: see `add_many`, which costs less for each."""
         self.add_many([(doc_key, vbucket, emitted)])
 
-    def add_many(self, documents: Iterable[Version]) -> None:
+    def add_many(self, documents: Sequence[Version]) -> None:
         """Take versions of documents in the order in which they came.
 
         Args:
@@ -68,16 +70,18 @@ class BulkLoader:
         Raises:
             OSError: a temporary file cannot be written.
         """
-        for document in documents:
-            entry, rows = document_rows(*document)
-            self._ids.rows.append(entry)
-            self._bytes += len(entry[2]) + _ROW_COST
-            for sorter, of_view in zip(self._views, rows, strict=True):
-                for row in of_view:
-                    sorter.rows.append(row)
-                    self._bytes += len(row[0]) + len(row[2]) + _ROW_COST
+        for start in range(0, len(documents), _SLICE_DOCUMENTS):
+            slice_ = documents[start : start + _SLICE_DOCUMENTS]
+            made = [document_rows(*document) for document in slice_]
+            self._take(self._ids, [entry for entry, _ in made])
+            for view, sorter in enumerate(self._views):
+                self._take(sorter, [row for _, views in made for row in views[view]])
             if self._bytes > self._limit:
                 self._spill()
+
+    def _take(self, sorter: Sorter, rows: list[Row]) -> None:
+        sorter.rows += rows
+        self._bytes += sum([len(row[0]) + len(row[2]) for row in rows]) + _ROW_COST * len(rows)
 
     def _spill(self) -> None:
         self._ids.spill()  # before the views: it may remove rows there
