@@ -25,7 +25,6 @@ __all__ = [
     "id_key",
     "id_text",
     "id_value",
-    "id_value_size",
     "row_bounds",
     "row_key",
     "row_value",
@@ -132,17 +131,12 @@ def split_id_value(value: bytes) -> list[list[bytes]]:
     return [keys[begin:end] for begin, end in pairwise(ends)]
 
 
-def id_value_size(value: bytes) -> int:
-    """Return how long the value of a document without rows is that has as many views."""
-    return 2 + 4 * int.from_bytes(value[:2], "big")
-
-
 def document_rows(
     doc_key: bytes, vbucket: int, emitted: Sequence[Sequence[Emission]]
 ) -> tuple[Row, list[list[Row]]]:
     """Return what a document adds to the trees: its entry in the id tree, its rows in each view.
 
-    The entry of a document that emits nothing is not kept in the id tree; see `id_value_size`.
+    The entry of a document that emits nothing is not kept in the id tree.
 
     Args:
         doc_key: its id.

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from uprmc.index.model import Emission, Reducer
-from uprmc.index.rows import document_rows, id_value_size, split_id_value
+from uprmc.index.rows import document_rows, id_value, split_id_value
 from uprmc.index.tree.building import Builder
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.nodes import Pointer, Row
@@ -119,7 +119,7 @@ class BulkLoader:
             OSError: as for `add`.
         """
         try:
-            roots = [self._tree(_with_rows(self._ids.batches()), None, step)]
+            roots = [self._tree(_with_rows(self._ids.batches(), len(self._views)), None, step)]
             self._ids.close()
             for sorter, reducer in zip(self._views, self._reducers, strict=True):
                 roots.append(self._tree(_not_removed(sorter.batches()), reducer, step))
@@ -147,10 +147,11 @@ class BulkLoader:
             sorter.close()
 
 
-def _with_rows(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
+def _with_rows(batches: Iterator[list[Row]], views: int) -> Iterator[list[Row]]:
     """Leave out documents that emitted nothing."""
+    empty = len(id_value([()] * views))
     for rows in batches:
-        yield [row for row in rows if len(row[2]) > id_value_size(row[2])]
+        yield [row for row in rows if len(row[2]) > empty]
 
 
 def _not_removed(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
