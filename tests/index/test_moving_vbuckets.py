@@ -172,3 +172,35 @@ def test_a_version_of_a_branch_that_was_failed_over_is_lost_at_once(tmp_path: Pa
         assert views.count() == 50
         delete(node, [b"k1"])
         assert views.count() == 49
+
+
+@pytest.mark.acceptance("I17")
+def test_with_a_replica_index_a_failover_maps_nothing_again(tmp_path: Path) -> None:
+    a, b = Node(tmp_path / "a", "--vbuckets", "8"), Node(tmp_path / "b", "--vbuckets", "8")
+    a.start()
+    b.start()
+    try:
+        store(a.server, cities(range(200)))
+        replicate(b, a.upr)
+        wait_until_level(a, b)
+        settings = {"index.replicas": "yes"}
+        with index_server(tmp_path / "index", b.upr, settings=settings) as server:
+            views = server.views
+            views.put("d", BY_CITY)
+            views.until(
+                "replicas",
+                lambda info: (info.get("replica") or {}).get("rows", {}).get("by_city") == 200,
+            )
+            assert views.ids() == []
+            a.kill()
+            verb("failover", "--node", b.upr)
+            wait_until(lambda: len(views.ids(stale="ok")) == 200)
+            store(b.server, cities(range(200, 210)))
+            assert views.count() == 210
+            info = views.info()
+            assert info["map_calls"] == 10
+            assert not info["rollbacks"]
+            views.until("moved", lambda info: info["replica"]["rows"]["by_city"] == 0)
+    finally:
+        a.end()
+        b.end()

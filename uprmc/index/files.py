@@ -43,7 +43,7 @@ class Files:
 
     def __init__(self, directory: Path, stem: str, reducers: Sequence[Reducer | None]) -> None:
         self._directory, self._stem, self._reducers = directory, stem, reducers
-        for path in directory.glob(f"{stem}.*{_UNFINISHED}"):
+        for path in directory.glob(f"{stem}.[0-9]*{_UNFINISHED}"):
             path.unlink()
         found = [each for number in self._numbers() if (each := self._opened(number)) is not None]
         for surplus in found[2:]:

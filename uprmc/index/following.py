@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
 
 from uprmc.client.errors import ClientError
 from uprmc.client.twisted_client import TwistedUprClient
@@ -29,6 +29,7 @@ from uprmc.config import IndexSettings
 from uprmc.index.bitmaps import bitmap, numbers
 from uprmc.index.follow import IndexHandler, IndexState, WentBack
 from uprmc.index.index_file import States
+from uprmc.index.moving import moved
 from uprmc.index.source import Source
 from uprmc.index.store import IndexStore
 from uprmc.index.updater import Stopped, Updater
@@ -60,6 +61,8 @@ class Following:
         source: what nodes say they have.
         endpoint: how they are reached.
         settings: of the index.
+        replica: the index of vBuckets that are replicas at the source, ``None`` = there is none.
+        of_replicas: it is that index.
 
     Attributes:
         progress: fires when anything has changed.
@@ -77,7 +80,12 @@ class Following:
         source: Source,
         endpoint: MakeEndpoint,
         settings: IndexSettings,
+        *,
+        replica: Following | None = None,
+        of_replicas: bool = False,
     ) -> None:
+        self.replica, self._of_replicas = replica, of_replicas
+        self._taking = DeferredLock()
         self._reactor, self._name, self._open_store = reactor, name, open_store
         self._source, self._endpoint, self._settings = source, endpoint, settings
         self.progress = Signal()
@@ -95,6 +103,8 @@ class Following:
 
     def start(self) -> None:
         """Begin."""
+        if self.replica is not None:
+            self.replica.start()
         self._life = ensureDeferred(self._live())
 
     async def stop(self) -> None:
@@ -107,6 +117,8 @@ class Following:
             self._client.stop()
         if self._life is not None:
             await self._life
+        if self.replica is not None:
+            await self.replica.stop()
 
     # --- lives ----------------------------------------------------------------------------------
 
@@ -212,6 +224,7 @@ class Following:
             patience_s=None,
             register="index",
             instance=store.instance,
+            replicas=self._of_replicas,
             reactor=self._reactor,
         )
 
@@ -269,16 +282,41 @@ class Following:
 
     async def take_source(self) -> None:
         """Follow what the source has active, unless `_set_states` decides."""
+        if self.replica is not None:
+            await self.replica.take_source()
+        await self._taking.acquire()
+        try:
+            await self._take_source()
+        finally:
+            self._taking.release()
+
+    async def _take_source(self) -> None:
         store = self.store
         if store is None or not self._source.is_known:
             return
-        at_source, kept = bitmap(self._source.active), self._kept(store.view.states)
+        at_source, kept = bitmap(self._at_source), self._kept(store.view.states)
         first = store.is_building
+        states = store.view.states
+        if self.replica is not None and not states.managed:
+            await moved(self.replica, self, numbers(at_source & ~states.indexed))
         await self.change_states(lambda states: follow_source(states, at_source, kept, first=first))
+
+    @property
+    def _at_source(self) -> frozenset[int]:
+        """The vBuckets that are followed by default."""
+        return self._source.replicas if self._of_replicas else self._source.active
+
+    async def pause(self, vbuckets: int) -> None:
+        """Follow some vBuckets no longer; returns when everything of them is in the trees."""
+        await self.change_states(lambda s: s._replace(paused=s.paused | vbuckets & s.indexed))
+        while self._client is not None and self._followed & vbuckets:
+            await self.progress.wait(self._reactor, _RETRY_S)
+        if self._updater is not None:
+            await self._updater.level()
 
     def _kept(self, states: States) -> int:
         """Return the vBuckets that the source has lost so recently that their rows stay."""
-        now, active = time.monotonic(), self._source.active
+        now, active = time.monotonic(), self._at_source
         missing = [vbucket for vbucket in numbers(states.indexed) if vbucket not in active]
         self._lost = {vbucket: self._lost.get(vbucket, now + _LOST_S) for vbucket in missing}
         left = [until for until in self._lost.values() if until > now]
@@ -315,6 +353,12 @@ class Following:
         if updater is None:
             raise Stopped
         return await updater.do(lambda: what(updater.store))
+
+    @property
+    def instances(self) -> list[str]:
+        """As what it and its replica index are registered with nodes."""
+        own = [self.store.instance] if self.store is not None else []
+        return own if self.replica is None else own + self.replica.instances
 
     @property
     def queued_bytes(self) -> int:

@@ -313,7 +313,23 @@ class Group:
                 for vb, facts in sorted(view.facts.items())
             },
             "instance": store.instance,
+            "replica": self._replica_info(),
             "header_age_s": round(time.monotonic() - store.header_at, 3),
+        }
+
+    def _replica_info(self) -> dict[str, Any] | None:
+        """Return what there is of replica vBuckets, ``None`` = they are not indexed."""
+        replica = self.following.replica
+        if replica is None:
+            return None
+        if replica.store is None:
+            return {"vbuckets": [], "rows": {}, "map_calls": 0}
+        view = replica.store.view
+        counts = [tree.count for tree in view.trees.views]
+        return {
+            "vbuckets": numbers(view.states.active),
+            "rows": dict(zip((each.name for each in self.design.views), counts, strict=True)),
+            "map_calls": replica.store.map_calls,
         }
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class _Slot:
         self.kept, self.folder = kept, folder
         self.current: Group | None = None
         self.new: Group | None = None
+        self.old_instances: list[str] = []
         self.timer: Any = None
 
     def cancel(self) -> None:
@@ -158,14 +160,26 @@ class Service:
             design = await self._parsed(name, folder.text(signature), compiled=False)
         reducers = [self._reducer(design, index) for index in range(len(design.views))]
 
-        def open_store() -> IndexStore:
-            files = Files(folder.path, design.signature, reducers)
+        def open_store(stem: str = design.signature) -> IndexStore:
+            files = Files(folder.path, stem, reducers)
             mapper = make_mapper(design, self._settings)
             return IndexStore(files, design.signature, mapper, self._settings, self.source.total)
 
-        following = Following(
-            self._reactor, name, open_store, self.source, self._reach.endpoint, self._settings
-        )
+        def following_of(stem: str, **more: Any) -> Following:
+            return Following(
+                self._reactor,
+                name,
+                partial(open_store, stem),
+                self.source,
+                self._reach.endpoint,
+                self._settings,
+                **more,
+            )
+
+        replica = None
+        if self._settings.replicas:
+            replica = following_of(f"{design.signature}.replica", of_replicas=True)
+        following = following_of(design.signature, replica=replica)
         following.start()
         return Group(self._reactor, design, reducers, following, self.source, self._settings)
 
@@ -229,11 +243,14 @@ class Service:
     async def _give_up_new(self, slot: _Slot) -> None:
         group, slot.new = slot.new, None
         assert group is not None
+        instances = group.following.instances
         await group.following.stop()
         signature = slot.kept.new
         self._keep(slot, new="")
         if signature != slot.kept.old:
             slot.folder.drop(signature)
+            for instance in instances:
+                await self._unregister(instance)
 
     def _watch(self, slot: _Slot) -> None:
         """Have the new definition answer as soon as it can."""
@@ -253,6 +270,7 @@ class Service:
         before = kept.old
         self._keep(slot, current=kept.new, new="", old=kept.current, old_until=until)
         _LOG.info("design %r: the new definition answers", kept.name)
+        slot.old_instances = former.following.instances
         await former.following.stop()
         if before and before not in (slot.kept.current, slot.kept.old):
             slot.folder.drop(before)
@@ -275,6 +293,9 @@ class Service:
             return  # it is on its way back
         self._keep(slot, old="", old_until=0.0)
         slot.folder.drop(old)
+        instances, slot.old_instances = slot.old_instances, []
+        for instance in instances:
+            ensureDeferred(self._unregister(instance)).addErrback(_unheard)
 
     async def undo(self, name: str) -> Design:
         """Bring the definition before the last change back; raise `Refused`."""
@@ -306,8 +327,7 @@ class Service:
         instances = []
         for group in (slot.current, slot.new):
             if group is not None:
-                store = group.following.store
-                instances += [store.instance] if store is not None else []
+                instances += group.following.instances
                 await group.following.stop()
         slot.folder.remove()
         for instance in instances:

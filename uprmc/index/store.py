@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from uprmc.client.state import Saved
@@ -28,8 +28,8 @@ from uprmc.index.files import Files
 from uprmc.index.first_build import FirstBuild
 from uprmc.index.follow import WentBack
 from uprmc.index.index_file import Contents, Facts, OpenFile, States, Trees, contents_of
-from uprmc.index.model import Document, Mapped, Mapper
-from uprmc.index.rows import id_key, id_text
+from uprmc.index.model import Document, Entry, Mapped, Mapper
+from uprmc.index.rows import id_key, id_text, split_id_value
 from uprmc.index.tree import Header, Position
 from uprmc.model import SnapshotRange
 
@@ -108,8 +108,10 @@ class IndexStore:
         self._changes = 0
         self._take(files.header)
         self._durable = self.positions()
-        self._build = None if self._positions else FirstBuild(files.current, settings)
+        empty = not self._positions and not self._trees.vbuckets
+        self._build = FirstBuild(files.current, settings) if empty else None
         self._publish()
+        self._drop_unfinished()
 
     def _take(self, header: Header | None) -> None:
         """Stand where a header stands."""
@@ -271,6 +273,50 @@ class IndexStore:
             self._facts.pop(vbucket, None)
         self._touch()
         self._publish()
+
+    # --- from one index to another --------------------------------------------------------------
+
+    def exported(self, vbucket: int, after: bytes, most: int) -> list[list[Entry]]:
+        """Return entries of the id tree behind a key, and of each view the rows of these.
+
+        Args:
+            vbucket: of which documents.
+            after: key of the id tree, empty = from the beginning.
+            most: of documents.
+        """
+        start = after + b"\0" if after else id_key(vbucket, b"")
+        rows = self._trees.ids.rows(start, wanted=1 << vbucket)
+        ids = list(islice((row for row in rows if row.vbucket == vbucket), most))
+        keys: list[list[bytes]] = [[] for _ in self._trees.views]
+        for entry in ids:
+            for some, of_view in zip(keys, split_id_value(entry.value), strict=True):
+                some += of_view
+        found = [
+            list(tree.get_many(some).values())
+            for tree, some in zip(self._trees.views, keys, strict=True)
+        ]
+        return [ids, *found]
+
+    def imported(self, rows: Sequence[Sequence[Entry]]) -> None:
+        """Take rows that another index of the same design has; `adopt` follows."""
+        self._edit([Edit((), sorted(some)) for some in rows], 0)
+        self._publish()
+
+    def standing(self, vbucket: int) -> tuple[Position, Facts]:
+        """Return where a vBucket stands, and what was learned of it."""
+        return self._positions[vbucket], self._facts.get(vbucket) or Facts()
+
+    def adopt(self, vbucket: int, position: Position, facts: Facts) -> None:
+        """Stand where another index stood whose rows were imported."""
+        self._positions[vbucket], self._facts[vbucket] = position, facts
+        self._touch()
+        self._publish()
+
+    def _drop_unfinished(self) -> None:
+        """Remove rows of vBuckets that stand nowhere: an import was interrupted."""
+        stray = self._trees.vbuckets & ~bitmap(self._positions)
+        if stray:
+            self.drop(numbers(stray))
 
     # --- states of vBuckets ---------------------------------------------------------------------
 

@@ -45,7 +45,11 @@ def follow_source(states: States, at_source: int, kept: int, *, first: bool = Fa
     gone = lost & ~kept
     cleanup = (states.cleanup | gone) & ~at_source
     return states._replace(
-        active=shown, pending=pending, passive=lost & kept, cleanup=cleanup, paused=0
+        active=shown,
+        pending=pending,
+        passive=lost & kept,
+        cleanup=cleanup,
+        paused=states.paused & (shown | pending | (lost & kept)),
     )
 
 
