@@ -111,12 +111,11 @@ class Run:
         head = b'{"total_rows":%d,' % total_rows
         if self._query.update_seq:
             head += b'"update_seq":' + json.dumps(update_seq or {}).encode() + b","
-        yield from framed(head + b'"rows":[', self._texts(), self._errors, self._separators)
+        before = self._separators if self._query.merge else None
+        yield from framed(head + b'"rows":[', self._texts(), self._errors, before)
 
     def _separators(self) -> bytes:
         """Return an empty line for each of the `keys` that was begun since the last row."""
-        if not self._query.merge:
-            return b""
         at = self._next if self._query.include_docs else self._position
         count, self._last = at - self._last, at
         return b"\n" * count
@@ -287,7 +286,7 @@ def framed(
     head: bytes,
     rows: Iterator[bytes],
     errors: Sequence[Mapping[str, str]],
-    before: Callable[[], bytes] = bytes,
+    before: Callable[[], bytes] | None = None,
 ) -> Generator[bytes, None, None]:
     """Yield an answer in pieces: its head, a line for each row, and the errors that came up.
 
@@ -295,7 +294,7 @@ def framed(
     """
     piece, size, between = [head], len(head), b"\n"
     for row in rows:
-        piece += (between, before(), row)
+        piece += (between, row) if before is None else (between, before(), row)
         size += len(row)
         between = b",\n"
         if size >= PIECE_BYTES:
@@ -341,8 +340,10 @@ def first_elements(key: bytes, level: int) -> bytes:
 
 
 def _row(doc_key: bytes, key: bytes, value: bytes) -> bytes:
+    if doc_key.isalnum():  # ASCII letters and digits: nothing is escaped
+        return b'{"id":"%b","key":%b,"value":%b}' % (doc_key, key, value)
     shown = encode_basestring_ascii(id_text(doc_key)).encode()
-    return b'{"id":' + shown + b',"key":' + key + b',"value":' + value + b"}"
+    return b'{"id":%b,"key":%b,"value":%b}' % (shown, key, value)
 
 
 def _document_of(doc_key: bytes, value: bytes) -> bytes:
