@@ -33,7 +33,7 @@ AROUND = "function (doc, meta) { if (!doc.bad) { emit(1, 1); return; } %s }"
 @contextmanager
 def mapper(source: str, views: int = 1, **settings: Any) -> Iterator[DesignMapper]:
     definition = {"views": {f"v{i}": {"map": source} for i in range(views)}}
-    limits = {"map_timeout_s": 20.0, "worker_memory": 64 * MIB, **settings}
+    limits = {"map_timeout_s": 20.0, "worker_memory": 128 * MIB, **settings}
     made = make_mapper(Design.parse("d", json.dumps(definition).encode()), IndexSettings(**limits))
     assert isinstance(made, DesignMapper)
     try:
@@ -137,11 +137,10 @@ def test_slow_documents_are_not_taken_for_endless_ones() -> None:
 )
 def test_what_needs_too_much_memory_is_stopped(code: str) -> None:
     with mapper(AROUND % code, map_timeout_s=5.0) as made:
-        results = made.map(documents(5, 6))
-    for n, result in enumerate(results):
-        assert (result.error is None) == (n not in (5, 6)), result.error
-        if n not in (5, 6):
-            assert rows(result) == [(1, 1)]
+        results = made.map(documents(5))
+    assert results[5].error is not None
+    assert len(results[5].error) < 200
+    assert [rows(each) for n, each in enumerate(results) if n != 5] == [[(1, 1)]] * 39
 
 
 def test_memory_of_the_process_is_bounded() -> None:
@@ -164,7 +163,7 @@ def test_memory_of_the_process_is_bounded() -> None:
         made.map(documents(0, of=1))
         done.set()
         watching.join()
-    assert max(seen) < 64 * MIB + 150 * MIB
+    assert max(seen) < 128 * MIB + 100 * MIB
 
 
 @pytest.mark.parametrize(

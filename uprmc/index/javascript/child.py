@@ -24,8 +24,9 @@ _LENGTH = struct.Struct(">I")
 #: Seconds of processor time beyond the time limit of a request: for what surrounds its functions.
 _SPARE_S = 30
 
-#: V8 stops a function at this share of the process's memory; the rest is for what surrounds it.
-_HEAP_SHARE = 0.6
+#: V8 stops a function when its heap has grown to this share of the process's memory. It notices a
+#: little later, needs memory itself for that, and does not count buffers: the kernel's limit does.
+_HEAP_SHARE = 0.5
 
 _PLACE = re.compile(r"<anonymous>:(\d+): (.*)\n(.*)\n([ \t]*)\^")
 
@@ -96,15 +97,18 @@ class Engine:
             made = self._call(function, text)
         except self._racer.JSTimeoutException:
             kind = b"t"
-        except self._racer.JSOOMException:
-            kind = b"o"
         except Exception as error:
-            return b"!" + f"{type(error).__name__}: {error}"[:500].encode(errors="replace"), False
+            kind = b"o"
+            if not self._v8.was_hard_memory_limit_reached():
+                return b"!" + f"{type(error).__name__}: {error}"[:500].encode(
+                    errors="replace"
+                ), False
         else:
             if function is self._map and not self._rests():
                 return b"s", False
             return b"=" + made.encode(), True
-        return kind + self._how_far(), False
+        lines = self._how_far()
+        return (b"!it ran out of memory" if lines is None else kind + lines), False
 
     def _rests(self) -> bool:
         """Whether nothing runs any more: promises do, after the request that made them."""
@@ -114,12 +118,13 @@ class Engine:
             return False
         return True
 
-    def _how_far(self) -> bytes:
+    def _how_far(self) -> bytes | None:
         """Return milliseconds of the document that was stopped, and the lines before it."""
+        self._v8.set_hard_memory_limit(0)  # the kernel's limit stays
         try:
             return self._call(self._progress).encode()
         except Exception:  # no memory left even for that
-            return b"0\n"
+            return None
 
     def _call(self, function: Any, *texts: str) -> str:
         _allow_time(self._timeout)
@@ -148,7 +153,8 @@ def _limit_process(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if in_use is not None:
         # Not the address space: V8 reserves a terabyte of it that it never uses.
-        resource.setrlimit(resource.RLIMIT_DATA, (in_use + memory, in_use + memory))
+        limit = in_use + memory
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _data_bytes() -> int | None:

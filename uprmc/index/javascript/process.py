@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -34,6 +35,11 @@ _START_S = 60.0
 
 #: Bytes that a pipe may hold, where the system allows it: fewer switches between processes.
 _PIPE_BYTES = 1024 * 1024
+
+#: Seconds in which a process that has closed its pipe must have ended.
+_END_S = 1.0
+
+_SIGNALS = {number.value: number.name for number in signal.Signals}
 
 _F_SETPIPE_SZ = 1031
 
@@ -168,8 +174,18 @@ class Child:
         except BlockingIOError:
             return
         if not part:
-            raise ChildFailed("the process ended")
+            raise ChildFailed(f"the process {self._how_it_ended()}")
         self._received += part
+
+    def _how_it_ended(self) -> str:
+        """Return what ended it: V8 traps when it has no memory, the kernel kills it, and so on."""
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe"
+        if code >= 0:
+            return "ended"
+        return f"was ended by {_SIGNALS.get(-code, f'signal {-code}')}"
 
     def _frame(self) -> bytes | None:
         received = self._received
