@@ -98,7 +98,12 @@ def _walk(value: Any, text: _Text, parts: list[bytes], depth: int) -> None:
     elif kind is list or kind is tuple:
         parts.append(b"@")
         for element in value:
-            _walk(element, text, parts, depth - 1)
+            if type(element) is str:  # what follows, without a call for what is most frequent
+                parts += (b"0", text(element), _END)
+            elif type(element) is int and 0 <= element <= _EXACT:
+                parts.append(_whole(_POSITIVE, element, 0))
+            else:
+                _walk(element, text, parts, depth - 1)
         parts.append(_END)
     elif kind is dict:
         parts.append(b"P")

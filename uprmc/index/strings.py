@@ -50,9 +50,10 @@ def unicode_text(text: str) -> bytes:
     if text.isascii() and text.isprintable():
         tables = _tables()
         raw = text.encode("ascii")
-        case = raw.translate(tables.tertiary).rstrip(b"\x02")
         primary = raw.translate(tables.primary)
-        return primary + _LEVEL + _LEVEL + case if case else primary
+        if raw == raw.lower():
+            return primary
+        return primary + _LEVEL + _LEVEL + raw.translate(tables.tertiary).rstrip(b"\x02")
     if len(text) > _CACHED_CHARACTERS:
         return _collated(text)
     return _remembered(text)
