@@ -365,6 +365,32 @@ def test_a_design_that_no_node_takes_is_refused_as_they_do(cluster: Cluster) -> 
     assert (status, answer["error"]) == (400, "bad_request")
 
 
+def test_a_merger_lists_the_designs_of_all_nodes(cluster: Cluster) -> None:
+    cluster.services[1].put("other", json.dumps(DESIGN).encode())
+    _, listed = cluster.ask("/default/_design")
+    assert [row["name"] for row in listed["rows"]] == ["d", "other"]
+    _, info = cluster.ask("/default/_design/d/_info")
+    assert (info["state"], set(info["nodes"])) == ("ready", set(cluster.places))
+    _, info = cluster.ask("/default/_design/other/_info")
+    assert info["nodes"][cluster.places[0]] == {"error": "there is no design 'other'"}
+    assert cluster.ask("/default/_design/none/_info")[0] == 404
+    cluster.stop_node(0)
+    assert len(cluster.ask("/default/_design")[1]["rows"]) == 2
+
+
+def test_a_change_is_undone_on_all_nodes(cluster: Cluster) -> None:
+    assert cluster.ask("/default/_design/d/_undo", "POST")[0] == 200
+    assert [service.undone for service in cluster.services] == [["d"], ["d"]]
+
+
+def test_attempts_are_counted(cluster: Cluster) -> None:
+    cluster.give(1, {1: 1})
+    cluster.ask("/default/_design/d/_view/rows")
+    client = cluster.loop.client(cluster.merger)
+    client.socket.send(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert b"uprmc_index_merge_retries_total 5.0" in client.read_all()
+
+
 def test_a_delete_goes_on_where_it_was_interrupted(cluster: Cluster) -> None:
     cluster.services[0].delete("d")
     assert cluster.ask("/default/_design/d", "DELETE")[0] == 200

@@ -271,6 +271,12 @@ def test_head_is_get_without_a_body(web: Web) -> None:
     assert all(each.released == 1 for each in group_of(web).snapshots)
 
 
+def test_head_reads_no_more_than_it_must(web: Web) -> None:
+    large(web)
+    assert web.ask("HEAD", VIEW).code == 200
+    assert group_of(web).trees[0].read < 1_000
+
+
 def test_requests_are_counted_by_what_they_asked_for(web: Web) -> None:
     web.get(VIEW)
     web.get(f"{VIEW}?stale=ok")
@@ -534,6 +540,14 @@ def test_web_pages_of_other_origins_get_nothing_unless_they_are_named() -> None:
         assert (reply.headers.get("access-control-allow-origin") == origin) is allowed
         before = web.ask("OPTIONS", "/default/_design/d", None, f"Origin: {origin}")
         assert (before.code == 204) is allowed
+
+
+def test_a_web_page_of_another_origin_changes_nothing(web: Web) -> None:
+    for method, path in (("POST", "/default/_design/d/_compact"), ("DELETE", "/default/_design/d")):
+        reply = web.ask(method, path, None, "Origin: https://evil.example")
+        assert (reply.code, reply.json["error"]) == (403, "forbidden")
+    assert "d" in web.service.groups
+    assert group_of(web).asked == []
 
 
 def test_several_requests_share_a_connection(web: Web) -> None:

@@ -151,6 +151,8 @@ class Answer:
         self._request.write(piece)
         if begun is not None:
             begun.callback(None)
+        if self._request.method == b"HEAD" and not self._over:
+            self._finish()  # there is a status, and nothing more is read
 
     def _failed(self, failure: Failure) -> None:
         """Cut the connection: a part of an answer must not look like the whole."""

@@ -137,14 +137,18 @@ class Pages:
     def _metrics(self) -> Iterator[Metric]:
         yield from self._service.metrics()
         yield from self.times.metrics()
+        if self._scatter is not None:
+            yield from self._scatter.metrics()
 
     # --- designs ------------------------------------------------------------------------------
 
     async def _list(self, request: Request, it: Asked) -> Reply:
-        no_options(it.options)
-        names = sorted(self._service.names())
-        rows = [self._listed(name) for name in names]
-        return json_reply(200, {"total_rows": len(rows), "rows": rows})
+        local = no_options(it.options, "local").get("local") == "true"
+        rows = {name: self._listed(name) for name in self._service.names()}
+        if self._scatter is not None and not local:
+            rows = await self._scatter.listed() | rows
+        found = [rows[name] for name in sorted(rows)]
+        return json_reply(200, {"total_rows": len(found), "rows": found})
 
     def _listed(self, name: str) -> dict[str, Any]:
         group = self._service.group(name)
@@ -192,21 +196,31 @@ class Pages:
         return json_reply(200, {"ok": True, "id": f"_design/{name}"})
 
     async def _undo(self, request: Request, it: Asked) -> Reply:
-        no_options(it.options)
+        local = no_options(it.options, "local").get("local") == "true"
         name = _design_of(it)
-        await settled(self._service.undo(name))
+        if self._scatter is not None and not local:
+            await self._scatter.undo(name)
+        else:
+            await settled(self._service.undo(name))
         return json_reply(200, {"ok": True, "id": f"_design/{name}"})
 
     # --- their indexes ------------------------------------------------------------------------
 
     def _group(self, it: Asked) -> Group:
-        new = no_options(it.options, "rev", "connection_timeout").get("rev")
+        new = no_options(it.options, "rev", "connection_timeout", "local").get("rev")
         if new not in (None, "new"):
             raise bad_request("rev is new, or not given")
         return self._service.group(_design_of(it), new is not None)
 
     async def _info(self, request: Request, it: Asked) -> Reply:
-        return json_reply(200, self._group(it).info())
+        """Answer for this node; a merger without the design answers with what the others say."""
+        try:
+            return json_reply(200, self._group(it).info())
+        except Refused as refused:
+            options = dict(it.options)
+            if self._scatter is None or "local" in options or refused.status != 404:
+                raise
+        return json_reply(200, await self._scatter.info(_design_of(it)))
 
     async def _vbuckets(self, request: Request, it: Asked) -> Reply:
         """What of a design a merger may ask this node for."""
@@ -282,6 +296,9 @@ class _Root(Resource):
         if it.method == "OPTIONS" and shared:
             return _preflight(request, [*handlers])
         handler = handlers.get("GET" if it.method == "HEAD" else it.method)
+        if it.method not in ("GET", "HEAD") and request.getHeader("origin") and not shared:
+            reason = "web pages may change nothing here unless index.cors_origins names them"
+            raise Refused(403, "forbidden", reason)
         if handler is None:
             allowed = [*handlers, *(["HEAD"] if "GET" in handlers else [])]
             request.setHeader(b"Allow", ", ".join(allowed).encode())

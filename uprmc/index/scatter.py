@@ -11,7 +11,7 @@ Source: systems reference c.7, c.9; contracts section 4.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from uprmc.index.merge import Merged, NodeRows, Order
 from uprmc.index.node_client import NodeClient, NodeFailed, dumped, refusal
 from uprmc.index.placement import Holdings, Placement, placed
 from uprmc.index.query_options import Query, strict_json
+from uprmc.metrics import Metric
 
 #: Pauses before the map is fetched again, in seconds; after the last one the query fails.
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.4)
@@ -147,14 +148,62 @@ class Scatter:
 
     async def put(self, name: str, body: bytes) -> None:
         """Put a design on all nodes; raise `Refused`, naming those that lack it."""
-        await self._everywhere("PUT", name, body, "lack design")
+        await self._everywhere("PUT", _design_path(name), body, f"lack design {name!r}")
 
     async def delete(self, name: str) -> None:
         """Delete a design on all nodes; raise `Refused`, naming those that still have it."""
-        await self._everywhere("DELETE", name, None, "still have design")
+        await self._everywhere("DELETE", _design_path(name), None, f"still have design {name!r}")
 
-    async def _everywhere(self, method: str, name: str, body: bytes | None, what: str) -> None:
-        path = f"{_design_path(name)}?local=true"
+    async def undo(self, name: str) -> None:
+        """Undo the last change on all nodes; raise `Refused`, naming those that still have it."""
+        what = f"still have the last change of design {name!r}"
+        await self._everywhere("POST", f"{_design_path(name)}/_undo", b"", what)
+
+    async def listed(self) -> dict[str, Any]:
+        """Return by name how nodes list their designs; raise `Refused` if no node answers."""
+        answers = await self._asked("/default/_design?local=true")
+        found: dict[str, Any] = {}
+        for answer in answers.values():
+            if isinstance(answer, dict):
+                found = {row["name"]: row for row in answer["rows"]} | found
+        return found
+
+    async def info(self, name: str) -> dict[str, Any]:
+        """Return what each node says of a design; raise `Refused` if none has it."""
+        answers = await self._asked(f"{_design_path(name)}/_info?local=true")
+        nodes = {
+            node: answer if isinstance(answer, dict) else {"error": str(answer)}
+            for node, answer in answers.items()
+        }
+        states = {str(each.get("state")) for each in nodes.values()}
+        return {"name": name, "state": " ".join(sorted(states)), "nodes": nodes}
+
+    async def _asked(self, path: str) -> dict[str, Any]:
+        """Return the answer of each node, or why it has none; raise `Refused` if all have none."""
+
+        async def one(node: str) -> Any:
+            try:
+                return strict_json(await self._client.fetch(node, "GET", path, None, _ASK_S))
+            except (Refused, NodeFailed, ValueError) as error:
+                return error
+
+        found = dict(zip(self.nodes, await _all(one(node) for node in self.nodes), strict=True))
+        silent = {node: str(each) for node, each in found.items() if isinstance(each, Exception)}
+        if len(silent) == len(found):
+            raise _first_refusal(found.values(), silent)
+        return found
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield what it counts."""
+        yield Metric(
+            "index_merge_retries_total",
+            "counter",
+            "Attempts to ask index nodes again because a map of vBuckets was outdated.",
+            [({}, self.retries)],
+        )
+
+    async def _everywhere(self, method: str, path: str, body: bytes | None, what: str) -> None:
+        path = f"{path}?local=true"
         timeout_s = self._settings.connection_timeout_s
 
         async def one(node: str) -> Exception | None:
@@ -176,12 +225,12 @@ class Scatter:
         if method == "DELETE" and len(gone) < len(self.nodes):
             failed = {node: error for node, error in failed.items() if _status(error) != 404}
         if failed:
-            raise _not_everywhere(failed, len(self.nodes), f"{what} {name!r}")
+            raise _not_everywhere(failed, len(self.nodes), what)
 
-    async def design(self, name: str) -> Design:
+    async def design(self, name: str, new: bool = False) -> Design:
         """Return a definition, of this node or of another; raise `Refused`."""
         try:
-            return self._service.group(name).design
+            return self._service.group(name, new).design
         except Refused as error:
             refused = error
         found: Design | None = self._designs.get(name)
@@ -224,18 +273,13 @@ class Scatter:
 
     async def _fetched_map(self, design: str, query: Query) -> Known:
         path = f"/default/_vbuckets?design={quote(design, safe='')}"
-        path += "&rev=new" if query.new else ""
-
-        async def one(node: str) -> Holdings | Exception:
+        outcomes = await self._asked(path + ("&rev=new" if query.new else ""))
+        holdings, silent = {}, {}
+        for node, answer in outcomes.items():
             try:
-                answer = await self._client.fetch(node, "GET", path, None, _ASK_S)
-                return Holdings.parse(strict_json(answer))
-            except (Refused, NodeFailed, ValueError) as error:
-                return error
-
-        outcomes = dict(zip(self.nodes, await _all(one(n) for n in self.nodes), strict=True))
-        holdings = {node: each for node, each in outcomes.items() if isinstance(each, Holdings)}
-        silent = {node: str(each) for node, each in outcomes.items() if node not in holdings}
+                holdings[node] = Holdings.parse(answer)
+            except ValueError as error:
+                silent[node] = str(answer if isinstance(answer, Exception) else error)
         if not holdings:
             raise _first_refusal(outcomes.values(), silent)
         return Known(placed(holdings), silent)

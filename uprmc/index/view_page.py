@@ -57,7 +57,7 @@ class ViewPage:
         if self._scatter is not None and not _of_merger(it):
             await self._scattered(self._scatter, request, it, began)
             return
-        new = ("rev", "new") in it.options or b'"rev"' in it.body
+        new = _wants_new(it)
         group = self._service.group(design, new)
         view_index = _view_of(group.design, view)
         reduces = bool(group.design.views[view_index].reduces)
@@ -67,7 +67,7 @@ class ViewPage:
         await self._answer(request, group, view_index, query, began)
 
     async def _scattered(self, scatter: Scatter, request: Request, it: Asked, began: float) -> None:
-        design = await scatter.design(it.path[2])
+        design = await scatter.design(it.path[2], _wants_new(it))
         view_index = _view_of(design, it.path[4])
         query = await self._query(
             it, design.options.collation, bool(design.views[view_index].reduces)
@@ -161,6 +161,11 @@ def _view_of(design: Design, name: str) -> int:
     if view_index is None:
         raise not_found(f"design {design.name!r} has no view {name!r}")
     return view_index
+
+
+def _wants_new(it: Asked) -> bool:
+    """Whether a request may be for the index that is being built; its options are not read yet."""
+    return ("rev", "new") in it.options or b'"rev"' in it.body
 
 
 def _of_merger(it: Asked) -> bool:
