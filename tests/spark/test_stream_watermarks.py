@@ -15,6 +15,7 @@ from tests.bulk.world import compact, persist
 from tests.spark.stream_rows import Stream, connected, options_for, rows_of
 from uprmc.cli.main import run as cli
 from uprmc.columnar.errors import DataLost
+from uprmc.columnar.lease import of_token
 from uprmc.consume.reports import removal
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag
@@ -73,17 +74,24 @@ def test_deletions_are_kept_until_the_stream_has_committed_them(node: Node) -> N
         assert sum(row["_op"] == "delete" for row in found.sink.rows.values()) == 30
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["the batch's lease", "a task's own lease"])
 def test_what_a_registered_stream_has_committed_is_kept_by_no_age(
-    node: Node, capsys: pytest.CaptureFixture[str]
+    lost: bool, node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stream(node) as found:
         found.catch_up()
         remove(node.server, *DOCUMENTS)
         put(node.server, numbered(60, prefix="other"))
+        if lost:
+            found.plan()
+            assert found.offset.lease is not None
+            of_token(found.options.access, found.offset.lease).release()
+            found.sink.apply(found.read())
         found.catch_up()
     persist(node.server)
     assert cli(["compact", "--wait", "--json", "--node", str(node.upr)]) == 0
     assert json.loads(capsys.readouterr().out)["dropped"] == 60
+    assert found.sink.documents() == contents(node.server)
 
 
 def test_a_batch_that_is_planned_or_read_is_not_reported_before_its_commit(node: Node) -> None:
