@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from uprmc.config import IndexSettings
 from uprmc.index.collation import sort_key
 from uprmc.index.design import Design
 from uprmc.index.mapping import make_reducer
+from uprmc.index.mapping.javascript_reduce import _SHARED
 from uprmc.index.mapping.reducer import ViewReducer
 from uprmc.index.model import Entry
 from uprmc.index.rows import row_key, row_value
@@ -142,6 +145,27 @@ def test_a_function_that_fails_costs_its_reduction_and_no_more(source: str, word
         assert made.reduce(entries(2)) == (None,)
         assert words in str(made.errors[0])
         assert made.reduce(entries(1)) == (b"7",)
+
+
+def test_reduces_of_a_design_share_a_process_that_ends_with_the_last() -> None:
+    views = {
+        "a": {"map": {"emit": [{"key": 1}]}, "reduce": SUM},
+        "b": {"map": {"emit": [{"key": 1}]}, "reduce": "(k, v) => v.length"},
+    }
+    design = Design.parse("d", json.dumps({"views": views}).encode())
+    first, second = (make_reducer(design, place, IndexSettings()) for place in range(2))
+    assert (first.reduce(entries(4, 5)), second.reduce(entries(4, 5))) == ((b"9",), (b"2",))
+    (process,) = _SHARED.values()
+    assert process._child is not None
+    pid = process._child.pid
+    first.close()
+    assert second.reduce(entries(1)) == (b"1",)
+    assert first.reduce(entries(1)) == (None,)
+    second.close()
+    del process
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_function_that_never_ends_is_soon_left_alone() -> None:

@@ -123,9 +123,10 @@ class Design:
         return next((i for i, view in enumerate(self.views) if view.name == name), None)
 
     @property
-    def javascript(self) -> bool:
-        """Whether any function of it is JavaScript."""
-        return any(source for _, source in _javascript(self.views))
+    def javascript_reduces(self) -> tuple[str, ...]:
+        """The JavaScript functions that are reduces, of all views."""
+        reduces = [reduce for view in self.views for reduce in view.reduces]
+        return tuple(reduce for reduce in reduces if reduce not in BUILT_IN_REDUCES)
 
 
 def _json(body: bytes) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -98,6 +99,8 @@ class Child:
             close_fds=True,
             bufsize=0,
         )
+        # It ends with this object, even one that was forgotten.
+        self._finish = weakref.finalize(self, _end, self._process)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -202,11 +205,15 @@ class Child:
 
     def end(self) -> None:
         """Kill it and wait for its end."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self._finish()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
 
 
 def _enlarge(pipe: int) -> None:

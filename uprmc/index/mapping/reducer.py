@@ -9,7 +9,7 @@ from uprmc.index.design import BUILT_IN_REDUCES, Design
 from uprmc.index.errors import bad_request
 from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.mapping import sketches
-from uprmc.index.mapping.javascript_reduce import JavaScriptReduce
+from uprmc.index.mapping.javascript_reduce import JavaScriptReduce, ReduceProcess
 from uprmc.index.mapping.reduces import Reduce, ReduceError, built_in
 from uprmc.index.model import Entry, Reductions
 
@@ -23,14 +23,16 @@ def make_reducer(design: Design, view_index: int, settings: IndexSettings) -> Vi
         raise bad_request(f"view {view.name!r}: {sketches.MISSING}")
     if not available() and any(reduce not in BUILT_IN_REDUCES for reduce in view.reduces):
         raise bad_request(f"view {view.name!r}: {MISSING}")
-    reduces = [_reduce(reduce, settings) for reduce in view.reduces]
+    reduces = [_reduce(reduce, design, settings) for reduce in view.reduces]
     return ViewReducer(reduces, settings.max_reduction_bytes)
 
 
-def _reduce(reduce: str, settings: IndexSettings) -> Reduce:
+def _reduce(reduce: str, design: Design, settings: IndexSettings) -> Reduce:
     if reduce in BUILT_IN_REDUCES:
         return built_in(reduce)
-    return JavaScriptReduce(reduce, settings)
+    sources = design.javascript_reduces
+    process = ReduceProcess.shared(design.signature, sources, settings)
+    return JavaScriptReduce(sources.index(reduce), process)
 
 
 class ViewReducer:
