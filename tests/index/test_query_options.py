@@ -9,7 +9,8 @@ import pytest
 
 from uprmc.index.errors import Refused
 from uprmc.index.model import Stale, Token
-from uprmc.index.query_options import DIGITS_MAX, KEYS_MAX, Query, partition_of
+from uprmc.index.option_values import DIGITS_MAX, KEYS_MAX
+from uprmc.index.query_options import Query, partition_of
 
 
 def parsed(*pairs: tuple[str, str], body: Any = None, reduces: bool = False) -> Query:

@@ -19,7 +19,7 @@ from tests.server.support import PEER
 from uprmc.index.errors import Refused, RolledBack, version_lost
 from uprmc.index.http import REQUEST_S
 from uprmc.index.model import Stale, Token
-from uprmc.index.query_options import OPTIONS
+from uprmc.index.option_values import OPTIONS
 
 MAP = {"emit": [{"key": "$.city", "value": 1}]}
 DESIGN = {"views": {"by_city": {"map": MAP}, "counted": {"map": MAP, "reduce": "_count"}}}

@@ -146,7 +146,7 @@ class Pages:
         local = no_options(it.options, "local").get("local") == "true"
         rows = {name: self._listed(name) for name in self._service.names()}
         if self._scatter is not None and not local:
-            rows = await self._scatter.listed() | rows
+            rows = await self._scatter.all.listed() | rows
         found = [rows[name] for name in sorted(rows)]
         return json_reply(200, {"total_rows": len(found), "rows": found})
 
@@ -220,7 +220,7 @@ class Pages:
             options = dict(it.options)
             if self._scatter is None or "local" in options or refused.status != 404:
                 raise
-        return json_reply(200, await self._scatter.info(_design_of(it)))
+        return json_reply(200, await self._scatter.all.info(_design_of(it)))
 
     async def _vbuckets(self, request: Request, it: Asked) -> Reply:
         """What of a design a merger may ask this node for."""

@@ -17,8 +17,8 @@ from twisted.internet.defer import Deferred, succeed
 
 from uprmc.index.collation import Collation, sort_key
 from uprmc.index.node_client import NodeFailed
+from uprmc.index.option_values import strict_json
 from uprmc.index.query import ERRORS_MAX, PIECE_BYTES
-from uprmc.index.query_options import strict_json
 
 _decoded = json.JSONDecoder().raw_decode
 

@@ -9,45 +9,25 @@ Source: systems reference c.8; contracts section 4.
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from uprmc.index.collation import Collation, sort_key
 from uprmc.index.errors import Refused, bad_request
 from uprmc.index.model import Stale, Token
+from uprmc.index.option_values import (
+    ALIASES,
+    JSON_OPTIONS,
+    OPTIONS,
+    STALE,
+    UPDATE,
+    json_of,
+    token_of,
+)
 from uprmc.units import nearest
 
-__all__ = ["Bound", "Query", "strict_json"]
-
-#: Longest wait that a request may ask for.
-TIMEOUT_MAX_MS = 86_400_000
-
-#: Most keys of one request, and most versions that it waits for.
-KEYS_MAX = 100_000
-TOKENS_MAX = 4_096
-
-#: Longest whole number in a key.
-DIGITS_MAX = 4_000
-
-_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
-_TOKEN = re.compile(r"([0-9]{1,5}):([0-9]{1,20}):([0-9]{1,20})", re.ASCII)
-_U64_MAX = 2**64 - 1
-
-_ALIASES = {
-    "start_key": "startkey",
-    "end_key": "endkey",
-    "start_key_doc_id": "startkey_docid",
-    "start_key_docid": "startkey_docid",
-    "end_key_doc_id": "endkey_docid",
-    "end_key_docid": "endkey_docid",
-}
-
-_STALE = {"ok": Stale.OK, "update_after": Stale.UPDATE_AFTER, "false": Stale.FALSE}
-_UPDATE = {"true": Stale.FALSE, "false": Stale.OK, "lazy": Stale.UPDATE_AFTER}
+__all__ = ["Bound", "Query", "partition_of"]
 
 
 class Bound(NamedTuple):
@@ -138,183 +118,12 @@ class Query:
         return cls(**_ranges(given, collation), **_the_rest(given, reduces), given=given)
 
 
-def strict_json(text: str | bytes) -> Any:
-    """Read JSON, without what only Python takes for it.
-
-    Raises:
-        ValueError: it is none, is nested too deeply, or has a number that JSON cannot say.
-    """
-    try:
-        if isinstance(text, str):
-            text = text.encode()
-        return json.loads(
-            text.decode(), parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
-        )
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-    except UnicodeError:
-        raise ValueError("is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error.msg} at character {error.pos}") from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"is not JSON: it has {name}")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError("has a number that is too large")
-    return number
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > DIGITS_MAX:
-        raise ValueError(f"has a number with more than {DIGITS_MAX} digits")
-    return int(digits)
-
-
-# --- each option --------------------------------------------------------------------------------
-
-
-def _json(name: str, text: str) -> Any:
-    try:
-        return strict_json(text)
-    except ValueError as error:
-        hint = "; a string needs quotes" if re.match(r"[A-Za-z_]", text) else ""
-        raise bad_request(f"the value of {name} {error}{hint}") from None
-
-
-def _switch(name: str, value: Any) -> bool:
-    if value is True or value == "true":
-        return True
-    if value is False or value == "false":
-        return False
-    raise bad_request(f"{name} is true or false")
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, str) and _NUMBER.fullmatch(value):
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18:
-        return value
-    raise bad_request(f"{name} is a whole number from 0")
-
-
-def _milliseconds(name: str, value: Any) -> int:
-    found = _count(name, value)
-    if not 1 <= found <= TIMEOUT_MAX_MS:
-        raise bad_request(f"{name} is a number of milliseconds from 1 to {TIMEOUT_MAX_MS}")
-    return found
-
-
-def _docid(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise bad_request(f"{name} is a string")
-    try:
-        value.encode("utf-8", "surrogateescape")
-    except UnicodeError:
-        raise bad_request(f"{name} is no document's id: it has half of a character") from None
-    return value
-
-
-def _word(*words: str) -> Callable[[str, Any], str]:
-    def read(name: str, value: Any) -> str:
-        word = json.dumps(value) if isinstance(value, bool) else value
-        if isinstance(word, str) and word in words:
-            return word
-        raise bad_request(f"{name} is one of {', '.join(words)}")
-
-    return read
-
-
-def _keys(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise bad_request(f"{name} is an array of keys")
-    if len(value) > KEYS_MAX:
-        raise bad_request(f"{name} has more than {KEYS_MAX} keys")
-    return value
-
-
-def _tokens(name: str, value: Any) -> list[str]:
-    texts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise bad_request(f"{name} is a list of vb:uuid:seqno with commas between them")
-    if len(texts) > TOKENS_MAX:
-        raise bad_request(f"{name} has more than {TOKENS_MAX} versions")
-    for text in texts:
-        _token(name, text)
-    return texts
-
-
-def _token(name: str, text: str) -> Token:
-    found = _TOKEN.fullmatch(text.strip())
-    if found is None or max(int(found[2]), int(found[3])) > _U64_MAX:
-        raise bad_request(f"{name}: {text!r} is not vb:uuid:seqno")
-    return Token(int(found[1]), int(found[2]), int(found[3]))
-
-
-def _partitions(name: str, value: Any) -> dict[str, list[int]]:
-    fits = isinstance(value, dict) and all(
-        isinstance(vbuckets, list) and all(_is_vbucket(each) for each in vbuckets)
-        for vbuckets in value.values()
-    )
-    if not fits:
-        raise bad_request(f'{name} is an object such as {{"HOST:PORT": [0, 1]}}')
-    found: dict[str, list[int]] = value
-    return found
-
-
-def _is_vbucket(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 65_536
-
-
-def _any(name: str, value: Any) -> Any:
-    return value
-
-
-#: Options whose text in a URL is JSON.
-_JSON_OPTIONS: dict[str, Callable[[str, Any], Any]] = {
-    "key": _any,
-    "keys": _keys,
-    "startkey": _any,
-    "endkey": _any,
-    "partitions": _partitions,
-}
-
-_WORD_OPTIONS: dict[str, Callable[[str, Any], Any]] = {
-    "startkey_docid": _docid,
-    "endkey_docid": _docid,
-    "inclusive_end": _switch,
-    "descending": _switch,
-    "limit": _count,
-    "skip": _count,
-    "reduce": _switch,
-    "group": _switch,
-    "group_level": _count,
-    "stale": _word(*_STALE),
-    "update": _word(*_UPDATE),
-    "at": _tokens,
-    "on_error": _word("continue", "stop"),
-    "connection_timeout": _milliseconds,
-    "include_docs": _switch,
-    "update_seq": _switch,
-    "full_set": _switch,
-    "rev": _word("new"),
-    "epoch": _count,
-    "merge": _switch,
-}
-
-OPTIONS = {**_JSON_OPTIONS, **_WORD_OPTIONS}
-
-
 def _given(parameters: Iterable[tuple[str, str]], body: Any) -> dict[str, Any]:
     """Return each option's value by its first spelling."""
     found: dict[str, Any] = {}
     for name, text in parameters:
         option = _known(name, found)
-        value = _json(name, text) if option in _JSON_OPTIONS else text
+        value = json_of(name, text) if option in JSON_OPTIONS else text
         found[option] = OPTIONS[option](name, value)
     if body is None:
         return found
@@ -327,10 +136,10 @@ def _given(parameters: Iterable[tuple[str, str]], body: Any) -> dict[str, Any]:
 
 
 def _known(name: str, found: Mapping[str, Any]) -> str:
-    option = _ALIASES.get(name, name)
+    option = ALIASES.get(name, name)
     if option not in OPTIONS:
         shown = ascii(name[:60])
-        meant = nearest(name[:60], [*OPTIONS, *_ALIASES])
+        meant = nearest(name[:60], [*OPTIONS, *ALIASES])
         hint = f"; did you mean {meant}?" if meant else ""
         raise bad_request(f"there is no option {shown}{hint}")
     if option in found:
@@ -429,7 +238,7 @@ def _the_rest(given: Mapping[str, Any], reduces: bool) -> dict[str, Any]:
         "reduce": given.get("reduce", reduces),
         "group_level": None if given.get("group") else given.get("group_level", 0),
         "stale": _stale(given),
-        "at": tuple(_token("at", text) for text in given.get("at", ())),
+        "at": tuple(token_of("at", text) for text in given.get("at", ())),
         "stop": given.get("on_error") == "stop",
         "timeout_s": None if timeout_ms is None else timeout_ms / 1_000,
         "include_docs": given.get("include_docs", False),
@@ -443,8 +252,8 @@ def _the_rest(given: Mapping[str, Any], reduces: bool) -> dict[str, Any]:
 
 def _stale(given: Mapping[str, Any]) -> Stale:
     if "update" in given:
-        return _UPDATE[given["update"]]
-    return _STALE[given.get("stale", "update_after")]
+        return UPDATE[given["update"]]
+    return STALE[given.get("stale", "update_after")]
 
 
 def partition_of(query: Query, addresses: Iterable[str]) -> frozenset[int] | None:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from twisted.web.server import Request
 
 from uprmc.index.errors import bad_request
-from uprmc.index.query_options import strict_json
+from uprmc.index.option_values import strict_json
 
 #: The one bucket.
 BUCKET = "default"
