@@ -21,6 +21,7 @@ from uprmc.xdcr import checkpoint, outbound, received, resuming, sender
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.link import Link
 from uprmc.xdcr.outbound import Outbound
+from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
 from uprmc.xdcr.sender import Sender
 from uprmc.xdcr.shipment import Position, Shipment
@@ -147,6 +148,11 @@ def _never_stop(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Resuming, "_has_missed", lambda *_: False)
 
 
+def _repair_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Delete nothing at the target of what was deleted here."""
+    patch.setattr(Reconciliation, "_delete", lambda *_: None)
+
+
 # --- checkpoints of others ------------------------------------------------------------------------
 
 
@@ -217,6 +223,7 @@ _PLANS: dict[Patch, Plan] = {
         steps=3_000,
     ),
     _never_stop: RUNS["watermarks removed"],
+    _repair_nothing: RUNS["watermarks removed"],
     _pass_on_at_once: _AGAIN,
     _pass_on_although_deletions_were_purged: replace(
         _AGAIN, purge_s=0.03, purging=(1,), fickle=(1, 2)
@@ -243,6 +250,7 @@ _PLANS: dict[Patch, Plan] = {
         (_ask_the_target_too_early, "has everything of"),
         (_forget_the_row_of_a_pause, "has everything of|is newer"),
         (_never_stop, "has not stopped"),
+        (_repair_nothing, "the repair of .* has left"),
         (_pass_on_at_once, "has everything of"),
         (_pass_on_although_deletions_were_purged, "has everything of"),
         (_forget_what_is_filtered, "has everything of"),

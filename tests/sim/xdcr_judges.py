@@ -78,7 +78,8 @@ class ArrivalJudge:
 class StopJudge:
     """A link whose source has dropped a deletion that the target lacks sends it, or stops.
 
-    If the target has links itself, its older version may come back one day.
+    If the target has links itself, its older version may come back one day. Once the link was
+    reconciled, the target has no older version any more that was first accepted at the source.
     """
 
     def __init__(self, truth: Truth) -> None:
@@ -91,7 +92,7 @@ class StopJudge:
             self._dropped.append((route, number, version, told))
 
     def forget(self, route: Route) -> None:
-        """Take note that a link is deleted: the one that is made again knows nothing of before."""
+        """Take note that a link is deleted, or its node is restored: it knows nothing of before."""
         self._dropped = [each for each in self._dropped if each[0] is not route]
 
     def judge(self, book: Callable[[int, int], Book], told: Callable[[Route, int], int]) -> None:
@@ -101,8 +102,16 @@ class StopJudge:
             found = theirs.get(version.key)
             is_live = found is not None and not found.deleted
             lacks = is_live and not self._truth.has_had(theirs, version)
+            if lacks and self._is_lost(version, number):
+                continue
             if lacks and told(route, number) == before:
                 complain(f"link {route.name} has not stopped, although {found} was to be {version}")
+            if lacks and is_kept(found.origin, book(route.source, number).log):
+                complain(f"the repair of {route.name} has left {found}, which was to be {version}")
+
+    def _is_lost(self, version: Version, number: int) -> bool:
+        books = (book for (_, n), book in self._truth.books.items() if n == number)
+        return not any(is_kept(version.origin, book.log) for book in books)
 
 
 class Exemptions:
@@ -111,8 +120,9 @@ class Exemptions:
     A deletion that was dropped before a link was made is not sent by it. One that was dropped in a
     cluster protects it no longer: an older version is accepted then (row X02: as long as the
     tombstone lives). Where the deletion reaches the cluster that sends such a version, that is made
-    good: the deletion follows. Elsewhere it is not. A cluster that gets an old copy of its disk has
-    lost what it has deleted since.
+    good: the deletion follows. Elsewhere it is not, nor if it was dropped before it was sent: a
+    repair takes away only what was first accepted where it was deleted (see `StopJudge`). A cluster
+    that gets an old copy of its disk has lost what it has deleted since.
 
     Attributes:
         keys: these.

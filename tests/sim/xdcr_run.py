@@ -355,6 +355,9 @@ class XdcrRun(Judged[Plan]):
             return
         node.crash()
         copied = node.restore_copy()
+        for route in self.plan.routes:
+            if route.source == site.number:
+                self.stops.forget(route)
         for number in range(self.plan.vbuckets):
             high = copied.vbuckets[number][0].high_seqno if number in copied.vbuckets else 0
             for key in self.truth.book(node.name, number).deleted_after(high):
@@ -435,8 +438,16 @@ class XdcrRun(Judged[Plan]):
                 is_made = first and route.source == site.number and route not in absent
                 if is_made and leads_on and route.lets(key, deleted=True):
                     theirs, told = self._book(route.target, number), self._stopped(route, number)
-                    self.stops.dropped(route, theirs, number, version, told)
+                    if not self.truth.has_had(theirs, version):
+                        self.exempt.add(key, "dropped before it was sent")
+                    if not self._is_stopped(route, number):
+                        self.stops.dropped(route, theirs, number, version, told)
         book.purged.clear()
+
+    def _is_stopped(self, route: Route, number: int) -> bool:
+        """Tell whether a link has stopped with a vBucket, and was not reconciled since."""
+        link = self.sites[route.source].active.xdcr.by_name.get(route.name)
+        return link is not None and number in link.needs_reconcile
 
     def _stopped(self, route: Route, number: int) -> int:
         """Return how often a link has stopped with a vBucket."""
@@ -540,10 +551,6 @@ class XdcrRun(Judged[Plan]):
             if link is None or link.state != "needs_reconcile":
                 continue
             self._ever_stopped = True
-            for number in link.needs_reconcile:
-                books = [book for (_, n), book in self.truth.books.items() if n == number]
-                for key in {key for book in books for key in book.gone}:
-                    self.exempt.add(key, "repaired by an operator")
             if link.reconciliation is None or not link.reconciliation.running:
                 self.done["reconciled"] += 1
                 try:
