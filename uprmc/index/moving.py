@@ -9,20 +9,36 @@ Source: systems reference c.3, c.7.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from uprmc.index.bitmaps import bitmap
+from uprmc.index.index_file import States
 from uprmc.index.store import IndexStore
-
-if TYPE_CHECKING:
-    from uprmc.index.following import Following
 
 #: Documents that are moved at once.
 _PORTION = 2_000
 
 
-async def moved(replica: Following, main: Following, vbuckets: list[int]) -> None:
+class Index(Protocol):
+    """What moving needs of an index; `following.Following` is one."""
+
+    @property
+    def store(self) -> IndexStore | None:
+        """What is indexed, ``None`` = it is not open."""
+
+    async def pause(self, vbuckets: int) -> None:
+        """Take no more changes of vBuckets."""
+
+    async def change_states(self, change: Callable[[States], States]) -> States | None:
+        """Change which vBuckets are followed and shown."""
+
+    async def do(self, what: Callable[[IndexStore], Any]) -> Any:
+        """Have the updater's thread do something; return its result."""
+
+
+async def moved(replica: Index, main: Index, vbuckets: list[int]) -> None:
     """Move what a replica index has of vBuckets; those that it has not are left out.
 
     Raises:
@@ -50,7 +66,7 @@ async def moved(replica: Following, main: Following, vbuckets: list[int]) -> Non
     )
 
 
-async def _moved_one(replica: Following, main: Following, vbucket: int) -> None:
+async def _moved_one(replica: Index, main: Index, vbucket: int) -> None:
     after = b""
     while True:
         rows = await replica.do(
