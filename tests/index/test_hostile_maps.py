@@ -112,6 +112,22 @@ def test_an_endless_loop_is_stopped(code: str) -> None:
         check(made.map(documents(3, 30)), 3, 30, words="it ran for more than 0.3 s")
 
 
+def test_the_view_whose_map_was_stopped_is_named() -> None:
+    sources = [AROUND % "emit(0, 0)", AROUND % "for (;;);", AROUND % "emit(2, 2)"]
+    views = {f"v{i}": {"map": source} for i, source in enumerate(sources)}
+    design = Design.parse("d", json.dumps({"views": views}).encode())
+    made = make_mapper(design, IndexSettings(map_timeout_s=0.3))
+    try:
+        first, second = made.map(documents(0, of=2))
+    finally:
+        made.close()
+    assert first.error == (
+        "view 'v0': stopped with view 'v1'; view 'v1': it ran for more than 0.3 s; "
+        "view 'v2': stopped with view 'v1'"
+    )
+    assert [rows(second, view) for view in range(3)] == [[(1, 1)]] * 3
+
+
 def test_promises_that_never_end_are_stopped() -> None:
     code = "(async () => { for (;;) await 0 })()"
     with mapper(AROUND % code, map_timeout_s=0.2) as made:

@@ -119,7 +119,7 @@ class Engine:
         return True
 
     def _how_far(self) -> bytes | None:
-        """Return milliseconds of the document that was stopped, and the lines before it."""
+        """Return milliseconds of the stopped document, its map, and the lines before it."""
         self._v8.set_hard_memory_limit(0)  # the kernel's limit stays
         try:
             return self._call(self._progress).encode()

@@ -122,6 +122,7 @@
   let maps = null;
   let reduces = null;
   let answer = "";
+  let running = 0; // which map runs
   let started = 0; // when the document began that is being mapped
 
   function clean() {
@@ -130,10 +131,12 @@
 
   function mapOne(pair) {
     const document = pair[0], meta = pair[1];
+    running = 0;
     if (maps.length === 1) return "[" + run(maps[0], document, meta) + "]";
     const text = stringify(pair); // each map gets a copy that no other one has changed
     let line = "[" + run(maps[0], document, meta);
     for (let i = 1; i < maps.length; i++) {
+      running = i;
       const again = parse(text);
       line += "," + run(maps[i], again[0], again[1]);
     }
@@ -155,10 +158,10 @@
     return answer;
   }
 
-  // After mapBatch was stopped: what was done, and for how long the next one ran.
+  // After mapBatch was stopped: for how long the next document ran, in which map, and what was done.
   function progress() {
     active = false;
-    return (now() - started) + "\n" + answer;
+    return (now() - started) + " " + running + "\n" + answer;
   }
 
   function reduce(text) {

@@ -100,6 +100,7 @@ class JavaScriptMaps:
         self._limits = Limits(settings)
         self._timeout_s = settings.map_timeout_s
         self._views = len(views)
+        self._names = [view.name for view in views]
         self._config = Config(
             maps=tuple(view.text for view in views),
             reduces=(),
@@ -251,19 +252,27 @@ class JavaScriptMaps:
         """A process stopped a document and said how far it came."""
         if kind not in (b"t", b"o"):
             raise ChildFailed(failure(kind, text))
-        ran_ms, _, lines = text.partition(b"\n")
+        ran_ms, view, lines = _progress(text)
         done = self._take(batch, lines, outcomes) if lines else 0
         batch = batch.rest(done)
         if kind == b"t":
             reason = f"it ran for more than {self._timeout_s:g} s"
-            guilty = float(ran_ms) >= 1_000 * self._timeout_s * _GUILTY
+            guilty = ran_ms >= 1_000 * self._timeout_s * _GUILTY
         else:
             reason = f"it needs more than {self._config.memory} bytes of memory"
             guilty = False
         if batch.places and (guilty or (worker.fresh and done == 0)):
-            outcomes[batch.places[0]] = [reason] * self._views
+            outcomes[batch.places[0]] = self._without(view, reason)
             batch = batch.rest(1)
         self._replace(worker, [batch], todo)
+
+    def _without(self, view: int, reason: str) -> Outcome:
+        """Return the outcome of a document that was stopped in the map of one view."""
+        if view >= self._views:
+            raise ChildFailed("the process wrote nonsense")
+        outcome: Outcome = [f"stopped with view {self._names[view]!r}"] * self._views
+        outcome[view] = reason
+        return outcome
 
     def _died(
         self,
@@ -289,6 +298,16 @@ class JavaScriptMaps:
         worker.asked.popleft()
         again = [batch for batch in (*batches, *worker.asked) if batch.places]
         todo.extendleft(reversed(again))
+
+
+def _progress(text: bytes) -> tuple[int, int, bytes]:
+    """Return milliseconds of the stopped document, the map that was stopped, the lines before."""
+    head, _, lines = text.partition(b"\n")
+    try:
+        ran_ms, view = map(int, head.split())
+    except ValueError:
+        raise ChildFailed("the process wrote nonsense") from None
+    return ran_ms, max(0, view), lines
 
 
 def failure(kind: bytes, text: bytes) -> str:
