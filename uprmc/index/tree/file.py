@@ -153,8 +153,8 @@ class IndexFile:
     def _sound_header(self, offset: int) -> Header | None:
         """Return the header at `offset` if it and all that it needs is there."""
         try:
-            header, flags, covers = self._read_header(offset)
-            if not flags & _SYNCED and self._crc_between(header) != covers:
+            header = self._read_header(offset)[0]
+            if not self._is_on_disk(offset):
                 return None
             for root in header.roots:
                 if root:
@@ -162,6 +162,17 @@ class IndexFile:
             return header
         except Damaged:
             return None
+
+    def _is_on_disk(self, offset: int) -> bool:
+        """Return whether all that was appended before a header is there, read or synced."""
+        while offset:
+            header, flags, covers = self._read_header(offset)
+            if flags & _SYNCED:
+                return True
+            if self._crc_between(header) != covers:
+                return False
+            offset = header.previous
+        return True
 
     def _read_header(self, offset: int) -> tuple[Header, int, int]:
         where = f"{self.path}: at {offset}"

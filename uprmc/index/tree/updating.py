@@ -193,7 +193,7 @@ class Updating:
     def _written(self, content: _Content) -> list[Child]:
         if isinstance(content.node, Leaf):
             return self._writer.leaves(content.low, content.node)
-        return self._writer.inners(content.low, content.node)
+        return self._writer.inners(content.node)
 
 
 def _joined(left: _Content, right: _Content) -> _Content:

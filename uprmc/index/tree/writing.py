@@ -119,8 +119,8 @@ class NodeWriter:
             children.append((low, self.leaf(part)))
         return children
 
-    def inners(self, low: bytes, inner: Inner) -> list[Child]:
-        """Write children as inner nodes of the right size; the first one begins at `low`."""
+    def inners(self, inner: Inner) -> list[Child]:
+        """Write children as inner nodes of the right size."""
         if not inner.lows:
             return []
         runs = [(0, len(inner.lows))]
@@ -129,13 +129,11 @@ class NodeWriter:
         above: list[Child] = []
         for start, end in runs:
             part = inner.part(start, end)
-            if not start:
-                part.lows[0] = low
             above.append((part.lows[0], self.inner(part)))
         return above
 
     def root(self, children: list[Child]) -> Pointer | None:
         """Write as many levels of inner nodes as are needed; ``None`` = there is nothing."""
         while len(children) > 1:
-            children = self.inners(b"", Inner.of(children))
+            children = self.inners(Inner.of(children))
         return children[0][1] if children else None
