@@ -78,6 +78,7 @@ def build(server: ServerProcess, name: str, count: int) -> Figures:
     """Put a design; return how long it takes until it has everything, and the sizes."""
     assert server.views is not None
     with Views(server.views, _LIMIT_S) as views:
+        views.ask("GET", "/_design")  # the index's process is started by that
         began = time.perf_counter()
         answer = views.put(name, {"v": {"map": MAPS[name], "reduce": "_sum"}})
         if answer.status != 201:

@@ -74,6 +74,14 @@ class Site:
         """Return all present versions, as the option `at` wants them."""
         return ",".join(f"{vb}:{uuid}:{seqno}" for vb, (uuid, seqno) in self.positions().items())
 
+    def wire(self, timeout_s: float = 30.0) -> UprWire:
+        """Return a connection for `interop.replica_pair`."""
+        return UprWire(self.upr, timeout_s)
+
+    def log(self) -> str:
+        """What the node wrote."""
+        return self.server.log()
+
     @property
     def index_pid(self) -> int:
         """The index's process, 0 = there is none now."""
