@@ -14,6 +14,7 @@ from uprmc.config import IndexSettings
 from uprmc.index.design import Design
 from uprmc.index.errors import Refused
 from uprmc.index.javascript import process
+from uprmc.index.javascript.check import refuse_faults
 from uprmc.index.mapping import make_mapper
 from uprmc.index.model import Document, Mapped, Mapper
 
@@ -39,7 +40,7 @@ def mapped(source: str, one: Document) -> Mapped:
 def refused(source: str, reduce: str | None = None) -> dict[str, Any]:
     views = {"a": {"map": source, "reduce": reduce}}
     with pytest.raises(Refused) as caught:
-        Design.parse("d", json.dumps({"views": views}).encode())
+        refuse_faults(Design.parse("d", json.dumps({"views": views}).encode()))
     assert caught.value.status == 400
     return caught.value.body()
 

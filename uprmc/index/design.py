@@ -15,8 +15,6 @@ from typing import Any, Literal, NoReturn
 from uprmc.config import IndexSettings
 from uprmc.index.errors import bad_request
 from uprmc.index.functions import NoFunction, resolve
-from uprmc.index.javascript.check import check
-from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.rules import BadRules, Rules
 
 __all__ = ["BUILT_IN_REDUCES", "Collation", "Design", "Options", "View"]
@@ -95,12 +93,10 @@ class Design:
         python_modules: Collection[str] = (),
         *,
         settings: IndexSettings = _DEFAULTS,
-        compile_javascript: bool = True,
     ) -> Design:
         """Return the design that `body` defines; raise `Refused` with status 400.
 
-        It blocks for the time that a child process takes to compile JavaScript, unless that was
-        done before: `compile_javascript` is false for what is read from disk.
+        Whether its JavaScript is right is for `javascript.check.refuse_faults` to say.
         """
         _check_name("design", name)
         if len(body) > settings.max_definition_bytes:
@@ -113,14 +109,25 @@ class Design:
             raise bad_request("the design's language is javascript, or not named")
         views = _views(definition.get("views"), python_modules, settings.views)
         options = _options(definition.get("options", {}))
-        if compile_javascript:
-            _compile(views)
         signature = _signature(definition["views"], options)
         return cls(name, views, options, signature, body)
 
     def view_index(self, name: str) -> int | None:
         """Return the place of a view, ``None`` if there is no such."""
         return next((i for i, view in enumerate(self.views) if view.name == name), None)
+
+    def javascript(self) -> list[tuple[str, str]]:
+        """Return each JavaScript function with words for it."""
+        found = []
+        for view in self.views:
+            if view.kind == "javascript":
+                found.append((f"view {view.name!r}: its map", view.text))
+            found += [
+                (f"view {view.name!r}: its reduce", reduce)
+                for reduce in view.reduces
+                if reduce not in BUILT_IN_REDUCES
+            ]
+        return found
 
     @property
     def javascript_reduces(self) -> tuple[str, ...]:
@@ -257,34 +264,3 @@ def _signature(views: dict[str, Any], options: Options) -> str:
     ordered = {name: views[name] for name in sorted(views)}
     text = json.dumps([ordered, {"collation": options.collation}], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _javascript(views: tuple[View, ...]) -> list[tuple[str, str]]:
-    """Return each JavaScript function with words for it."""
-    found = []
-    for view in views:
-        if view.kind == "javascript":
-            found.append((f"view {view.name!r}: its map", view.text))
-        found += [
-            (f"view {view.name!r}: its reduce", reduce)
-            for reduce in view.reduces
-            if reduce not in BUILT_IN_REDUCES
-        ]
-    return found
-
-
-def _compile(views: tuple[View, ...]) -> None:
-    """Refuse what is no JavaScript function, with line and column within it."""
-    functions = _javascript(views)
-    if not functions:
-        return
-    if not available():
-        raise bad_request(MISSING)
-    faults = check([source for _, source in functions])
-    for (what, _), fault in zip(functions, faults, strict=True):
-        if fault is not None and fault.line is not None:
-            at = {"line": fault.line, "column": fault.column}
-            where = f"line {fault.line}, column {fault.column}"
-            raise bad_request(f"{what}: {fault.message} ({where})", **at)
-        if fault is not None:
-            raise bad_request(f"{what}: {fault.message}")

@@ -176,9 +176,7 @@ class Scatter:
             except NodeFailed as failed:
                 refused = Refused(503, "unavailable", f"{node}: {failed}")
             else:
-                found = Design.parse(
-                    name, text, _AnyModule(), settings=self._settings, compile_javascript=False
-                )
+                found = Design.parse(name, text, _AnyModule(), settings=self._settings)
                 self._designs.put(name, found)
                 return found
         raise refused

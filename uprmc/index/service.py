@@ -30,6 +30,7 @@ from uprmc.index.errors import Refused, not_found
 from uprmc.index.files import Files
 from uprmc.index.following import Following
 from uprmc.index.group import Group
+from uprmc.index.javascript.check import refuse_faults
 from uprmc.index.mapping import make_mapper, make_reducer
 from uprmc.index.model import Reducer
 from uprmc.index.reach import Reach
@@ -157,7 +158,7 @@ class Service:
     ) -> Group:
         """Return a group that has begun to follow."""
         if design is None:
-            design = await self._parsed(name, folder.text(signature), compiled=False)
+            design = await self._parsed(name, folder.text(signature), from_disk=True)
         reducers = [self._reducer(design, index) for index in range(len(design.views))]
 
         def open_store(stem: str = design.signature) -> IndexStore:
@@ -186,15 +187,16 @@ class Service:
     def _reducer(self, design: Design, index: int) -> Reducer | None:
         return make_reducer(design, index, self._settings) if design.views[index].reduces else None
 
-    async def _parsed(self, name: str, body: bytes, *, compiled: bool = True) -> Design:
+    async def _parsed(self, name: str, body: bytes, *, from_disk: bool = False) -> Design:
         design: Design = await self._in_thread(
             Design.parse,
             name,
             body,
             self._modules,
             settings=self._settings,
-            compile_javascript=compiled,
         )
+        if not from_disk:
+            await self._in_thread(refuse_faults, design)
         return design
 
     async def _in_thread(self, what: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -6,9 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uprmc.index.javascript.process import Child, ChildFailed
+from uprmc.index.design import Design
+from uprmc.index.errors import bad_request
+from uprmc.index.javascript.process import MISSING, Child, ChildFailed, available
 
-__all__ = ["Fault", "check"]
+__all__ = ["Fault", "check", "refuse_faults"]
 
 #: Bytes of an answer: a few hundred for each function.
 _ANSWER_BYTES = 1024 * 1024
@@ -43,3 +45,20 @@ def check(sources: Sequence[str]) -> list[Fault | None]:
     finally:
         child.end()
     return [None if fault is None else Fault(**fault) for fault in faults]
+
+
+def refuse_faults(design: Design) -> None:
+    """Raise `Refused` for what is no JavaScript function, with its line and column. Blocks."""
+    functions = design.javascript()
+    if not functions:
+        return
+    if not available():
+        raise bad_request(MISSING)
+    faults = check([source for _, source in functions])
+    for (what, _), fault in zip(functions, faults, strict=True):
+        if fault is not None and fault.line is not None:
+            at = {"line": fault.line, "column": fault.column}
+            where = f"line {fault.line}, column {fault.column}"
+            raise bad_request(f"{what}: {fault.message} ({where})", **at)
+        if fault is not None:
+            raise bad_request(f"{what}: {fault.message}")
