@@ -66,6 +66,19 @@ def test_nothing_is_decided_before_the_first_byte(rig: Rig) -> None:
     session.connection_lost()
 
 
+@pytest.mark.parametrize("step", [1, 1_000])
+def test_a_client_that_speaks_tls_gets_an_error_at_once_and_is_closed(rig: Rig, step: int) -> None:
+    """Its first message is shorter than a line may be, and has no end of a line."""
+    hello = bytes.fromhex("16 03 01 0005 01 000001 03")
+    connection = Connection(rig)
+    pieces = [hello[place : place + step] for place in range(0, len(hello), step)]
+    assert connection.say(pieces[0]) == b"ERROR\r\n"
+    assert connection.session.closing
+    assert [connection.say(piece) for piece in pieces[1:]] == [b""] * (len(pieces) - 1)
+    assert connection.session.successor is None
+    assert rig.misuse == ["TLS at a listener without it"]
+
+
 def test_the_rest_of_the_header_may_come_later(rig: Rig) -> None:
     connection = Connection(rig)
     assert connection.say(frame(NOOP)[:2]) == b""
