@@ -308,7 +308,7 @@ def test_a_client_that_goes_away_while_the_map_is_fetched_is_forgotten(
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         cluster = Cluster(loop, pool)
         cluster.scatter.all.nodes = (f"127.0.0.1:{deaf.getsockname()[1]}", *cluster.places)
-        cluster.scatter._designs.put("d", cluster.group(0).design)
+        cluster.scatter._designs.put(("d", False), cluster.group(0).design)
         client = loop.client(cluster.merger)
         client.socket.send(b"GET /default/_design/d/_view/rows HTTP/1.0\r\n\r\n")
         deaf.setblocking(False)
@@ -337,6 +337,18 @@ def _ended(peer: socket.socket) -> bool:
         return False
     except ConnectionResetError:
         return True
+
+
+def test_a_node_that_has_the_old_definition_still_is_named(cluster: Cluster) -> None:
+    changed = {"views": {**DESIGN["views"], "more": {"map": MAP}}}
+    trees, active = cluster.group(1).trees, cluster.group(1).active
+    cluster.services[1].put("d", json.dumps(changed).encode())
+    cluster.group(1).trees, cluster.group(1).active = trees, active
+    answer = cluster.rows()
+    assert [row["id"] for row in answer["rows"]] == IDS
+    assert answer["errors"] == [
+        {"from": cluster.places[1], "reason": "it answers with another definition of the design"}
+    ]
 
 
 # --- designs ------------------------------------------------------------------------------------

@@ -429,6 +429,11 @@ def test_a_body_above_the_limit_is_refused(web: Web) -> None:
     assert small.ask("PUT", "/default/_design/d", b" " * 2_049).code == 413
 
 
+def test_a_command_above_the_limit_is_refused(web: Web) -> None:
+    reply = web.ask("POST", "/default/_design/d/_set_states", {"active": [1] * 40_000})
+    assert (reply.code, reply.json["error"]) == (413, "too_large")
+
+
 def test_a_url_above_the_limit_is_refused(web: Web) -> None:
     reply = web.get(f"{VIEW}?key=%22" + "x" * 20_000 + "%22")
     assert reply.code in (400, 414)

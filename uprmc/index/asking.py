@@ -71,6 +71,22 @@ class Asking:
             for node, reason in known.silent.items()
             if known.placement.missing
         ]
+        self.errors += self._differing()
+
+    def _differing(self) -> list[dict[str, str]]:
+        """Return an error for each node whose rows are made by another definition than ours.
+
+        Nodes build a changed design at their own speed, and for a while some still have the old.
+        """
+        placement, reason = (
+            self._known.placement,
+            "it answers with another definition of the design",
+        )
+        return [
+            {"from": node, "reason": reason}
+            for node in placement.nodes
+            if placement.signatures.get(node) not in (self._design.signature, "", None)
+        ]
 
     def lacking(self) -> Refused | None:
         """Return the refusal if nodes that are well do not have all vBuckets together."""

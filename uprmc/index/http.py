@@ -163,12 +163,15 @@ class Pages:
         }
 
     async def _get(self, request: Request, it: Asked) -> Reply:
-        local = no_options(it.options, "local").get("local") == "true"
+        """Return what was put last; to a merger, what answers here."""
+        options = no_options(it.options, "local", "rev")
         name = _design_of(it)
+        if options.get("local") == "true":
+            return Reply(200, self._service.group(name, "rev" in options).design.text)
         try:
             design = await settled(self._service.get(name))
         except Refused as refused:
-            if local or self._scatter is None or refused.status != 404:
+            if self._scatter is None or refused.status != 404:
                 raise
             design = await self._scatter.design(name)
         return Reply(200, design.text)
@@ -226,7 +229,9 @@ class Pages:
         """What of a design a merger may ask this node for."""
         options = no_options(it.options, "design", "rev")
         name = checked_name("design", options.get("design", ""))
-        return json_reply(200, self._service.group(name, "rev" in options).placement())
+        group = self._service.group(name, "rev" in options)
+        found = {**group.placement(), "signature": group.design.signature}
+        return json_reply(200, found)
 
     async def _compact(self, request: Request, it: Asked) -> Reply:
         await settled(self._group(it).compact())

@@ -20,12 +20,14 @@ class Holdings(NamedTuple):
         epoch: of the newest map that it has seen.
         active: vBuckets that it answers for, with the term in which each became active.
         pending: vBuckets that are on their way to it.
+        signature: of the definition that it answers with.
     """
 
     num_vbuckets: int
     epoch: int
     active: Mapping[int, int]
     pending: frozenset[int]
+    signature: str = ""
 
     @classmethod
     def parse(cls, answer: Any) -> Holdings:
@@ -36,6 +38,7 @@ class Holdings(NamedTuple):
                 int(answer["epoch"] or 0),
                 {int(vbucket): int(term or 0) for vbucket, term in answer["active"].items()},
                 frozenset(map(int, answer["pending"])),
+                str(answer.get("signature", "")),
             )
         except (TypeError, KeyError, AttributeError, OverflowError):
             raise ValueError("it does not say which vBuckets it has") from None
@@ -53,6 +56,7 @@ class Placement(NamedTuple):
         epoch: the highest of all nodes.
         missing: vBuckets that no node has.
         coming: those of them that are on their way to one.
+        signatures: of the definition that each node answers with.
     """
 
     total: int
@@ -60,6 +64,7 @@ class Placement(NamedTuple):
     epoch: int
     missing: frozenset[int]
     coming: frozenset[int]
+    signatures: Mapping[str, str]
 
 
 def placed(holdings: Mapping[str, Holdings]) -> Placement:
@@ -86,4 +91,5 @@ def placed(holdings: Mapping[str, Holdings]) -> Placement:
         max((each.epoch for each in holdings.values()), default=0),
         frozenset(missing),
         pending & missing,
+        {node: each.signature for node, each in holdings.items()},
     )

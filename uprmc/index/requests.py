@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from twisted.web.server import Request
 
-from uprmc.index.errors import bad_request
+from uprmc.index.errors import Refused, bad_request
 from uprmc.index.option_values import strict_json
 
 #: The one bucket.
@@ -16,6 +16,9 @@ BUCKET = "default"
 
 #: Bytes of the name of a design or a view.
 NAME_MAX_BYTES = 200
+
+#: Body of a command, such as vBuckets and their states.
+COMMAND_MAX_BYTES = 64 * 1024
 
 #: Options of one URL.
 _OPTIONS_MAX = 64
@@ -90,6 +93,9 @@ def json_body(body: bytes) -> Any:
 
 def json_object(body: bytes, *known: str) -> dict[str, Any]:
     """Return the members of a body; raise `Refused` if one is unknown."""
+    if len(body) > COMMAND_MAX_BYTES:
+        reason = f"the body of a command has {COMMAND_MAX_BYTES} bytes at most"
+        raise Refused(413, "too_large", reason)
     found = json_body(body) if body else {}
     if not isinstance(found, dict):
         raise bad_request("the body is a JSON object")

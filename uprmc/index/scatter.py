@@ -164,12 +164,12 @@ class Scatter:
             return self._service.group(name, new).design
         except Refused as error:
             refused = error
-        found: Design | None = self._designs.get(name)
+        found: Design | None = self._designs.get((name, new))
         if found is not None:
             return found
         for node in self.all.nodes:
             try:
-                path = f"{design_path(name)}?local=true"
+                path = f"{design_path(name)}?local=true{'&rev=new' if new else ''}"
                 text = await self._client.fetch(node, "GET", path, None, ASK_S)
             except Refused as error:
                 refused = error
@@ -177,7 +177,7 @@ class Scatter:
                 refused = Refused(503, "unavailable", f"{node}: {failed}")
             else:
                 found = Design.parse(name, text, _AnyModule(), settings=self._settings)
-                self._designs.put(name, found)
+                self._designs.put((name, new), found)
                 return found
         raise refused
 

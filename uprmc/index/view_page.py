@@ -23,8 +23,8 @@ from uprmc.index.query_times import QueryTimes, kind_of
 from uprmc.index.requests import Asked, checked_name, json_body
 from uprmc.index.scatter import Scatter
 
-#: A body of more than this is read by a thread: it may hold many keys.
-_AT_ONCE_BYTES = 8 * 1024
+#: Options of more than this are read by a thread: they may hold many keys.
+_AT_ONCE_BYTES = 2 * 1024
 
 
 #: Snapshots that one query takes, when rollbacks cut off what it reads.
@@ -82,7 +82,7 @@ class ViewPage:
 
         if len(it.body) > self._settings.max_request_bytes:
             raise Refused(413, "too_large", "the body is larger than index.max_request_bytes")
-        if len(it.body) <= _AT_ONCE_BYTES:
+        if len(it.body) + sum(len(text) for _, text in it.options) <= _AT_ONCE_BYTES:
             return read()
         return cast(Query, await deferToThreadPool(self._reactor, self._pool, read))
 
