@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from uprmc.index.design import Design
 from uprmc.index.errors import Refused
 from uprmc.index.javascript import process
 from uprmc.index.javascript.check import refuse_faults
+from uprmc.index.javascript.process import ChildFailed
 from uprmc.index.mapping import make_mapper
 from uprmc.index.model import Document, Mapped, Mapper
 
@@ -157,6 +159,17 @@ def test_what_is_no_function_is_refused(source: str) -> None:
 def test_a_semicolon_and_a_comment_behind_a_function_do_no_harm() -> None:
     for source in ("function (doc) { emit(1, 1); };\n ", "doc => { emit(1, 1) } // so it is"):
         assert rows(mapped(source, document({}))) == [(1, 1)]
+
+
+def test_an_engine_that_does_not_start_is_one_clear_error(tmp_path: Path) -> None:
+    with mapper("function (doc) { emit(1, 1); }") as made:
+        (tmp_path / "py_mini_racer.py").write_text("raise ImportError('no such library')")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(tmp_path))
+            with pytest.raises(ChildFailed, match="does not start: ImportError: no such library"):
+                made.map([document({})])
+            assert "could not be compiled: ImportError" in refused("doc => 1")["reason"]
+        assert rows(made.map([document({})])[0]) == [(1, 1)]
 
 
 def test_without_the_engine_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

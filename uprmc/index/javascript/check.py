@@ -39,7 +39,10 @@ def check(sources: Sequence[str]) -> list[Fault | None]:
     first = {"check": list(sources), "memory": _MEMORY, "timeout_s": _TIMEOUT_S}
     child = Child(json.dumps(first).encode(), _TIMEOUT_S * len(sources), _ANSWER_BYTES)
     try:
-        faults = json.loads(child.receive(60.0))
+        answer = child.receive(60.0)
+        if answer[:1] == b"!":
+            raise ChildFailed(answer[1:].decode(errors="replace"))
+        faults = json.loads(answer)
     except ChildFailed as error:
         return [Fault(f"it could not be compiled: {error}")] * len(sources)
     finally:

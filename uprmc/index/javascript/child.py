@@ -38,7 +38,11 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)  # nothing that a library prints gets between frames
     config = json.loads(_read(pipe_in) or b"{}")
-    engine = Engine(config)
+    try:
+        engine = Engine(config)
+    except Exception as error:
+        _write(pipe_out, b"!" + f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
+        return
     if "check" in config:
         _write(pipe_out, engine.check(config["check"]))
         return

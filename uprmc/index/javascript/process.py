@@ -120,10 +120,13 @@ class Child:
         """Return a process that has compiled the functions; raise `ChildFailed`."""
         # What it may have in memory is more than it can say.
         child = cls(config.text(), config.timeout_s, config.memory)
-        answer = child.receive(_START_S)
-        if answer != b"=":
+        try:
+            answer = child.receive(_START_S)
+            if answer != b"=":
+                raise ChildFailed(answer[1:].decode(errors="replace") or "it wrote nonsense")
+        except ChildFailed as error:
             child.end()
-            raise ChildFailed(answer[1:].decode(errors="replace") or "it did not start")
+            raise ChildFailed(f"JavaScript does not start: {error}") from None
         return child
 
     @property
