@@ -97,6 +97,7 @@ class Following:
         self._client: TwistedUprClient | None = None
         self._followed = 0
         self._lost: dict[int, float] = {}
+        self._taken: tuple[IndexStore, int] | None = None
         self._timer: Any = None
         self._stopping = False
         self._life: Deferred[None] | None = None
@@ -294,12 +295,16 @@ class Following:
         store = self.store
         if store is None or not self._source.is_known:
             return
+        version = self._source.version
+        if (store, version) == self._taken and not self._lost:
+            return
         at_source, kept = bitmap(self._at_source), self._kept(store.view.states)
         first = store.is_building
         states = store.view.states
         if self.replica is not None and not states.managed:
             await moved(self.replica, self, numbers(at_source & ~states.indexed))
         await self.change_states(lambda states: follow_source(states, at_source, kept, first=first))
+        self._taken = (store, version)
 
     @property
     def _at_source(self) -> frozenset[int]:

@@ -10,7 +10,7 @@ Source: systems reference c.7, c.8; acceptance rows I16, I27.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, KeysView, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -70,6 +70,9 @@ class Source:
         places: as given.
         error: why the node that failed last did, ``""`` = all have answered.
         rounds: how often all were asked.
+        version: counts the changes of what they have.
+        active: vBuckets that are active on any of the nodes.
+        replicas: vBuckets that a node has as a replica and none as active.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class Source:
     ) -> None:
         self.places = list(places)
         self.error = ""
-        self.rounds = 0
+        self.rounds = self.version = 0
+        self.active: frozenset[int] = frozenset()
+        self.replicas: frozenset[int] = frozenset()
         self._reactor, self._poll_s, self._tls, self._on_change = reactor, poll_s, tls, on_change
         self._pool = ThreadPool(0, 1, "uprmc-index-source")
         self._connections: dict[str, NodeConnection] = {}
@@ -113,17 +118,6 @@ class Source:
     def is_known(self) -> bool:
         """Whether any node has told what it has."""
         return bool(self._told)
-
-    @property
-    def active(self) -> frozenset[int]:
-        """vBuckets that are active on any of the nodes."""
-        return frozenset(number for told in self._told.values() for number in told.active)
-
-    @property
-    def replicas(self) -> frozenset[int]:
-        """vBuckets that a node has as a replica and none as active."""
-        found = frozenset(number for told in self._told.values() for number in told.replicas)
-        return found - self.active
 
     @property
     def seqnos(self) -> dict[int, int]:
@@ -182,11 +176,20 @@ class Source:
             self._begin()
 
     def _took(self, found: dict[str, Told | str]) -> None:
-        before = self.active, self.replicas
+        before = {place: _held(told) for place, told in self._told.items()}
         errors = [each for each in found.values() if isinstance(each, str)]
         self.error = errors[-1] if errors else ""
         self._told |= {place: told for place, told in found.items() if isinstance(told, Told)}
-        if not self._stopped and (before != (self.active, self.replicas)):
+        if before != {place: _held(told) for place, told in self._told.items()}:
+            self._have_changed()
+
+    def _have_changed(self) -> None:
+        told = self._told.values()
+        self.version += 1
+        self.active = frozenset(number for each in told for number in each.active)
+        replicas = frozenset(number for each in told for number in each.replicas)
+        self.replicas = replicas - self.active
+        if not self._stopped:
             self._on_change()
 
     def _failed(self, failure: Any) -> None:
@@ -311,3 +314,8 @@ class Source:
         if connection is not None:
             self._with_terms.discard(connection)
             connection.close()
+
+
+def _held(told: Told) -> tuple[KeysView[int], frozenset[int]]:
+    """Return which vBuckets a node has, to compare."""
+    return told.active.keys(), told.replicas

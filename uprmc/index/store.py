@@ -208,6 +208,11 @@ class IndexStore:
             found[vbucket] = Saved(seqno, snapshot, facts.log, seqno, facts.purge_seqno, facts.term)
         return found
 
+    def seqno_of(self, vbucket: int) -> int:
+        """Where a vBucket stands, 0 = nowhere."""
+        position = self._positions.get(vbucket)
+        return 0 if position is None else position.seqno
+
     def durable_of(self, vbucket: int) -> Saved | None:
         """Where the newest synced header stands."""
         return self._durable.get(vbucket)

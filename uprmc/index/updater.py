@@ -48,6 +48,9 @@ class Owned(Protocol):
     def positions(self) -> dict[int, Saved]:
         """Where the trees stand."""
 
+    def seqno_of(self, vbucket: int) -> int:
+        """Where a vBucket stands, 0 = nowhere."""
+
     def durable_of(self, vbucket: int) -> Saved | None:
         """Where the newest synced header stands."""
 
@@ -136,8 +139,7 @@ class Updater:
 
     def roll_back(self, vbucket: int, seqno: int) -> Deferred[bool] | bool:
         """See `follow.Updates.roll_back`."""
-        stands = self.positions().get(vbucket)
-        if seqno and not self._queued_bytes and stands is not None and stands.seqno == seqno:
+        if seqno and not self._queued_bytes and self.store.seqno_of(vbucket) == seqno:
             return True
         return self.do(lambda: bool(self.store.roll_back(vbucket, seqno)))
 
