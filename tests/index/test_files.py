@@ -302,6 +302,31 @@ def test_a_change_that_changes_nothing_writes_nothing() -> None:
     assert tree.file.size == size
 
 
+@pytest.mark.parametrize("wanted", [None, 0b1000, 0b10110111])
+@pytest.mark.parametrize("descending", [False, True])
+def test_rows_that_are_left_out_are_wanted_ones_of_the_range_and_few_are_read(
+    wanted: int | None, descending: bool
+) -> None:
+    disk = MemoryDisk()
+    file = IndexFile.create(PATH, disk=disk, cache=NodeCache(0))
+    rows = [Entry(b"%05d" % n, n % 8 if n < 3000 else 0, b"value") for n in range(20_000)]
+    tree = Tree(file, None).update([], rows)
+    file.flush()
+    expected = [row for row in rows[100:] if wanted is None or wanted >> row.vbucket & 1][
+        :: -1 if descending else 1
+    ]
+    bounds = (None, b"00100") if descending else (b"00100", None)
+    for skip in (0, 1, 99, 2000, 15_000, 30_000):
+        found = tree.rows(*bounds, wanted=wanted, descending=descending, skip=skip)
+        assert list(found) == expected[skip:]
+    if wanted is None:
+        places = []
+        read_at = disk.read_at
+        disk.read_at = lambda *place: places.append(place) or read_at(*place)  # type: ignore
+        next(tree.rows(*bounds, descending=descending, skip=15_000))
+        assert len(places) < 9
+
+
 def test_a_full_disk_is_an_error_of_the_system_and_the_next_start_is_sound() -> None:
     life = Life(2)
     header = life.file.header
