@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from twisted.internet.interfaces import IAddress
+from twisted.internet.interfaces import IAddress, ITCPTransport
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from twisted.web import http
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
+
+#: What a client goes on sending after a refusal is read, and dropped, for this long.
+LINGER_S = 2.0
 
 #: First bytes of requests of the binary protocol and of TLS.
 _NO_HTTP = b"\x80\x81\x16"
@@ -75,10 +78,16 @@ class LimitedChannel(http.HTTPChannel):
 
     def refuse(self, answer: bytes) -> None:
         """Answer, hang up and hear no more."""
-        if not self.refused:
-            self.refused = True
-            transport = cast(Any, self.transport)
-            transport.write(answer)
+        if self.refused:
+            return
+        self.refused = True
+        transport = cast(Any, self.transport)
+        transport.write(answer)
+        if ITCPTransport.providedBy(transport):
+            # A client that is still sending would lose the answer if what it sends met no reader.
+            transport.loseWriteConnection()
+            self.setTimeout(LINGER_S)
+        else:
             transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:

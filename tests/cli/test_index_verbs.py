@@ -126,7 +126,9 @@ def test_errors_of_an_answer_are_printed_after_its_rows(run: Run, service: FakeS
     ended = run("query", "d/counted", "--group")
     assert ended.code == 1
     assert ended.err.startswith("uprmc: 127.0.0.1:8092: view 'counted': the reduce failed")
-    assert run("query", "d/counted", "--group", "--json").code == 1
+    as_json = run("query", "d/counted", "--group", "--json")
+    assert (as_json.code, len(json.loads(as_json.out)["errors"])) == (1, 3)
+    assert as_json.err == "uprmc: the answer is not complete; its errors say why\n"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +174,14 @@ def test_a_refusal_of_the_index_is_shown_as_it_is(run: Run, service: FakeService
     ended = run("query", "d/by_city", "--timeout", "1s")
     assert (ended.code, ended.line()) == (1, "not indexed within 1 s")
     assert service.groups["d"].asked[0][-1] == 1.0
+
+
+def test_a_design_that_is_too_large_is_a_failure(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "large.json"
+    file.write_bytes(b" " * 5_000_000)
+    ended = run("put", "large", file)
+    assert ended.code == 1
+    assert "413 Content Too Large" in ended.line()
 
 
 def asked(capsys: pytest.CaptureFixture[str], place: str) -> Ended:

@@ -271,7 +271,10 @@ def _print_answer(lines: Iterator[bytes]) -> int:
     sys.stdout.buffer.flush()
     if not tail.endswith(b"]}\n"):
         raise NodeError("the answer broke off")
-    return 0 if tail.endswith(b'"errors":[]}\n') else 1
+    if tail.endswith(b'"errors":[]}\n'):
+        return 0
+    click.echo("uprmc: the answer is not complete; its errors say why", err=True)
+    return 1
 
 
 def _print_rows(lines: Iterator[bytes], place: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, TypeVar
@@ -59,7 +59,8 @@ class ViewsAccess:
         connection = http.client.HTTPConnection(place.host, place.port, timeout=self.timeout_s)
         headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
-            connection.request(method, path, body, headers)
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, path, body, headers)  # it may have been refused already
             response = connection.getresponse()
             if response.status >= _BAD_REQUEST:
                 self._refuse(response)
@@ -79,10 +80,14 @@ class ViewsAccess:
             connection.close()
 
     def _refuse(self, response: http.client.HTTPResponse) -> None:
-        found = self._understood(response.read(_ANSWER_MAX))
+        try:
+            found = json.loads(response.read(_ANSWER_MAX))
+        except ValueError:
+            found = None
         reason = found.get("reason") if isinstance(found, dict) else None
         if not isinstance(reason, str):
-            raise NodeError(f"{self.place} answers with status {response.status}")
+            status = f"{response.status} {response.reason}".strip()
+            raise NodeError(f"{self.place} answers with status {status}")
         if response.status == _BAD_REQUEST:
             raise ConfigError(reason)
         raise NodeError(reason)
