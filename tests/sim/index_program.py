@@ -8,8 +8,10 @@ behind what was synced, perhaps in bytes that were never written there.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -40,7 +42,7 @@ _THINK_S = 0.08
 _BACK_S = 0.1
 
 #: What it does besides following, by weight.
-_DEEDS = {"header": 4, "work": 6, "compact": 1, "query": 6, "drop": 1}
+_DEEDS = {"header": 4, "work": 6, "compact": 2, "forget": 1, "query": 6, "drop": 1}
 
 
 def emitted(key: bytes, value: bytes) -> list[tuple[Any, int]]:
@@ -112,7 +114,7 @@ class Desk:
         stands = self.positions().get(vbucket)
         if seqno and self.is_level and stands is not None and stands.seqno == seqno:
             return True
-        self.apply_all()
+        self._program.apply_all()
         return bool(self.store.roll_back(vbucket, seqno))
 
     def positions(self) -> dict[int, Any]:
@@ -211,6 +213,7 @@ class IndexProgram(Program):
         store = self.store
         assert store is not None
         self._asked.clear()
+        store.may_swap = False
         followed = store.states.followed
         options = Options(
             name=f"index{self._number}-{self.deaths}",
@@ -229,8 +232,17 @@ class IndexProgram(Program):
         """Hang up, and go on from where the trees stand now."""
         self.done["followed again"] += 1
         self._hang_up()
-        self.desk.apply_all()
+        self.apply_all()
         self._follow()
+
+    def apply_all(self) -> None:
+        """Apply everything that is queued."""
+        store = self.store
+        assert store is not None
+        before = store.headers_written
+        self.desk.apply_all()
+        if store.headers_written != before:
+            self._note_synced(store)
 
     def _hang_up(self) -> None:
         core, self.core = self.core, None
@@ -253,6 +265,7 @@ class IndexProgram(Program):
         """Go for good."""
         self._hang_up()
         if self.store is not None:
+            self.store._abandon_compaction()
             self._close_files(self.store)
             self.store = None
 
@@ -266,6 +279,7 @@ class IndexProgram(Program):
         """Leave of each file what was synced, and something of what was not."""
         assert self.store is not None
         store, self.store = self.store, None
+        store._abandon_compaction()
         self.count_rollbacks(store)
         told = {vbucket: store.durable_of(vbucket) for vbucket in store.positions()}
         self.durable = {vbucket: each.seqno for vbucket, each in told.items() if each is not None}
@@ -285,6 +299,8 @@ class IndexProgram(Program):
         """Add up what a life went through."""
         self.done.update({f"rollback {kind}": n for kind, n in store.rollbacks.items()})
         store.rollbacks.clear()
+        self.done["compactions"] += store.compactions
+        store.compactions = 0
 
     # --- applying ---------------------------------------------------------------------------------
 
@@ -302,9 +318,7 @@ class IndexProgram(Program):
             self.apply_later()
 
     def _apply_some(self) -> None:
-        self.points.point()
-        self.desk.apply_some()
-        self.points.point()
+        self._header(self.desk.apply_some)
         self._look()
 
     def _guarded(self, act: Callable[[], object]) -> bool:
@@ -337,6 +351,7 @@ class IndexProgram(Program):
             if self._catching.error is None:
                 self._header(store.finish_build)
                 store.change_states(lambda states: caught_up(states, self._all))
+                store.may_swap = True
                 self._catching = None
             elif self.core is not None:
                 self._catching = self.core.barrier()
@@ -378,16 +393,32 @@ class IndexProgram(Program):
         """Do some slices of what is done when nothing is queued."""
         if self.store is None or not self.desk.is_level:
             return
-        slices: Iterator[None] | None = self.store.work()
-        for _ in range(self._world.random.randint(1, 5)):
-            if slices is None or next(slices, self) is self:
-                break
-            self.done["slices"] += 1
+        store = self.store
+        self._header(partial(self._work, store))
+        compaction = store._compaction
+        while compaction is not None and not compaction.has_ended:
+            time.sleep(0.001)  # real time: what it copies depends on nothing that happens meanwhile
         self._look()
+
+    def _work(self, store: IndexStore) -> None:
+        slices: Iterator[None] | None = store.work()
+        while slices is not None and next(slices, self) is not self:
+            self.done["slices"] += 1
 
     def _do_compact(self) -> None:
         if self.store is not None and not self.calm:
             self.store.begin_compaction()
+
+    def _do_forget(self) -> None:
+        """Drop the file before a compaction if no rollback can need it."""
+        if self.store is not None and self.store.files.old is not None:
+            nodes = [node for node in self._cluster.nodes.values() if node.up and node.serving]
+            persisted = {
+                vbucket.id: vbucket.persisted_seqno
+                for node in nodes
+                for vbucket in node.bucket.active.values()
+            }
+            self.done["old files dropped"] += self.store.drop_old_file(persisted)
 
     def _do_query(self) -> None:
         """Ask what must contain everything that is acknowledged now."""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sim
 
 
 @pytest.mark.parametrize("seed", seeds(default=6))
-@pytest.mark.acceptance("I01", "I08", "I11", "I13", "I16", "I19", "I20", "I24", "I28", "D16")
+@pytest.mark.acceptance("I01", "I08", "I11", "I13", "I16", "I19", "I20", "I22", "I24", "I28", "D16")
 def test_every_answer_of_an_index_was_true_whatever_goes_wrong(seed: int) -> None:
     """Random faults, failovers, takeovers, purges, deaths, vBuckets that come and go."""
     story(IndexRun, seed)
@@ -58,6 +58,7 @@ def test_the_runs_do_what_they_are_for() -> None:
     """Every kind of event happens within the first seeds; else the judges have nothing to judge."""
     wanted = {
         "index answered",
+        "index compactions",
         "index deaths",
         "index dropped",
         "index fresh answers",
