@@ -135,12 +135,12 @@ def test_a_reduction_over_its_limit_fails() -> None:
     [
         ("function (k, v) { throw new Error('no luck'); }", "it threw Error: no luck"),
         ("function (k, v) { var a = []; a.push(a); return a; }", "circular"),
-        ("function (k, v) { for (;;); }", "it ran for more than 0.3 s"),
+        ("function (k, v) { for (;;); }", "it ran for more than 1 s"),
         ("function (k, v) { var a = ['x']; for (;;) a = a.concat(a, a); }", ""),
     ],
 )
 def test_a_function_that_fails_costs_its_reduction_and_no_more(source: str, words: str) -> None:
-    limits = {"map_timeout_s": 0.3 if "for (;;);" in source else 20, "worker_memory": 64 << 20}
+    limits = {"map_timeout_s": 1 if "for (;;);" in source else 20, "worker_memory": 64 << 20}
     with reducer(source.replace("{", "{ if (v[0] === 1) return 7;", 1), **limits) as made:
         assert made.reduce(entries(2)) == (None,)
         assert words in str(made.errors[0])

@@ -25,6 +25,7 @@ _Map = Callable[..., list[Emission]]
 
 _NONE: tuple[Emission, ...] = ()
 _NO_OUTCOME: Outcome = []
+_NO_DOCUMENT = Document(b"", 0, 0, b"", 0, 0, 0, 0)
 
 _new = tuple.__new__
 
@@ -69,6 +70,8 @@ class DesignMapper:
         if self._javascript is None:
             return [self._map_one(document) for document in documents]
         outcomes = self._javascript.map(documents)
+        if len(self._scripts) == len(self._names):
+            return [self._mapped(outcome) for outcome in outcomes]
         return [
             self._map_one(document, outcome)
             for document, outcome in zip(documents, outcomes, strict=True)
@@ -85,6 +88,13 @@ class DesignMapper:
             except Exception:
                 made.append(self._map_one(document))
         return made
+
+    def _mapped(self, outcome: Outcome) -> Mapped:
+        """Return what a document gives to a design that is JavaScript alone."""
+        for made in outcome:
+            if type(made) is str:
+                return self._map_one(_NO_DOCUMENT, outcome)
+        return _new(Mapped, (outcome, None))
 
     def _map_one(self, document: Document, outcome: Outcome = _NO_OUTCOME) -> Mapped:
         rows: list[Sequence[Emission]] = [_NONE] * len(self._names)
