@@ -112,7 +112,7 @@ class Files:
             gone, self.current, self.old = self.current, file, None
             gone.path.unlink()
             gone.readers.retire()
-        file.file.truncate_to(header)
+        file.cut_to(header)
 
     # --- compaction -----------------------------------------------------------------------------
 
@@ -131,6 +131,7 @@ class Files:
         compacted.path = path
         compacted.sync_name()
         self.current, self.old = OpenFile(path, compacted, self._reducers), self.current
+        self.current.headers = 1
 
     def drop_old(self) -> None:
         """Nothing can be rolled back to the old file any more."""

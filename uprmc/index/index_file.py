@@ -68,6 +68,7 @@ class Contents(NamedTuple):
         states: of all.
         docs_mapped: since the index was begun.
         instance: as what it is registered with nodes.
+        headers: how many there are, this one included.
     """
 
     positions: Mapping[int, Position]
@@ -75,6 +76,7 @@ class Contents(NamedTuple):
     states: States
     docs_mapped: int = 0
     instance: str = ""
+    headers: int = 0
 
 
 class Trees(NamedTuple):
@@ -113,27 +115,26 @@ class OpenFile:
         file: the nodes and headers.
         reducers: of each view, ``None`` = nothing is reduced.
         readers: who reads it.
+        headers: how many it has.
     """
 
     def __init__(self, path: Path, file: IndexFile, reducers: Sequence[Reducer | None]) -> None:
         self.path, self.file, self.reducers = path, file, tuple(reducers)
         self.readers = Readers(file.close)
-        self._headers: int | None = None
-        self._counted: Header | None = None
+        self._first: Header | None = None
+        self.headers = contents_of(file.header).headers
 
     def first_header(self) -> Header | None:
-        """Return the oldest header, ``None`` = there is none."""
-        found = None
-        for header in self.file.headers():
-            found = header
-        return found
+        """Return the oldest header, ``None`` = there is none; the first call reads them all."""
+        if self._first is None:
+            for header in self.file.headers():
+                self._first = header
+        return self._first
 
-    def count_headers(self) -> int:
-        """Return how many headers it has, those that were written before it was opened included."""
-        if self._headers is None or self._counted is not self.file.header:
-            self._headers = sum(1 for _ in self.file.headers())
-            self._counted = self.file.header
-        return self._headers
+    def cut_to(self, header: Header) -> None:
+        """Cut the file behind a header."""
+        self.file.truncate_to(header)
+        self.headers = contents_of(header).headers
 
     def trees(self, header: Header | None = None) -> Trees:
         """Return the trees of a header; empty ones without."""
@@ -164,9 +165,11 @@ class OpenFile:
             purge_seqnos={vbucket: facts.purge_seqno for vbucket, facts in contents.facts.items()},
             epoch=contents.states.epoch,
             roots=roots,
-            extra=_extra(contents),
+            extra=_extra(contents._replace(headers=self.headers + 1)),
         )
-        return self.file.write_header(header, sync=True)
+        written = self.file.write_header(header, sync=True)
+        self.headers += 1
+        return written
 
 
 def _extra(contents: Contents) -> bytes:
@@ -179,6 +182,7 @@ def _extra(contents: Contents) -> bytes:
         "managed": states.managed,
         "docs_mapped": contents.docs_mapped,
         "instance": contents.instance,
+        "headers": contents.headers,
     }
     return json.dumps(found, separators=(",", ":")).encode()
 
@@ -205,6 +209,7 @@ def contents_of(header: Header | None) -> Contents:
             bool(extra["managed"]),
         )
         docs_mapped, instance = int(extra["docs_mapped"]), str(extra["instance"])
+        headers = int(extra.get("headers", 1))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise Damaged(f"a header's facts cannot be read: {error!r}") from None
     facts = {
@@ -215,4 +220,4 @@ def contents_of(header: Header | None) -> Contents:
         )
         for vbucket, log in header.logs.items()
     }
-    return Contents(dict(header.positions), facts, states, docs_mapped, instance)
+    return Contents(dict(header.positions), facts, states, docs_mapped, instance, headers)

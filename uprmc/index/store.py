@@ -472,7 +472,7 @@ class IndexStore:
             "disk_bytes": self.files.disk_bytes,
             "data_bytes": live,
             "fragmentation": round(1 - live / size, 4) if live else 0.0,
-            "headers": self.files.current.count_headers(),
+            "headers": self.files.current.headers,
             "old_file": self.files.old is not None,
             "compactions": self.compactions,
             "compacting": self._compaction is not None,
