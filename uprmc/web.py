@@ -93,6 +93,7 @@ class LimitedChannel(http.HTTPChannel):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         cast(LimitedSite, self.site).clients -= 1
         super().connectionLost(reason)
+        self._transferDecoder = None  # of a body that never came; it knows this channel
 
 
 class LimitedSite(Site):

@@ -51,7 +51,7 @@ class _Index(click.Group):
 @click.group(cls=_Index)
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def index() -> None:
-    """Put designs of views, query them, and see how their indexes are."""
+    """Store, query and describe views."""
 
 
 _NAME = click.argument("name", metavar="NAME")
