@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.index.reducing import Lengths
-from uprmc.index.model import Entry
+from uprmc.index.model import Entry, Reductions
 from uprmc.index.tree import (
     Header,
     IndexFile,
@@ -285,3 +285,34 @@ DeepTrees.TestCase.settings = settings(deadline=None, stateful_step_count=30)
 TestDeepTrees = DeepTrees.TestCase
 Trees.TestCase.settings = settings(deadline=None, stateful_step_count=30)
 TestTrees = Trees.TestCase
+
+
+def test_of_several_reduces_one_that_cannot_be_made_does_not_spoil_the_others() -> None:
+    class Pairs:
+        def reduce(self, entries: Sequence[Entry]) -> Reductions:
+            raise AssertionError
+
+        def rereduce(self, reductions: Sequence[Reductions]) -> Reductions:
+            columns = zip(*reductions, strict=True)
+            return tuple(b"+".join([text or b"?" for text in column]) for column in columns)
+
+    assert writing.rereduce(Pairs(), [(b"1", None), (b"2", b"3")]) == (b"1+2", None)
+    assert writing.rereduce(Pairs(), [(b"1", b"4"), (b"2", b"3")]) == (b"1+2", b"4+3")
+    assert writing.rereduce(Pairs(), [(None, None), (b"2", b"3")]) == (None, None)
+    assert writing.rereduce(Pairs(), []) == ()
+
+
+def test_a_tree_that_shrinks_joins_its_small_nodes(tmp_path: Path) -> None:
+    rng = random.Random(6)
+    file = IndexFile.create(tmp_path / "index")
+    rows = [Entry(b"%05d" % n, 0, b"v" * 60) for n in range(6000)]
+    tree = Tree(file, None).update([], rows)
+    there = [row.key for row in rows]
+    while len(there) > 300:
+        gone = set(rng.sample(there, 40))
+        there = [key for key in there if key not in gone]
+        tree = tree.update(sorted(gone))
+        leaves = [node for node, *_ in walk(tree) if isinstance(node, Leaf)]
+        assert all(not leaf.below(writing.MIN_NODE) for leaf in leaves)
+        check_shape(tree)
+    file.close()
