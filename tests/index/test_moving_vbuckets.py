@@ -16,6 +16,7 @@ from interop.replica_pair import Node, replicate, verb, wait_until_level
 from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
 from tests.index.running import BY_CITY, Views, cities, delete, index_server, store
+from tests.system.support import stats
 
 VBUCKETS = 8
 
@@ -33,6 +34,13 @@ def set_states(views: Views, **states: object) -> int:
 def vbuckets_of(views: Views) -> dict[str, list[int]]:
     found: dict[str, list[int]] = views.info()["vbuckets"]
     return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def _registered(node: ServerProcess) -> set[str]:
+    """Return the vBuckets in which an index is registered."""
+    assert node.upr is not None
+    names = stats(node.upr, "watermarks")
+    return {name.partition(":")[0] for name in names if "index-d-" in name}
 
 
 @pytest.mark.acceptance("I12")
@@ -54,6 +62,7 @@ def test_states_that_are_set_decide_what_is_indexed_and_shown(
         indexed = views.info()["rows"]["by_city"]
         assert len(shown) < indexed < len(everything)
         assert views.count() == len(shown)  # what is passive is left out of reductions
+        wait_until(lambda: _registered(node) == {"vb_0", "vb_1", "vb_2", "vb_3"})
         assert set_states(views, active=[0], epoch=4) == 409
         assert set_states(views, active=[0], passive=[0], epoch=6) == 400
         assert set_states(views, active=[0, 1, 2, 3], passive=[], epoch=6) == 200

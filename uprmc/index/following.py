@@ -95,7 +95,7 @@ class Following:
         self.runs = 0
         self._updater: Updater | None = None
         self._client: TwistedUprClient | None = None
-        self._followed = 0
+        self._followed = self._leaving = 0
         self._lost: dict[int, float] = {}
         self._taken: tuple[IndexStore, int] | None = None
         self._timer: Any = None
@@ -241,11 +241,18 @@ class Following:
                 continue
             await self.change_states(lambda states: caught_up(states, followed))
             if self._client is client:
+                self._forget_left(client)
                 self.ready, self.failure = True, ""
                 updater.store.may_swap = True
                 updater.look()
                 self.progress.fire()
             return
+
+    def _forget_left(self, client: TwistedUprClient) -> None:
+        """Have nodes keep no deletions of vBuckets that are no longer indexed here."""
+        left, self._leaving = self._leaving, 0
+        if left:
+            client.forget(numbers(left), tls=self._source.tls).addErrback(_unheard)
 
     async def _level(self, updater: Updater) -> None:
         """Return when everything that was handed over is in the trees."""
@@ -338,7 +345,9 @@ class Following:
         if updater is None:
             return None
         store: IndexStore = updater.store
+        before = store.view.states.indexed
         states = await updater.do(lambda: store.change_states(change))
+        self._leaving = (self._leaving | before) & ~states.indexed
         client = self._client
         if client is not None and states.followed != self._followed:
             client.stop()

@@ -67,7 +67,7 @@ class Source:
         on_change: called when other vBuckets are active or replicas than before.
 
     Attributes:
-        places: as given.
+        places, tls: as given.
         error: why the node that failed last did, ``""`` = all have answered.
         rounds: how often all were asked.
         version: counts the changes of what they have.
@@ -88,7 +88,7 @@ class Source:
         self.rounds = self.version = 0
         self.active: frozenset[int] = frozenset()
         self.replicas: frozenset[int] = frozenset()
-        self._reactor, self._poll_s, self._tls, self._on_change = reactor, poll_s, tls, on_change
+        self._reactor, self._poll_s, self.tls, self._on_change = reactor, poll_s, tls, on_change
         self._pool = ThreadPool(0, 1, "uprmc-index-source")
         self._connections: dict[str, NodeConnection] = {}
         self._with_terms: set[NodeConnection] = set()
@@ -301,7 +301,7 @@ class Source:
     def _at(self, place: str) -> NodeConnection:
         connection = self._connections.get(place)
         if connection is None:
-            connection = NodeConnection(place, _ANSWER_S, self._tls)
+            connection = NodeConnection(place, _ANSWER_S, self.tls)
             self._connections[place] = connection
             value = encode_hello([Feature.TERMS])
             answer = connection.ask(RequestFrame(Opcode.HELLO, key=b"uprmc-index", value=value))
