@@ -8,7 +8,7 @@ of one kind, in the order of the view. Source: contracts reference, section 4.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from uprmc.config import IndexSettings
@@ -29,7 +29,7 @@ class _Missing:
 MISSING: Final = _Missing()
 
 #: Gives what a document emits; raises `MapError` where it is too much.
-Map = Callable[[Any], list[Emission]]
+Map = Callable[[Any], Sequence[Emission]]
 
 _Get = Callable[[Any], Any]
 _Test = Callable[[Any], bool]
@@ -54,8 +54,8 @@ def compile_rules(rules: Rules, collation: Collation, settings: IndexSettings) -
 
 
 def _where(test: _Test, emit: Map) -> Map:
-    def run(document: Any) -> list[Emission]:
-        return emit(document) if test(document) else []
+    def run(document: Any) -> Sequence[Emission]:
+        return emit(document) if test(document) else ()
 
     return run
 
@@ -71,7 +71,7 @@ def _all(tests: list[_Test]) -> _Test:
 
 
 def _several(emits: list[Map], limits: Limits) -> Map:
-    def run(document: Any) -> list[Emission]:
+    def run(document: Any) -> Sequence[Emission]:
         rows = [row for emit in emits for row in emit(document)]
         limits.check(rows)
         return rows
@@ -84,14 +84,16 @@ def _compile_row(row: Row, collation: Collation, limits: Limits) -> Map:
     if isinstance(row.value, Constant):
         return _compile_constant_value(row, dumps(row.value.value), collation, limits)
     get_key, get_value = _compile_template(row.key, MISSING), _compile_template(row.value, None)
+    most_key, most_value = limits.key, limits.value
 
-    def emit(document: Any) -> list[Emission]:
+    def emit(document: Any) -> Sequence[Emission]:
         key = get_key(document)
         if key is MISSING:
-            return []
+            return ()
         key_text, value_text = dumps(key), dumps(get_value(document))
-        limits.check_row(key_text, value_text)
-        return [_new(Emission, (sort_key(key, collation), key_text, value_text))]
+        if len(key_text) > most_key or len(value_text) > most_value:
+            limits.check_row(key_text, value_text)
+        return (_new(Emission, (sort_key(key, collation), key_text, value_text)),)
 
     return emit
 
@@ -102,14 +104,14 @@ def _compile_constant_value(
     """Return what emits null, or 1, or the like for each key: the most frequent kind of row."""
     get_key, most = _compile_template(row.key, MISSING), limits.key
 
-    def emit(document: Any) -> list[Emission]:
+    def emit(document: Any) -> Sequence[Emission]:
         key = get_key(document)
         if key is MISSING:
-            return []
+            return ()
         key_text = dumps(key)
         if len(key_text) > most or len(value_text) > limits.value:
             limits.check_row(key_text, value_text)
-        return [_new(Emission, (sort_key(key, collation), key_text, value_text))]
+        return (_new(Emission, (sort_key(key, collation), key_text, value_text)),)
 
     return emit
 
@@ -158,12 +160,28 @@ def _object(gets: dict[str, _Get]) -> _Get:
 
 def compile_path(path: Path, missing: Any) -> _Get:
     """Return what reads a path in a document."""
-    name = path.steps[0]
-    if len(path.steps) > 1 or isinstance(name, int):
-        return _steps(path.steps, missing)
+    match path.steps:
+        case (str(outer), str(inner)):
+            return _two_members(outer, inner, missing)
+        case (str(name),):
+            pass
+        case _:
+            return _steps(path.steps, missing)
 
     def member(document: Any) -> Any:
         return document.get(name, missing) if type(document) is dict else missing
+
+    return member
+
+
+def _two_members(outer: str, inner: str, missing: Any) -> _Get:
+    """Return what reads the most frequent path of more than one step."""
+
+    def member(document: Any) -> Any:
+        if type(document) is not dict:
+            return missing
+        value = document.get(outer)
+        return value.get(inner, missing) if type(value) is dict else missing
 
     return member
 

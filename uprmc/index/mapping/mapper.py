@@ -21,7 +21,7 @@ from uprmc.index.model import Document, Emission, Mapped, Mapper
 
 __all__ = ["DesignMapper", "make_mapper"]
 
-_Map = Callable[..., list[Emission]]
+_Map = Callable[..., Sequence[Emission]]
 
 _NONE: tuple[Emission, ...] = ()
 _NO_OUTCOME: Outcome = []
@@ -80,11 +80,13 @@ class DesignMapper:
     def _map_declarative(self, documents: Sequence[Document]) -> list[Mapped]:
         """Map with as few calls as possible; whatever is not plain takes the general way."""
         runs = [run for _, run in self._maps]
+        first = runs[0] if len(runs) == 1 else None
         made: list[Mapped] = []
         for document in documents:
             try:
                 value = loads(document.value)
-                made.append(_new(Mapped, ([run(value) for run in runs], None)))
+                rows = (first(value),) if first else [run(value) for run in runs]
+                made.append(_new(Mapped, (rows, None)))
             except Exception:
                 made.append(self._map_one(document))
         return made
