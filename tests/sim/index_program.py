@@ -42,7 +42,7 @@ _THINK_S = 0.08
 _BACK_S = 0.1
 
 #: What it does besides following, by weight.
-_DEEDS = {"header": 4, "work": 6, "compact": 2, "forget": 1, "query": 6, "drop": 1}
+_DEEDS = {"header": 4, "work": 6, "compact": 1, "query": 6, "drop": 1}
 
 
 def emitted(key: bytes, value: bytes) -> list[tuple[Any, int]]:
@@ -166,7 +166,9 @@ class IndexProgram(Program):
         number: int = 0,
         death: float = 0.0,
         instance: Instance | None = None,
+        compacts: bool = True,
     ) -> None:
+        self._compacts = compacts
         self.durable: dict[int, int] = {}
         self.done: Counter[str] = Counter()
         self._all = (1 << vbuckets) - 1
@@ -185,7 +187,9 @@ class IndexProgram(Program):
         self.points.count = 0
         self.points.dies = self._dies
         files = Files(self._directory, "d", [AddUp()])
-        settings = IndexSettings(sort_bytes=1 << 20, compact_min_bytes=4_096)
+        settings = IndexSettings(
+            sort_bytes=1 << 20, compact_min_bytes=4_096 if self._compacts else 1 << 40
+        )
         self.store = IndexStore(files, "signature", MapDocuments(), settings)
         self._judge_life(self.store)
         self.desk = Desk(self, self.store)
@@ -406,19 +410,20 @@ class IndexProgram(Program):
             self.done["slices"] += 1
 
     def _do_compact(self) -> None:
-        if self.store is not None and not self.calm:
+        if self.store is not None and self._compacts and not self.calm:
+            self._drop_old_file(self.store)
             self.store.begin_compaction()
 
-    def _do_forget(self) -> None:
+    def _drop_old_file(self, store: IndexStore) -> None:
         """Drop the file before a compaction if no rollback can need it."""
-        if self.store is not None and self.store.files.old is not None:
+        if store.files.old is not None:
             nodes = [node for node in self._cluster.nodes.values() if node.up and node.serving]
             persisted = {
                 vbucket.id: vbucket.persisted_seqno
                 for node in nodes
                 for vbucket in node.bucket.active.values()
             }
-            self.done["old files dropped"] += self.store.drop_old_file(persisted)
+            self.done["old files dropped"] += store.drop_old_file(persisted)
 
     def _do_query(self) -> None:
         """Ask what must contain everything that is acknowledged now."""

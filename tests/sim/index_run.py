@@ -26,11 +26,13 @@ class IndexPlan(WatermarkPlan):
     Attributes:
         index_death: chance that the index dies at a point.
         registered: whether it keeps deletions from being purged.
+        compacts: whether its file is compacted now and then.
     """
 
     clients: tuple[str, ...] = ()
     index_death: float = 0.01
     registered: bool = True
+    compacts: bool = True
 
 
 def index_plan(world: World) -> IndexPlan:
@@ -67,6 +69,7 @@ class IndexRun(WatermarkRun):
             self.plan.vbuckets,
             death=self.plan.index_death,
             instance=Instance(b"index:sim", KIND) if self.plan.registered else None,
+            compacts=self.plan.compacts,
         )
         self.programs.append(self.index)
 

@@ -34,7 +34,12 @@ _SHORT = IndexPlan("pair", NO_FAULTS, {}, keys=14, writer_s=0.02, steps=3_000)
 RUNS: dict[str, IndexPlan] = {
     "nodes killed": replace(_SHORT, faults=Faults(crash_s=0.5, cut_s=0.5), writer_s=0.01),
     "one vBucket, killed": replace(
-        _SHORT, vbuckets=1, faults=Faults(crash_s=1.0), writer_s=0.01, steps=6_000
+        _SHORT,
+        vbuckets=1,
+        faults=Faults(crash_s=1.0),
+        writer_s=0.01,
+        steps=6_000,
+        compacts=False,
     ),
     "failovers": replace(_SHORT, operating={"failover": 2, "takeover": 1}, operator_s=0.3),
     "purges and deaths": replace(_SHORT, index_death=0.05, purge_s=0.005, registered=False),

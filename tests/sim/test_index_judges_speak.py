@@ -140,7 +140,7 @@ def _forget_the_log(patch: pytest.MonkeyPatch) -> None:
 
 _CALM = IndexPlan("pair", NO_FAULTS, {}, keys=8, writer_s=0.02, steps=3_000, index_death=0.0)
 _OPERATED = replace(_CALM, operating={"failover": 1, "takeover": 1}, operator_s=0.3)
-_CRASHED = replace(_CALM, faults=Faults(crash_s=0.5, cut_s=0.5), writer_s=0.01)
+_CRASHED = replace(_CALM, faults=Faults(crash_s=0.5, cut_s=0.5), writer_s=0.01, compacts=False)
 _DYING = replace(_CALM, index_death=0.05, purge_s=0.01)
 
 #: Breaks, runs in which the rule is needed often, and what is then said.
