@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -312,7 +313,7 @@ def test_a_tree_that_shrinks_joins_its_small_nodes(tmp_path: Path) -> None:
         gone = set(rng.sample(there, 40))
         there = [key for key in there if key not in gone]
         tree = tree.update(sorted(gone))
-        leaves = [node for node, *_ in walk(tree) if isinstance(node, Leaf)]
-        assert all(not leaf.below(writing.MIN_NODE) for leaf in leaves)
+        small = [node for node, *_ in walk(tree) if node.below(writing.MIN_NODE)]
+        assert len(small) <= 2  # the root, and one without neighbours
         check_shape(tree)
     file.close()

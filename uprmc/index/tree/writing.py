@@ -41,13 +41,14 @@ def cuts(sizes: list[int], least: int) -> Iterator[tuple[int, int]]:
         yield 0, len(sizes)
         return
     aim = total / -(-total // MAX_NODE)
-    start = base = 0
+    start = base = runs = 0
     for end, reached in enumerate(accumulate(sizes), 1):
         following = sizes[end] if end < len(sizes) else 0
         enough = end - start >= least and len(sizes) - end >= least
-        if enough and (reached - base >= aim or reached - base + following > MAX_NODE):
+        full = reached - base + following > MAX_NODE
+        if enough and (full or reached >= aim * (runs + 1)):
             yield start, end
-            start, base = end, reached
+            start, base, runs = end, reached, runs + 1
     yield start, len(sizes)
 
 
