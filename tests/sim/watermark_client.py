@@ -9,13 +9,14 @@ Source: `reference/systems.md` a.1 to a.4; contracts of the systems to come, sec
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tests.sim import upr_codec as codec
 from tests.sim.judges import complain
 from tests.sim.link import FAR_AWAY, SLOW_READER
 from tests.sim.replica_node import Cluster
 from tests.sim.replica_operator import Operator
-from tests.sim.replica_truth import Histories
+from tests.sim.replica_truth import Histories, Seen
 from tests.sim.upr_codec import Frame
 from tests.sim.upr_connection import Connection, Manners
 from tests.sim.upr_consumer import Consumer, Stream
@@ -56,6 +57,28 @@ _NAMES = {kind.name: kind for kind in KINDS}
 #: Chances of a thought: to go to a node that may be the wrong one, to look whether this one is, to
 #: report, to write down half a snapshot, to give up its registration.
 _ASTRAY, _DOUBTS, _REPORTS, _SAVES, _REMOVES = 0.1, 0.1, 0.3, 0.1, 0.002
+
+
+class _FromElsewhere:
+    """A node's truth for a client that was at other nodes: it may lack what those had purged."""
+
+    def __init__(self, histories: Histories, name: str) -> None:
+        self._purged = histories.purged
+        self._truth = histories.node(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._truth, name)
+
+    def branch(self, vbucket: int, uuid: int) -> Any:
+        """Return a branch; of an older one, others may have purged what is shared with it."""
+        log = self._truth.now(vbucket).log
+        ends = [codec.NEVER, *(begin for _, begin in log)]
+
+        def purged() -> int:
+            seen = [self._purged.get((vbucket, each), 0) for each, _ in log]
+            return max(map(min, seen, ends), default=0)
+
+        return Seen(self._truth.branch(vbucket, uuid), purged)
 
 
 @dataclass(slots=True)
@@ -129,7 +152,7 @@ class Registered(Consumer):
         self.fate.moved += name != self._home
         self._home = name
         self._node = self._operator.node(name)
-        self._truth = self._requests._truth = self._histories.node(name)  # type: ignore[assignment]
+        self._truth = self._requests._truth = _FromElsewhere(self._histories, name)  # type: ignore[assignment]
 
     def _live(self, connection: Connection) -> None:
         chance = self._world.chance
