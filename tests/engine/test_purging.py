@@ -62,6 +62,21 @@ def test_deletions_go_when_they_are_old_enough_and_documents_stay() -> None:
 
 
 @pytest.mark.acceptance("X22")
+def test_what_was_handed_over_is_not_purged() -> None:
+    """It may follow the node that has it now, which keeps deletions for clients of its own."""
+    node = node_of()
+    bury(node, b"a")
+    node.bucket.set_state(0, VBucketState.DEAD)
+    node.flush()
+    node.clock.advance(AGE_S)
+    purge(node)
+    assert set(node.stored()) == {b"a", b"last"}
+    node.bucket.set_state(0, VBucketState.ACTIVE)
+    purge(node)
+    assert set(node.stored()) == {b"last"}
+
+
+@pytest.mark.acceptance("X22")
 def test_a_replica_purges_what_its_source_has_and_everything_once_it_is_active() -> None:
     node = node_of()
     bury(node, b"a", b"b")

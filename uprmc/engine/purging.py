@@ -18,6 +18,7 @@ from uprmc.engine.compaction import Compactor
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.purge_rule import Compacted, PurgeRule
 from uprmc.engine.vbucket import VBucket
+from uprmc.model import VBucketState
 from uprmc.ports import Clock
 
 #: Local document with the time when a stream without a watermark was last served.
@@ -108,6 +109,8 @@ class Purger:
             yield
 
     def _is_worth_a_look(self, vbucket: VBucket) -> bool:
+        if vbucket.state == VBucketState.DEAD:
+            return False  # its clients report elsewhere now, and it may follow that node again
         due_before_s = self._policy.due_before_s()
         if not vbucket.max_deleted_rev or due_before_s <= 0:
             return False
