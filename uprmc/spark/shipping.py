@@ -27,7 +27,6 @@ NAME = "uprmc_spark.zip"
 #: Modules and packages of `uprmc` that tasks import; of the core, what says that it is interpreted.
 _ABOVE = (
     "__init__.py",
-    "config.py",
     "connecting.py",
     "core/__init__.py",
     "core/form.py",
@@ -42,6 +41,7 @@ _ABOVE = (
 _PACKAGES = (
     "uprmc.backup",
     "uprmc.columnar",
+    "uprmc.config",
     "uprmc.consume",
     "uprmc.jobs",
     "uprmc.load",

@@ -1,0 +1,65 @@
+"""Every setting of a node: default, unit, range and one line of help, checked once.
+
+A setting is named ``section.name`` everywhere: in the TOML file (``[section]`` tables), in the
+environment (``UPRMC_SECTION_NAME``), on the command line (``--set section.name=value``) and in
+statistics. Later sources win in that order. Whatever is unknown, malformed or out of range is
+refused with the reason (`ConfigError`, one line).
+"""
+
+from __future__ import annotations
+
+from uprmc.config.checking import build
+from uprmc.config.described import SettingInfo, Settings, describe, values_of
+from uprmc.config.indexing import IndexSettings
+from uprmc.config.keeping import (
+    PURGE_AGE_AUTO,
+    EngineSettings,
+    FlushSettings,
+    MemorySettings,
+    PurgeSettings,
+    StorageSettings,
+)
+from uprmc.config.linking import XdcrSettings
+from uprmc.config.loading import from_environment, from_file, load
+from uprmc.config.serving import (
+    BUFFER_BYTES,
+    VIEWS_AUTO,
+    VIEWS_DEFAULT,
+    KvSettings,
+    LogSettings,
+    ServerSettings,
+)
+from uprmc.config.sizes import FRAME_MAX_BYTES, GIB, ITEM_LIMIT_MAX_BYTES, KIB, MIB
+from uprmc.config.streaming import TapSettings, UprSettings
+
+__all__ = [
+    "BUFFER_BYTES",
+    "FRAME_MAX_BYTES",
+    "GIB",
+    "ITEM_LIMIT_MAX_BYTES",
+    "KIB",
+    "MIB",
+    "PURGE_AGE_AUTO",
+    "VIEWS_AUTO",
+    "VIEWS_DEFAULT",
+    "EngineSettings",
+    "FlushSettings",
+    "IndexSettings",
+    "KvSettings",
+    "LogSettings",
+    "MemorySettings",
+    "PurgeSettings",
+    "ServerSettings",
+    "SettingInfo",
+    "Settings",
+    "StorageSettings",
+    "TapSettings",
+    "UprSettings",
+    "XdcrSettings",
+    "build",
+    "describe",
+    "from_environment",
+    "from_file",
+    "load",
+    "values_of",
+]

@@ -1,0 +1,128 @@
+"""Settings of listeners, of requests for keys and values, and of the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uprmc.config.declaring import setting
+from uprmc.config.sizes import FRAME_MAX_BYTES, GIB, ITEM_LIMIT_MAX_BYTES, KIB, MIB
+
+#: What connections may hold, all together, when nobody sets it.
+BUFFER_BYTES = 256 * MIB
+
+#: Where a node listens for views when nobody says where.
+VIEWS_DEFAULT = "127.0.0.1:8092"
+
+#: Value of ``server.views`` that means this address, or none if another process has it.
+VIEWS_AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Listeners and connections."""
+
+    memcached: str = setting(
+        "127.0.0.1:11211",
+        "address",
+        "Listener for memcached clients: HOST:PORT, or a Twisted endpoint.",
+    )
+    upr: str = setting(
+        "127.0.0.1:11210",
+        "address",
+        "Listener for UPR, TAP and vBucket-aware clients; it uses the vBucket in the request.",
+    )
+    http: str = setting(
+        "127.0.0.1:8091",
+        "address",
+        "Listener for health checks, status and metrics; 'off' switches it off.",
+    )
+    views: str = setting(
+        VIEWS_AUTO,
+        "address",
+        "Listener for design documents and queries of the index: HOST:PORT; 'off' switches it "
+        f"off; 'auto' is {VIEWS_DEFAULT}, or off if that address is in use.",
+    )
+    tls_cert: str = setting(
+        "", "path", "PEM certificate chain; with tls_key it turns on TLS for both listeners."
+    )
+    tls_key: str = setting("", "path", "PEM private key that belongs to tls_cert.")
+    max_connections: int = setting(
+        10_000,
+        "connections",
+        "Connections above this limit get an error and are closed.",
+        1,
+        1_000_000,
+    )
+    buffer_bytes: int = setting(
+        BUFFER_BYTES,
+        "bytes",
+        "Limit for incomplete requests and unread replies of all connections; above it "
+        "the oldest are closed.",
+        4 * MIB,
+        1_024 * GIB,
+    )
+    idle_timeout_s: float = setting(
+        0.0,
+        "seconds",
+        "Close a connection that transfers no bytes for this long; 0 = never.",
+        0,
+        86_400,
+    )
+    listen_backlog: int = setting(1_024, "connections", "Length of the accept queue.", 1, 65_535)
+
+
+@dataclass(frozen=True, slots=True)
+class KvSettings:
+    """Limits of one client conversation."""
+
+    max_item_bytes: int = setting(
+        1 * MIB,
+        "bytes",
+        "Largest document: key, value and about 50 bytes of metadata.",
+        1 * KIB,
+        ITEM_LIMIT_MAX_BYTES,
+    )
+    max_frame_bytes: int = setting(
+        FRAME_MAX_BYTES,
+        "bytes",
+        "Close a connection that announces a larger frame; smaller ones are read and refused.",
+        2 * MIB,
+        2 * GIB,
+    )
+    max_line_bytes: int = setting(
+        2_048, "bytes", "Close a connection that sends a longer text line.", 512, 64 * KIB
+    )
+    max_retrieval_line_bytes: int = setting(
+        1 * MIB,
+        "bytes",
+        "Close a connection that sends a longer text line beginning with get or gets.",
+        2 * KIB,
+        64 * MIB,
+    )
+    max_unsent_bytes: int = setting(
+        1 * MIB,
+        "bytes",
+        "Stop reading requests from a client that has this much unread output.",
+        64 * KIB,
+        1 * GIB,
+    )
+    max_listed_keys: int = setting(
+        10_000,
+        "keys",
+        "Most keys that GET_KEYS returns, or that one OBSERVE may name.",
+        1,
+        100_000,
+    )
+    persistence_timeout_s: float = setting(
+        30.0, "seconds", "Longest time that SEQNO_PERSISTENCE waits before it fails.", 0.1, 3_600
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What standard error says."""
+
+    level: str = setting("info", "debug|info|warn|error", "Least important level that is shown.")
+    format: str = setting(
+        "text", "text|json", "One line per event: text for people, json for programs."
+    )
