@@ -262,6 +262,7 @@ def test_vbuckets_that_are_taken_from_an_index_leave_it(node: Site) -> None:
     info = node.views.info("d")
     assert info["vbuckets"]["active"] == [0, 1, 2, 3]
     assert info["vbuckets"]["cleanup"] == []
+    assert info["progress"] == 1.0
     older = node.views.ask("POST", "/_design/d/_set_states", {"active": [5], "epoch": 6})
     assert older.status == 409
     body = {"active": list(range(8)), "epoch": 8}

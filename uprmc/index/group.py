@@ -263,24 +263,24 @@ class Group:
         return found if store is None else found | self._info(store)
 
     def progress(self) -> float:
-        """Return which part of the source's changes is indexed, from 0 to 1."""
-        store = self.following.store
-        if store is None:
-            return 0.0
-        seqnos = self._source.seqnos
-        reached = store.positions()
-        wanted = sum(seqnos.values())
-        there = sum(min(reached[vb].seqno, s) for vb, s in seqnos.items() if vb in reached)
+        """Return which part of the changes that are to be indexed is, from 0 to 1."""
+        there, wanted = self._standing()
         return round(there / wanted, 4) if wanted else 1.0
 
     def pending(self) -> int:
-        """Return how many changes the source has that are not indexed, as told last."""
-        store = self.following.store
-        reached = {} if store is None else store.positions()
-        return sum(
-            max(0, seqno - (reached[vb].seqno if vb in reached else 0))
-            for vb, seqno in self._source.seqnos.items()
-        )
+        """Return how many changes the source has, as told last, that are not indexed yet."""
+        there, wanted = self._standing()
+        return wanted - there
+
+    def _standing(self) -> tuple[int, int]:
+        """Return how many changes are indexed, and how many the source has of these vBuckets."""
+        store, seqnos = self.following.store, self._source.seqnos
+        if store is None:
+            return 0, sum(seqnos.values())
+        states, reached = store.view.states, store.positions()
+        wanted = {vb: seqno for vb, seqno in seqnos.items() if states.indexed >> vb & 1}
+        there = sum(min(reached[vb].seqno, s) for vb, s in wanted.items() if vb in reached)
+        return there, sum(wanted.values())
 
     def _info(self, store: IndexStore) -> dict[str, Any]:
         view = store.view
