@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from uprmc.index.collation import sort_key
 from uprmc.index.model import Emission
 from uprmc.index.rows import (
-    document_rows,
     id_key,
     id_text,
     id_value,
     row_bounds,
     row_key,
     row_value,
+    rows_of,
     split_id_key,
     split_id_value,
     split_row_key,
@@ -75,7 +75,7 @@ def test_a_document_s_rows_are_those_that_the_single_functions_make(
     doc_key: bytes, vbucket: int, views: list[list[int]]
 ) -> None:
     emitted = [[Emission(sort_key(n), b"%d" % n, b"v%d" % n) for n in of_view] for of_view in views]
-    entry, rows = document_rows(doc_key, vbucket, emitted)
+    (entry,), rows = rows_of([doc_key], [vbucket], [emitted], len(views))
     assert rows == [
         [
             (

@@ -87,6 +87,9 @@ class Changes:
         self._changes = [
             _change(vbucket, seqno, *branch.changes[seqno - 1]) for seqno in self.seqnos
         ]
+        self.keys = [change.key for change in self._changes]
+        self.values = [change.value for change in self._changes]
+        self.vbuckets = [vbucket] * len(self.keys)
 
     def __len__(self) -> int:
         return len(self.seqnos)

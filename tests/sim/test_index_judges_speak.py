@@ -39,10 +39,7 @@ def _ignore_deletions(patch: pytest.MonkeyPatch) -> None:
     """Index only what documents become, not that they go."""
     whole = store_module.latest_of
 
-    def latest_of(changes: Any) -> Any:
-        return {place: each for place, each in whole(changes).items() if each is not None}
-
-    patch.setattr(store_module, "latest_of", latest_of)
+    patch.setattr(store_module, "latest_of", lambda batches: whole(batches)._replace(gone=()))
 
 
 def _never_roll_back(patch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ The double is the number rounded down; the rest is what that left out: its lengt
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from uprmc.index.strings import raw_text, unicode_text
@@ -43,6 +43,7 @@ __all__ = [
     "MAX_DEPTH",
     "Collation",
     "after_prefix",
+    "array_key",
     "group_prefix",
     "prefix_bounds",
     "sort_key",
@@ -81,6 +82,11 @@ def sort_key(value: Any, collation: Collation = "unicode") -> bytes:
     parts: list[bytes] = []
     _walk(value, text, parts, MAX_DEPTH)
     return b"".join(parts)
+
+
+def array_key(elements: Sequence[bytes]) -> bytes:
+    """Return the sort key of an array whose elements have these."""
+    return b"@" + b"".join(elements) + _END
 
 
 def _walk(value: Any, text: _Text, parts: list[bytes], depth: int) -> None:

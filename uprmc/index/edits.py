@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from uprmc.client.handler import SET, Change
 from uprmc.consume.batch import Batch
-from uprmc.index.model import Document, Mapped
-from uprmc.index.rows import document_rows, split_id_value
+from uprmc.index.model import Mapped
+from uprmc.index.rows import rows_of, split_id_value
 from uprmc.index.tree import Position
 from uprmc.index.tree.nodes import Row
-
-#: By vBucket and key, the newest version; ``None`` = it is gone.
-Latest = dict[tuple[int, bytes], Document | None]
+from uprmc.index.versions import Documents
 
 _START = Position(0, 0, 0)
 
@@ -29,20 +26,6 @@ class Edit(NamedTuple):
 
     removals: Sequence[bytes]
     insertions: Sequence[Row]
-
-
-def latest_of(changes: Iterable[Change]) -> Latest:
-    """Return the newest version of each document that changes are about."""
-    found: Latest = {}
-    for change in changes:
-        document = None
-        if change.op is SET:
-            document = Document(
-                change.key, change.vbucket, change.seqno, change.value or b"", change.rev,
-                change.cas, change.flags or 0, change.expiry or 0,
-            )  # fmt: skip
-        found[change.vbucket, change.key] = document
-    return found
 
 
 def advanced(positions: Mapping[int, Position], batches: Iterable[Batch]) -> dict[int, Position]:
@@ -64,28 +47,26 @@ def advanced(positions: Mapping[int, Position], batches: Iterable[Batch]) -> dic
 
 def edits(
     known: Mapping[bytes, bytes],
-    mapped: Iterable[tuple[Document, Mapped]],
+    documents: Documents,
+    mapped: Sequence[Mapped],
     views: int,
 ) -> tuple[Edit, list[Edit]]:
     """Return what becomes of the id tree, and of each view's.
 
     Args:
         known: id key -> value, of those changed documents that the id tree has.
-        mapped: the documents that are there, with what their maps have emitted.
+        documents: those changed ones that are there.
+        mapped: what their maps have emitted.
         views: how many.
     """
     old: list[set[bytes]] = [set() for _ in range(views)]
-    new: list[dict[bytes, Row]] = [{} for _ in range(views)]
-    ids: dict[bytes, Row] = {}
     for value in known.values():
         for keys, gone in zip(split_id_value(value), old, strict=True):
             gone.update(keys)
-    for document, (emitted, _) in mapped:
-        entry, rows = document_rows(document.key, document.vbucket, emitted)
-        if any(rows):
-            ids[entry[0]] = entry
-        for added, some in zip(new, rows, strict=True):
-            added.update((row[0], row) for row in some)
+    emitted = [each.rows for each in mapped]
+    entries, rows = rows_of(documents.keys, documents.vbuckets, emitted, views)
+    ids = {entry[0]: entry for entry, each in zip(entries, emitted, strict=True) if any(each)}
+    new = [{row[0]: row for row in of_view} for of_view in rows]
     id_edit = Edit(sorted(known.keys() - ids.keys()), [ids[key] for key in sorted(ids)])
     return id_edit, [
         Edit(sorted(gone - added.keys()), [added[key] for key in sorted(added)])

@@ -8,13 +8,16 @@ Source: systems reference c.4; acceptance row I01.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from operator import attrgetter
 
 from uprmc.config import IndexSettings
-from uprmc.index.edits import Latest
 from uprmc.index.index_file import OpenFile, Trees
-from uprmc.index.model import Document, Mapped
+from uprmc.index.model import Mapped
 from uprmc.index.tree import BulkLoader
+from uprmc.index.versions import Latest
+
+_rows = attrgetter("rows")
 
 
 class FirstBuild:
@@ -29,16 +32,14 @@ class FirstBuild:
         self._file = file
         self._loader = BulkLoader(file.file, file.reducers, memory_bytes=settings.sort_bytes)
 
-    def add(self, latest: Latest, mapped: Iterable[tuple[Document, Mapped]]) -> None:
-        """Take the newest versions of documents; those that are deleted are not in `mapped`."""
-        self._loader.add_many(
-            [(document.key, document.vbucket, each.rows) for document, each in mapped]
-        )
+    def add(self, latest: Latest, mapped: Sequence[Mapped]) -> None:
+        """Take the newest versions of documents, and what their maps have emitted."""
+        documents, gone = latest
+        self._loader.add_many(documents.keys, documents.vbuckets, list(map(_rows, mapped)))
         nothing = ((),) * len(self._file.reducers)
-        for (vbucket, key), there in latest.items():
-            if there is None:
-                self._loader.add(key, vbucket, nothing)
-        self.documents += len(latest)
+        for vbucket, key in gone:
+            self._loader.add(key, vbucket, nothing)
+        self.documents += len(documents) + len(gone)
 
     def load(self) -> Trees:
         """Write the trees and return them."""

@@ -21,13 +21,13 @@ from uprmc.index.model import Emission
 
 __all__ = [
     "RowKey",
-    "document_rows",
     "id_key",
     "id_text",
     "id_value",
     "row_bounds",
     "row_key",
     "row_value",
+    "rows_of",
     "split_id_key",
     "split_id_value",
     "split_row_key",
@@ -131,37 +131,70 @@ def split_id_value(value: bytes) -> list[list[bytes]]:
     return [keys[begin:end] for begin, end in pairwise(ends)]
 
 
-def document_rows(
-    doc_key: bytes, vbucket: int, emitted: Sequence[Sequence[Emission]]
-) -> tuple[Row, list[list[Row]]]:
-    """Return what a document adds to the trees: its entry in the id tree, its rows in each view.
+def rows_of(
+    doc_keys: Sequence[bytes],
+    vbuckets: Sequence[int],
+    emitted: Sequence[Sequence[Sequence[Emission]]],
+    views: int,
+) -> tuple[list[Row], list[list[Row]]]:
+    """Return what documents add to the trees: an entry each in the id tree, rows in each view.
 
     The entry of a document that emits nothing is not kept in the id tree.
 
     Args:
-        doc_key: its id.
-        vbucket: where it is.
-        emitted: for each view, in the order of emission.
+        doc_keys: their ids.
+        vbuckets: where they are.
+        emitted: for each document and view, in the order of emission.
+        views: how many.
     """
-    text = doc_key
-    if b"\x01" in doc_key or b"\0" in doc_key:
-        text = _escaped(doc_key)
+    if views == 1:
+        return _rows_of_one_view(doc_keys, vbuckets, [of_views[0] for of_views in emitted])
+    entries: list[Row] = []
+    rows: list[list[Row]] = [[] for _ in range(views)]
+    for doc_key, vbucket, of_views in zip(doc_keys, vbuckets, emitted, strict=True):
+        made = [_rows(doc_key, vbucket, of_view) for of_view in of_views]
+        for all_rows, some in zip(rows, made, strict=True):
+            all_rows += some
+        keys = [[row[0] for row in some] for some in made]
+        entries.append((_pack_vbucket(vbucket) + doc_key, vbucket, id_value(keys)))
+    return entries, rows
+
+
+def _rows(doc_key: bytes, vbucket: int, emitted: Sequence[Emission]) -> list[Row]:
+    text = _escaped(doc_key)
     size, id_size = len(text), len(doc_key)
-    if len(emitted) == 1 and len(emitted[0]) == 1:  # what follows, for what is most frequent
-        ((sort_key, key, value),) = emitted[0]
-        whole = sort_key + text + _pack_tail(0, vbucket, 0, size)
-        entry = _pack_vbucket(vbucket) + doc_key, vbucket, _pack_one(1, 1, len(whole)) + whole
-        return entry, [[(whole, vbucket, _pack_lengths(id_size, len(key)) + doc_key + key + value)]]
-    views: list[list[Row]] = []
-    for of_view in emitted:
-        rows: list[Row] = []
-        for n, (sort_key, key, value) in enumerate(of_view):
-            whole = sort_key + text + _row_tail.pack(0, vbucket, n, size)
-            shown = _lengths.pack(id_size, len(key)) + doc_key + key + value
-            rows.append((whole, vbucket, shown))
-        views.append(rows)
-    keys = [[row[0] for row in rows] for rows in views]
-    return (_vbucket.pack(vbucket) + doc_key, vbucket, id_value(keys)), views
+    return [
+        (
+            sort_key + text + _pack_tail(0, vbucket, n, size),
+            vbucket,
+            _pack_lengths(id_size, len(key)) + doc_key + key + value,
+        )
+        for n, (sort_key, key, value) in enumerate(emitted)
+    ]
+
+
+def _rows_of_one_view(
+    doc_keys: Sequence[bytes], vbuckets: Sequence[int], emitted: Sequence[Sequence[Emission]]
+) -> tuple[list[Row], list[list[Row]]]:
+    """Do the same for the most frequent design, whose documents mostly emit one row."""
+    entries: list[Row] = []
+    rows: list[Row] = []
+    add_entry, add_row = entries.append, rows.append
+    ids = b"".join(doc_keys)
+    plain = b"\0" not in ids and b"\x01" not in ids
+    for doc_key, vbucket, of_view in zip(doc_keys, vbuckets, emitted, strict=True):
+        if plain and len(of_view) == 1:
+            ((sort_key, key, value),) = of_view
+            size = len(doc_key)
+            whole = sort_key + doc_key + _pack_tail(0, vbucket, 0, size)
+            add_row((whole, vbucket, _pack_lengths(size, len(key)) + doc_key + key + value))
+            entry = _pack_one(1, 1, len(whole)) + whole
+        else:
+            some = _rows(doc_key, vbucket, of_view)
+            rows += some
+            entry = id_value([[row[0] for row in some]])
+        add_entry((_pack_vbucket(vbucket) + doc_key, vbucket, entry))
+    return entries, [rows]
 
 
 def id_text(key: bytes) -> str:

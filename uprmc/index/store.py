@@ -23,14 +23,15 @@ from uprmc.config import IndexSettings
 from uprmc.consume.batch import Batch
 from uprmc.index.bitmaps import bitmap, numbers
 from uprmc.index.compacting import Compaction
-from uprmc.index.edits import Edit, Latest, advanced, edits, latest_of
+from uprmc.index.edits import Edit, advanced, edits
 from uprmc.index.files import Files
 from uprmc.index.first_build import FirstBuild
 from uprmc.index.follow import WentBack
 from uprmc.index.index_file import Contents, Facts, OpenFile, States, Trees, contents_of
-from uprmc.index.model import Document, Entry, Mapped, Mapper
+from uprmc.index.model import Entry, Mapped, Mapper
 from uprmc.index.rows import id_key, id_text, split_id_value
 from uprmc.index.tree import Header, Position
+from uprmc.index.versions import Documents, Latest, latest_of
 from uprmc.model import SnapshotRange
 
 #: It is looked again how much of a file is of use when it has grown by this factor.
@@ -135,11 +136,11 @@ class IndexStore:
         batches = [self._indexed(batch) for batch in batches]
         self._positions |= advanced(self._positions, batches)
         changes = sum(map(len, batches))
-        latest = latest_of(chain.from_iterable(batches))
+        latest = latest_of(batches)
         if self._build is not None:
-            self._build.add(latest, self._mapped(latest))
+            self._build.add(latest, self._mapped(latest.documents))
             return
-        if latest:
+        if latest.documents or latest.gone:
             self._update(latest)
         self._touch(changes)
         self._publish()
@@ -153,9 +154,10 @@ class IndexStore:
         return batch.without(unwanted) if unwanted else batch
 
     def _update(self, latest: Latest) -> None:
-        wanted = sorted(id_key(*each) for each in latest)
-        known = self._trees.known(wanted)
-        ids, views = edits(known, self._mapped(latest), len(self._trees.views))
+        documents, gone = latest
+        there = zip(documents.vbuckets, documents.keys, strict=True)
+        known = self._trees.known(sorted(id_key(*place) for place in chain(there, gone)))
+        ids, views = edits(known, documents, self._mapped(documents), len(self._trees.views))
         self._edit([ids, *views], 0)
 
     def _edit(self, found: Sequence[Edit], dropped: int) -> None:
@@ -163,17 +165,17 @@ class IndexStore:
         if self._compaction is not None:
             self._compaction.note(found, dropped)
 
-    def _mapped(self, latest: Latest) -> list[tuple[Document, Mapped]]:
-        """Run the maps of all documents that are there; note what fails."""
-        documents = [each for each in latest.values() if each is not None]
+    def _mapped(self, documents: Documents) -> list[Mapped]:
+        """Run the maps of documents; note what fails."""
         if not documents:
             return []
-        found = list(zip(documents, self._mapper.map(documents), strict=True))
+        found = self._mapper.map(documents)
         self.map_calls += len(found)
         self.docs_mapped += len(found)
-        for document, mapped in found:
+        for at, mapped in enumerate(found):
             if mapped.error is not None:
                 self.map_errors_total += 1
+                document = documents[at]
                 self.errors.append((id_text(document.key), document.seqno, mapped.error))
         return found
 

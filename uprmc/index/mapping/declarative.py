@@ -15,6 +15,7 @@ from uprmc.config import IndexSettings
 from uprmc.index.collation import sort_key
 from uprmc.index.design import Collation
 from uprmc.index.json_text import dumps
+from uprmc.index.mapping.keys import Encoded, Encoder
 from uprmc.index.mapping.limits import Limits
 from uprmc.index.model import Emission
 from uprmc.index.rules import ArrayOf, Condition, Constant, ObjectOf, Path, Row, Rules, Template
@@ -47,7 +48,8 @@ _COMPARE = {
 def compile_rules(rules: Rules, collation: Collation, settings: IndexSettings) -> Map:
     """Return the map that does what the rules say."""
     limits = Limits(settings)
-    emits = [_compile_row(row, collation, limits) for row in rules.emit]
+    encoder = Encoder(collation)
+    emits = [_compile_row(row, encoder, limits) for row in rules.emit]
     emit = emits[0] if len(emits) == 1 else _several(emits, limits)
     tests = [_compile_condition(condition, collation) for condition in rules.where]
     return _where(_all(tests), emit) if tests else emit
@@ -79,41 +81,43 @@ def _several(emits: list[Map], limits: Limits) -> Map:
     return run
 
 
-def _compile_row(row: Row, collation: Collation, limits: Limits) -> Map:
+def _compile_row(row: Row, encoder: Encoder, limits: Limits) -> Map:
     """Return what emits one row, or none."""
-    if isinstance(row.value, Constant):
-        return _compile_constant_value(row, dumps(row.value.value), collation, limits)
-    get_key, get_value = _compile_template(row.key, MISSING), _compile_template(row.value, None)
+    get_key, get_text = _compile_key(row.key, encoder), _compile_value(row.value)
     most_key, most_value = limits.key, limits.value
 
     def emit(document: Any) -> Sequence[Emission]:
-        key = get_key(document)
-        if key is MISSING:
+        encoded = get_key(document)
+        if encoded is None:
             return ()
-        key_text, value_text = dumps(key), dumps(get_value(document))
+        sort_key, key_text = encoded
+        value_text = get_text(document)
         if len(key_text) > most_key or len(value_text) > most_value:
             limits.check_row(key_text, value_text)
-        return (_new(Emission, (sort_key(key, collation), key_text, value_text)),)
+        return (_new(Emission, (sort_key, key_text, value_text)),)
 
     return emit
 
 
-def _compile_constant_value(
-    row: Row, value_text: bytes, collation: Collation, limits: Limits
-) -> Map:
-    """Return what emits null, or 1, or the like for each key: the most frequent kind of row."""
-    get_key, most = _compile_template(row.key, MISSING), limits.key
+def _compile_key(template: Template, encoder: Encoder) -> Callable[[Any], Encoded | None]:
+    """Return what makes a row's key; ``None`` = the document does not emit the row."""
+    get = _compile_template(template, MISSING)
+    encode = encoder.encode_array if isinstance(template, ArrayOf) else encoder.encode
 
-    def emit(document: Any) -> Sequence[Emission]:
-        key = get_key(document)
-        if key is MISSING:
-            return ()
-        key_text = dumps(key)
-        if len(key_text) > most or len(value_text) > limits.value:
-            limits.check_row(key_text, value_text)
-        return (_new(Emission, (sort_key(key, collation), key_text, value_text)),)
+    def key(document: Any) -> Encoded | None:
+        value = get(document)
+        return None if value is MISSING else encode(value)
 
-    return emit
+    return key
+
+
+def _compile_value(template: Template) -> Callable[[Any], bytes]:
+    """Return what makes the text of a row's value."""
+    if isinstance(template, Constant):
+        text = dumps(template.value)
+        return lambda document: text
+    get = _compile_template(template, None)
+    return lambda document: dumps(get(document))
 
 
 def _compile_template(template: Template, missing: Any) -> _Get:

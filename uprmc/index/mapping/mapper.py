@@ -18,6 +18,7 @@ from uprmc.index.mapping.javascript import JavaScriptMaps, Outcome
 from uprmc.index.mapping.limits import MapError
 from uprmc.index.mapping.python_functions import compile_function
 from uprmc.index.model import Document, Emission, Mapped, Mapper
+from uprmc.index.versions import bodies
 
 __all__ = ["DesignMapper", "make_mapper"]
 
@@ -82,13 +83,13 @@ class DesignMapper:
         runs = [run for _, run in self._maps]
         first = runs[0] if len(runs) == 1 else None
         made: list[Mapped] = []
-        for document in documents:
+        for body in bodies(documents):
             try:
-                value = loads(document.value)
+                value = loads(body)
                 rows = (first(value),) if first else [run(value) for run in runs]
                 made.append(_new(Mapped, (rows, None)))
             except Exception:
-                made.append(self._map_one(document))
+                made.append(self._map_one(documents[len(made)]))
         return made
 
     def _mapped(self, outcome: Outcome) -> Mapped:

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from uprmc.index.model import Emission, Reducer
-from uprmc.index.rows import document_rows, id_value, split_id_value
+from uprmc.index.rows import id_value, rows_of, split_id_value
 from uprmc.index.tree.building import Builder
 from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.nodes import Pointer, Row
@@ -21,11 +21,8 @@ from uprmc.index.tree.writing import NodeWriter
 
 __all__ = ["BulkLoader"]
 
-#: A version of a document: id, vBucket, for each view what it emitted.
-Version = tuple[bytes, int, Sequence[Sequence[Emission]]]
-
 #: Documents that are taken between two looks at the memory that is used.
-_SLICE_DOCUMENTS = 64
+_SLICE_DOCUMENTS = 128
 #: What a row costs in memory beside its bytes.
 _ROW_COST = 220
 #: Value of a row that stands for "removed" among rows to be sorted; real ones are longer.
@@ -59,23 +56,31 @@ class BulkLoader:
 
     def add(self, doc_key: bytes, vbucket: int, emitted: Sequence[Sequence[Emission]]) -> None:
         """Take a version of a document: see `add_many`, which costs less for each."""
-        self.add_many([(doc_key, vbucket, emitted)])
+        self.add_many([doc_key], [vbucket], [emitted])
 
-    def add_many(self, documents: Sequence[Version]) -> None:
+    def add_many(
+        self,
+        doc_keys: Sequence[bytes],
+        vbuckets: Sequence[int],
+        emitted: Sequence[Sequence[Sequence[Emission]]],
+    ) -> None:
         """Take versions of documents in the order in which they came.
 
         Args:
-            documents: (id, vBucket, for each view what it emitted); a deleted one emits nothing.
+            doc_keys: their ids.
+            vbuckets: where they are.
+            emitted: by each for each view; a deleted one emits nothing.
 
         Raises:
             OSError: a temporary file cannot be written.
         """
-        for start in range(0, len(documents), _SLICE_DOCUMENTS):
-            slice_ = documents[start : start + _SLICE_DOCUMENTS]
-            made = [document_rows(*document) for document in slice_]
-            self._take(self._ids, [entry for entry, _ in made])
-            for view, sorter in enumerate(self._views):
-                self._take(sorter, [row for _, views in made for row in views[view]])
+        for start in range(0, len(doc_keys), _SLICE_DOCUMENTS):
+            part = slice(start, start + _SLICE_DOCUMENTS)
+            views = len(self._views)
+            entries, rows = rows_of(doc_keys[part], vbuckets[part], emitted[part], views)
+            self._take(self._ids, entries)
+            for sorter, some in zip(self._views, rows, strict=True):
+                self._take(sorter, some)
             if self._bytes > self._limit:
                 self._spill()
 
