@@ -86,6 +86,16 @@ def test_raw_order_is_that_of_code_points(one: str, other: str) -> None:
     assert (sort_key(one, "raw") < sort_key(other, "raw")) == (one < other)
 
 
+def test_each_printable_ascii_character_has_the_weights_that_the_library_gives_it() -> None:
+    printable = [chr(code) for code in range(0x20, 0x7F)]
+    weights = {character: LIBRARY.sort_key(character) for character in printable}
+    assert all(found[1:4] == (0, 0x20, 0) for found in weights.values()), "one plain weight each"
+    primary = sorted({found[0] for found in weights.values()})
+    for character, found in weights.items():
+        rest = b"" if found[4] == 2 else bytes([1, 1, found[4]])
+        assert unicode_text(character) == bytes([3 + 2 * primary.index(found[0])]) + rest
+
+
 @given(st.text(max_size=6), st.text(max_size=6))
 def test_unicode_order_is_the_library_s(one: str, other: str) -> None:
     collator = LIBRARY

@@ -12,22 +12,26 @@ as long as the text. Printable ASCII characters have primary weights of one byte
 that lie between two of theirs have a byte between those, and two more. Code points are there
 so that strings which the algorithm holds for equal are different keys.
 
-The table of ASCII characters is computed from the library's, so a build of a string of ASCII needs
-no more than two `bytes.translate`.
+The order of ASCII characters is written here, too, so a key of a string of ASCII needs no more than
+two `bytes.translate`, and an index that has no others never reads the library's table. A test
+compares both.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from functools import cache, lru_cache
+from string import ascii_uppercase
 from typing import NamedTuple, Protocol
 
 __all__ = ["raw_text", "unicode_text"]
 
 _LEVEL = b"\x01"
-_PRINTABLE = range(0x20, 0x7F)
-#: The least weights of their levels: no accent, lower case.
-_PLAIN, _LOWER = 0x20, 0x02
+#: Printable ASCII characters in the order of their primary weights; capitals have those of small
+#: letters.
+_ASCII_ORDER = " _-,;:!?.'\"()[]{}@*/\\&#%`^+<=>|~$0123456789abcdefghijklmnopqrstuvwxyz"
+#: The least weights of their levels: no accent, lower case; and the weight of a capital.
+_PLAIN, _LOWER, _UPPER = 0x20, 0x02, 0x08
 #: Digits of weights that need more than one byte; 00 and 01 end something.
 _BASE = 254
 #: Longer strings are not kept in the cache of keys, which is bounded by these two.
@@ -48,12 +52,11 @@ def _without_zero(raw: bytes) -> bytes:
 def unicode_text(text: str) -> bytes:
     """Return bytes in the order of the Unicode Collation Algorithm."""
     if text.isascii() and text.isprintable():
-        tables = _tables()
         raw = text.encode("ascii")
-        primary = raw.translate(tables.primary)
+        primary = raw.translate(_PRIMARY)
         if raw == raw.lower():
             return primary
-        return primary + _LEVEL + _LEVEL + raw.translate(tables.tertiary).rstrip(b"\x02")
+        return primary + _LEVEL + _LEVEL + raw.translate(_TERTIARY).rstrip(b"\x02")
     if len(text) > _CACHED_CHARACTERS:
         return _collated(text)
     return _remembered(text)
@@ -64,40 +67,40 @@ class _Collator(Protocol):
         """Return the weights of all levels with 0 between them."""
 
 
+def _own_byte(index: int) -> int:
+    """Return the byte of a weight that has one to itself; those between are 2 + even numbers."""
+    return 3 + 2 * index
+
+
+def _primary_bytes() -> bytes:
+    table = bytearray(256)
+    for index, character in enumerate(_ASCII_ORDER):
+        table[ord(character)] = table[ord(character.upper())] = _own_byte(index)
+    return bytes(table)
+
+
+_PRIMARY = _primary_bytes()
+_TERTIARY = bytes(_UPPER if chr(code) in ascii_uppercase else _LOWER for code in range(256))
+
+
 class _Tables(NamedTuple):
-    """What is known of printable ASCII characters.
+    """What takes 0.2 s to be read and is only needed for other characters.
 
     Attributes:
         collator: the library's.
-        weights: their primary weights, rising.
-        primary: from a character to the byte of its primary weight.
-        tertiary: from a character to its tertiary weight.
+        weights: primary weights of printable ASCII characters, rising.
     """
 
     collator: _Collator
     weights: list[int]
-    primary: bytes
-    tertiary: bytes
 
 
 @cache
 def _tables() -> _Tables:
-    from pyuca.collator import Collator_10_0_0  # takes 0.2 s: not before it is needed
+    from pyuca.collator import Collator_10_0_0
 
     collator: _Collator = Collator_10_0_0()
-    keys = {code: collator.sort_key(chr(code)) for code in _PRINTABLE}
-    weights = sorted({key[0] for key in keys.values()})
-    primary, tertiary = bytearray(256), bytearray(256)
-    for code, key in keys.items():
-        assert key[1:4] == (0, _PLAIN, 0), "a printable ASCII character has one plain weight"
-        primary[code] = _own_byte(weights.index(key[0]))
-        tertiary[code] = key[4]
-    return _Tables(collator, weights, bytes(primary), bytes(tertiary))
-
-
-def _own_byte(index: int) -> int:
-    """Return the byte of a weight that has one to itself; those between are 2 + even numbers."""
-    return 3 + 2 * index
+    return _Tables(collator, [collator.sort_key(character)[0] for character in _ASCII_ORDER])
 
 
 @lru_cache(maxsize=_CACHED_STRINGS)

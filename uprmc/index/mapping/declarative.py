@@ -15,7 +15,7 @@ from uprmc.config import IndexSettings
 from uprmc.index.collation import sort_key
 from uprmc.index.design import Collation
 from uprmc.index.json_text import dumps
-from uprmc.index.mapping.keys import Encoded, Encoder
+from uprmc.index.mapping.keys import Encoder
 from uprmc.index.mapping.limits import Limits
 from uprmc.index.model import Emission
 from uprmc.index.rules import ArrayOf, Condition, Constant, ObjectOf, Path, Row, Rules, Template
@@ -83,32 +83,21 @@ def _several(emits: list[Map], limits: Limits) -> Map:
 
 def _compile_row(row: Row, encoder: Encoder, limits: Limits) -> Map:
     """Return what emits one row, or none."""
-    get_key, get_text = _compile_key(row.key, encoder), _compile_value(row.value)
+    get_key, get_text = _compile_template(row.key, MISSING), _compile_value(row.value)
+    encode = encoder.encode
     most_key, most_value = limits.key, limits.value
 
     def emit(document: Any) -> Sequence[Emission]:
-        encoded = get_key(document)
-        if encoded is None:
+        key = get_key(document)
+        if key is MISSING:
             return ()
-        sort_key, key_text = encoded
+        sort_key, key_text = encode(key)
         value_text = get_text(document)
         if len(key_text) > most_key or len(value_text) > most_value:
             limits.check_row(key_text, value_text)
         return (_new(Emission, (sort_key, key_text, value_text)),)
 
     return emit
-
-
-def _compile_key(template: Template, encoder: Encoder) -> Callable[[Any], Encoded | None]:
-    """Return what makes a row's key; ``None`` = the document does not emit the row."""
-    get = _compile_template(template, MISSING)
-    encode = encoder.encode_array if isinstance(template, ArrayOf) else encoder.encode
-
-    def key(document: Any) -> Encoded | None:
-        value = get(document)
-        return None if value is MISSING else encode(value)
-
-    return key
 
 
 def _compile_value(template: Template) -> Callable[[Any], bytes]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from uprmc.config import IndexSettings
-from uprmc.index.collation import sort_key
 from uprmc.index.design import Collation, View
 from uprmc.index.javascript.process import Child, ChildFailed, Config
 from uprmc.index.json_text import Unreadable, dumps, loads
 from uprmc.index.mapping.documents import request
+from uprmc.index.mapping.keys import Encoder
 from uprmc.index.mapping.limits import Limits, MapError
 from uprmc.index.model import Document, Emission
 
@@ -39,6 +39,8 @@ _GUILTY = 0.8
 #: A document is named after it ended this many processes; one could have been killed for another
 #: reason.
 _DEATHS = 2
+
+_new = tuple.__new__
 
 #: What a document gives: for each view its rows, or why it has none.
 Outcome = list[Sequence[Emission] | str]
@@ -96,7 +98,7 @@ class JavaScriptMaps:
     def __init__(
         self, views: Sequence[View], collation: Collation, settings: IndexSettings
     ) -> None:
-        self._collation: Collation = collation
+        self._encode = Encoder(collation).encode
         self._limits = Limits(settings)
         self._timeout_s = settings.map_timeout_s
         self._views = len(views)
@@ -222,12 +224,13 @@ class JavaScriptMaps:
 
     def _rows(self, pairs: Any) -> Sequence[Emission] | str:
         rows = []
-        limits, collation = self._limits, self._collation
+        limits, encode = self._limits, self._encode
         try:
             for key, value in pairs:
-                key_text, value_text = dumps(key), dumps(value)
+                sort_key, key_text = encode(key)
+                value_text = dumps(value)
                 limits.check_row(key_text, value_text)
-                rows.append(Emission(sort_key(key, collation), key_text, value_text))
+                rows.append(_new(Emission, (sort_key, key_text, value_text)))
             if len(rows) > 1:
                 limits.check(rows)
         except MapError as error:

@@ -1,4 +1,4 @@
-"""Keys of declarative rows: sort key and JSON text, made of parts that come again and again.
+"""Keys of rows: sort key and JSON text, made of parts that come again and again.
 
 Cities, ages and days are few where documents are many, so what they become is remembered. That is
 done for strings and integers only: equal ones are the same key and the same text, which 0.0 and
@@ -32,14 +32,15 @@ class Encoder:
         self._recall = self._known.get
 
     def encode(self, value: Any) -> Encoded:
-        """Return sort key and text of any value; raise `ValueError` where there is none."""
+        """Return sort key and text; raise `ValueError` where there is none."""
         kind = type(value)
+        if kind is list:
+            return self._encode_array(value)
         if kind is str or kind is int:
             return self._recall(value) or self._learn(value)
         return sort_key(value, self._collation), dumps(value)
 
-    def encode_array(self, values: list[Any]) -> Encoded:
-        """Do the same for an array, part by part if that may pay."""
+    def _encode_array(self, values: list[Any]) -> Encoded:
         recall, sort_keys, texts = self._recall, [], []
         for value in values:
             kind = type(value)
