@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -206,6 +207,32 @@ def test_a_changed_design_is_built_beside_the_old_one_and_can_be_undone(
     wait_until(lambda: _keys(views) != list(range(3)))
     assert views.count() == 50
     assert views.info()["map_calls"] == 0
+
+
+def test_queries_that_wait_while_definitions_change_are_answered_by_the_next_one(
+    node: ServerProcess,
+) -> None:
+    store(node, cities(range(50)))
+    views_of(node).put("d", BY_CITY)
+    changed = {"views": {"by_city": {"map": {"emit": [{"key": "$.n"}]}}}}
+    over = Event()
+
+    def ask() -> None:
+        views = views_of(node)
+        while not over.is_set():
+            assert len(views.rows(stale="false", connection_timeout=20_000)) == 50
+
+    with ThreadPoolExecutor(3) as threads:
+        asking = [threads.submit(ask) for _ in range(3)]
+        try:
+            views = views_of(node)
+            for definition in (changed, BY_CITY) * 3:
+                before = views.info()["signature"]
+                views.put("d", definition)
+                views.until("it answers", lambda info, was=before: info["signature"] != was)
+        finally:
+            over.set()
+    assert [each.result() for each in asking] == [None] * 3
 
 
 def _keys(views: Views) -> list[object]:

@@ -54,6 +54,13 @@ def outdated(vbuckets: Iterable[int], why: str, epoch: int) -> Refused:
     return Refused(503, "set_view_outdated", reason, vbuckets=found, epoch=epoch)
 
 
+class Replaced(Refused):
+    """The index that a request waits for has ended: another definition answers, or none does."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "unavailable", "the index ended while this waited; ask again")
+
+
 class Damaged(Exception):
     """An index file cannot be read; the text is one line for the operator."""
 

@@ -108,6 +108,11 @@ class Following:
             self.replica.start()
         self._life = ensureDeferred(self._live())
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was told to stop: whoever waits waits in vain."""
+        return self._stopping
+
     async def stop(self) -> None:
         """End in order: what is indexed is written."""
         self._stopping = True

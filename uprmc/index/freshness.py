@@ -36,7 +36,10 @@ class Freshness:
         self._busy = False
 
     async def wait(self, limit_s: float) -> bool:
-        """Return when everything that was acknowledged before is indexed; ``False`` = too late."""
+        """Return when everything that was acknowledged before is indexed.
+
+        ``False`` = it is too late, or the index has ended.
+        """
         done: Deferred[bool] = Deferred()
         self._waiting.append(done)
         timer = self._reactor.callLater(limit_s, self._over, done)
@@ -58,6 +61,9 @@ class Freshness:
     async def _run(self) -> None:
         try:
             while self._waiting or self._running:
+                if self._following.has_ended:
+                    self._give_up()
+                    return
                 if not self._running:
                     self._running, self._waiting = self._waiting, []
                 self.runs += 1
@@ -67,6 +73,12 @@ class Freshness:
                         done.callback(True)
         finally:
             self._busy = False
+
+    def _give_up(self) -> None:
+        found = self._running + self._waiting
+        self._running, self._waiting = [], []
+        for done in found:
+            done.callback(False)
 
     async def _once(self) -> bool:
         await self._source.refresh()

@@ -12,7 +12,7 @@ from typing import Any
 from uprmc.config import IndexSettings
 from uprmc.index.bitmaps import bitmap, numbers
 from uprmc.index.design import Design
-from uprmc.index.errors import Refused, bad_request, outdated, timed_out, version_lost
+from uprmc.index.errors import Refused, Replaced, bad_request, outdated, timed_out, version_lost
 from uprmc.index.following import Following
 from uprmc.index.freshness import Freshness
 from uprmc.index.model import Reducer, Reductions, Stale, Token
@@ -73,6 +73,7 @@ class Group:
             deadline = Deadline(timeout_s)
             await self._open(deadline)
             if stale is Stale.FALSE and not await self._freshness.wait(deadline.left_s):
+                self._go_on()
                 raise self._too_late("to index what was written before the request")
             for token in at:
                 await self._version(token, deadline)
@@ -90,11 +91,17 @@ class Group:
         await deadline.until(
             self._reactor,
             following.progress,
-            lambda: following.store is not None,
+            lambda: following.store is not None or following.has_ended,
             lambda: self._too_late("to open the index"),
         )
+        self._go_on()
         assert following.store is not None
         return following.store
+
+    def _go_on(self) -> None:
+        """Raise `Replaced` if nothing is to be waited for any more."""
+        if self.following.has_ended:
+            raise Replaced
 
     def _too_late(self, what: str) -> Refused:
         """Return the refusal of a request that has waited for long enough."""
@@ -145,6 +152,7 @@ class Group:
         if token.vbucket < 0 or (total and token.vbucket >= total):
             raise bad_request(f"there is no vBucket {token.vbucket}")
         while not self._has(token):
+            self._go_on()
             logs = await self._source.failover_logs([token.vbucket])
             log = logs.get(token.vbucket)
             if self._has(token):

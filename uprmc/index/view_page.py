@@ -15,7 +15,7 @@ from twisted.web.server import Request
 from uprmc.config import IndexSettings
 from uprmc.index.answering import Answer, Pieces, ThreadPieces
 from uprmc.index.design import Design
-from uprmc.index.errors import Refused, RolledBack, not_found
+from uprmc.index.errors import Refused, Replaced, RolledBack, not_found
 from uprmc.index.interfaces import Group, Service
 from uprmc.index.query import run
 from uprmc.index.query_options import Query, partition_of
@@ -51,19 +51,36 @@ class ViewPage:
         self._scatter = scatter
 
     async def answer(self, request: Request, it: Asked) -> None:
-        """Answer a query; raise `Refused` before anything is sent."""
+        """Answer a query; raise `Refused` before anything is sent.
+
+        A query that waits for an index that ends waits for the one in its place.
+        """
         began = self._reactor.seconds()
         design, view = checked_name("design", it.path[2]), checked_name("view", it.path[4])
         if self._scatter is not None and not _of_merger(it):
             await self._scattered(self._scatter, request, it, began)
             return
+        ended: Group | None = None
+        while True:
+            group = self._service.group(design, _wants_new(it))
+            try:
+                await self._asked(request, it, group, view, began)
+                return
+            except Replaced:
+                if group is ended:  # the process is about to stop
+                    raise
+                ended = group
+
+    async def _asked(
+        self, request: Request, it: Asked, group: Group, view: str, began: float
+    ) -> None:
+        """Answer from one index; raise `Replaced` if that ends before anything is sent."""
         new = _wants_new(it)
-        group = self._service.group(design, new)
         view_index = _view_of(group.design, view)
         reduces = bool(group.design.views[view_index].reduces)
         query = await self._query(it, group.design.options.collation, reduces)
         if query.new != new:  # a body can hold that word elsewhere
-            group = self._service.group(design, query.new)
+            group = self._service.group(group.design.name, query.new)
         await self._answer(request, group, view_index, query, began)
 
     async def _scattered(self, scatter: Scatter, request: Request, it: Asked, began: float) -> None:
