@@ -127,7 +127,10 @@ class BulkLoader:
             roots = [self._tree(_with_rows(self._ids.batches(), len(self._views)), None, step)]
             self._ids.close()
             for sorter, reducer in zip(self._views, self._reducers, strict=True):
-                roots.append(self._tree(_not_removed(sorter.batches()), reducer, step))
+                batches = sorter.batches()
+                if self._repeated:  # known by now: all ids were compared
+                    batches = _not_removed(batches)
+                roots.append(self._tree(batches, reducer, step))
                 sorter.close()
             return tuple(roots)
         finally:
