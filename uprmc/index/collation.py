@@ -45,6 +45,7 @@ __all__ = [
     "after_prefix",
     "array_key",
     "group_prefix",
+    "number_key",
     "prefix_bounds",
     "sort_key",
     "sort_key_end",
@@ -94,7 +95,7 @@ def _walk(value: Any, text: _Text, parts: list[bytes], depth: int) -> None:
     if kind is str:
         parts += (b"0", text(value), _END)
     elif kind is int or kind is float:
-        parts.append(_number(value))
+        parts.append(number_key(value))
     elif value is None:
         parts.append(_NULL)
     elif kind is bool:
@@ -121,7 +122,8 @@ def _walk(value: Any, text: _Text, parts: list[bytes], depth: int) -> None:
         raise ValueError(f"{kind.__name__} is no JSON value")
 
 
-def _number(value: float) -> bytes:
+def number_key(value: float) -> bytes:
+    """Return the sort key of a number."""
     if type(value) is int and not -_EXACT <= value <= _EXACT:
         return _large(value)
     if value >= 0:
