@@ -9,6 +9,7 @@ names the listeners it may have meant.
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -24,9 +25,14 @@ LINGER_S = 2.0
 
 #: First bytes of requests of the binary protocol and of TLS.
 _NO_HTTP = b"\x80\x81\x16"
-_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-_URI_TOO_LONG = b"HTTP/1.1 414 URI Too Long\r\nConnection: close\r\n\r\n"
-_TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n"
+_HEAD = "HTTP/1.1 {}\r\nContent-Type: {}\r\nConnection: close\r\n\r\n"
+_BAD_REQUEST = _HEAD.format("400 Bad Request", "text/plain").encode()
+
+
+def _refusal(status: str, reason: str) -> bytes:
+    """Return an answer that is the last one of a connection."""
+    body = json.dumps({"error": "too_large", "reason": reason})
+    return f"{_HEAD.format(status, 'application/json')}{body}\n".encode()
 
 
 class LimitedRequest(Request):
@@ -53,7 +59,8 @@ class LimitedRequest(Request):
         return cast(LimitedSite, cast(LimitedChannel, self.channel).site).body_max
 
     def _too_large(self) -> None:
-        cast(LimitedChannel, self.channel).refuse(_TOO_LARGE)
+        reason = f"the body is larger than {self._body_max} bytes"
+        cast(LimitedChannel, self.channel).refuse(_refusal("413 Content Too Large", reason))
 
 
 class LimitedChannel(http.HTTPChannel):
@@ -74,7 +81,8 @@ class LimitedChannel(http.HTTPChannel):
             super().dataReceived(data)
 
     def lineLengthExceeded(self, line: bytes) -> None:
-        self.refuse(_URI_TOO_LONG)
+        reason = f"the URL, or a header, is longer than {self.MAX_LENGTH} bytes"
+        self.refuse(_refusal("414 URI Too Long", reason))
 
     def refuse(self, answer: bytes) -> None:
         """Answer, hang up and hear no more."""
