@@ -8,10 +8,16 @@ new ones, ``quick`` is for those who wait.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.seeds import ask_for, seeds
+
+if TYPE_CHECKING:
+    from tests.server.support import Loop
 
 __all__ = ["seeds"]
 
@@ -31,6 +37,16 @@ settings.load_profile("uprmc")
 
 #: For tests that start a JVM, or kill servers for as long as `--crash-rounds` says.
 _LONG_S = 600
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    """A real reactor, driven by hand."""
+    from tests.server.support import Loop  # most tests need no Twisted
+
+    made = Loop()
+    yield made
+    made.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

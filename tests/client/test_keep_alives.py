@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -83,12 +82,6 @@ def test_only_time_in_which_one_listens_counts_as_silence() -> None:
     assert session.error is None
     world.settle(5)
     assert "is silent for 22 s" in str(session.error)
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    with closing(Loop()) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

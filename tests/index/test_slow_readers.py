@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import socket
 import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 from twisted.python.threadpool import ThreadPool
@@ -21,23 +20,6 @@ from uprmc.index.query import PIECE_BYTES
 READERS = 1_000
 MAP = b'{"views": {"v": {"map": {"emit": [{"key": "$.k"}]}}}}'
 REQUEST = b"GET /default/_design/d/_view/v HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    """A real reactor."""
-    made = Loop()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPool]:
-    """Two threads that make pieces."""
-    made = ThreadPool(1, 2, "queries")
-    made.start()
-    yield made
-    made.stop()
 
 
 def _room_for(files: int) -> None:

@@ -8,16 +8,7 @@ from collections.abc import Iterator
 import pytest
 from twisted.logger import globalLogPublisher
 
-from tests.server.support import Loop
 from uprmc.server import log
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    """A real reactor, driven by hand."""
-    made = Loop()
-    yield made
-    made.close()
 
 
 @pytest.fixture

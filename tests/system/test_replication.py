@@ -132,13 +132,6 @@ def delete(node: Node, key: bytes) -> None:
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def cluster(loop: Loop, tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(loop, tmp_path)
     yield made

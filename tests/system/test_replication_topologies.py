@@ -22,13 +22,6 @@ from uprmc.server.node import Node
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def cluster(loop: Loop, tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(loop, tmp_path)
     yield made

@@ -12,13 +12,6 @@ from tests.xdcr.cluster import DataCentres
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def centres(loop: Loop, tmp_path: Path) -> Iterator[DataCentres]:
     made = DataCentres(loop, tmp_path)
     yield made
