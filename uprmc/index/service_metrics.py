@@ -9,43 +9,18 @@ from uprmc.index.group import Group
 from uprmc.index.store import IndexStore
 from uprmc.metrics import Metric
 
-_Samples = list[tuple[Mapping[str, str], float]]
-
 #: Kinds of rollbacks, which all have a sample from the beginning.
 ROLLBACKS = ("header", "old_file", "vbucket", "build")
 
 
 def metrics_of(groups: Mapping[str, Group]) -> Iterator[Metric]:
     """Yield the numbers of all designs."""
-    opened = {
-        name: group.following.store
-        for name, group in groups.items()
-        if group.following.store is not None
-    }
-    yield _of(
-        groups,
-        "index_pending",
-        "gauge",
-        "Changes that the source has and the index has not, as the source last said.",
-        lambda group: group.pending(),
-    )
-    yield _of(
-        groups,
-        "index_build_ratio",
-        "gauge",
-        "Part of the source's changes that is indexed, from 0 to 1.",
-        lambda group: group.progress(),
-    )
-    yield _of(
-        groups,
-        "index_waiting",
-        "gauge",
-        "Requests that wait for the index to be fresh enough.",
-        lambda group: group.waiting,
-    )
-    for name, kind, text, value in _OF_STORES:
-        samples: _Samples = [({"design": each}, value(store)) for each, store in opened.items()]
-        yield Metric(name, kind, text, samples)
+    stores = {name: group.following.store for name, group in groups.items()}
+    opened = {name: store for name, store in stores.items() if store is not None}
+    for name, kind, text, of_group in _OF_GROUPS:
+        yield Metric(name, kind, text, [({"design": n}, of_group(g)) for n, g in groups.items()])
+    for name, kind, text, of_store in _OF_STORES:
+        yield Metric(name, kind, text, [({"design": n}, of_store(s)) for n, s in opened.items()])
     yield Metric(
         "index_rollbacks_total",
         "counter",
@@ -58,19 +33,30 @@ def metrics_of(groups: Mapping[str, Group]) -> Iterator[Metric]:
     )
 
 
-def _of(
-    groups: Mapping[str, Group],
-    name: str,
-    kind: Literal["counter", "gauge"],
-    text: str,
-    value: Callable[[Group], float],
-) -> Metric:
-    return Metric(name, kind, text, [({"design": each}, value(g)) for each, g in groups.items()])
+_Kind = Literal["counter", "gauge"]
 
+_OF_GROUPS: tuple[tuple[str, _Kind, str, Callable[[Group], float]], ...] = (
+    (
+        "index_pending",
+        "gauge",
+        "Changes that the source has and the index has not, as the source last said.",
+        lambda group: group.pending(),
+    ),
+    (
+        "index_build_ratio",
+        "gauge",
+        "Part of the source's changes that is indexed, from 0 to 1.",
+        lambda group: group.progress(),
+    ),
+    (
+        "index_waiting",
+        "gauge",
+        "Requests that wait for the index to be fresh enough.",
+        lambda group: group.waiting,
+    ),
+)
 
-_OF_STORES: tuple[
-    tuple[str, Literal["counter", "gauge"], str, Callable[[IndexStore], float]], ...
-] = (
+_OF_STORES: tuple[tuple[str, _Kind, str, Callable[[IndexStore], float]], ...] = (
     (
         "index_map_calls_total",
         "counter",
