@@ -19,8 +19,8 @@ from twisted.internet.protocol import ServerFactory
 from tests.server.support import Loop
 from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, build
 from uprmc.errors import ConfigError
+from uprmc.server.index_child import child_environment
 from uprmc.server.index_driver import IndexDriver
-from uprmc.server.index_process import child_environment
 from uprmc.server.listener import CannotListen, Listener, listen_private
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("index_stand_in.py")))

@@ -18,7 +18,7 @@ from twisted.internet.task import deferLater
 
 from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, Settings
 from uprmc.consume.retry import Backoff
-from uprmc.server.index_process import COMMAND, IndexProcess, OpenUpr, directory
+from uprmc.server.index_child import COMMAND, IndexChild, OpenUpr, directory
 from uprmc.server.log import Log
 from uprmc.server.views_listener import SETTING, InUse, ViewsListener, listen_views
 
@@ -65,7 +65,7 @@ class IndexDriver:
         self._monotonic = monotonic
         self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
         self._listener: ViewsListener | None = None
-        self._process: IndexProcess | None = None
+        self._process: IndexChild | None = None
         self._ready_at: float | None = None
         self._timer: Any = None
         self._gone: Deferred[None] | None = None
@@ -148,7 +148,7 @@ class IndexDriver:
         self._timer = None
         if self._listener is None:
             return
-        process = IndexProcess(self._is_ready, self._ended)
+        process = IndexChild(self._is_ready, self._ended)
         try:
             process.start(
                 self._reactor, self._settings, self._listener.fileno(), self._open_upr, self.command

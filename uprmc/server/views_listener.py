@@ -1,6 +1,6 @@
 """The listening socket of `server.views`: the node binds it, another process accepts from it.
 
-The node never accepts: it only sees that somebody waits. So a connection that comes before the
+The node never accepts: it only sees that a client waits. So a connection that comes before the
 process that answers is there, or while it is started again, waits in the kernel's queue.
 """
 
@@ -72,7 +72,7 @@ class ViewsListener:
         return self._socket.fileno()
 
     def doRead(self) -> None:
-        """Somebody waits."""
+        """A client waits."""
         found = self._found
         self._unwatch()
         if found is not None:

@@ -50,7 +50,7 @@ _PATH_MAX_BYTES = 107
 OpenUpr = Callable[[str], Listener]
 
 
-class IndexProcess(ProcessProtocol):
+class IndexChild(ProcessProtocol):
     """See the module docstring.
 
     Args:
