@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,11 @@ import click
 
 from uprmc.cli.arguments import Read, seconds, whole
 from uprmc.cli.node_access import NodeAccess
-from uprmc.cli.views_access import ViewsAccess, design_path, found_views, talks_to_views
+from uprmc.cli.views_access import ViewsAccess, found_views, talks_to_views
 from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError
+from uprmc.index.paths import DESIGNS, design_path
+from uprmc.units import in_ranges
 
 #: How long an answer may take beyond what the listener itself waits.
 _GRACE_S = 5.0
@@ -31,20 +31,18 @@ _WIDE_ROWS = 500
 #: Characters of a cell.
 _CELL = 80
 
-_SERVE = "uprmc.cli.index_serve"
-
 
 class _Index(click.Group):
     """Imports ``serve`` when it is used: the other verbs need no Twisted."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        more = ["serve"] if find_spec(_SERVE) else []
-        return sorted([*super().list_commands(ctx), *more])
+        return sorted([*super().list_commands(ctx), "serve"])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "serve" and find_spec(_SERVE):
-            found: click.Command = import_module(_SERVE).serve
-            return found
+        if cmd_name == "serve":
+            from uprmc.cli.index_serve import serve
+
+            return serve
         return super().get_command(ctx, cmd_name)
 
 
@@ -91,7 +89,7 @@ def get(name: str, views: ViewsAccess, as_json: bool) -> None:
 @talks_to_views("Print one JSON object.")
 def list_(views: ViewsAccess, as_json: bool) -> None:
     """List the designs."""
-    found = views.fetch("GET", "/default/_design")
+    found = views.fetch("GET", DESIGNS)
     rows = [
         {"name": row["name"], "state": row["state"], "views": ", ".join(row["views"])}
         for row in found["rows"]
@@ -140,7 +138,7 @@ def status(name: str, views: ViewsAccess, as_json: bool) -> None:
         found = views.fetch("GET", design_path(name, "_info"))
         _show(found, as_json, "" if as_json else _pairs(found))
         return
-    names = [row["name"] for row in views.fetch("GET", "/default/_design")["rows"]]
+    names = [row["name"] for row in views.fetch("GET", DESIGNS)["rows"]]
     infos = {each: views.fetch("GET", design_path(each, "_info")) for each in names}
     rows = [_summary(each, info) for each, info in infos.items()]
     _show(infos, as_json, _table(_COLUMNS, rows))
@@ -158,21 +156,28 @@ def _summary(name: str, info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(info: dict[str, Any]) -> str:
-    shown = dict(info)
-    for name in ("seqnos", "partition_versions"):
-        if isinstance(shown.get(name), dict):
-            shown[name] = f"{len(shown[name])} vBuckets"
+    shown = {name: _brief(name, value) for name, value in info.items()}
     errors = shown.pop("map_errors", [])
     lines = [f"{name:<24}{_plain(value)}" for name, value in shown.items()]
     lines += [f"{'map_errors':<24}{len(errors)}", *(f"  {_plain(error)}" for error in errors)]
     return "\n".join(lines)
 
 
+def _brief(name: str, value: Any) -> Any:
+    """Return a value without what it says of each vBucket; a merger's is nested, by nodes."""
+    if not isinstance(value, dict):
+        return value
+    if name in ("seqnos", "partition_versions"):
+        return f"{len(value)} vBuckets"
+    return {each: _brief(each, inner) for each, inner in value.items()}
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_plain(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list):
-        return ", ".join(map(_plain, value)) or "none"
+        is_vbuckets = all(type(each) is int for each in value)
+        return (in_ranges(value) if is_vbuckets else ", ".join(map(_plain, value))) or "none"
     return str(value)
 
 

@@ -24,11 +24,11 @@ from twisted.python.threadpool import ThreadPool
 from uprmc.cli.signals import heed_signals
 from uprmc.config import Settings
 from uprmc.errors import ConfigError
-from uprmc.index.designs import InUse
+from uprmc.index.design_folder import InUse
 from uprmc.index.http import views_site
-from uprmc.index.reach import Reach
 from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
+from uprmc.index.source_nodes import SourceNodes
 from uprmc.places import several
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
@@ -49,7 +49,7 @@ class IndexProcess:
         reactor: the process's, not running yet.
         read_settings: reads those of ``index``, ``log`` and ``server.views``; called again after a
             SIGHUP.
-        reach: the nodes whose documents are indexed.
+        nodes: the nodes whose documents are indexed.
         data: directory of designs.
         listen_fd: a listening socket, ``None`` = listen where ``server.views`` says.
     """
@@ -58,7 +58,7 @@ class IndexProcess:
         self,
         reactor: Any,
         read_settings: Callable[[], Settings],
-        reach: Reach,
+        nodes: SourceNodes,
         data: Path,
         listen_fd: int | None,
     ) -> None:
@@ -68,7 +68,7 @@ class IndexProcess:
         logging.getLogger("uprmc").addHandler(_ToLog())
         logging.getLogger("uprmc").setLevel(logging.INFO)
         self._reactor, self._settings, self._listen_fd = reactor, settings, listen_fd
-        self._service = Service(reactor, data, reach, settings.index)
+        self._service = Service(reactor, data, nodes, settings.index)
         self._queries = ThreadPool(0, settings.index.query_threads, "uprmc-index-query")
         self._scatter = self._new_scatter()
         self._listener: Listener | None = None

@@ -12,10 +12,8 @@ from uprmc.cli.former_names import warn
 from uprmc.cli.lifeline import Lifeline
 from uprmc.cli.node_access import TLS_OPTIONS
 from uprmc.cli.serve import from_pairs
-from uprmc.config import Settings, load
+from uprmc.config import VIEWS_DEFAULT, Settings, load
 from uprmc.errors import ConfigError
-
-DEFAULT_VIEWS = "127.0.0.1:8092"
 
 
 def _with_tls(function: Any) -> Any:
@@ -40,7 +38,7 @@ def _with_tls(function: Any) -> Any:
     metavar="DIR",
     help="Directory of designs and index files.",
 )
-@click.option("--views", metavar="HOST:PORT", help=f"Where to listen.  [default: {DEFAULT_VIEWS}]")
+@click.option("--views", metavar="HOST:PORT", help=f"Where to listen.  [default: {VIEWS_DEFAULT}]")
 @click.option(
     "--listen-fd",
     type=int,
@@ -85,12 +83,12 @@ def serve(
         raise ConfigError("--listen-fd and --views: say one of them")
     lifeline = Lifeline() if listen_fd is not None else None
     from uprmc.cli.index_process import IndexProcess
-    from uprmc.cli.index_reach import reach_of
+    from uprmc.cli.index_source_nodes import source_nodes
     from uprmc.server.reactor import install
 
     reactor = install()
-    reach = reach_of(sources, tls, tls_ca, verify=not no_tls_verify)
-    process = IndexProcess(reactor, read_settings, reach, data, listen_fd)
+    nodes = source_nodes(sources, tls, tls_ca, verify=not no_tls_verify)
+    process = IndexProcess(reactor, read_settings, nodes, data, listen_fd)
     if lifeline is not None:
         lifeline.stop = process.stop_from_thread
     return process.run()

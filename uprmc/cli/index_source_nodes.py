@@ -17,12 +17,14 @@ from uprmc.cli.node_access import tls_context
 from uprmc.client.nodes import check_place
 from uprmc.client.twisted_link import over_tls
 from uprmc.errors import ConfigError
-from uprmc.index.reach import Reach
+from uprmc.index.source_nodes import SourceNodes
 
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
-def reach_of(sources: tuple[str, ...], tls: bool, ca_file: str | None, *, verify: bool) -> Reach:
+def source_nodes(
+    sources: tuple[str, ...], tls: bool, ca_file: str | None, *, verify: bool
+) -> SourceNodes:
     """Return how to reach the nodes.
 
     Raises:
@@ -35,9 +37,9 @@ def reach_of(sources: tuple[str, ...], tls: bool, ca_file: str | None, *, verify
     context: ssl.SSLContext | None = tls_context(tls, ca_file, verify)
     found = tuple(dict.fromkeys(places))
     if context is None:
-        return Reach(found)
+        return SourceNodes(found)
     options = _trusting(ca_file) if verify else _Unverified
-    return Reach(found, over_tls(options), context)
+    return SourceNodes(found, over_tls(options), context)
 
 
 def _trusting(ca_file: str | None) -> Callable[[str], Any]:

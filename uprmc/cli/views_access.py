@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import click
 
@@ -26,7 +25,7 @@ _WILDCARDS = ("0.0.0.0:", "[::]:")
 #: The longest answer that is read at once, in bytes.
 _ANSWER_MAX = 256 * 1024 * 1024
 
-_BAD_REQUEST, _CONFLICT = 400, 409
+_BAD_REQUEST = 400
 
 
 @dataclass(frozen=True)
@@ -102,11 +101,6 @@ class ViewsAccess:
         if isinstance(error, http.client.IncompleteRead):
             return f"the answer of {self.place} broke off"
         return f"what answers at {self.place} is no views listener"
-
-
-def design_path(name: str, *more: str) -> str:
-    """Return the path of a design, or of something below it."""
-    return "/default/_design/" + "/".join(quote(part, safe="") for part in (name, *more))
 
 
 def talks_to_views(json_help: str, *, timeout: bool = True) -> Callable[[_Function], _Function]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from twisted.internet.defer import Deferred
 
 from uprmc.index.errors import Refused
+from uprmc.index.json_text import strict_json
 from uprmc.index.node_client import NodeClient, NodeFailed
-from uprmc.index.option_values import strict_json
+from uprmc.index.paths import DESIGNS, design_path
 
 #: A node says within this time what it has.
 ASK_S = 5.0
@@ -47,11 +47,11 @@ class AllNodes:
     async def undo(self, name: str) -> None:
         """Undo the last change on all nodes; raise `Refused`, naming those that still have it."""
         what = f"still have the last change of design {name!r}"
-        await self._everywhere("POST", f"{design_path(name)}/_undo", b"", what)
+        await self._everywhere("POST", design_path(name, "_undo"), b"", what)
 
     async def listed(self) -> dict[str, Any]:
         """Return by name how nodes list their designs; raise `Refused` if no node answers."""
-        answers = await self.asked("/default/_design?local=true")
+        answers = await self.asked(f"{DESIGNS}?local=true")
         found: dict[str, Any] = {}
         for answer in answers.values():
             rows = answer.get("rows") if isinstance(answer, dict) else None
@@ -62,7 +62,7 @@ class AllNodes:
 
     async def info(self, name: str) -> dict[str, Any]:
         """Return what each node says of a design; raise `Refused` if none has it."""
-        answers = await self.asked(f"{design_path(name)}/_info?local=true")
+        answers = await self.asked(f"{design_path(name, '_info')}?local=true")
         nodes = {
             node: answer if isinstance(answer, dict) else {"error": str(answer)}
             for node, answer in answers.items()
@@ -118,11 +118,6 @@ async def all_of(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Re
             each.addErrback(lambda _: None)
             each.cancel()
         raise
-
-
-def design_path(name: str) -> str:
-    """Return the path of a design."""
-    return f"/default/_design/{quote(name, safe='')}"
 
 
 def _status(error: Exception) -> int:

@@ -124,7 +124,7 @@ class Answer:
         self._make()
 
     def stopProducing(self) -> None:
-        """Close the answer: nobody reads it."""
+        """Close the answer: its reader is gone."""
         if not self._over:
             self._end()
 

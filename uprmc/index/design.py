@@ -13,20 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from uprmc.config import IndexSettings
+from uprmc.index.collation import Collation
 from uprmc.index.errors import bad_request
 from uprmc.index.functions import NoFunction, resolve
+from uprmc.index.paths import NAME_RULE, is_name
 from uprmc.index.rules import BadRules, Rules
 
-__all__ = ["BUILT_IN_REDUCES", "Collation", "Design", "Options", "View"]
-
-Collation = Literal["unicode", "raw"]
+__all__ = ["BUILT_IN_REDUCES", "Design", "Options", "View"]
 
 BUILT_IN_REDUCES = ("_count", "_sum", "_stats", "_approx_count_distinct")
 
 _DEFAULTS = IndexSettings()
-
-#: Characters of a name of a design or view.
-_MAX_NAME = 200
 
 #: What CouchDB's own tools write beside the views; it is kept in the text and means nothing here.
 _IGNORED = ("_id", "_rev", "language")
@@ -182,10 +179,8 @@ def _known(members: Mapping[str, Any], known: tuple[str, ...], what: str) -> Non
 
 
 def _check_name(what: str, name: str) -> None:
-    if not 0 < len(name) <= _MAX_NAME or "/" in name or not name.isprintable():
-        raise bad_request(
-            f"the name of a {what} has 1 to {_MAX_NAME} printable characters and no slash"
-        )
+    if not is_name(name):
+        raise bad_request(f"the name of a {what} is {NAME_RULE}")
     if name.startswith("_"):
         raise bad_request(f"the name of a {what} does not begin with an underscore")
 

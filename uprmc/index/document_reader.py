@@ -22,7 +22,7 @@ from uprmc.protocol.opcodes import Opcode
 _ANSWER_S = 5.0
 
 
-class Documents:
+class DocumentReader:
     """Reads documents; any thread may call it, one at a time reads."""
 
     def __init__(self, source: Source, tls: ssl.SSLContext | None) -> None:

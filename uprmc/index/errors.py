@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from uprmc.units import in_ranges
+
 
 class Refused(Exception):
     """A request is refused.
@@ -50,7 +52,7 @@ def version_lost(vbucket: int, vb_uuid: int, seqno: int) -> Refused:
 def outdated(vbuckets: Iterable[int], why: str, epoch: int) -> Refused:
     """Return the refusal of a request made by an outdated map: fetch it again (row I14)."""
     found = list(vbuckets)
-    reason = f"vBuckets {found}: {why}"
+    reason = f"vBuckets {in_ranges(found)}: {why}"
     return Refused(503, "set_view_outdated", reason, vbuckets=found, epoch=epoch)
 
 

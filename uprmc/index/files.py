@@ -141,7 +141,7 @@ class Files:
             gone.readers.retire()
 
     def close(self) -> None:
-        """Close all as soon as nobody reads them."""
+        """Close each as soon as it has no reader."""
         for file in (self.current, self.old):
             if file is not None:
                 file.readers.retire()

@@ -26,13 +26,14 @@ from uprmc.client.errors import ClientError
 from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.client.twisted_link import MakeEndpoint
 from uprmc.config import IndexSettings
+from uprmc.consume.retry import Backoff
 from uprmc.index.bitmaps import bitmap, numbers
-from uprmc.index.follow import IndexHandler, IndexState, WentBack
 from uprmc.index.index_file import States
 from uprmc.index.moving import moved
 from uprmc.index.source import Source
 from uprmc.index.store import IndexStore
 from uprmc.index.updater import Stopped, Updater
+from uprmc.index.upr_handler import IndexHandler, IndexState, WentBack
 from uprmc.index.vbucket_sets import caught_up, follow_source
 from uprmc.index.waiting import Signal
 
@@ -129,7 +130,7 @@ class Following:
     # --- lives ----------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        pause_s = _RETRY_S
+        backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
         while not self._stopping:
             began = time.monotonic()
             try:
@@ -137,9 +138,9 @@ class Following:
             except Exception as error:
                 self.failure = f"{type(error).__name__}: {error}"
                 _LOG.error("the index of %r has failed: %s", self._name, self.failure)
-                pause_s = _RETRY_S if time.monotonic() - began > _RETRY_MAX_S else pause_s
-                await self._pause(pause_s)
-                pause_s = min(2 * pause_s, _RETRY_MAX_S)
+                if time.monotonic() - began > _RETRY_MAX_S:
+                    backoff.good()
+                await self._pause(backoff.next())
 
     async def _pause(self, pause_s: float) -> None:
         until = time.monotonic() + pause_s
@@ -182,19 +183,18 @@ class Following:
             instance = f"index-{self._name[:_NAME_CHARACTERS]}-{os.urandom(8).hex()}"
             await updater.do(lambda: store.name_instance(_ascii(instance)))
         await self.take_source()
-        pause_s = _RETRY_S
+        backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
         while not self._stopping and not failures:
             followed = store.view.states.followed
             if not followed:
                 await self.progress.wait(self._reactor, _RETRY_MAX_S)
                 continue
             began = time.monotonic()
-            if await self._run(updater, store, followed):
-                pause_s = _RETRY_S
-                continue
-            pause_s = _RETRY_S if time.monotonic() - began > _RETRY_MAX_S else pause_s
-            await self._pause(pause_s)
-            pause_s = min(2 * pause_s, _RETRY_MAX_S)
+            ended_well = await self._run(updater, store, followed)
+            if ended_well or time.monotonic() - began > _RETRY_MAX_S:
+                backoff.good()
+            if not ended_well:
+                await self._pause(backoff.next())
 
     async def _run(self, updater: Updater, store: IndexStore, followed: int) -> bool:
         """Follow some vBuckets until that ends; return whether it may begin again at once."""
@@ -379,24 +379,11 @@ class Following:
         own = [self.store.instance] if self.store is not None else []
         return own if self.replica is None else own + self.replica.instances
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of changes that were received and not applied."""
-        return 0 if self._updater is None else self._updater.queued_bytes
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether all streams were accepted, so that no rollback is due (row I23)."""
-        if self._client is None:
-            return False
-        vbuckets = self._client.metrics().vbuckets.values()
-        return bool(vbuckets) and all(each.node for each in vbuckets)
-
 
 def _ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode()
 
 
 def _unheard(failure: Any) -> None:
-    """Nothing is to be done: whoever waits asks again."""
+    """Nothing is to be done: those who wait ask again."""
     failure.trap(ClientError, Stopped)

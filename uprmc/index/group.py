@@ -15,7 +15,7 @@ from uprmc.index.design import Design
 from uprmc.index.errors import Refused, Replaced, bad_request, outdated, timed_out, version_lost
 from uprmc.index.following import Following
 from uprmc.index.freshness import Freshness
-from uprmc.index.model import Reducer, Reductions, Stale, Token
+from uprmc.index.model import Stale, Token
 from uprmc.index.snapshot import Snapshot, taken
 from uprmc.index.source import Source
 from uprmc.index.store import IndexStore
@@ -23,6 +23,7 @@ from uprmc.index.tokens import is_of, is_reached
 from uprmc.index.updater import Stopped
 from uprmc.index.vbucket_sets import Wish, contradiction, wished
 from uprmc.index.waiting import Deadline
+from uprmc.units import in_ranges
 
 
 class Group:
@@ -31,7 +32,6 @@ class Group:
     Args:
         reactor: whose.
         design: what is indexed.
-        reducers: of each view, ``None`` = it has none.
         following: how it follows its source.
         source: what nodes say they have.
         settings: of the index.
@@ -45,15 +45,13 @@ class Group:
         self,
         reactor: Any,
         design: Design,
-        reducers: Sequence[Reducer | None],
         following: Following,
         source: Source,
         settings: IndexSettings,
     ) -> None:
         self.design, self.following = design, following
         self.waiting = 0
-        self._reactor, self._reducers = reactor, reducers
-        self._source, self._settings = source, settings
+        self._reactor, self._source, self._settings = reactor, source, settings
         self._freshness = Freshness(reactor, following, source)
 
     # --- queries --------------------------------------------------------------------------------
@@ -74,7 +72,7 @@ class Group:
             await self._open(deadline)
             if stale is Stale.FALSE and not await self._freshness.wait(deadline.left_s):
                 self._go_on()
-                raise self._too_late("to index what was written before the request")
+                raise self._too_late("what was written before the request to be indexed")
             for token in at:
                 await self._version(token, deadline)
             return await self._placed(vbuckets, epoch, stale, deadline)
@@ -92,7 +90,7 @@ class Group:
             self._reactor,
             following.progress,
             lambda: following.store is not None or following.has_ended,
-            lambda: self._too_late("to open the index"),
+            lambda: self._too_late("the index to be opened"),
         )
         self._go_on()
         assert following.store is not None
@@ -107,8 +105,8 @@ class Group:
         """Return the refusal of a request that has waited for long enough."""
         why = self._source.error or self.following.failure
         if why:
-            return Refused(503, "source_away", f"there was no time {what}: {why}")
-        return timed_out(f"there was no time {what}")
+            return Refused(503, "source_away", f"timed out waiting for {what}: {why}")
+        return timed_out(f"timed out waiting for {what}")
 
     async def _placed(
         self, vbuckets: frozenset[int] | None, epoch: int | None, stale: Stale, deadline: Deadline
@@ -135,7 +133,8 @@ class Group:
                 if found is not None:
                     return found
             if not deadline.left_s:
-                raise self._too_late(f"to index vBuckets {numbers(needed & states.pending)}")
+                lacking = in_ranges(numbers(needed & states.pending))
+                raise self._too_late(f"vBuckets {lacking} to be indexed")
             await self.following.progress.wait(self._reactor, deadline.left_s)
 
     async def _take_source(self, deadline: Deadline) -> None:
@@ -160,7 +159,9 @@ class Group:
             if log and not is_of(log, token):
                 raise version_lost(*token)
             if not deadline.left_s:
-                raise self._too_late(f"to index seqno {token.seqno} of vBucket {token.vbucket}")
+                raise self._too_late(
+                    f"seqno {token.seqno} of vBucket {token.vbucket} to be indexed"
+                )
             pause_s = min(deadline.left_s, self._settings.poll_s)
             await self.following.progress.wait(self._reactor, pause_s)
 
@@ -243,10 +244,15 @@ class Group:
         store = self.following.store
         return store is not None and bool(store.view.positions)
 
-    def rereduce(self, view_index: int, reductions: Sequence[Reductions]) -> Reductions:
-        """Return the reductions of reductions; blocks."""
-        reducer = self._reducers[view_index]
-        return () if reducer is None else reducer.rereduce(reductions)
+    def rows(self) -> dict[str, int]:
+        """Return how many rows each view has."""
+        return self._rows(self.following.store)
+
+    def _rows(self, store: IndexStore | None) -> dict[str, int]:
+        if store is None:
+            return {}
+        counts = [tree.count for tree in store.view.trees.views]
+        return dict(zip((view.name for view in self.design.views), counts, strict=True))
 
     async def compact(self) -> None:
         """Begin to compact the file."""
@@ -256,7 +262,7 @@ class Group:
             raise Refused(503, "unavailable", "the index is not open; ask again") from None
 
     def info(self) -> dict[str, Any]:
-        """Return what ``_info`` shows."""
+        """Return what ``_info`` shows; any thread may call it."""
         store = self.following.store
         found: dict[str, Any] = {
             "name": self.design.name,
@@ -293,11 +299,8 @@ class Group:
     def _info(self, store: IndexStore) -> dict[str, Any]:
         view = store.view
         states = view.states
-        counts = [tree.count for tree in view.trees.views]
         return {
-            "rows": {
-                each.name: count for each, count in zip(self.design.views, counts, strict=True)
-            },
+            "rows": self._rows(store),
             "documents": view.trees.ids.count,
             "map_calls": store.map_calls,
             "docs_mapped": store.docs_mapped,
@@ -330,14 +333,11 @@ class Group:
         replica = self.following.replica
         if replica is None:
             return None
-        if replica.store is None:
-            return {"vbuckets": [], "rows": {}, "map_calls": 0}
-        view = replica.store.view
-        counts = [tree.count for tree in view.trees.views]
+        store = replica.store
         return {
-            "vbuckets": numbers(view.states.active),
-            "rows": dict(zip((each.name for each in self.design.views), counts, strict=True)),
-            "map_calls": replica.store.map_calls,
+            "vbuckets": [] if store is None else numbers(store.view.states.active),
+            "rows": self._rows(store),
+            "map_calls": 0 if store is None else store.map_calls,
         }
 
 

@@ -9,13 +9,8 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from twisted.web.server import Request
 
 from uprmc.index.errors import Refused, bad_request
-from uprmc.index.option_values import strict_json
-
-#: The one bucket.
-BUCKET = "default"
-
-#: Bytes of the name of a design or a view.
-NAME_MAX_BYTES = 200
+from uprmc.index.json_text import strict_json
+from uprmc.index.paths import NAME_RULE, is_name
 
 #: Body of a command, such as vBuckets and their states.
 COMMAND_MAX_BYTES = 64 * 1024
@@ -24,7 +19,7 @@ COMMAND_MAX_BYTES = 64 * 1024
 _OPTIONS_MAX = 64
 
 
-class Asked(NamedTuple):
+class HttpRequest(NamedTuple):
     """What a request asks for.
 
     Attributes:
@@ -40,11 +35,11 @@ class Asked(NamedTuple):
     body: bytes
 
 
-def asked(request: Request) -> Asked:
+def http_request(request: Request) -> HttpRequest:
     """Take a request apart; raise `Refused`."""
     path, _, query = request.uri.partition(b"?")
     content = cast(Any, request.content)
-    return Asked(
+    return HttpRequest(
         request.method.decode("ascii", "replace"), _parts(path), _options(query), content.read()
     )
 
@@ -77,9 +72,8 @@ def _options(query: bytes) -> tuple[tuple[str, str], ...]:
 
 def checked_name(kind: str, name: str) -> str:
     """Return the name of a design or a view; raise `Refused` for what none can have."""
-    fits = 0 < len(name.encode()) <= NAME_MAX_BYTES
-    if not fits or "/" in name or "\\" in name or name in (".", "..") or not name.isprintable():
-        raise bad_request(f"no {kind} has such a name: {name[:60]!a}")
+    if not is_name(name):
+        raise bad_request(f"no {kind} has such a name: {name[:60]!a}; names are {NAME_RULE}")
     return name
 
 
@@ -107,7 +101,7 @@ def json_object(body: bytes, *known: str) -> dict[str, Any]:
     return found
 
 
-def no_options(options: tuple[tuple[str, str], ...], *known: str) -> dict[str, str]:
+def url_options(options: tuple[tuple[str, str], ...], *known: str) -> dict[str, str]:
     """Return the options of a URL; raise `Refused` if one is unknown or there twice."""
     found: dict[str, str] = {}
     for name, text in options:

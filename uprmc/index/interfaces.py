@@ -43,8 +43,15 @@ class Group(Protocol):
     def design(self) -> Design:
         """Its definition."""
 
+    @property
+    def state(self) -> str:
+        """``building`` or ``ready``."""
+
+    def rows(self) -> dict[str, int]:
+        """Return how many rows each view has."""
+
     def info(self) -> dict[str, Any]:
-        """Return what ``_info`` shows."""
+        """Return what ``_info`` shows; any thread may call it."""
 
     def placement(self) -> dict[str, Any]:
         """Return ``{"num_vbuckets", "epoch", "active": {vb: term}, "pending": [vb]}``.
@@ -65,10 +72,10 @@ class Group(Protocol):
     async def monitor(self, vbucket: int, seqno: int, vb_uuid: int, timeout_s: float) -> None:
         """Return when a version is indexed; raise `Refused`."""
 
-    def compact(self) -> Any:
+    async def compact(self) -> None:
         """Begin to compact the file."""
 
-    def set_states(
+    async def set_states(
         self,
         *,
         active: frozenset[int] | None,
@@ -76,23 +83,23 @@ class Group(Protocol):
         cleanup: frozenset[int] | None,
         pause: frozenset[int] | None,
         epoch: int | None,
-    ) -> Any:
+    ) -> None:
         """Take over the states of vBuckets; ``None`` = not named. Raise `Refused`."""
 
 
 class Service(Protocol):
-    """All designs. What returns ``Any`` may be awaitable; each raises `Refused`."""
+    """All designs. Each call about one raises `Refused`."""
 
-    def put(self, name: str, body: bytes) -> Any:
+    async def put(self, name: str, body: bytes) -> object:
         """Keep a definition and build its index."""
 
-    def get(self, name: str) -> Any:
-        """Return a `Design`."""
+    def get(self, name: str) -> Design:
+        """Return the definition that was put last."""
 
-    def delete(self, name: str) -> Any:
+    async def delete(self, name: str) -> None:
         """Forget a definition with its index."""
 
-    def undo(self, name: str) -> Any:
+    async def undo(self, name: str) -> object:
         """Bring the definition before the last change back."""
 
     def names(self) -> Iterable[str]:
@@ -102,7 +109,7 @@ class Service(Protocol):
         """Return a design's index; `new` = that which is being built for a changed definition."""
 
     def metrics(self) -> Iterable[Metric]:
-        """Return the numbers of ``/metrics``."""
+        """Return the numbers of ``/metrics``; any thread may call it."""
 
     def documents(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """Return documents as they are now, as JSON; blocks."""

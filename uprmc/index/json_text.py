@@ -1,7 +1,8 @@
 """JSON as the index reads and writes it: fast, exact, and bounded.
 
-`orjson` does the work. It reads integers beyond 64 bits as floats, and refuses numbers that
-overflow a float and half of a surrogate pair; the standard library's parser takes those.
+For documents, keys and values `orjson` does the work. It reads integers beyond 64 bits as floats,
+and refuses numbers that overflow a float and half of a surrogate pair; the standard library's
+parser takes those. What clients and other nodes ask and answer is read strictly instead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any, NoReturn
 
 import orjson
 
-__all__ = ["Unreadable", "dumps", "loads"]
+__all__ = ["DIGITS_MAX", "Unreadable", "dumps", "loads", "strict_json"]
+
+#: Longest whole number that a request may have.
+DIGITS_MAX = 4_000
 
 #: What orjson would read as a float, though it may be an integer.
 _BIG = re.compile(rb"[0-9]{20}|-[0-9]{19}")
@@ -95,3 +99,43 @@ def _dumps_exactly(value: Any) -> bytes:
         return text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair: only an escape can say it
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Read JSON, without what only Python takes for it.
+
+    Raises:
+        ValueError: it is none, is nested too deeply, or has a number that JSON cannot say.
+    """
+    try:
+        if isinstance(text, str):
+            text = text.encode()
+        return json.loads(
+            text.decode(), parse_constant=_no_word, parse_float=_finite, parse_int=_whole
+        )
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except UnicodeError:
+        raise ValueError("is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error.msg} at character {error.pos}") from None
+
+
+def _no_word(name: str) -> NoReturn:
+    raise ValueError(f"is not JSON: it has {name}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("has a number that is too large")
+    return number
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS_MAX:
+        raise ValueError(f"has a number with more than {DIGITS_MAX} digits")
+    return int(digits)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from twisted.internet.defer import Deferred, succeed
 
 from uprmc.index.collation import Collation, sort_key
+from uprmc.index.json_text import strict_json
 from uprmc.index.node_client import NodeFailed
-from uprmc.index.option_values import strict_json
 from uprmc.index.query import ERRORS_MAX, PIECE_BYTES
 
 _decoded = json.JSONDecoder().raw_decode

@@ -24,7 +24,7 @@ from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResp
 from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.index.errors import Refused
-from uprmc.index.option_values import strict_json
+from uprmc.index.json_text import strict_json
 
 CONNECT_S = 5.0
 

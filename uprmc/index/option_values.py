@@ -6,12 +6,12 @@ Source: systems reference c.8.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from uprmc.index.errors import bad_request
+from uprmc.index.json_text import strict_json
 from uprmc.index.model import Stale, Token
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "STALE",
     "UPDATE",
     "json_of",
-    "strict_json",
     "token_of",
 ]
 
@@ -31,9 +30,6 @@ TIMEOUT_MAX_MS = 86_400_000
 #: Most keys of one request, and most versions that it waits for.
 KEYS_MAX = 100_000
 TOKENS_MAX = 4_096
-
-#: Longest whole number in a key.
-DIGITS_MAX = 4_000
 
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _TOKEN = re.compile(r"([0-9]{1,5}):([0-9]{1,20}):([0-9]{1,20})", re.ASCII)
@@ -50,43 +46,6 @@ ALIASES = {
 
 STALE = {"ok": Stale.OK, "update_after": Stale.UPDATE_AFTER, "false": Stale.FALSE}
 UPDATE = {"true": Stale.FALSE, "false": Stale.OK, "lazy": Stale.UPDATE_AFTER}
-
-
-def strict_json(text: str | bytes) -> Any:
-    """Read JSON, without what only Python takes for it.
-
-    Raises:
-        ValueError: it is none, is nested too deeply, or has a number that JSON cannot say.
-    """
-    try:
-        if isinstance(text, str):
-            text = text.encode()
-        return json.loads(
-            text.decode(), parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
-        )
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-    except UnicodeError:
-        raise ValueError("is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error.msg} at character {error.pos}") from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"is not JSON: it has {name}")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError("has a number that is too large")
-    return number
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > DIGITS_MAX:
-        raise ValueError(f"has a number with more than {DIGITS_MAX} digits")
-    return int(digits)
 
 
 # --- each option --------------------------------------------------------------------------------

@@ -70,26 +70,25 @@ class Placement(NamedTuple):
 def placed(holdings: Mapping[str, Holdings]) -> Placement:
     """Give each vBucket to the node that has it in the highest term; equals take turns."""
     total = max((each.num_vbuckets for each in holdings.values()), default=0)
+    newest: dict[int, tuple[int, list[str]]] = {}
+    for node, each in sorted(holdings.items()):
+        for vbucket, term in each.active.items():
+            known = newest.get(vbucket)
+            if known is None or term > known[0]:
+                newest[vbucket] = term, [node]
+            elif term == known[0]:
+                known[1].append(node)
     nodes: dict[str, set[int]] = {}
-    missing = set()
-    for vbucket in range(total):
-        terms = {
-            node: each.active[vbucket]
-            for node, each in sorted(holdings.items())
-            if vbucket in each.active
-        }
-        if not terms:
-            missing.add(vbucket)
-            continue
-        newest = max(terms.values())
-        chosen = [node for node, term in terms.items() if term == newest]
+    for vbucket in sorted(newest.keys() & range(total)):
+        chosen = newest[vbucket][1]
         nodes.setdefault(chosen[vbucket % len(chosen)], set()).add(vbucket)
+    missing = frozenset(range(total)) - newest.keys()
     pending = frozenset[int]().union(*(each.pending for each in holdings.values()))
     return Placement(
         total,
         {node: frozenset(vbuckets) for node, vbuckets in nodes.items()},
         max((each.epoch for each in holdings.values()), default=0),
-        frozenset(missing),
+        missing,
         pending & missing,
         {node: each.signature for node, each in holdings.items()},
     )

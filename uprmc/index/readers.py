@@ -1,4 +1,4 @@
-"""Who reads a file: it is closed when it is out of use and nobody reads it any more.
+"""The readers of a file: it is closed when it is out of use and the last of them is done.
 
 Readers stream answers for as long as their clients take, while a compaction may have put another
 file in this one's place.
@@ -14,7 +14,7 @@ class Readers:
     """See the module docstring.
 
     Args:
-        close: called once, when the file is retired and nobody reads it.
+        close: called once, when the file is retired and has no reader.
     """
 
     def __init__(self, close: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ class Readers:
         self._look()
 
     def retire(self) -> None:
-        """Close the file as soon as nobody reads it."""
+        """Close the file as soon as it has no reader."""
         self._retired = True
         self._look()
 

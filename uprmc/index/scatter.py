@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 from urllib.parse import quote
@@ -21,16 +22,17 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from uprmc.config import IndexSettings
-from uprmc.index.all_nodes import ASK_S, AllNodes, design_path, first_refusal
-from uprmc.index.asking import Asking, Known
+from uprmc.index.all_nodes import ASK_S, AllNodes, first_refusal
 from uprmc.index.design import Design
 from uprmc.index.errors import Refused
 from uprmc.index.interfaces import Service
 from uprmc.index.mapping import make_reducer
 from uprmc.index.merge import Merged
 from uprmc.index.node_client import NodeClient, NodeFailed
+from uprmc.index.paths import BUCKET, design_path
 from uprmc.index.placement import Holdings, placed
 from uprmc.index.query_options import Query
+from uprmc.index.scatter_attempt import Attempt, Known, common_options
 from uprmc.metrics import Metric
 
 #: Pauses before the map is fetched again, in seconds; after the last one the query fails.
@@ -68,11 +70,11 @@ class Reducing:
 
     Args:
         reducer: of the view.
-        reactor, pool: for calls that block.
+        in_thread: for calls that block.
     """
 
-    def __init__(self, reducer: Any, reactor: Any, pool: Any) -> None:
-        self._reducer, self._reactor, self._pool = reducer, reactor, pool
+    def __init__(self, reducer: Any, in_thread: Callable[..., Deferred[Any]]) -> None:
+        self._reducer, self._in_thread = reducer, in_thread
 
     async def rereduce(self, groups: Sequence[Sequence[bytes]]) -> Sequence[bytes | None]:
         """Return the reduction of each group's reductions; ``None`` = it failed."""
@@ -80,7 +82,7 @@ class Reducing:
         def reduced() -> list[bytes | None]:
             return [self._reducer.rereduce([(value,) for value in values])[0] for values in groups]
 
-        found: Sequence[bytes | None] = await deferToThreadPool(self._reactor, self._pool, reduced)
+        found: Sequence[bytes | None] = await self._in_thread(reduced)
         return found
 
     def finish(self, reduction: bytes) -> bytes:
@@ -115,7 +117,8 @@ class Scatter:
         self._client = client or NodeClient(reactor)
         self.all = AllNodes(nodes, self._client, settings.connection_timeout_s)
         self._service, self._settings = service, settings
-        self._reactor, self._pool, self._source = reactor, pool, source
+        self._reactor, self._source = reactor, source
+        self._in_thread: Callable[..., Deferred[Any]] = partial(deferToThreadPool, reactor, pool)
         self._maps = _Lately(reactor.seconds)
         self._designs = _Lately(reactor.seconds)
         self._reducers: dict[tuple[str, int], Any] = {}
@@ -176,10 +179,17 @@ class Scatter:
             except NodeFailed as failed:
                 refused = Refused(503, "unavailable", f"{node}: {failed}")
             else:
-                found = Design.parse(name, text, _AnyModule(), settings=self._settings)
+                found = await self._parsed(name, text)
                 self._designs.put((name, new), found)
                 return found
         raise refused
+
+    async def _parsed(self, name: str, text: bytes) -> Design:
+        modules = _AnyModule()
+        found: Design = await self._in_thread(
+            Design.parse, name, text, modules, settings=self._settings
+        )
+        return found
 
     def _reducing(self, design: Design, view_index: int) -> Reducing | None:
         if not design.views[view_index].reduces:
@@ -189,7 +199,7 @@ class Scatter:
             while len(self._reducers) >= _KEPT:
                 self._reducers.pop(next(iter(self._reducers))).close()
             self._reducers[key] = make_reducer(design, view_index, self._settings)
-        return Reducing(self._reducers[key], self._reactor, self._pool)
+        return Reducing(self._reducers[key], self._in_thread)
 
     # --- the map ------------------------------------------------------------------------------
 
@@ -203,7 +213,7 @@ class Scatter:
         return found
 
     async def _fetched_map(self, design: str, query: Query) -> Known:
-        path = f"/default/_vbuckets?design={quote(design, safe='')}"
+        path = f"/{BUCKET}/_vbuckets?design={quote(design, safe='')}"
         outcomes = await self.all.asked(path + ("&rev=new" if query.new else ""))
         holdings, silent = {}, {}
         for node, answer in outcomes.items():
@@ -221,36 +231,52 @@ class Scatter:
         """Return the answer of all nodes, which has begun; raise `Refused`."""
         timeout_s = query.timeout_s or self._settings.connection_timeout_s
         ends = self._reactor.seconds() + timeout_s
-        for attempt in count():
-            known = await self._map(design.name, query, again=attempt > 0)
-            asking = Asking(
-                self._client, self._reactor, design, view_index, query, known, ends, timeout_s
+        options = await self._options(query)
+        for number in count():
+            known = await self._map(design.name, query, again=number > 0)
+            attempt = Attempt(
+                self._client,
+                self._reactor,
+                design,
+                view_index,
+                query,
+                options,
+                known,
+                ends,
+                timeout_s,
             )
-            refused = asking.lacking() or await asking.begin()
+            refused = attempt.lacking() or await attempt.begin()
             if refused is None:
-                return self._merged(design, view_index, query, asking)
+                return self._merged(design, view_index, query, attempt)
             left_s = ends - self._reactor.seconds()
-            waits = attempt < len(PAUSES_S) or asking.coming()
+            waits = number < len(PAUSES_S) or attempt.coming()
             if left_s <= 0 or not waits:
                 raise refused
             self.retries += 1
-            pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
+            pause_s = PAUSES_S[min(number, len(PAUSES_S) - 1)]
             await deferLater(self._reactor, min(pause_s, left_s), lambda: None)
         raise AssertionError("the loop has no end")
 
-    def _merged(self, design: Design, view_index: int, query: Query, asking: Asking) -> Merged:
-        if asking.errors:
+    async def _options(self, query: Query) -> bytes:
+        """Return what all nodes are asked alike; many keys are written by a thread."""
+        if query.keys is None:
+            return common_options(query)
+        found: bytes = await self._in_thread(common_options, query)
+        return found
+
+    def _merged(self, design: Design, view_index: int, query: Query, attempt: Attempt) -> Merged:
+        if attempt.errors:
             self._maps.forget()
         return Merged(
-            asking.rows,
-            asking.order,
+            attempt.rows,
+            attempt.order,
             skip=query.skip,
             limit=query.limit,
             stop=query.stop,
             update_seq=query.update_seq,
             view=design.views[view_index].name,
             source=self._source(),
-            errors=asking.errors,
+            errors=attempt.errors,
             reducing=self._reducing(design, view_index),
         )
 

@@ -7,13 +7,13 @@ Source: systems reference c.7, c.9; acceptance row I14.
 from __future__ import annotations
 
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
-from uprmc.index.all_nodes import ASK_S, all_of, design_path
+from uprmc.index.all_nodes import ASK_S, all_of
 from uprmc.index.design import Design
 from uprmc.index.errors import Refused, bad_request, outdated
 from uprmc.index.merge import NodeRows, Order
 from uprmc.index.node_client import NodeClient, NodeFailed, dumped, refusal
+from uprmc.index.paths import design_path
 from uprmc.index.placement import Placement
 from uprmc.index.query_options import Query
 
@@ -31,7 +31,7 @@ class Known(NamedTuple):
     silent: dict[str, str]
 
 
-class Asking:
+class Attempt:
     """See the module docstring.
 
     Args:
@@ -39,6 +39,7 @@ class Asking:
         reactor: whose clock counts.
         design, view_index: the view.
         query: the question.
+        options: of it, as `common_options` returns them.
         known: the map.
         ends: when the query's time is over, by that clock.
         timeout_s: a node that sends nothing for this long is given up.
@@ -56,6 +57,7 @@ class Asking:
         design: Design,
         view_index: int,
         query: Query,
+        options: bytes,
         known: Known,
         ends: float,
         timeout_s: float,
@@ -63,7 +65,7 @@ class Asking:
         self._client, self._reactor = client, reactor
         self._design, self._view_index = design, view_index
         self._query, self._known, self._timeout_s = query, known, timeout_s
-        self._ends = ends
+        self._ends, self._common = ends, options
         self.order = Order(design.options.collation, query.descending, query.reduce)
         self.rows: list[NodeRows] = []
         self.errors = [
@@ -78,10 +80,8 @@ class Asking:
 
         Nodes build a changed design at their own speed, and for a while some still have the old.
         """
-        placement, reason = (
-            self._known.placement,
-            "it answers with another definition of the design",
-        )
+        placement = self._known.placement
+        reason = "it answers with another definition of the design"
         return [
             {"from": node, "reason": reason}
             for node in placement.nodes
@@ -135,9 +135,9 @@ class Asking:
     async def _one(self, node: str, vbuckets: frozenset[int]) -> tuple[str, Refused] | None:
         """Ask one node; its rows, or why there are none, are kept."""
         left_s = max(self._ends - self._reactor.seconds(), 0.001)
-        path = design_path(self._design.name) + "/_view/"
-        path += quote(self._design.views[self._view_index].name, safe="")
-        body = dumped(self._options(node, vbuckets, left_s))
+        view = self._design.views[self._view_index].name
+        path = design_path(self._design.name, "_view", view)
+        body = self._common[:-1] + b"," + dumped(self._options(node, vbuckets, left_s))[1:]
         try:
             answer = await self._client.ask(node, "POST", path, body, left_s + _GRACE_S)
             if answer.status >= 400:
@@ -152,15 +152,13 @@ class Asking:
         return None
 
     def _options(self, node: str, vbuckets: frozenset[int], left_s: float) -> dict[str, Any]:
-        query = self._query
-        options = {name: each for name, each in query.given.items() if name not in _OWN}
-        options["merge"] = True
-        options["partitions"] = {node: sorted(vbuckets)}
-        options["epoch"] = self._known.placement.epoch
-        options["connection_timeout"] = max(int(left_s * 1_000), 1)
-        if query.limit is not None:
-            options["limit"] = query.skip + query.limit
-        tokens = [token for token in query.at if token.vbucket in vbuckets]
+        """Return what this node alone is asked."""
+        options: dict[str, Any] = {
+            "partitions": {node: sorted(vbuckets)},
+            "epoch": self._known.placement.epoch,
+            "connection_timeout": max(int(left_s * 1_000), 1),
+        }
+        tokens = [token for token in self._query.at if token.vbucket in vbuckets]
         if tokens:
             options["at"] = [":".join(map(str, token)) for token in tokens]
         return options
@@ -168,6 +166,14 @@ class Asking:
     def _close(self) -> None:
         for rows in self.rows:
             rows.close()
+
+
+def common_options(query: Query) -> bytes:
+    """Return the options that all nodes get, as a JSON object with at least one member."""
+    options = {name: each for name, each in query.given.items() if name not in _OWN}
+    if query.limit is not None:
+        options["limit"] = query.skip + query.limit
+    return dumped({**options, "merge": True})
 
 
 class _Timed:

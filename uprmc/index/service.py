@@ -24,18 +24,19 @@ from uprmc.client.errors import ClientError
 from uprmc.client.forgetting import forget
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design
-from uprmc.index.designs import DesignFolder, InUse, Kept, found_in, locked
-from uprmc.index.documents import Documents
+from uprmc.index.design_folder import DesignFolder, InUse, Kept, found_in, locked
+from uprmc.index.document_reader import DocumentReader
 from uprmc.index.errors import Refused, not_found
 from uprmc.index.files import Files
 from uprmc.index.following import Following
+from uprmc.index.functions import named_modules
 from uprmc.index.group import Group
 from uprmc.index.javascript.check import refuse_faults
 from uprmc.index.mapping import make_mapper, make_reducer
 from uprmc.index.model import Reducer
-from uprmc.index.reach import Reach
 from uprmc.index.service_metrics import metrics_of
 from uprmc.index.source import Source
+from uprmc.index.source_nodes import SourceNodes
 from uprmc.index.store import IndexStore
 from uprmc.index.tree import limit_cache
 from uprmc.index.waiting import Deadline
@@ -69,7 +70,7 @@ class Service:
     Args:
         reactor: whose.
         root: the directory of designs; it is made if need be.
-        reach: the nodes whose documents are indexed.
+        nodes: the nodes whose documents are indexed.
         settings: of the index.
         now: seconds of the epoch.
     """
@@ -78,16 +79,16 @@ class Service:
         self,
         reactor: Any,
         root: Path,
-        reach: Reach,
+        nodes: SourceNodes,
         settings: IndexSettings,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._reactor, self._root, self._reach = reactor, root, reach
+        self._reactor, self._root, self._nodes = reactor, root, nodes
         self._settings, self._now = settings, now
         limit_cache(settings.cache_bytes)
-        self.source = Source(reactor, reach.places, settings.poll_s, reach.tls, self._look)
-        self._documents = Documents(self.source, reach.tls)
-        self._modules = [each.strip() for each in settings.python_modules.split(",") if each]
+        self.source = Source(reactor, nodes.places, settings.poll_s, nodes.tls, self._look)
+        self._documents = DocumentReader(self.source, nodes.tls)
+        self._modules = named_modules(settings.python_modules)
         self._slots: dict[str, _Slot] = {}
         self._changing = DeferredLock()
         self._stopping = False
@@ -172,7 +173,7 @@ class Service:
                 name,
                 partial(open_store, stem),
                 self.source,
-                self._reach.endpoint,
+                self._nodes.endpoint,
                 self._settings,
                 **more,
             )
@@ -182,7 +183,7 @@ class Service:
             replica = following_of(f"{design.signature}.replica", of_replicas=True)
         following = following_of(design.signature, replica=replica)
         following.start()
-        return Group(self._reactor, design, reducers, following, self.source, self._settings)
+        return Group(self._reactor, design, following, self.source, self._settings)
 
     def _reducer(self, design: Design, index: int) -> Reducer | None:
         return make_reducer(design, index, self._settings) if design.views[index].reduces else None
@@ -244,13 +245,14 @@ class Service:
 
     async def _give_up_new(self, slot: _Slot) -> None:
         group, slot.new = slot.new, None
-        assert group is not None
+        if group is None:
+            return  # it has taken its place meanwhile
         instances = group.following.instances
         await group.following.stop()
         signature = slot.kept.new
         self._keep(slot, new="")
         if signature != slot.kept.old:
-            slot.folder.drop(signature)
+            await self._in_thread(slot.folder.drop, signature)
             for instance in instances:
                 await self._unregister(instance)
 
@@ -274,9 +276,15 @@ class Service:
         _LOG.info("design %r: the new definition answers", kept.name)
         slot.old_instances = former.following.instances
         await former.following.stop()
-        if before and before not in (slot.kept.current, slot.kept.old):
-            slot.folder.drop(before)
+        await self._alone(lambda: self._drop_unused(slot, before))
         self._keep_old(slot)
+
+    async def _drop_unused(self, slot: _Slot, signature: str) -> None:
+        """Remove a former definition, unless it is in use again."""
+        kept = slot.kept
+        is_used = signature in ("", kept.current, kept.new, kept.old)
+        if not is_used and self._slots.get(kept.name) is slot:
+            await self._in_thread(slot.folder.drop, signature)
 
     def _keep(self, slot: _Slot, **changes: Any) -> None:
         slot.kept = Kept(**{**vars(slot.kept), **changes})
@@ -287,17 +295,24 @@ class Service:
         slot.cancel()
         if slot.kept.old and not self._stopping:
             left_s = max(0.0, slot.kept.old_until - self._now())
-            slot.timer = self._reactor.callLater(left_s, self._forget_old, slot)
+            slot.timer = self._reactor.callLater(left_s, self._old_is_over, slot)
 
-    def _forget_old(self, slot: _Slot) -> None:
+    def _old_is_over(self, slot: _Slot) -> None:
+        ensureDeferred(self._forget_old(slot)).addErrback(_unheard)
+
+    async def _forget_old(self, slot: _Slot) -> None:
+        await self._alone(lambda: self._drop_old(slot))
+        if not slot.kept.old:
+            instances, slot.old_instances = slot.old_instances, []
+            for instance in instances:
+                await self._unregister(instance)
+
+    async def _drop_old(self, slot: _Slot) -> None:
         old = slot.kept.old
-        if not old or old == slot.kept.new:
-            return  # it is on its way back
+        if old in ("", slot.kept.new) or self._slots.get(slot.kept.name) is not slot:
+            return  # it is on its way back, or the design was deleted
         self._keep(slot, old="", old_until=0.0)
-        slot.folder.drop(old)
-        instances, slot.old_instances = slot.old_instances, []
-        for instance in instances:
-            ensureDeferred(self._unregister(instance)).addErrback(_unheard)
+        await self._in_thread(slot.folder.drop, old)
 
     async def undo(self, name: str) -> Design:
         """Bring the definition before the last change back; raise `Refused`."""
@@ -326,19 +341,19 @@ class Service:
         if slot is None:
             return
         slot.cancel()
-        instances = []
+        instances = slot.old_instances
         for group in (slot.current, slot.new):
             if group is not None:
                 instances += group.following.instances
                 await group.following.stop()
-        slot.folder.remove()
+        await self._in_thread(slot.folder.remove)
         for instance in instances:
             await self._unregister(instance)
 
     async def _unregister(self, instance: str) -> None:
         """Have the nodes keep no deletions for an index that is gone; its rows expire otherwise."""
         try:
-            await self._in_thread(forget, self._reach.places, instance, tls=self._reach.tls)
+            await self._in_thread(forget, self._nodes.places, instance, tls=self._nodes.tls)
         except ClientError as error:
             _LOG.warning("%s stays registered until it expires: %s", instance, error)
 
@@ -370,8 +385,9 @@ class Service:
     # --- the rest -------------------------------------------------------------------------------
 
     def metrics(self) -> Iterator[Metric]:
-        """Return the numbers of ``/metrics``."""
-        groups = {name: slot.current for name, slot in self._slots.items() if slot.current}
+        """Return the numbers of ``/metrics``; any thread may call it."""
+        slots = dict(self._slots)
+        groups = {name: slot.current for name, slot in slots.items() if slot.current}
         return metrics_of(groups)
 
     def documents(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:

@@ -69,10 +69,11 @@ class Source:
     Attributes:
         places, tls: as given.
         error: why the node that failed last did, ``""`` = all have answered.
-        rounds: how often all were asked.
         version: counts the changes of what they have.
         active: vBuckets that are active on any of the nodes.
         replicas: vBuckets that a node has as a replica and none as active.
+        seqnos: the high seqno of each active vBucket, as told last. Any thread may read it.
+        terms: the highest term of each.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class Source:
     ) -> None:
         self.places = list(places)
         self.error = ""
-        self.rounds = self.version = 0
+        self.version = 0
         self.active: frozenset[int] = frozenset()
         self.replicas: frozenset[int] = frozenset()
+        self.seqnos: Mapping[int, int] = {}
+        self.terms: Mapping[int, int] = {}
         self._reactor, self._poll_s, self.tls, self._on_change = reactor, poll_s, tls, on_change
         self._pool = ThreadPool(0, 1, "uprmc-index-source")
         self._connections: dict[str, NodeConnection] = {}
@@ -118,23 +121,6 @@ class Source:
     def is_known(self) -> bool:
         """Whether any node has told what it has."""
         return bool(self._told)
-
-    @property
-    def seqnos(self) -> dict[int, int]:
-        """The high seqno of each active vBucket, as told last."""
-        found: dict[int, int] = {}
-        for told in self._told.values():
-            found.update(told.seqnos)
-        return found
-
-    @property
-    def terms(self) -> dict[int, int]:
-        """The highest term of each active vBucket."""
-        found: dict[int, int] = {}
-        for told in self._told.values():
-            for vbucket, term in told.active.items():
-                found[vbucket] = max(term, found.get(vbucket, 0))
-        return found
 
     @property
     def total(self) -> int:
@@ -169,7 +155,6 @@ class Source:
 
     def _told_all(self, waiting: list[Deferred[None]]) -> None:
         self._refreshing = None
-        self.rounds += 1
         for done in waiting:
             done.callback(None)
         if self._waiting:
@@ -180,6 +165,13 @@ class Source:
         errors = [each for each in found.values() if isinstance(each, str)]
         self.error = errors[-1] if errors else ""
         self._told |= {place: told for place, told in found.items() if isinstance(told, Told)}
+        seqnos: dict[int, int] = {}
+        terms: dict[int, int] = {}
+        for told in self._told.values():
+            seqnos |= told.seqnos
+            for vbucket, term in told.active.items():
+                terms[vbucket] = max(term, terms.get(vbucket, 0))
+        self.seqnos, self.terms = seqnos, terms
         if before != {place: _held(told) for place, told in self._told.items()}:
             self._have_changed()
 

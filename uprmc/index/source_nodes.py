@@ -9,7 +9,7 @@ from uprmc.client.twisted_link import MakeEndpoint, over_tcp
 
 
 @dataclass(frozen=True)
-class Reach:
+class SourceNodes:
     """Nodes, and how to speak to them.
 
     Attributes:

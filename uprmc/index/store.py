@@ -26,11 +26,11 @@ from uprmc.index.compacting import Compaction
 from uprmc.index.edits import Edit, advanced, edits
 from uprmc.index.files import Files
 from uprmc.index.first_build import FirstBuild
-from uprmc.index.follow import WentBack
 from uprmc.index.index_file import Contents, Facts, OpenFile, States, Trees, contents_of
 from uprmc.index.model import Entry, Mapped, Mapper
 from uprmc.index.rows import id_key, id_text, split_id_value
 from uprmc.index.tree import Header, Position
+from uprmc.index.upr_handler import WentBack
 from uprmc.index.versions import Documents, Latest, latest_of
 from uprmc.model import SnapshotRange
 

@@ -14,57 +14,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from uprmc.client.state import Saved
 from uprmc.consume.batch import Batch
+from uprmc.index.store import IndexStore
 
 _Result = TypeVar("_Result")
 
 
 class Stopped(Exception):
     """The updater does nothing any more."""
-
-
-class Owned(Protocol):
-    """What the thread works on; see `store.IndexStore`."""
-
-    def apply(self, batches: list[Batch]) -> None:
-        """Bring the trees up to date with changes."""
-
-    def learn(self, saved: Mapping[int, Saved]) -> None:
-        """Keep logs, purge seqnos and terms."""
-
-    def forget(self, vbuckets: Iterable[int]) -> None:
-        """Forget them."""
-
-    def roll_back(self, vbucket: int, seqno: int) -> bool:
-        """See `follow.Updates.roll_back`."""
-
-    def positions(self) -> dict[int, Saved]:
-        """Where the trees stand."""
-
-    def seqno_of(self, vbucket: int) -> int:
-        """Where a vBucket stands, 0 = nowhere."""
-
-    def durable_of(self, vbucket: int) -> Saved | None:
-        """Where the newest synced header stands."""
-
-    def header_due(self, now: float) -> float | None:
-        """In how many seconds a header is to be written, ``None`` = nothing is to be written."""
-
-    def write_header(self) -> None:
-        """Write and sync one."""
-
-    def work(self) -> Iterator[None] | None:
-        """Slices of work for when nothing else is to be done, ``None`` = there is none."""
-
-    def close(self, *, orderly: bool) -> None:
-        """Close the file, having written a header if `orderly`."""
 
 
 class _Job(NamedTuple):
@@ -89,11 +53,13 @@ class Updater:
         failed: fires with a failure that has ended the thread.
     """
 
+    store: IndexStore
+
     def __init__(
         self,
         reactor: Any,
         name: str,
-        open_store: Callable[[], Owned],
+        open_store: Callable[[], IndexStore],
         limit_bytes: int,
         batch_changes: int,
         on_progress: Callable[[], None],
@@ -109,7 +75,6 @@ class Updater:
         self._room: Deferred[None] | None = None
         self._stopping = self._orderly = self._told = False
         self._ended: Deferred[None] = Deferred()
-        self.store: Any = None
         self.started: Deferred[None] = Deferred()
         self.failed: Deferred[None] = Deferred()
         self.failed.addErrback(lambda failure: failure)
@@ -119,7 +84,7 @@ class Updater:
     # --- what is queued -------------------------------------------------------------------------
 
     def take(self, batch: Batch) -> Deferred[None] | None:
-        """See `follow.Updates.take`."""
+        """See `upr_handler.Updates.take`."""
         self._put(batch)
         self._queued_bytes += batch.kept_bytes
         if self._queued_bytes < self._limit_bytes:
@@ -128,30 +93,28 @@ class Updater:
         return self._room
 
     def learn(self, saved: Mapping[int, Saved]) -> None:
-        """See `follow.Updates.learn`."""
+        """See `upr_handler.Updates.learn`."""
         found = dict(saved)
         self._put(_Job(lambda: self.store.learn(found), None))
 
     def forget(self, vbuckets: Iterable[int]) -> None:
-        """See `follow.Updates.forget`."""
+        """See `upr_handler.Updates.forget`."""
         found = list(vbuckets)
         self._put(_Job(lambda: self.store.forget(found), None))
 
     def roll_back(self, vbucket: int, seqno: int) -> Deferred[bool] | bool:
-        """See `follow.Updates.roll_back`."""
+        """See `upr_handler.Updates.roll_back`."""
         if seqno and not self._queued_bytes and self.store.seqno_of(vbucket) == seqno:
             return True
         return self.do(lambda: bool(self.store.roll_back(vbucket, seqno)))
 
     def positions(self) -> dict[int, Saved]:
-        """See `follow.Updates.positions`."""
-        found: dict[int, Saved] = self.store.positions()
-        return found
+        """See `upr_handler.Updates.positions`."""
+        return self.store.positions()
 
     def durable_of(self, vbucket: int) -> Saved | None:
-        """See `follow.Updates.durable_of`."""
-        found: Saved | None = self.store.durable_of(vbucket)
-        return found
+        """See `upr_handler.Updates.durable_of`."""
+        return self.store.durable_of(vbucket)
 
     def do(self, what: Callable[[], _Result]) -> Deferred[_Result]:
         """Do something in the thread, after everything that is queued."""
@@ -167,11 +130,6 @@ class Updater:
         """There may be work for when nothing else is to be done."""
         with self._ready:
             self._ready.notify()
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of changes that are not applied yet."""
-        return self._queued_bytes
 
     def stop(self, *, orderly: bool = True) -> Deferred[None]:
         """Apply what is queued (if `orderly`), close the store; fires when the thread has ended."""
@@ -216,7 +174,7 @@ class Updater:
         due = self.store.header_due(time.monotonic())
         if due is not None and due <= 0:
             self.store.write_header()
-            self._call(self._progressed)
+            self._call(self._on_progress)
             return True
         work = None
         with self._ready:
@@ -231,7 +189,7 @@ class Updater:
         if found:
             self._do(found)
         elif work is not None and next(work, self) is self:
-            self._call(self._progressed)
+            self._call(self._on_progress)
         return True
 
     def _next(self) -> list[Batch | _Job]:
@@ -268,7 +226,7 @@ class Updater:
             self._call(job.done.errback, Failure())
         else:
             self._call(job.done.callback, result)
-        self._call(self._progressed)
+        self._call(self._on_progress)
 
     # --- telling the reactor --------------------------------------------------------------------
 
@@ -280,9 +238,6 @@ class Updater:
         if self._room is not None and self._queued_bytes < self._limit_bytes // 2:
             room, self._room = self._room, None
             room.callback(None)
-        self._on_progress()
-
-    def _progressed(self) -> None:
         self._on_progress()
 
     def _end(self, failure: Failure | None) -> None:

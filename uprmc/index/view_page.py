@@ -16,16 +16,15 @@ from uprmc.config import IndexSettings
 from uprmc.index.answering import Answer, Pieces, ThreadPieces
 from uprmc.index.design import Design
 from uprmc.index.errors import Refused, Replaced, RolledBack, not_found
+from uprmc.index.http_request import HttpRequest, checked_name, json_body
 from uprmc.index.interfaces import Group, Service
 from uprmc.index.query import run
 from uprmc.index.query_options import Query, partition_of
 from uprmc.index.query_times import QueryTimes, kind_of
-from uprmc.index.requests import Asked, checked_name, json_body
 from uprmc.index.scatter import Scatter
 
 #: Options of more than this are read by a thread: they may hold many keys.
 _AT_ONCE_BYTES = 2 * 1024
-
 
 #: Snapshots that one query takes, when rollbacks cut off what it reads.
 _ATTEMPTS = 3
@@ -34,7 +33,7 @@ _LOG = logging.getLogger("uprmc.index")
 
 
 class ViewPage:
-    """Queries; see `http.Pages` for the arguments."""
+    """Queries; see `pages.Pages` for the arguments."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class ViewPage:
         self._pool, self._addresses, self._times = pool, addresses, times
         self._scatter = scatter
 
-    async def answer(self, request: Request, it: Asked) -> None:
+    async def answer(self, request: Request, it: HttpRequest) -> None:
         """Answer a query; raise `Refused` before anything is sent.
 
         A query that waits for an index that ends waits for the one in its place.
@@ -72,7 +71,7 @@ class ViewPage:
                 ended = group
 
     async def _asked(
-        self, request: Request, it: Asked, group: Group, view: str, began: float
+        self, request: Request, it: HttpRequest, group: Group, view: str, began: float
     ) -> None:
         """Answer from one index; raise `Replaced` if that ends before anything is sent."""
         new = _wants_new(it)
@@ -83,7 +82,9 @@ class ViewPage:
             group = self._service.group(group.design.name, query.new)
         await self._answer(request, group, view_index, query, began)
 
-    async def _scattered(self, scatter: Scatter, request: Request, it: Asked, began: float) -> None:
+    async def _scattered(
+        self, scatter: Scatter, request: Request, it: HttpRequest, began: float
+    ) -> None:
         design = await scatter.design(it.path[2], _wants_new(it))
         view_index = _view_of(design, it.path[4])
         query = await self._query(
@@ -92,7 +93,7 @@ class ViewPage:
         merged = await scatter.merged(design, view_index, query)
         await self._send(request, merged, self._ended(request, query, began))
 
-    async def _query(self, it: Asked, collation: Any, reduces: bool) -> Query:
+    async def _query(self, it: HttpRequest, collation: Any, reduces: bool) -> Query:
         def read() -> Query:
             body = json_body(it.body) if it.body and it.method == "POST" else None
             return Query.parse(it.options, body, reduces=reduces, collation=collation)
@@ -180,12 +181,12 @@ def _view_of(design: Design, name: str) -> int:
     return view_index
 
 
-def _wants_new(it: Asked) -> bool:
+def _wants_new(it: HttpRequest) -> bool:
     """Whether a request may be for the index that is being built; its options are not read yet."""
     return ("rev", "new") in it.options or b'"rev"' in it.body
 
 
-def _of_merger(it: Asked) -> bool:
+def _of_merger(it: HttpRequest) -> bool:
     """Whether a request names the vBuckets itself: it is for this node alone."""
     return any(name == "partitions" for name, _ in it.options) or b'"partitions"' in it.body
 

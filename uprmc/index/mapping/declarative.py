@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from uprmc.config import IndexSettings
-from uprmc.index.collation import sort_key
-from uprmc.index.design import Collation
+from uprmc.index.collation import Collation, sort_key
 from uprmc.index.json_text import dumps
 from uprmc.index.mapping.keys import Encoder
 from uprmc.index.mapping.limits import Limits

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from uprmc.config import IndexSettings
-from uprmc.index.design import Collation, View
+from uprmc.index.collation import Collation
+from uprmc.index.design import View
 from uprmc.index.javascript.process import Child, ChildFailed, Config
 from uprmc.index.json_text import Unreadable, dumps, loads
 from uprmc.index.mapping.documents import request

@@ -155,5 +155,5 @@ def explain(error: Exception) -> str:
     if isinstance(error, MapError):
         return str(error)
     if isinstance(error, RecursionError):
-        return "it emitted what is nested too deeply"
+        return "a key or value that it emitted is nested too deeply"
     return f"{type(error).__name__}: {error}".partition("\n")[0][:500]

@@ -1,4 +1,4 @@
-"""Maps that are Python functions, of modules that the operator has named and nobody else can.
+"""Maps that are Python functions, of modules that only the operator can name.
 
 ``def by_city(doc, meta): yield doc["city"], None``: a function gets the document and its `meta`,
 and gives pairs of key and value, or ``None`` for no row. It is trusted: there is no sandbox for
@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uprmc.config import IndexSettings
-from uprmc.index.collation import sort_key
-from uprmc.index.design import Collation
+from uprmc.index.collation import Collation, sort_key
 from uprmc.index.functions import Function
 from uprmc.index.json_text import dumps
 from uprmc.index.mapping.limits import Limits, MapError
