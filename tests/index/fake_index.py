@@ -50,6 +50,11 @@ class FakeGroup:
         self.pending: list[int] = []
         self.epoch = 0
 
+    state = "ready"
+
+    def rows(self) -> dict[str, int]:
+        return {}
+
     def info(self) -> dict[str, Any]:
         return {"signature": self.design.signature, "state": "ready", "rows": {}}
 
@@ -86,10 +91,10 @@ class FakeGroup:
         if self.refusal is not None:
             raise self.refusal
 
-    def compact(self) -> None:
+    async def compact(self) -> None:
         self.asked.append("compact")
 
-    def set_states(self, **states: Any) -> None:
+    async def set_states(self, **states: Any) -> None:
         self.asked.append(states)
         if self.refusal is not None:
             raise self.refusal
@@ -104,21 +109,22 @@ class FakeService:
         self.bodies: dict[bytes, bytes] = {}
         self.failure: Exception | None = None
 
-    def put(self, name: str, body: bytes) -> Design:
+    async def put(self, name: str, body: bytes) -> None:
+        self.keep(name, body)
+
+    def keep(self, name: str, body: bytes) -> None:
         if self.failure is not None:
             raise self.failure
-        design = Design.parse(name, body)
-        self.groups[name] = FakeGroup(design)
-        return design
+        self.groups[name] = FakeGroup(Design.parse(name, body))
 
     def get(self, name: str) -> Design:
         return self.group(name).design
 
-    def delete(self, name: str) -> None:
+    async def delete(self, name: str) -> None:
         self.group(name)
         del self.groups[name]
 
-    def undo(self, name: str) -> None:
+    async def undo(self, name: str) -> None:
         self.group(name)
         self.undone.append(name)
 

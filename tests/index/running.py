@@ -6,15 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from typing import Any
 
+from interop import views
 from interop.server_process import ANY_PORT, Address, ServerProcess
+from interop.views import Answer
 from interop.waiting import wait_until
 from uprmc.client.kv import KvClient
 
@@ -30,65 +29,50 @@ BY_CITY = {
     }
 }
 
+#: The view of `BY_CITY`, in design d.
+CITIES = "d/by_city"
+
 TIMEOUT_S = 60.0
 
 
-class Answer(NamedTuple):
-    """What came over HTTP."""
+class Views(views.Views):
+    """A views listener whose processes come and go: each request has a connection of its own.
 
-    status: int
-    body: Any
-
-
-class Views:
-    """A views listener."""
+    Any thread may use it.
+    """
 
     def __init__(self, address: Address | str) -> None:
         self.place = str(address)
-        self._root = f"http://{address}/default"
+        self._address = Address.parse(self.place)
 
-    def ask(self, method: str, path: str, body: object = None, **options: object) -> Answer:
+    def ask(self, *arguments: Any, **options: Any) -> Answer:
         """Send a request; return its answer, whatever its status."""
-        query = f"?{urlencode(options)}" if options else ""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._root}{path}{query}", data, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                return Answer(answer.status, json.loads(answer.read()))
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(error.code, json.loads(error.read()))
+        with views.Views(self._address, TIMEOUT_S) as connection:
+            return connection.ask(*arguments, **options)
 
     def put(self, name: str, design: object) -> None:
         answer = self.ask("PUT", f"/_design/{name}", design)
         assert answer.status == 201, answer
 
-    def query(self, design: str = "d", view: str = "by_city", **options: object) -> Answer:
-        return self.ask("GET", f"/_design/{design}/_view/{view}", **options)
+    def query(self, view: str = CITIES, **options: Any) -> Answer:
+        return super().query(view, **options)
 
-    def rows(self, **options: object) -> list[dict[str, Any]]:
-        """Return the rows of the view of cities, fresh unless options say otherwise."""
-        answer = self.query(**{"stale": "false", "reduce": "false", **options})
-        assert answer.status == 200, answer
-        assert not answer.body["errors"], answer
-        found: list[dict[str, Any]] = answer.body["rows"]
-        return found
+    def rows(self, view: str = CITIES, **options: Any) -> list[dict[str, Any]]:
+        """Return the rows of a view, fresh unless options say otherwise."""
+        return super().rows(view, **{"reduce": "false", **options})
 
-    def ids(self, **options: object) -> list[str]:
+    def ids(self, **options: Any) -> list[str]:
         return [row["id"] for row in self.rows(**options)]
 
-    def count(self, **options: object) -> int:
+    def count(self, **options: Any) -> int:
         """Return the reduction of all rows."""
         answer = self.query(**{"stale": "false", **options})
         assert answer.status == 200, answer
         rows = answer.body["rows"]
         return int(rows[0]["value"]) if rows else 0
 
-    def info(self, design: str = "d") -> dict[str, Any]:
-        answer = self.ask("GET", f"/_design/{design}/_info")
-        assert answer.status == 200, answer
-        found: dict[str, Any] = answer.body
-        return found
+    def info(self, name: str = "d") -> dict[str, Any]:
+        return super().info(name)
 
     def until(self, what: str, true: Any, design: str = "d") -> None:
         """Wait until the facts about an index are so."""

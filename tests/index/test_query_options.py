@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from uprmc.index.errors import Refused
+from uprmc.index.json_text import DIGITS_MAX
 from uprmc.index.model import Stale, Token
-from uprmc.index.option_values import DIGITS_MAX, KEYS_MAX
+from uprmc.index.option_values import KEYS_MAX, TOKENS_MAX
 from uprmc.index.query_options import Query, partition_of
 
 
@@ -216,8 +217,16 @@ def test_a_body_is_checked_as_the_url_is() -> None:
     assert "limit is a whole number" in refused(body={"limit": True})
     assert "startkey_docid" in refused(body={"startkey_docid": 5})
     assert "half of a character" in refused(body={"startkey_docid": "\ud800"})
-    assert "more than" in refused(body={"keys": [None] * (KEYS_MAX + 1)})
     assert "at is a list" in refused(body={"at": [5]})
+
+
+def test_keys_versions_and_digits_at_their_limits_are_taken_and_one_more_is_refused() -> None:
+    for name, values in (("keys", [None] * KEYS_MAX), ("at", ["1:2:3"] * TOKENS_MAX)):
+        assert getattr(parsed(body={name: values}, reduces=False), name) is not None
+        assert refused(body={name: [*values, values[0]]}).startswith(f"{name} has more than")
+    digits = "9" * DIGITS_MAX
+    assert "digits" in refused(("limit", "1"), ("keys", f"[{digits}9]"))
+    assert parsed(("key", digits)).start is not None
 
 
 def test_an_id_of_any_bytes_can_be_named() -> None:

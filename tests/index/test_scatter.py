@@ -39,7 +39,7 @@ class Cluster:
         self.scatter = self._scattering(self.places, settings)
         self.merger = self._listen(FakeService(), self.scatter, **settings)
         for number, service in enumerate(self.services):
-            service.put("d", json.dumps(DESIGN).encode())
+            service.keep("d", json.dumps(DESIGN).encode())
             self.give(number, {vb: 1 for vb in range(4) if vb % nodes == number})
 
     def _scattering(self, places: list[str], settings: dict[str, Any]) -> Scatter:
@@ -110,23 +110,6 @@ def _fired() -> Deferred[None]:
     done: Deferred[None] = Deferred()
     done.callback(None)
     return done
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    """A real reactor."""
-    made = Loop()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPool]:
-    """Threads that make pieces."""
-    made = ThreadPool(1, 2, "queries")
-    made.start()
-    yield made
-    made.stop()
 
 
 @pytest.fixture
@@ -342,7 +325,7 @@ def _ended(peer: socket.socket) -> bool:
 def test_a_node_that_has_the_old_definition_still_is_named(cluster: Cluster) -> None:
     changed = {"views": {**DESIGN["views"], "more": {"map": MAP}}}
     trees, active = cluster.group(1).trees, cluster.group(1).active
-    cluster.services[1].put("d", json.dumps(changed).encode())
+    cluster.services[1].keep("d", json.dumps(changed).encode())
     cluster.group(1).trees, cluster.group(1).active = trees, active
     answer = cluster.rows()
     assert [row["id"] for row in answer["rows"]] == IDS
@@ -378,7 +361,7 @@ def test_a_design_that_no_node_takes_is_refused_as_they_do(cluster: Cluster) -> 
 
 
 def test_a_merger_lists_the_designs_of_all_nodes(cluster: Cluster) -> None:
-    cluster.services[1].put("other", json.dumps(DESIGN).encode())
+    cluster.services[1].keep("other", json.dumps(DESIGN).encode())
     _, listed = cluster.ask("/default/_design")
     assert [row["name"] for row in listed["rows"]] == ["d", "other"]
     _, info = cluster.ask("/default/_design/d/_info")
@@ -404,7 +387,7 @@ def test_attempts_are_counted(cluster: Cluster) -> None:
 
 
 def test_a_delete_goes_on_where_it_was_interrupted(cluster: Cluster) -> None:
-    cluster.services[0].delete("d")
+    del cluster.services[0].groups["d"]
     assert cluster.ask("/default/_design/d", "DELETE")[0] == 200
     assert "d" not in cluster.services[1].groups
 

@@ -34,7 +34,7 @@ def test_a_thousand_slow_readers_cost_little_and_hinder_no_one(
 ) -> None:
     _room_for(3 * READERS)
     service = FakeService()
-    service.put("d", MAP)
+    service.keep("d", MAP)
     group = service.groups["d"]
     group.trees = [MemoryTree(entries((b"%05d" % n, 0, n, "x" * 1_000) for n in range(20_000)))]
     site = views_site(service, IndexSettings(), loop.reactor, pool, lambda: ["h:1"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +18,10 @@ from tests.index.web import Reply, Web
 from tests.server.support import PEER
 from uprmc.index.errors import Refused, RolledBack, version_lost
 from uprmc.index.http import REQUEST_S
+from uprmc.index.http_request import COMMAND_MAX_BYTES
 from uprmc.index.model import Stale, Token
 from uprmc.index.option_values import OPTIONS
+from uprmc.index.paths import NAME_MAX_BYTES, design_path
 
 MAP = {"emit": [{"key": "$.city", "value": 1}]}
 DESIGN = {"views": {"by_city": {"map": MAP}, "counted": {"map": MAP, "reduce": "_count"}}}
@@ -429,14 +431,59 @@ def test_a_body_above_the_limit_is_refused(web: Web) -> None:
     assert small.ask("PUT", "/default/_design/d", b" " * 2_049).code == 413
 
 
-def test_a_command_above_the_limit_is_refused(web: Web) -> None:
-    reply = web.ask("POST", "/default/_design/d/_set_states", {"active": [1] * 40_000})
+def test_a_body_that_nothing_here_would_take_is_refused_with_the_limit() -> None:
+    small = Web(max_definition_bytes=1_024, max_request_bytes=2_048)
+    refused = small.ask("PUT", "/default/_design/d", b" " * 2_049)
+    assert (refused.code, refused.json["error"]) == (413, "too_large")
+    assert refused.json["reason"] == "the body is larger than 2048 bytes"
+
+
+def test_a_command_at_the_limit_is_taken_and_one_byte_more_is_refused(web: Web) -> None:
+    body = b'{"active": [1]}'.ljust(COMMAND_MAX_BYTES)
+    assert web.ask("POST", "/default/_design/d/_set_states", body).code == 200
+    reply = web.ask("POST", "/default/_design/d/_set_states", body + b" ")
     assert (reply.code, reply.json["error"]) == (413, "too_large")
+
+
+def test_a_url_has_as_many_options_as_the_limit_and_no_more(web: Web) -> None:
+    unknown = "&".join(["x=1"] * 64)
+    assert web.get(f"{VIEW}?{unknown}").json["reason"] == "there is no option 'x'"
+    assert "more than 64 options" in web.get(f"{VIEW}?{unknown}&x=1").json["reason"]
+
+
+@pytest.mark.parametrize("name", ["x" * NAME_MAX_BYTES, "\N{CYRILLIC SMALL LETTER ZHE}" * 100])
+def test_a_name_at_the_limit_can_be_stored_and_asked_for(name: str) -> None:
+    web = Web()
+    path = design_path(name)
+    assert web.ask("PUT", path, {"views": {name: {"map": MAP}}}).code == 201
+    assert web.get(design_path(name, "_view", name)).code == 200
+    assert web.get(f"/default/_vbuckets?design={quote(name)}").code == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * (NAME_MAX_BYTES + 1), "\N{CYRILLIC SMALL LETTER ZHE}" * 101]
+)
+def test_a_name_above_the_limit_cannot(name: str) -> None:
+    web = Web()
+    assert web.ask("PUT", design_path(name), DESIGN).code == 400
+    assert web.ask("PUT", "/default/_design/d", {"views": {name: {"map": MAP}}}).code == 400
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\\b", ".", "..", "a\n", "_x"])
+def test_a_view_that_could_not_be_asked_for_is_not_stored(name: str) -> None:
+    refused = Web().ask("PUT", "/default/_design/d", {"views": {name: {"map": MAP}}})
+    assert (refused.code, refused.json["error"]) == (400, "bad_request")
+    assert "the name of a view" in refused.json["reason"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(web: Web) -> None:
+    assert web.get("/default/_design/%FF").code == 400
+    assert web.get("/default/_vbuckets?design=%FF").code == 400
 
 
 def test_a_url_above_the_limit_is_refused(web: Web) -> None:
     reply = web.get(f"{VIEW}?key=%22" + "x" * 20_000 + "%22")
-    assert reply.code in (400, 414)
+    assert (reply.code, reply.json["error"]) == (414, "too_large")
     assert reply.transport.disconnecting
 
 
@@ -517,7 +564,7 @@ def test_no_request_makes_this_side_fail(
     method: str, path: list[str], options: list[tuple[str, str]], body: Any
 ) -> None:
     web = Web()
-    web.service.put("d", json.dumps(DESIGN).encode())
+    web.service.keep("d", json.dumps(DESIGN).encode())
     where = "/" + "/".join(path) + "?" + urlencode(options, errors="surrogatepass")
     reply = web.ask(method, where.replace(" ", "%20"), body)
     assert 200 <= reply.code < 500, reply.body

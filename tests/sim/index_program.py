@@ -27,11 +27,11 @@ from uprmc.config import IndexSettings
 from uprmc.consume.registering import Instance
 from uprmc.index.collation import sort_key
 from uprmc.index.files import Files
-from uprmc.index.follow import IndexHandler, IndexState, WentBack
 from uprmc.index.index_file import States
 from uprmc.index.model import Document, Emission, Entry, Mapped, Reductions
 from uprmc.index.rows import split_row_value
 from uprmc.index.store import IndexStore
+from uprmc.index.upr_handler import IndexHandler, IndexState, WentBack
 from uprmc.index.vbucket_sets import caught_up, follow_source
 
 #: Kind of watermark of an index.
@@ -83,7 +83,7 @@ class AddUp:
 
 
 class Desk:
-    """What the library hands on, until it is applied: `follow.Updates`."""
+    """What the library hands on, until it is applied: `upr_handler.Updates`."""
 
     def __init__(self, program: IndexProgram, store: IndexStore) -> None:
         self.store = store

@@ -18,9 +18,9 @@ from tests.sim.noticing import notice
 from uprmc.client.core import UprCore
 from uprmc.index import store as store_module
 from uprmc.index.files import Files
-from uprmc.index.follow import IndexState
 from uprmc.index.store import IndexStore
 from uprmc.index.tree import Tree
+from uprmc.index.upr_handler import IndexState
 
 pytestmark = pytest.mark.sim
 
