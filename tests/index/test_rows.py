@@ -11,6 +11,7 @@ from uprmc.index.rows import (
     id_key,
     id_text,
     id_value,
+    json_values,
     row_bounds,
     row_key,
     row_value,
@@ -59,7 +60,9 @@ def test_the_bounds_of_a_key_have_its_rows_and_no_others(
 
 @given(ids, st.binary(), st.binary())
 def test_a_row_s_value_is_taken_apart(doc_key: bytes, key: bytes, value: bytes) -> None:
-    assert split_row_value(row_value(doc_key, key, value)) == (doc_key, key, value)
+    whole = row_value(doc_key, key, value)
+    assert split_row_value(whole) == (doc_key, key, value)
+    assert json_values([whole]) == [value]
 
 
 @given(st.lists(st.lists(st.binary(max_size=4), max_size=3), max_size=4))

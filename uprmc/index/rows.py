@@ -12,7 +12,7 @@ document, so that they can be removed when it changes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ __all__ = [
     "id_key",
     "id_text",
     "id_value",
+    "json_values",
     "row_bounds",
     "row_key",
     "row_value",
@@ -40,6 +41,7 @@ Row = tuple[bytes, int, bytes]
 _row_tail = struct.Struct(">BHIH")
 _vbucket = struct.Struct(">H")
 _lengths = struct.Struct(">HI")
+_lengths_bytes = _lengths.size
 _one_row = struct.Struct(">HII")
 _pack_tail, _pack_vbucket = _row_tail.pack, _vbucket.pack
 _pack_lengths, _pack_one = _lengths.pack, _one_row.pack
@@ -91,6 +93,12 @@ def split_row_value(value: bytes) -> tuple[bytes, bytes, bytes]:
     id_size, key_size = _lengths.unpack_from(value)
     key = 6 + id_size
     return value[6:key], value[key : key + key_size], value[key + key_size :]
+
+
+def json_values(values: Iterable[bytes]) -> list[bytes]:
+    """Return of each row's value in a view's tree only what `split_row_value` returns last."""
+    unpack = _lengths.unpack_from
+    return [value[_lengths_bytes + sum(unpack(value)) :] for value in values]
 
 
 def id_key(vbucket: int, doc_key: bytes) -> bytes:

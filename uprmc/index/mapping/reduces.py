@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 from uprmc.index.json_text import dumps, loads
 from uprmc.index.mapping import sketches
 from uprmc.index.model import Entry
-from uprmc.index.rows import split_row_value
+from uprmc.index.rows import json_values, split_row_value
 
 __all__ = ["Reduce", "ReduceError", "built_in"]
+
+_value = attrgetter("value")
 
 #: Of a value that cannot be reduced, the part that an error text shows.
 _SHOWN = 100
@@ -71,7 +74,7 @@ class Sum(_Shown):
     """The sum of numbers; arrays of numbers are added element by element, a number to the first."""
 
     def reduce(self, entries: Sequence[Entry]) -> bytes:
-        return dumps(_total([split_row_value(entry.value)[2] for entry in entries]))
+        return dumps(_total(json_values(map(_value, entries))))
 
     def rereduce(self, reductions: Sequence[bytes]) -> bytes:
         return dumps(_total(reductions))
@@ -112,7 +115,7 @@ class Stats(_Shown):
     """Sum, count, least, greatest and sum of squares of numbers."""
 
     def reduce(self, entries: Sequence[Entry]) -> bytes:
-        values = [_number(loads(split_row_value(entry.value)[2])) for entry in entries]
+        values = [_number(loads(text)) for text in json_values(map(_value, entries))]
         if not values:
             return dumps({"sum": 0, "count": 0, "min": None, "max": None, "sumsqr": 0})
         return dumps(
