@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -22,12 +21,6 @@ from tests.index.running import BY_CITY, Views, cities, delete, index_server, st
 
 STOP_PERSISTENCE = 0x80
 OK = 0
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[ServerProcess]:
-    with start_uprmc(tmp_path / "node", "--vbuckets", "8") as server:
-        yield server
 
 
 def views_of(server: ServerProcess) -> Views:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,6 @@ from tests.index.running import BY_CITY, Views, cities, delete, index_server, st
 from tests.system.support import stats
 
 VBUCKETS = 8
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[ServerProcess]:
-    with start_uprmc(tmp_path / "node", "--vbuckets", str(VBUCKETS)) as server:
-        yield server
 
 
 def set_states(views: Views, **states: object) -> int:
