@@ -291,9 +291,9 @@ class Group:
         store, seqnos = self.following.store, self._source.seqnos
         if store is None:
             return 0, sum(seqnos.values())
-        states, reached = store.view.states, store.positions()
-        wanted = {vb: seqno for vb, seqno in seqnos.items() if states.indexed >> vb & 1}
-        there = sum(min(reached[vb].seqno, s) for vb, s in wanted.items() if vb in reached)
+        indexed = frozenset(numbers(store.view.states.indexed))
+        wanted = {vb: seqno for vb, seqno in seqnos.items() if vb in indexed}
+        there = sum(min(store.seqno_of(vb), seqno) for vb, seqno in wanted.items())
         return there, sum(wanted.values())
 
     def _info(self, store: IndexStore) -> dict[str, Any]:
