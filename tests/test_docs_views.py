@@ -81,3 +81,11 @@ def test_the_request_with_curl_gets_groups(node: ServerProcess, tmp_path: Path) 
         answer = views.ask("GET", path)
     assert answer.status == 200, answer
     assert [row["key"] for row in answer.body["rows"]] == [["Berlin"], ["Brno"]]
+
+
+def test_every_refusal_is_in_the_table() -> None:
+    sources = (Path(__file__).parent.parent / "uprmc" / "index").rglob("*.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in sources)
+    raised = set(re.findall(r'Refused\(\s*(\d{3}), "(\w+)"', source))
+    rows = re.findall(r"^\| (\d{3})(?:, \d{3})? \| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert sorted(raised) == sorted(rows)
