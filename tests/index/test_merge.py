@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.index.memory_tree import MemoryTree, entries
 from tests.index.oracle import Oracle, parameters
 from tests.index.test_queries import DATA, options_of
 from uprmc.index.errors import Refused
-from uprmc.index.merge import Merged, NodeRows, Order
+from uprmc.index.merge import SKIPPED_AT_ONCE, Merged, NodeRows, Order
 from uprmc.index.node_client import NodeFailed
 from uprmc.index.placement import Holdings, placed
 from uprmc.index.query import PIECE_BYTES, run
@@ -194,6 +195,27 @@ def test_nodes_are_read_no_further_than_the_limit() -> None:
     merged = Merged([node(str(n), each) for n, each in enumerate(lines)], ROWS, skip=2, limit=10)
     assert len(whole(merged)["rows"]) == 10
     assert all(each.taken < 10 and each.closed for each in lines)
+
+
+@pytest.mark.parametrize(
+    ("skip", "turns"), [(SKIPPED_AT_ONCE, 1), (SKIPPED_AT_ONCE + 1, 2), (3 * SKIPPED_AT_ONCE, 3)]
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_many_rows_are_skipped_in_several_turns(skip: int, turns: int, grouped: bool) -> None:
+    taken = [0]
+
+    async def pause() -> None:
+        taken.append(lines.taken)
+
+    found = range(3 * SKIPPED_AT_ONCE + 2)
+    rows = [group(n, 1) for n in found] if grouped else [row(f"{n:05}", n) for n in found]
+    order = GROUPS if grouped else ROWS
+    lines = Lines(answered(rows))
+    reducing = Adding(shown=True) if grouped else None
+    merged = Merged([node("a", lines, order)], order, skip=skip, reducing=reducing, pause=pause)
+    assert len(whole(merged)["rows"]) == len(found) - skip
+    assert len(taken) == turns
+    assert all(after - before <= SKIPPED_AT_ONCE + 2 for before, after in pairwise(taken))
 
 
 def test_a_large_answer_comes_in_pieces() -> None:

@@ -10,7 +10,7 @@ Source: systems reference c.9; acceptance row I29.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from twisted.internet.defer import Deferred, succeed
@@ -24,6 +24,9 @@ _decoded = json.JSONDecoder().raw_decode
 
 #: Groups that are reduced together in one call.
 GROUPS_AT_ONCE = 100
+
+#: Rows that are skipped in one turn of the reactor: some three milliseconds.
+SKIPPED_AT_ONCE = 1_000
 
 
 class Reduction(Protocol):
@@ -172,6 +175,10 @@ def _after(text: str, name: str, start: int) -> int:
     return start + len(name)
 
 
+async def _no_pause() -> None:
+    """Go on at once."""
+
+
 class Merged:
     """One answer made of those of nodes.
 
@@ -185,6 +192,7 @@ class Merged:
         source: this node's address, for errors.
         errors: what has gone wrong before.
         reducing: for groups that several nodes have; ``None`` = rows are not reduced.
+        pause: lets others have their turns: rows that are skipped make no piece.
     """
 
     def __init__(
@@ -200,12 +208,14 @@ class Merged:
         source: str = "local",
         errors: Sequence[dict[str, str]] = (),
         reducing: Reduction | None = None,
+        pause: Callable[[], Awaitable[object]] = _no_pause,
     ) -> None:
         self._all = list(nodes)
         self._nodes = list(self._all)
         self._order, self._skip, self._left = order, skip, limit
         self._stop, self._update_seq = stop, update_seq
         self._view, self._source, self._reducing = view, source, reducing
+        self._pause = pause
         self._errors = list(errors)
         self._between = b"\n"
         self._begun = self._over = False
@@ -286,12 +296,14 @@ class Merged:
         row = node.head
         assert row is not None
         await node.advance()
-        return [row.text] if self._counted() else []
+        return [row.text] if await self._counted() else []
 
-    def _counted(self) -> bool:
+    async def _counted(self) -> bool:
         """Return whether the next row belongs to the answer."""
         if self._skip:
             self._skip -= 1
+            if self._skip and not self._skip % SKIPPED_AT_ONCE:
+                await self._pause()
             return False
         if self._left is not None:
             self._left -= 1
@@ -304,7 +316,7 @@ class Merged:
             group = await self._group()
             if group is None:
                 break
-            if self._counted():
+            if await self._counted():
                 groups.append(group)
         return await self._reduced(groups)
 

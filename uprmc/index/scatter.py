@@ -278,6 +278,7 @@ class Scatter:
             source=self._source(),
             errors=attempt.errors,
             reducing=self._reducing(design, view_index),
+            pause=partial(deferLater, self._reactor, 0),
         )
 
 
