@@ -334,6 +334,15 @@ def test_a_node_that_has_the_old_definition_still_is_named(cluster: Cluster) -> 
     ]
 
 
+def test_rows_of_a_definition_that_came_since_the_map_was_made_are_not_mixed_in_unnamed(
+    cluster: Cluster,
+) -> None:
+    """A node refuses what is meant for another definition, and the map is made again."""
+    assert not cluster.rows()["errors"]  # from now on the map is known
+    test_a_node_that_has_the_old_definition_still_is_named(cluster)
+    assert cluster.scatter.retries == 1
+
+
 # --- designs ------------------------------------------------------------------------------------
 
 

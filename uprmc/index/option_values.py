@@ -83,6 +83,12 @@ def _milliseconds(name: str, value: Any) -> int:
     return found
 
 
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"{name} is a string")
+    return value
+
+
 def _docid(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise bad_request(f"{name} is a string")
@@ -179,6 +185,7 @@ _WORD_OPTIONS: dict[str, Callable[[str, Any], Any]] = {
     "rev": _word("new"),
     "epoch": _count,
     "merge": _switch,
+    "signature": _text,
 }
 
 OPTIONS = {**JSON_OPTIONS, **_WORD_OPTIONS}

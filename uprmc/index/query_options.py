@@ -69,6 +69,7 @@ class Query:
         epoch: of the map from which `partitions` was made.
         merge: the answer is for a merger: reductions are as they are stored, and rows of different
             `keys` are kept apart by empty lines.
+        signature: of the definition that is expected, as the map says; empty = any.
         given: the options by name, as JSON values.
     """
 
@@ -91,6 +92,7 @@ class Query:
     partitions: Mapping[str, frozenset[int]] | None
     epoch: int | None
     merge: bool
+    signature: str
     given: Mapping[str, Any]
 
     @classmethod
@@ -247,6 +249,7 @@ def _the_rest(given: Mapping[str, Any], reduces: bool) -> dict[str, Any]:
         "partitions": partitions and {node: frozenset(them) for node, them in partitions.items()},
         "epoch": given.get("epoch"),
         "merge": given.get("merge", False),
+        "signature": given.get("signature", ""),
     }
 
 

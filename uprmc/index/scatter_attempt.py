@@ -21,7 +21,7 @@ from uprmc.index.query_options import Query
 _GRACE_S = 1.0
 
 #: Options that the merger sees to, and does not pass on.
-_OWN = frozenset({"skip", "limit", "partitions", "epoch", "connection_timeout", "at", "full_set"})
+_OWN = frozenset({"skip", "limit", "partitions", "epoch", "connection_timeout", "at", "full_set", "signature"})
 
 
 class Known(NamedTuple):
@@ -153,11 +153,14 @@ class Attempt:
 
     def _options(self, node: str, vbuckets: frozenset[int], left_s: float) -> dict[str, Any]:
         """Return what this node alone is asked."""
+        placement = self._known.placement
         options: dict[str, Any] = {
             "partitions": {node: sorted(vbuckets)},
-            "epoch": self._known.placement.epoch,
+            "epoch": placement.epoch,
             "connection_timeout": max(int(left_s * 1_000), 1),
         }
+        if signature := placement.signatures.get(node):
+            options["signature"] = signature
         tokens = [token for token in self._query.at if token.vbucket in vbuckets]
         if tokens:
             options["at"] = [":".join(map(str, token)) for token in tokens]

@@ -15,7 +15,7 @@ from twisted.web.server import Request
 from uprmc.config import IndexSettings
 from uprmc.index.answering import Answer, Pieces, ThreadPieces
 from uprmc.index.design import Design
-from uprmc.index.errors import Refused, Replaced, RolledBack, not_found
+from uprmc.index.errors import Damaged, Refused, Replaced, RolledBack, not_found, outdated
 from uprmc.index.http_request import HttpRequest, checked_name, json_body
 from uprmc.index.interfaces import Group, Service
 from uprmc.index.query import run
@@ -122,6 +122,8 @@ class ViewPage:
         """Answer from one snapshot; raise `RolledBack` if what it reads was cut off meanwhile."""
         timeout_s = query.timeout_s or self._settings.connection_timeout_s
         vbuckets = partition_of(query, self._addresses())
+        if query.signature not in ("", group.design.signature):
+            raise outdated(vbuckets or (), "another definition answers now", query.epoch or 0)
         snapshot = await group.snapshot(query.stale, query.at, vbuckets, query.epoch, timeout_s)
         pieces = run(
             query,
@@ -164,7 +166,10 @@ class ViewPage:
             if failure is not None and not request.startedWriting:
                 return  # it is answered, and counted, as a refusal
             if failure is not None:
-                _LOG.error("answer failed", exc_info=traceback_of(failure))
+                if failure.check(Damaged, OSError):
+                    _LOG.error("answer failed: %s", failure.value)
+                else:
+                    _LOG.error("answer failed", exc_info=traceback_of(failure))
                 self._times.failed += 1
             elif not sent:
                 self._times.unread += 1
