@@ -206,3 +206,37 @@ def test_with_a_replica_index_a_failover_maps_nothing_again(tmp_path: Path) -> N
     finally:
         a.end()
         b.end()
+
+
+@pytest.mark.acceptance("I17")
+def test_with_a_replica_index_set_states_after_a_failover_maps_nothing_again(
+    tmp_path: Path,
+) -> None:
+    a, b = Node(tmp_path / "a", "--vbuckets", "8"), Node(tmp_path / "b", "--vbuckets", "8")
+    a.start()
+    b.start()
+    try:
+        store(a.server, cities(range(200)))
+        replicate(b, a.upr)
+        wait_until_level(a, b)
+        settings = {"index.replicas": "yes"}
+        with index_server(tmp_path / "index", b.upr, settings=settings) as server:
+            views = server.views
+            views.put("d", BY_CITY)
+            views.until(
+                "replicas",
+                lambda info: (info.get("replica") or {}).get("rows", {}).get("by_city") == 200,
+            )
+            assert set_states(views, active=[], epoch=1) == 200
+            a.kill()
+            verb("failover", "--node", b.upr)
+            assert views.ids(stale="ok") == []  # what was set decides
+            assert set_states(views, active=[0, 1, 2, 3], passive=[4, 5], epoch=2) == 200
+            some = len(views.ids())
+            assert 0 < some < 200
+            assert set_states(views, active=list(range(VBUCKETS)), passive=[], epoch=3) == 200
+            assert len(views.ids()) == 200
+            assert views.info()["map_calls"] == 0
+    finally:
+        a.end()
+        b.end()

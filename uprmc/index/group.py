@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from uprmc.config import IndexSettings
@@ -103,6 +104,9 @@ class Group:
 
     def _too_late(self, what: str) -> Refused:
         """Return the refusal of a request that has waited for long enough."""
+        if self.following.fault:
+            fault = self.following.fault
+            return Refused(503, "unavailable", f"there was no time {what}: {fault}")
         why = self._source.error or self.following.failure
         if why:
             return Refused(503, "source_away", f"timed out waiting for {what}: {why}")
@@ -199,6 +203,8 @@ class Group:
         why = contradiction(wish)
         if why is not None:
             raise bad_request(why)
+        await self._open(Deadline(self._settings.connection_timeout_s))
+        await self._take_over((wish.active or 0) | (wish.passive or 0))
         store = await self._open(Deadline(self._settings.connection_timeout_s))
         known = store.view.states.epoch
         if epoch is not None and epoch < known:
@@ -209,6 +215,14 @@ class Group:
             await self.following.do(lambda store: store.write_header())
         except Stopped:
             raise Refused(503, "unavailable", "the index is not open; ask again") from None
+
+    async def _take_over(self, vbuckets: int) -> None:
+        """Have rows that the replica index has moved; what cannot be moved is indexed again."""
+        if self.following.replica is None:
+            return
+        await self._source.refresh()
+        with suppress(Stopped):
+            await self.following.take_over(vbuckets)
 
     def placement(self) -> dict[str, Any]:
         """Return what a merger has to know to ask the right nodes.
@@ -270,7 +284,8 @@ class Group:
             "state": self.state,
             "progress": self.progress(),
             "waiting": self.waiting,
-            "error": self.following.failure or self._source.error,
+            "error": self.following.fault or self.following.failure or self._source.error,
+            "faults": self.following.faults,
             "runs": self.following.runs,
             "freshness_runs": self._freshness.runs,
         }

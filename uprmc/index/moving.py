@@ -46,13 +46,17 @@ async def moved(replica: Index, main: Index, vbuckets: list[int]) -> None:
             main one is opened.
     """
     store = replica.store
-    if store is None or store.view.building or main.store is None or main.store.is_building:
+    if store is None or store.view.building or main.store is None:
         return
+    if main.store.is_building and main.store.view.states.indexed:
+        return  # a first build is under way: these vBuckets become part of it
     there = [vbucket for vbucket in vbuckets if vbucket in store.view.positions]
     if not there:
         return
     bits = bitmap(there)
+    await main.do(IndexStore.finish_build)  # of nothing
     await replica.pause(bits)
+    await main.change_states(lambda states: states._replace(cleanup=states.cleanup & ~bits))
     for vbucket in there:
         await _moved_one(replica, main, vbucket)
     await replica.change_states(
@@ -67,6 +71,7 @@ async def moved(replica: Index, main: Index, vbuckets: list[int]) -> None:
 
 
 async def _moved_one(replica: Index, main: Index, vbucket: int) -> None:
+    await main.do(partial(IndexStore.drop, vbuckets=[vbucket]))  # of an earlier time
     after = b""
     while True:
         rows = await replica.do(
