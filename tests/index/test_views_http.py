@@ -408,7 +408,7 @@ def test_a_query_that_a_rollback_cuts_off_takes_another_snapshot(
 def test_a_failure_before_the_first_row_is_an_error(web: Web, caplog: Any) -> None:
     group_of(web).trees[0] = BrokenTree(entries([(b"a", 0, 1, 1)]))
     reply = web.get(VIEW)
-    assert (reply.code, reply.json["error"]) == (500, "internal_error")
+    assert (reply.code, reply.json["error"]) == (500, "unreadable")
     assert group_of(web).snapshots[0].released == 1
     assert "the disk is gone" in caplog.text
 

@@ -126,7 +126,16 @@ def undo(name: str, views: ViewsAccess, as_json: bool) -> None:
 
 # --- status -------------------------------------------------------------------------------------
 
-_COLUMNS = ("name", "state", "progress", "rows", "disk_bytes", "fragmentation", "map_errors")
+_COLUMNS = (
+    "name",
+    "state",
+    "progress",
+    "rows",
+    "disk_bytes",
+    "fragmentation",
+    "map_errors",
+    "error",
+)
 
 
 @index.command()
@@ -138,8 +147,11 @@ def status(name: str, views: ViewsAccess, as_json: bool) -> None:
         found = views.fetch("GET", design_path(name, "_info"))
         _show(found, as_json, "" if as_json else _pairs(found))
         return
-    names = [row["name"] for row in views.fetch("GET", DESIGNS)["rows"]]
-    infos = {each: views.fetch("GET", design_path(each, "_info")) for each in names}
+    listed = {row["name"]: row for row in views.fetch("GET", DESIGNS)["rows"]}
+    infos = {
+        each: row if row["state"] == "failed" else views.fetch("GET", design_path(each, "_info"))
+        for each, row in listed.items()
+    }
     rows = [_summary(each, info) for each, info in infos.items()]
     _show(infos, as_json, _table(_COLUMNS, rows))
 

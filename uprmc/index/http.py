@@ -22,7 +22,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from uprmc.config import IndexSettings
 from uprmc.index.answering import UNSENT_MAX_BYTES
-from uprmc.index.errors import Refused
+from uprmc.index.errors import Damaged, Refused
 from uprmc.index.http_request import http_request
 from uprmc.index.interfaces import Service
 from uprmc.index.pages import Pages, Reply, json_reply
@@ -90,6 +90,9 @@ class _Root(Resource):
         if failure.check(CancelledError):
             return
         error = failure.value
+        if isinstance(error, Damaged | OSError):
+            _LOG.error("request failed: %r: %s", request.path, error)
+            error = Refused(500, "unreadable", f"a file of the index cannot be used: {error}")
         if not isinstance(error, Refused):
             _LOG.error("request failed: %r", request.path, exc_info=traceback_of(failure))
             error = Refused(500, "internal_error", "this request failed; the log says why")

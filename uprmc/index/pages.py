@@ -140,7 +140,11 @@ class Pages:
         return json_reply(200, {"total_rows": len(found), "rows": found})
 
     def _listed(self, name: str) -> dict[str, Any]:
-        group = self._service.group(name)
+        try:
+            group = self._service.group(name)
+        except Refused as refused:  # it is on disk, and cannot be opened
+            failed = {"id": f"_design/{name}", "name": name, "views": [], "rows": {}}
+            return {**failed, "state": "failed", "signature": "", "error": refused.reason}
         return {
             "id": f"_design/{name}",
             "name": name,

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from uprmc.index.following import Following
 from uprmc.index.functions import named_modules
 from uprmc.index.group import Group
 from uprmc.index.javascript.check import refuse_faults
+from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.mapping import make_mapper, make_reducer
 from uprmc.index.model import Reducer
 from uprmc.index.service_metrics import metrics_of
@@ -39,6 +41,7 @@ from uprmc.index.source import Source
 from uprmc.index.source_nodes import SourceNodes
 from uprmc.index.store import IndexStore
 from uprmc.index.tree import limit_cache
+from uprmc.index.updater import Stopped
 from uprmc.index.waiting import Deadline
 from uprmc.metrics import Metric
 
@@ -90,6 +93,7 @@ class Service:
         self._documents = DocumentReader(self.source, nodes.tls)
         self._modules = named_modules(settings.python_modules)
         self._slots: dict[str, _Slot] = {}
+        self._unopened: dict[str, str] = {}
         self._changing = DeferredLock()
         self._stopping = False
         self._lock = -1
@@ -115,6 +119,9 @@ class Service:
                     slot.new = await self._begun(kept.name, folder, kept.new)
             except (Refused, OSError) as error:
                 _LOG.error("design %r cannot be opened: %s", kept.name, error)
+                self._unopened[kept.name] = str(error)
+                if slot.current is not None:
+                    await slot.current.following.stop()
                 continue
             self._slots[kept.name] = slot
             folder.drop_others(kept)
@@ -160,12 +167,21 @@ class Service:
         """Return a group that has begun to follow."""
         if design is None:
             design = await self._parsed(name, folder.text(signature), from_disk=True)
+            if design.javascript() and not available():
+                raise Refused(503, "unavailable", MISSING)
         reducers = [self._reducer(design, index) for index in range(len(design.views))]
 
         def open_store(stem: str = design.signature) -> IndexStore:
-            files = Files(folder.path, stem, reducers)
-            mapper = make_mapper(design, self._settings)
-            return IndexStore(files, design.signature, mapper, self._settings, self.source.total)
+            with ExitStack() as opened:
+                mapper = make_mapper(design, self._settings)
+                opened.callback(mapper.close)
+                files = Files(folder.path, stem, reducers)
+                opened.callback(files.close)
+                store = IndexStore(
+                    files, design.signature, mapper, self._settings, self.source.total
+                )
+                opened.pop_all()
+            return store
 
         def following_of(stem: str, **more: Any) -> Following:
             return Following(
@@ -233,7 +249,7 @@ class Service:
         self._watch(slot)
 
     async def _put_first(self, name: str, design: Design) -> None:
-        if len(self._slots) >= self._settings.designs:
+        if len(self._slots.keys() | self._unopened.keys() | {name}) > self._settings.designs:
             limit = self._settings.designs
             raise Refused(403, "too_many", f"there are {limit} designs; index.designs is the limit")
         folder = DesignFolder(self._root, name)
@@ -242,6 +258,8 @@ class Service:
         folder.keep(slot.kept)
         slot.current = await self._begun(name, folder, design.signature, design)
         self._slots[name] = slot
+        if self._unopened.pop(name, None) is not None:
+            folder.drop_others(slot.kept)
 
     async def _give_up_new(self, slot: _Slot) -> None:
         group, slot.new = slot.new, None
@@ -265,6 +283,13 @@ class Service:
         following = group.following
         while not self._stopping and slot.new is group and not following.ready:
             await following.progress.wait(self._reactor, self._settings.poll_s)
+        await self._alone(lambda: self._swap(slot, group))
+
+    async def _swap(self, slot: _Slot, group: Group) -> None:
+        """Have the new definition answer; returns when the former one's files are closed.
+
+        Until then it cannot come back: two would write to them.
+        """
         if self._stopping or slot.new is not group:
             return
         former, slot.current, slot.new = slot.current, group, None
@@ -276,7 +301,7 @@ class Service:
         _LOG.info("design %r: the new definition answers", kept.name)
         slot.old_instances = former.following.instances
         await former.following.stop()
-        await self._alone(lambda: self._drop_unused(slot, before))
+        await self._drop_unused(slot, before)
         self._keep_old(slot)
 
     async def _drop_unused(self, slot: _Slot, signature: str) -> None:
@@ -333,10 +358,13 @@ class Service:
 
     async def delete(self, name: str) -> None:
         """Forget a definition with its index; raise `Refused`."""
-        self._slot(name)
+        if name not in self._unopened:
+            self._slot(name)
         await self._alone(lambda: self._delete(name))
 
     async def _delete(self, name: str) -> None:
+        if self._unopened.pop(name, None) is not None:
+            DesignFolder(self._root, name).remove()
         slot = self._slots.pop(name, None)
         if slot is None:
             return
@@ -366,11 +394,14 @@ class Service:
             self._changing.release()
 
     def names(self) -> Iterable[str]:
-        """Return the names of all designs."""
-        return sorted(self._slots)
+        """Return the names of all designs, with those that cannot be opened."""
+        return sorted({*self._slots, *self._unopened})
 
     def _slot(self, name: str) -> _Slot:
         slot = self._slots.get(name)
+        if slot is None and name in self._unopened:
+            reason = f"design {name!r} cannot be opened: {self._unopened[name]}"
+            raise Refused(503, "unavailable", reason)
         if slot is None:
             raise not_found(f"there is no design {name!r}")
         return slot
@@ -396,4 +427,6 @@ class Service:
 
 
 def _unheard(failure: Any) -> None:
+    if failure.check(Stopped):
+        return  # an index that is opened again asks by itself
     _LOG.error("%s", failure.getErrorMessage())
