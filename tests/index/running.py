@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,14 @@ class Views(views.Views):
 
     def info(self, name: str = "d") -> dict[str, Any]:
         return super().info(name)
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's samples."""
+        with urllib.request.urlopen(f"http://{self.place}/metrics", timeout=TIMEOUT_S) as answer:
+            lines = answer.read().decode().splitlines()
+        samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        assert samples, name
+        return sum(float(line.split()[-1]) for line in samples)
 
     def until(self, what: str, true: Any, design: str = "d") -> None:
         """Wait until the facts about an index are so."""

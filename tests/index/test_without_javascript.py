@@ -37,16 +37,19 @@ def test_designs_with_javascript_say_what_is_missing_and_others_work(
             server.views.put("plain", BY_CITY)
             server.views.put("maps", OF_MAPS)
             server.views.put("reduces", OF_REDUCES)
-            assert len(server.views.query("maps", stale="false").body["rows"]) == 50
+            assert len(server.views.query("maps/by_city", stale="false").body["rows"]) == 50
             assert server.stop() == 0
         with monkeypatch.context() as hidden:
             without_javascript(hidden, tmp_path / "hidden")
             with index_server(data, node.upr) as server:
                 views = server.views
-                assert len(views.query("plain", stale="false", reduce="false").body["rows"]) == 50
+                assert (
+                    len(views.query("plain/by_city", stale="false", reduce="false").body["rows"])
+                    == 50
+                )
                 for name in ("maps", "reduces"):
                     for answer in (
-                        views.query(name),
+                        views.query(f"{name}/by_city"),
                         views.ask("GET", f"/_design/{name}/_info"),
                         views.ask("GET", f"/_design/{name}"),
                     ):
@@ -64,11 +67,14 @@ def test_designs_with_javascript_say_what_is_missing_and_others_work(
                 )
                 assert MISSING in json.loads(found.stdout)["maps"]["error"]
                 views.put("reduces", BY_CITY)
-                assert len(views.query("reduces", stale="false", reduce="false").body["rows"]) == 50
+                assert (
+                    len(views.query("reduces/by_city", stale="false", reduce="false").body["rows"])
+                    == 50
+                )
                 assert server.stop() == 0
             log = data.with_suffix(".log").read_text()
             assert log.count("cannot be opened") == 2
             assert "Traceback" not in log
         with index_server(data, node.upr) as server:
-            assert len(server.views.query("maps", stale="false").body["rows"]) == 50
+            assert len(server.views.query("maps/by_city", stale="false").body["rows"]) == 50
             assert server.views.ask("DELETE", "/_design/maps").status == 200

@@ -9,7 +9,6 @@ Source: systems reference c.6; acceptance rows I22, I23.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +22,6 @@ from uprmc.index.tree.compaction import compact
 
 #: The copying thread rests this long after each slice, so that others get their turns.
 _REST_S = 0.001
-
-_LOG = logging.getLogger("uprmc.index")
 
 
 class _Abandoned(Exception):
@@ -43,6 +40,7 @@ class Compaction:
 
     Attributes:
         ratio: which part is copied, from 0 to 1.
+        error: why there will be no copy, empty = nothing is wrong.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class Compaction:
         limit_bytes: int,
         done: Callable[[], None],
     ) -> None:
-        self.ratio = 0.0
+        self.ratio, self.error = 0.0, ""
         self._file, self._header, self._path = file, header, path
         self._limit_bytes, self._done = limit_bytes, done
         self._edits: list[tuple[Sequence[Edit], int]] = []
@@ -75,7 +73,7 @@ class Compaction:
         except _Abandoned:
             pass
         except (OSError, Damaged) as error:
-            _LOG.warning("an index file is not compacted: %s", error)
+            self.error = str(error)
         finally:
             self._done()
 
@@ -105,10 +103,16 @@ class Compaction:
         self._thread.join()
         if self._copy is None:
             return None
-        trees = OpenFile(self._path, self._copy, self._file.reducers).trees(self._copy.header)
-        for edits, dropped in self._edits:
-            trees = trees.edited(edits, dropped)
-        return self._copy, trees
+        try:
+            trees = OpenFile(self._path, self._copy, self._file.reducers).trees(self._copy.header)
+            for edits, dropped in self._edits:
+                trees = trees.edited(edits, dropped)
+            self._copy.flush()
+            return self._copy, trees
+        except (OSError, Damaged) as error:
+            self.error = str(error)
+            self.abandon()
+            return None
 
     def abandon(self) -> None:
         """Make an end of it, and remove the copy."""

@@ -45,7 +45,14 @@ class Files:
         self._directory, self._stem, self._reducers = directory, stem, reducers
         for path in directory.glob(f"{stem}.[0-9]*{_UNFINISHED}"):
             path.unlink()
-        found = [each for number in self._numbers() if (each := self._opened(number)) is not None]
+        found: list[OpenFile] = []
+        try:
+            for number in self._numbers():
+                found += self._opened(number)
+        except BaseException:
+            for each in found:
+                each.file.close()
+            raise
         for surplus in found[2:]:
             surplus.file.close()
             surplus.path.unlink()
@@ -61,14 +68,15 @@ class Files:
     def _path(self, number: int) -> Path:
         return self._directory / f"{self._stem}.{number}{_SUFFIX}"
 
-    def _opened(self, number: int) -> OpenFile | None:
+    def _opened(self, number: int) -> list[OpenFile]:
+        """Return a file, or none if it cannot be read and was removed."""
         path = self._path(number)
         try:
-            return OpenFile(path, IndexFile.open(path), self._reducers)
+            return [OpenFile(path, IndexFile.open(path), self._reducers)]
         except Damaged as error:
             _LOG.warning("an index file is removed: %s", error)
             path.unlink()
-            return None
+            return []
 
     def _created(self) -> OpenFile:
         path = self._path(max(self._numbers(), default=0) + 1)
@@ -139,6 +147,12 @@ class Files:
         if gone is not None:
             gone.path.unlink(missing_ok=True)
             gone.readers.retire()
+
+    def remove(self) -> None:
+        """Remove all, so that the next index begins with nothing; readers may go on."""
+        for file in (self.current, self.old):
+            if file is not None:
+                file.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close each as soon as it has no reader."""

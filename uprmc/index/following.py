@@ -1,10 +1,13 @@
 """How an index follows its source: over and over until it is stopped.
 
 One life: open the files, follow, and when something has failed for good (a full disk, a damaged
-file), close them and begin again at the newest header. Following is one run of the client library
-for the vBuckets that are followed at present; a change of these, or a fall back to an older header,
-ends that run and begins another. Each run begins by catching up: a barrier over its streams, after
-which a first build is loaded, and pending vBuckets become active.
+file), close them after a pause and begin again at the newest header; until then what was indexed
+last is shown. The fault is over when a header could be written.
+
+Following is one run of the client library for the vBuckets that are followed at present; a change
+of these, or a fall back to an older header, ends that run and begins another. Each run begins by
+catching up: a barrier over its streams, after which a first build is loaded, and pending vBuckets
+become active.
 
 All of this is the reactor's thread; the store belongs to the updater's.
 
@@ -28,6 +31,7 @@ from uprmc.client.twisted_link import MakeEndpoint
 from uprmc.config import IndexSettings
 from uprmc.consume.retry import Backoff
 from uprmc.index.bitmaps import bitmap, numbers
+from uprmc.index.errors import Damaged
 from uprmc.index.index_file import States
 from uprmc.index.moving import moved
 from uprmc.index.source import Source
@@ -43,11 +47,15 @@ _RETRY_S, _RETRY_MAX_S = 0.1, 5.0
 #: The rows of a vBucket that its source has lost are kept this long: it may come back.
 _LOST_S = 10.0
 
-#: It is looked this often whether the file before a compaction is still needed.
-_OLD_FILE_S = 1.0
+#: It is looked this often whether the file before a compaction is still needed, and after a fault
+#: whether a header can be written.
+_LOOK_S = 1.0
 
 #: So much of a design's name is in the id under which its index is registered.
 _NAME_CHARACTERS = 30
+
+#: A file that was found to be damaged this often, one time after the other, is given up.
+_DAMAGES = 2
 
 _LOG = logging.getLogger("uprmc.index")
 
@@ -68,7 +76,9 @@ class Following:
     Attributes:
         progress: fires when anything has changed.
         store: what is indexed, ``None`` = it is not open at present.
-        failure: why it is not, or why the source is not followed, empty = it is.
+        failure: why the source is not followed, empty = it is.
+        fault: what has ended the last life, until a header could be written; empty = nothing.
+        faults: how many lives have ended so.
         ready: it has been level with its source since it was started.
         runs: of the client library.
     """
@@ -91,7 +101,10 @@ class Following:
         self._source, self._endpoint, self._settings = source, endpoint, settings
         self.progress = Signal()
         self.store: IndexStore | None = None
-        self.failure = ""
+        self.failure = self.fault = ""
+        self._fault_kind: tuple[Any, ...] = ()
+        self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
+        self.faults = self._damages = 0
         self.ready = False
         self.runs = 0
         self._updater: Updater | None = None
@@ -130,17 +143,31 @@ class Following:
     # --- lives ----------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
         while not self._stopping:
-            began = time.monotonic()
             try:
                 await self._one_life()
-            except Exception as error:
-                self.failure = f"{type(error).__name__}: {error}"
-                _LOG.error("the index of %r has failed: %s", self._name, self.failure)
-                if time.monotonic() - began > _RETRY_MAX_S:
-                    backoff.good()
-                await self._pause(backoff.next())
+            except Exception as error:  # the index could not be opened, or not be closed
+                self._has_fault(error)
+                await self._pause(self._backoff.next())
+
+    def _has_fault(self, error: BaseException) -> None:
+        """Say once what is wrong, and keep it for whoever asks."""
+        kind = (type(error), getattr(error, "errno", None))
+        self.fault = f"{type(error).__name__}: {error}"
+        self.faults += 1
+        if kind != self._fault_kind:
+            _LOG.error(
+                "the index of %r has failed and is tried again until it works: %s",
+                self._name,
+                self.fault,
+            )
+        self._fault_kind = kind
+
+    def _is_well(self) -> None:
+        if self.fault:
+            _LOG.info("the index of %r works again", self._name)
+        self.fault, self._fault_kind = "", ()
+        self._backoff.good()
 
     async def _pause(self, pause_s: float) -> None:
         until = time.monotonic() + pause_s
@@ -163,11 +190,32 @@ class Following:
         self._updater, self.store, self.failure = updater, updater.store, ""
         try:
             await self._follow(updater, failures)
+        except Stopped:
+            await self._until_failed(failures)
         finally:
-            self._updater, self.store, self.ready = None, None, False
+            told = bool(failures)
+            self._updater, self.ready = None, False
+            if told:
+                self._has_fault(failures[0].value)
+                await self._pause(self._backoff.next())  # what was indexed last is shown meanwhile
+                self._give_up_damaged(updater.store, failures[0].value)
+            self.store = None
             await updater.stop(orderly=not failures)
-        if failures:
-            failures[0].raiseException()
+            if failures and not told:
+                self._has_fault(failures[0].value)
+
+    def _give_up_damaged(self, store: IndexStore, error: BaseException) -> None:
+        """Begin at zero when the same file cannot be read time and again."""
+        self._damages = self._damages + 1 if isinstance(error, Damaged) else 0
+        if self._damages >= _DAMAGES:
+            _LOG.error("the index of %r is built again: its file is damaged", self._name)
+            store.files.remove()
+            self._damages = 0
+
+    async def _until_failed(self, failures: list[Any]) -> None:
+        """Wait for the failure that has stopped the updater: it is told right afterwards."""
+        while not failures and not self._stopping:
+            await self.progress.wait(self._reactor, _RETRY_MAX_S)
 
     def _has_failed(self, failure: Any, failures: list[Any]) -> None:
         failures.append(failure)
@@ -178,7 +226,7 @@ class Following:
     async def _follow(self, updater: Updater, failures: list[Any]) -> None:
         store: IndexStore = updater.store
         store.on_work = updater.look
-        ensureDeferred(self._look_at_old_file(store)).addErrback(_unheard)
+        ensureDeferred(self._look_at_files(store)).addErrback(_unheard)
         if not store.instance:
             instance = f"index-{self._name[:_NAME_CHARACTERS]}-{os.urandom(8).hex()}"
             await updater.do(lambda: store.name_instance(_ascii(instance)))
@@ -201,14 +249,16 @@ class Following:
         self._followed = followed
         self.runs += 1
         try:
-            await updater.level()
+            await updater.begin()
             client = self._client = self._new_client(updater, store, followed)
             running = client.run()
             ensureDeferred(self._catch_up(updater, client, followed)).addErrback(_unheard)
             await running
         except WentBack:
             _LOG.warning("the index of %r goes on from an older header", self._name)
-        except (ClientError, Stopped) as error:
+        except Stopped:
+            return False
+        except ClientError as error:
             if not self._stopping:
                 self.failure = str(error)
                 _LOG.warning("the index of %r is cut off: %s", self._name, error)
@@ -261,10 +311,8 @@ class Following:
 
     async def _level(self, updater: Updater) -> None:
         """Return when everything that was handed over is in the trees."""
-        await updater.level()
         store: IndexStore = updater.store
-        if store.is_building:
-            await updater.do(store.finish_build)
+        await updater.level(store.finish_build)
 
     async def level(self) -> None:
         """Return when all that was acknowledged before is in the trees.
@@ -283,10 +331,16 @@ class Following:
             await client.barrier()
         await self._level(updater)
 
-    async def _look_at_old_file(self, store: IndexStore) -> None:
-        """Have the file before a compaction dropped as soon as no rollback can need it."""
+    async def _look_at_files(self, store: IndexStore) -> None:
+        """Have the file before a compaction dropped as soon as no rollback can need it.
+
+        After a fault, find out whether the one in use can be written now.
+        """
         while self.store is store and not self._stopping:
-            await self._pause(_OLD_FILE_S)
+            await self._pause(_LOOK_S)
+            if self.store is store and self.fault and not store.is_building:
+                await self.do(IndexStore.write_header)
+                self._is_well()
             if self.store is store and store.files.old is not None:
                 persisted = await self._source.persisted()
                 await self.do(partial(IndexStore.drop_old_file, persisted=persisted))
@@ -305,7 +359,7 @@ class Following:
 
     async def _take_source(self) -> None:
         store = self.store
-        if store is None or not self._source.is_known:
+        if store is None or self._updater is None or not self._source.is_known:
             return
         version = self._source.version
         if (store, version) == self._taken and not self._lost:
@@ -317,6 +371,21 @@ class Following:
             await moved(self.replica, self, numbers(at_source & ~states.indexed))
         await self.change_states(lambda states: follow_source(states, at_source, kept, first=first))
         self._taken = (store, version)
+
+    async def take_over(self, vbuckets: int) -> None:
+        """Take the rows of vBuckets that `_set_states` adds from the replica index, if it has them.
+
+        Those that the source does not have active yet are left out: they are indexed from zero when
+        it has.
+        """
+        await self._taking.acquire()
+        try:
+            store = self.store
+            if self.replica is not None and store is not None and self._updater is not None:
+                added = vbuckets & bitmap(self._source.active) & ~store.view.states.indexed
+                await moved(self.replica, self, numbers(added))
+        finally:
+            self._taking.release()
 
     @property
     def _at_source(self) -> frozenset[int]:

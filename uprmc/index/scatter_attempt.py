@@ -21,7 +21,9 @@ from uprmc.index.query_options import Query
 _GRACE_S = 1.0
 
 #: Options that the merger sees to, and does not pass on.
-_OWN = frozenset({"skip", "limit", "partitions", "epoch", "connection_timeout", "at", "full_set", "signature"})
+_OWN = frozenset(
+    ["skip", "limit", "partitions", "epoch", "signature", "connection_timeout", "at", "full_set"]
+)
 
 
 class Known(NamedTuple):

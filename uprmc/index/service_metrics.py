@@ -54,6 +54,18 @@ _OF_GROUPS: tuple[tuple[str, _Kind, str, Callable[[Group], float]], ...] = (
         "Requests that wait for the index to be fresh enough.",
         lambda group: group.waiting,
     ),
+    (
+        "index_faults_total",
+        "counter",
+        "How often an index had to be opened again: a full disk, a damaged file.",
+        lambda group: group.following.faults,
+    ),
+    (
+        "index_faulty",
+        "gauge",
+        "1 while an index cannot be written, 0 otherwise.",
+        lambda group: float(bool(group.following.fault)),
+    ),
 )
 
 _OF_STORES: tuple[tuple[str, _Kind, str, Callable[[IndexStore], float]], ...] = (
@@ -74,6 +86,12 @@ _OF_STORES: tuple[tuple[str, _Kind, str, Callable[[IndexStore], float]], ...] = 
         "counter",
         "Headers that were written and synced.",
         lambda store: store.headers_written,
+    ),
+    (
+        "index_compactions_failed_total",
+        "counter",
+        "Compactions that have failed; the files before them go on.",
+        lambda store: store.compactions_failed,
     ),
     (
         "index_disk_bytes",

@@ -12,9 +12,11 @@ Source: systems reference c.3 to c.7; acceptance rows I01, I08, I19 to I24.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -29,10 +31,15 @@ from uprmc.index.first_build import FirstBuild
 from uprmc.index.index_file import Contents, Facts, OpenFile, States, Trees, contents_of
 from uprmc.index.model import Entry, Mapped, Mapper
 from uprmc.index.rows import id_key, id_text, split_id_value
-from uprmc.index.tree import Header, Position
+from uprmc.index.tree import Header, Position, Tree
 from uprmc.index.upr_handler import WentBack
 from uprmc.index.versions import Documents, Latest, latest_of
 from uprmc.model import SnapshotRange
+
+_LOG = logging.getLogger("uprmc.index")
+
+#: Rows of lost vBuckets that are removed at once: some ten milliseconds.
+_CLEANED_ROWS = 5_000
 
 #: It is looked again how much of a file is of use when it has grown by this factor.
 _GROWN = 1.1
@@ -77,6 +84,8 @@ class IndexStore:
         errors: the last documents whose maps failed: (id, seqno, why).
         rollbacks: how often, by kind: ``header``, ``old_file``, ``vbucket``, ``build``.
         compactions: that have ended well.
+        compactions_failed: others, but for those that a rollback has ended.
+        compaction_error: why the last one has failed, empty = it has not.
         may_swap: no rollback is due or can be: all streams were accepted. Any thread may set it.
         on_work: called in any thread when there is work for when nothing else is to be done.
         headers_written: how many.
@@ -97,8 +106,10 @@ class IndexStore:
         self.map_calls = self.map_errors_total = self.headers_written = 0
         self.errors: deque[tuple[str, int, str]] = deque(maxlen=settings.map_errors)
         self.rollbacks: Counter[str] = Counter()
-        self.compactions = 0
+        self.compactions = self.compactions_failed = 0
+        self.compaction_error = ""
         self.may_swap = False
+        self._cleaning = 0  # of some of their rows are gone
         self.on_work: Callable[[], None] = _nothing
         self._compaction: Compaction | None = None
         self._compact_wanted = False
@@ -195,9 +206,7 @@ class IndexStore:
 
     def forget(self, vbuckets: Iterable[int]) -> None:
         """Forget them; their rows are gone already."""
-        for vbucket in vbuckets:
-            self._positions.pop(vbucket, None)
-            self._facts.pop(vbucket, None)
+        self._forget(vbuckets)
         self._touch()
         self._publish()
 
@@ -260,6 +269,7 @@ class IndexStore:
         if was != self.states:
             self._touch()
         self._publish()
+        self._drop_unfinished()
 
     def _start_build_over(self, build: FirstBuild) -> None:
         self.rollbacks["build"] += 1
@@ -275,11 +285,15 @@ class IndexStore:
         bits = bitmap(found) & self._trees.vbuckets
         if bits:
             self._edit([Edit((), ())] * (1 + len(self._trees.views)), bits)
-        for vbucket in found:
-            self._positions.pop(vbucket, None)
-            self._facts.pop(vbucket, None)
+        self._cleaning &= ~bitmap(found)
+        self._forget(found)
         self._touch()
         self._publish()
+
+    def _forget(self, vbuckets: Iterable[int]) -> None:
+        for vbucket in vbuckets:
+            self._positions.pop(vbucket, None)
+            self._facts.pop(vbucket, None)
 
     # --- from one index to another --------------------------------------------------------------
 
@@ -320,7 +334,7 @@ class IndexStore:
         self._publish()
 
     def _drop_unfinished(self) -> None:
-        """Remove rows of vBuckets that stand nowhere: an import was interrupted."""
+        """Remove rows of vBuckets that stand nowhere: an import or a cleanup was interrupted."""
         stray = self._trees.vbuckets & ~bitmap(self._positions)
         if stray:
             self.drop(numbers(stray))
@@ -332,6 +346,9 @@ class IndexStore:
         states = change(self.states)
         if states != self.states:
             self.states = states
+            back = self._cleaning & ~states.cleanup
+            if back:  # wanted again: it begins at zero, without the rows that are left of it
+                self.drop(numbers(back))
             self._touch()
             self._publish()
         return states
@@ -401,9 +418,25 @@ class IndexStore:
         return None
 
     def _clean(self) -> Iterator[None]:
-        """Remove the rows of vBuckets that are no longer wanted (row I16)."""
-        self.drop(numbers(self.states.cleanup))
-        self.change_states(lambda states: states._replace(cleanup=0))
+        """Remove some rows of vBuckets that are no longer wanted (row I16).
+
+        The id tree comes last: what it has says which vBuckets have rows.
+        """
+        bits = self.states.cleanup
+        self._forget(numbers(bits))
+        self._cleaning |= bits
+        trees = (*self._trees.views, self._trees.ids)
+        place = next((n for n, tree in enumerate(trees) if tree.vbuckets & bits), None)
+        if place is None or not self._trees.vbuckets & ~bits:
+            self.drop(numbers(bits))  # nothing else is there, so nothing has to be read
+        else:
+            edits = [Edit((), ())] * len(trees)
+            edits[(place + 1) % len(trees)] = Edit(_keys_of(trees[place], bits), ())
+            self._edit(edits, 0)
+        left = bits & self._trees.vbuckets
+        self.change_states(lambda states: states._replace(cleanup=left))
+        self._touch()
+        self._publish()
         yield
 
     # --- compaction -----------------------------------------------------------------------------
@@ -427,6 +460,7 @@ class IndexStore:
         """Use the compacted file; the present one stays until nothing can need it."""
         found = compaction.result()
         self._compaction = None
+        self._note_compaction(compaction.error)
         if found is not None:
             copy, self._trees = found
             self.files.swap(copy)
@@ -434,6 +468,13 @@ class IndexStore:
             self.compactions += 1
             self._publish()
         yield
+
+    def _note_compaction(self, error: str) -> None:
+        """Say once why there is none; the present file goes on."""
+        if error and error != self.compaction_error:
+            _LOG.warning("an index file is not compacted: %s", error)
+        self.compactions_failed += bool(error)
+        self.compaction_error = error
 
     def _abandon_compaction(self) -> None:
         compaction, self._compaction = self._compaction, None
@@ -466,7 +507,7 @@ class IndexStore:
         self.files.drop_old()
         return True
 
-    def sizes(self) -> dict[str, int | float | bool]:
+    def sizes(self) -> dict[str, int | float | bool | str]:
         """Return sizes of the files, for ``_info``."""
         size = max(self.files.current.file.size, 1)
         live = min(self._live_bytes, size)
@@ -477,6 +518,8 @@ class IndexStore:
             "headers": self.files.current.headers,
             "old_file": self.files.old is not None,
             "compactions": self.compactions,
+            "compactions_failed": self.compactions_failed,
+            "compaction_error": self.compaction_error,
             "compacting": self._compaction is not None,
         }
 
@@ -486,11 +529,17 @@ class IndexStore:
             if orderly and self._since is not None:
                 self.write_header()
         finally:
-            if self._build is not None:
-                self._build.abandon()
-            self._abandon_compaction()
-            self._mapper.close()
-            self.files.close()
+            with ExitStack() as closing:  # all of it, whatever fails
+                closing.callback(self.files.close)
+                closing.callback(self._mapper.close)
+                closing.callback(self._abandon_compaction)
+                if self._build is not None:
+                    closing.callback(self._build.abandon)
+
+
+def _keys_of(tree: Tree, vbuckets: int) -> list[bytes]:
+    """Return the first keys that rows of some vBuckets have in a tree."""
+    return [row.key for row in islice(tree.rows(wanted=vbuckets), _CLEANED_ROWS)]
 
 
 def _nothing() -> None:

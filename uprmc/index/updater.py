@@ -5,7 +5,11 @@ batches (as many as are there at once, up to a limit), and jobs. When nothing is
 slices of background work. What it has published may be read by any thread.
 
 A failure (a full disk, a damaged file, a store that cannot go on) ends it: `failed` fires, all jobs
-fail, and the group opens the file again at its newest header.
+fail, and the group opens the file again at its newest header. Until `stop` is called what was
+published last can be read.
+
+When the store has gone back to an older header, with all vBuckets, what was queued for the streams
+before that is of no use, and would leave gaps: it is thrown away until `begin` is called.
 """
 
 # mypy: allow-untyped-calls
@@ -23,17 +27,23 @@ from twisted.python.failure import Failure
 from uprmc.client.state import Saved
 from uprmc.consume.batch import Batch
 from uprmc.index.store import IndexStore
+from uprmc.index.upr_handler import WentBack
 
 _Result = TypeVar("_Result")
 
 
 class Stopped(Exception):
-    """The updater does nothing any more."""
+    """The updater does nothing any more, or begins again."""
+
+
+def _nothing() -> None:
+    """Nothing is to be done besides."""
 
 
 class _Job(NamedTuple):
     what: Callable[[], Any]
     done: Deferred[Any] | None
+    begins: bool = False
 
 
 class Updater:
@@ -74,6 +84,7 @@ class Updater:
         self._queued_bytes = 0
         self._room: Deferred[None] | None = None
         self._stopping = self._orderly = self._told = False
+        self._went_back = False
         self._ended: Deferred[None] = Deferred()
         self.started: Deferred[None] = Deferred()
         self.failed: Deferred[None] = Deferred()
@@ -122,9 +133,24 @@ class Updater:
         self._put(_Job(what, done))
         return done
 
-    def level(self) -> Deferred[None]:
-        """Fire when everything that is queued now was applied."""
-        return self.do(lambda: None)
+    def begin(self) -> Deferred[None]:
+        """Streams begin again where the store stands; fires when what came before is done with."""
+        done: Deferred[None] = Deferred()
+        self._put(_Job(lambda: None, done, begins=True))
+        return done
+
+    def level(self, then: Callable[[], None] = _nothing) -> Deferred[None]:
+        """Fire when everything that is queued now was applied, and something was done then.
+
+        Fails with `Stopped` if the store has gone back meanwhile.
+        """
+
+        def levelled() -> None:
+            if self._went_back:
+                raise Stopped
+            then()
+
+        return self.do(levelled)
 
     def look(self) -> None:
         """There may be work for when nothing else is to be done."""
@@ -155,6 +181,7 @@ class Updater:
         except BaseException:
             self._call(self.started.errback, Failure())
             self._end(None)
+            self._call(self._ended.callback, None)
             return
         self._call(self.started.callback, None)
         failure = None
@@ -163,11 +190,19 @@ class Updater:
                 pass
         except BaseException:
             failure = Failure()
+            self._end(failure)
+            self._wait_for_stop()
         try:
             self.store.close(orderly=failure is None and self._orderly)
         except BaseException:
             failure = failure or Failure()
         self._end(failure)
+        self._call(self._ended.callback, None)
+
+    def _wait_for_stop(self) -> None:
+        with self._ready:
+            while not self._stopping:
+                self._ready.wait()
 
     def _turn(self) -> bool:
         """Do the next thing; ``False`` = end."""
@@ -207,9 +242,10 @@ class Updater:
         return found
 
     def _do(self, found: list[Batch | _Job]) -> None:
-        batches = [each for each in found if isinstance(each, Batch)]
+        batches = [each for each in found if not isinstance(each, _Job)]
         if batches:
-            self.store.apply(batches)
+            if not self._went_back:
+                self.store.apply(batches)
             self._call(self._applied, sum(batch.kept_bytes for batch in batches))
             return
         for job in found:
@@ -218,12 +254,20 @@ class Updater:
 
     def _do_job(self, job: _Job) -> None:
         if job.done is None:
-            job.what()
+            if not self._went_back:
+                job.what()
             return
+        self._went_back = self._went_back and not job.begins
         try:
             result = job.what()
-        except Exception:
+        except WentBack:
+            self._went_back = True
             self._call(job.done.errback, Failure())
+        except Stopped:
+            self._call(job.done.errback, Stopped())
+        except BaseException:
+            self._call(job.done.errback, Stopped())
+            raise
         else:
             self._call(job.done.callback, result)
         self._call(self._on_progress)
@@ -242,6 +286,8 @@ class Updater:
 
     def _end(self, failure: Failure | None) -> None:
         with self._ready:
+            if self._told:
+                return
             self._told = True
             left = [each for each in self._queue if isinstance(each, _Job) and each.done]
             self._queue.clear()
@@ -256,4 +302,3 @@ class Updater:
             room.errback(Stopped())
         if failure is not None:
             self.failed.errback(failure)
-        self._ended.callback(None)

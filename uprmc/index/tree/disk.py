@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +44,7 @@ class OsDisk:
         flags = os.O_RDWR if write or create else os.O_RDONLY
         if create:
             flags |= os.O_CREAT | os.O_EXCL
+        self._path = path
         self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o640)
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -58,17 +61,20 @@ class OsDisk:
     def write_at(self, offset: int, data: bytes) -> None:
         """Write all bytes."""
         view = memoryview(data)
-        while view:
-            written = os.pwrite(self._descriptor, view, offset)
-            offset, view = offset + written, view[written:]
+        with _naming(self._path):
+            while view:
+                written = os.pwrite(self._descriptor, view, offset)
+                offset, view = offset + written, view[written:]
 
     def truncate(self, size: int) -> None:
         """Cut the file to this many bytes."""
-        os.ftruncate(self._descriptor, size)
+        with _naming(self._path):
+            os.ftruncate(self._descriptor, size)
 
     def sync(self) -> None:
         """Return when everything that was written is on disk."""
-        os.fdatasync(self._descriptor)
+        with _naming(self._path):
+            os.fdatasync(self._descriptor)
 
     def size(self) -> int:
         """Return the size of the file in bytes."""
@@ -77,6 +83,16 @@ class OsDisk:
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._descriptor)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have an error name the file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def sync_directory(path: Path) -> None:

@@ -74,7 +74,7 @@ class IndexFile:
         self._disk, self._magic = disk, magic
         self._cache = cache if cache is not None else _shared_cache
         self._lock = Lock()
-        self._pending: list[bytes] = []
+        self._pending: dict[int, bytes] = {}  # by offset
         self._pending_bytes = 0
         self._written = _FIRST
         self._covered = 0  # CRC of what was appended after the newest header
@@ -103,7 +103,12 @@ class IndexFile:
         """
         magic = MAGIC + (identity or os.urandom(_IDENTITY))
         disk = disk or OsDisk(path, create=True)
-        disk.write_at(0, magic + _checksum.pack(zlib.crc32(magic)))
+        try:
+            disk.write_at(0, magic + _checksum.pack(zlib.crc32(magic)))
+        except OSError:
+            disk.close()
+            path.unlink(missing_ok=True)
+            raise
         return cls(disk, path, magic, cache)
 
     @classmethod
@@ -260,7 +265,7 @@ class IndexFile:
         record = encode(node)
         with self._lock:
             offset = self._written + self._pending_bytes
-            self._pending.append(record)
+            self._pending[offset] = record
             self._pending_bytes += len(record)
             self._covered = zlib.crc32(record, self._covered)
         if self._pending_bytes >= BUFFER_BYTES:
@@ -273,7 +278,7 @@ class IndexFile:
         """Hand what waits in memory to the system."""
         with self._lock:
             if self._pending:
-                self._disk.write_at(self._written, b"".join(self._pending))
+                self._disk.write_at(self._written, b"".join(self._pending.values()))
                 self._written += self._pending_bytes
                 self._pending.clear()
                 self._pending_bytes = 0
@@ -292,8 +297,6 @@ class IndexFile:
         place = number, pointer.offset
         node = self._cache.get(place)
         if node is None:
-            if pointer.offset >= self._written:
-                self.flush()
             node = self._read_current(pointer, number)
             if cached:
                 self._cache.put(place, node)
@@ -310,8 +313,17 @@ class IndexFile:
         return node
 
     def _read_node(self, pointer: Pointer) -> Node:
-        record = self._disk.read_at(pointer.offset, pointer.size)
+        record = self._waiting(pointer.offset)
+        if record is None:
+            record = self._disk.read_at(pointer.offset, pointer.size)
         return decode(record, f"{self.path}: at {pointer.offset}")
+
+    def _waiting(self, offset: int) -> bytes | None:
+        """Return what waits in memory to be written there, so that no reader has to write."""
+        if offset < self._written:
+            return None
+        with self._lock:
+            return self._pending.get(offset)
 
     # Sizes and the end
 

@@ -13,6 +13,7 @@ import marshal
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from operator import eq, itemgetter
 from pathlib import Path
 from typing import IO
@@ -114,9 +115,10 @@ class Sorter:
     def close(self) -> None:
         """Give back memory and disk."""
         self.rows, self._runs = [], []
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # a full disk does not take the rest, which is of no use now
+                file.close()
 
 
 class _Run:

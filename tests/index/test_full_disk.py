@@ -1,0 +1,210 @@
+"""A disk that takes nothing more: no row is lost or wrong, and the index goes on by itself.
+
+The limit of a process for the size of its files stands for the disk: it can be changed while the
+process runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import uprmc.index.tree.file as tree_file
+from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
+from tests.index.running import BY_CITY, IndexServer, cities, index_server, store
+from tests.index.test_store_histories import KEYS, Histories
+from uprmc.index.tree.disk import OsDisk
+
+FAILED = "has failed and is tried again until it works"
+SETTINGS = {"index.update_interval_s": "0"}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ServerProcess]:
+    with start_uprmc(tmp_path / "node", "--vbuckets", "8") as server:
+        yield server
+
+
+def limit(server: IndexServer, size: int) -> None:
+    """Let no file of the index grow beyond this many bytes."""
+    _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def no_limit(server: IndexServer) -> None:
+    limit(server, resource.prlimit(server.pid, resource.RLIMIT_FSIZE)[1])
+
+
+def index_size(data: Path) -> int:
+    return max(path.stat().st_size for path in data.rglob("*.index"))
+
+
+def lines_of(data: Path, text: str) -> list[str]:
+    return [line for line in data.with_suffix(".log").read_text().splitlines() if text in line]
+
+
+def test_an_index_that_cannot_write_shows_sound_rows_and_goes_on_when_there_is_room(
+    node: ServerProcess, tmp_path: Path
+) -> None:
+    data = tmp_path / "index"
+    with index_server(data, node.upr, settings=SETTINGS) as server:
+        views = server.views
+        views.put("d", BY_CITY)
+        store(node, cities(range(200)))
+        assert views.count() == 200
+        wait_until(lambda: views.info()["headers_written"])
+        limit(server, index_size(data))
+        store(node, cities(range(200, 250)))
+        views.until("it has failed more than once", lambda info: info.get("faults", 0) > 2)
+        assert "File too large" in views.info()["error"]
+        for _ in range(20):
+            assert len(views.ids(stale="ok")) in (200, 250)
+        assert views.metric("uprmc_index_faulty") == 1
+        assert views.metric("uprmc_index_faults_total") > 2
+        no_limit(server)
+        views.until("it is well", lambda info: not info["error"])
+        assert views.count() == 250
+        assert views.metric("uprmc_index_faulty") == 0
+        assert len(lines_of(data, FAILED)) == 1
+        assert len(lines_of(data, "works again")) == 1
+        assert not lines_of(data, "Traceback")
+        server.stop()
+    with index_server(data, node.upr, settings=SETTINGS) as server:
+        assert server.views.count() == 250
+
+
+@pytest.mark.parametrize("memory", ["1MiB", "64MiB"])
+def test_a_first_build_without_room_begins_again_until_there_is_room(
+    node: ServerProcess, tmp_path: Path, memory: str
+) -> None:
+    """With little memory there is no room for rows that are to be sorted, else for the trees."""
+    data = tmp_path / "index"
+    store(node, cities(range(3_000)))
+    settings = {**SETTINGS, "index.sort_bytes": memory, "index.batch_changes": "100"}
+    with index_server(data, node.upr, settings=settings) as server:
+        limit(server, 30_000)
+        views = server.views
+        views.put("d", BY_CITY)
+        views.until("it has failed more than once", lambda info: info.get("faults", 0) > 2)
+        for _ in range(5):
+            answer = views.query(stale="false", reduce="false", connection_timeout="200")
+            if answer.status == 200:  # it is all in memory
+                assert len(answer.body["rows"]) == 3_000
+            else:
+                assert answer.body["error"] in ("unavailable", "timeout")
+        no_limit(server)
+        assert views.count() == 3_000
+        views.until("it is well", lambda info: not info["error"])
+        assert len(lines_of(data, FAILED)) == 1
+        assert not lines_of(data, "Traceback")
+
+
+class _Full(OsDisk):
+    """A disk without room for files whose names end so, or for none while it is empty."""
+
+    suffix = "nothing"
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        if str(self._path).endswith(self.suffix):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        super().write_at(offset, data)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Histories]:
+    monkeypatch.setattr(tree_file, "OsDisk", _Full)
+    monkeypatch.setattr(_Full, "suffix", "nothing")
+    machine = Histories()
+    yield machine
+    monkeypatch.setattr(_Full, "suffix", "nothing")
+    machine.teardown()
+
+
+def compact(machine: Histories) -> None:
+    machine.compact()
+    while machine.copying:
+        machine.work()
+
+
+def test_a_compaction_without_room_leaves_the_file_as_it_is(
+    machine: Histories, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = machine.store
+    machine.change(0, [(key, 1) for key in KEYS], 100, header=True)
+    monkeypatch.setattr(_Full, "suffix", ".unfinished")
+    compact(machine)
+    compact(machine)
+    assert (kept.compactions, kept.compactions_failed) == (0, 2)
+    assert "No space left" in str(kept.sizes()["compaction_error"])
+    assert [record.getMessage() for record in caplog.records if "No space" in record.message] == [
+        f"an index file is not compacted: {kept.compaction_error}"
+    ]
+    assert [path.suffix for path in machine.path.iterdir()] == [".index"]
+    machine.change(1, [(key, 2) for key in KEYS], 100, header=True)
+    machine.rows_are_those_of_where_it_stands()
+    monkeypatch.setattr(_Full, "suffix", "nothing")
+    compact(machine)
+    assert (kept.compactions, kept.sizes()["compaction_error"]) == (1, "")
+    machine.rows_are_those_of_where_it_stands()
+
+
+def test_changes_that_came_since_and_find_no_room_in_the_copy_end_the_compaction(
+    machine: Histories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.change(0, [(key, 1) for key in KEYS], 100, header=True)
+    machine.compact()  # the copy is there
+    monkeypatch.setattr(_Full, "suffix", ".unfinished")
+    machine.change(1, [(key, 3) for key in KEYS], 100)
+    while machine.copying:
+        machine.work()
+    assert (machine.store.compactions, machine.store.compactions_failed) == (0, 1)
+    assert [path.suffix for path in machine.path.iterdir()] == [".index"]
+    machine.rows_are_those_of_where_it_stands()
+
+
+def test_a_header_that_finds_no_room_is_written_later_or_leaves_the_one_before(
+    machine: Histories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.change(0, [(key, 1) for key in KEYS], 100, header=True)
+    stands = machine.stands(0)
+    machine.change(0, [(key, 2) for key in KEYS], 100)
+    monkeypatch.setattr(_Full, "suffix", ".index")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            machine.store.write_header()
+        machine.rows_are_those_of_where_it_stands()  # read without being on disk
+    monkeypatch.setattr(_Full, "suffix", "nothing")
+    machine.store.write_header()
+    machine.crash()
+    assert machine.stands(0) == stands + len(KEYS)
+    machine.rows_are_those_of_where_it_stands()
+
+
+def test_an_index_with_a_block_that_cannot_be_read_is_built_again(
+    node: ServerProcess, tmp_path: Path
+) -> None:
+    """Its header is sound, so it is found out when the block is needed."""
+    data = tmp_path / "index"
+    store(node, cities(range(300)))
+    with index_server(data, node.upr) as server:
+        server.views.put("d", BY_CITY)
+        assert server.views.count() == 300
+        server.stop()
+    (path,) = data.rglob("*.index")
+    content = bytearray(path.read_bytes())
+    content[60:1_000] = bytes(940)  # in the id tree, which comes first
+    path.write_bytes(content)
+    with index_server(data, node.upr, settings=SETTINGS) as server:
+        assert len(server.views.ids(stale="ok")) == 300
+        store(node, cities(range(310), city="new"))
+        rows = server.views.rows()
+        assert {row["key"] for row in rows} == {"new"}
+        assert len(rows) == 310
+        assert len(lines_of(data, "is built again")) == 1
+        assert not lines_of(data, "Traceback")
