@@ -119,7 +119,7 @@ def test_what_was_queued_before_the_store_went_back_is_not_applied_to_what_it_ha
         loop.result(returned)
     with pytest.raises(Stopped):
         loop.result(level)
-    assert updater.queued_bytes == 0
+    assert updater._queued_bytes == 0
     loop.result(updater.begin())
     updater.take(batch)
     loop.result(updater.level())
