@@ -152,6 +152,19 @@ def test_a_changed_design_answers_with_the_old_rows_until_it_is_built(node: Site
     assert node.views.info("d")["map_calls"] == 0
 
 
+def test_an_undo_right_after_a_change_maps_nothing(node: Site) -> None:
+    """The former index is still being closed then: it is waited for, its file has one writer."""
+    node.put(people(300))
+    node.design()
+    assert len(node.keys()) == 300
+    for turn in range(3):
+        node.design("d", {"v": {"map": {"emit": [{"key": "$.n", "value": turn}]}}})
+        wait_until(lambda: node.keys(stale="ok")[:2] == [0, 0], "the new rows")
+        assert node.views.ask("POST", "/_design/d/_undo").status == 200
+        wait_until(lambda: node.keys(stale="ok") == list(range(300)), "the old rows")
+        assert node.views.info("d")["map_calls"] == 0
+
+
 # --- freshness ----------------------------------------------------------------------------------
 
 
