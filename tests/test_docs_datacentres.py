@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import start_uprmc
+from tests.guides import page, typed
 from tests.scenarios.story import parse, same
-from tests.test_docs_deletions import typed
 from uprmc.client.kv import KvClient
 
-PAGE = (Path(__file__).parent.parent / "docs" / "datacentres.md").read_text(encoding="utf-8")
+PAGE = page("datacentres.md")
 FILES = {
     "five.csv": [f"b{number},at B" for number in range(5)],
     "five-others.csv": [f"a{number},at A" for number in range(5)],

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -176,8 +178,9 @@ def test_a_version_of_a_branch_that_was_failed_over_is_lost_at_once(tmp_path: Pa
         assert views.count() == 49
 
 
-@pytest.mark.acceptance("I17")
-def test_with_a_replica_index_a_failover_maps_nothing_again(tmp_path: Path) -> None:
+@contextmanager
+def before_a_failover(tmp_path: Path) -> Iterator[tuple[Node, Node, Views]]:
+    """Yield a node, its replica, and an index with a replica index at that one, level."""
     a, b = Node(tmp_path / "a", "--vbuckets", "8"), Node(tmp_path / "b", "--vbuckets", "8")
     a.start()
     b.start()
@@ -193,50 +196,39 @@ def test_with_a_replica_index_a_failover_maps_nothing_again(tmp_path: Path) -> N
                 "replicas",
                 lambda info: (info.get("replica") or {}).get("rows", {}).get("by_city") == 200,
             )
-            assert views.ids() == []
-            a.kill()
-            verb("failover", "--node", b.upr)
-            wait_until(lambda: len(views.ids(stale="ok")) == 200)
-            store(b.server, cities(range(200, 210)))
-            assert views.count() == 210
-            info = views.info()
-            assert info["map_calls"] == 10
-            assert not info["rollbacks"]
-            views.until("moved", lambda info: info["replica"]["rows"]["by_city"] == 0)
+            yield a, b, views
     finally:
         a.end()
         b.end()
+
+
+@pytest.mark.acceptance("I17")
+def test_with_a_replica_index_a_failover_maps_nothing_again(tmp_path: Path) -> None:
+    with before_a_failover(tmp_path) as (a, b, views):
+        assert views.ids() == []
+        a.kill()
+        verb("failover", "--node", b.upr)
+        wait_until(lambda: len(views.ids(stale="ok")) == 200)
+        store(b.server, cities(range(200, 210)))
+        assert views.count() == 210
+        info = views.info()
+        assert info["map_calls"] == 10
+        assert not info["rollbacks"]
+        views.until("moved", lambda info: info["replica"]["rows"]["by_city"] == 0)
 
 
 @pytest.mark.acceptance("I17")
 def test_with_a_replica_index_set_states_after_a_failover_maps_nothing_again(
     tmp_path: Path,
 ) -> None:
-    a, b = Node(tmp_path / "a", "--vbuckets", "8"), Node(tmp_path / "b", "--vbuckets", "8")
-    a.start()
-    b.start()
-    try:
-        store(a.server, cities(range(200)))
-        replicate(b, a.upr)
-        wait_until_level(a, b)
-        settings = {"index.replicas": "yes"}
-        with index_server(tmp_path / "index", b.upr, settings=settings) as server:
-            views = server.views
-            views.put("d", BY_CITY)
-            views.until(
-                "replicas",
-                lambda info: (info.get("replica") or {}).get("rows", {}).get("by_city") == 200,
-            )
-            assert set_states(views, active=[], epoch=1) == 200
-            a.kill()
-            verb("failover", "--node", b.upr)
-            assert views.ids(stale="ok") == []  # what was set decides
-            assert set_states(views, active=[0, 1, 2, 3], passive=[4, 5], epoch=2) == 200
-            some = len(views.ids())
-            assert 0 < some < 200
-            assert set_states(views, active=list(range(VBUCKETS)), passive=[], epoch=3) == 200
-            assert len(views.ids()) == 200
-            assert views.info()["map_calls"] == 0
-    finally:
-        a.end()
-        b.end()
+    with before_a_failover(tmp_path) as (a, b, views):
+        assert set_states(views, active=[], epoch=1) == 200
+        a.kill()
+        verb("failover", "--node", b.upr)
+        assert views.ids(stale="ok") == []  # what was set decides
+        assert set_states(views, active=[0, 1, 2, 3], passive=[4, 5], epoch=2) == 200
+        some = len(views.ids())
+        assert 0 < some < 200
+        assert set_states(views, active=list(range(VBUCKETS)), passive=[], epoch=3) == 200
+        assert len(views.ids()) == 200
+        assert views.info()["map_calls"] == 0
