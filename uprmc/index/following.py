@@ -75,6 +75,7 @@ class Following:
 
     Attributes:
         progress: fires when anything has changed.
+        at_end: are called when it is told to stop.
         store: what is indexed, ``None`` = it is not open at present.
         failure: why the source is not followed, empty = it is.
         fault: what has ended the last life, until a header could be written; empty = nothing.
@@ -100,6 +101,7 @@ class Following:
         self._reactor, self._name, self._open_store = reactor, name, open_store
         self._source, self._endpoint, self._settings = source, endpoint, settings
         self.progress = Signal()
+        self.at_end: list[Callable[[], None]] = []
         self.store: IndexStore | None = None
         self.failure = self.fault = ""
         self._fault_kind: tuple[Any, ...] = ()
@@ -130,6 +132,8 @@ class Following:
     async def stop(self) -> None:
         """End in order: what is indexed is written."""
         self._stopping = True
+        for tell in self.at_end:
+            tell()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self.progress.fire()

@@ -34,6 +34,7 @@ class Freshness:
         self._waiting: list[Deferred[bool]] = []
         self._running: list[Deferred[bool]] = []
         self._busy = False
+        following.at_end.append(self._give_up)
 
     async def wait(self, limit_s: float) -> bool:
         """Return when everything that was acknowledged before is indexed.
