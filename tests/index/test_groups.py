@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -226,6 +227,19 @@ def test_queries_that_wait_while_definitions_change_are_answered_by_the_next_one
         finally:
             over.set()
     assert [each.result() for each in asking] == [None] * 3
+
+
+def test_a_design_whose_map_never_ends_can_be_replaced_and_deleted(node: ServerProcess) -> None:
+    views = views_of(node)
+    store(node, cities(range(2_000)))
+    endless = {"views": {"by_city": {"map": "function (doc) { while (true) {} }"}}}
+    began = time.monotonic()
+    views.put("d", endless)
+    views.put("d", BY_CITY)
+    assert views.ask("DELETE", "/_design/d").status == 200
+    views.put("d", BY_CITY)
+    assert views.count() == 2_000
+    assert time.monotonic() - began < 60
 
 
 def _keys(views: Views) -> list[object]:

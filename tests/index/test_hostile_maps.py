@@ -9,7 +9,9 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 from tests.index.documents import document, rows
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design
+from uprmc.index.errors import GivenUp
 from uprmc.index.javascript import process
 from uprmc.index.mapping import make_mapper
 from uprmc.index.mapping.mapper import DesignMapper
@@ -110,6 +113,16 @@ def test_a_bad_document_is_named_and_the_next_goes_on(code: str, words: str | No
 def test_an_endless_loop_is_stopped(code: str) -> None:
     with mapper(AROUND % code, map_timeout_s=0.6) as made:
         check(made.map(documents(3, 30)), 3, 30, words="it ran for more than 0.6 s")
+
+
+def test_maps_that_never_end_are_given_up_when_an_index_stops() -> None:
+    with mapper(AROUND % "while (true) {}") as made, ThreadPoolExecutor(1) as thread:
+        assert len(made.map(documents())) == 40
+        mapping = thread.submit(made.map, documents(*range(40)))
+        began = time.monotonic()
+        threading.Timer(1.0, made.give_up).start()
+        assert isinstance(mapping.exception(), GivenUp)
+        assert time.monotonic() - began < 15, "one document alone would take twenty seconds"
 
 
 def test_the_view_whose_map_was_stopped_is_named() -> None:

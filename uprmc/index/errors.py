@@ -69,3 +69,7 @@ class Damaged(Exception):
 
 class RolledBack(Damaged):
     """What is to be read was cut off from its file by a rollback; ask for a new snapshot."""
+
+
+class GivenUp(Exception):
+    """Documents are not mapped any more: the index is about to end."""

@@ -31,7 +31,7 @@ from uprmc.client.twisted_link import MakeEndpoint
 from uprmc.config import IndexSettings
 from uprmc.consume.retry import Backoff
 from uprmc.index.bitmaps import bitmap, numbers
-from uprmc.index.errors import Damaged
+from uprmc.index.errors import Damaged, GivenUp
 from uprmc.index.index_file import States
 from uprmc.index.moving import moved
 from uprmc.index.source import Source
@@ -46,6 +46,9 @@ _RETRY_S, _RETRY_MAX_S = 0.1, 5.0
 
 #: The rows of a vBucket that its source has lost are kept this long: it may come back.
 _LOST_S = 10.0
+
+#: When an index is stopped, the documents under way may be mapped for this long.
+_MAPS_END_S = 2.0
 
 #: It is looked this often whether the file before a compaction is still needed, and after a fault
 #: whether a header can be written.
@@ -110,6 +113,7 @@ class Following:
         self.ready = False
         self.runs = 0
         self._updater: Updater | None = None
+        self._opened: IndexStore | None = None
         self._client: TwistedUprClient | None = None
         self._followed = self._leaving = 0
         self._lost: dict[int, float] = {}
@@ -139,10 +143,18 @@ class Following:
         self.progress.fire()
         if self._client is not None:
             self._client.stop()
+        giving_up = self._reactor.callLater(_MAPS_END_S, self._give_up_maps)
         if self._life is not None:
             await self._life
+        if giving_up.active():
+            giving_up.cancel()
         if self.replica is not None:
             await self.replica.stop()
+
+    def _give_up_maps(self) -> None:
+        """End maps that take too long; what they are about to give is indexed the next time."""
+        if self._opened is not None:
+            self._opened.give_up()
 
     # --- lives ----------------------------------------------------------------------------------
 
@@ -156,6 +168,8 @@ class Following:
 
     def _has_fault(self, error: BaseException) -> None:
         """Say once what is wrong, and keep it for whoever asks."""
+        if isinstance(error, GivenUp):
+            return
         kind = (type(error), getattr(error, "errno", None))
         self.fault = f"{type(error).__name__}: {error}"
         self.faults += 1
@@ -192,6 +206,7 @@ class Following:
         updater.failed.addErrback(self._has_failed, failures)
         await updater.started
         self._updater, self.store, self.failure = updater, updater.store, ""
+        self._opened = updater.store
         try:
             await self._follow(updater, failures)
         except Stopped:

@@ -75,6 +75,9 @@ class Mapper(Protocol):
     def map(self, documents: Sequence[Document]) -> list[Mapped]:
         """Return what each document gives, in their order; never raises for what one does."""
 
+    def give_up(self) -> None:
+        """Have `map` raise `GivenUp` soon, whatever functions do; any thread may call this."""
+
     def close(self) -> None:
         """End child processes."""
 

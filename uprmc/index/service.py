@@ -370,7 +370,8 @@ class Service:
             return
         slot.cancel()
         instances = slot.old_instances
-        for group in (slot.current, slot.new):
+        groups, slot.new = (slot.current, slot.new), None  # no longer to be swapped in
+        for group in groups:
             if group is not None:
                 instances += group.following.instances
                 await group.following.stop()

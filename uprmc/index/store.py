@@ -523,6 +523,10 @@ class IndexStore:
             "compacting": self._compaction is not None,
         }
 
+    def give_up(self) -> None:
+        """Have maps that do not end raise `GivenUp`; any thread may call this."""
+        self._mapper.give_up()
+
     def close(self, *, orderly: bool) -> None:
         """Close the file, having written a header if `orderly`."""
         try:

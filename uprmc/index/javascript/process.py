@@ -115,6 +115,10 @@ class Child:
         self._max_answer = max_answer
         self.send(first)
 
+    def kill(self) -> None:
+        """End the process at once; any thread may. Whoever waits for it gets `ChildFailed`."""
+        self._process.kill()
+
     @classmethod
     def start(cls, config: Config) -> Child:
         """Return a process that has compiled the functions; raise `ChildFailed`."""

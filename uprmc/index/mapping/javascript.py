@@ -15,6 +15,7 @@ from typing import Any
 from uprmc.config import IndexSettings
 from uprmc.index.collation import Collation
 from uprmc.index.design import View
+from uprmc.index.errors import GivenUp
 from uprmc.index.javascript.process import Child, ChildFailed, Config
 from uprmc.index.json_text import Unreadable, dumps, loads
 from uprmc.index.mapping.documents import request
@@ -112,23 +113,39 @@ class JavaScriptMaps:
             timeout_s=settings.map_timeout_s,
         )
         self._idle: list[_Worker] = []
+        self._working: list[_Worker] = []
+        self._heard: list[_Worker] = []
+        self._is_given_up = False
         self._most_workers = settings.workers
         self.restarts = 0
 
     def map(self, documents: Sequence[Document]) -> list[Outcome]:
-        """Return what each document gives, in their order."""
+        """Return what each document gives, in their order.
+
+        Raises:
+            GivenUp: `give_up` was called.
+        """
         outcomes: list[Outcome] = [[] for _ in documents]
         todo = self._batches(documents, outcomes)
-        working: list[_Worker] = []
+        working = self._working = []
         try:
             while todo or working:
+                if self._is_given_up:
+                    raise GivenUp
                 self._ask(todo, working)
-                self._hear(working.pop(0), working, todo, outcomes)
+                self._heard = [working.pop(0)]
+                self._hear(self._heard[0], working, todo, outcomes)
         except BaseException:
             for worker in working:
                 worker.child.end()
             raise
         return outcomes
+
+    def give_up(self) -> None:
+        """Have `map` end soon, whatever the functions do; any thread may call this."""
+        self._is_given_up = True
+        for worker in [*self._heard, *self._working]:
+            worker.child.kill()
 
     def close(self) -> None:
         """End the processes."""

@@ -144,6 +144,11 @@ class DesignMapper:
     def _named(self, place: int, error: Exception) -> str:
         return f"view {self._names[place]!r}: {explain(error)}"
 
+    def give_up(self) -> None:
+        """See `model.Mapper.give_up`."""
+        if self._javascript is not None:
+            self._javascript.give_up()
+
     def close(self) -> None:
         """End child processes."""
         if self._javascript is not None:
