@@ -72,7 +72,9 @@ def test_a_map_may_describe_as_many_rows_as_the_limit_and_nest_as_deeply() -> No
 
 
 def test_as_many_requests_wait_as_the_limit_and_the_next_is_refused() -> None:
-    following: Any = SimpleNamespace(store=None, progress=_Never(), failure="", has_ended=False)
+    following: Any = SimpleNamespace(
+        store=None, progress=_Never(), failure="", has_ended=False, at_end=[]
+    )
     source: Any = SimpleNamespace(error="")
     group = Group(None, design(DECLARATIVE), following, source, IndexSettings(waiting=2))
     refused: deque[Any] = deque()
