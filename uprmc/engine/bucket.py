@@ -36,7 +36,6 @@ from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.watermarks.pinning import Pinning
 from uprmc.engine.watermarks.registry import Pinned, Watermarks
 from uprmc.engine.watermarks.rows import Limit, Row
-from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import (
     ConflictRule,
@@ -188,7 +187,7 @@ class Bucket:
         vbucket.failover_log = header.failover_log
         vbucket.high_seqno = vbucket.persisted_seqno = header.high_seqno
         vbucket.persisted_snapshot = header.snapshot
-        vbucket.queue = WriteQueue(header.high_seqno)
+        vbucket.queue = vbucket.queue.restarted(header.high_seqno)
         vbucket.purge_seqno = header.purge_seqno
         vbucket.max_deleted_rev = header.max_deleted_rev
         vbucket.term = header.term

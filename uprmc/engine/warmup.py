@@ -32,6 +32,8 @@ from uprmc.storage.interface import CLEAN_MARK, Batch, StoreView
 POPULATED_MARK = b"uprmc/populated"
 
 _STEP_ITEMS = 1_000
+#: vBuckets that are restored in one step.
+_STEP_VBUCKETS = 32
 
 
 class WarmupState(Enum):
@@ -95,7 +97,7 @@ class Warmup:
         Raises:
             StoreError: the store cannot be read or written; the node cannot start.
         """
-        self._create_vbuckets()
+        yield from self._create_vbuckets()
         self._remember_origins()
         yield
         view = self._bucket.store.view()
@@ -117,7 +119,7 @@ class Warmup:
         self._remember_documents()
         self._bucket.let_traffic_in()
 
-    def _create_vbuckets(self) -> None:
+    def _create_vbuckets(self) -> Iterator[None]:
         bucket, store = self._bucket, self._bucket.store
         self.state = WarmupState.CREATE_VBUCKETS
         view = store.view()
@@ -128,9 +130,11 @@ class Warmup:
             store.local(SERVED_NAME), used=bool(headers), clean=self.was_clean
         )
         bucket.removed_terms = terms.decode_removed(store.local(terms.REMOVED_NAME))
-        for number, header in sorted(headers.items()):
-            bucket.restore(number, header, clean=self.was_clean)
+        for count, number in enumerate(sorted(headers), 1):
+            bucket.restore(number, headers[number], clean=self.was_clean)
             bucket.watermarks.load(store, number)
+            if not count % _STEP_VBUCKETS:
+                yield
         populated = store.local(POPULATED_MARK) is not None
         if not headers and not populated:
             for number in range(bucket.settings.engine.vbuckets):

@@ -83,11 +83,11 @@ class WriteQueue(QueueFront):
         self._views: dict[int, QueueView] = {}
         self._next_view = 1
 
-    def restarted(self) -> WriteQueue:
-        """Return an empty queue before seqno 1: this one if no view is open."""
+    def restarted(self, high_seqno: int = 0) -> WriteQueue:
+        """Return an empty queue that goes on after a seqno: this one if no view is open."""
         if self._segments or self._views:
-            return WriteQueue()
-        self.high_seqno = self.persisted = 0
+            return WriteQueue(high_seqno)
+        self.high_seqno = self.persisted = high_seqno
         self._let_go_of_tail()
         return self
 
