@@ -41,6 +41,7 @@ class Lease:
         reader: the id of the registered client that reads it, empty = none is named.
         readers: called when the lease ends; readers add themselves.
         reads: how many streams have read from it.
+        keys: number of keys that its readings remember because the queue has newer versions.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Lease:
         self.held = held
         self.readers: dict[Callable[[], None], None] = {}
         self.reads = 0
+        self.keys = 0
         self._view = view
 
     def read(self, vbucket: VBucket) -> Reading:
@@ -194,6 +196,7 @@ class Leases:
                 reading = readings[number] = lease.read(vbucket)
                 log = vbucket.failover_log
                 held[number] = Held(log, reading.end_seqno, reading.purge_seqno)
+                lease.keys += len(reading.newer)
         except StoreError:
             lease.close()
             raise

@@ -140,6 +140,11 @@ class WriteQueue(QueueFront):
         return len(self._views)
 
     @property
+    def segments(self) -> int:
+        """Number of segments that the entries are in."""
+        return len(self._segments)
+
+    @property
     def held(self) -> int:
         """Number of retired entries that open views keep alive."""
         return len(self._dead)

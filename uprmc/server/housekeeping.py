@@ -11,6 +11,7 @@ from typing import Any
 from twisted.internet.task import LoopingCall
 
 from uprmc.engine.bucket import Bucket
+from uprmc.server.consumer_lag import INTERVAL_S, ConsumerLags
 from uprmc.server.log import Log
 from uprmc.server.slices import InSlices, LongWork
 from uprmc.upr.hub import Hub
@@ -30,7 +31,9 @@ _log = Log("housekeeping")
 class Housekeeping:
     """Keeps one bucket tidy from `start` to `stop`."""
 
-    def __init__(self, reactor: Any, bucket: Bucket, hub: Hub, work: LongWork) -> None:
+    def __init__(
+        self, reactor: Any, bucket: Bucket, hub: Hub, lags: ConsumerLags, work: LongWork
+    ) -> None:
         self._bucket = bucket
         self._hub = hub
         self._paging = InSlices(work, self._page)
@@ -42,8 +45,17 @@ class Housekeeping:
         self._purger = LoopingCall(self._purging.start)
         self._pinning = InSlices(work, bucket.pinning.steps)
         self._pinner = LoopingCall(self._pinning.start)
+        self._looking = InSlices(work, lags.steps)
+        self._looker = LoopingCall(self._looking.start)
         self._collector = LoopingCall(work.collect_soon)
-        self._calls = (self._ticker, self._expirer, self._purger, self._pinner, self._collector)
+        self._calls = (
+            self._ticker,
+            self._expirer,
+            self._purger,
+            self._pinner,
+            self._looker,
+            self._collector,
+        )
         for call in self._calls:
             call.clock = reactor
         bucket.account.on_pressure = self._paging.start
@@ -54,6 +66,7 @@ class Housekeeping:
         if interval_s:
             self._purger.start(interval_s, now=False)
         self._pinner.start(PINNING_S, now=False)
+        self._looker.start(INTERVAL_S, now=False)
         self._ticker.start(TICK_S, now=False)
         self._collector.start(COLLECT_S, now=False)
         self._expirer.start(self._bucket.settings.engine.expiry_interval_s, now=False)
@@ -69,7 +82,14 @@ class Housekeeping:
         for call in self._calls:
             if call.running:
                 call.stop()
-        for work in (self._paging, self._expiring, self._purging, self._pinning, self._freeing):
+        for work in (
+            self._paging,
+            self._expiring,
+            self._purging,
+            self._pinning,
+            self._looking,
+            self._freeing,
+        ):
             work.stop()
         self._bucket.watermarks.tell_all_events()
 

@@ -30,6 +30,7 @@ from uprmc.ports import Session
 from uprmc.server import collector
 from uprmc.server.adapter import SessionFactory
 from uprmc.server.connections import Connections, raise_file_limit
+from uprmc.server.consumer_lag import ConsumerLags
 from uprmc.server.dialer import Dialer, trust_root
 from uprmc.server.disk_work import DiskWork
 from uprmc.server.events import Events
@@ -116,7 +117,10 @@ class Node:
         self._pool = ThreadPool(minthreads=1, maxthreads=threads, name="uprmc-disk")
         self._disk_work = DiskWork(reactor, self._pool, self.bucket, settings.flush, self._work)
         self.upr.preread = self._disk_work.preread
-        self._housekeeping = Housekeeping(reactor, self.bucket, self.upr, self._work)
+        self.consumer_lags = ConsumerLags(self.upr, self._clock.monotonic)
+        self._housekeeping = Housekeeping(
+            reactor, self.bucket, self.upr, self.consumer_lags, self._work
+        )
         self._control = Control(
             ClusterMap(self.addresses, tls=self._tls is not None, uuid=self.uuid),
             self._housekeeping.expire_every,

@@ -10,6 +10,7 @@ from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
 from uprmc.server.connections import Connections
+from uprmc.server.consumer_lag import ConsumerLags
 from uprmc.server.events import Events
 from uprmc.server.index_driver import IndexDriver
 from uprmc.tap_adapter.node_tap import NodeTap
@@ -26,6 +27,7 @@ class ObservedNode(Protocol):
         warmup_s: how long warm-up took.
         verbosity: how much it logs, 0 to 2.
         events: what ``/events`` shows.
+        consumer_lags: how far each consumer was behind when it was looked at last.
         tap: ``None`` = TAP is not spoken here.
     """
 
@@ -38,6 +40,7 @@ class ObservedNode(Protocol):
     links: Links
     index: IndexDriver
     connections: Connections
+    consumer_lags: ConsumerLags
     warmup: Warmup
     warmup_s: float
     verbosity: int

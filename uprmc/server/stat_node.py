@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.kv.services import StatGroup
 from uprmc.record import RECORD_OVERHEAD_BYTES
+from uprmc.server.memory_holders import resident_bytes
 from uprmc.server.observed import ObservedNode
 
 
@@ -48,7 +47,7 @@ def components(node: ObservedNode) -> dict[str, str]:
 def memory(node: ObservedNode) -> StatGroup:
     """Return what is used, against which marks."""
     account = node.bucket.account
-    rss = _resident_bytes()
+    rss = resident_bytes()
     return [
         ("mem_used", str(account.used)),
         ("ep_max_size", str(account.quota)),
@@ -100,15 +99,3 @@ def disk(bucket: Bucket) -> dict[str, int]:
 def non_resident(bucket: Bucket) -> int:
     """Return the number of documents whose value is on disk only."""
     return sum(vbucket.table.absent for vbucket in bucket.vbuckets.values())
-
-
-def _resident_bytes() -> int:
-    """Return the anonymous memory of this process; the store's mapped file is not counted."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("RssAnon:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.protocol.opcodes import MarkerFlag
+from uprmc.server.consumer_lag import remaining
 from uprmc.server.observed import ObservedNode
 from uprmc.upr.hub import Hub
 from uprmc.upr.produce.producer import Producer
@@ -56,7 +57,7 @@ def takeover(node: ObservedNode, words: str) -> StatGroup:
     status = "connection_does_not_exist" if producer is None else "stream_does_not_exist"
     left = vbucket.high_seqno
     if stream is not None:
-        status, left = stream.state.value, _remaining(stream)
+        status, left = stream.state.value, remaining(stream)
     queued = min(left, vbucket.queue.live)
     deletions = vbucket.table.tombstones
     return [
@@ -92,7 +93,7 @@ def leases(node: ObservedNode) -> StatGroup:
 
 def backlog(producer: Producer) -> int:
     """Return how many items a connection's streams have left to send at most."""
-    return sum(map(_remaining, producer.feed.streams.values()))
+    return sum(map(remaining, producer.feed.streams.values()))
 
 
 def stream_count(hub: Hub) -> int:
@@ -118,16 +119,16 @@ def _connections(hub: Hub, era: str) -> Iterator[tuple[str, str]]:
     """Yield the totals, then each connection; there may be tens of thousands of streams."""
     producers = _producers(hub)
     consumers = [each for each in hub.consumers.values() if isinstance(each, Consumer)]
-    remaining = sum(map(_remaining, _streams(producers)))
+    left = sum(map(remaining, _streams(producers)))
     sent = items_sent(hub)
     for name, value in (
         ("count", len(producers) + len(consumers)),
         ("producer_count", len(producers)),
         ("total_bytes", bytes_sent(hub)),
-        ("total_queue", remaining),
-        ("queue_fill", sent + remaining),
+        ("total_queue", left),
+        ("queue_fill", sent + left),
         ("items_sent", sent),
-        ("items_remaining", remaining),
+        ("itemsremaining", remaining),
         ("streams", stream_count(hub)),
         ("backfills", hub.backfills.used),
     ):
@@ -182,7 +183,7 @@ def _connection(producer: Producer, prefix: str) -> Iterator[tuple[str, str]]:
         ("reserved", "true"),
         ("supports_ack", _word(bool(options.buffer_bytes))),
         ("items_sent", feed.all_items_sent),
-        ("items_remaining", backlog(producer)),
+        ("itemsremaining", backlog(producer)),
         ("total_bytes_sent", feed.bytes_sent),
         ("last_sent_time", int(feed.last_sent_at)),
         ("noop_enabled", _word(keepalive.enabled)),
@@ -226,14 +227,14 @@ def _stream(stream: Stream, prefix: str) -> StatGroup:
 
 
 def _sums(prefix: str, producers: list[Producer]) -> Iterator[tuple[str, str]]:
-    remaining = sum(map(_remaining, _streams(producers)))
+    left = sum(map(remaining, _streams(producers)))
     for name, value in (
         ("count", len(producers)),
         ("producer_count", len(producers)),
         ("items_sent", sum(producer.feed.all_items_sent for producer in producers)),
-        ("items_remaining", remaining),
+        ("itemsremaining", remaining),
         ("total_bytes", sum(producer.feed.bytes_sent for producer in producers)),
-        ("total_backlog_size", remaining),
+        ("total_backlog_size", left),
         ("backoff", 0),
     ):
         yield f"{prefix}:{name}", str(value)
@@ -242,12 +243,6 @@ def _sums(prefix: str, producers: list[Producer]) -> Iterator[tuple[str, str]]:
 def _streams(producers: Iterable[Producer]) -> Iterator[Stream]:
     for producer in producers:
         yield from producer.feed.streams.values()
-
-
-def _remaining(stream: Stream) -> int:
-    """Return how many items are left at most: seqnos have holes."""
-    reach = max(stream.reach_seqno, stream.vbucket.high_seqno)
-    return max(0, min(reach, stream.end_seqno) - stream.last_seqno)
 
 
 def _word(value: bool) -> str:

@@ -157,6 +157,11 @@ class Feed:
             del self.ended_streams[next(iter(self.ended_streams))]
 
     @property
+    def waiting_bytes(self) -> int:
+        """Bytes of frames that wait for their turn. O(frames)."""
+        return sum(len(frame) for _, frame in self._frames)
+
+    @property
     def all_items_sent(self) -> int:
         """Items sent so far. O(streams)."""
         streams = self.streams.values()

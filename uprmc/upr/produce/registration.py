@@ -72,6 +72,12 @@ class Registration:
         self.lasting = self.merges = False
         self._closed = False
 
+    @property
+    def kind(self) -> Kind | None:
+        """What the client says it is, ``None`` = it speaks for no row."""
+        report = next(iter(self._named.values()), None)
+        return None if report is None else report.kind
+
     # --- commands -------------------------------------------------------------------------------
 
     def report(self, request: UprRequest, *, manages: bool) -> Answer | None:
