@@ -17,6 +17,8 @@ class Stats:
     cmd_flush: int = 0
     cmd_touch: int = 0
     cmd_meta: int = 0
+    auth_cmds: int = 0
+    auth_errors: int = 0
     get_hits: int = 0
     get_misses: int = 0
     get_expired: int = 0

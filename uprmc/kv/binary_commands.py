@@ -434,11 +434,6 @@ def hello(session: BinaryConversation, request: Request) -> None:
     session.reply(request, value=encode_hello(granted))
 
 
-def no_login(session: BinaryConversation, request: Request) -> None:
-    """Refuse SASL like a memcached without it; clients continue without a login."""
-    session.reply(request, Status.UNKNOWN_COMMAND)
-
-
 def stat(session: BinaryConversation, request: Request) -> None:
     """Answer one packet for each statistic of a group, then an empty one."""
     words = " ".join(request.key.decode("latin-1").split())
@@ -496,8 +491,5 @@ CLIENT_COMMANDS: dict[int, Handler] = {
     Opcode.QUIT: quit_,
     Opcode.VERBOSITY: verbosity,
     Opcode.HELLO: hello,
-    Opcode.SASL_LIST_MECHS: no_login,
-    Opcode.SASL_AUTH: no_login,
-    Opcode.SASL_STEP: no_login,
     Opcode.STAT: stat,
 }

@@ -74,6 +74,10 @@ class BinaryConversation(Conversation):
         """Answer an OPEN and let a session that knows streams carry the conversation on."""
         raise NotImplementedError  # abstract
 
+    def begin_anew(self) -> None:
+        """Let a session carry the conversation on that knows who has logged in."""
+        raise NotImplementedError  # abstract
+
     def number_of(self, number: int, key: bytes) -> int:
         """Return the vBucket of a request: from the key on one listener, the field on the other.
 

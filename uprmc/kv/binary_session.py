@@ -16,7 +16,6 @@ Source: memcached reference, section 2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 from zlib import crc32
 
 from uprmc.core.serving import Line, Serving, binary_serving, line
@@ -31,8 +30,10 @@ from uprmc.errors import (
 from uprmc.kv.binary_commands import STORE_OPCODES, count_cas_failure, refuse_too_large
 from uprmc.kv.binary_conversation import BinaryConversation, Request
 from uprmc.kv.command_table import HANDLERS
+from uprmc.kv.door import STRANGER_MAX_BYTES
 from uprmc.kv.refusals import REFUSALS, refusal_of
-from uprmc.kv.services import Services, TapPush, TapStream
+from uprmc.kv.roles import MANAGEMENT, denied_opcodes
+from uprmc.kv.services import Services, TapPush
 from uprmc.protocol.binary import (
     GET_REPLY_EXTRAS,
     STORE_EXTRAS,
@@ -54,6 +55,7 @@ from uprmc.protocol.opcodes import (
     STATUS_TEXT,
     Opcode,
     Status,
+    opcode_name,
 )
 from uprmc.protocol.shapes import shape_error
 from uprmc.protocol.tap import PUSHED
@@ -96,6 +98,9 @@ _WITH_META = frozenset(
         *(Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
     }
 )
+#: What the loop carries out by itself, so that it may only run for those who may do both.
+_DIRECT = frozenset({Opcode.GET, Opcode.SET})
+_NOTHING: frozenset[int] = frozenset()
 #: Tombstones that are read in one round for one connection.
 _AHEAD_MAX = 256
 
@@ -113,7 +118,14 @@ def _unheard(_: bool) -> None:
 class BinarySession(BinaryConversation):
     """See the module docstring."""
 
-    __slots__ = ("_mask", "_max_store_body_bytes", "_push")
+    __slots__ = (
+        "_denied",
+        "_direct",
+        "_mask",
+        "_max_store_body_bytes",
+        "_most_body_bytes",
+        "_push",
+    )
 
     def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
         super().__init__(services, wake, by_key=by_key)
@@ -121,7 +133,13 @@ class BinarySession(BinaryConversation):
         self._max_store_body_bytes = services.most_value_bytes(0) + STORE_EXTRAS.size
         self._push: TapPush | None = None
         bucket = services.bucket
-        self._serving = binary_serving(bucket.lookups, bucket.active, bucket.account)
+        door = services.door
+        self._denied = denied_opcodes(door.roles) if door is not None else _NOTHING
+        self._direct = not self._denied & _DIRECT
+        stranger = door is not None and door.roles is None
+        self._most_body_bytes = STRANGER_MAX_BYTES if stranger else 2**32
+        if self._direct:
+            self._serving = binary_serving(bucket.lookups, bucket.active, bucket.account)
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -271,6 +289,8 @@ class BinarySession(BinaryConversation):
             The longest body of a set, -1 for none; and whether gets may be, because there can be no
             lock whose CAS would have to be hidden.
         """
+        if not self._direct:
+            return -1, False
         return (
             -1 if self.with_seqnos else self._max_store_body_bytes,
             self.bucket.account.unlocked(self.bucket.clock),
@@ -297,6 +317,9 @@ class BinarySession(BinaryConversation):
             self._close(f"magic {magic:#04x} in a binary conversation")
             return size - position
         length = HEADER_BYTES + body_length
+        if opcode in self._denied or body_length > self._most_body_bytes:
+            self._deny(opcode, opaque)
+            return self._skip(length, size - position)
         refusal = shape_error(opcode, extras_length, key_length, body_length)
         if opcode in TAP_OPCODES and self._speaks_tap and not (refusal and refusal.closes):
             if opcode == Opcode.TAP_CONNECT:
@@ -364,6 +387,9 @@ class BinarySession(BinaryConversation):
 
     def _carry_out(self, request: Request) -> bool:
         """Run the command; ``False`` if it must be run again later."""
+        door = self._services.door
+        if door is not None and request.opcode in MANAGEMENT:
+            door.managed(opcode_name(request.opcode))
         handler = HANDLERS.get(request.opcode)
         if handler is None:
             self._send_status(request.opcode, Status.UNKNOWN_COMMAND, request.opaque)
@@ -385,12 +411,9 @@ class BinarySession(BinaryConversation):
         return True
 
     def _hand_over(self, rest: bytes) -> None:
-        """Pass replies and input to the successor."""
-        successor = cast(TapStream, self.successor)  # a `UprSession` inherits in the same way
-        successor.inherit(self._out, self._unsent)
-        self._out, self._unsent = [], 0
+        """See `Conversation`; also ends a push by TAP."""
         self._end_push()
-        successor.receive_data(rest)
+        super()._hand_over(rest)
 
     # --- TAP ------------------------------------------------------------------------------------
 
@@ -455,6 +478,17 @@ class BinarySession(BinaryConversation):
             self._close(f"a frame of {length} bytes is announced")
         self._discard = max(0, length - available)
         return min(length, available)
+
+    def _deny(self, opcode: int, opaque: int) -> None:
+        """Refuse a command that the user may not use; who has not logged in is disconnected."""
+        door = self._services.door
+        assert door is not None
+        door.denied(opcode_name(opcode))
+        if door.roles is None:
+            self._send_status(opcode, Status.AUTH_ERROR, opaque)
+            self.closing = True
+        else:
+            self._send_status(opcode, Status.ACCESS_DENIED, opaque)
 
     def _refuse(self, opcode: int, opaque: int, error: Exception) -> None:
         self._send(self._refusal(opcode, opaque, error))

@@ -6,6 +6,7 @@ from uprmc.kv.binary_commands import CLIENT_COMMANDS
 from uprmc.kv.binary_conversation import Handler
 from uprmc.kv.compaction_commands import COMPACTION_COMMANDS
 from uprmc.kv.lease_commands import LEASE_COMMANDS
+from uprmc.kv.login_commands import LOGIN_COMMANDS
 from uprmc.kv.metadata_commands import METADATA_COMMANDS
 from uprmc.kv.node_commands import NODE_COMMANDS
 from uprmc.kv.replication_commands import REPLICATION_COMMANDS
@@ -17,6 +18,7 @@ from uprmc.protocol.opcodes import QUIET
 
 _LOUD: dict[int, Handler] = {
     **CLIENT_COMMANDS,
+    **LOGIN_COMMANDS,
     **VBUCKET_COMMANDS,
     **NODE_COMMANDS,
     **METADATA_COMMANDS,

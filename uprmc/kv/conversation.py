@@ -17,7 +17,7 @@ by `_keep`, and stops when `_halted` is true.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
 from uprmc.core.serving import Serving
 from uprmc.errors import NotResident
@@ -36,6 +36,13 @@ class Pending(Protocol):
 
     def abandon(self) -> None:
         """Release the session, because the peer is gone."""
+
+
+class Heir(Session, Protocol):
+    """A session that can take over from another one."""
+
+    def inherit(self, replies: list[bytes], unsent: int) -> None:
+        """Take over replies that were not sent yet: pieces, and their number of bytes."""
 
 
 class Conversation:
@@ -176,6 +183,25 @@ class Conversation:
         self._unsent = unsent
 
     # --- for subclasses -------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> bool:
+        """Whether the peer is gone."""
+        return self._lost
+
+    def _become(self, successor: Heir) -> None:
+        """Let another session carry the conversation on, now or at the end of the present run."""
+        self.successor = successor
+        if not self._running:
+            self._hand_over(self._take_input())
+            self._wake()
+
+    def _hand_over(self, rest: bytes) -> None:
+        """Pass replies and input to the successor."""
+        successor = cast(Heir, self.successor)
+        successor.inherit(self._out, self._unsent)
+        self._out, self._unsent = [], 0
+        successor.receive_data(rest)
 
     def _run(self, data: bytes) -> None:
         raise NotImplementedError  # abstract: both sessions define it

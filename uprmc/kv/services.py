@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from uprmc.config import KvSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.kv.control import Control
+from uprmc.kv.door import Door
 from uprmc.ports import Session
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
@@ -126,6 +127,7 @@ class Services:
         xdcr: links to other clusters; ``None`` = this node opens no connections.
         pads_counters: a counter's text keeps at least its length, as in memcached.
         pause: call something after so many seconds; ``None`` = nobody keeps time.
+        door: who is at the other end; ``None`` = everybody may do everything.
     """
 
     bucket: Bucket
@@ -142,6 +144,7 @@ class Services:
     xdcr: XdcrGuest | None = None
     pads_counters: bool = True
     pause: Callable[[float, Callable[[], None]], object] | None = None
+    door: Door | None = None
 
     def most_value_bytes(self, key_bytes: int) -> int:
         """Return how long the value of a key of this length may be."""

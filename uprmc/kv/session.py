@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uprmc.kv.services import Services
+from uprmc.kv.text_login import TextStranger
 from uprmc.kv.text_session import TextSession
 from uprmc.kv.upr_session import ClientSession
 from uprmc.ports import Session
@@ -39,8 +40,12 @@ class Negotiation:
             if data[0] == _TLS_HANDSHAKE:
                 self._refuse_tls()
                 return
-            kind = ClientSession if data[0] == MAGIC_REQUEST else TextSession
-            self.successor = kind(self._services, self._wake, by_key=self._by_key)
+            if data[0] == MAGIC_REQUEST:
+                self.successor = ClientSession(self._services, self._wake, by_key=self._by_key)
+            elif self._services.door is None:
+                self.successor = TextSession(self._services, self._wake)
+            else:
+                self.successor = TextStranger(self._services, self._wake)
         if self.successor is not None:
             self.successor.receive_data(data)
 

@@ -26,6 +26,7 @@ from uprmc.engine.expiry import absolute_expiry
 from uprmc.errors import CommandError, NotResident
 from uprmc.kv import meta_commands, text_commands
 from uprmc.kv.conversation import Conversation
+from uprmc.kv.roles import MANAGEMENT_WORDS, denied_words
 from uprmc.kv.services import Services
 from uprmc.kv.text_commands import (
     most_value_bytes,
@@ -50,6 +51,7 @@ from uprmc.protocol.text_replies import (
     BAD_DATA_CHUNK,
     END,
     ERROR,
+    NOT_AUTHORIZED,
     OK,
     STORED,
     TEMPORARY_FAILURE,
@@ -82,19 +84,21 @@ _short_way = re.compile(
 ).match
 _GET_GROUP = 1
 
+#: What the loop carries out by itself, so that it may only run for those who may do both.
+_DIRECT = frozenset({b"get", b"set"})
+_NOTHING: frozenset[bytes] = frozenset()
+
 
 class TextSession(Conversation):
     """See the module docstring.
 
     A text command names no vBucket, so the vBucket is always computed from the key, on any
-    listener; `by_key` exists only so that both kinds of session are created alike.
+    listener.
     """
 
-    __slots__ = ("_active", "_bucket", "_in_line", "_mask", "_retrieval")
+    __slots__ = ("_active", "_bucket", "_denied", "_direct", "_in_line", "_mask", "_retrieval")
 
-    def __init__(
-        self, services: Services, wake: Callable[[], None], *, by_key: bool = True
-    ) -> None:
+    def __init__(self, services: Services, wake: Callable[[], None]) -> None:
         super().__init__(services, wake)
         self._bucket = services.bucket
         self._active = services.bucket.active
@@ -102,7 +106,11 @@ class TextSession(Conversation):
         self._in_line = False
         self._retrieval: Retrieval | None = None
         bucket = services.bucket
-        self._serving = text_serving(bucket.lookups, bucket.active, bucket.account)
+        door = services.door
+        self._denied = denied_words(door.roles) if door is not None else _NOTHING
+        self._direct = not self._denied & _DIRECT
+        if self._direct:
+            self._serving = text_serving(bucket.lookups, bucket.active, bucket.account)
 
     def connection_lost(self) -> None:
         """Release everything."""
@@ -174,7 +182,7 @@ class TextSession(Conversation):
                 unsent = serving.unsent
                 if position == size or unsent > limit:
                     break
-            match = _short_way(data, position)
+            match = _short_way(data, position) if self._direct else None
             if match is not None and match.lastindex == _GET_GROUP:
                 key = match[1]
                 lookup = lookups((crc32(key) >> 16) & mask)
@@ -262,7 +270,11 @@ class TextSession(Conversation):
         words = split_words(data[position:end])
         after = end + 1
         word = words[0] if words else b""
+        if word in self._denied:
+            return self._deny(words, data, after)
         try:
+            if word in MANAGEMENT_WORDS and self._services.door is not None:
+                self._services.door.managed(word.decode())
             if word in _BLOCKS:
                 parse, act = _BLOCKS[word]
                 return self._with_block(parse(words), act, data, position, after)
@@ -334,6 +346,22 @@ class TextSession(Conversation):
                 self._send(BAD_DATA_CHUNK)
             return end + 2
         return self._answer(act, (line, data[start:end]), noreply, position, end + 2)
+
+    def _deny(self, words: list[bytes], data: bytes, after: int) -> int:
+        """Refuse a command that the user may not use, together with its data block."""
+        door = self._services.door
+        assert door is not None
+        door.denied(words[0].decode())
+        self._send(NOT_AUTHORIZED)
+        if words[0] not in _BLOCKS:
+            return after
+        try:
+            length = _BLOCKS[words[0]][0](words).length
+        except TextSyntaxError as error:
+            return self._swallow(data, after + error.swallow)
+        if length > self._services.settings.max_frame_bytes:
+            self._close(f"a data block of {length} bytes is announced")
+        return self._swallow(data, after + length + 2)
 
     def _swallow(self, data: bytes, until: int) -> int:
         """Skip to `until`; bytes that have not arrived yet are dropped when they do."""

@@ -92,12 +92,7 @@ class UprSession(BinarySession):
     ) -> None:
         """Take over from `before`, which got `opening` with `flags`."""
         super().__init__(before.services, wake, by_key=before.by_key)
-        self.greeted = before.greeted
-        self.datatypes = before.datatypes
-        self.with_seqnos = before.with_seqnos
-        self.with_lock_errors = before.with_lock_errors
-        self.with_terms = before.with_terms
-        self.with_origins = before.with_origins
+        _agree(self, before)
         self._gentle_left = GENTLE_BYTES
         self._pausing = False
         self._sent = 0
@@ -167,6 +162,10 @@ class UprSession(BinarySession):
         """Release the streams too."""
         super().connection_lost()
         self.peer.close()
+
+    def begin_anew(self) -> None:
+        """Hang up: a stream belongs to the user who opened it."""
+        self._close("a login on a connection with streams")
 
     # --- frames ---------------------------------------------------------------------------------
 
@@ -279,12 +278,35 @@ def _passed_on(request: Request) -> UprRequest:
     )
 
 
+def _agree(session: BinarySession, before: BinarySession) -> None:
+    """Take over what the peer has negotiated."""
+    session.greeted = before.greeted
+    session.datatypes = before.datatypes
+    session.with_seqnos = before.with_seqnos
+    session.with_lock_errors = before.with_lock_errors
+    session.with_terms = before.with_terms
+    session.with_origins = before.with_origins
+
+
 class ClientSession(BinarySession):
     """A binary conversation before an OPEN."""
 
     __slots__ = ()
 
+    def begin_anew(self) -> None:
+        """Let a session of the same kind carry the conversation on for another user."""
+        successor = ClientSession(self._services, self._wake, by_key=self.by_key)
+        _agree(successor, self)
+        self._become(successor)
+
     def open_upr(self, opening: Request, flags: int) -> None:
-        """Answer the OPEN and let a `UprSession` carry the conversation on."""
+        """Answer the OPEN and let a `UprSession` carry the conversation on.
+
+        What we are sent from then on, if the peer is a producer, needs a role of its own.
+        """
+        producer = flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER)
+        if not producer and Opcode.UPR_MUTATION in self._denied:
+            self._deny(opening.opcode, opening.opaque)
+            return
         self.successor = UprSession(self, self._wake, opening, flags)
         self.reply(opening)

@@ -18,6 +18,9 @@ END = b"END\r\n"
 RESET = b"RESET\r\n"
 
 ERROR = b"ERROR\r\n"
+NOT_AUTHENTICATED = b"CLIENT_ERROR unauthenticated\r\n"
+WRONG_PASSWORD = b"CLIENT_ERROR authentication failure\r\n"
+NOT_AUTHORIZED = b"CLIENT_ERROR not authorized\r\n"
 SHUTDOWN_NOT_ENABLED = b"ERROR: shutdown not enabled\r\n"
 MEMLIMIT_TOO_SMALL = b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n"
 

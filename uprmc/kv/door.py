@@ -1,0 +1,50 @@
+"""Who is at the other end of a connection, and what they may do: what a session knows of logins.
+
+The node gives every connection a door of its own if the node has users; sessions of one connection
+share it. Without users there is none, and everybody may do everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import Mechanism
+from uprmc.login.scram import ServerExchange
+from uprmc.login.users import Role
+
+#: Who has not logged in sends no more than this at a time.
+STRANGER_MAX_BYTES = 8 * 1024
+
+
+class Door(Protocol):
+    """See the module docstring.
+
+    Attributes:
+        plain: whether a password may be sent in clear here: nobody can listen.
+        roles: of the user who has logged in, ``None`` = nobody has.
+        exchange: a login by SCRAM that has begun.
+    """
+
+    plain: bool
+    roles: frozenset[Role] | None
+    exchange: tuple[Mechanism, ServerExchange] | None
+
+    def begin(self, mechanism: Mechanism) -> ServerExchange:
+        """Return a new exchange."""
+
+    def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
+        """Check a password; `checked` is told, now or later. ``None`` = too many are waiting."""
+
+    def admit(self, name: str) -> None:
+        """Note that a user has logged in; `roles` are the user's afterwards."""
+
+    def refuse(self, name: str, reason: str, then: Callable[[], None]) -> None:
+        """Note that a login failed; `then` is called later, the later the more have failed."""
+
+    def denied(self, command: str) -> None:
+        """Note that a command was refused because a role is missing."""
+
+    def managed(self, command: str) -> None:
+        """Note that a command for managers is carried out."""
