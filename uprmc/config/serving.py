@@ -46,6 +46,12 @@ class ServerSettings:
         "", "path", "PEM certificate chain; with tls_key it turns on TLS for both listeners."
     )
     tls_key: str = setting("", "path", "PEM private key that belongs to tls_cert.")
+    users: str = setting(
+        "",
+        "path",
+        "File of users, made by 'uprmc user add'; with it everybody has to log in, on all "
+        "listeners.",
+    )
     max_connections: int = setting(
         10_000,
         "connections",
@@ -125,4 +131,7 @@ class LogSettings:
     level: str = setting("info", "debug|info|warn|error", "Least important level that is shown.")
     format: str = setting(
         "text", "text|json", "One line per event: text for people, json for programs."
+    )
+    audit: str = setting(
+        "", "path", "File for one line of JSON per login, command for managers and refusal."
     )

@@ -19,6 +19,7 @@ class Stats:
     cmd_meta: int = 0
     auth_cmds: int = 0
     auth_errors: int = 0
+    auth_denied: int = 0
     get_hits: int = 0
     get_misses: int = 0
     get_expired: int = 0

@@ -55,7 +55,14 @@ EVENTS = {
         "An active vBucket was made dead because another node was promoted: the vBucket, its term, "
         "and the highest known term."
     ),
-    "node.reloaded": _info("After SIGHUP, the log level and the TLS files were read again."),
+    "node.reloaded": _info(
+        "After SIGHUP, the log level, the TLS files and the users were read again, and the audit "
+        "log was opened again."
+    ),
+    "access.login_refused": _warn("Somebody could not log in: the name and the reason." + _RATE),
+    "audit.failed": _error(
+        "The audit log cannot be written; lines are lost until it can be. Said once."
+    ),
     "node.reload_failed": _warn(
         "After SIGHUP, the new settings could not be used: the reason. The node keeps the old ones."
     ),

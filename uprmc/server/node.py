@@ -28,7 +28,9 @@ from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState, conflict_rule
 from uprmc.ports import Session
 from uprmc.server import collector
+from uprmc.server.access import Access
 from uprmc.server.adapter import SessionFactory
+from uprmc.server.audit import Audit
 from uprmc.server.connections import Connections, raise_file_limit
 from uprmc.server.consumer_lag import ConsumerLags
 from uprmc.server.dialer import Dialer, trust_root
@@ -56,6 +58,8 @@ from uprmc.upr.hub import Hub
 #: How long clients may take to read their last replies at shutdown.
 _FAREWELL_S = 2.0
 
+#: The listener of the index; it has no logins, because only the node's own user can open it.
+_PRIVATE = "index"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
 
@@ -101,6 +105,8 @@ class Node:
         self.settings = settings = replace(settings, engine=engine)
         self.bucket = Bucket(settings, store, self._clock, entropy)
         self.bucket.on_deposed = _log_deposed
+        self._audit = Audit(settings.log.audit, self._clock.now)
+        self.access = self._new_access(reactor)
         self.events = Events(self._clock.now)
         self.bucket.on_event = self.events.tell
         self.upr = Hub(self.bucket, settings.upr)
@@ -189,6 +195,9 @@ class Node:
         finally:
             if self._pool.started:
                 self._pool.stop()
+            if self.access is not None:
+                self.access.stop()
+            self._audit.close()
             self._wake_list.close()
             self._work.stop()
             self.bucket.store.close()
@@ -214,7 +223,7 @@ class Node:
         yield self.index.listen()
 
     def _open_private(self, path: str) -> Listener:
-        return listen_private(self._reactor, path, self._session_factory("index", by_key=False))
+        return listen_private(self._reactor, path, self._session_factory(_PRIVATE, by_key=False))
 
     def _warm_up(self) -> Generator[Deferred[Any], Any, None]:
         self._warming = self._timed_warm_up()
@@ -295,9 +304,18 @@ class Node:
             and any(there in _LOOPBACK | _EVERYWHERE and each == port for there, each in own)
         )
 
+    def _new_access(self, reactor: Any) -> Access | None:
+        path = self.settings.server.users
+        return Access(reactor, path, self.bucket.stats, self._audit) if path else None
+
     def _session_factory(self, listener: str, by_key: bool) -> SessionFactory:
+        access = None if listener == _PRIVATE else self.access
+
         def make_session(peer: str, wake: Callable[[], None]) -> Session:
-            return Negotiation(self._services(peer, by_key), wake, by_key=by_key)
+            services = self._services(peer, by_key)
+            if access is not None:
+                services.door = access.door(peer, listener, tls=self._tls is not None)
+            return Negotiation(services, wake, by_key=by_key)
 
         return SessionFactory(
             make_session,
@@ -332,13 +350,18 @@ class Node:
         set_level(min(chosen, asked, key=LEVELS.index))
 
     def reload(self, settings: Settings) -> None:
-        """Take over the level of the log and the certificate; everything else waits for a restart.
+        """Take over the log's level, the certificate and users; the rest waits for a restart.
+
+        The audit log is opened again.
 
         Raises:
-            ConfigError: the certificate or its key cannot be used; nothing has changed.
+            ConfigError: one of the files cannot be used; the others may have changed.
         """
         if self._tls is not None:
             self._tls.reload(settings.server)
+        if self.access is not None:
+            self.access.reload(self.settings.server.users)
+        self._audit.reopen(self.settings.log.audit)
         self.settings = replace(
             self.settings, log=replace(self.settings.log, level=settings.log.level)
         )

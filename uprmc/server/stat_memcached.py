@@ -28,7 +28,7 @@ def settings(node: ObservedNode) -> StatGroup:
         ("cas_enabled", "yes"),
         ("item_size_max", str(node.settings.kv.max_item_bytes)),
         ("binding_protocol", "auto-negotiate"),
-        ("auth_enabled_sasl", "no"),
+        ("auth_enabled_sasl", "yes" if node.settings.server.users else "no"),
         ("flush_enabled", "yes"),
         ("num_threads", "1"),
         ("verbosity", str(node.verbosity)),

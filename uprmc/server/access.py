@@ -1,0 +1,218 @@
+"""Who may use this node: the users file in memory, a door for each connection, and brakes.
+
+Checking a password of PLAIN takes milliseconds, so a thread does it. Each failure from an address
+makes the next answer to it later, up to `DELAY_MAX_S`; a success ends that.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
+
+from uprmc.engine.stats import Stats
+from uprmc.errors import ConfigError
+from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import Mechanism
+from uprmc.login.scram import ServerExchange
+from uprmc.login.users import FILE_MAX_BYTES, Role, Users, parse_users
+from uprmc.server.audit import Audit
+from uprmc.server.log import Log, Throttle
+
+SETTING = "server.users"
+
+#: Passwords that wait for the thread; more are told to come again.
+WAITING_MAX = 64
+
+#: Addresses whose failures are remembered.
+PEERS_MAX = 10_000
+DELAY_S = 0.1
+DELAY_MAX_S = 3.0
+
+#: Names and passwords of HTTP that were right and are not checked again.
+REMEMBERED_MAX = 64
+
+NONCE_BYTES = 18
+_LOG_EVERY_S = 1.0
+
+_LOOPBACK = ("127.", "[::1]", "unix")
+
+_log = Log("access")
+
+
+def load_users(path: str, secret: bytes) -> Users:
+    """Read a users file.
+
+    Raises:
+        ConfigError: it cannot be read, others can read it, or it is not whole.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(FILE_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{SETTING}: {path}: {error.strerror}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"{SETTING}: other users can read {path}: say chmod 600 {path}")
+    if len(data) > FILE_MAX_BYTES:
+        raise ConfigError(f"{SETTING}: {path} is larger than {FILE_MAX_BYTES} bytes")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{SETTING}: {path} is not UTF-8") from None
+    return Users(parse_users(text, f"{SETTING}: {path}"), secret)
+
+
+class Access:
+    """The logins of one node.
+
+    Args:
+        path: of the users file.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+
+    def __init__(self, reactor: Any, path: str, stats: Stats, audit: Audit) -> None:
+        self.audit = audit
+        self.stats = stats
+        self._reactor = reactor
+        self._secret = os.urandom(32)
+        self._users = load_users(path, self._secret)
+        self._pool = ThreadPool(minthreads=0, maxthreads=1, name="uprmc-logins")
+        self._waiting = 0
+        self._failures: OrderedDict[str, int] = OrderedDict()
+        self._remembered: OrderedDict[bytes, str] = OrderedDict()
+        self._throttle = Throttle(_LOG_EVERY_S, reactor.seconds)
+
+    def reload(self, path: str) -> None:
+        """Take the users of a file; connections keep what they have. Raises as the constructor."""
+        self._users = load_users(path, self._secret)
+        self._remembered.clear()
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._pool.started:
+            self._pool.stop()
+
+    def door(self, peer: str, listener: str, *, tls: bool) -> ConnectionDoor:
+        """Return the door of a connection."""
+        return ConnectionDoor(self, peer, listener, plain=tls or peer.startswith(_LOOPBACK))
+
+    def roles_of(self, name: str) -> frozenset[Role]:
+        """Return the roles of a user, none if there is no such user any more."""
+        user = self._users.find(name)
+        return user.roles if user is not None else frozenset()
+
+    def begin(self, mechanism: Mechanism) -> ServerExchange:
+        """Return a new exchange of SCRAM."""
+        users, hash_name = self._users, mechanism.hash_name
+        nonce = b64encode(os.urandom(NONCE_BYTES))
+        return ServerExchange(hash_name, lambda name: users.verifier(name, hash_name), nonce)
+
+    def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
+        """Check a password in the thread; see `kv.door.Door`."""
+        if self._waiting >= WAITING_MAX:
+            checked(None)
+            return
+        if not self._pool.started:
+            self._pool.start()
+        self._waiting += 1
+
+        def done(right: bool | Failure) -> None:
+            self._waiting -= 1
+            checked(right is True)
+
+        deferToThreadPool(self._reactor, self._pool, self._users.knows, credentials).addBoth(done)
+
+    def check_once(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
+        """Do the same for a client that sends its password with each request."""
+        text = f"{credentials.username}\0{credentials.password}".encode()
+        token = hashlib.blake2b(text, key=self._secret).digest()
+        if token in self._remembered:
+            checked(True)
+            return
+
+        def remember(right: bool | None) -> None:
+            if right:
+                self._remembered[token] = credentials.username
+                if len(self._remembered) > REMEMBERED_MAX:
+                    self._remembered.popitem(last=False)
+            checked(right)
+
+        self.check(credentials, remember)
+
+    def refuse(self, peer: str, listener: str, name: str, reason: str) -> float:
+        """Note a failed login; returns after how many seconds it is to be answered."""
+        host = peer.rpartition(":")[0] or peer
+        count = self._failures.pop(host, 0) + 1
+        self._failures[host] = count
+        if len(self._failures) > PEERS_MAX:
+            self._failures.popitem(last=False)
+        self.audit.note(peer, listener, name, "login", "refused")
+        held_back = self._throttle.passed()
+        if held_back is not None:
+            _log.warn("login_refused", peer=peer, user=name, reason=reason, unlogged=held_back)
+        return float(min(DELAY_S * 2 ** min(count - 1, 10), DELAY_MAX_S))
+
+    def forgive(self, peer: str) -> None:
+        """Forget the failures of a peer's address."""
+        self._failures.pop(peer.rpartition(":")[0] or peer, None)
+
+    def later(self, delay_s: float, then: Callable[[], None]) -> None:
+        """Call something after a while."""
+        self._reactor.callLater(delay_s, then)
+
+
+class ConnectionDoor:
+    """See `kv.door.Door`."""
+
+    def __init__(self, access: Access, peer: str, listener: str, *, plain: bool) -> None:
+        self.plain = plain
+        self.roles: frozenset[Role] | None = None
+        self.exchange: tuple[Mechanism, ServerExchange] | None = None
+        self._access = access
+        self._peer = peer
+        self._listener = listener
+        self._name = ""
+
+    def begin(self, mechanism: Mechanism) -> ServerExchange:
+        """Return a new exchange."""
+        return self._access.begin(mechanism)
+
+    def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
+        """Check a password."""
+        self._access.check(credentials, checked)
+
+    def admit(self, name: str) -> None:
+        """Note that a user has logged in."""
+        self._name = name
+        self.roles = self._access.roles_of(name)
+        self._access.forgive(self._peer)
+        self._note("login", "allowed")
+
+    def refuse(self, name: str, reason: str, then: Callable[[], None]) -> None:
+        """Note that a login failed."""
+        self._access.later(self._access.refuse(self._peer, self._listener, name, reason), then)
+
+    def denied(self, command: str) -> None:
+        """Note that a command was refused."""
+        self._access.stats.auth_denied += 1
+        self._note(command, "refused")
+
+    def managed(self, command: str) -> None:
+        """Note that a command for managers is carried out."""
+        self._note(command, "allowed")
+
+    def _note(self, action: str, outcome: str) -> None:
+        self._access.audit.note(self._peer, self._listener, self._name, action, outcome)
