@@ -1,11 +1,20 @@
-"""A blocking connection to a place."""
+"""A blocking connection to a place, and what a login over it needs of chance."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+from base64 import b64encode
 
 from uprmc.places import Place
+
+_NONCE_BYTES = 18
+
+
+def new_nonce() -> bytes:
+    """Return what nobody can guess, without commas."""
+    return b64encode(os.urandom(_NONCE_BYTES))
 
 
 def connected(place: Place, timeout_s: float) -> socket.socket:

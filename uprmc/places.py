@@ -13,6 +13,7 @@ from typing import NamedTuple
 _TCP = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([\w.-]+)):([0-9]{1,5})")
 _PORT_MAX = 0xFFFF
 _UNIX = "unix:"
+_LOCAL = frozenset({"localhost", "::1"})
 
 #: What stands in a cluster map for the host by which the client reached the node.
 _HOST = "$HOST"
@@ -35,6 +36,11 @@ class Place(NamedTuple):
     def tls_name(self) -> str:
         """The name that its certificate must be for."""
         return self.host or "localhost"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether what is sent there does not leave the machine."""
+        return bool(self.path) or self.host in _LOCAL or self.host.startswith("127.")
 
 
 def parsed(text: str, *, least_port: int = 1) -> Place:

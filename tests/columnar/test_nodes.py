@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
+from uprmc.client.connection import NodeConnection
 from uprmc.client.kv import KvClient
 from uprmc.client.kv_map import KvMap
 from uprmc.columnar.access import Access
@@ -39,7 +40,7 @@ def documents(servers: str) -> dict[bytes, int]:
 
 @given(st.binary(min_size=1, max_size=250), st.sampled_from([1, 64, 1000, 1024]))
 def test_a_key_belongs_where_the_other_client_puts_it(key: bytes, vbuckets: int) -> None:
-    assert vbucket_of(key, vbuckets) == KvMap([], vbuckets, 1.0).vbucket_of(key)
+    assert vbucket_of(key, vbuckets) == KvMap([], vbuckets, NodeConnection).vbucket_of(key)
 
 
 def test_standings_are_those_of_the_node(servers: str, documents: dict[bytes, int]) -> None:

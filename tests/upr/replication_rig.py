@@ -16,7 +16,9 @@ A, B = "10.0.0.1:11210", "10.0.0.2:11210"
 class FakeLink:
     """Keeps what it was asked for; the test says what comes of it through `owner`."""
 
-    def __init__(self, hub: Any, name: bytes, wake: Callable[[], None], owner: Any) -> None:
+    def __init__(
+        self, hub: Any, name: bytes, wake: Callable[[], None], owner: Any, place: str
+    ) -> None:
         self.name = name
         self.owner = owner
         self.open = False

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.login.files import password_of, users_file
 from tests.server.test_dialer import certificate_for
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.errors import InvalidArguments
 from uprmc.kv import binary_commands
-from uprmc.kv.binary_conversation import BinaryConversation, Request
 from uprmc.kv.command_table import HANDLERS
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
@@ -117,14 +117,14 @@ def test_a_file_that_cannot_be_read_is_an_error_until_it_can(
     assert a.links.by_name == {}
     password.write_text("secret")
     link = centres.link(a, b, **given)
-    centres.loop.until(lambda: "does not offer SASL PLAIN" in link.error)
+    centres.loop.until(lambda: "knows no logins" in link.error)
     password.unlink()
     centres.command(a, "resume", name="west")
     centres.loop.until(lambda: "password cannot be read" in link.error)
     assert "--password-file" in link.error
     password.write_text("secret")
     centres.command(a, "resume", name="west")
-    centres.loop.until(lambda: "does not offer SASL PLAIN" in link.error)
+    centres.loop.until(lambda: "knows no logins" in link.error)
 
 
 @pytest.mark.parametrize("text", [None, "no certificate"])
@@ -175,29 +175,21 @@ def test_a_target_that_offers_no_login_is_an_error(centres: DataCentres, tmp_pat
     a, b = centres.start("a"), centres.start("b")
     link = centres.link(a, b, user="u", password_file=str(tmp_path / "password"))
     centres.loop.until(lambda: link.state == "error")
-    assert "does not offer SASL PLAIN" in link.error
+    assert "knows no logins" in link.error
 
 
-@pytest.mark.parametrize("password", ["secret", "wrong"])
-def test_the_link_logs_in_where_the_target_offers_it(
-    centres: DataCentres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str
+@pytest.mark.parametrize("password", [password_of("link"), "wrong"])
+def test_the_link_logs_in_where_the_target_has_users(
+    centres: DataCentres, tmp_path: Path, password: str
 ) -> None:
-    def mechanisms(session: BinaryConversation, request: Request) -> None:
-        session.reply(request, value=b"SCRAM-SHA1 PLAIN")
-
-    def login(session: BinaryConversation, request: Request) -> None:
-        right = (request.key, request.value) == (b"PLAIN", b"\0u\0secret")
-        session.reply(request, Status.SUCCESS if right else Status.AUTH_ERROR)
-
-    monkeypatch.setitem(HANDLERS, Opcode.SASL_LIST_MECHS, mechanisms)
-    monkeypatch.setitem(HANDLERS, Opcode.SASL_AUTH, login)
+    users = users_file(tmp_path, link="read,write,stream,replicate,manage,monitor")
     (tmp_path / "password").write_text(password)
-    a, b = centres.start("a"), centres.start("b")
+    a, b = centres.start("a"), centres.start("b", server__users=users)
     write(a, 0, 10)
-    link = centres.link(a, b, user="u", password_file=str(tmp_path / "password"))
+    link = centres.link(a, b, user="link", password_file=str(tmp_path / "password"))
     if password == "wrong":
         centres.loop.until(lambda: link.state == "error")
-        assert "refuses the user or the password" in link.error
+        assert "does not let 'link' in" in link.error
     else:
         centres.until_level(link)
         assert documents(a) == documents(b)

@@ -16,6 +16,7 @@ import click
 from uprmc.cli.arguments import seconds
 from uprmc.client.connection import NodeConnection
 from uprmc.errors import ConfigError
+from uprmc.login.credentials import Credentials, credentials_from
 from uprmc.places import parsed
 
 DEFAULT_NODE = "127.0.0.1:11210"
@@ -35,11 +36,13 @@ class NodeAccess:
         places: all of them.
         tls: ``None`` = no TLS.
         timeout_s: a node that says nothing for so long is given up.
+        credentials: who logs in, ``None`` = nobody.
     """
 
     places: tuple[str, ...]
     tls: ssl.SSLContext | None = None
     timeout_s: float = ANSWER_S
+    credentials: Credentials | None = None
 
     @property
     def place(self) -> str:
@@ -51,7 +54,7 @@ class NodeAccess:
 
     def connected(self) -> NodeConnection:
         """Connect; raises `NodeError`, or `ConfigError` for what is no place."""
-        return NodeConnection(self.place, self.timeout_s, self.tls)
+        return NodeConnection(self.place, self.timeout_s, self.tls, self.credentials)
 
 
 def talks_to_a_node(
@@ -63,7 +66,8 @@ def talks_to_a_node(
         json_help: what ``--json`` prints.
         several: the verb can use several nodes.
         timeout: without it the verb has a ``--timeout`` of its own, for something else.
-        own_tls_ca: the verb has a ``--tls-ca`` of its own; that of the node is ``--node-tls-ca``.
+        own_tls_ca: the verb has a ``--tls-ca``, a ``--user`` and a ``--password-file`` of its own,
+            for another node; those of the node begin with ``--node-``.
     """
     options = [
         click.option(
@@ -76,7 +80,7 @@ def talks_to_a_node(
             + ("; repeat it for several nodes." if several else ".")
             + f"  [default: {DEFAULT_NODE}]",
         ),
-        *(_NODE_TLS_OPTIONS if own_tls_ca else TLS_OPTIONS),
+        *(_NODE_OPTIONS if own_tls_ca else (*TLS_OPTIONS, *LOGIN_OPTIONS)),
     ]
     if timeout:
         options.append(
@@ -102,11 +106,16 @@ def talks_to_a_node(
             tls: bool,
             tls_ca: str | None,
             no_tls_verify: bool,
+            login_user: str | None,
+            login_file: str | None,
             answer_s: float = ANSWER_S,
             **given: Any,
         ) -> Any:
             found = NodeAccess(
-                _named(places, several), tls_context(tls, tls_ca, not no_tls_verify), answer_s
+                _named(places, several),
+                tls_context(tls, tls_ca, not no_tls_verify),
+                answer_s,
+                credentials_from(login_user, login_file),
             )
             return function(node=found, **given)
 
@@ -139,9 +148,31 @@ def _tls_options(*ca_names: str) -> tuple[Callable[[_Function], _Function], ...]
     )
 
 
+def _login_options(prefix: str) -> tuple[Callable[[_Function], _Function], ...]:
+    return (
+        click.option(
+            f"{prefix}user",
+            "login_user",
+            envvar="UPRMC_USER",
+            metavar="NAME",
+            help="Log in to the node as this user.",
+        ),
+        click.option(
+            f"{prefix}password-file",
+            "login_file",
+            type=click.Path(exists=True, dir_okay=False),
+            envvar="UPRMC_PASSWORD_FILE",
+            metavar="FILE",
+            help="The first line of this file is the user's password.",
+        ),
+    )
+
+
+LOGIN_OPTIONS = _login_options("--")
+
 #: `debug` of a verb is the affair of `main.run`.
 TLS_OPTIONS = _tls_options("--tls-ca", "--tls-ca-file")
-_NODE_TLS_OPTIONS = _tls_options("--node-tls-ca")
+_NODE_OPTIONS = (*_tls_options("--node-tls-ca"), *_login_options("--node-"))
 
 
 def _named(given: tuple[str, ...], several: bool) -> tuple[str, ...]:

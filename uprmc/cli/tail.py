@@ -142,6 +142,7 @@ def tail(
                 replicas=True,
                 redial=not once,
                 tls=node.tls,
+                credentials=node.credentials,
                 connect_timeout_s=node.timeout_s,
                 patience_s=node.timeout_s,
             )

@@ -23,6 +23,8 @@ _SHORTHANDS = {
     "tls_cert": "server.tls_cert",
     "tls_key": "server.tls_key",
     "upstream_ca": "upr.dial_ca",
+    "upstream_user": "upr.dial_user",
+    "upstream_password_file": "upr.dial_password_file",
 }
 
 
@@ -60,6 +62,12 @@ _SHORTHANDS = {
     "--upstream-ca",
     metavar="FILE",
     help="Use TLS to the upstream, and trust the authority in this PEM file.",
+)
+@click.option("--upstream-user", metavar="NAME", help="Log in to the upstream as this user.")
+@click.option(
+    "--upstream-password-file",
+    metavar="FILE",
+    help="The first line of this file is that user's password.",
 )
 @click.option(
     "--set",

@@ -33,7 +33,7 @@ from uprmc.errors import ConfigError
 from uprmc.ports import Session
 from uprmc.server.adapter import SessionFactory
 from uprmc.server.connections import Connections, raise_file_limit
-from uprmc.server.dialer import Dialer, trust_root
+from uprmc.server.dialer import Dialer, dialling_as, trust_root
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, Throttle, set_level, start_logging
 from uprmc.server.slices import LongWork
@@ -110,6 +110,7 @@ class TapProcess:
         self._clock = SystemClock()
         self._tls = tls_options(settings.server)
         trust = trust_root(settings.upr)
+        self._credentials = dialling_as(settings.upr)
         limit = raise_file_limit(settings.server.max_connections)
         self._connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
         self._work = LongWork(reactor)
@@ -231,6 +232,8 @@ class TapProcess:
             wake,
             buffer_bytes=self._buffer_bytes,
             lost=lost,
+            credentials=self._credentials,
+            tls=bool(self._settings.upr.dial_ca),
         )
 
     def _look_for_upstream(self) -> None:

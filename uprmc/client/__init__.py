@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from uprmc.client.position import Position
     from uprmc.client.sqlite_state import SqliteState
     from uprmc.client.state import MemoryState, StateStore
+    from uprmc.login.credentials import Credentials
 
 __all__ = [
     "Change",
+    "Credentials",
     "Document",
     "Handler",
     "MemoryState",
@@ -32,23 +34,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Change": "handler",
-    "Document": "handler",
-    "Handler": "handler",
-    "MemoryState": "state",
-    "Position": "position",
-    "SqliteState": "sqlite_state",
-    "StateStore": "state",
-    "UprClient": "blocking",
-    "changes": "blocking",
-    "forget": "forgetting",
+    "Change": "client.handler",
+    "Credentials": "login.credentials",
+    "Document": "client.handler",
+    "Handler": "client.handler",
+    "MemoryState": "client.state",
+    "Position": "client.position",
+    "SqliteState": "client.sqlite_state",
+    "StateStore": "client.state",
+    "UprClient": "client.blocking",
+    "changes": "client.blocking",
+    "forget": "client.forgetting",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    found: object = getattr(import_module(f"uprmc.{_HOMES[name]}"), name)
     globals()[name] = found
     return found
 

@@ -42,6 +42,7 @@ from uprmc.client.starting import (
     opened_and_registered,
 )
 from uprmc.client.state import StateStore
+from uprmc.login.credentials import Credentials
 
 
 class UprClient:
@@ -56,6 +57,7 @@ class UprClient:
         vbuckets: which to follow, ``None`` = all that are active on the nodes.
         total_vbuckets: how many the documents are spread over; for a state that is a path.
         tls: how to speak TLS to the nodes, ``None`` = not at all.
+        credentials: who logs in to the nodes, ``None`` = nobody.
         connect_timeout_s: an attempt to connect is given up after so long.
         patience_s: `run` raises if no node was ever reached after so long, ``None`` = it waits.
             Once one was reached it dials for ever.
@@ -98,6 +100,7 @@ class UprClient:
         replicas: bool = False,
         redial: bool = True,
         tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
         connect_timeout_s: float = 5.0,
         patience_s: float | None = 10.0,
     ) -> None:
@@ -121,6 +124,8 @@ class UprClient:
             poll_s=poll_s,
             replicas=replicas,
             redial=redial,
+            credentials=credentials,
+            tls=tls is not None,
         )
         self._tls = tls
         self._connections: dict[str, Any] = {
@@ -285,7 +290,14 @@ class UprClient:
             ClientError: the node does not answer, or refuses.
         """
         reader = (self.instance or "").encode()
-        return Lease(node or self._nodes[0], vbuckets, lifetime_s, tls=self._tls, reader=reader)
+        return Lease(
+            node or self._nodes[0],
+            vbuckets,
+            lifetime_s,
+            tls=self._tls,
+            credentials=self._options.credentials,
+            reader=reader,
+        )
 
     @property
     def instance(self) -> str | None:
@@ -314,7 +326,8 @@ class UprClient:
         with self._lock:
             if vbuckets is None and self._running is not None:
                 raise MisuseError("the client runs: stop it before it is forgotten")
-        return forget(self._nodes, self.instance, vbuckets, tls=self._tls)
+        credentials = self._options.credentials
+        return forget(self._nodes, self.instance, vbuckets, tls=self._tls, credentials=credentials)
 
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""

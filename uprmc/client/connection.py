@@ -11,9 +11,12 @@ from typing import Self
 
 from uprmc import places
 from uprmc.client.errors import ClientError
-from uprmc.connecting import connected
+from uprmc.connecting import connected, new_nonce
 from uprmc.consume.conversation import Questions
+from uprmc.consume.login import login
 from uprmc.errors import ConfigError, RemoteProtocolError
+from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import LoginRefused
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import FRAME_MAX_BYTES, Opcode, Status
@@ -38,17 +41,22 @@ class NodeConnection:
         place: see `uprmc.places`.
         timeout_s: for connecting, and for each piece of data that is waited for.
         tls: how to speak TLS, ``None`` = not at all.
+        credentials: who logs in, ``None`` = nobody.
 
     Attributes:
         place: as it was given.
 
     Raises:
         ConfigError: the place is none.
-        NodeError: nobody answers there, or not in TLS.
+        NodeError: nobody answers there, or not in TLS, or the login is refused.
     """
 
     def __init__(
-        self, place: str, timeout_s: float = _TIMEOUT_S, tls: ssl.SSLContext | None = None
+        self,
+        place: str,
+        timeout_s: float = _TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.place = place
         self._heard = False
@@ -56,6 +64,12 @@ class NodeConnection:
         self._framer = BinaryFramer(FRAME_MAX_BYTES)
         self._questions: Questions[RequestFrame] = Questions(strict=True)
         self._pending: deque[ResponseFrame] = deque()
+        if credentials is not None:
+            try:
+                self._log_in(credentials, safe=tls is not None or places.parsed(place).is_local)
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +118,17 @@ class NodeConnection:
             raise NodeError(f"the node has no statistics group {group!r}")
         if response.status:
             raise NodeError(f"statistics {group!r} refused: {response.reason}")
+
+    def _log_in(self, credentials: Credentials, *, safe: bool) -> None:
+        steps = login(credentials, new_nonce(), safe=safe)
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(self.ask(request))
+        except StopIteration:
+            pass
+        except LoginRefused as error:
+            raise NodeError(f"the node at {self.place} {error}") from None
 
     def _send(self, data: bytes) -> None:
         try:

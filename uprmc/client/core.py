@@ -119,6 +119,8 @@ class UprCore:
             noop_interval_s=self.options.noop_interval_s,
             wants_replicas=self.options.replicas,
             instance=self.options.instance,
+            credentials=self.options.credentials,
+            tls=self.options.tls,
         )
         self.nodes.named(place).connected(session, now)
         self._following[session] = 0

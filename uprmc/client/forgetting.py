@@ -23,6 +23,7 @@ from uprmc.consume.placement import Placement
 from uprmc.consume.ranges import named
 from uprmc.consume.reports import removals, told_of
 from uprmc.errors import RemoteProtocolError
+from uprmc.login.credentials import Credentials
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
@@ -42,6 +43,7 @@ def forget(
     vbuckets: Iterable[int] | None = None,
     *,
     tls: ssl.SSLContext | None = None,
+    credentials: Credentials | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> list[int]:
     """Remove the rows of a registered client: no deletions are kept for it any longer.
@@ -52,6 +54,7 @@ def forget(
         instance: the id under which it is registered.
         vbuckets: in which, ``None`` = in all.
         tls: how to speak TLS to the nodes, ``None`` = not at all.
+        credentials: who logs in to the nodes, ``None`` = nobody.
         timeout_s: a node that says nothing for so long is given up.
 
     Returns:
@@ -70,7 +73,10 @@ def forget(
         raise MisuseError("no node is named: say at least one HOST:PORT")
     wanted = None if vbuckets is None else frozenset(vbuckets)
     return _Forgetting(
-        Placement(places), instance.encode(), wanted, lambda at: NodeConnection(at, timeout_s, tls)
+        Placement(places),
+        instance.encode(),
+        wanted,
+        lambda at: NodeConnection(at, timeout_s, tls, credentials),
     ).run()
 
 

@@ -14,9 +14,11 @@ Refusals have the names that the rest of the package uses (`uprmc.errors`): `Key
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self, TypeVar
 
+from uprmc.client.connection import NodeConnection
 from uprmc.client.kv_map import KvMap
 from uprmc.client.kv_pipeline import KvReply, KvRequest
 from uprmc.client.kv_rounds import Rounds
@@ -35,6 +37,7 @@ from uprmc.client.kv_values import (
     understood,
 )
 from uprmc.errors import InvalidArguments, KeyNotFound, UprmcError
+from uprmc.login.credentials import Credentials
 from uprmc.protocol.binary import (
     STORE_EXTRAS,
     KeyObservation,
@@ -61,6 +64,8 @@ class KvClient:
         vbuckets: how many vBuckets there are; 0 = the nodes tell.
         timeout_s: a node that says nothing for so long is gone.
         retry_s: what can be tried again is, for so long.
+        tls: how to speak TLS to the nodes, ``None`` = not at all.
+        credentials: who logs in to the nodes, ``None`` = nobody.
 
     Raises:
         ConfigError: a node is not HOST:PORT.
@@ -74,9 +79,13 @@ class KvClient:
         vbuckets: int = 0,
         timeout_s: float = 30.0,
         retry_s: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         places = [nodes] if isinstance(nodes, str) else list(nodes)
-        self._map = KvMap(places, vbuckets, timeout_s)
+        self._map = KvMap(
+            places, vbuckets, lambda at: NodeConnection(at, timeout_s, tls, credentials)
+        )
         self._rounds = Rounds(self._map, timeout_s, retry_s)
         try:
             self._map.refresh()

@@ -8,7 +8,7 @@ connection that was kept open and fails is no silent node: it is dialled once mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.history import read_log
@@ -39,9 +39,11 @@ _Terms = dict[int, int]
 class KvMap:
     """See the module docstring."""
 
-    def __init__(self, places: Iterable[str], vbuckets: int, timeout_s: float) -> None:
+    def __init__(
+        self, places: Iterable[str], vbuckets: int, dial: Callable[[str], NodeConnection]
+    ) -> None:
         self._placement = Placement(places, vbuckets)
-        self._timeout_s = timeout_s
+        self._dial = dial
         self._connections: dict[str, NodeConnection] = {}
         self._with_terms: set[NodeConnection] = set()
         self._silent: dict[str, NodeError] = {}
@@ -138,7 +140,7 @@ class KvMap:
     def _dialled(self, place: str) -> NodeConnection:
         connection = self._connections.get(place)
         if connection is None:
-            connection = self._connections[place] = NodeConnection(place, self._timeout_s)
+            connection = self._connections[place] = self._dial(place)
             hello = RequestFrame(Opcode.HELLO, key=b"uprmc kv", value=encode_hello(_FEATURES))
             if _grants_terms(connection.ask(hello)):
                 self._with_terms.add(connection)

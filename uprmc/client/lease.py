@@ -28,6 +28,7 @@ from uprmc.consume import features
 from uprmc.consume import lease as messages
 from uprmc.consume.batch import Batch
 from uprmc.errors import RemoteProtocolError
+from uprmc.login.credentials import Credentials
 from uprmc.model import SnapshotRange
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Status
@@ -49,6 +50,7 @@ class Lease:
         vbuckets: which, none = all that are active there.
         lifetime_s: for how long.
         tls: how to speak TLS, ``None`` = not at all.
+        credentials: who logs in, ``None`` = nobody.
         reader: the id of the registered client that reads it: to the node it is then no consumer
             for which deletions must be kept by age.
 
@@ -68,9 +70,10 @@ class Lease:
         lifetime_s: float,
         *,
         tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
         reader: bytes = b"",
     ) -> None:
-        self._place, self._tls = place, tls
+        self._place, self._tls, self._credentials = place, tls, credentials
         answer = self._acquired(list(vbuckets), _seconds(lifetime_s), reader)
         try:
             self.id, self.lifetime_s, leased = messages.granted(answer)
@@ -86,7 +89,7 @@ class Lease:
             ClientError: the node does not answer, or makes no sense.
         """
         wanted = sorted(self.vbuckets) if vbuckets is None else list(vbuckets)
-        with _Talk(self._place, self._tls) as talk:
+        with self._talk() as talk:
             talk.run(talk.session.handshake())
             talk.run(self._begin(talk.session, wanted))
             left = len(wanted)
@@ -137,8 +140,12 @@ class Lease:
             if answer.status:
                 raise LeaseRefused(f"vBucket {number} of the lease: {answer.reason}")
 
+    def _talk(self) -> _Talk:
+        return _Talk(self._place, self._tls, self._credentials)
+
     def _ask(self, frame: RequestFrame, *allowed: int) -> ResponseFrame:
-        with _Talk(self._place, self._tls) as talk:
+        with self._talk() as talk:
+            talk.run(talk.session.log_in())
             answer: ResponseFrame = talk.run(_asking(frame))
         if answer.status and answer.status not in allowed:
             raise LeaseRefused(f"the node at {self._place} refuses the lease: {answer.reason}")
@@ -160,8 +167,12 @@ def _seconds(lifetime_s: float) -> int:
 class _Talk:
     """One connection, used by one thread: run a task, wait for events."""
 
-    def __init__(self, place: str, tls: ssl.SSLContext | None) -> None:
-        self.session = NodeSession(check_place(place), "uprmc-lease")
+    def __init__(
+        self, place: str, tls: ssl.SSLContext | None, credentials: Credentials | None
+    ) -> None:
+        self.session = NodeSession(
+            check_place(place), "uprmc-lease", credentials=credentials, tls=tls is not None
+        )
         self._wire = Wire(place, tls, time.monotonic() + _TIMEOUT_S)
         self._early: list[Event] = []
 

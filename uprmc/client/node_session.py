@@ -21,6 +21,7 @@ from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.events import Event
 from uprmc.client.position import Asked
+from uprmc.connecting import new_nonce
 from uprmc.consume import features
 from uprmc.consume.batch import Batch
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
@@ -31,11 +32,14 @@ from uprmc.consume.conversation import (
     acknowledgement,
     keep_alive_answer,
 )
+from uprmc.consume.login import login
 from uprmc.consume.registering import Instance, Purged, Registering
 from uprmc.consume.stream import StreamState
 from uprmc.errors import RemoteProtocolError
+from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import LoginRefused
 from uprmc.model import SEQNO_MAX, FailoverLog, VBucketState
-from uprmc.places import of_cluster_map
+from uprmc.places import of_cluster_map, parsed
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import (
     VBUCKET_SEQNO,
@@ -149,8 +153,12 @@ class NodeSession:
         noop_interval_s: float = 120.0,
         wants_replicas: bool = False,
         instance: Instance | None = None,
+        credentials: Credentials | None = None,
+        tls: bool = False,
     ) -> None:
         self.place = place
+        self._credentials = credentials
+        self._safe = tls or parsed(place).is_local
         self.open = False
         self.error: ClientError | None = None
         self.granted: set[bytes] = set()
@@ -401,11 +409,12 @@ class NodeSession:
     # --- tasks ----------------------------------------------------------------------------------
 
     def handshake(self) -> Task:
-        """Open the connection; everything is sent at once.
+        """Open the connection; everything is sent at once, after a login if there is one.
 
         Raises:
             OpenRefused: the node does not want us.
         """
+        yield from self.log_in()
         name = self._name.encode()
         profile = features.PROGRAM if self.registered is None else features.PROGRAM.registering()
         controls = profile.controls(
@@ -435,6 +444,21 @@ class NodeSession:
             self.map = parsed_map(cluster_map.value)
         self.open = True
         yield from self.poll(())
+
+    def log_in(self) -> Task:
+        """Log in, if somebody is to; raises `OpenRefused`."""
+        if self._credentials is None:
+            return
+        steps = login(self._credentials, new_nonce(), safe=self._safe)
+        try:
+            request = next(steps)
+            while True:
+                (answer,) = yield Ask([request])
+                request = steps.send(answer)
+        except StopIteration:
+            return
+        except LoginRefused as error:
+            raise OpenRefused(f"the node at {self.place} {error}") from None
 
     def grant(self, keys: set[bytes]) -> None:
         """Take the CONTROLs that the node has accepted."""

@@ -10,6 +10,7 @@ from uprmc.client.errors import MisuseError
 from uprmc.client.follow import OnPurged, OnRollback
 from uprmc.client.position import Position
 from uprmc.consume.registering import Instance
+from uprmc.login.credentials import Credentials
 from uprmc.model import SEQNO_MAX
 
 Start = Literal["checkpoint", "beginning", "now"] | int | Mapping[int, Position]
@@ -39,6 +40,8 @@ class Options:
         buffer_bytes: how far a node may be ahead of the handler.
         noop_interval_s: a silent node is given up after twice this and two seconds.
         poll_s: how often nodes are asked how far they are.
+        credentials: who logs in to nodes, ``None`` = nobody.
+        tls: whether nodes are reached by TLS, so that nobody listens to a login.
         jitter: gives numbers from 0 to 1, so that consumers do not dial all at once.
     """
 
@@ -56,6 +59,8 @@ class Options:
     buffer_bytes: int = 8 * 1024 * 1024
     noop_interval_s: float = 120.0
     poll_s: float = 1.0
+    credentials: Credentials | None = None
+    tls: bool = False
     jitter: Callable[[], float] = lambda: 0.0
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.tap_frames import FramePasser
 from uprmc.client.tap_questions import NOOP_INTERVAL_S
 from uprmc.consume.conversation import keep_alive_answer
+from uprmc.login.credentials import Credentials
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 
 #: Before the client's name, as ep-engine has it and a node of ours.
@@ -38,8 +39,22 @@ class ProducerSession(NodeSession):
 
     ack_share = 1 / 4
 
-    def __init__(self, place: str, buffer_bytes: int) -> None:
-        super().__init__(place, "", buffer_bytes=buffer_bytes, noop_interval_s=NOOP_INTERVAL_S)
+    def __init__(
+        self,
+        place: str,
+        buffer_bytes: int,
+        credentials: Credentials | None = None,
+        *,
+        tls: bool = False,
+    ) -> None:
+        super().__init__(
+            place,
+            "",
+            buffer_bytes=buffer_bytes,
+            noop_interval_s=NOOP_INTERVAL_S,
+            credentials=credentials,
+            tls=tls,
+        )
         self.passer = FramePasser(place)
         self.decoder = self.passer
 

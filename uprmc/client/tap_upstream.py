@@ -23,6 +23,7 @@ from uprmc.client.tap_connection import ProducerSession
 from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
 from uprmc.consume.conversation import Questions
 from uprmc.consume.stream import StreamState
+from uprmc.login.credentials import Credentials
 from uprmc.model import Item, SnapshotRange
 from uprmc.ports import Dial, Dialled, Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -56,6 +57,8 @@ class RemoteUpstream:
         *,
         buffer_bytes: int = BUFFER_BYTES,
         lost: Callable[[str], None] = lambda _: None,
+        credentials: Credentials | None = None,
+        tls: bool = False,
     ) -> None:
         """Dial; what is asked meanwhile waits until the producer is there.
 
@@ -66,11 +69,13 @@ class RemoteUpstream:
             values: whether documents come with their values, if the producer can leave them out.
             wake: called when there is something to pull, an answer has come, or `closed` was set.
             buffer_bytes: so much is received ahead.
+            credentials: who logs in, ``None`` = nobody.
+            tls: whether `dial` speaks TLS.
             lost: told why the connection ended, or never came about, unless it was closed here.
         """
         self.closed = ""
         self.closing = self.input_full = False
-        self._session = ProducerSession(place, buffer_bytes)
+        self._session = ProducerSession(place, buffer_bytes, credentials, tls=tls)
         self._name = name
         self._values = values
         self._buffer_bytes = buffer_bytes

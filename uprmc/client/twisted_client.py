@@ -63,8 +63,8 @@ class TwistedUprClient:
             register, instance, register_s: as of `blocking.UprClient`.
         endpoint: how nodes are reached: `over_tcp`, what `over_tls` returns, or your own.
         reactor: whose; ``None`` = the process's.
-        options: ``start``, ``values``, ``on_rollback``, ``on_purged``, ``ring_items``,
-            ``buffer_bytes``, ``noop_interval_s``, ``poll_s``: see `core.Options`.
+        options: ``credentials``, ``start``, ``values``, ``on_rollback``, ``on_purged``,
+            ``ring_items``, ``buffer_bytes``, ``noop_interval_s``, ``poll_s``: see `core.Options`.
 
     Raises:
         MisuseError: the arguments make no sense.
@@ -98,7 +98,8 @@ class TwistedUprClient:
         self._state, self._owns_state, known_as = opened_and_registered(
             state, name, total_vbuckets, registration
         )
-        self._options = named_options(name, vbuckets, instance=known_as, **options)
+        safe = endpoint is not over_tcp
+        self._options = named_options(name, vbuckets, instance=known_as, tls=safe, **options)
         self._connections = (reactor, endpoint, connect_timeout_s, patience_s)
         self._loop: Loop | None = None
 
@@ -214,7 +215,14 @@ class TwistedUprClient:
             return fail(MisuseError("the client runs: stop it before it is forgotten"))
         pool = self._reactor.getThreadPool()
         return deferToThreadPool(
-            self._reactor, pool, forget, self._nodes, self.instance, vbuckets, tls=tls
+            self._reactor,
+            pool,
+            forget,
+            self._nodes,
+            self.instance,
+            vbuckets,
+            tls=tls,
+            credentials=self._options.credentials,
         )
 
     def positions(self) -> dict[int, Position]:

@@ -60,7 +60,7 @@ class Access:
         aliases=("server", "path"),
     )
     username: str | None = option(
-        "username", units.text, "", "Name of the user to log in as (SASL PLAIN).", aliases=("user",)
+        "username", units.text, "", "Name of the user to log in as.", aliases=("user",)
     )
     password: str | None = option(
         "password",

@@ -24,9 +24,12 @@ from uprmc.columnar.errors import (
     why,
 )
 from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
-from uprmc.connecting import connected
+from uprmc.connecting import connected, new_nonce
 from uprmc.consume import features
 from uprmc.consume.conversation import KEEP_ALIVES, Questions, keep_alive_answer
+from uprmc.consume.login import login
+from uprmc.login import mechanisms
+from uprmc.login.credentials import Credentials
 from uprmc.places import stranger
 from uprmc.protocol.header import RESPONSE_HEADER, RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import (
@@ -48,7 +51,6 @@ STATS_MAX = 1_000_000
 
 _READ_BYTES = 256 * 1024
 _BUSY = frozenset((Status.TEMPORARY_FAILURE, Status.BUSY))
-_LOGIN = frozenset((Status.AUTH_ERROR, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
 
 
 #: Takes an answer, see `Connection.converse`.
@@ -238,16 +240,20 @@ class Connection:
                 raise self.refusal(answer, f"the choice of bucket {access.bucket!r}")
 
     def _log_in(self, username: str) -> None:
-        words = b"\0".join((b"", username.encode(), self._access.secret().encode()))
-        (answer,) = self.ask([RequestFrame(Opcode.SASL_AUTH, b"PLAIN", value=words)])
-        if not answer.status:
-            return
-        if answer.status not in _LOGIN:
-            raise self.refusal(answer, "the login")
-        reason = answer.reason
-        if answer.status != Status.AUTH_ERROR:
-            reason += "; the node knows no logins: leave username out"
-        raise LoginRefused(f"{self.place} does not let {username!r} in: {reason}")
+        credentials = Credentials(username, self._access.secret())
+        safe = self._access.tls is not None or parsed_place(self.place).is_local
+        steps = login(credentials, new_nonce(), safe=safe)
+        try:
+            request = next(steps)
+            while True:
+                (answer,) = self.ask([request])
+                if answer.status in _BUSY:
+                    raise self.refusal(answer, "the login")
+                request = steps.send(answer)
+        except StopIteration:
+            pass
+        except mechanisms.LoginRefused as error:
+            raise LoginRefused(f"{self.place} {error}") from None
 
     # --- answers --------------------------------------------------------------------------------
 

@@ -117,6 +117,12 @@ class UprSettings:
         "PEM certificate of the authority that signs sources' certificates; empty = "
         "connect without TLS.",
     )
+    dial_user: str = setting(
+        "", "name", "User that this node logs in to sources as; empty = it does not log in."
+    )
+    dial_password_file: str = setting(
+        "", "path", "File whose first line is the password of dial_user."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def _check_plain(session: BinaryConversation, request: Request, door: Door) -> N
         _refuse(session, request, door, "", "no name and password of PLAIN")
         return
     if acts_for not in ("", name):
-        _refuse(session, request, door, name, "nobody may act for another user")
+        _refuse(session, request, door, name, "wants to act for another user")
         return
     resume = session.suspend()
 

@@ -41,7 +41,7 @@ class PlainExchange:
 
     def answer(self, challenge: bytes) -> bytes:
         """Refuse: PLAIN has no challenges."""
-        raise BadExchange("the node asks for more than PLAIN has")
+        raise BadExchange("asks for more than PLAIN has")
 
     def finish(self, message: bytes) -> None:
         """Accept any text of success."""

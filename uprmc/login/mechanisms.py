@@ -18,7 +18,10 @@ MECHANISM_MAX_BYTES = 32
 
 
 class LoginRefused(UprmcError):
-    """A node does not let a user in, or offers no mechanism that may be used; one line."""
+    """A node does not let a user in, or offers no mechanism that may be used.
+
+    The text is one line whose subject is the other side.
+    """
 
 
 class Mechanism(Enum):
@@ -54,21 +57,21 @@ def chosen(names: bytes, *, safe: bool) -> tuple[Mechanism, bytes]:
     """Choose from a node's list: the strongest that we know, and its name as the node writes it.
 
     Args:
-        names: the value of the answer to SASL_LIST_MECHS.
+        names: the value of the answer to SASL_LIST_MECHS; empty = it is tried with PLAIN.
         safe: nobody can listen: the connection has TLS, or does not leave the machine.
 
     Raises:
         LoginRefused: the node offers nothing that may be used.
     """
-    offered = dict(_known(names.split()))
+    offered = dict(_known(names.split() or [b"PLAIN"]))
     for mechanism in Mechanism:
         if mechanism in offered and (safe or mechanism is not Mechanism.PLAIN):
             return mechanism, offered[mechanism]
     if Mechanism.PLAIN in offered:
         raise LoginRefused(
-            "the node offers only PLAIN, which shows the password to whoever listens: use TLS"
+            "offers only PLAIN, which tells the password to whoever listens: use TLS"
         )
-    raise LoginRefused("the node offers none of SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1 and PLAIN")
+    raise LoginRefused("offers none of SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1 and PLAIN")
 
 
 def _known(names: Iterable[bytes]) -> Iterable[tuple[Mechanism, bytes]]:

@@ -48,6 +48,7 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.config import UprSettings
 from uprmc.errors import ConfigError
+from uprmc.login.credentials import Credentials, credentials_from
 from uprmc.places import parsed
 from uprmc.ports import MakeSession
 from uprmc.server.adapter import SessionProtocol
@@ -71,6 +72,14 @@ _CLOSED_UNHEARD = (
     "it hung up without an answer: is it the upr listener of a node, and does it want TLS "
     "(upr.dial_ca)?"
 )
+
+
+def dialling_as(settings: UprSettings) -> Credentials | None:
+    """Return who the node logs in to sources as, ``None`` = nobody; raises `ConfigError`."""
+    try:
+        return credentials_from(settings.dial_user, settings.dial_password_file)
+    except ConfigError as error:
+        raise ConfigError(f"upr.dial_user, upr.dial_password_file: {error}") from None
 
 
 def trust_root(settings: UprSettings) -> Any:

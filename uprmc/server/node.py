@@ -33,7 +33,7 @@ from uprmc.server.adapter import SessionFactory
 from uprmc.server.audit import Audit
 from uprmc.server.connections import Connections, raise_file_limit
 from uprmc.server.consumer_lag import ConsumerLags
-from uprmc.server.dialer import Dialer, trust_root
+from uprmc.server.dialer import Dialer, dialling_as, trust_root
 from uprmc.server.disk_work import DiskWork
 from uprmc.server.events import Events
 from uprmc.server.housekeeping import Housekeeping
@@ -110,6 +110,7 @@ class Node:
         self.events = Events(self._clock.now)
         self.bucket.on_event = self.events.tell
         self.upr = Hub(self.bucket, settings.upr)
+        self.upr.credentials = dialling_as(settings.upr)
         self.upr.instance = b"node-%012x" % self.uuid
         self.warmup = Warmup(self.bucket)
         self.warmup_s = 0.0

@@ -13,6 +13,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.leases import Leases
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.view_gate import ViewGate
+from uprmc.login.credentials import Credentials
 from uprmc.upr.peer import Peer
 
 
@@ -98,6 +99,7 @@ class Hub:
         preread: who reads ahead of streams; ``None`` = they read by themselves.
         follows: whether this node dials another one to fill a vBucket, by number.
         instance: this node's name in the watermarks of its sources, empty = it registers nowhere.
+        credentials: who this node logs in to its sources as, ``None`` = nobody.
         items_sent, bytes_sent: by connections that are closed.
     """
 
@@ -111,6 +113,7 @@ class Hub:
         self.preread: Preread | None = None
         self.follows: Callable[[int], bool] = _never
         self.instance = b""
+        self.credentials: Credentials | None = None
         self._unregistered: set[Peer] = set()
         self.items_sent = 0
         self.bytes_sent = 0

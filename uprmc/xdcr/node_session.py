@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
-from typing import NamedTuple
 
 from uprmc.config import Settings
 from uprmc.consume.conversation import (
@@ -23,15 +22,15 @@ from uprmc.consume.conversation import (
     take_frames,
 )
 from uprmc.errors import ProtocolError
+from uprmc.login.mechanisms import LoginRefused
 from uprmc.ports import Clock, Session
 from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.framer import BinaryFramer
-from uprmc.protocol.header import Frame, ResponseFrame, encode_request
+from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame, encode_request
 from uprmc.protocol.opcodes import Feature, Opcode
 
 _AGENT = b"uprmc-xdcr"
 _BUCKET = b"default"
-_MECHANISM = b"PLAIN"
 
 #: A node that was asked nothing for this long is asked whether it is there.
 _ASK_S = 10.0
@@ -39,11 +38,8 @@ _ASK_S = 10.0
 Answered = Callable[[ResponseFrame], None]
 
 
-class Login(NamedTuple):
-    """A user of the target."""
-
-    user: str
-    password: str
+#: Requests of a login; each is sent the answer.
+Login = Generator[RequestFrame, ResponseFrame, None]
 
 
 class NodeSession(ABC):
@@ -151,20 +147,21 @@ class NodeSession(ABC):
         if self._login is None:
             self._select()
         else:
-            self._ask(Opcode.SASL_LIST_MECHS, partial(self._mechanisms, self._login))
+            self._log_in(self._login, next(self._login))
 
-    def _mechanisms(self, login: Login, reply: ResponseFrame) -> None:
-        if reply.status or _MECHANISM not in reply.value.split():
-            self._fail("it does not offer SASL PLAIN: leave --user out", final=True)
-            return
-        token = b"\0".join((b"", login.user.encode(), login.password.encode()))
-        self._ask(Opcode.SASL_AUTH, self._logged_in, key=_MECHANISM, value=token)
+    def _log_in(self, login: Login, request: RequestFrame) -> None:
+        answered = partial(self._stepped, login)
+        self._ask(request.opcode, answered, key=request.key, value=request.value)
 
-    def _logged_in(self, reply: ResponseFrame) -> None:
-        if reply.status:
-            self._fail(f"it refuses the user or the password: {reply.reason}", final=True)
-        else:
+    def _stepped(self, login: Login, reply: ResponseFrame) -> None:
+        try:
+            request = login.send(reply)
+        except StopIteration:
             self._select()
+        except LoginRefused as error:
+            self._fail(f"it {error}", final=True)
+        else:
+            self._log_in(login, request)
 
     def _select(self) -> None:
         if Feature.SELECT_BUCKET in self.granted:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from uprmc.consume.login import login, nonce_of
 from uprmc.consume.placement import NODES_MAX, Claim, chosen
 from uprmc.consume.retry import Backoff
+from uprmc.login.credentials import Credentials
 from uprmc.model import ConflictRule
-from uprmc.places import of_cluster_map
+from uprmc.places import of_cluster_map, parsed
 from uprmc.ports import Clock, Dialled, Session
 from uprmc.xdcr.node_session import Login
 from uprmc.xdcr.spec import LinkSpec
@@ -146,9 +148,14 @@ class Nodes:
             make: returns the session, given who to log in as and what wakes it.
             failed: see `ports.Dial`.
         """
-        password = self._world.password(spec.password_file) if spec.user else ""
-        login = Login(spec.user, password) if spec.user else None
-        return self._world.dial(spec.tls_ca)(place, partial(make, login), failed)
+        return self._world.dial(spec.tls_ca)(place, partial(make, self._login(spec, place)), failed)
+
+    def _login(self, spec: LinkSpec, place: str) -> Login | None:
+        if not spec.user:
+            return None
+        credentials = Credentials(spec.user, self._world.password(spec.password_file))
+        safe = bool(spec.tls_ca) or parsed(place).is_local
+        return login(credentials, nonce_of(self._world.hub.bucket.entropy), safe=safe)
 
     def _make(self, node: Node, login: Login | None, wake: Callable[[], None]) -> Session:
         node.dialling = False

@@ -63,7 +63,7 @@ class Line:
             dialled.abandon()
 
     def _make_session(self, wake: Callable[[], None]) -> Session:
-        self.link = Link(self._hub, self._name, wake, self)
+        self.link = Link(self._hub, self._name, wake, self, self._place)
         return self.link
 
     # --- what the link tells --------------------------------------------------------------------

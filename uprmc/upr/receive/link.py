@@ -81,9 +81,16 @@ class Link(LinkSession):
         progress: how far behind the other node we are.
     """
 
-    def __init__(self, hub: Hub, name: bytes, wake: Callable[[], None], owner: LinkOwner) -> None:
-        """Begin a conversation on a connection that is made; `wake` as for other sessions."""
-        super().__init__(hub, name, wake)
+    def __init__(
+        self,
+        hub: Hub,
+        name: bytes,
+        wake: Callable[[], None],
+        owner: LinkOwner,
+        place: str = "",
+    ) -> None:
+        """Begin a conversation on a connection that is made; see `LinkSession`."""
+        super().__init__(hub, name, wake, place)
         self.progress = Progress(self)
         self._reporting = Reporting(self, hub.settings.watermarks_interval_s)
         self._owner: LinkOwner | None = owner

@@ -13,7 +13,11 @@ from collections.abc import Callable
 from functools import partial
 
 from uprmc.consume import features
+from uprmc.consume.login import login, nonce_of
 from uprmc.errors import CommandError, ProtocolError, RemoteProtocolError
+from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import LoginRefused
+from uprmc.places import parsed
 from uprmc.ports import Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, Opcode, status_text
@@ -47,8 +51,15 @@ class LinkSession(Receiver):
 
     successor: Session | None = None
 
-    def __init__(self, hub: Hub, name: bytes, wake: Callable[[], None]) -> None:
-        """Begin a conversation on a connection that is made; `wake` as for other sessions."""
+    def __init__(self, hub: Hub, name: bytes, wake: Callable[[], None], place: str = "") -> None:
+        """Begin a conversation on a connection that is made.
+
+        Args:
+            hub: of the node.
+            name: of the connection.
+            wake: as for other sessions.
+            place: what was dialled; it matters to a login only.
+        """
         super().__init__(hub, name, wake)
         self.error = ""
         self.open = self.closing = self.input_full = False
@@ -59,9 +70,29 @@ class LinkSession(Receiver):
         self._wanted = HEADER_BYTES
         self._max_body_bytes = hub.bucket.settings.kv.max_frame_bytes - HEADER_BYTES
         self._now = 0.0
-        self._greet()
+        if hub.credentials is None:
+            self._greet()
+        else:
+            self._log_in(hub.credentials, place)
 
     # --- the handshake --------------------------------------------------------------------------
+
+    def _log_in(self, credentials: Credentials, place: str) -> None:
+        safe = bool(self.hub.settings.dial_ca) or parsed(place).is_local
+        steps = login(credentials, nonce_of(self.hub.bucket.entropy), safe=safe)
+
+        def ask(request: RequestFrame) -> None:
+            self.ask(request.opcode, answered, key=request.key, value=request.value)
+
+        def answered(reply: ResponseFrame) -> None:
+            try:
+                ask(steps.send(reply))
+            except StopIteration:
+                self._greet()
+            except LoginRefused as error:
+                raise RemoteProtocolError(f"it {error}") from None
+
+        ask(next(steps))
 
     def _greet(self) -> None:
         settings = self.hub.settings
