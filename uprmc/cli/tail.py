@@ -122,38 +122,72 @@ def tail(
     """
     wanted = each_once(vbuckets)
     start = _start(wanted, origin, uuid)
-    screen = _Screen(json_lines=as_json)
+    screen = Screen(json_lines=as_json)
     given_seqno = isinstance(start, dict | int)
     usual: RollbackWord = "fail" if given_seqno else "rewind"
-    printer = _Printer(screen, snapshots=snapshots, on_rollback=on_rollback or usual)
+    printer = Printer(screen, snapshots=snapshots, on_rollback=on_rollback or usual)
     try:
-        # Ctrl-C is the way to end it.
-        with contextlib.suppress(KeyboardInterrupt), _told_on_standard_error() as teller:
-            client = UprClient(
-                node.places,
-                printer,
-                name="uprmc-tail",
-                vbuckets=wanted or None,
-                start=start,
-                on_rollback=printer.permit,
-                values=not keys_only,
-                buffer_bytes=_BUFFER_BYTES,
-                noop_interval_s=NOOP_INTERVAL_S,
-                replicas=True,
-                redial=not once,
-                tls=node.tls,
-                credentials=node.credentials,
-                connect_timeout_s=node.timeout_s,
-                patience_s=node.timeout_s,
-            )
-            look_s = None if once or until_now else node.timeout_s
-            _run(client, screen, teller, _NOW if until_now else None, look_s)
+        follow(
+            node,
+            printer,
+            wanted,
+            start,
+            until_now=until_now,
+            once=once,
+            values=not keys_only,
+        )
     except RollbackRefused as error:
         raise NodeError(
             f"{_disagreement(error.vbucket, error.held_seqno, error.seqno)}: discard later lines "
             f"and use --start {error.seqno}, or use --on-rollback rewind"
         ) from None
     return 0
+
+
+def follow(
+    node: NodeAccess,
+    printer: Printer,
+    vbuckets: Sequence[int],
+    start: Start,
+    *,
+    until_now: bool = False,
+    once: bool = False,
+    values: bool = True,
+) -> None:
+    """Print changes until Ctrl-C or the end.
+
+    Args:
+        node: where.
+        printer: what prints.
+        vbuckets: which, none = all that are active.
+        start: where to begin.
+        until_now: end when everything has come that was there.
+        once: end when a node or a stream is lost.
+        values: whether to ask for the documents' values.
+
+    Raises:
+        RollbackRefused: the printer does not permit to go back.
+    """
+    with contextlib.suppress(KeyboardInterrupt), _told_on_standard_error() as teller:
+        client = UprClient(
+            node.places,
+            printer,
+            name="uprmc-tail",
+            vbuckets=vbuckets or None,
+            start=start,
+            on_rollback=printer.permit,
+            values=values,
+            buffer_bytes=_BUFFER_BYTES,
+            noop_interval_s=NOOP_INTERVAL_S,
+            replicas=True,
+            redial=not once,
+            tls=node.tls,
+            credentials=node.credentials,
+            connect_timeout_s=node.timeout_s,
+            patience_s=node.timeout_s,
+        )
+        look_s = None if once or until_now else node.timeout_s
+        _run(client, printer.screen, teller, _NOW if until_now else None, look_s)
 
 
 def _start(vbuckets: Sequence[int], origin: str | int, uuid: int | None) -> Start:
@@ -168,7 +202,7 @@ def _start(vbuckets: Sequence[int], origin: str | int, uuid: int | None) -> Star
 
 
 def _run(
-    client: UprClient, screen: _Screen, teller: _Teller, until: Any, look_s: float | None
+    client: UprClient, screen: Screen, teller: _Teller, until: Any, look_s: float | None
 ) -> None:
     """Print until the end; after a time say which vBuckets are waited for."""
     absent = _Absent(client, look_s)
@@ -261,7 +295,7 @@ def _disagreement(vbucket: int, held: int, seqno: int) -> str:
     )
 
 
-class _Screen:
+class Screen:
     """Standard output, one line for each event."""
 
     def __init__(self, *, json_lines: bool) -> None:
@@ -300,14 +334,29 @@ def _reader() -> select.poll | None:
     return found
 
 
-class _Printer(Handler):
-    """Prints what it is told. What was printed cannot be taken back: a rollback is a line, too."""
+class Printer(Handler):
+    """Prints what it is told. What was printed cannot be taken back: a rollback is a line, too.
+
+    Args:
+        screen: where.
+        snapshots: print where they begin and end, too.
+        on_rollback: see `UprClient`.
+        wants: tells of which keys changes are printed.
+    """
 
     native_rollback = True
     returns_anywhere = True
 
-    def __init__(self, screen: _Screen, *, snapshots: bool, on_rollback: RollbackWord) -> None:
-        self._screen = screen
+    def __init__(
+        self,
+        screen: Screen,
+        *,
+        snapshots: bool = False,
+        on_rollback: RollbackWord = "rewind",
+        wants: Callable[[bytes], bool] = lambda _: True,
+    ) -> None:
+        self.screen = screen
+        self._wants = wants
         self._snapshots = snapshots
         self._on_rollback = on_rollback
         self._items: dict[int, int] = {}
@@ -319,17 +368,18 @@ class _Printer(Handler):
         self._change(change)
 
     def _change(self, change: Change) -> None:
-        self._screen.add(change)
+        if self._wants(change.key):
+            self.screen.add(change)
         self._items[change.vbucket] = self._items.get(change.vbucket, 0) + 1
 
     def snapshot_begin(self, vbucket: int, start: int, end: int, from_disk: bool) -> None:
         self._items[vbucket] = 0
         if self._snapshots:
-            self._screen.add(SnapshotBegin(vbucket, start, end, from_disk))
+            self.screen.add(SnapshotBegin(vbucket, start, end, from_disk))
 
     def snapshot_end(self, vbucket: int, end: int) -> None:
         if self._snapshots:
-            self._screen.add(SnapshotEnd(vbucket, end, self._items.get(vbucket, 0)))
+            self.screen.add(SnapshotEnd(vbucket, end, self._items.get(vbucket, 0)))
 
     def permit(self, vbucket: int, held: int, seqno: int) -> Any:
         """Say whether the stream may go back."""
@@ -341,5 +391,5 @@ class _Printer(Handler):
         return self._on_rollback
 
     def rollback(self, vbucket: int, seqno: int) -> bool:
-        self._screen.add(Rollback(vbucket, seqno))
+        self.screen.add(Rollback(vbucket, seqno))
         return True

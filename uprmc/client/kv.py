@@ -32,20 +32,24 @@ from uprmc.client.kv_values import (
     packed,
     read_document,
     read_meta,
+    read_number,
     read_observation,
     read_stored,
+    read_touched,
     understood,
 )
 from uprmc.errors import InvalidArguments, KeyNotFound, UprmcError
 from uprmc.login.credentials import Credentials
 from uprmc.protocol.binary import (
+    ARITHMETIC_EXTRAS,
     STORE_EXTRAS,
+    TOUCH_EXTRAS,
     KeyObservation,
     ObservedKey,
     encode_observe_request,
 )
 from uprmc.protocol.management import GET_META_EXTRAS, WithMetaOption
-from uprmc.protocol.opcodes import KEY_MAX_BYTES, Opcode
+from uprmc.protocol.opcodes import DO_NOT_CREATE, KEY_MAX_BYTES, Opcode
 
 __all__ = ["Document", "KvClient", "Meta", "OutcomeUnknown", "SomeFailed", "Stored"]
 
@@ -163,6 +167,57 @@ class KvClient:
         extras = packed(STORE_EXTRAS, flags, expiry)
         request = self._request(Opcode.SET, key, extras, value, cas, datatype)
         return self._one(request, read_stored, changes=True)
+
+    def add(self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0) -> Stored:
+        """Store a document that does not exist.
+
+        Raises:
+            KeyExists: it does.
+            OutcomeUnknown: it was sent and not answered.
+        """
+        return self._stored(Opcode.ADD, key, value, flags, expiry)
+
+    def replace(self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0) -> Stored:
+        """Store a document that exists.
+
+        Raises:
+            KeyNotFound: it does not.
+            OutcomeUnknown: it was sent and not answered.
+        """
+        return self._stored(Opcode.REPLACE, key, value, flags, expiry)
+
+    def _stored(self, opcode: Opcode, key: bytes, value: bytes, flags: int, expiry: int) -> Stored:
+        request = self._request(opcode, key, packed(STORE_EXTRAS, flags, expiry), value)
+        return self._one(request, read_stored, changes=True)
+
+    def count(self, key: bytes, by: int = 1, *, initial: int | None = None, expiry: int = 0) -> int:
+        """Add to the number in a document and return the sum; below 0 it stays 0.
+
+        Args:
+            key: which document.
+            by: what to add; negative to take away.
+            initial: the number of a document that does not exist; ``None`` = that is an error.
+            expiry: of a document that is created.
+
+        Raises:
+            KeyNotFound: there is no document, and no `initial`.
+            DeltaBadValue: the document holds no number.
+            OutcomeUnknown: it was sent and not answered.
+        """
+        opcode = Opcode.INCREMENT if by >= 0 else Opcode.DECREMENT
+        expiry = DO_NOT_CREATE if initial is None else expiry
+        extras = packed(ARITHMETIC_EXTRAS, abs(by), initial or 0, expiry)
+        return self._one(self._request(opcode, key, extras), read_number, changes=True)
+
+    def touch(self, key: bytes, expiry: int) -> Stored:
+        """Change when a document expires.
+
+        Raises:
+            KeyNotFound: there is no document.
+            OutcomeUnknown: it was sent and not answered.
+        """
+        request = self._request(Opcode.TOUCH, key, packed(TOUCH_EXTRAS, expiry))
+        return self._one(request, read_touched, changes=True)
 
     def set_many(
         self, documents: Mapping[bytes, bytes], *, flags: int = 0, expiry: int = 0

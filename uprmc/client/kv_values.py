@@ -166,6 +166,16 @@ def read_stored(reply: KvReply) -> Stored:
     return Stored(reply.cas, uuid, seqno)
 
 
+def read_touched(reply: KvReply) -> Stored:
+    """Read the answer to TOUCH, whose extras are the document's flags."""
+    return Stored(reply.cas, 0, 0)
+
+
+def read_number(reply: KvReply) -> int:
+    """Read the answer to INCREMENT and DECREMENT."""
+    return int.from_bytes(reply.value, "big")
+
+
 def read_observation(reply: KvReply) -> KeyObservation:
     """Read the answer to OBSERVE of one key."""
     (found,) = decode_observe_reply(reply.value)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import selectors
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Self
 
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
@@ -81,15 +81,21 @@ class Lease:
             raise LeaseRefused(f"{place}: {error}") from None
         self.vbuckets: dict[int, LeasedVBucket] = {each.vbucket: each for each in leased}
 
-    def read(self, vbuckets: Sequence[int] | None = None) -> Iterator[Change]:
+    def read(
+        self, vbuckets: Sequence[int] | None = None, *, values: bool = True
+    ) -> Generator[Change, None, None]:
         """Yield the newest version of each document, and deletions, as the lease holds them.
+
+        Args:
+            vbuckets: which, ``None`` = all.
+            values: whether changes carry the documents' values.
 
         Raises:
             LeaseRefused: it has ended, or does not hold one of the vBuckets.
             ClientError: the node does not answer, or makes no sense.
         """
         wanted = sorted(self.vbuckets) if vbuckets is None else list(vbuckets)
-        with self._talk() as talk:
+        with self._talk(values=values) as talk:
             talk.run(talk.session.handshake())
             talk.run(self._begin(talk.session, wanted))
             left = len(wanted)
@@ -140,8 +146,8 @@ class Lease:
             if answer.status:
                 raise LeaseRefused(f"vBucket {number} of the lease: {answer.reason}")
 
-    def _talk(self) -> _Talk:
-        return _Talk(self._place, self._tls, self._credentials)
+    def _talk(self, *, values: bool = True) -> _Talk:
+        return _Talk(self._place, self._tls, self._credentials, values=values)
 
     def _ask(self, frame: RequestFrame, *allowed: int) -> ResponseFrame:
         with self._talk() as talk:
@@ -168,10 +174,19 @@ class _Talk:
     """One connection, used by one thread: run a task, wait for events."""
 
     def __init__(
-        self, place: str, tls: ssl.SSLContext | None, credentials: Credentials | None
+        self,
+        place: str,
+        tls: ssl.SSLContext | None,
+        credentials: Credentials | None,
+        *,
+        values: bool,
     ) -> None:
         self.session = NodeSession(
-            check_place(place), "uprmc-lease", credentials=credentials, tls=tls is not None
+            check_place(place),
+            "uprmc-lease",
+            wants_values=values,
+            credentials=credentials,
+            tls=tls is not None,
         )
         self._wire = Wire(place, tls, time.monotonic() + _TIMEOUT_S)
         self._early: list[Event] = []

@@ -1,0 +1,122 @@
+"""Documents by hand: get, set, del, incr, touch, keys, watch and ping at a node with users."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from interop.server_process import start_uprmc
+from tests.cli.here import runner
+from tests.cli.support import Ended
+from tests.login.files import password_file, users_file
+
+Ask = Callable[..., Ended]
+
+
+class Site(NamedTuple):
+    """A node, and files with passwords of its users by name."""
+
+    upr: str
+    passwords: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    directory = tmp_path_factory.mktemp("users")
+    users = users_file(directory, ann="read,write,stream", bob="read,stream")
+    data = tmp_path_factory.mktemp("data")
+    with start_uprmc(data, "--vbuckets", "4", "--set", f"server.users={users}") as server:
+        names = {name: password_file(directory, name) for name in ("ann", "bob")}
+        yield Site(str(server.upr), names)
+        server.stop()
+
+
+@pytest.fixture
+def ask(site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Run a verb as ann, or as `user`; who they are comes from the environment."""
+    here = runner(capsys)
+
+    def asked(*arguments: object, user: str = "ann") -> Ended:
+        monkeypatch.setenv("UPRMC_NODE", site.upr)
+        monkeypatch.setenv("UPRMC_USER", user)
+        monkeypatch.setenv("UPRMC_PASSWORD_FILE", site.passwords[user])
+        return here(*arguments)
+
+    return asked
+
+
+def test_what_is_set_can_be_read_counted_touched_listed_and_deleted(ask: Ask) -> None:
+    assert ask("set", "a:greeting", "hello", "--wait").code == 0
+    assert ask("get", "a:greeting").out == "hello"
+    assert ask("set", "a:greeting", "x", "--add").line() == "a:greeting exists"
+    assert ask("set", "a:none", "x", "--replace").line() == "there is no document a:none"
+    cas = json.loads(ask("get", "a:greeting", "--json").out)["cas"]
+    assert ask("set", "a:greeting", "y", "--cas", cas + 1).line() == (
+        "a:greeting exists with another CAS"
+    )
+    assert ask("set", "a:greeting", "y", "--cas", cas, "--ttl", "40d").code == 0
+    assert ask("incr", "a:n").line() == "there is no document a:n: create it with --initial"
+    assert ask("incr", "a:n", "--initial", 5).out == "5\n"
+    assert ask("incr", "a:n", "--by", -7).out == "0\n"
+    assert ask("incr", "a:greeting").line() == "the value of a:greeting is no whole number"
+    assert ask("touch", "a:n", "5m").code == 0
+    rows = [json.loads(line) for line in ask("keys", "a:", "--json").out.splitlines()]
+    assert {row["key"] for row in rows} == {"a:greeting", "a:n"}
+    assert all(row["expires"] for row in rows)
+    assert ask("keys", "a:", "--count").out == "2\n"
+    assert len(ask("keys", "--limit", 1).out.splitlines()) == 1
+    ended = ask("del", "a:greeting", "a:n", "a:none")
+    assert (ended.code, ended.line()) == (1, "there is no document a:none")
+    assert ask("keys", "a:").out == ""
+    ended = ask("get", "a:greeting")
+    assert (ended.code, ended.line()) == (1, "there is no document a:greeting")
+
+
+def test_a_watch_shows_one_document_or_all_whose_keys_begin_so(ask: Ask) -> None:
+    for key in ("w:1", "w:2", "other"):
+        ask("set", key, key)
+    one = ask("watch", "w:1", "--until-now", "--json").out.splitlines()
+    assert [json.loads(line)["value"] for line in one] == ["w:1"]
+    some = ask("watch", "w:*", "--until-now", "--json").out.splitlines()
+    assert {json.loads(line)["key"] for line in some} == {"w:1", "w:2"}
+    assert ask("watch", "w:*", "--until-now", "--changes-only").out == ""
+
+
+def test_ping_tells_how_fast_a_node_answers(ask: Ask) -> None:
+    found = json.loads(ask("ping", "-c", 3, "--every", 0, "--json").out)
+    assert found["count"] == 3
+    assert 0 < found["min_ms"] <= found["avg_ms"] <= found["max_ms"]
+
+
+def test_who_may_only_read_cannot_write(ask: Ask) -> None:
+    ended = ask("set", "k", "v", user="bob")
+    assert ended.code == 1
+    assert "Not authorized" in ended.line()
+    assert ask("keys", user="bob").code == 0
+
+
+def test_who_does_not_log_in_is_told_so(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], site: Site
+) -> None:
+    for name in ("UPRMC_USER", "UPRMC_PASSWORD_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("UPRMC_NODE", site.upr)
+    ended = runner(capsys)("get", "k")
+    assert ended.code == 1
+    assert "Auth failure" in ended.line()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["get", ""], "a key has 1 to 250 bytes, this one 0"),
+        (["set", "k", "v", "--add", "--replace"], "--add, --replace and --cas exclude each other"),
+        (["set", "k", "v", "--file", __file__], "a value and --file exclude each other"),
+        (["set", "k", "v", "--ttl", "1parsec"], "'1parsec' is not a time"),
+    ],
+)
+def test_misuse_is_one_line(ask: Ask, words: list[str], said: str) -> None:
+    assert said in ask(*words).refused()

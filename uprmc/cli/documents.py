@@ -1,0 +1,244 @@
+"""``uprmc get``, ``set``, ``del``, ``incr`` and ``touch``: single documents, for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, BinaryIO
+
+import click
+
+from uprmc import units
+from uprmc.cli.arguments import Read, whole
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.cli.shown import readable, text_or_base64
+from uprmc.client.connection import NodeError
+from uprmc.client.kv import KvClient
+from uprmc.client.kv_values import Document, Stored
+from uprmc.consume.retry import Backoff
+from uprmc.errors import ConfigError, DeltaBadValue, KeyExists, KeyNotFound
+from uprmc.protocol.opcodes import KEY_MAX_BYTES, ObservedState
+
+#: Seconds that a node takes as "from now"; more is a date.
+_RELATIVE_MAX_S = 30 * 24 * 3_600
+_TTL_MAX_S = 100 * 365 * 24 * 3_600
+_U32_MAX = 2**32 - 1
+_U64_MAX = 2**64 - 1
+
+_WAIT_MIN_S, _WAIT_MAX_S = 0.005, 0.25
+
+_TTL = Read(units.seconds, "TIME", 0, _TTL_MAX_S, " s")
+
+
+def key_named(text: str) -> bytes:
+    """Return the key that a word of the command line means; raises `ConfigError`."""
+    key = os.fsencode(text)
+    if not 1 <= len(key) <= KEY_MAX_BYTES:
+        raise ConfigError(f"a key has 1 to {KEY_MAX_BYTES} bytes, this one {len(key)}")
+    return key
+
+
+def client_of(node: NodeAccess) -> KvClient:
+    """Return a client of the nodes; raises `NodeError`."""
+    return KvClient(
+        node.places,
+        timeout_s=node.timeout_s,
+        retry_s=node.timeout_s,
+        tls=node.tls,
+        credentials=node.credentials,
+    )
+
+
+def expiry_of(ttl_s: float) -> int:
+    """Return a time to live as nodes take it; 0 = for ever, less than a second counts as one."""
+    seconds = max(1, int(ttl_s)) if ttl_s else 0
+    return seconds if seconds <= _RELATIVE_MAX_S else int(time.time()) + seconds
+
+
+@click.command()
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@talks_to_a_node("Print one JSON object for each document.", several=True)
+def get(keys: tuple[str, ...], node: NodeAccess, as_json: bool) -> int:
+    """Print the values of documents.
+
+    A value is printed as it is stored, and a line break follows on a terminal or if there are
+    several keys. If a document does not exist, the exit code is 1.
+    """
+    names = [key_named(text) for text in keys]
+    with client_of(node) as client:
+        found = client.get_many(names)
+        for name in names:
+            if name not in found:
+                continue
+            if as_json:
+                _print_json(client, name, found[name])
+            else:
+                _print_value(found[name].value, line_break=len(names) > 1 or sys.stdout.isatty())
+    missing = [readable(name) for name in names if name not in found]
+    if missing:
+        raise NodeError(f"there is no document {', '.join(missing)}")
+    return 0
+
+
+def _print_json(client: KvClient, key: bytes, document: Document) -> None:
+    click.echo(
+        json.dumps(
+            {
+                **text_or_base64("key", key),
+                **text_or_base64("value", document.value),
+                "flags": document.flags,
+                "cas": document.cas,
+                "datatype": document.datatype,
+                "vbucket": client.vbucket_of(key),
+            }
+        )
+    )
+
+
+def _print_value(value: bytes, *, line_break: bool) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(value + b"\n" if line_break else value)
+    sys.stdout.buffer.flush()
+
+
+@click.command(name="set")
+@click.argument("key")
+@click.argument("value", required=False)
+@click.option("--file", "file", type=click.File("rb"), help="Store the contents of this file.")
+@click.option("--ttl", "ttl_s", type=_TTL, default="0", help="Delete it after this time.")
+@click.option("--flags", type=whole(most=_U32_MAX), default="0", help="Number stored with it.")
+@click.option("--cas", type=whole(most=_U64_MAX), default="0", help="Only over this version.")
+@click.option("--add", is_flag=True, help="Only if there is no such document.")
+@click.option("--replace", is_flag=True, help="Only if there is such a document.")
+@click.option("--wait", is_flag=True, help="Return when it is on disk.")
+@talks_to_a_node("Print one JSON object.", several=True)
+def set_verb(
+    key: str,
+    value: str | None,
+    file: BinaryIO | None,
+    ttl_s: float,
+    flags: int,
+    cas: int,
+    add: bool,
+    replace: bool,
+    wait: bool,
+    node: NodeAccess,
+    as_json: bool,
+) -> int:
+    """Store a document.
+
+    The value is read from standard input if it is - or missing.
+    """
+    if (add and replace) or (cas and (add or replace)):
+        raise ConfigError("--add, --replace and --cas exclude each other")
+    if file is not None and value is not None:
+        raise ConfigError("a value and --file exclude each other")
+    name, body = key_named(key), _body(value, file)
+    with client_of(node) as client:
+        store = client.add if add else client.replace if replace else client.set
+        more: dict[str, Any] = {"cas": cas} if cas else {}
+        try:
+            stored = store(name, body, flags=flags, expiry=expiry_of(ttl_s), **more)
+        except KeyExists:
+            other = " with another CAS" if cas else ""
+            raise NodeError(f"{readable(name)} exists{other}") from None
+        except KeyNotFound:
+            raise NodeError(f"there is no document {readable(name)}") from None
+        _tell(client, name, stored, node, wait=wait, as_json=as_json)
+    return 0
+
+
+def _body(value: str | None, file: BinaryIO | None) -> bytes:
+    if file is not None:
+        return file.read()
+    if value in (None, "-"):
+        return sys.stdin.buffer.read()
+    return os.fsencode(str(value))
+
+
+@click.command(name="del")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@talks_to_a_node("Print one JSON object.", several=True)
+def del_verb(keys: tuple[str, ...], node: NodeAccess, as_json: bool) -> int:
+    """Delete documents.
+
+    If one of them does not exist, the others are deleted and the exit code is 1.
+    """
+    names = [key_named(text) for text in keys]
+    with client_of(node) as client:
+        deleted = client.delete_many(names)
+    if as_json:
+        click.echo(json.dumps({"deleted": len(deleted)}))
+    missing = [readable(name) for name in names if name not in deleted]
+    if missing:
+        raise NodeError(f"there is no document {', '.join(missing)}")
+    return 0
+
+
+@click.command()
+@click.argument("key")
+@click.option("--by", type=int, default=1, show_default=True, help="What to add; may be negative.")
+@click.option("--initial", type=whole(most=_U64_MAX), help="Value of a document that is missing.")
+@click.option("--ttl", "ttl_s", type=_TTL, default="0", help="With --initial: time to live.")
+@talks_to_a_node("Print one JSON object.", several=True)
+def incr(
+    key: str, by: int, initial: int | None, ttl_s: float, node: NodeAccess, as_json: bool
+) -> int:
+    """Add to the number in a document, and print the sum.
+
+    A number that would become negative becomes 0.
+    """
+    name = key_named(key)
+    if abs(by) > _U64_MAX:
+        raise ConfigError(f"--by: {by} is out of range")
+    with client_of(node) as client:
+        try:
+            number = client.count(name, by, initial=initial, expiry=expiry_of(ttl_s))
+        except KeyNotFound:
+            raise NodeError(
+                f"there is no document {readable(name)}: create it with --initial"
+            ) from None
+        except DeltaBadValue:
+            raise NodeError(f"the value of {readable(name)} is no whole number") from None
+    click.echo(json.dumps({**text_or_base64("key", name), "value": number}) if as_json else number)
+    return 0
+
+
+@click.command()
+@click.argument("key")
+@click.argument("ttl_s", type=_TTL, metavar="TIME")
+@talks_to_a_node("Print one JSON object.", several=True)
+def touch(key: str, ttl_s: float, node: NodeAccess, as_json: bool) -> int:
+    """Change when a document expires.
+
+    TIME is a time from now, such as 5m or 40d, or 0 for never.
+    """
+    name = key_named(key)
+    with client_of(node) as client:
+        try:
+            stored = client.touch(name, expiry_of(ttl_s))
+        except KeyNotFound:
+            raise NodeError(f"there is no document {readable(name)}") from None
+        _tell(client, name, stored, node, wait=False, as_json=as_json)
+    return 0
+
+
+def _tell(
+    client: KvClient, key: bytes, stored: Stored, node: NodeAccess, *, wait: bool, as_json: bool
+) -> None:
+    if wait:
+        _wait_until_on_disk(client, key, node.timeout_s)
+    if as_json:
+        place = {**text_or_base64("key", key), "vbucket": client.vbucket_of(key)}
+        click.echo(json.dumps({**place, "cas": stored.cas, "persisted": wait}))
+
+
+def _wait_until_on_disk(client: KvClient, key: bytes, limit_s: float) -> None:
+    """Ask until the newest version is on disk; it may be another one by then."""
+    deadline, backoff = time.monotonic() + limit_s, Backoff(_WAIT_MIN_S, _WAIT_MAX_S)
+    while client.observe([key])[key].state == ObservedState.NOT_PERSISTED:
+        if time.monotonic() >= deadline:
+            raise NodeError(f"{readable(key)} is stored, and not on disk after {limit_s:g} s")
+        time.sleep(backoff.next())

@@ -1,0 +1,63 @@
+"""``uprmc keys``: the keys of a node's documents, as they are at one moment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from contextlib import closing
+from itertools import islice
+
+import click
+
+from uprmc.cli.arguments import whole
+from uprmc.cli.change_lines import time_text
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.cli.shown import readable, text_or_base64
+from uprmc.client.handler import Change
+from uprmc.client.lease import Lease
+
+#: A lease is for so long; it is renewed after every so many documents.
+_LEASE_S = 60.0
+_RENEW_ITEMS = 100_000
+
+
+@click.command()
+@click.argument("prefix", default="")
+@click.option("--limit", type=whole(least=1), help="Print no more keys than this.")
+@click.option("--count", is_flag=True, help="Print only how many there are.")
+@talks_to_a_node("Print one JSON object for each key.", several=True)
+def keys(prefix: str, limit: int | None, count: bool, node: NodeAccess, as_json: bool) -> None:
+    """Print the keys of documents.
+
+    With PREFIX, only keys that begin so are printed. Each node is read as it is at one moment, from a lease, however many documents it has. The
+    order is that of the last changes within each vBucket.
+    """
+    beginning = os.fsencode(prefix)
+    with closing(_found(node, beginning)) as found:
+        some = islice(found, limit)
+        if count:
+            number = sum(1 for _ in some)
+            click.echo(json.dumps({"count": number}) if as_json else number)
+            return
+        for change in some:
+            click.echo(_line(change, as_json))
+
+
+def _found(node: NodeAccess, beginning: bytes) -> Generator[Change, None, None]:
+    for place in node.places:
+        lease = Lease(place, (), _LEASE_S, tls=node.tls, credentials=node.credentials)
+        with lease, closing(lease.read(values=False)) as changes:
+            for number, change in enumerate(changes, 1):
+                if not number % _RENEW_ITEMS:
+                    lease.renew(_LEASE_S)
+                if change.op == "set" and change.key.startswith(beginning):
+                    yield change
+
+
+def _line(change: Change, as_json: bool) -> str:
+    if not as_json:
+        return readable(change.key)
+    expires = time_text(change.expiry) if change.expiry else None
+    place = {"vbucket": change.vbucket, "seqno": change.seqno}
+    return json.dumps({**text_or_base64("key", change.key), **place, "expires": expires})
