@@ -30,8 +30,9 @@ _RENEW_ITEMS = 100_000
 def keys(prefix: str, limit: int | None, count: bool, node: NodeAccess, as_json: bool) -> None:
     """Print the keys of documents.
 
-    With PREFIX, only keys that begin so are printed. Each node is read as it is at one moment, from a lease, however many documents it has. The
-    order is that of the last changes within each vBucket.
+    With PREFIX, only keys that begin so are printed. Each node is read as it is at one moment,
+    from a lease, however many documents it has. The order is that of the last changes within each
+    vBucket.
     """
     beginning = os.fsencode(prefix)
     with closing(_found(node, beginning)) as found:

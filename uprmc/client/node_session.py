@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from uprmc.client.ahead import Ahead
+from uprmc.client.connection import WANTS_LOGIN
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.events import Event
@@ -46,7 +47,7 @@ from uprmc.protocol.management import (
     VBUCKET_SEQNO_TERM,
     VBUCKET_SEQNOS_EXTRAS,
 )
-from uprmc.protocol.opcodes import Opcode, OpenFlag
+from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions
 from uprmc.protocol.upr_many import StreamStart, encode_stream_requests, split_starts
@@ -429,6 +430,8 @@ class NodeSession:
             ]
         )
         greeted, opened, *granted, cluster_map = answers
+        if opened.status == Status.AUTH_ERROR:
+            raise OpenRefused(f"the node at {self.place} {WANTS_LOGIN}")
         if opened.status:
             raise OpenRefused(
                 f"the node at {self.place} refuses to open a stream connection: {opened.reason}; "

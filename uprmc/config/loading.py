@@ -19,6 +19,9 @@ _OF_VERBS = frozenset(
         "UPRMC_VIEWS",
         "UPRMC_TLS",
         "UPRMC_TLS_CA",
+        "UPRMC_USER",
+        "UPRMC_PASSWORD_FILE",
+        "UPRMC_CLIENT_FILE",
         "UPRMC_NO_TLS_VERIFY",
     }
 )
