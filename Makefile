@@ -51,7 +51,7 @@ $(VENV)/installed: pyproject.toml $(NATIVE) | $(BIN)/python
 	@touch $@
 
 $(VENV)/spark-installed: $(VENV)/installed
-	@echo "installing Spark into $(VENV): about 500 MB" >&2
+	@echo "installing Spark into $(VENV): about 800 MB on disk" >&2
 	@$(BIN)/python -m $(PIP_EDITABLE) '.[spark]' >&2
 	@touch $@
 

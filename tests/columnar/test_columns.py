@@ -20,7 +20,8 @@ def test_the_default_columns_are_those_of_the_reference() -> None:
 
 def test_the_optional_columns_are_those_of_the_reference() -> None:
     assert Columns(OPTIONAL).ddl == (
-        "_datatype INT, _snap_start BIGINT, _snap_end BIGINT, _backfill BOOLEAN, _meta BINARY"
+        "_datatype INT, _snap_start BIGINT, _snap_end BIGINT, _backfill BOOLEAN, _meta BINARY, "
+        "_time TIMESTAMP"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,42 @@ def test_every_mode_does_on_a_node_what_it_says(node: ServerProcess) -> None:
     assert written(node.upr, documents(rows), mode="delete").applied == 3000
     assert written(node.upr, documents(rows), mode="delete").missing == 3000
     assert of(contents(node), b"mode") == {b"mode-new": b"document"}
+
+
+def test_replace_stores_only_what_is_there(node: ServerProcess) -> None:
+    put(node, {b"re-1": b"old"})
+    report = written(node.upr, documents({b"re-1": b"new", b"re-2": b"new"}), mode="replace")
+    assert (report.applied, report.missing) == (1, 1)
+    assert of(contents(node), b"re-") == {b"re-1": b"new"}
+
+
+def test_a_row_with_a_cas_is_written_only_over_the_version_that_it_names(
+    node: ServerProcess,
+) -> None:
+    put(node, {b"cas-1": b"old", b"cas-2": b"old", b"cas-3": b"old"})
+    cas = {key: each.cas for key, each in changes(node).items()}
+    rows = documents(
+        {b"cas-1": b"new", b"cas-2": b"new", b"cas-3": b"new", b"cas-4": b"new", b"cas-5": b"new"},
+        version=pa.array([cas[b"cas-1"], cas[b"cas-2"] - 1, None, cas[b"cas-1"], 0], pa.int64()),
+    )
+    report = written(node.upr, rows, cas_column="version")
+    assert (report.applied, report.conflicts) == (3, 2)
+    there = {b"cas-1": b"new", b"cas-2": b"old", b"cas-3": b"new", b"cas-5": b"new"}
+    assert of(contents(node), b"cas-") == there
+    again = written(node.upr, rows, cas_column="version")
+    assert (again.applied, again.existed, again.conflicts) == (2, 1, 2)
+    with pytest.raises(BadRow, match="the document has another CAS"):
+        written(node.upr, rows.slice(1, 1), cas_column="version", on_conflict="error")
+    report = written(node.upr, rows.slice(0, 2), mode="delete", cas_column="version")
+    assert (report.applied, report.conflicts) == (0, 2)
+    fresh = changes(node)[b"cas-1"].cas
+    row = documents({b"cas-1": None}, version=pa.array([fresh], pa.int64()))
+    assert written(node.upr, row, mode="delete", cas_column="version").applied == 1
+
+
+def test_one_time_to_live_holds_for_all_rows(node: ServerProcess) -> None:
+    written(node.upr, documents({b"live": b"x"}), ttl_s=300)
+    assert abs(changes(node)[b"live"].expiry - (time.time() + 300)) < 30
 
 
 def test_a_replay_with_metadata_changes_nothing_on_a_node(node: ServerProcess) -> None:

@@ -115,7 +115,7 @@ def test_csv_is_read_as_its_options_say(
         (("x.jsonl", "--force"), 2, "UPRMC_OPTION"),
         (("x.jsonl", "--master", "local[2]"), 2, "--engine spark"),
         (("x.jsonl", "--password-env", "X"), 2, "needs username"),
-        (("none.jsonl",), 2, "UPRMC_OPTION no file at"),
+        (("none.jsonl",), 2, "UPRMC_FILE no file at"),
         (("y.csv", "--key", "idd"), 2, "did you mean id?"),
         (("x.jsonl", "--node", "nowhere"), 2, "HOST:PORT"),
     ],

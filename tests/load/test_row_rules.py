@@ -217,6 +217,16 @@ def test_a_row_that_gives_no_document_says_why(
     assert reason in reasons[0]
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("300", 300), ("5m", 300), ("1d", 86_400), ("0", 0)])
+def test_a_time_to_live_for_all_rows_may_have_a_unit(
+    tmp_path: Path, text: str, seconds: int
+) -> None:
+    rules = RowRules(ttl=text)
+    rules.check()
+    (row,), _ = made(lines(tmp_path, {"key": "a", "value": "x"}), rules)
+    assert row["_ttl"] == seconds
+
+
 @pytest.mark.parametrize("number", [0, 2**32 - 1])
 def test_numbers_at_the_limits_are_taken(tmp_path: Path, number: int) -> None:
     rules = RowRules(ttl="t", flags="t")

@@ -256,7 +256,7 @@ def test_reading_options_that_contradict_each_other(options: dict[str, str], exp
         ({"onError": "file"}, "go together"),
         ({"errorsPath": "d"}, "go together"),
         ({"force": "true"}, "append-meta"),
-        ({"writeMode": "overwrite"}, "one of upsert, insert, append-meta, delete"),
+        ({"writeMode": "overwrite"}, "one of upsert, insert, replace, append-meta, delete"),
         ({"window": "100001"}, "from 1 to 100,000"),
         ({"maxErrors": "-1"}, "0 or more"),
     ],

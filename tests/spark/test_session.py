@@ -60,3 +60,8 @@ def test_a_package_that_is_missing_is_told_with_how_to_install_it() -> None:
         session.require("no_such_module", "pip install it")
     with pytest.raises(MissingPackage, match=r"pip install 'uprmc\[spark-connect\]'"):
         session.require_found("no_such_package.part")
+
+
+def test_the_size_of_what_is_installed_is_told() -> None:
+    assert session._size_bytes(["pyarrow"]) > 10_000_000
+    assert session._size_bytes(["no_such_package"]) == 0

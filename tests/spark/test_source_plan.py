@@ -7,6 +7,7 @@ import pickle
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,15 @@ def test_a_number_of_partitions_is_obeyed_up_to_the_number_of_vbuckets(servers: 
     for asked, expected in ((1, 1), (5, 5), (VBUCKETS, VBUCKETS), (VBUCKETS + 1, VBUCKETS)):
         options = read_options({"servers": servers, "numPartitions": str(asked)})
         assert len(plan(options)) == expected
+
+
+def test_the_time_of_a_version_is_that_of_its_cas(servers: str) -> None:
+    found = rows(servers, columns="_time,_cas")
+    for row in found:
+        assert abs((datetime.now(UTC) - row["_time"]).total_seconds()) < 3_600
+        assert row["_time"] == datetime.fromtimestamp(0, UTC) + timedelta(
+            microseconds=row["_cas"] // 1_000
+        )
 
 
 def test_few_documents_are_one_task(servers: str) -> None:

@@ -27,7 +27,7 @@ from uprmc.jobs.progress import Step
 _EPILOG = """\b
 Examples:
   uprmc load users.csv --key 'user:{id}' --value json
-  uprmc load events/ --format jsonl --key id --value json:all --ttl 86400
+  uprmc load events/ --format jsonl --key id --value json:all --ttl 1d
   uprmc load part-*.parquet --key key --value value --resume load.journal
 """
 
@@ -55,7 +55,9 @@ Examples:
     "columns. json:all: a document of all columns.",
 )
 @click.option(
-    "--ttl", metavar="COLUMN|SECONDS", help="Seconds that documents live, or a column with them."
+    "--ttl",
+    metavar="COLUMN|TIME",
+    help="Time that documents live, such as 300 or 5m, or a column with seconds.",
 )
 @click.option("--flags", metavar="COLUMN|NUMBER", help="Flags of documents, or a column with them.")
 @declared(WriteOptions, "mode", "--mode")

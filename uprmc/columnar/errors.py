@@ -181,6 +181,10 @@ class BadFile(SparkError):
     code = "UPRMC_FILE"
 
 
+class MissingFile(BadFile, ConfigError):
+    """There is no file where the user says that one is."""
+
+
 class BackupDamaged(SparkError):
     """A manifest or a file of a backup is torn, or its digest differs."""
 

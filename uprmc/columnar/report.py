@@ -45,9 +45,10 @@ class Counts(JsonReport):
     Attributes:
         rows: rows seen.
         applied: the node took them; in a dry run: it would be asked to.
-        conflicts: append-meta: the version that the node has wins, or is the same one.
-        existed: insert: the same document is there already.
-        missing: a document to be deleted is not there.
+        conflicts: append-meta: the version that the node has wins, or is the same one; casColumn:
+            the document has another CAS, or is gone.
+        existed: insert, casColumn: the same document is there already.
+        missing: a document to be deleted or replaced is not there.
         skipped: no value, and such rows are to be left out.
         errors: could not be written.
         retried: requests sent once more: temporary failures, moved vBuckets, lost connections.

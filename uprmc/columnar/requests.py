@@ -60,6 +60,9 @@ _OPERATIONS = {None: _SET, "set": _SET, "delete": _DELETE, "expire": _EXPIRE}
 
 _CAS_LOCKED = 2**64 - 1
 
+#: How a mode stores, if not by SETQ.
+_STORES = {"insert": Opcode.ADDQ, "replace": Opcode.REPLACEQ}
+
 #: Lengths of extras that end with the length of extended metadata.
 _NMETA_EXTRAS = frozenset(
     record.itemsize - HEADER_BYTES for record in (WITH_META_NMETA, WITH_META_OPTIONS_NMETA)
@@ -109,6 +112,11 @@ def value_in(frame: bytes) -> bytes:
     if frame[4] in _NMETA_EXTRAS:
         meta_bytes = int.from_bytes(frame[value_at - 2 : value_at])
     return frame[value_at + key_bytes : len(frame) - meta_bytes]
+
+
+def cas_in(frame: bytes) -> int:
+    """Return the CAS that a request names, 0 = none."""
+    return int.from_bytes(frame[HEADER_BYTES - 8 : HEADER_BYTES])
 
 
 def packed(
@@ -236,15 +244,29 @@ class _Packing:
     def _fields(self) -> dict[str, Array]:
         """Return what goes into the extras, by the layouts' names."""
         options = self._options
+        compared = {} if options.cas_column is None else {"cas": self._compared_cas()}
         if options.mode == "delete":
-            return {}
+            return compared
         datatype = self._numbers("_datatype", 8, default=0)
         alien = datatype > DataType.JSON
         self._fault(alien, "BAD_NUMBER", "_datatype: a node takes none but 0 and 1")
         if options.mode == "append-meta":
             return {"datatype": datatype, **self._meta()}
         flags = self._numbers(options.flags_column or "_flags", 32, default=0)
-        return {"datatype": datatype, "flags": flags, "expiration": self._expiry()}
+        return {"datatype": datatype, "flags": flags, "expiration": self._expiry(), **compared}
+
+    def _compared_cas(self) -> Array:
+        """Return the CAS that documents must have, 0 = any."""
+        name = self._options.cas_column
+        assert name is not None
+        column = required(self._batch, name, "the CAS")
+        found = numbers_of(column, name, 64)
+        self._fault(
+            found.wrong & self._sent, "BAD_NUMBER", f"{name}: not between 0 and {2**64 - 1}"
+        )
+        locked = (found.values == _CAS_LOCKED) & ~found.null
+        self._fault(locked & self._sent, "BAD_NUMBER", f"{name}: no version has this CAS")
+        return np.where(found.null, 0, found.values)
 
     def _meta(self) -> dict[str, Array]:
         cas = self._numbers("_cas", 64)
@@ -258,6 +280,9 @@ class _Packing:
         }
 
     def _expiry(self) -> Array:
+        if self._options.ttl_s is not None:
+            whole = np.full(self._count, int(self._options.ttl_s), np.uint64)
+            return self._from_now(whole, "ttl")
         ttl, exp = self._options.ttl_column, self._options.exp_column
         if ttl is None and exp is None:
             ttl = "_ttl" if self._has("_ttl") else None
@@ -271,7 +296,9 @@ class _Packing:
         return times
 
     def _from_ttl(self, name: str) -> Array:
-        times = self._numbers(name, 32, default=0)
+        return self._from_now(self._numbers(name, 32, default=0), name)
+
+    def _from_now(self, times: Array, name: str) -> Array:
         absolute = np.where(times > RELATIVE_EXPIRY_MAX_S, times + np.uint64(self._now), times)
         late = absolute >= 2**32
         why = f"{name}: more seconds than an expiry can have"
@@ -358,7 +385,7 @@ class _Packing:
             opcode = Opcode.SETQ_WITH_META if kind == _SET else Opcode.DELQ_WITH_META
         elif kind == _SET:
             layout = STORE
-            opcode = Opcode.ADDQ if mode == "insert" else Opcode.SETQ
+            opcode = _STORES.get(mode, Opcode.SETQ)
         else:
             layout, opcode = BARE, Opcode.DELETEQ
         heads: Array = np.zeros(len(rows), layout)

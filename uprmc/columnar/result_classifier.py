@@ -4,6 +4,9 @@
 |---|---|---|
 | append-meta | data exists | conflict: the version that is there wins |
 | insert | data exists | existed, if the same document is there; otherwise an error |
+| a row with a CAS | data exists | existed, if the same document is there; otherwise a conflict |
+| a row with a CAS that stores | not found | conflict |
+| replace | not found | missing |
 | delete, or a row that deletes | not found | missing |
 | any | anything else but success | an error |
 
@@ -19,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
 from uprmc.columnar.errors import ProtocolError
-from uprmc.columnar.requests import Piece, value_in
+from uprmc.columnar.requests import Piece, cas_in, value_in
 from uprmc.columnar.rounds import Requests, Rounds
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.protocol.binary import GET_REPLY_EXTRAS, STORE_EXTRAS
@@ -36,6 +39,9 @@ _DELETING = frozenset((Opcode.DELETEQ, Opcode.DELQ_WITH_META))
 
 # What comparing tells; no statuses of the wire.
 _SAME, _OTHER = 0x10000, 0x10001
+
+#: What a row that names a CAS is told if its document has another one.
+_CONFLICTS = frozenset((_OTHER, Status.KEY_EXISTS, Status.KEY_NOT_FOUND))
 
 
 class ResultClassifier:
@@ -63,16 +69,21 @@ class ResultClassifier:
         outcomes: dict[int, str] = {}
         for part in self._parts(piece, places):
             statuses = self._rounds.answers(_requests(piece), part)
-            if self._options.mode == "insert":
+            if self._compares:
                 statuses = self._looked_at(piece, statuses)
             for place, status in sorted(statuses.items()):
                 outcomes[place] = self._outcome(piece, place, status)
         return outcomes
 
+    @property
+    def _compares(self) -> bool:
+        """Tell whether a refusal may come from what an earlier attempt has written."""
+        return self._options.mode == "insert" or self._options.cas_column is not None
+
     def _parts(self, piece: Piece, places: Sequence[int]) -> list[Sequence[int]]:
-        """Cut so that a repeated insert does not meet a later one of the same key."""
+        """Cut so that a repeated insert or swap does not meet a later one of the same key."""
         keys = piece.keys
-        if self._options.mode != "insert" or len(set(keys)) == len(keys):
+        if not self._compares or len(set(keys)) == len(keys):
             return [places]
         parts: list[Sequence[int]] = []
         seen: set[bytes] = set()
@@ -85,29 +96,38 @@ class ResultClassifier:
         return [*parts, places[begin:]]
 
     def _outcome(self, piece: Piece, place: int, status: int) -> str:
-        mode = self._options.mode
+        mode, opcode = self._options.mode, piece.frames[place][1]
         if status == _SAME:
             return "existed"
+        if status == Status.KEY_NOT_FOUND and opcode in _DELETING:
+            return "missing"
+        if cas_in(piece.frames[place]):
+            if status in _CONFLICTS and self._options.on_conflict == "count":
+                return "conflicts"
+        elif status == Status.KEY_NOT_FOUND and opcode == Opcode.REPLACEQ:
+            return "missing"
         if status == Status.KEY_EXISTS and mode == "append-meta" and not self._options.force:
             return "conflicts"
-        if status == Status.KEY_NOT_FOUND and piece.frames[place][1] in _DELETING:
-            return "missing"
         self._fail(_error_row(piece, place, status))
         return "errors"
 
-    # --- inserts that find their key taken ------------------------------------------------------
+    # --- inserts and swaps that find another document ---------------------------------------------
 
     def _looked_at(self, piece: Piece, statuses: dict[int, int]) -> dict[int, int]:
         """Replace `KEY_EXISTS` by what the comparison tells."""
         found = dict(statuses)
         for _ in range(INSERT_TRIES):
-            taken = sorted(place for place, status in found.items() if status == Status.KEY_EXISTS)
+            taken = sorted(
+                place
+                for place, status in found.items()
+                if status == Status.KEY_EXISTS and piece.frames[place][1] not in _DELETING
+            )
             if not taken:
                 break
             gone: list[int] = []
             for begin in range(0, len(taken), COMPARED_MAX):
                 for place, result in self._compared(piece, taken[begin : begin + COMPARED_MAX]):
-                    if result == Status.KEY_NOT_FOUND:
+                    if result == Status.KEY_NOT_FOUND and self._options.mode == "insert":
                         gone.append(place)
                     else:
                         found[place] = result
@@ -146,7 +166,11 @@ def _requests(piece: Piece) -> Requests:
 
 
 def _error_row(piece: Piece, place: int, status: int) -> ErrorRow:
-    if status in (_OTHER, Status.KEY_EXISTS):
+    if cas_in(piece.frames[place]) and status in _CONFLICTS:
+        gone = status == Status.KEY_NOT_FOUND
+        code, status = "CONFLICT", Status.KEY_NOT_FOUND if gone else Status.KEY_EXISTS
+        reason = "the document is gone" if gone else "the document has another CAS"
+    elif status in (_OTHER, Status.KEY_EXISTS):
         code, status = "EXISTS", Status.KEY_EXISTS
         reason = "another document has this key"
     else:

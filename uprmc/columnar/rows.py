@@ -20,6 +20,8 @@ from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
 
 SET, DELETE, EXPIRE = "set", "delete", "expire"
 
+_NANOS_PER_MICRO = np.uint64(1_000)
+
 #: Extras of a deletion from which on they tell when it was made.
 _TIMED_BYTES = 20
 
@@ -189,6 +191,12 @@ def _u64(field: Any, columns: Columns) -> Any:
     return pa.Array.from_buffers(pa.decimal128(20, 0), len(numbers), buffers)
 
 
+def _time(rows: Rows) -> Any:
+    """When each version was made: a CAS is a hybrid clock in nanoseconds."""
+    micros = (rows.records["cas"].astype(np.uint64) // _NANOS_PER_MICRO).astype(np.int64)
+    return pa.array(micros, pa.timestamp("us", tz="UTC"))
+
+
 _OF_ROWS: dict[str, Callable[[Rows], Any]] = {
     "_op": _ops,
     "_vb": lambda rows: pa.array(rows.records["vbucket"].astype(np.int32)),
@@ -200,6 +208,7 @@ _OF_ROWS: dict[str, Callable[[Rows], Any]] = {
     "_datatype": lambda rows: pa.array(rows.records["datatype"].astype(np.int32)),
     "_snap_start": lambda rows: pa.array(rows.snap_start),
     "_snap_end": lambda rows: pa.array(rows.snap_end),
+    "_time": _time,
     "_backfill": lambda rows: pa.array(rows.disk),
 }
 

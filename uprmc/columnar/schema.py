@@ -22,7 +22,7 @@ DEFAULT = ("key", "value", "_op", "_vb", "_seq", "_rev", "_cas", "_flags", "_exp
            "_vbuuid")  # fmt: skip
 
 #: Columns that have to be asked for.
-OPTIONAL = ("_datatype", "_snap_start", "_snap_end", "_backfill", "_meta")
+OPTIONAL = ("_datatype", "_snap_start", "_snap_end", "_backfill", "_meta", "_time")
 
 KEY_TYPES = ("string", "binary")
 U64_FORMS = ("signed", "decimal")
@@ -47,6 +47,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "_snap_end": (pa.int64(), "BIGINT"),
     "_backfill": (pa.bool_(), "BOOLEAN"),
     "_meta": (pa.binary(), "BINARY"),
+    "_time": (pa.timestamp("us", tz="UTC"), "TIMESTAMP"),
 }
 _BINARY = (pa.binary(), "BINARY")
 _DECIMAL = (pa.decimal128(20, 0), "DECIMAL(20,0)")

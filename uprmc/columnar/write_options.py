@@ -20,8 +20,9 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption
 from uprmc.columnar.option import check, choice, option
 
-Mode = Literal["upsert", "insert", "append-meta", "delete"]
+Mode = Literal["upsert", "insert", "replace", "append-meta", "delete"]
 OnError = Literal["fail", "skip", "file"]
+OnConflict = Literal["count", "error"]
 NullValue = Literal["fail", "skip", "delete"]
 Durability = Literal["none", "persist"]
 
@@ -41,10 +42,10 @@ class WriteOptions:
     access: Access
     mode: Mode = choice(
         "writeMode",
-        ("upsert", "insert", "append-meta", "delete"),
-        "upsert: store documents. insert: store only new ones. append-meta: store them with "
-        "the _rev and _cas of their rows, so that a repeat changes nothing. delete: remove "
-        "them.",
+        ("upsert", "insert", "replace", "append-meta", "delete"),
+        "upsert: store documents. insert: store only new ones. replace: store only those that "
+        "exist. append-meta: store them with the _rev and _cas of their rows, so that a repeat "
+        "changes nothing. delete: remove them.",
         former={"meta": "append-meta"},
     )
     key_column: str = option("keyColumn", units.text, "key", "Name of the column with the keys.")
@@ -70,6 +71,27 @@ class WriteOptions:
         "",
         "Name of the column with the time of expiry in seconds since 1970. By default _exp, "
         "if there is one.",
+    )
+    ttl_s: float | None = option(
+        "ttl",
+        units.seconds,
+        "",
+        "Time to live of all documents, in whole seconds, such as 5m, instead of a column.",
+        least=1,
+        most=2**32 - 1,
+    )
+    cas_column: str | None = option(
+        "casColumn",
+        units.text,
+        "",
+        "Name of a column with the CAS that a document must still have (compare and swap); NULL "
+        "or 0 means any. Rows whose document has another CAS count as conflicts.",
+    )
+    on_conflict: OnConflict = choice(
+        "onConflict",
+        ("count", "error"),
+        "What to do with a row whose document does not have the CAS of casColumn. count: count "
+        "it as a conflict. error: treat it as a row that cannot be written.",
     )
     window: int = option(
         "window",
@@ -179,9 +201,24 @@ class WriteOptions:
             raise BadOption("mode insert deletes nothing: ignore_null cannot be delete")
         if self.force and self.mode != "append-meta":
             raise BadOption(f"force is for mode append-meta, not {self.mode}")
+        if self.ttl_s is not None:
+            self._check_ttl(self.ttl_s)
+        if self.cas_column and self.mode in ("insert", "append-meta"):
+            raise BadOption(f"casColumn is for upsert, replace and delete, not {self.mode}")
+        if self.on_conflict == "error" and not self.cas_column:
+            raise BadOption("onConflict=error needs casColumn")
         if self.mode in ("append-meta", "delete"):
             given = self.flags_column or self.ttl_column or self.exp_column
             if given:
                 raise BadOption(
-                    f"column {given!r} of flags or expiry is for upsert and insert, not {self.mode}"
+                    f"column {given!r} of flags or expiry is for upsert, insert and replace, "
+                    f"not {self.mode}"
                 )
+
+    def _check_ttl(self, ttl_s: float) -> None:
+        if ttl_s != int(ttl_s):
+            raise BadOption(f"ttl={ttl_s:g}: say whole seconds")
+        if self.ttl_column or self.exp_column:
+            raise BadOption(f"ttl and {self.ttl_column or self.exp_column} contradict each other")
+        if self.mode in ("append-meta", "delete"):
+            raise BadOption(f"ttl is for upsert, insert and replace, not {self.mode}")

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uprmc.columnar.errors import BadFile, BadOption, why
+from uprmc.columnar.errors import BadFile, BadOption, MissingFile, why
 
 FORMATS = ("csv", "jsonl", "parquet")
 
@@ -187,7 +187,7 @@ def _files_of(path: str, format: str | None) -> Iterator[_Found]:
     else:
         matching = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
         if not matching:
-            raise BadOption(f"no file at {path}")
+            raise MissingFile(f"no file at {path}")
         for one in matching:
             if os.path.isdir(one):
                 yield from _files_below(Path(one), format)
@@ -206,7 +206,7 @@ def _files_below(directory: Path, format: str | None) -> Iterator[_Found]:
                 found = True
                 yield file, format or _format_of(file), constants
     if not found:
-        raise BadOption(f"no file in {directory}")
+        raise MissingFile(f"no file in {directory}")
 
 
 def _constants(below: Path) -> Iterator[tuple[str, str | None]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from uprmc import units
 from uprmc.columnar.errors import BadOption
 from uprmc.load.input_rows import EXCERPT_BYTES, BadLine, Row, rows_of
 from uprmc.load.inputs import Task
@@ -124,7 +125,9 @@ class RowRules:
     Attributes:
         key: column or template.
         value: column, template, `JSON_OTHERS` or `JSON_ALL`; ``None`` = there is none (deletions).
-        ttl, flags: a column, or a number that holds for all rows; ``None`` = 0.
+        ttl: a column, or a time such as ``300`` or ``5m`` that holds for all rows; ``None`` = no
+            expiry.
+        flags: a column, or a number that holds for all rows; ``None`` = 0.
         meta: pass on the columns ``_op _flags _exp _datatype _rev _cas``. Those of Parquet files
             are passed on always: that is where copies made by Spark are.
     """
@@ -134,6 +137,10 @@ class RowRules:
     ttl: str | None = None
     flags: str | None = None
     meta: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ttl is not None:
+            object.__setattr__(self, "ttl", _seconds_or_column(self.ttl))
 
     def check(self) -> None:
         """Raise `BadOption` for a rule that no row could follow."""
@@ -160,6 +167,15 @@ class RowRules:
         if self.value is not None and not self.value_is_json:
             names += Template.of(self.value).columns
         return names + [text for text in (self.ttl, self.flags) if text and not text.isdecimal()]
+
+
+def _seconds_or_column(text: str) -> str:
+    """Return ``300`` for ``5m``; what is no time in whole seconds names a column."""
+    try:
+        found = units.seconds(text)
+    except ValueError:
+        return text
+    return str(int(found)) if found == int(found) else text
 
 
 def _is_u32(text: str) -> bool:

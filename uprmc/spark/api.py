@@ -74,7 +74,7 @@ def write(
     Args:
         rows: a DataFrame; not a streaming one, whose ``writeStream.format("uprmc")`` it is.
         servers: as in `read`.
-        mode: ``upsert``, ``insert``, ``append-meta`` or ``delete``.
+        mode: ``upsert``, ``insert``, ``replace``, ``append-meta`` or ``delete``.
         partitions: tasks that write; ``None`` = as many as there are shuffle partitions.
         order_by: columns that order the rows of a key.
         repartition: off: the rows are written by the tasks that make them.

@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -186,9 +188,20 @@ def require_found(module: str) -> None:
         raise MissingPackage(f"{module} is not installed: pip install 'uprmc[spark-connect]'")
 
 
+def _size_bytes(names: Iterable[str] = ("pyspark", "py4j", "pyarrow", "pandas", "numpy")) -> int:
+    """Return how many bytes of the disk distributions take; those that are missing take none."""
+    found = 0
+    for name in names:
+        with suppress(PackageNotFoundError):
+            paths = (Path(str(each.locate())) for each in distribution(name).files or ())
+            found += sum(path.stat().st_size for path in paths if path.is_file())
+    return found
+
+
 def _told() -> str:
     """Return for people whether Spark can run here."""
     version = import_module("pyspark").__version__
+    version += f" ({_size_bytes() / 1e6:.0f} MB on disk with what it needs)"
     try:
         return f"Spark {version} runs on {find_java()}; go on with: uprmc backup --engine spark"
     except JavaMissing as error:

@@ -57,8 +57,14 @@ def sink_options(options: Mapping[str, Any], schema: Any, overwrite: bool) -> Si
     found = write_options(options)
     names = schema.fieldNames()
     write = found.write
-    wanted = [write.key_column, write.flags_column, write.ttl_column, write.exp_column]
-    if write.mode in ("upsert", "insert"):
+    wanted = [
+        write.key_column,
+        write.flags_column,
+        write.ttl_column,
+        write.exp_column,
+        write.cas_column,
+    ]
+    if write.mode in ("upsert", "insert", "replace"):
         wanted.append(write.value_column)
     if write.mode == "append-meta":
         wanted += ["_rev", "_cas"]
