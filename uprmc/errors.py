@@ -77,6 +77,10 @@ class NotSupported(CommandError):
     """Known, and not to be had here."""
 
 
+class AccessDenied(CommandError):
+    """The user lacks the role that the command needs."""
+
+
 class StreamNotFound(CommandError):
     """This connection has no stream of that vBucket."""
 

@@ -58,6 +58,7 @@ _VERBS = {
     "compact": "compact:compact",
     "data": "data:data",
     "settings": "settings:settings",
+    "user": "user:user",
     "demo": "demo:demo",
 }
 

@@ -25,7 +25,9 @@ from uprmc.errors import (
     TooLarge,
 )
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
+from uprmc.kv.door import require
 from uprmc.kv.services import StatGroup, StatRows
+from uprmc.login.users import Role
 from uprmc.model import Item, VBucketState
 from uprmc.protocol.binary import (
     ARITHMETIC_EXTRAS,
@@ -439,6 +441,7 @@ def stat(session: BinaryConversation, request: Request) -> None:
     words = " ".join(request.key.decode("latin-1").split())
     rows: StatRows | None
     if words == "reset":
+        require(session.services.door, Role.MANAGE, "STAT reset")
         session.services.reset_stats()
         rows = []
     elif words in _STATS_DETAIL:

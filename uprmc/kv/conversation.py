@@ -142,7 +142,10 @@ class Conversation:
         self._run(rest)
 
     def tick(self, now: float) -> None:
-        """Pass the time to the command that waits."""
+        """Pass the time to the command that waits; end the conversation of a user who is gone."""
+        door = self._services.door
+        if door is not None and door.revoked:
+            self._close()
         if self._pending is not None:
             self._pending.tick(now)
 

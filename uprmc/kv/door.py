@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from uprmc.errors import AccessDenied
 from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import Mechanism
 from uprmc.login.scram import ServerExchange
@@ -25,11 +26,16 @@ class Door(Protocol):
         plain: whether a password may be sent in clear here: nobody can listen.
         roles: of the user who has logged in, ``None`` = nobody has.
         exchange: a login by SCRAM that has begun.
+        revoked: the user is gone or has changed since the login: hang up.
     """
 
     plain: bool
     roles: frozenset[Role] | None
     exchange: tuple[Mechanism, ServerExchange] | None
+
+    @property
+    def revoked(self) -> bool:
+        """See the class."""
 
     def begin(self, mechanism: Mechanism) -> ServerExchange:
         """Return a new exchange."""
@@ -40,6 +46,9 @@ class Door(Protocol):
     def admit(self, name: str) -> None:
         """Note that a user has logged in; `roles` are the user's afterwards."""
 
+    def leave(self) -> None:
+        """Forget who has logged in; `roles` is ``None`` afterwards."""
+
     def refuse(self, name: str, reason: str, then: Callable[[], None]) -> None:
         """Note that a login failed; `then` is called later, the later the more have failed."""
 
@@ -48,3 +57,18 @@ class Door(Protocol):
 
     def managed(self, command: str) -> None:
         """Note that a command for managers is carried out."""
+
+
+def require(door: Door | None, role: Role, command: str) -> None:
+    """Refuse a command for which the command itself, and not its opcode, shows the needed role.
+
+    Raises:
+        AccessDenied: the user does not have the role.
+    """
+    if door is None:
+        return
+    if role not in (door.roles or ()):
+        door.denied(command)
+        raise AccessDenied(command)
+    if role is Role.MANAGE:
+        door.managed(command)

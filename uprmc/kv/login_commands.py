@@ -130,15 +130,23 @@ def _refuse(
     reason: str,
     resume: Callable[[], None] | None = None,
 ) -> None:
-    """Answer that the login failed, after a while that grows with each failure."""
+    """Answer that the login failed, after a while that grows with each failure.
+
+    It ends the login before it, too: who shares a connection must not act as another user.
+    """
     session.stats.auth_cmds += 1
     session.stats.auth_errors += 1
     go_on = resume or session.suspend()
 
     def answer() -> None:
-        if not session.lost:
-            session.reply(request, Status.AUTH_ERROR)
+        if session.lost:
+            return
+        session.reply(request, Status.AUTH_ERROR)
+        if door.roles is None:
             go_on()
+        else:
+            door.leave()
+            session.begin_anew()
 
     door.refuse(name, reason, answer)
 

@@ -28,8 +28,10 @@ from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.meta_marks import STALE, WON
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import CommandError, KeyExists, KeyNotFound, Locked, NotResident, NotStored
+from uprmc.kv.door import require
 from uprmc.kv.services import ITEM_HEADER_BYTES, Services
 from uprmc.kv.text_commands import compared_cas, most_value_bytes
+from uprmc.login.users import Role
 from uprmc.model import Item
 from uprmc.protocol.text_meta import ARITHMETIC_MODES, STORE_MODES, MetaFlags, MetaLine, parse_meta
 from uprmc.protocol.text_replies import BAD_LINE_FORMAT, META_MISS, META_NOOP
@@ -146,6 +148,8 @@ def get(services: Services, words: list[bytes]) -> bytes:
     """Carry out ``mg``: read, touch, create on a miss, grant the right to recompute."""
     line = parse_meta(words)
     flags = line.flags
+    if flags.ttl is not None or flags.vivify_ttl is not None:
+        require(services.door, Role.WRITE, "mg")
     bucket = services.bucket
     vbucket = bucket.of_key(line.key)
     item = vbucket.find(line.key)

@@ -13,6 +13,7 @@ Source: memcached reference 2.2; UPR reference 1.2 and 6; Couchbase SDK referenc
 from __future__ import annotations
 
 from uprmc.errors import (
+    AccessDenied,
     CommandError,
     DeltaBadValue,
     InvalidArguments,
@@ -33,6 +34,7 @@ from uprmc.errors import (
 from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
 
 _STATUSES: dict[type[Exception], Status] = {
+    AccessDenied: Status.ACCESS_DENIED,
     KeyNotFound: Status.KEY_NOT_FOUND,
     KeyExists: Status.KEY_EXISTS,
     NotStored: Status.NOT_STORED,

@@ -21,6 +21,7 @@ from uprmc.config import MIB
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.vbucket import StoreMode
 from uprmc.errors import (
+    AccessDenied,
     CommandError,
     DeltaBadValue,
     KeyExists,
@@ -52,6 +53,7 @@ from uprmc.protocol.text_replies import (
     DELETED,
     EXISTS,
     NOT_A_NUMBER,
+    NOT_AUTHORIZED,
     NOT_FOUND,
     NOT_STORED,
     OK,
@@ -71,6 +73,7 @@ LOCKED = b"SERVER_ERROR locked\r\n"
 _VERBOSITY_MOST = 2
 
 _LINES: dict[type[CommandError], bytes] = {
+    AccessDenied: NOT_AUTHORIZED,
     KeyNotFound: NOT_FOUND,
     KeyExists: EXISTS,
     NotStored: NOT_STORED,

@@ -5,7 +5,7 @@
     STORED
 
 The key, flags and expiry time do not matter. Everything else is refused until then, except
-``version`` and ``quit``.
+``version`` and ``quit``. As with SASL PLAIN, nobody must be able to listen.
 
 Source: memcached's protocol.txt, section "Authentication", and its option ``-Y``.
 """
@@ -21,6 +21,7 @@ from uprmc.protocol.text import TextSyntaxError, parse_storage, split_words
 from uprmc.protocol.text_replies import (
     BAD_DATA_CHUNK,
     NOT_AUTHENTICATED,
+    NOT_IN_CLEAR,
     STORED,
     TEMPORARY_FAILURE,
     WRONG_PASSWORD,
@@ -96,6 +97,9 @@ class TextStranger(Conversation):
         except (UnicodeDecodeError, ConfigError):
             self._refuse("", "no name and password")
             return
+        if not self._door.plain:
+            self._refuse(credentials.username, "a password in clear", NOT_IN_CLEAR)
+            return
         self._waiting = True
 
         def checked(right: bool | None) -> None:
@@ -117,7 +121,7 @@ class TextStranger(Conversation):
         self._send(STORED)
         self._become(TextSession(self._services, self._wake))
 
-    def _refuse(self, name: str, reason: str) -> None:
+    def _refuse(self, name: str, reason: str, line: bytes = WRONG_PASSWORD) -> None:
         stats = self._services.bucket.stats
         stats.auth_cmds += 1
         stats.auth_errors += 1
@@ -125,7 +129,7 @@ class TextStranger(Conversation):
 
         def answer() -> None:
             if not self._lost:
-                self._send(WRONG_PASSWORD)
+                self._send(line)
                 self._resume()
 
         self._door.refuse(name, reason, answer)

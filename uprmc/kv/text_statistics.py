@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from uprmc.kv.door import require
 from uprmc.kv.services import Services, StatRows
+from uprmc.login.users import Role
 from uprmc.model import Item
 from uprmc.protocol.text import parse_flags
 from uprmc.protocol.text_replies import (
@@ -53,6 +55,7 @@ def _lines(group: StatRows) -> Iterator[bytes]:
 
 
 def _reset(services: Services, words: list[bytes]) -> bytes:
+    require(services.door, Role.MANAGE, "stats reset")
     services.reset_stats()
     return RESET
 
@@ -64,6 +67,7 @@ def _detail(services: Services, words: list[bytes]) -> bytes:
 
 
 def _cachedump(services: Services, words: list[bytes]) -> bytes:
+    require(services.door, Role.READ, "stats cachedump")
     if len(words) < 4:
         return BAD_LINE
     number, limit = parse_flags(words[2]), parse_flags(words[3])

@@ -302,10 +302,11 @@ class ClientSession(BinarySession):
     def open_upr(self, opening: Request, flags: int) -> None:
         """Answer the OPEN and let a `UprSession` carry the conversation on.
 
-        What we are sent from then on, if the peer is a producer, needs a role of its own.
+        Which role it needs depends on who will send the changes.
         """
         producer = flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER)
-        if not producer and Opcode.UPR_MUTATION in self._denied:
+        wanted = Opcode.UPR_STREAM_REQUEST if producer else Opcode.UPR_MUTATION
+        if wanted in self._denied:
             self._deny(opening.opcode, opening.opaque)
             return
         self.successor = UprSession(self, self._wake, opening, flags)

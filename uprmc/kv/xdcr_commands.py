@@ -11,15 +11,26 @@ from typing import Any
 
 from uprmc.errors import InvalidArguments, KeyExists, NotSupported
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
+from uprmc.kv.door import require
 from uprmc.kv.refusals import REFUSALS
+from uprmc.login.users import Role
 from uprmc.protocol.opcodes import DataType, Opcode
 
 #: Longest value of a request.
 _VALUE_MAX_BYTES = 1_048_576
 
+#: A verb is not longer in the audit log.
+_WORD_MAX_BYTES = 32
+
+#: What the source of a link says to its target; all other verbs are a manager's.
+_OF_SOURCES = frozenset({b"list", b"record", b"records", b"purged"})
+
 
 def xdcr(session: BinaryConversation, request: Request) -> None:
     """Carry out a verb; commands behind it wait for its answer."""
+    if request.key not in _OF_SOURCES:
+        word = request.key[:_WORD_MAX_BYTES].decode("latin-1")
+        require(session.services.door, Role.MANAGE, f"XDCR {word}")
     try:
         session.services.control.check_token(request.cas)
     except KeyExists:

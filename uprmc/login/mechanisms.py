@@ -68,9 +68,7 @@ def chosen(names: bytes, *, safe: bool) -> tuple[Mechanism, bytes]:
         if mechanism in offered and (safe or mechanism is not Mechanism.PLAIN):
             return mechanism, offered[mechanism]
     if Mechanism.PLAIN in offered:
-        raise LoginRefused(
-            "offers only PLAIN, which tells the password to whoever listens: use TLS"
-        )
+        raise LoginRefused("offers only PLAIN, which anyone on the way can read: use TLS")
     raise LoginRefused("offers none of SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1 and PLAIN")
 
 

@@ -166,7 +166,7 @@ def parse_users(text: str, place: str) -> list[User]:
         try:
             user = _user(row)
         except (KeyError, TypeError, ValueError, Base64Error) as error:
-            raise ConfigError(f"{place}: user {number} is not whole ({error})") from None
+            raise ConfigError(f"{place}: user {number} is incomplete ({error})") from None
         if users.setdefault(prepared(user.name), user) is not user:
             raise ConfigError(f"{place}: the user {user.name!r} is there twice")
     return list(users.values())

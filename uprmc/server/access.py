@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from twisted.internet.threads import deferToThreadPool
@@ -25,7 +23,8 @@ from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import Mechanism
 from uprmc.login.scram import ServerExchange
-from uprmc.login.users import FILE_MAX_BYTES, Role, Users, parse_users
+from uprmc.login.users import Role, User, Users
+from uprmc.login.users_file import read_users
 from uprmc.server.audit import Audit
 from uprmc.server.log import Log, Throttle
 
@@ -51,26 +50,11 @@ _log = Log("access")
 
 
 def load_users(path: str, secret: bytes) -> Users:
-    """Read a users file.
-
-    Raises:
-        ConfigError: it cannot be read, others can read it, or it is not whole.
-    """
+    """Read a users file; raises `ConfigError`."""
     try:
-        with Path(path).open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(FILE_MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{SETTING}: {path}: {error.strerror}") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"{SETTING}: other users can read {path}: say chmod 600 {path}")
-    if len(data) > FILE_MAX_BYTES:
-        raise ConfigError(f"{SETTING}: {path} is larger than {FILE_MAX_BYTES} bytes")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{SETTING}: {path} is not UTF-8") from None
-    return Users(parse_users(text, f"{SETTING}: {path}"), secret)
+        return Users(read_users(path), secret)
+    except ConfigError as error:
+        raise ConfigError(f"{SETTING}: {error}") from None
 
 
 class Access:
@@ -88,7 +72,7 @@ class Access:
         self.stats = stats
         self._reactor = reactor
         self._secret = os.urandom(32)
-        self._users = load_users(path, self._secret)
+        self.users = load_users(path, self._secret)
         self._pool = ThreadPool(minthreads=0, maxthreads=1, name="uprmc-logins")
         self._waiting = 0
         self._failures: OrderedDict[str, int] = OrderedDict()
@@ -96,8 +80,11 @@ class Access:
         self._throttle = Throttle(_LOG_EVERY_S, reactor.seconds)
 
     def reload(self, path: str) -> None:
-        """Take the users of a file; connections keep what they have. Raises as the constructor."""
-        self._users = load_users(path, self._secret)
+        """Take the users of a file; raises as the constructor.
+
+        Connections of users who are gone, or have another password or other roles, are closed.
+        """
+        self.users = load_users(path, self._secret)
         self._remembered.clear()
 
     def stop(self) -> None:
@@ -109,14 +96,13 @@ class Access:
         """Return the door of a connection."""
         return ConnectionDoor(self, peer, listener, plain=tls or peer.startswith(_LOOPBACK))
 
-    def roles_of(self, name: str) -> frozenset[Role]:
-        """Return the roles of a user, none if there is no such user any more."""
-        user = self._users.find(name)
-        return user.roles if user is not None else frozenset()
+    def find(self, name: str) -> User | None:
+        """Return a user, ``None`` if there is no such user any more."""
+        return self.users.find(name)
 
     def begin(self, mechanism: Mechanism) -> ServerExchange:
         """Return a new exchange of SCRAM."""
-        users, hash_name = self._users, mechanism.hash_name
+        users, hash_name = self.users, mechanism.hash_name
         nonce = b64encode(os.urandom(NONCE_BYTES))
         return ServerExchange(hash_name, lambda name: users.verifier(name, hash_name), nonce)
 
@@ -133,7 +119,7 @@ class Access:
             self._waiting -= 1
             checked(right is True)
 
-        deferToThreadPool(self._reactor, self._pool, self._users.knows, credentials).addBoth(done)
+        deferToThreadPool(self._reactor, self._pool, self.users.knows, credentials).addBoth(done)
 
     def check_once(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
         """Do the same for a client that sends its password with each request."""
@@ -142,9 +128,10 @@ class Access:
         if token in self._remembered:
             checked(True)
             return
+        users = self.users
 
         def remember(right: bool | None) -> None:
-            if right:
+            if right and users is self.users:
                 self._remembered[token] = credentials.username
                 if len(self._remembered) > REMEMBERED_MAX:
                     self._remembered.popitem(last=False)
@@ -185,6 +172,17 @@ class ConnectionDoor:
         self._peer = peer
         self._listener = listener
         self._name = ""
+        self._user: User | None = None
+        self._users = access.users
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the user is gone, or has changed, since the login."""
+        if self._users is not self._access.users and self.roles is not None:
+            if self._access.find(self._name) != self._user:
+                return True
+            self._users = self._access.users
+        return False
 
     def begin(self, mechanism: Mechanism) -> ServerExchange:
         """Return a new exchange."""
@@ -197,9 +195,15 @@ class ConnectionDoor:
     def admit(self, name: str) -> None:
         """Note that a user has logged in."""
         self._name = name
-        self.roles = self._access.roles_of(name)
+        self._users = self._access.users
+        self._user = user = self._access.find(name)
+        self.roles = user.roles if user is not None else frozenset()
         self._access.forgive(self._peer)
         self._note("login", "allowed")
+
+    def leave(self) -> None:
+        """Forget who has logged in."""
+        self._name, self._user, self.roles = "", None, None
 
     def refuse(self, name: str, reason: str, then: Callable[[], None]) -> None:
         """Note that a login failed."""

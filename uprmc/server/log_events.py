@@ -59,7 +59,7 @@ EVENTS = {
         "After SIGHUP, the log level, the TLS files and the users were read again, and the audit "
         "log was opened again."
     ),
-    "access.login_refused": _warn("Somebody could not log in: the name and the reason." + _RATE),
+    "access.login_refused": _warn("A login failed: the name and the reason." + _RATE),
     "audit.failed": _error(
         "The audit log cannot be written; lines are lost until it can be. Said once."
     ),

@@ -16,8 +16,6 @@ from uprmc.server.observed import ObservedNode
 #: memcached counts these; here they cannot happen, or are counted under another name.
 _NEVER = (
     "get_flushed",
-    "auth_cmds",
-    "auth_errors",
     "evictions",
     "reclaimed",
     "expired_unfetched",

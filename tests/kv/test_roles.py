@@ -1,0 +1,209 @@
+"""What a user may do is what the roles say, on every path."""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.wire import frame, store
+from tests.kv.door import EVERY_ROLE, HandDoor, Visitor
+from tests.kv.harness import Rig
+from tests.kv.test_login import NO_ACCESS, OK, plain, replies, statuses
+from uprmc.kv import meta_commands, text_commands, text_session
+from uprmc.kv.command_table import HANDLERS
+from uprmc.kv.roles import USERS_WORDS, denied_opcodes, denied_words, role_of
+from uprmc.login.users import Role
+from uprmc.protocol.opcodes import QUIET, Opcode
+from uprmc.protocol.shapes import SHAPES
+
+GET, SET, STAT, VERBOSITY = 0x00, 0x01, 0x10, 0x1B
+UPR_OPEN = 0x50
+PRODUCER, CONSUMER = 1, 0
+
+NONE: frozenset[Role] = frozenset()
+WORDS = {
+    *text_session._BLOCKS,
+    *text_session._ALWAYS_ANSWERED,
+    *text_session._OWN,
+    *text_commands.COMMANDS,
+    *meta_commands.COMMANDS,
+}
+
+
+@pytest.fixture
+def rig() -> Rig:
+    rig = Rig()
+    rig.bucket.of_key(b"k").store_record(b"k", b"value", 0, 0)
+    rig.groups["secret"] = [("name", "value")]
+    return rig
+
+
+def binary(rig: Rig, roles: str, *, by_key: bool = True) -> Visitor:
+    """Return a binary connection whose user has these roles."""
+    visitor = Visitor(rig, HandDoor(ann=roles), by_key=by_key)
+    assert statuses(visitor.say(plain("ann"))) == [OK]
+    return visitor
+
+
+def text(rig: Rig, roles: str) -> Visitor:
+    visitor = Visitor(rig, HandDoor(ann=roles))
+    assert visitor.say(b"set a 0 0 10\r\nann pencil\r\n") == b"STORED\r\n"
+    return visitor
+
+
+# --- the tables ---------------------------------------------------------------------------------
+
+
+def test_every_opcode_has_a_role() -> None:
+    known = {*map(int, Opcode), *HANDLERS, *SHAPES}
+    assert {each for each in known if role_of(each) is None} == set()
+
+
+def test_a_quiet_form_needs_what_the_loud_one_needs() -> None:
+    assert {quiet for quiet, loud in QUIET.items() if role_of(quiet) != role_of(loud)} == set()
+
+
+def test_every_word_has_a_role() -> None:
+    assert denied_words(NONE) | USERS_WORDS == WORDS
+    assert not denied_words(NONE) & USERS_WORDS
+
+
+def test_who_has_every_role_may_do_everything() -> None:
+    assert denied_opcodes(EVERY_ROLE) == frozenset()
+    assert denied_words(EVERY_ROLE) == frozenset()
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_role_gives_what_the_table_says_and_no_more(role: Role) -> None:
+    denied = denied_opcodes(frozenset({role}))
+    for opcode in Opcode:
+        needed = role_of(opcode)
+        both = opcode in (Opcode.GAT, Opcode.GATQ, Opcode.GATK, Opcode.GATKQ, Opcode.GETL)
+        assert (opcode in denied) is (both or bool(needed and role not in needed)), opcode.name
+
+
+# --- key and value ------------------------------------------------------------------------------
+
+
+def test_a_reader_reads_and_changes_nothing(rig: Rig) -> None:
+    visitor = binary(rig, "read")
+    assert replies(visitor.say(frame(GET, b"k")))[0].value == b"value"
+    for opcode in (0x01, 0x02, 0x03, 0x11, 0x12, 0x13):
+        assert statuses(visitor.say(store(opcode, b"k", b"new"))) == [NO_ACCESS]
+    for opcode in (0x04, 0x14):
+        assert statuses(visitor.say(frame(opcode, b"k"))) == [NO_ACCESS]
+    pipelined = visitor.say(frame(GET, b"k"), store(SET, b"k", b"new"), frame(GET, b"k"))
+    assert statuses(pipelined) == [OK, NO_ACCESS, OK]
+    assert replies(pipelined)[2].value == b"value"
+    assert not visitor.closed
+
+
+def test_a_writer_writes_and_reads_nothing(rig: Rig) -> None:
+    visitor = binary(rig, "write")
+    assert statuses(visitor.say(store(SET, b"k", b"new"))) == [OK]
+    for opcode in (0x00, 0x0C, 0x09, 0x0D, 0xA0):
+        assert statuses(visitor.say(frame(opcode, b"k"))) == [NO_ACCESS]
+    assert statuses(visitor.say(frame(0x1D, b"k", extras=bytes(4)))) == [NO_ACCESS]  # GAT
+
+
+def test_a_refused_value_of_any_size_is_skipped(rig: Rig) -> None:
+    visitor = binary(rig, "read")
+    huge = store(SET, b"k", bytes(3_000_000))
+    assert visitor.say(huge[:100_000]) != b""
+    assert statuses(visitor.say(huge[100_000:], frame(GET, b"k"))) == [OK]
+
+
+@pytest.mark.parametrize(
+    ("roles", "said", "answered"),
+    [
+        ("read", b"get k\r\n", b"VALUE k 0 5\r\nvalue\r\nEND\r\n"),
+        ("read", b"set k 0 0 1\r\nv\r\nget k\r\n", b"-VALUE k 0 5\r\nvalue\r\nEND\r\n"),
+        ("read", b"set k 0 0 1 noreply\r\nv\r\nmn\r\n", b"-MN\r\n"),
+        ("read", b"ms k 1\r\nv\r\nmn\r\n", b"-MN\r\n"),
+        ("read", b"mg k v\r\n", b"VA 5\r\nvalue\r\n"),
+        ("read", b"mg k v T30\r\n", b"-"),
+        ("read", b"mg new N30\r\nget new\r\n", b"-END\r\n"),
+        ("read", b"gat 30 k\r\ntouch k 30\r\ndelete k\r\nincr k 1\r\n", b"----"),
+        ("read", b"stats cachedump 1 1\r\n", b"-"),
+        ("read", b"flush_all\r\ncache_memlimit 64\r\nverbosity 2\r\nshutdown\r\n", b"----"),
+        ("write", b"set k 0 0 1\r\nv\r\n", b"STORED\r\n"),
+        ("write", b"get k\r\nmg k v\r\nlru_crawler metadump all\r\n", b"---"),
+        ("write", b"mg k v T30\r\n", b"-"),
+        ("read write", b"mg k v T30\r\n", b"VA 5\r\nvalue\r\n"),
+        ("monitor", b"stats secret\r\n", b"STAT name value\r\nEND\r\n"),
+        ("monitor", b"stats reset\r\nstats cachedump 1 1\r\nget k\r\n", b"---"),
+        ("manage", b"stats reset\r\n", b"RESET\r\n"),
+        ("manage", b"verbosity 1\r\ncache_memlimit 64\r\nget k\r\n", b"OK\r\nOK\r\n-"),
+        ("monitor", b"version\r\nquit\r\n", b"VERSION 1.2.3\r\n"),
+    ],
+)
+def test_text_with_roles(rig: Rig, roles: str, said: bytes, answered: bytes) -> None:
+    refused = b"CLIENT_ERROR not authorized\r\n"
+    assert text(rig, roles).say(said) == answered.replace(b"-", refused)
+
+
+def test_a_set_in_pieces_of_a_reader_is_dropped_as_a_whole(rig: Rig) -> None:
+    visitor = text(rig, "read")
+    said = b"set k 0 0 13\r\nflush_all\r\nge\r\nget k\r\n"
+    out = b"".join(visitor.say(said[at : at + 1]) for at in range(len(said)))
+    assert out == b"CLIENT_ERROR not authorized\r\nVALUE k 0 5\r\nvalue\r\nEND\r\n"
+
+
+# --- the rest -----------------------------------------------------------------------------------
+
+
+def opening(flags: int) -> bytes:
+    return frame(UPR_OPEN, b"name", extras=bytes(4) + flags.to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize(
+    ("roles", "flags", "status"),
+    [
+        ("stream", PRODUCER, OK),
+        ("stream", CONSUMER, NO_ACCESS),
+        ("replicate", CONSUMER, OK),
+        ("replicate", PRODUCER, NO_ACCESS),
+        ("read write manage monitor", PRODUCER, NO_ACCESS),
+    ],
+)
+def test_an_open_needs_the_role_of_its_direction(
+    rig: Rig, roles: str, flags: int, status: int
+) -> None:
+    visitor = binary(rig, roles, by_key=False)
+    assert statuses(visitor.say(opening(flags))) == [status]
+
+
+def test_after_an_open_roles_still_count_and_another_login_ends_it(rig: Rig) -> None:
+    visitor = binary(rig, "stream", by_key=False)
+    said = visitor.say(opening(PRODUCER), frame(GET, b"k"), store(SET, b"k", b"v"))
+    assert statuses(said) == [OK, NO_ACCESS, NO_ACCESS]
+    assert statuses(visitor.say(plain("ann"))) == [OK]
+    assert visitor.closed
+
+
+def test_what_managers_do_is_noted_and_so_is_what_others_may_not(rig: Rig) -> None:
+    visitor = binary(rig, "manage")
+    visitor.say(frame(VERBOSITY, extras=bytes(4)), frame(STAT, b"reset"), frame(GET, b"k"))
+    visitor.say(frame(Opcode.XDCR, b"create"), frame(Opcode.XDCR, b"list"))
+    assert visitor.door.notes[1:] == [
+        ("managed", "VERBOSITY"),
+        ("managed", "STAT reset"),
+        ("denied", "GET"),
+        ("managed", "XDCR create"),
+    ]
+
+
+def test_the_source_of_a_link_may_not_manage_links(rig: Rig) -> None:
+    visitor = binary(rig, "replicate")
+    first, second = replies(
+        visitor.say(frame(Opcode.XDCR, b"delete"), frame(Opcode.XDCR, b"records"))
+    )
+    assert first.status == NO_ACCESS
+    assert second.status == 0x83  # this rig has no links
+    assert visitor.door.notes[-1] == ("denied", "XDCR delete")
+
+
+@pytest.mark.parametrize("opcode", sorted(set(Opcode) - set(map(Opcode, QUIET))))
+def test_a_user_without_roles_may_do_next_to_nothing(rig: Rig, opcode: Opcode) -> None:
+    if role_of(opcode):
+        visitor = binary(rig, "", by_key=False)
+        assert statuses(visitor.say(frame(opcode, b"k"), frame(GET, b"k"))) == [NO_ACCESS] * 2
