@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from importlib.resources import files
 from typing import Any, Protocol, cast
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.web import http
 from twisted.web.resource import IResource, Resource
-from twisted.web.server import Request
+from twisted.web.server import NOT_DONE_YET, Request
 
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.metrics import Exposition, Metric
 from uprmc.server.listener import Listener, listen
+from uprmc.server.live import Live
 from uprmc.server.log import Log
 from uprmc.web import LimitedSite
 
@@ -31,6 +33,20 @@ MAX_CLIENTS = 256
 SETTING = "server.http"
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
+
+#: The stream of samples that the page at ``/`` shows.
+LIVE = b"/live"
+
+_FILES = {
+    b"/": ("page.html", "text/html; charset=utf-8"),
+    b"/page.css": ("page.css", "text/css; charset=utf-8"),
+    b"/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+
+#: The page needs nothing from elsewhere, and nothing that somebody writes into it runs.
+_POLICY = (
+    b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:"
+)
 
 _WRONG_LISTENER = b"This is the HTTP listener: "
 
@@ -52,6 +68,13 @@ class NodeView(Protocol):
     def events(self) -> list[dict[str, object]]:
         """Return what ``/events`` shows."""
 
+    def vbucket(self, text: str) -> dict[str, object]:
+        """Return what ``/vbucket.json`` shows of the vBucket with this number.
+
+        Raises:
+            CommandError: it is no number, or no vBucket has it.
+        """
+
     def watermarks(self, text: str) -> dict[str, object]:
         """Return what ``/watermarks.json`` shows of the vBucket with this number.
 
@@ -71,8 +94,9 @@ def json_answer(code: int, value: object) -> Answer:
 class Pages:
     """The pages by path, without HTTP around them."""
 
-    def __init__(self, view: NodeView) -> None:
+    def __init__(self, view: NodeView, live: Live) -> None:
         self._view = view
+        self._live = live
         self._exposition = Exposition(view.metrics)
         self.by_path: dict[bytes, Page] = {
             b"/healthz": self._healthz,
@@ -80,11 +104,20 @@ class Pages:
             b"/status.json": self._status,
             b"/events": self._events,
             b"/watermarks.json": self._watermarks,
+            b"/vbucket.json": self._vbucket,
             b"/metrics": self._metrics,
+            **{path: _static(*file) for path, file in _FILES.items()},
         }
 
-    def answer(self, request: Request) -> Answer:
-        """Answer a request; a page that fails is a 500 here and a traceback in the log."""
+    def answer(self, request: Request) -> Answer | None:
+        """Answer a request; a page that fails is a 500 here and a traceback in the log.
+
+        ``None`` = the request is answered bit by bit.
+        """
+        if request.path == LIVE and request.method == b"GET":
+            if self._live.admit(request):
+                return None
+            return json_answer(http.SERVICE_UNAVAILABLE, {"error": "too many viewers"})
         page = self.by_path.get(request.path)
         if page is None:
             known = [path.decode() for path in self.by_path]
@@ -118,10 +151,16 @@ class Pages:
     def _events(self, request: Request) -> Answer:
         return json_answer(http.OK, {"events": self._view.events()})
 
+    def _vbucket(self, request: Request) -> Answer:
+        return self._of_vbucket(request, self._view.vbucket)
+
     def _watermarks(self, request: Request) -> Answer:
+        return self._of_vbucket(request, self._view.watermarks)
+
+    def _of_vbucket(self, request: Request, facts: Callable[[str], dict[str, object]]) -> Answer:
         given = request.args.get(b"vbucket", [b""])[-1].decode("ascii", "replace")
         try:
-            return json_answer(http.OK, self._view.watermarks(given))
+            return json_answer(http.OK, facts(given))
         except NotMyVBucket:
             return json_answer(http.NOT_FOUND, {"error": "this node does not have that vBucket"})
         except InvalidArguments:
@@ -142,17 +181,27 @@ class _Root(Resource):
         self._pages = pages
 
     def render(self, request: Request) -> bytes:
-        code, content_type, body = self._pages.answer(request)
+        answer = self._pages.answer(request)
+        if answer is None:
+            return cast(bytes, NOT_DONE_YET)
+        code, content_type, body = answer
         request.setResponseCode(code)
         request.setHeader(b"Content-Type", content_type.encode())
         request.setHeader(b"Content-Length", b"%d" % len(body))
         request.setHeader(b"Cache-Control", b"no-store")
+        request.setHeader(b"Content-Security-Policy", _POLICY)
+        request.setHeader(b"X-Content-Type-Options", b"nosniff")
         return b"" if request.method == b"HEAD" else body
 
 
-def node_site(view: NodeView, reactor: Any) -> LimitedSite:
+def _static(name: str, content_type: str) -> Page:
+    body = files("uprmc.server").joinpath("page", name).read_bytes()
+    return lambda _: (http.OK, content_type, body)
+
+
+def node_site(view: NodeView, live: Live, reactor: Any) -> LimitedSite:
     """Return the site of one node."""
-    pages = Pages(view)
+    pages = Pages(view, live)
     return LimitedSite(
         cast(IResource, _Root(pages)),
         reactor,
@@ -163,12 +212,14 @@ def node_site(view: NodeView, reactor: Any) -> LimitedSite:
     )
 
 
-def listen_http(reactor: Any, text: str, view: NodeView, backlog: int) -> Deferred[Listener | None]:
+def listen_http(
+    reactor: Any, text: str, view: NodeView, live: Live, backlog: int
+) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
     Fails as `listener.listen` does.
     """
     if text == "off":
         return succeed(None)
-    site = node_site(view, reactor)
+    site = node_site(view, live, reactor)
     return listen(reactor, text, site, setting=SETTING, backlog=backlog).addCallback(lambda it: it)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import listen_http
 from uprmc.server.index_driver import IndexDriver
 from uprmc.server.listener import Listener, listen, listen_private
+from uprmc.server.live import Live
+from uprmc.server.live_panels import PANELS
 from uprmc.server.log import LEVELS, Log, Throttle, set_level
 from uprmc.server.replication_driver import ReplicationDriver
 from uprmc.server.slices import LongWork
@@ -119,6 +122,8 @@ class Node:
         self.connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
         self._work = LongWork(reactor, collector.tend)
         self.statistics = Statistics(self)
+        panels = {name: partial(panel, self) for name, panel in PANELS.items()}
+        self._live = Live(reactor, self._work, panels)
         self._started_at = self._clock.monotonic()
         threads = 3 + settings.flush.fetch_rounds  # a flush, a compaction, a stream
         self._pool = ThreadPool(minthreads=1, maxthreads=threads, name="uprmc-disk")
@@ -181,6 +186,7 @@ class Node:
         for listener in self._listeners.values():
             yield listener.stop()
         yield self.index.stop()
+        self._live.stop()
         self._housekeeping.stop()
         self._replication_driver.stop()
         self._xdcr_driver.stop()
@@ -206,7 +212,9 @@ class Node:
 
     def _listen(self) -> Generator[Deferred[Any], Any, None]:
         server = self.settings.server
-        http = yield listen_http(self._reactor, server.http, self.statistics, server.listen_backlog)
+        http = yield listen_http(
+            self._reactor, server.http, self.statistics, self._live, server.listen_backlog
+        )
         if http is not None:
             self._listeners["http"] = http
         for name, text, by_key in (

@@ -56,18 +56,23 @@ def _rows(replication: Replication) -> Iterator[tuple[str, str]]:
         yield from _followed(place, one)
 
 
+def source_facts(source: Source) -> dict[str, object]:
+    """Return what is told of a node that this one follows."""
+    return {
+        "state": source.state.value,
+        "attempts": source.attempts,
+        "last_error": source.last_error,
+        "vbuckets": len(source.followed),
+        "streaming": source.streaming,
+        "lag_items": source.lag_items,
+        "lag_s": round(source.lag_s, 3),
+        **source.received._asdict(),
+    }
+
+
 def _source(source: Source) -> StatGroup:
-    rows: tuple[tuple[str, object], ...] = (
-        ("state", source.state.value),
-        ("attempts", source.attempts),
-        ("last_error", source.last_error),
-        ("vbuckets", len(source.followed)),
-        ("streaming", source.streaming),
-        ("lag_items", source.lag_items),
-        ("lag_s", f"{source.lag_s:.3f}"),
-        *source.received._asdict().items(),
-    )
-    return [(f"source_{source.place}:{name}", str(value)) for name, value in rows]
+    rows = {**source_facts(source), "lag_s": f"{source.lag_s:.3f}"}
+    return [(f"source_{source.place}:{name}", str(value)) for name, value in rows.items()]
 
 
 def _followed(place: str, one: Followed) -> StatGroup:

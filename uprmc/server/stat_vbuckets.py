@@ -138,6 +138,23 @@ def failovers(node: ObservedNode, numbers: list[int]) -> StatGroup:
     return group
 
 
+def page(node: ObservedNode, number: int) -> dict[str, object]:
+    """Return a vBucket with its branches of history, newest first."""
+    one = node.bucket.vbuckets[number]
+    return {
+        "vbucket": number,
+        "state": one.state.name.lower(),
+        "term": one.term,
+        "high_seqno": one.high_seqno,
+        "persisted_seqno": one.persisted_seqno,
+        "purge_seqno": one.purge_seqno,
+        "items": one.item_count,
+        "failover_log": [
+            {"vb_uuid": branch.uuid, "seqno": branch.seqno} for branch in one.failover_log
+        ],
+    }
+
+
 def bytes_per_document(bucket: Bucket) -> float:
     """Return what a document takes on average: the memory of a vBucket's is estimated by it."""
     documents = sum(len(vbucket.table) for vbucket in bucket.vbuckets.values())

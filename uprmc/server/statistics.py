@@ -143,6 +143,11 @@ class Statistics:
             "index": stat_index.page(node),
         }
 
+    def vbucket(self, text: str) -> dict[str, object]:
+        """Return what ``/vbucket.json`` shows of a vBucket; raises as `group`."""
+        (number,) = self._numbers(text or "-")
+        return stat_vbuckets.page(self._node, number)
+
     def watermarks(self, text: str) -> dict[str, object]:
         """Return what ``/watermarks.json`` shows of a vBucket; raises as `group`."""
         (number,) = self._numbers(text or "-")
