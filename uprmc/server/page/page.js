@@ -106,13 +106,15 @@ function showHead(data) {
 
 function nodePanel(section, data, seconds) {
   showHead(data);
-  const parts = Object.entries(data.components).map(([name, state]) => [name,
-    make("span", state === "up" || state === "off" ? {} : { class: "error" }, state)]);
+  const troubled = Object.entries(data.components).filter(([, state]) => state !== "up");
+  const parts = troubled.map(([name, state]) => [name,
+    make("span", ["off", "idle"].includes(state) ? {} : { class: "error" }, state)]);
   const traffic = rates("traffic", { received: data.bytes_read, sent: data.bytes_written }, seconds)
     .map(([name, , rate, line]) => [name, `${bytes(rate)}/s`, line]);
   section.append(
     facts([["serving", data.ready ? "yes" : "warming up"],
-      ["connections", `${number(data.connections)} of ${number(data.connections_max)}`], ...parts]),
+      ["connections", `${number(data.connections)} of ${number(data.connections_max)}`], ...parts,
+      [parts.length ? "all other parts" : "all parts", "up"]]),
     table([["bytes"], ["now", "number"], ["last minute", "number"]], traffic));
 }
 
@@ -130,7 +132,7 @@ function memoryPanel(section, data) {
   section.append(meter, facts([["documents", `${bytes(data.used)} of ${bytes(data.quota)}`],
     ["eviction begins above", bytes(data.high_mark)]]),
   table([["who has it"], ["memory", "number"], ["number", "number"]],
-    holders.map(([name, size, count, , what]) => [`${name}: ${what}`, bytes(size), number(count)])));
+    holders.map(([name, size, count, , what]) => [what.startsWith(name) ? what : `${name}: ${what}`, bytes(size), number(count)])));
 }
 
 function queuePanel(section, data, seconds) {
