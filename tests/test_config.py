@@ -20,6 +20,7 @@ from uprmc.config import (
     from_environment,
     from_file,
     load,
+    load_with_origins,
     values_of,
 )
 from uprmc.errors import ConfigError
@@ -303,8 +304,16 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("[memory]\nquota = 2020-01-01", "memory.quota: "),
         ("[memory]\nquota = [1]", "memory.quota: "),
         ("[[memory]]\nquota = 1", "outside of a [section]"),
-        ("[memory\n", "uprmc.toml"),
-        ("[memory]\nquota = ", "uprmc.toml"),
+        ("[memory]\nlow_mark = 0.5\nqouta = 1", "uprmc.toml:3: there is no setting 'memory.qouta'"),
+        ("# sizes\n[memmory]\nquota = 1", "uprmc.toml:3: there is no setting 'memmory.quota'; did"),
+        ("[memmory]", "uprmc.toml:1: there is no section [memmory]; did you mean memory?"),
+        ("[memory]\n'quota' = '1Q'", "uprmc.toml:2: memory.quota: '1Q' is not a size"),
+        ("memory.quota = 1", "uprmc.toml:1: memory.quota: 1 is below the least"),
+        ("memory = {quota = 1}", "uprmc.toml: memory.quota: 1 is below the least"),
+        ("\n[memory\n", "uprmc.toml:2: Expected"),
+        ("[memory]\nquota = ", "uprmc.toml:2: Invalid value"),
+        ("[memory]\nquota = 1\nquota = 2", "uprmc.toml:3: Cannot overwrite a value"),
+        (b"[memory]\n# \xff", "uprmc.toml:2: is not text in UTF-8"),
         (b"\xff\xfe[", "uprmc.toml"),
         ("[flush]\nbatch_items = " + "9" * 5_000, "uprmc.toml"),
     ],
@@ -346,6 +355,37 @@ def test_a_variable_that_names_no_setting_is_refused(variable: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_environment({variable: "1"})
     assert variable in one_line(caught.value)
+    assert variable != "UPRMC_MEMORY_QUOTAS" or "mean UPRMC_MEMORY_QUOTA?" in str(caught.value)
+
+
+def test_each_value_is_known_with_what_set_it(tmp_path: Path) -> None:
+    file = written(tmp_path, "[memory]\nquota = '1G'\n\n[flush]\nsync = true\nbatch_items = 7")
+    environment = {"UPRMC_FLUSH_SYNC": "no", "UPRMC_LOG_LEVEL": "warn"}
+    options = {"log.level": "info", "kv.max_line_bytes": 1_024}
+    loaded = load_with_origins(file, environment, options, {"log.level": "--set"})
+    assert loaded.settings == load(file, environment, options)
+    assert loaded.origins == {
+        "memory.quota": f"{file}:2",
+        "flush.sync": "UPRMC_FLUSH_SYNC",
+        "flush.batch_items": f"{file}:6",
+        "log.level": "--set",
+        "kv.max_line_bytes": "option",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("memory.qouta", "memory.quota"),
+        ("memmory.quota", "memory.quota"),
+        ("quota", "memory.quota"),
+        ("server.quota", "memory.quota"),
+        ("udr.silence_s", "xdcr.silence_s"),
+        ("upr.redial_max", "upr.redial_max_s"),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_the_nearest_one(name: str, meant: str) -> None:
+    assert refusal({name: 1}) == f"there is no setting {name!r}; did you mean {meant}?"
 
 
 def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ def test_a_number_of_bytes_is_read_exactly(number: int) -> None:
     assert units.size(str(number)) == number
 
 
+@given(number=st.integers(0, 2**60))
+def test_a_size_is_shown_as_it_is_read(number: int) -> None:
+    shown = [units.size_text(each) for each in (512, 2**29, 3 * 2**29, 2**44, number << 10)]
+    assert shown[:4] == ["512", "512 MiB", "1536 MiB", "16 TiB"]
+    assert units.size(shown[4]) == number << 10
+
+
 def test_a_time_without_end_is_none() -> None:
     with pytest.raises(ValueError, match="a time such as"):
         units.seconds("1e999")

@@ -13,7 +13,8 @@ from pathlib import Path
 from tools.code_map import imports_page, modules_page
 from tools.command_line import command_line_page, man_page
 from tools.markdown import page, table
-from uprmc.config import GIB, KIB, MIB, SettingInfo, describe
+from uprmc import units
+from uprmc.config import SettingInfo, describe
 from uprmc.metrics import PREFIX
 from uprmc.server.log_events import EVENTS
 from uprmc.server.stat_metrics import METRICS
@@ -54,15 +55,8 @@ def shown(info: SettingInfo, value: object) -> str:
         return value or "(empty)"
     assert isinstance(value, int | float)
     if info.unit == "bytes":
-        return _size(value)
+        return units.size_text(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _size(value: float) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if value and value % unit == 0:
-            return f"{int(value) // unit} {name}"
-    return f"{value:g}"
 
 
 # --- metrics ------------------------------------------------------------------------------------

@@ -48,6 +48,14 @@ def size(text: str) -> int:
         return int(Decimal(number) * unit)
 
 
+def size_text(value: float) -> str:
+    """Return bytes in the largest unit that divides them: ``512 MiB``."""
+    for name in "tgmk":
+        if value and value % _SIZES[name] == 0:
+            return f"{int(value) // _SIZES[name]} {name.upper()}iB"
+    return f"{value:.15g}"
+
+
 def seconds(text: str) -> float:
     """Return seconds; a number without a unit is one."""
     found = _TIME.fullmatch(text.strip().lower())

@@ -68,14 +68,14 @@ def test_bad_usage_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[memory\nquota=1", "file.toml: "),
+        ("[memory\nquota=1", "file.toml:1: "),
         ("[memory]\nquota = '1Q'", "memory.quota: '1Q' is not a size"),
         ("[memory]\nqouta = 5", "no setting 'memory.qouta'"),
         ("[memmory]\nquota = 5", "no setting 'memmory.quota'"),
         ("quota = 5", "'quota' stands outside of a [section]"),
         ("[flush]\nsync = 3", "flush.sync: 3 is not"),
         ("[memory]\nquota = 8_388_607", "memory.quota: 8388607 is below"),
-        ("\x00", "file.toml: "),
+        ("\x00", "file.toml:1: "),
     ],
 )
 def test_a_bad_file_is_one_line_and_exit_code_2(
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_text_is_refused(
 ) -> None:
     file = tmp_path / "file.toml"
     file.write_bytes(b"\xff\xfe\x00")
-    assert "file.toml: " in here(capsys, "serve", "--config", file).refused()
+    assert "file.toml:1: is not text" in here(capsys, "serve", "--config", file).refused()
     assert "cannot be read: Is a directory" in here(capsys, "serve", "--config", tmp_path).refused()
 
 
@@ -161,7 +161,8 @@ def test_a_directory_in_use_another_vbucket_count_and_a_taken_port_are_refused(
         place = str(first.memcached)
         other = ["--data", tmp_path / "other", *listeners(), "--memcached", place]
         said = uprmc("serve", *other).refused()
-        assert said == f"server.memcached: cannot listen on {place}: Address already in use"
+        assert said.startswith(f"server.memcached: cannot listen on {place}: Address already in")
+        assert said.endswith(f" (pid {first.pid}); say --memcached with another port")
         assert not uprmc("stats", "failovers", "3", "--node", first.upr).code
         first.stop()
     said = uprmc("serve", "--data", data, "--vbuckets", "32", *listeners()).refused()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.server.certificates import make_certificate
 from tests.server.support import EchoSession, FloodSession, Loop, Node, pattern
 from uprmc.errors import ConfigError, UprmcError
 from uprmc.places import Place
+from uprmc.server.address_holder import who_has_path, who_has_port
 from uprmc.server.listener import CannotListen, EndpointPlace, Listener, parse_place
 from uprmc.server.listener import listen as listen_for
 from uprmc.server.transport import DirectServer
@@ -143,10 +145,49 @@ def refusal(loop: Loop, text: str) -> str:
 def test_an_address_in_use_is_one_clear_line(loop: Loop) -> None:
     first = Served(loop, "127.0.0.1:0")
     taken = first.listener.address
-    assert refusal(loop, taken) == (f"server.upr: cannot listen on {taken}: Address already in use")
+    said = refusal(loop, taken)
+    assert said.startswith(f"server.upr: cannot listen on {taken}: Address already in use by ")
+    assert said.endswith(f" (pid {os.getpid()}); say --upr with another port")
     endpoint = f"tcp:{taken.partition(':')[2]}:interface=127.0.0.1"
-    assert refusal(loop, endpoint).endswith("Address already in use")
+    assert refusal(loop, endpoint).endswith("in use; say --upr with another address")
     first.stop()
+
+
+@pytest.mark.parametrize(
+    ("family", "bound", "asked"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+        (socket.AF_INET, "127.0.0.1", "0.0.0.0"),
+        (socket.AF_INET, "0.0.0.0", "127.0.0.1"),
+        (socket.AF_INET, "127.0.0.1", "localhost"),
+        (socket.AF_INET6, "::1", "::1"),
+    ],
+)
+def test_who_has_a_port_is_known(family: int, bound: str, asked: str) -> None:
+    with socket.socket(family) as taken:
+        taken.bind((bound, 0))
+        port = taken.getsockname()[1]
+        assert who_has_port(asked, port) == "", "it does not listen"
+        taken.listen()
+        assert f"(pid {os.getpid()})" in who_has_port(asked, port)
+    assert who_has_port(asked, port) == ""
+
+
+def test_who_has_a_unix_socket_is_known(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(path)
+        taken.listen()
+        assert f"(pid {os.getpid()})" in who_has_path(path)
+    assert who_has_path(path) == ""
+
+
+def test_what_the_system_does_not_tell_is_said_to_be_unknown(tmp_path: Path) -> None:
+    assert who_has_port("127.0.0.1", 1, tmp_path) == ""
+    (tmp_path / "net").mkdir()
+    row = "0: 0100007F:0001 00000000:0000 0A 0:0 0:0 0 0 0 4242"
+    (tmp_path / "net" / "tcp").write_text(f"head\n{row}\n")
+    assert who_has_port("127.0.0.1", 1, tmp_path) == "a process of another user"
 
 
 @pytest.mark.parametrize(

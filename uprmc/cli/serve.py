@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from uprmc.cli.former_names import warn
-from uprmc.config import Settings, load
+from uprmc.cli.memcached_options import ServeCommand, add_options, taken_from
+from uprmc.config import Loaded, Settings, load_with_origins
 from uprmc.errors import CommandError, ConfigError
 
 #: Option -> the setting it stands for.
@@ -32,7 +33,7 @@ _SHORTHANDS = {
 _LISTENERS = ("memcached", "upr", "http", "views")
 
 
-@click.command()
+@click.command(cls=ServeCommand)
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--data", metavar="DIR", help="Data directory.  [default: ./uprmc-data]")
 @click.option("--memcached", metavar="HOST:PORT", help="Listener for memcached clients.")
@@ -60,6 +61,7 @@ _LISTENERS = ("memcached", "upr", "http", "views")
     metavar="KEY=VALUE",
     help="Change any setting; see 'uprmc settings'.",
 )
+@add_options
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def serve(
     config: Path | None,
@@ -74,12 +76,28 @@ def serve(
     standard error. SIGTERM, SIGINT or SIGUSR1 stops the node in order; SIGHUP makes it read the
     log level and the TLS files again.
     """
-    given = {**from_pairs(changes), **_from_options(options)}
-    return _Server(lambda: load(config, os.environ, given, warn), source).run()
+    given, names = given_by_options(changes, options)
+    return _Server(lambda: load_with_origins(config, os.environ, given, names, warn), source).run()
 
 
-def _from_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {_SHORTHANDS[name]: value for name, value in options.items() if value is not None}
+def given_by_options(
+    changes: tuple[str, ...], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return setting -> value, and setting -> the option that says so."""
+    of_memcached = taken_from(options)
+    pairs = from_pairs(changes)
+    own = {name: value for name, value in options.items() if value is not None}
+    given = {
+        **pairs,
+        **{setting: value for setting, (value, _) in of_memcached.items()},
+        **{_SHORTHANDS[name]: value for name, value in own.items()},
+    }
+    names = {
+        **dict.fromkeys(pairs, "--set"),
+        **{setting: option for setting, (_, option) in of_memcached.items()},
+        **{_SHORTHANDS[name]: f"--{name.replace('_', '-')}" for name in own},
+    }
+    return given, names
 
 
 def from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -96,8 +114,8 @@ def from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
 class _Server:
     """One node and the process's reactor."""
 
-    def __init__(self, read_settings: Callable[[], Settings], source: str | None) -> None:
-        settings = read_settings()
+    def __init__(self, read: Callable[[], Loaded], source: str | None) -> None:
+        settings, origins = read()
         from uprmc.server import allocator
 
         allocator.keep_little()
@@ -112,11 +130,12 @@ class _Server:
         from uprmc.server.log import Log, start_logging
         from uprmc.server.node import Node
 
-        heed_signals(self._reactor, read_settings, self._reload, Log("node"))
+        heed_signals(self._reactor, lambda: read().settings, self._reload, Log("node"))
         start_logging(settings.log)
         if NOTICE:
             Log("node").warn("core_interpreted", reason=NOTICE)
         self._node = Node(self._reactor, settings)
+        self._node.origins = origins
         self._progress = WarmupProgress(self._reactor, self._node.warmup)
         self._source = source
         self._error: BaseException | None = None

@@ -18,7 +18,8 @@ def stats(group: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     Without a GROUP, it prints the general statistics. Groups:
 
     \b
-    settings, items, slabs, sizes, conns, warmup, memory, uprmc, timings,
+    settings, settings-origins, items, slabs, sizes, conns, warmup, memory,
+    uprmc, timings,
     tap, tapagg, dcp, upr, dcpagg, upragg, leases, replication, uuid,
     kvstore, kvtimings, scheduler, runtimes, dispatcher, workload, config,
     vbucket, prev-vbucket, vbucket-details, vbucket-seqno, failovers,

@@ -20,7 +20,14 @@ from uprmc.config.keeping import (
     StorageSettings,
 )
 from uprmc.config.linking import XdcrSettings
-from uprmc.config.loading import from_environment, from_file, load
+from uprmc.config.loading import (
+    DEFAULT,
+    Loaded,
+    from_environment,
+    from_file,
+    load,
+    load_with_origins,
+)
 from uprmc.config.serving import (
     BUFFER_BYTES,
     VIEWS_AUTO,
@@ -34,6 +41,7 @@ from uprmc.config.streaming import TapSettings, UprSettings
 
 __all__ = [
     "BUFFER_BYTES",
+    "DEFAULT",
     "FRAME_MAX_BYTES",
     "GIB",
     "ITEM_LIMIT_MAX_BYTES",
@@ -46,6 +54,7 @@ __all__ = [
     "FlushSettings",
     "IndexSettings",
     "KvSettings",
+    "Loaded",
     "LogSettings",
     "MemorySettings",
     "PurgeSettings",
@@ -61,5 +70,6 @@ __all__ = [
     "from_environment",
     "from_file",
     "load",
+    "load_with_origins",
     "values_of",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from uprmc import units
 from uprmc.config.described import CHOICES, SECTIONS, SettingInfo, Settings, describe
+from uprmc.config.naming import did_you_mean
 from uprmc.config.sizes import MIB
 from uprmc.errors import ConfigError
 
@@ -77,8 +78,10 @@ def checked(info: SettingInfo, value: Any) -> Any:
     return value
 
 
-def build(changes: Mapping[str, Any]) -> Settings:
+def build(changes: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Settings:
     """Make settings from the defaults and ``{"section.name": value}``; text values are converted.
+
+    `places` says where a change is written, for messages: ``uprmc.toml:3``.
 
     Raises:
         ConfigError: a name is unknown, a value malformed or out of range, or two contradict.
@@ -86,15 +89,22 @@ def build(changes: Mapping[str, Any]) -> Settings:
     known = {info.name: info for info in describe()}
     sections: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
-        if name not in known:
-            meant = units.nearest(name, list(known))
-            hint = f"did you mean {meant}?" if meant else "'uprmc settings' lists them all"
-            raise ConfigError(f"there is no setting {name!r}; {hint}")
-        section, item = name.split(".")
-        sections.setdefault(section, {})[item] = checked(known[name], value)
+        try:
+            section, item, found = _one(known, name, value)
+        except ConfigError as error:
+            place = (places or {}).get(name)
+            raise ConfigError(f"{place}: {error}" if place else str(error)) from None
+        sections.setdefault(section, {})[item] = found
     settings = Settings(**{name: kind(**sections.get(name, {})) for name, kind in SECTIONS.items()})
     _check_together(settings)
     return settings
+
+
+def _one(known: Mapping[str, SettingInfo], name: str, value: Any) -> tuple[str, str, Any]:
+    if name not in known:
+        raise ConfigError(f"there is no setting {name!r}; {did_you_mean(name, list(known))}")
+    section, item = name.split(".")
+    return section, item, checked(known[name], value)
 
 
 def _check_together(settings: Settings) -> None:

@@ -1,14 +1,15 @@
-"""Settings from a file, the environment and the command line."""
+"""Settings from a file, the environment and the command line, and which of these set each."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from uprmc.config.checking import build
 from uprmc.config.described import Settings, describe
+from uprmc.config.naming import nearest_setting
+from uprmc.config.toml_file import read_file
 from uprmc.errors import ConfigError
 
 #: Environment variables of verbs and of the core, which name no settings.
@@ -34,33 +35,40 @@ _FORMER_NAMES = {"engine.compaction_slice": "purge.batch_items"}
 #: Values that have another name now.
 _FORMER_VALUES = {"tap.rollback": {"correct": "rewind", "reset": "restart"}}
 
+#: Where a setting comes from that nothing changes, and one from an option that names none.
+DEFAULT = "default"
+_OPTION = "option"
+
+
+class Loaded(NamedTuple):
+    """Settings, and by name where each value comes from, which is not `DEFAULT`."""
+
+    settings: Settings
+    origins: dict[str, str]
+
 
 def from_file(path: Path) -> dict[str, Any]:
     """Read a TOML file into ``{"section.name": value}``; raises `ConfigError`."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
-        raise ConfigError(f"{path}: {error}") from None
-    found: dict[str, Any] = {}
-    for section, table in document.items():
-        if not isinstance(table, dict):
-            raise ConfigError(f"{path}: {section!r} stands outside of a [section]")
-        found.update({f"{section}.{name}": value for name, value in table.items()})
-    return found
+    return {name: found.value for name, found in read_file(path).items()}
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"UPRMC_{name.replace('.', '_').upper()}"
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Pick ``UPRMC_SECTION_NAME`` variables; one that names no setting is refused."""
     names = [*(info.name for info in describe()), *_FORMER_NAMES]
-    known = {f"UPRMC_{name.replace('.', '_').upper()}": name for name in names}
+    known = {variable_of(name): name for name in names}
     found: dict[str, Any] = {}
     for variable, value in environment.items():
         if not variable.startswith("UPRMC_") or variable in _OF_VERBS:
             continue
         if variable not in known:
-            raise ConfigError(f"the environment variable {variable} names no setting")
+            meant = nearest_setting(variable, [*known, *_OF_VERBS])
+            hint = f"; did you mean {meant}?" if meant else ""
+            raise ConfigError(f"the environment variable {variable} names no setting{hint}")
         found[known[variable]] = value
     return found
 
@@ -79,15 +87,51 @@ def load(
 
     `warn` is called with a line about each setting and each value that has another name now.
     """
+    return load_with_origins(file, environment, options, warn=warn).settings
+
+
+def load_with_origins(
+    file: Path | None,
+    environment: Mapping[str, str],
+    options: Mapping[str, Any],
+    option_names: Mapping[str, str] | None = None,
+    warn: Callable[[str], None] = _unheard,
+) -> Loaded:
+    """Do the same as `load`, and tell where each value comes from.
+
+    `option_names` has the option that gave a setting, where that is known.
+    """
     changes: dict[str, Any] = {}
-    for source in (from_file(file) if file else {}, from_environment(environment), options):
-        for name, value in source.items():
-            if name in _FORMER_NAMES:
-                warn(f"{name} is now {_FORMER_NAMES[name]}")
-            changes[_FORMER_NAMES.get(name, name)] = value
+    origins: dict[str, str] = {}
+    for name, value, origin in _given(file, environment, options, option_names or {}):
+        if name in _FORMER_NAMES:
+            warn(f"{name} is now {_FORMER_NAMES[name]}")
+        present = _FORMER_NAMES.get(name, name)
+        changes[present], origins[present] = value, origin
     for name, former in _FORMER_VALUES.items():
         given = changes.get(name)
         if isinstance(given, str) and given in former:
             changes[name] = former[given]
             warn(f"{given!r} of {name} is now {former[given]!r}")
-    return build(changes)
+    in_files = {name: origin for name, origin in origins.items() if not _is_option(origin)}
+    return Loaded(build(changes, in_files), origins)
+
+
+def _is_option(origin: str) -> bool:
+    """Tell whether an origin is an option of the command line."""
+    return origin == _OPTION or origin.startswith("-")
+
+
+def _given(
+    file: Path | None,
+    environment: Mapping[str, str],
+    options: Mapping[str, Any],
+    option_names: Mapping[str, str],
+) -> Iterator[tuple[str, Any, str]]:
+    if file is not None:
+        for name, (value, where) in read_file(file).items():
+            yield name, value, where
+    for name, value in from_environment(environment).items():
+        yield name, value, variable_of(name)
+    for name, value in options.items():
+        yield name, value, option_names.get(name, _OPTION)

@@ -8,6 +8,7 @@ address of the machine must be written down (``0.0.0.0:11211``), so it never hap
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,6 +23,7 @@ from twisted.python.failure import Failure
 from uprmc.errors import ConfigError
 from uprmc.places import Place, parsed
 from uprmc.server.adapter import peer_text
+from uprmc.server.address_holder import who_has_path, who_has_port
 from uprmc.server.tls import ServedTls
 from uprmc.server.transport import listen_direct, send_directly
 
@@ -179,7 +181,28 @@ def _made_direct(port: Any) -> Any:
 def _refusal(setting: str, text: str, error: BaseException) -> CannotListen:
     cause = error.socketError if isinstance(error, CannotListenError) else error
     reason = getattr(cause, "strerror", None) or _one_line(cause)
+    if getattr(cause, "errno", None) == errno.EADDRINUSE:
+        reason += in_use(setting, text)
     return CannotListen(f"{setting}: cannot listen on {text}: {reason}")
+
+
+def in_use(setting: str, text: str) -> str:
+    """Return what to add about an address in use: who has it, and what to say instead."""
+    option = f"--{setting.rpartition('.')[2]}" if "." in setting else setting
+    holder, other = _holder(text)
+    by = f" by {holder}" if holder else ""
+    return f"{by}; say {option} with another {other}"
+
+
+def _holder(text: str) -> tuple[str, str]:
+    """Return who has the address, as far as it is known, and what distinguishes addresses."""
+    try:
+        place = parsed(text)
+    except ValueError:
+        return "", "address"
+    if place.path:
+        return who_has_path(place.path.partition(":")[0]), "path"
+    return who_has_port(place.host, place.port), "port"
 
 
 def _one_line(error: object) -> str:

@@ -118,6 +118,7 @@ class Node:
         self.warmup = Warmup(self.bucket)
         self.warmup_s = 0.0
         self.verbosity = 0
+        self.origins: dict[str, str] = {}
         limit = raise_file_limit(settings.server.max_connections)
         self.connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
         self._work = LongWork(reactor, collector.tend)

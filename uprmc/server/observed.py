@@ -26,6 +26,7 @@ class ObservedNode(Protocol):
         uuid: of its data directory.
         warmup_s: how long warm-up took.
         verbosity: how much it logs, 0 to 2.
+        origins: setting -> where its value comes from; those that are missing are defaults.
         events: what ``/events`` shows.
         consumer_lags: how far each consumer was behind when it was looked at last.
         tap: ``None`` = TAP is not spoken here.
@@ -44,6 +45,7 @@ class ObservedNode(Protocol):
     warmup: Warmup
     warmup_s: float
     verbosity: int
+    origins: dict[str, str]
     events: Events
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uprmc.config import values_of
+from uprmc.config import DEFAULT, values_of
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.walk import slices
 from uprmc.kv.services import StatGroup, StatRows
@@ -17,6 +17,9 @@ _COUNTED_AT_ONCE = 1_000
 
 #: memcached's slab classes mean nothing here; every item is in this one.
 _SLAB_CLASS = 1
+
+#: Settings whose value a data directory has for good.
+OF_THE_DIRECTORY = ("engine.vbuckets", "engine.conflict_resolution")
 
 
 def settings(node: ObservedNode) -> StatGroup:
@@ -34,6 +37,20 @@ def settings(node: ObservedNode) -> StatGroup:
         ("verbosity", str(node.verbosity)),
     ]
     return group + [(name, str(value)) for name, value in values_of(node.bucket.settings)]
+
+
+def setting_origins(node: ObservedNode) -> StatGroup:
+    """Return of each setting where the value in force comes from."""
+    at_start = dict(values_of(node.settings))
+    in_force = dict(values_of(node.bucket.settings)) | {"memory.quota": node.bucket.account.quota}
+    return [
+        (name, _origin(node, name) if value == at_start[name] else "changed since the start")
+        for name, value in in_force.items()
+    ]
+
+
+def _origin(node: ObservedNode, name: str) -> str:
+    return "data directory" if name in OF_THE_DIRECTORY else node.origins.get(name, DEFAULT)
 
 
 def items(node: ObservedNode) -> StatGroup:

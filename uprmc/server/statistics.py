@@ -43,6 +43,7 @@ _VBUCKETS_AT_ONCE = 4
 _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "": stat_general.general,
     "settings": stat_memcached.settings,
+    "settings-origins": stat_memcached.setting_origins,
     "items": stat_memcached.items,
     "slabs": stat_memcached.slabs,
     "sizes": stat_memcached.sizes,

@@ -20,7 +20,7 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT
 from uprmc.errors import ConfigError
 from uprmc.places import Place
-from uprmc.server.listener import CannotListen, parse_place
+from uprmc.server.listener import CannotListen, in_use, parse_place
 
 SETTING = "server.views"
 
@@ -108,5 +108,6 @@ def listen_views(reactor: Any, text: str, backlog: int) -> ViewsListener:
     try:
         return ViewsListener(reactor, place, backlog)
     except OSError as error:
-        kind = InUse if error.errno == errno.EADDRINUSE else CannotListen
-        raise kind(f"{SETTING}: cannot listen on {text}: {error.strerror}") from None
+        taken = error.errno == errno.EADDRINUSE
+        kind, more = (InUse, in_use(SETTING, chosen(text))) if taken else (CannotListen, "")
+        raise kind(f"{SETTING}: cannot listen on {text}: {error.strerror}{more}") from None
