@@ -559,6 +559,7 @@ def test_statistics_of_connections_have_the_names_of_both_eras(
     prefix = f"eq_{era}q:mystream:"
     stats = kv.texts(era.encode())
     assert missing(stats, f"ep_{era}_", *OF_ALL, "items_remaining") == []
+    assert stats[f"ep_{era}_items_remaining"] == "0"
     assert missing(stats, prefix, *OF_A_CONNECTION, *OF_A_PRODUCER) == []
     assert missing(stats, prefix + "stream_1_", *OF_ITS_STREAM) == []
     assert stats[prefix + "stream_1_opaque"] == "77"
