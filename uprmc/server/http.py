@@ -94,7 +94,7 @@ def json_answer(code: int, value: object) -> Answer:
 class Pages:
     """The pages by path, without HTTP around them."""
 
-    def __init__(self, view: NodeView, live: Live) -> None:
+    def __init__(self, view: NodeView, live: Live | None = None) -> None:
         self._view = view
         self._live = live
         self._exposition = Exposition(view.metrics)
@@ -114,7 +114,7 @@ class Pages:
 
         ``None`` = the request is answered bit by bit.
         """
-        if request.path == LIVE and request.method == b"GET":
+        if self._live is not None and request.path == LIVE and request.method == b"GET":
             if self._live.admit(request):
                 return None
             return json_answer(http.SERVICE_UNAVAILABLE, {"error": "too many viewers"})
@@ -199,7 +199,7 @@ def _static(name: str, content_type: str) -> Page:
     return lambda _: (http.OK, content_type, body)
 
 
-def node_site(view: NodeView, live: Live, reactor: Any) -> LimitedSite:
+def node_site(view: NodeView, reactor: Any, live: Live | None = None) -> LimitedSite:
     """Return the site of one node."""
     pages = Pages(view, live)
     return LimitedSite(
@@ -213,7 +213,7 @@ def node_site(view: NodeView, live: Live, reactor: Any) -> LimitedSite:
 
 
 def listen_http(
-    reactor: Any, text: str, view: NodeView, live: Live, backlog: int
+    reactor: Any, text: str, view: NodeView, backlog: int, live: Live | None = None
 ) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
@@ -221,5 +221,5 @@ def listen_http(
     """
     if text == "off":
         return succeed(None)
-    site = node_site(view, live, reactor)
+    site = node_site(view, reactor, live)
     return listen(reactor, text, site, setting=SETTING, backlog=backlog).addCallback(lambda it: it)

@@ -214,7 +214,7 @@ class Node:
     def _listen(self) -> Generator[Deferred[Any], Any, None]:
         server = self.settings.server
         http = yield listen_http(
-            self._reactor, server.http, self.statistics, self._live, server.listen_backlog
+            self._reactor, server.http, self.statistics, server.listen_backlog, self._live
         )
         if http is not None:
             self._listeners["http"] = http

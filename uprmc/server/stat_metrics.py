@@ -332,6 +332,12 @@ _CONNECTIONS = (
         "Bytes sent on all connections.",
         lambda s: s.connections.bytes_written,
     ),
+    _stats(
+        "logins_total",
+        "Logins and refusals: attempts, failed ones, and commands that a role was missing for.",
+        ("what",),
+        {"auth_cmds": ("attempt",), "auth_errors": ("failed",), "auth_denied": ("denied",)},
+    ),
     _stat(
         "protocol_errors_total",
         "Connections closed because the peer broke the protocol.",
