@@ -75,3 +75,47 @@ def test_display_shows_classes_with_pages(program: str, filled: ServerProcess) -
     assert sum(int(row.split()[4]) for row in rows) == 3
     assert all(int(row.split()[3]) >= 1 for row in rows)
     assert any(row.split()[1].endswith("K") for row in rows)
+
+
+@pytest.mark.parametrize("mode", ["stats", "settings", "sizes"])
+def test_the_other_modes_show_a_line_for_each_number(
+    program: str, filled: ServerProcess, mode: str
+) -> None:
+    header, *rows = tool(program, filled, mode).splitlines()
+    assert header.startswith(f"#{filled.memcached}")
+    shown = dict(row.split() for row in rows if len(row.split()) == 2)
+    if mode == "sizes":
+        assert shown == {"sizes_status": "disabled"} or sum(map(int, shown.values())) == 3
+    else:
+        assert {"stats": "curr_items", "settings": "maxbytes"}[mode] in shown
+
+
+def test_a_dump_that_nobody_reads_keeps_no_other_waiting(
+    program: str, filled: ServerProcess, request: pytest.FixtureRequest
+) -> None:
+    """memcached answers BUSY, for which the tool waits for ever."""
+    if "[memcached" in request.node.name:
+        pytest.skip("it hangs there")
+    with Wire(filled.memcached) as wire:
+        for number in range(20_000):
+            wire.send(b"set many-%05d 0 0 1 noreply\r\nx\r\n" % number)
+        wire.talk(b"version\r\n", b"VERSION 1.6.18\r\n")
+        with Wire(filled.memcached) as stalled:
+            stalled.send(b"lru_crawler metadump all\r\n")
+            assert len(tool(program, filled, "keys").splitlines()) == 20_003
+        wire.send(b"flush_all\r\n")
+        assert wire.line() == b"OK\r\n"
+
+
+@pytest.mark.parametrize("mode", ["display", "keys", "dump", "sizes"])
+def test_an_empty_server_has_nothing_to_show(
+    program: str, filled: ServerProcess, mode: str
+) -> None:
+    """The tests before have left nothing here; memcached keeps its classes."""
+    with Wire(filled.memcached) as wire:
+        wire.talk(b"flush_all\r\n", b"OK\r\n")
+    lines = tool(program, filled, mode).splitlines()
+    if mode in ("keys", "dump"):
+        assert lines == []
+    else:
+        assert lines[0].strip().startswith("#")

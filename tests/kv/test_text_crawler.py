@@ -1,10 +1,11 @@
-"""``lru_crawler``: dumps of all keys, which is all of it that is here."""
+"""``lru_crawler``: dumps of all keys, and the switches around them."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.kv.harness import NOON, PULL_BYTES, Rig, drained_with_waits, talk
+from uprmc.kv.text_crawler import DUMPS_MOST
 from uprmc.kv.text_session import TextSession
 
 
@@ -58,7 +59,7 @@ def test_mgdump_lists_commands_that_read_every_document(rig: Rig) -> None:
         ],
         *[
             (words, b"ERROR\r\n")
-            for words in (b"", b"metadump", b"mgdump all 1", b"METADUMP all", b"crawl all")
+            for words in (b"", b"metadump", b"mgdump all 1", b"METADUMP all", b"crawl")
         ],
     ],
 )
@@ -68,7 +69,7 @@ def test_other_forms_of_lru_crawler(rig: Rig, command: bytes, reply: bytes) -> N
     assert talk(session, b"version\r\n") == b"VERSION 1.2.3\r\n"
 
 
-def test_a_dump_gives_others_their_turn_and_is_the_only_one(rig: Rig) -> None:
+def test_a_dump_gives_others_their_turn_and_runs_beside_others(rig: Rig) -> None:
     for number in range(3_000):
         key = b"%d" % number
         rig.bucket.of_key(key).store(key, b"x", 0, 0)
@@ -76,11 +77,32 @@ def test_a_dump_gives_others_their_turn_and_is_the_only_one(rig: Rig) -> None:
     first.receive_data(b"lru_crawler metadump all\r\nversion\r\n")
     found = b"".join(first.data_to_send(PULL_BYTES))
     assert 0 < found.count(b"key=") < 1_500
-    assert dumped(second, b"metadump all") == b"BUSY currently processing crawler request\r\n"
+    assert dumped(second, b"metadump all").count(b"key=") == 3_000
     found += drained_with_waits(first)
     assert found.count(b"key=") == 3_000
     assert found.endswith(b"END\r\nVERSION 1.2.3\r\n")
-    assert dumped(second, b"metadump all").count(b"key=") == 3_000
+
+
+def test_the_number_of_dumps_is_limited(rig: Rig) -> None:
+    talk(rig.text(), b"set a 0 0 1\r\nb\r\n")
+    dumps = [rig.text() for _ in range(DUMPS_MOST)]
+    for each in dumps:
+        each.receive_data(b"lru_crawler metadump all\r\n")
+        assert each.data_to_send(PULL_BYTES)
+    one_more = rig.text()
+    assert dumped(one_more, b"metadump all") == b"BUSY currently processing crawler request\r\n"
+    dumps.pop().connection_lost()
+    assert dumped(one_more, b"metadump all").count(b"key=") == 1
+
+
+def test_a_switched_off_crawler_dumps_nothing_and_documents_expire_all_the_same(rig: Rig) -> None:
+    session, asked = rig.text(), []
+    rig.services.control.crawler.expire_now = lambda: asked.append(1)
+    assert dumped(session, b"disable") == b"OK\r\n"
+    assert dumped(session, b"mgdump all") == b"CLIENT_ERROR lru crawler disabled\r\n"
+    assert dumped(session, b"enable") == b"OK\r\n"
+    assert dumped(session, b"crawl all") == b"OK\r\n"
+    assert asked == [1]
 
 
 def test_a_dump_ends_with_its_connection(rig: Rig) -> None:

@@ -35,6 +35,7 @@ class Stats:
     touch_hits: int = 0
     touch_misses: int = 0
     total_items: int = 0
+    store_too_large: int = 0
     expired_access: int = 0
     expired_pager: int = 0
     value_ejects: int = 0

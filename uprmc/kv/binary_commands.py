@@ -317,6 +317,7 @@ def refuse_too_large(session: BinaryConversation, request: Request) -> None:
     if QUIET.get(request.opcode, request.opcode) == Opcode.SET:
         with suppress(CommandError):  # no such document, or not now: the answer is the same
             session.locate(request).delete(request.key)
+    session.stats.store_too_large += 1
     session.reply(request, Status.TOO_LARGE)
 
 

@@ -1,8 +1,8 @@
-"""``lru_crawler metadump`` and ``mgdump``: all keys, as tools list and copy them.
+"""``lru_crawler``: dumps of all keys, as tools list and copy them, and the switches around them.
 
-There is no crawler; only these two subcommands exist. Documents are in class 1, as in ``stats``.
-One dump runs at a time, a slice of documents in each turn, so that it costs others little. Lines
-end as in memcached: those of ``metadump`` in a bare newline.
+There is no crawler: documents expire by a timetable, whatever is set here. Documents are in class
+1, as in ``stats``. A dump makes a slice of documents in each turn, and only as fast as its client
+reads. Lines end as in memcached: those of ``metadump`` in a bare newline.
 
 Source: measurements of 1.6.18; ``mgdump``, which that version lacks, from memcached's protocol.txt.
 """
@@ -16,12 +16,28 @@ from urllib.parse import quote_from_bytes
 
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.walk import slices
+from uprmc.kv.control import Crawler
 from uprmc.kv.services import ITEM_HEADER_BYTES, Services
 from uprmc.kv.text_statistics import SLAB_CLASSES, THE_SLAB_CLASS
 from uprmc.model import Item
 from uprmc.protocol.text import parse_flags
-from uprmc.protocol.text_replies import BAD_CLASS, CRAWLER_BUSY, END, ERROR, META_MISS
+from uprmc.protocol.text_replies import (
+    BAD_CLASS,
+    BAD_LINE_FORMAT,
+    CRAWLER_BUSY,
+    CRAWLER_DISABLED,
+    CRAWLER_STARTED,
+    END,
+    ERROR,
+    META_MISS,
+    OK,
+    SLEEP_TOO_LONG,
+)
 from uprmc.record import unpack
+
+#: Dumps that may run at the same time. A client that stops reading keeps its dump for as long as
+#: its connection lasts, and nobody should wait for that.
+DUMPS_MOST = 64
 
 #: Documents listed before others have their turn: about two milliseconds.
 _LISTED_AT_ONCE = 500
@@ -32,16 +48,43 @@ Line = Callable[[VBucket, Item], bytes]
 
 
 def crawl(services: Services, words: list[bytes]) -> bytes | Iterator[bytes]:
-    """Answer ``lru_crawler metadump|mgdump all|hash|CLASS[,CLASS...]``."""
-    if len(words) != 3 or words[1] not in _DUMPS:
+    """Answer any form of ``lru_crawler``."""
+    if len(words) == 2 and words[1] in _SWITCHES:
+        return _switch(services.control.crawler, _SWITCHES[words[1]])
+    if len(words) != 3:
         return ERROR
+    if words[1] in _NUMBERS:
+        return _set_number(services.control.crawler, *_NUMBERS[words[1]], parse_flags(words[2]))
+    if words[1] not in _DUMPS and words[1] != b"crawl":
+        return ERROR
+    if not services.control.crawler.enabled:
+        return CRAWLER_DISABLED
     wanted = _wants_documents(words[2])
     if wanted is None:
         return BAD_CLASS
+    if words[1] == b"crawl":
+        services.control.crawler.expire_now()
+        return OK
     line, end = _DUMPS[words[1]]
     if not wanted:
         return end
     return _dump(services, line, end)
+
+
+def _switch(crawler: Crawler, enabled: bool) -> bytes:
+    if enabled and crawler.enabled:
+        return CRAWLER_STARTED  # as memcached, whose thread is there already
+    crawler.enabled = enabled
+    return OK
+
+
+def _set_number(crawler: Crawler, name: str, most: int, number: int | None) -> bytes:
+    if number is None:
+        return BAD_LINE_FORMAT
+    if number > most:
+        return SLEEP_TOO_LONG
+    setattr(crawler, name, number)
+    return OK
 
 
 def _wants_documents(classes: bytes) -> bool | None:
@@ -56,11 +99,11 @@ def _wants_documents(classes: bytes) -> bool | None:
 
 def _dump(services: Services, line: Line, end: bytes) -> Iterator[bytes]:
     """Yield the lines of a slice in one piece, then nothing to let others have their turn."""
-    control, clock = services.control, services.bucket.clock
-    if control.dumping:
+    crawler, clock = services.control.crawler, services.bucket.clock
+    if crawler.dumps >= DUMPS_MOST:
         yield CRAWLER_BUSY
         return
-    control.dumping = True
+    crawler.dumps += 1
     try:
         for group in slices(list(services.bucket.active.values()), _LISTED_AT_ONCE):
             now = clock.now()
@@ -73,7 +116,7 @@ def _dump(services: Services, line: Line, end: bytes) -> Iterator[bytes]:
             yield b""
         yield end
     finally:
-        control.dumping = False
+        crawler.dumps -= 1
 
 
 def _metadata(vbucket: VBucket, item: Item) -> bytes:
@@ -98,4 +141,12 @@ def _meta_get(vbucket: VBucket, item: Item) -> bytes:
 _DUMPS: dict[bytes, tuple[Line, bytes]] = {
     b"metadump": (_metadata, END),
     b"mgdump": (_meta_get, META_MISS),
+}
+
+_SWITCHES = {b"enable": True, b"disable": False}
+
+#: Word -> attribute of `Crawler`, and the most that it may be.
+_NUMBERS: dict[bytes, tuple[str, int]] = {
+    b"sleep": ("sleep_us", 1_000_000),
+    b"tocrawl": ("to_crawl", (1 << 32) - 1),
 }

@@ -332,6 +332,7 @@ class TextSession(Conversation):
         noreply = isinstance(line, StorageLine) and line.noreply
         end = start + line.length
         if line.length > most_value_bytes(self._services, line.key):
+            self._bucket.stats.store_too_large += 1
             if _sets(line):
                 remove(self._services, line.key)
             if not noreply:

@@ -260,6 +260,7 @@ class SessionProtocol(Protocol):
             self._wire.write(data)
             pulls += 1
             if pulls == (SHARED_PULLS_PER_TURN if self._shares else PULLS_PER_TURN):
+                self._connections.yields += 1
                 self.wake()
                 break
         received, unsent = session.buffered()

@@ -51,6 +51,16 @@ class Buffers:
         """Bytes held."""
         return self.received + self.unsent
 
+    @property
+    def receiving(self) -> int:
+        """Connections that have sent a part of a frame."""
+        return len(self._receiving)
+
+    @property
+    def sending(self) -> int:
+        """Connections that have not taken all their replies."""
+        return len(self._sending)
+
     def note(self, holder: Holder, received: int, unsent: int, *, began: bool, took: bool) -> None:
         """Learn what a connection holds now; closes the oldest while it is too much.
 

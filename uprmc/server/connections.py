@@ -79,6 +79,7 @@ class Connections:
         buffers: what they hold, all together.
         total: connections accepted since the start.
         heard: chunks received on all of them together.
+        yields: times that a connection let others have their turn before all its replies were sent.
         rejected: connections turned away because `limit` was reached.
         session_errors: connections closed because of a bug of ours.
     """
@@ -89,7 +90,7 @@ class Connections:
         self.limit = limit
         self.buffers = Buffers(buffer_bytes, monotonic)
         self.total = self.heard = 0
-        self.rejected = 0
+        self.rejected = self.yields = 0
         self.session_errors = 0
         self.monotonic = monotonic
         self._live: dict[Connection, None] = {}

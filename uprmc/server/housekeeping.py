@@ -77,6 +77,11 @@ class Housekeeping:
             self._expirer.stop()
             self._expirer.start(seconds, now=False)
 
+    def expire_now(self) -> None:
+        """Look for expired items from the next turn on, whenever the next look is due."""
+        if self._expirer.running:
+            self._expiring.start()
+
     def stop(self) -> None:
         """Cease; harmless when nothing runs."""
         for call in self._calls:

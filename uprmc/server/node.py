@@ -138,6 +138,8 @@ class Node:
             ClusterMap(self.addresses, tls=self._tls is not None, uuid=self.uuid),
             self._housekeeping.expire_every,
         )
+        self._control.crawler.expire_now = self._housekeeping.expire_now
+        self.crawler = self._control.crawler
         self.tap = self._new_tap() if settings.tap.enabled else None
         self._tap_driver = self._driver_of(self.tap)
         self._wake_list = WakeList(reactor, self._work.budget)

@@ -9,6 +9,7 @@ from twisted.python.threadpool import ThreadPool
 from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
+from uprmc.kv.control import Crawler
 from uprmc.server.connections import Connections
 from uprmc.server.consumer_lag import ConsumerLags
 from uprmc.server.events import Events
@@ -26,6 +27,7 @@ class ObservedNode(Protocol):
         uuid: of its data directory.
         warmup_s: how long warm-up took.
         verbosity: how much it logs, 0 to 2.
+        crawler: what ``lru_crawler`` has set.
         origins: setting -> where its value comes from; those that are missing are defaults.
         events: what ``/events`` shows.
         consumer_lags: how far each consumer was behind when it was looked at last.
@@ -42,6 +44,7 @@ class ObservedNode(Protocol):
     index: IndexDriver
     connections: Connections
     consumer_lags: ConsumerLags
+    crawler: Crawler
     warmup: Warmup
     warmup_s: float
     verbosity: int

@@ -11,6 +11,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.kv.services import StatGroup
 from uprmc.model import ConflictRule, VBucketState
 from uprmc.server import stat_node
+from uprmc.server.connections import RESERVED_FILES
 from uprmc.server.observed import ObservedNode
 
 #: memcached counts these; here they cannot happen, or are counted under another name.
@@ -20,7 +21,41 @@ _NEVER = (
     "reclaimed",
     "expired_unfetched",
     "evicted_unfetched",
+    "evicted_active",
+    "direct_reclaims",
+    "listen_disabled_num",
+    "time_in_listen_disabled_us",
+    "response_obj_oom",
+    "read_buf_bytes_free",
+    "malloc_fails",
+    "hash_is_expanding",
+    "slab_reassign_rescues",
+    "slab_reassign_chunk_rescues",
+    "slab_reassign_evictions_nomem",
+    "slab_reassign_inline_reclaim",
+    "slab_reassign_busy_items",
+    "slab_reassign_busy_deletes",
+    "slab_reassign_running",
+    "slabs_moved",
+    "slab_global_page_pool",
+    "lru_crawler_starts",
+    "lru_maintainer_juggles",
+    "lrutail_reflocked",
+    "lru_bumps_dropped",
+    "moves_to_cold",
+    "moves_to_warm",
+    "moves_within_lru",
+    "log_worker_dropped",
+    "log_worker_written",
+    "log_watcher_skipped",
+    "log_watcher_sent",
+    "log_watchers",
+    "unexpected_napi_ids",
+    "round_robin_fallback",
 )
+
+#: A hash table's slot with its tag, and the part of the slots that is in use, in the compiled form.
+_SLOT_BYTES, _FILLING = 9, 0.7
 
 
 #: As Couchbase's tools know them.
@@ -38,6 +73,7 @@ def general(node: ObservedNode) -> StatGroup:
         ("curr_items_tot", str(bucket.total_item_count)),
     ]
     group += [(name, str(value)) for name, value in bucket.stats.items()]
+    group += _memcached(node)
     group += [(name, "0") for name in _NEVER]
     group += _engine(node)
     group += _with_metadata(bucket)
@@ -74,6 +110,29 @@ def _connections(node: ObservedNode) -> StatGroup:
         ("threads", "1"),
         ("bytes_read", str(connections.bytes_read)),
         ("bytes_written", str(connections.bytes_written)),
+    ]
+
+
+def _memcached(node: ObservedNode) -> StatGroup:
+    """Return what memcached counts and has another meaning, or another name, here."""
+    bucket, buffers = node.bucket, node.connections.buffers
+    entries = sum(len(vbucket.table) for vbucket in bucket.vbuckets.values())
+    slots = int(entries / _FILLING)
+    return [
+        ("connection_structures", str(node.connections.current)),
+        ("reserved_fds", str(RESERVED_FILES)),
+        ("conn_yields", str(node.connections.yields)),
+        ("read_buf_count", str(buffers.receiving)),
+        ("read_buf_bytes", str(buffers.received)),
+        ("read_buf_oom", str(buffers.shed)),
+        ("response_obj_count", str(buffers.sending)),
+        ("response_obj_bytes", str(buffers.unsent)),
+        ("store_no_memory", str(bucket.account.refused_memory)),
+        ("hash_power_level", str(slots.bit_length())),
+        ("hash_bytes", str(slots * _SLOT_BYTES)),
+        ("crawler_reclaimed", str(bucket.stats.expired_pager)),
+        ("crawler_items_checked", str(bucket.stats.expired_pager)),
+        ("lru_crawler_running", str(int(bool(node.crawler.dumps)))),
     ]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from uprmc.config import DEFAULT, values_of
+from uprmc.core.form import COMPILED, FORM
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.walk import slices
-from uprmc.kv.services import StatGroup, StatRows
+from uprmc.kv.services import ITEM_HEADER_BYTES, StatGroup, StatRows
 from uprmc.record import key_of
 from uprmc.server.observed import ObservedNode
 
@@ -21,22 +22,120 @@ _SLAB_CLASS = 1
 #: Settings whose value a data directory has for good.
 OF_THE_DIRECTORY = ("engine.vbuckets", "engine.conflict_resolution")
 
+#: Settings of memcached that nothing here corresponds to, as a tool expects them.
+_UNUSED_SETTINGS: StatGroup = [
+    ("udpport", "0"),
+    ("oldest", "0"),
+    ("umask", "700"),
+    ("shutdown_command", "no"),
+    ("growth_factor", "1.25"),
+    ("num_threads_per_udp", "0"),
+    ("stat_key_prefix", ":"),
+    ("detail_enabled", "no"),
+    ("reqs_per_event", "0"),
+    ("maxconns_fast", "yes"),
+    ("hashpower_init", "0"),
+    ("slab_reassign", "no"),
+    ("slab_automove", "0"),
+    ("tail_repair_time", "0"),
+    ("lru_maintainer_thread", "no"),
+    ("lru_segmented", "no"),
+    ("hot_lru_pct", "0"),
+    ("warm_lru_pct", "0"),
+    ("hot_max_factor", "0.00"),
+    ("warm_max_factor", "0.00"),
+    ("temp_lru", "no"),
+    ("temporary_ttl", "0"),
+    ("inline_ascii_response", "no"),
+    ("memory_file", "(null)"),
+]
+
+#: Per-class counters of memcached that are always 0: values are evicted, documents are not, and
+#: documents move between no lists.
+_NEVER_OF_A_CLASS = (
+    "number_warm",
+    "number_cold",
+    "age_hot",
+    "age_warm",
+    "evicted",
+    "evicted_nonzero",
+    "evicted_time",
+    "tailrepairs",
+    "reclaimed",
+    "expired_unfetched",
+    "evicted_unfetched",
+    "evicted_active",
+    "lrutail_reflocked",
+    "moves_to_cold",
+    "moves_to_warm",
+    "moves_within_lru",
+    "direct_reclaims",
+    "hits_to_warm",
+    "hits_to_cold",
+    "hits_to_temp",
+)
+
+#: Counters of the general group that are shown for the one class, too.
+_COUNTED_BY_CLASS = (
+    "get_hits",
+    "cmd_set",
+    "delete_hits",
+    "incr_hits",
+    "decr_hits",
+    "cas_hits",
+    "cas_badval",
+    "touch_hits",
+)
+
 
 def settings(node: ObservedNode) -> StatGroup:
     """Return what is in force, by memcached's names and by our own."""
-    group: StatGroup = [
-        ("maxbytes", str(node.bucket.account.quota)),
+    quota = str(node.bucket.account.quota)
+    group = [*_in_force(node, quota), *_listening(node), *_UNUSED_SETTINGS]
+    own = [(name, str(value)) for name, value in values_of(node.bucket.settings)]
+    return group + [(name, quota if name == "memory.quota" else value) for name, value in own]
+
+
+def _in_force(node: ObservedNode, quota: str) -> StatGroup:
+    server, item_bytes = node.settings.server, str(node.settings.kv.max_item_bytes)
+    return [
+        ("maxbytes", quota),
         ("maxconns", str(node.connections.limit)),
         ("evictions", "off"),
         ("cas_enabled", "yes"),
-        ("item_size_max", str(node.settings.kv.max_item_bytes)),
+        ("item_size_max", item_bytes),
+        ("slab_chunk_max", item_bytes),
+        ("chunk_size", str(ITEM_HEADER_BYTES)),
         ("binding_protocol", "auto-negotiate"),
-        ("auth_enabled_sasl", "yes" if node.settings.server.users else "no"),
+        ("auth_enabled_sasl", "yes" if server.users else "no"),
+        ("auth_enabled_ascii", "yes" if server.users else "no"),
         ("flush_enabled", "yes"),
+        ("dump_enabled", "yes"),
+        ("track_sizes", "yes"),
         ("num_threads", "1"),
         ("verbosity", str(node.verbosity)),
+        ("tcp_backlog", str(server.listen_backlog)),
+        ("idle_timeout", str(int(server.idle_timeout_s))),
+        ("lru_crawler", "yes" if node.crawler.enabled else "no"),
+        ("lru_crawler_sleep", str(node.crawler.sleep_us)),
+        ("lru_crawler_tocrawl", str(node.crawler.to_crawl)),
+        ("hash_algorithm", "multiply-shift" if FORM == COMPILED else "python"),
     ]
-    return group + [(name, str(value)) for name, value in values_of(node.bucket.settings)]
+
+
+def _listening(node: ObservedNode) -> StatGroup:
+    """Return where the listener for memcached's clients is, and whether it speaks TLS."""
+    server, address = node.settings.server, node.addresses().get("memcached", "off")
+    host, _, port = address.rpartition(":")
+    local = address.startswith("unix:")
+    return [
+        ("tcpport", "0" if local or not port.isdecimal() else port),
+        ("inter", "NULL" if local else host or "NULL"),
+        ("domain_socket", address.removeprefix("unix:") if local else "NULL"),
+        ("ssl_enabled", "yes" if server.tls_cert else "no"),
+        ("ssl_chain_cert", server.tls_cert or "(null)"),
+        ("ssl_key", server.tls_key or "(null)"),
+    ]
 
 
 def setting_origins(node: ObservedNode) -> StatGroup:
@@ -58,39 +157,52 @@ def items(node: ObservedNode) -> StatGroup:
     bucket = node.bucket
     if not bucket.item_count:
         return []
-    return [
-        (f"items:{_SLAB_CLASS}:number", str(bucket.item_count)),
-        (f"items:{_SLAB_CLASS}:age", str(int(node.uptime_s()))),
-        (f"items:{_SLAB_CLASS}:evicted", "0"),
-        (f"items:{_SLAB_CLASS}:evicted_time", "0"),
-        (f"items:{_SLAB_CLASS}:outofmemory", str(bucket.account.refused_memory)),
-        (f"items:{_SLAB_CLASS}:mem_requested", str(bucket.account.used)),
+    documents = str(bucket.item_count)
+    rows = [
+        ("number", documents),
+        ("number_hot", documents),
+        ("age", str(int(node.uptime_s()))),
+        ("outofmemory", str(bucket.account.refused_memory)),
+        ("mem_requested", str(bucket.account.used)),
+        ("hits_to_hot", str(bucket.stats.get_hits)),
+        ("crawler_reclaimed", str(bucket.stats.expired_pager)),
+        ("crawler_items_checked", str(bucket.stats.expired_pager)),
+        *((name, "0") for name in _NEVER_OF_A_CLASS),
     ]
+    return [(f"items:{_SLAB_CLASS}:{name}", value) for name, value in rows]
 
 
 def slabs(node: ObservedNode) -> StatGroup:
     """Return the one class: a chunk may be as large as an item, pages are what memory is used."""
     bucket = node.bucket
-    group: StatGroup = []
+    rows: StatGroup = []
     used = bucket.item_count
     if used:
         page_bytes = node.settings.kv.max_item_bytes
         pages = -(-bucket.account.used // page_bytes)
         chunks_per_page = -(-used // pages)
         chunks = pages * chunks_per_page
-        group = [
-            (f"{_SLAB_CLASS}:chunk_size", str(page_bytes)),
-            (f"{_SLAB_CLASS}:chunks_per_page", str(chunks_per_page)),
-            (f"{_SLAB_CLASS}:total_pages", str(pages)),
-            (f"{_SLAB_CLASS}:total_chunks", str(chunks)),
-            (f"{_SLAB_CLASS}:used_chunks", str(used)),
-            (f"{_SLAB_CLASS}:free_chunks", str(chunks - used)),
-            (f"{_SLAB_CLASS}:free_chunks_end", "0"),
-            (f"{_SLAB_CLASS}:get_hits", str(bucket.stats.get_hits)),
-            (f"{_SLAB_CLASS}:cmd_set", str(bucket.stats.cmd_set)),
+        rows = [
+            ("chunk_size", str(page_bytes)),
+            ("chunks_per_page", str(chunks_per_page)),
+            ("total_pages", str(pages)),
+            ("total_chunks", str(chunks)),
+            ("used_chunks", str(used)),
+            ("free_chunks", str(chunks - used)),
+            ("free_chunks_end", "0"),
+            ("mem_requested", str(bucket.account.used)),
+            *((name, str(getattr(bucket.stats, name))) for name in _COUNTED_BY_CLASS),
         ]
-    active = str(len(group) and 1)
-    return [*group, ("active_slabs", active), ("total_malloced", str(bucket.account.used))]
+    return [
+        *((f"{_SLAB_CLASS}:{name}", value) for name, value in rows),
+        ("active_slabs", str(int(bool(rows)))),
+        ("total_malloced", str(bucket.account.used)),
+    ]
+
+
+def extstore(node: ObservedNode) -> StatGroup:
+    """Return nothing, as memcached without such a store."""
+    return []
 
 
 def sizes(node: ObservedNode) -> StatRows:
@@ -111,8 +223,14 @@ def connections(node: ObservedNode) -> StatRows:
     for info in node.connections.infos():
         place = str(info.number)
         yield f"{place}:addr", info.peer if info.peer == "unix" else f"tcp:{info.peer}"
+        yield f"{place}:listen_addr", _listen_address(node, info.listener)
         yield f"{place}:listener", info.listener
         yield f"{place}:state", info.state
         yield f"{place}:secs_since_last_cmd", str(int(info.idle_s))
         yield f"{place}:bytes_read", str(info.bytes_read)
         yield f"{place}:bytes_written", str(info.bytes_written)
+
+
+def _listen_address(node: ObservedNode, listener: str) -> str:
+    address = node.addresses().get(listener, "")
+    return address if address.startswith("unix:") or not address else f"tcp:{address}"

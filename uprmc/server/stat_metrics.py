@@ -195,6 +195,11 @@ _COMMANDS = (
         ("operation",),
         {"ops_set_ret_meta": ("set",), "ops_del_ret_meta": ("delete",)},
     ),
+    _stat(
+        "writes_too_large_total",
+        "Writes refused because the document is larger than kv.max_item_bytes.",
+        "store_too_large",
+    ),
     _counter(
         "writes_refused_total",
         "Writes answered with a temporary failure because memory or the disk was full.",
@@ -306,6 +311,11 @@ _CONNECTIONS = (
         "connections_rejected_total",
         "Connections refused because of server.max_connections.",
         lambda s: s.connections.rejected,
+    ),
+    _counter(
+        "connections_yields_total",
+        "Times that a connection let others have their turn before all its replies were sent.",
+        lambda s: s.connections.yields,
     ),
     _counter(
         "connections_shed_total",

@@ -47,6 +47,7 @@ _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "items": stat_memcached.items,
     "slabs": stat_memcached.slabs,
     "sizes": stat_memcached.sizes,
+    "extstore": stat_memcached.extstore,
     "conns": stat_memcached.connections,
     "warmup": stat_node.warmup,
     "memory": stat_node.memory,
