@@ -124,7 +124,7 @@ def test_metrics_are_exposed(web: Web) -> None:
 
 
 def test_an_unknown_page_is_a_404_that_lists_the_known_ones(web: Web) -> None:
-    for path in ("/", "/healthz/", "/../etc/passwd", "/%00"):
+    for path in ("/no", "/healthz/", "/../etc/passwd", "/%00"):
         reply = web.get(path)
         assert reply.code == 404
         assert "/metrics" in json.loads(reply.body)["pages"]

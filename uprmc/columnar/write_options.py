@@ -217,7 +217,7 @@ class WriteOptions:
 
     def _check_ttl(self, ttl_s: float) -> None:
         if ttl_s != int(ttl_s):
-            raise BadOption(f"ttl={ttl_s:g}: say whole seconds")
+            raise BadOption(f"ttl={ttl_s:g}: say seconds without a fraction")
         if self.ttl_column or self.exp_column:
             raise BadOption(f"ttl and {self.ttl_column or self.exp_column} contradict each other")
         if self.mode in ("append-meta", "delete"):

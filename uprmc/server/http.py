@@ -53,7 +53,8 @@ _WRONG_LISTENER = b"This is the HTTP listener: "
 _log = Log("http")
 
 Answer = tuple[int, str, bytes]
-Page = Callable[[Request], Answer]
+#: What a page returns; ``None`` = it is answered bit by bit.
+Page = Callable[[Request], Answer | None]
 
 
 class NodeView(Protocol):
@@ -106,6 +107,7 @@ class Pages:
             b"/watermarks.json": self._watermarks,
             b"/vbucket.json": self._vbucket,
             b"/metrics": self._metrics,
+            LIVE: self._watch,
             **{path: _static(*file) for path, file in _FILES.items()},
         }
 
@@ -114,10 +116,6 @@ class Pages:
 
         ``None`` = the request is answered bit by bit.
         """
-        if self._live is not None and request.path == LIVE and request.method == b"GET":
-            if self._live.admit(request):
-                return None
-            return json_answer(http.SERVICE_UNAVAILABLE, {"error": "too many viewers"})
         page = self.by_path.get(request.path)
         if page is None:
             known = [path.decode() for path in self.by_path]
@@ -150,6 +148,13 @@ class Pages:
 
     def _events(self, request: Request) -> Answer:
         return json_answer(http.OK, {"events": self._view.events()})
+
+    def _watch(self, request: Request) -> Answer | None:
+        if self._live is None or request.method != b"GET":
+            return json_answer(http.NOT_FOUND, {"error": "nothing is live here"})
+        if self._live.admit(request):
+            return None
+        return json_answer(http.SERVICE_UNAVAILABLE, {"error": "too many viewers"})
 
     def _vbucket(self, request: Request) -> Answer:
         return self._of_vbucket(request, self._view.vbucket)
