@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Sequence
@@ -172,3 +173,25 @@ def test_the_version_of_the_program_is_the_packages() -> None:
         f"uprmc {package.__version__} (core: {FORM})\n",
         "",
     )
+
+
+def test_a_service_manager_is_told_the_life_of_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+
+        def told_until(word: str) -> list[str]:
+            lines: list[str] = []
+            while word not in lines:
+                lines += manager.recv(4_096).decode().splitlines()
+            return lines
+
+        with start_uprmc(tmp_path / "data", "--vbuckets", "4") as server:
+            assert told_until("READY=1")[0].startswith("STATUS=Warming up: initialize, 0 of")
+            server._process.send_signal(signal.SIGHUP)
+            assert "RELOADING=1" in told_until("READY=1")
+            server.stop()
+            told_until("STOPPING=1")

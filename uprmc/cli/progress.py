@@ -41,6 +41,12 @@ class WarmupProgress:
             self._bar.stop()
             self._bar = None
 
+    def text(self) -> str:
+        """Return how far it is, in words."""
+        warmup = self._warmup
+        done = warmup.values or warmup.keys
+        return f"Warming up: {warmup.state.value}, {done} of {warmup.records} documents"
+
     def _show(self) -> None:
         warmup = self._warmup
         if not self._terminal:

@@ -129,6 +129,7 @@ class _Server:
         from uprmc.core.form import NOTICE
         from uprmc.server.log import Log, start_logging
         from uprmc.server.node import Node
+        from uprmc.server.service_manager import ServiceManager
 
         heed_signals(self._reactor, lambda: read().settings, self._reload, Log("node"))
         start_logging(settings.log)
@@ -137,6 +138,7 @@ class _Server:
         self._node = Node(self._reactor, settings)
         self._node.origins = origins
         self._progress = WarmupProgress(self._reactor, self._node.warmup)
+        self._manager = ServiceManager(self._reactor, os.environ)
         self._source = source
         self._error: BaseException | None = None
 
@@ -151,6 +153,7 @@ class _Server:
 
     def _start(self) -> None:
         self._progress.start()
+        self._manager.starting(self._progress.text)
         self._node.start().addCallback(self._follow).addCallbacks(self._ready, self._failed)
 
     def _follow(self, _: object) -> None:
@@ -163,9 +166,11 @@ class _Server:
 
     def _ready(self, _: object) -> None:
         self._progress.stop()
-        words = [f"{name}={place}" for name, place in sorted_addresses(self._node.addresses())]
-        sys.stdout.write(f"uprmc ready {' '.join(words)} pid={os.getpid()}\n")
+        places = sorted_addresses(self._node.addresses())
+        words = " ".join(f"{name}={place}" for name, place in places)
+        sys.stdout.write(f"uprmc ready {words} pid={os.getpid()}\n")
         sys.stdout.flush()
+        self._manager.ready(f"Serving {words}")
 
     def _failed(self, failure: Any) -> None:
         self._error = failure.value
@@ -173,11 +178,19 @@ class _Server:
             self._reactor.stop()
 
     def _reload(self, settings: Settings) -> None:
-        self._node.reload(settings)
+        self._manager.reloading()
+        try:
+            self._node.reload(settings)
+        finally:
+            self._manager.reloaded()
 
     def _stop(self) -> Any:
         self._progress.stop()
-        return self._node.stop().addErrback(self._note_failure)
+        self._manager.stopping(lambda: "Writing accepted changes to disk")
+        return self._node.stop().addErrback(self._note_failure).addBoth(self._end)
+
+    def _end(self, _: object) -> None:
+        self._manager.close()
 
     def _note_failure(self, failure: Any) -> None:
         self._error = self._error or failure.value
