@@ -52,7 +52,7 @@ class Counter(Handler):
 def main(nodes, path):
     database = sqlite3.connect(path)
     database.execute("PRAGMA journal_mode = WAL")  # who reads does not keep us waiting
-    state = SqliteState(database, name="count-by-prefix", vbuckets=1024)
+    state = SqliteState(database, name="count-by-prefix")
     options = {"name": "count-by-prefix", "values": False}
     client = UprClient(nodes.split(","), Counter(database), state=state, **options)
     signal.signal(signal.SIGINT, lambda *_: client.stop())

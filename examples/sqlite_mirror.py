@@ -49,7 +49,7 @@ class Mirror(Handler):
 def main(nodes, path):
     database = sqlite3.connect(path)
     database.execute("PRAGMA journal_mode = WAL")  # who reads does not keep us waiting
-    state = SqliteState(database, name="sqlite-mirror", vbuckets=1024)
+    state = SqliteState(database, name="sqlite-mirror")
     client = UprClient(nodes.split(","), Mirror(database), state=state, name="sqlite-mirror")
     signal.signal(signal.SIGINT, lambda *_: client.stop())
     client.run()

@@ -158,22 +158,29 @@ def test_a_vbucket_that_is_nowhere_is_an_error_where_nothing_is_waited_for(
     tmp_path: Path, here: Here, options: list[str]
 ) -> None:
     with node(tmp_path) as server:
-        found = ["tail", "--vbuckets", 9, *options, "--timeout", "200ms", "--node", server.upr]
-        ended = here(*found)
+        assert here("vbucket", "set", 3, "dead", "--node", server.upr).code == 0
+        found = ["tail", *options, "--timeout", "200ms", "--node", server.upr, "--vbuckets"]
+        ended = here(*found, 3)
         assert ended.code == 1
-        assert "vBucket 9" in ended.line()
+        assert "vBucket 3" in ended.line()
+        ended = here(*found, 9)
+        assert (ended.code, ended.line()) == (
+            1,
+            "vbuckets: there is no vBucket 9: say 0 to 3",
+        )
         server.stop()
 
 
-def test_a_vbucket_that_is_nowhere_is_told_and_waited_for(tmp_path: Path) -> None:
+def test_a_vbucket_that_is_nowhere_is_told_and_waited_for(tmp_path: Path, here: Here) -> None:
     with node(tmp_path) as server:
-        with Tailing(server, "--vbuckets", "0,9", "--timeout", "200ms") as tailing:
+        assert here("vbucket", "set", 3, "dead", "--node", server.upr).code == 0
+        with Tailing(server, "--vbuckets", "0,3", "--timeout", "200ms") as tailing:
             follows(tailing, server)
             stderr = tailing.process.stderr
             assert stderr is not None
             said = stderr.readline()
         server.stop()
-    assert said == b"uprmc: vBucket 9: on none of the nodes yet; waiting until it is\n"
+    assert said == b"uprmc: vBucket 3: on none of the nodes yet; waiting until it is\n"
 
 
 def test_nobody_at_the_first_attempt_is_an_error(here: Here) -> None:

@@ -13,6 +13,7 @@ import pytest
 from interop.server_process import ServerProcess, start_uprmc
 from tests.client.api_contract import LIMIT_S, VBUCKETS, Recorder, names, write
 from tests.client.consumer_world import (
+    ACTIVE,
     DEAD,
     CrashingState,
     DurableMirror,
@@ -23,6 +24,7 @@ from tests.client.consumer_world import (
 )
 from tests.client.consumer_world import write as store
 from tests.client.fake_producer import FakeProducer, Joined, accepted
+from tests.client.test_kv import set_state
 from tests.upr import peer
 from tests.upr.peer import Frame, marker, mutation
 from uprmc.client import Change, MemoryState, SqliteState, UprClient
@@ -122,11 +124,13 @@ def test_who_follows_for_ever_waits_for_ever() -> None:
 def test_up_to_now_ends_with_a_named_error_for_what_is_active_nowhere(
     server: ServerProcess,
 ) -> None:
+    set_state(server.upr, 1, DEAD)
     with (
-        UprClient(str(server.upr), Recorder(), vbuckets=[0, 99], patience_s=0.3) as client,
-        pytest.raises(NotActive, match="vBucket 99 is active at none of"),
+        UprClient(str(server.upr), Recorder(), vbuckets=[0, 1], patience_s=0.3) as client,
+        pytest.raises(NotActive, match="vBucket 1 is active at none of"),
     ):
         client.run(until="now", timeout_s=LIMIT_S)
+    set_state(server.upr, 1, ACTIVE)
 
 
 # --- handlers that fail ---------------------------------------------------------------------------

@@ -26,12 +26,14 @@ import pytest
 from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
 from tests.cli.here import runner
+from tests.client.test_kv import set_state
 from tests.server.certificates import make_certificate
 from tests.upr import peer
 from uprmc.client import Change, Handler, UprClient, changes
 from uprmc.client.errors import ConnectionLost, MisuseError, NodeUnreachable, NotANode, TlsFailed
 from uprmc.client.lease import LeaseRefused
 from uprmc.client.state import StateRefused
+from uprmc.model import VBucketState
 
 _WAIT_S = 30.0
 
@@ -133,7 +135,8 @@ def test_a_handler_that_waits_for_a_barrier_is_told_off(server: ServerProcess) -
 
 
 def test_a_barrier_of_a_client_that_is_stopped_is_lost(server: ServerProcess) -> None:
-    with UprClient(place(server), Copy(), vbuckets=[9000]) as client:  # which is nowhere
+    set_state(server.upr, 1000, VBucketState.DEAD)
+    with UprClient(place(server), Copy(), vbuckets=[1000]) as client:
         client.start()
         with ThreadPoolExecutor(1) as reader:
             waiting = reader.submit(client.barrier)

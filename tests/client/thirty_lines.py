@@ -39,5 +39,5 @@ class Mirror(Handler):
 
 if __name__ == "__main__":
     database = sqlite3.connect(sys.argv[2])
-    state = SqliteState(database, name="mirror", vbuckets=1024)
+    state = SqliteState(database, name="mirror")
     UprClient(sys.argv[1], Mirror(database), state=state, patience_s=None).run()

@@ -36,9 +36,9 @@ from uprmc.client.position import Position
 from uprmc.client.starting import (
     Registration,
     Until,
+    checked,
     claimed,
     ends_level,
-    named_options,
     opened_and_registered,
 )
 from uprmc.client.state import StateStore
@@ -55,7 +55,8 @@ class UprClient:
             memory, which means to begin anew at each start. A store that is given stays open.
         name: of this consumer; a state belongs to one name.
         vbuckets: which to follow, ``None`` = all that are active on the nodes.
-        total_vbuckets: how many the documents are spread over; for a state that is a path.
+        total_vbuckets: how many the documents are spread over; ``None`` = the state says, or if it
+            is new, the nodes. A node with another number is refused when it is first reached.
         tls: how to speak TLS to the nodes, ``None`` = not at all.
         credentials: who logs in to the nodes, ``None`` = nobody.
         connect_timeout_s: an attempt to connect is given up after so long.
@@ -73,7 +74,7 @@ class UprClient:
             redial: see `core.Options`.
 
     Raises:
-        MisuseError: the arguments make no sense.
+        MisuseError: the arguments make no sense, or the handler has a method that is never called.
         StateRefused: the state is not this consumer's, or cannot be used.
     """
 
@@ -85,7 +86,7 @@ class UprClient:
         state: StateStore | str | Path | None = None,
         name: str = "consumer",
         vbuckets: Iterable[int] | None = None,
-        total_vbuckets: int = 1024,
+        total_vbuckets: int | None = None,
         start: Start = "checkpoint",
         on_rollback: OnRollback = "rewind",
         on_purged: OnPurged = None,
@@ -104,16 +105,13 @@ class UprClient:
         connect_timeout_s: float = 5.0,
         patience_s: float | None = 10.0,
     ) -> None:
-        self._nodes = [nodes] if isinstance(nodes, str) else list(nodes)
-        self._handler = handler
-        registration = Registration(register, instance, register_s)
-        self._state, self._owns_state, known_as = opened_and_registered(
-            state, name, total_vbuckets, registration
-        )
-        self._options = named_options(
+        self._nodes, options = checked(
+            nodes,
+            handler,
             name,
             vbuckets,
-            instance=known_as,
+            blocks=True,
+            total_vbuckets=total_vbuckets or 0,
             on_purged=on_purged,
             start=start,
             values=values,
@@ -127,6 +125,12 @@ class UprClient:
             credentials=credentials,
             tls=tls is not None,
         )
+        self._handler = handler
+        registration = Registration(register, instance, register_s)
+        self._state, self._owns_state, known_as = opened_and_registered(
+            state, name, options.total_vbuckets, registration
+        )
+        self._options = replace(options, instance=known_as)
         self._tls = tls
         self._connections: dict[str, Any] = {
             "tls": tls,

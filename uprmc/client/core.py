@@ -22,12 +22,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, cast
 
 from uprmc.client.barriers import Barrier, Barriers
 from uprmc.client.completeness import Completeness
 from uprmc.client.documents import NotNow
-from uprmc.client.errors import ClientError, ConnectionLost
+from uprmc.client.errors import ClientError, ConnectionLost, MisuseError
 from uprmc.client.events import Accepted, Event, StreamEnded
 from uprmc.client.follow import Follower
 from uprmc.client.handler import Handler
@@ -99,6 +99,7 @@ class UprCore:
         self._following: dict[NodeSession, int] = {}
         self._logged: set[str] = set()
         self._now = self._turned = self._reported = 0.0
+        self._total = 0
         options.check()
         self._table = RouteTable(self._routes, self.writer, options)
         self.completeness = Completeness(self.nodes, self._table, self._barriers, options)
@@ -208,8 +209,28 @@ class UprCore:
         except ClientError as error:
             session.error = error
             raise
+        self._check_count(session)
         self._polled(session)
         self.nodes.learn(session.servers)
+
+    def _check_count(self, session: NodeSession) -> None:
+        """Refuse a node with another number of vBuckets: other documents would be in them."""
+        if session.map is None:
+            return
+        there, state = session.map.vbuckets, self.writer.state
+        for known, whose in (
+            (self.options.total_vbuckets, "as total_vbuckets says"),
+            (getattr(state, "vbuckets", 0), "as the state: it belongs to another node"),
+            (self._total, "as another node"),
+        ):
+            if known and known != there:
+                raise MisuseError(
+                    f"the node at {session.place} has {there} vBuckets, not {known} {whose}"
+                )
+        self.options.check_numbers(there)
+        self._total = there
+        if getattr(state, "vbuckets", there) != there:
+            cast(Any, state).name_vbuckets(there)
 
     def _poll(self, session: NodeSession, disputed: list[int]) -> Task:
         yield from session.poll(disputed)

@@ -52,7 +52,7 @@ PurgedWord = Literal["fail", "restart"]
 #: `OnRollback` says.
 OnPurged = PurgedWord | Callable[[int, int, Purged], PurgedWord] | None
 
-_FORMER_WORDS: dict[str, RollbackWord] = {"auto": "rewind", "refuse": "fail"}
+FORMER_WORDS: dict[str, RollbackWord] = {"auto": "rewind", "refuse": "fail"}
 
 #: Rollbacks, and changes of history while documents are fetched, before we wait a little.
 _ATTEMPTS_MAX = 10
@@ -285,8 +285,8 @@ class Follower:
         wish = self._on_rollback
         if callable(wish):
             wish = wish(place.vbucket, place.seqno, target)
-        if wish in _FORMER_WORDS:
-            now = _FORMER_WORDS[wish]
+        if wish in FORMER_WORDS:
+            now = FORMER_WORDS[wish]
             warnings.warn(f"on_rollback={wish!r} is now {now!r}", FutureWarning, stacklevel=2)
             wish = now
         if wish not in ("rewind", "restart"):

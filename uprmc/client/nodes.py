@@ -99,9 +99,7 @@ class Nodes:
     """See the module docstring."""
 
     def __init__(self, places: Iterable[str]) -> None:
-        self._nodes = {place: Node(check_place(place)) for place in places}
-        if not self._nodes:
-            raise MisuseError("no node is named: say at least one HOST:PORT")
+        self._nodes = {place: Node(place) for place in check_places(places)}
 
     def all(self) -> list[Node]:
         """Return the nodes."""
@@ -212,6 +210,14 @@ class Nodes:
             return None
         found = [session for session in self.sessions() if vbucket in session.replicas]
         return max(found, key=lambda session: session.replicas[vbucket], default=None)
+
+
+def check_places(places: Iterable[str]) -> list[str]:
+    """Return the places; raises `MisuseError` if one is none, or there are none."""
+    found = [check_place(place) for place in places]
+    if not found:
+        raise MisuseError("no node is named: say at least one HOST:PORT")
+    return found
 
 
 def check_place(place: str) -> str:

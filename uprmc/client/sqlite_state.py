@@ -101,6 +101,7 @@ class SqliteState:
     Attributes:
         shared: whether the handler's writes are in the same transactions.
         instance: the id under which the consumer is registered with nodes.
+        vbuckets: over how many the documents are spread; 0 = unknown as yet.
 
     Args:
         where: path of a file, which is made if need be and locked while it is open; or the
@@ -108,7 +109,8 @@ class SqliteState:
             must be in a mode in which writing begins a transaction (the default), and keeps its own
             settings of journal and synchronisation.
         name: whose state this is.
-        vbuckets: how many vBuckets the documents are spread over.
+        vbuckets: over how many the documents are spread; 0 = as the state says, and the nodes tell
+            a new one.
         sync: ``full`` = a commit is on the disk when it returns. ``normal`` = it survives a crash
             of the process; after a power failure the last commits may be missing, which is safe
             only if the handler's own effects are lost with them.
@@ -124,7 +126,7 @@ class SqliteState:
         where: str | os.PathLike[str] | sqlite3.Connection,
         *,
         name: str,
-        vbuckets: int,
+        vbuckets: int = 0,
         sync: Literal["full", "normal"] = "full",
         lock_timeout_s: float = _LOCK_TIMEOUT_S,
     ) -> None:
@@ -138,6 +140,7 @@ class SqliteState:
         self._next_id = 1
         self._commits = 0
         self.instance = ""
+        self.vbuckets = vbuckets
         if isinstance(where, sqlite3.Connection):
             self._place = "in your database"
             self._connection = where
@@ -197,12 +200,15 @@ class SqliteState:
             ((version, owner, count, self._commits),) = self._select(
                 "SELECT version, name, vbuckets, commits FROM uprmc_state"
             )
-            while version in UPGRADES and (owner, count) == (name, vbuckets):
+            fits = not (vbuckets and count) or count == vbuckets
+            while version in UPGRADES and owner == name and fits:
                 for statement in UPGRADES[version]:
                     self._connection.execute(statement)
                 version += 1
             if version == VERSION and owner == name:
                 self.instance = self._kept_instance()
+                if vbuckets and not count:
+                    self._keep_vbuckets(vbuckets)
         if version != VERSION:
             raise StateRefused(
                 f"state {self._place}: its layout has version {version}, this program knows "
@@ -213,11 +219,12 @@ class SqliteState:
                 f"state {self._place}: it is consumer {owner!r}'s, not {name!r}'s: give each "
                 "consumer a state of its own"
             )
-        if count != vbuckets:
+        if not fits:
             raise StateRefused(
                 f"state {self._place}: it is of {count} vBuckets, not {vbuckets}: it belongs to "
                 "another node; give another path"
             )
+        self.vbuckets = count or vbuckets
 
     def _kept_instance(self) -> str:
         """Return the id that the state keeps; make one if it is of an earlier version."""
@@ -232,6 +239,15 @@ class SqliteState:
         with told(self._place), self._transaction():
             self._connection.execute("UPDATE uprmc_state SET instance = ?", (instance,))
         self.instance = instance
+
+    def name_vbuckets(self, vbuckets: int) -> None:
+        """See `StateStore`: keep over how many vBuckets the documents are spread."""
+        with told(self._place), self._transaction():
+            self._keep_vbuckets(vbuckets)
+        self.vbuckets = vbuckets
+
+    def _keep_vbuckets(self, vbuckets: int) -> None:
+        self._connection.execute("UPDATE uprmc_state SET vbuckets = ?", (vbuckets,))
 
     # --- reading --------------------------------------------------------------------------------
 

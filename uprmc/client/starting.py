@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+from uprmc.client.checking import check_handler
 from uprmc.client.core import UprCore
 from uprmc.client.errors import (
     ClientError,
@@ -23,6 +24,7 @@ from uprmc.client.errors import (
     NodeUnreachable,
 )
 from uprmc.client.node_session import NodeSession
+from uprmc.client.nodes import check_places
 from uprmc.client.options import Options
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, StateStore
@@ -41,14 +43,43 @@ _used: set[int] = set()
 _LOG = logging.getLogger("uprmc.client")
 
 
-def named_options(name: str, vbuckets: Iterable[int] | None, **more: Any) -> Options:
-    """Return options with a name of this process's own, as nodes show it; `more` as `Options`."""
-    return Options(
+def checked(
+    nodes: str | Iterable[str],
+    handler: object,
+    name: str,
+    vbuckets: Iterable[int] | None,
+    *,
+    blocks: bool,
+    **more: Any,
+) -> tuple[list[str], Options]:
+    """Return the nodes, and options with a name of this process's own, as nodes show it.
+
+    Nothing was opened yet that would have to be closed.
+
+    Args:
+        blocks: see `check_handler`.
+        more: as `Options`.
+
+    Raises:
+        MisuseError: something of it makes no sense.
+    """
+    places = [nodes] if isinstance(nodes, str) else list(nodes)
+    check_places(places)
+    check_handler(handler, blocks=blocks)
+    try:
+        numbers = None if vbuckets is None else frozenset(vbuckets)
+    except TypeError:
+        raise MisuseError(
+            f"vbuckets {vbuckets!r}: say a list of numbers, or None for all"
+        ) from None
+    options = Options(
         name=f"{name}:{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}",
-        vbuckets=None if vbuckets is None else frozenset(vbuckets),
+        vbuckets=numbers,
         jitter=random.random,
         **more,
     )
+    options.check()
+    return places, options
 
 
 def opened_state(

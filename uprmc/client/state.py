@@ -67,7 +67,8 @@ class StateStore(Protocol):
     A store whose commits take the handler's own writes with them says so by an attribute `shared`
     that is true, and has a method `abandon` that undoes those since the last commit. One that
     outlives the process has an attribute `instance`, the id under which its consumer is registered
-    with nodes, and a method `name_instance` that keeps another one. One whose commits become
+    with nodes, and a method `name_instance` that keeps another one; likewise `vbuckets`, over how
+    many the documents are spread (0 = unknown), and `name_vbuckets`. One whose commits become
     durable later has a method `durable_of`: what of a vBucket is, ``None`` = nothing; nodes are
     told that.
     """

@@ -43,9 +43,9 @@ from uprmc.client.position import Position
 from uprmc.client.starting import (
     Registration,
     Until,
+    checked,
     claimed,
     ends_level,
-    named_options,
     opened_and_registered,
 )
 from uprmc.client.state import StateStore
@@ -79,7 +79,7 @@ class TwistedUprClient:
         state: StateStore | str | Path | None = None,
         name: str = "consumer",
         vbuckets: Iterable[int] | None = None,
-        total_vbuckets: int = 1024,
+        total_vbuckets: int | None = None,
         endpoint: MakeEndpoint = over_tcp,
         connect_timeout_s: float = 5.0,
         patience_s: float | None = 10.0,
@@ -92,14 +92,14 @@ class TwistedUprClient:
         if reactor is None:
             from twisted.internet import reactor
         self._reactor = reactor
-        self._nodes = [nodes] if isinstance(nodes, str) else list(nodes)
+        options |= {"total_vbuckets": total_vbuckets or 0, "tls": endpoint is not over_tcp}
+        self._nodes, known = checked(nodes, handler, name, vbuckets, blocks=False, **options)
         self._handler = handler
         registration = Registration(register, instance, register_s)
         self._state, self._owns_state, known_as = opened_and_registered(
-            state, name, total_vbuckets, registration
+            state, name, known.total_vbuckets, registration
         )
-        safe = endpoint is not over_tcp
-        self._options = named_options(name, vbuckets, instance=known_as, tls=safe, **options)
+        self._options = replace(known, instance=known_as)
         self._connections = (reactor, endpoint, connect_timeout_s, patience_s)
         self._loop: Loop | None = None
 
