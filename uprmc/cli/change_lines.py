@@ -6,8 +6,9 @@ import json
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from uprmc.cli.shown import readable, text_or_base64
+from uprmc.cli.shown import readable
 from uprmc.client.handler import Change
+from uprmc.consume.json_fields import text_or_base64
 
 
 class SnapshotBegin(NamedTuple):

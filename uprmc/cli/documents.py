@@ -13,10 +13,11 @@ import click
 from uprmc import units
 from uprmc.cli.arguments import Read, whole
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.cli.shown import readable, text_or_base64
+from uprmc.cli.shown import readable
 from uprmc.client.connection import NodeError
 from uprmc.client.kv import KvClient
 from uprmc.client.kv_values import Document, Stored
+from uprmc.consume.json_fields import text_or_base64
 from uprmc.consume.retry import Backoff
 from uprmc.errors import ConfigError, DeltaBadValue, KeyExists, KeyNotFound
 from uprmc.protocol.opcodes import KEY_MAX_BYTES, ObservedState

@@ -13,9 +13,10 @@ import click
 from uprmc.cli.arguments import whole
 from uprmc.cli.change_lines import time_text
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.cli.shown import readable, text_or_base64
+from uprmc.cli.shown import readable
 from uprmc.client.handler import Change
 from uprmc.client.lease import Lease
+from uprmc.consume.json_fields import text_or_base64
 
 #: A lease is for so long; it is renewed after every so many documents.
 _LEASE_S = 60.0

@@ -30,6 +30,7 @@ EXIT_USAGE = 2
 _VERBS = {
     "serve": "serve:serve",
     "tail": "tail:tail",
+    "mirror": "mirror:mirror",
     "watch": "watch:watch",
     "get": "documents:get",
     "set": "documents:set_verb",

@@ -10,9 +10,10 @@ import click
 
 from uprmc.cli.arguments import seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.cli.shown import readable, text_or_base64
+from uprmc.cli.shown import readable
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.cluster_map import parsed_map
+from uprmc.consume.json_fields import text_or_base64
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.model import vbucket_of
 from uprmc.protocol.binary import (

@@ -1,8 +1,6 @@
-"""Bytes of clients on a terminal and in JSON. Both may be anything, control characters included."""
+"""Bytes of clients on a terminal. They may be anything, control characters included."""
 
 from __future__ import annotations
-
-from base64 import b64encode
 
 
 def readable(data: bytes, most: int | None = None) -> str:
@@ -21,13 +19,3 @@ def readable(data: bytes, most: int | None = None) -> str:
 
 def _escaped(character: str) -> str:
     return character if character.isprintable() else ascii(character)[1:-1]
-
-
-def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes as a field of JSON; what is no UTF-8 as Base64, and a second field says so."""
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {name: b64encode(data).decode(), f"{name}_encoding": "base64"}

@@ -168,7 +168,7 @@ def follow(
     Raises:
         RollbackRefused: the printer does not permit to go back.
     """
-    with contextlib.suppress(KeyboardInterrupt), _told_on_standard_error() as teller:
+    with contextlib.suppress(KeyboardInterrupt), told_on_standard_error() as teller:
         client = UprClient(
             node.places,
             printer,
@@ -202,7 +202,7 @@ def _start(vbuckets: Sequence[int], origin: str | int, uuid: int | None) -> Star
 
 
 def _run(
-    client: UprClient, screen: Screen, teller: _Teller, until: Any, look_s: float | None
+    client: UprClient, screen: Screen, teller: Teller, until: Any, look_s: float | None
 ) -> None:
     """Print until the end; after a time say which vBuckets are waited for."""
     absent = _Absent(client, look_s)
@@ -254,9 +254,9 @@ class _Absent:
 
 
 @contextlib.contextmanager
-def _told_on_standard_error() -> Iterator[_Teller]:
+def told_on_standard_error() -> Iterator[Teller]:
     """Let what the library logs, such as lost connections, be lines like our own."""
-    log, handler = logging.getLogger("uprmc.client"), _Teller()
+    log, handler = logging.getLogger("uprmc.client"), Teller()
     log.addHandler(handler)
     try:
         yield handler
@@ -264,7 +264,7 @@ def _told_on_standard_error() -> Iterator[_Teller]:
         log.removeHandler(handler)
 
 
-class _Teller(logging.Handler):
+class Teller(logging.Handler):
     """Keeps what the library logs until a node was reached: if none is, an error says the same."""
 
     def __init__(self) -> None:
