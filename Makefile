@@ -88,9 +88,8 @@ wheel: | $(BIN)/python ## build dist/uprmc-*.whl for this Python and platform
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . >&2
 	@ls -t dist/uprmc-*.whl | head -n 1
 
-man: $(VENV)/installed ## make the manual page dist/man/uprmc.1
-	@mkdir -p dist/man
-	@$(BIN)/python -m tools.command_line > dist/man/uprmc.1
+man: $(VENV)/installed ## make the manual pages dist/man/man1/uprmc*.1
+	@$(BIN)/uprmc manual --dir dist/man/man1
 
 system-packages: ## install what the interop tests need from the system, if that is possible
 	@tools/system_packages.sh

@@ -26,7 +26,8 @@ def test_every_page_is_written_and_linked_from_the_page_about_the_reference(tmp_
     written = {path.name for path in tmp_path.glob("*.md")}
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\(reference/([\w-]+\.md)\)", page)) == written
-    assert (tmp_path / "uprmc.1").read_text(encoding="utf-8") == command_line.man_page()
+    pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.1")}
+    assert pages == command_line.man_pages()
 
 
 def test_the_site_has_every_page_in_its_navigation() -> None:
@@ -99,7 +100,11 @@ def _uprmc(*arguments: str, **environment: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("written", [command_line.command_line_page, command_line.man_page])
+def _man_pages() -> str:
+    return "".join(command_line.man_pages().values())
+
+
+@pytest.mark.parametrize("written", [command_line.command_line_page, _man_pages])
 def test_every_option_that_help_shows_is_on_both_pages(written) -> None:
     shown = written().replace("\\-", "-").replace("\\|", "|")
     for context in command_line.contexts():
@@ -109,13 +114,13 @@ def test_every_option_that_help_shows_is_on_both_pages(written) -> None:
                 assert record[0] in shown
 
 
-def test_the_manual_page_has_no_mistake_in_its_macros() -> None:
+def test_the_manual_pages_have_no_mistake_in_their_macros() -> None:
     groff = shutil.which("groff")
     if groff is None:
         pytest.skip("groff is not installed")
     made = subprocess.run(
         [groff, "-man", "-ww", "-z", "-Tutf8"],
-        input=command_line.man_page(),
+        input=_man_pages(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -125,12 +130,38 @@ def test_the_manual_page_has_no_mistake_in_its_macros() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_made_as_documented(shell: str) -> None:
-    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    variable, kind = re.search(rf"\b(_\w+)=({shell}_source) uprmc", page).groups()
-    if shell == "bash" and shutil.which("bash") is None:
-        pytest.skip("bash is not installed")
-    assert "_UPRMC_COMPLETE" in _uprmc(**{variable: kind})
+def test_completion_and_manual_are_installed_beside_the_program(tmp_path: Path, shell: str) -> None:
+    program = tmp_path / "bin" / "uprmc"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m uprmc "$@"\n')
+    program.chmod(0o755)
+    around = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
+    place = {
+        "bash": "share/bash-completion/completions/uprmc",
+        "zsh": "share/zsh/site-functions/_uprmc",
+        "fish": "config/fish/completions/uprmc.fish",
+    }[shell]
+    said = _uprmc("completion", shell, "--install", **around)
+    assert said.startswith(f"{tmp_path / place} is installed\n")
+    assert (tmp_path / place).read_text() == _uprmc("completion", shell)
+    if shell == "bash" and shutil.which("bash") is not None:
+        ask = 'source "$0"; COMP_WORDS=(uprmc ta); COMP_CWORD=1; _uprmc_completion uprmc'
+        ended = subprocess.run(
+            ["bash", "-c", f'{ask}; echo "${{COMPREPLY[@]}}"', tmp_path / place],
+            env=os.environ | around,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert ended.stdout == "tail takeover tap-adapter\n"
+        _uprmc("manual", "--install", **around)
+        assert {path.name for path in (tmp_path / "share/man/man1").iterdir()} == {
+            *command_line.man_pages()
+        }
 
 
 def test_verbs_and_options_are_completed() -> None:

@@ -1,7 +1,7 @@
 """Write the reference pages of the documentation from the code.
 
 ``python -m tools.reference DIRECTORY`` writes one Markdown page for each entry of `PAGES`, and the
-manual page ``uprmc.1``.
+manual pages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.code_map import imports_page, modules_page
-from tools.command_line import command_line_page, man_page
+from tools.command_line import command_line_page, man_pages
 from tools.markdown import page, table
 from uprmc import units
 from uprmc.config import SettingInfo, describe
@@ -108,7 +108,8 @@ def write(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, made in PAGES.items():
         (directory / f"{name}.md").write_text(f"{GENERATED}\n\n{made()}\n", encoding="utf-8")
-    (directory / "uprmc.1").write_text(man_page(), encoding="utf-8")
+    for name, text in man_pages().items():
+        (directory / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

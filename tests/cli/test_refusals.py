@@ -7,12 +7,15 @@ import re
 import socket
 from pathlib import Path
 
+import click
 import pytest
 
 from interop.server_process import start_uprmc
 from tests.cli.support import Ended, listeners, uprmc
 from tests.server.certificates import make_certificate
 from uprmc.cli.main import run
+from uprmc.cli.main import uprmc as verbs
+from uprmc.cli.manual import contexts
 
 
 def here(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
@@ -137,14 +140,27 @@ def test_help_is_exit_code_0(capsys: pytest.CaptureFixture[str], arguments: list
     assert ended.out.startswith("Usage: uprmc")
 
 
-@pytest.mark.parametrize("group", [["--help"], ["vbucket", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "context",
+    [each for each in contexts(verbs) if isinstance(each.command, click.Group)],
+    ids=lambda context: context.command_path,
+)
 def test_the_list_of_verbs_has_a_whole_sentence_of_one_line_for_each(
-    capsys: pytest.CaptureFixture[str], group: list[str]
+    capsys: pytest.CaptureFixture[str], context: click.Context
 ) -> None:
-    _, _, listed = here(capsys, *group).out.partition("Commands:\n")
+    group = context.command_path.split()[1:]
+    _, _, listed = here(capsys, *group, "--help").out.partition("Commands:\n")
     told = dict(line.split(maxsplit=1) for line in listed.splitlines())
     cut = {verb for verb, summary in told.items() if not re.fullmatch(r"[A-Z].*[^.]\.", summary)}
     assert cut == set()
+
+
+@pytest.mark.parametrize("context", [*contexts(verbs)], ids=lambda context: context.command_path)
+def test_help_fits_on_a_terminal_of_80_columns_and_is_in_sentences(context: click.Context) -> None:
+    assert [line for line in context.get_help().splitlines() if len(line) > 80] == []
+    records = [param.get_help_record(context) for param in context.command.get_params(context)]
+    told = [text for _, text in filter(None, records) if text]
+    assert [text for text in told if not re.search(r"\.(  \[.*\])?$", text, re.DOTALL)] == []
 
 
 # --- files and sockets: as processes, because they get as far as the reactor --------------------

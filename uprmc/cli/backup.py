@@ -20,7 +20,7 @@ _EPILOG = """\b
 Examples:
   uprmc backup /backups/users
   uprmc backup /backups/users --full --engine spark
-  uprmc backup forget /backups/users     # the nodes keep no deletions for it any longer
+  uprmc backup forget /backups/users     # no deletions are kept for it
 """
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)

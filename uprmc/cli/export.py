@@ -16,8 +16,8 @@ from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
 Examples:
-  uprmc export changes/ --checkpoint changes.checkpoint --trigger available-now
-  uprmc export changes/ --checkpoint changes.checkpoint --format jsonl --trigger 10s
+  uprmc export changes/ --checkpoint state --trigger available-now
+  uprmc export changes/ --checkpoint state --format jsonl --trigger 10s
 """
 
 

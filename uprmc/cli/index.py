@@ -60,9 +60,10 @@ _NAME = click.argument("name", metavar="NAME")
 @click.argument("file", metavar="FILE")
 @talks_to_views("Print one JSON object.")
 def put(name: str, file: str, views: ViewsAccess, as_json: bool) -> None:
-    """Store a design and build its index; FILE is JSON, and - is the standard input.
+    """Store a design and build its index.
 
-    A changed design is built beside the old one, which answers until the new one is complete.
+    FILE is JSON, and - is the standard input. A changed design is built beside the old one, which
+    answers until the new one is complete.
     """
     found = views.fetch("PUT", design_path(name), _content(file))
     _show(found, as_json, f"{name}: stored")
@@ -142,7 +143,10 @@ _COLUMNS = (
 @click.argument("name", metavar="[NAME]", required=False, default="")
 @talks_to_views("Print one JSON object.")
 def status(name: str, views: ViewsAccess, as_json: bool) -> None:
-    """Show how far an index is and what it takes; without NAME, of all designs."""
+    """Show how far an index is and what it takes.
+
+    Without NAME it shows all designs.
+    """
     if name:
         found = views.fetch("GET", design_path(name, "_info"))
         _show(found, as_json, "" if as_json else _pairs(found))

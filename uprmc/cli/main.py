@@ -61,6 +61,8 @@ _VERBS = {
     "settings": "settings:settings",
     "user": "user:user",
     "demo": "demo:demo",
+    "manual": "manual:manual",
+    "completion": "completion:completion",
 }
 
 

@@ -64,7 +64,9 @@ def watermarks() -> None:
 @click.option("--vbuckets", type=VBUCKETS, help="Only these vBuckets.  [default: all]")
 @talks_to_a_node("Print one JSON object.")
 def list_(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> None:
-    """Print the clients that deletions are kept for; with --vbuckets, how far each may be purged.
+    """Print the clients that deletions are kept for.
+
+    With --vbuckets it shows how far each vBucket may be purged.
 
     Without --vbuckets the columns are: client, kind, number of its vBuckets, of those that it
     builds from zero, of those in which it is what holds the purge back, changes that it has not

@@ -136,7 +136,10 @@ def list_(node: NodeAccess, as_json: bool) -> None:
 @_NAME
 @talks_to_a_node("Print one JSON object.")
 def status(name: str, node: NodeAccess, as_json: bool) -> None:
-    """Show how far a link is, what it has done, and what keeps it from its work."""
+    """Show how far a link is and what it has done.
+
+    It also shows what keeps the link from its work.
+    """
     _show(_whole(node, "status", name=name), as_json, _status_lines)
 
 
@@ -171,10 +174,10 @@ def set_(name: str, texts: Sequence[str], node: NodeAccess, as_json: bool) -> No
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @talks_to_a_node("Print one JSON object.")
 def reconcile(name: str, dry_run: bool, node: NodeAccess, as_json: bool) -> None:
-    """Delete at the target what was deleted here and purged before it was sent.
+    """Delete at the target what is no longer here.
 
-    Documents that the target has from elsewhere are kept. Afterwards a link that has stopped in
-    state needs_reconcile runs again. The columns are: vBucket; documents of the target; of these,
+    That is what was deleted here and purged before it was sent. Documents that the target has from
+    elsewhere are kept. Afterwards a link that has stopped in state needs_reconcile runs again. The columns are: vBucket; documents of the target; of these,
     those that are deleted, those that this node does not have and that are kept, and those that
     were changed meanwhile; and the first 100 keys that are deleted.
     """
@@ -194,7 +197,10 @@ def reconcile(name: str, dry_run: bool, node: NodeAccess, as_json: bool) -> None
 @_NAME
 @talks_to_a_node("Print one JSON object.")
 def delete(name: str, node: NodeAccess, as_json: bool) -> None:
-    """Delete a link with its checkpoints; the target keeps its documents."""
+    """Delete a link and its checkpoints.
+
+    The target keeps its documents.
+    """
     found = _command(node, "delete", name=name)
     _show(found, as_json, lambda gone: f"{gone['name']}: deleted")
 
@@ -211,7 +217,10 @@ def checkpoint(name: str, node: NodeAccess, as_json: bool) -> None:
 @click.argument("name", metavar="[NAME]", required=False, default="")
 @talks_to_a_node("Print one JSON object.")
 def checkpoints(name: str, node: NodeAccess, as_json: bool) -> None:
-    """List the checkpoints of a link; or of all links, with those that others have left here."""
+    """List the checkpoints of a link, or of all.
+
+    Of all links it also lists those that others have left here.
+    """
     found = _whole(node, "checkpoints", name=name)
     kinds = ("own",) if name else ("own", "received", "transitive")
     _show(found, as_json, lambda value: _table(_RECORD_COLUMNS, _records_of(value, kinds)))
