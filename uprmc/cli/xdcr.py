@@ -177,9 +177,10 @@ def reconcile(name: str, dry_run: bool, node: NodeAccess, as_json: bool) -> None
     """Delete at the target what is no longer here.
 
     That is what was deleted here and purged before it was sent. Documents that the target has from
-    elsewhere are kept. Afterwards a link that has stopped in state needs_reconcile runs again. The columns are: vBucket; documents of the target; of these,
-    those that are deleted, those that this node does not have and that are kept, and those that
-    were changed meanwhile; and the first 100 keys that are deleted.
+    elsewhere are kept. Afterwards a link that has stopped in state needs_reconcile runs again. The
+    columns are: vBucket; documents of the target; of these, those that are deleted, those that this
+    node does not have and that are kept, and those that were changed meanwhile; and the first 100
+    keys that are deleted.
     """
     found = _command(node, "reconcile", name=name, dry_run=dry_run)
     rows = found["vbuckets"]
