@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from twisted.python.threadpool import ThreadPool
 
 from uprmc.cli.signals import heed_signals
 from uprmc.config import Settings
+from uprmc.engine.stats import Stats
 from uprmc.errors import ConfigError
 from uprmc.index.design_folder import InUse
 from uprmc.index.http import views_site
@@ -30,6 +32,9 @@ from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
 from uprmc.index.source_nodes import SourceNodes
 from uprmc.places import several
+from uprmc.server.access import Access
+from uprmc.server.audit import Audit
+from uprmc.server.http_gate import Gated, role_of_views
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
 from uprmc.server.views_listener import chosen
@@ -71,6 +76,8 @@ class IndexProcess:
         self._service = Service(reactor, data, nodes, settings.index)
         self._queries = ThreadPool(0, settings.index.query_threads, "uprmc-index-query")
         self._scatter = self._new_scatter()
+        self._audit = Audit(settings.log.audit, time.time)
+        self._access = self._new_access(settings.server.users)
         self._listener: Listener | None = None
         self._address = ""
         self._error: BaseException | None = None
@@ -92,6 +99,9 @@ class IndexProcess:
             self._queries,
             source=lambda: self._address,
         )
+
+    def _new_access(self, path: str) -> Access | None:
+        return Access(self._reactor, path, Stats(), self._audit) if path else None
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code or raises what went wrong."""
@@ -131,6 +141,8 @@ class IndexProcess:
             lambda: [self._address],
             self._scatter,
         )
+        if self._access is not None:
+            site.resource = Gated(site.resource, self._access, "views", role_of_views)
         await self._listen(site)
         sys.stdout.write(f"uprmc index ready views={self._address} pid={os.getpid()}\n")
         sys.stdout.flush()
@@ -159,6 +171,9 @@ class IndexProcess:
             self._reactor.stop()
 
     def _reload(self, settings: Settings) -> None:
+        if self._access is not None:
+            self._access.reload(self._settings.server.users)
+        self._audit.reopen(self._settings.log.audit)
         set_level(settings.log.level)
 
     def _stop(self) -> Deferred[None]:
@@ -175,6 +190,9 @@ class IndexProcess:
             self._error = self._error or error
         if self._queries.started:
             self._queries.stop()
+        if self._access is not None:
+            self._access.stop()
+        self._audit.close()
 
 
 class _ToLog(logging.Handler):

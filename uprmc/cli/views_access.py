@@ -15,6 +15,7 @@ import click
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError
+from uprmc.login.credentials import Credentials, basic_auth
 from uprmc.places import parsed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -35,10 +36,12 @@ class ViewsAccess:
     Attributes:
         place: HOST:PORT.
         timeout_s: a listener that is silent for so long is given up.
+        credentials: who logs in, ``None`` = as a stranger.
     """
 
     place: str
     timeout_s: float
+    credentials: Credentials | None = None
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """Return an answer in one piece; raise `NodeError`, or `ConfigError` for a refusal."""
@@ -57,6 +60,8 @@ class ViewsAccess:
         place = parsed(self.place)
         connection = http.client.HTTPConnection(place.host, place.port, timeout=self.timeout_s)
         headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self.credentials is not None:
+            headers["Authorization"] = basic_auth(self.credentials)
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, path, body, headers)  # it may have been refused already
@@ -140,7 +145,7 @@ def found_views(place: str | None, node: NodeAccess, timeout_s: float) -> ViewsA
             raise ConfigError(f"{place}: views have no unix socket, say HOST:PORT")
     except ValueError as error:
         raise ConfigError(f"{place}: say {error}") from None
-    return ViewsAccess(place, timeout_s)
+    return ViewsAccess(place, timeout_s, node.credentials)
 
 
 def _told(node: NodeAccess) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,12 @@ class Credentials:
                 raise ConfigError(f"the {what} is longer than {most_bytes} bytes")
             if "\0" in text:
                 raise ConfigError(f"the {what} contains a NUL byte")
+
+
+def basic_auth(credentials: Credentials) -> str:
+    """Return the value of the header Authorization of HTTP."""
+    text = f"{credentials.username}:{credentials.password}"
+    return f"Basic {b64encode(text.encode()).decode()}"
 
 
 def password_in(path: str) -> str:

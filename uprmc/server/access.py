@@ -121,10 +121,17 @@ class Access:
 
         deferToThreadPool(self._reactor, self._pool, self.users.knows, credentials).addBoth(done)
 
+    def remembers(self, credentials: Credentials) -> bool:
+        """Tell whether `check_once` knows a name and password to be right."""
+        return self._token(credentials) in self._remembered
+
+    def _token(self, credentials: Credentials) -> bytes:
+        text = f"{credentials.username}\0{credentials.password}".encode()
+        return hashlib.blake2b(text, key=self._secret).digest()
+
     def check_once(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
         """Do the same for a client that sends its password with each request."""
-        text = f"{credentials.username}\0{credentials.password}".encode()
-        token = hashlib.blake2b(text, key=self._secret).digest()
+        token = self._token(credentials)
         if token in self._remembered:
             checked(True)
             return

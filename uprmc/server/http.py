@@ -21,6 +21,8 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.metrics import Exposition, Metric
+from uprmc.server.access import Access
+from uprmc.server.http_gate import Gated, role_of_page
 from uprmc.server.listener import Listener, listen
 from uprmc.server.live import Live
 from uprmc.server.log import Log
@@ -218,13 +220,20 @@ def node_site(view: NodeView, reactor: Any, live: Live | None = None) -> Limited
 
 
 def listen_http(
-    reactor: Any, text: str, view: NodeView, backlog: int, live: Live | None = None
+    reactor: Any,
+    text: str,
+    view: NodeView,
+    backlog: int,
+    live: Live | None = None,
+    access: Access | None = None,
 ) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
-    Fails as `listener.listen` does.
+    `access` knows who may see them, ``None`` = everybody. Fails as `listener.listen` does.
     """
     if text == "off":
         return succeed(None)
     site = node_site(view, reactor, live)
+    if access is not None:
+        site.resource = Gated(site.resource, access, "http", role_of_page)
     return listen(reactor, text, site, setting=SETTING, backlog=backlog).addCallback(lambda it: it)

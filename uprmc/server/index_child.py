@@ -160,7 +160,7 @@ def _options(settings: Settings, source: str) -> list[str]:
 
 
 def child_environment(environment: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return an environment that has the node's settings of the index, and no others."""
+    """Return an environment that has the node's settings of the index, and where its users are."""
     found = {
         name: value
         for name, value in environment.items()
@@ -169,6 +169,8 @@ def child_environment(environment: Mapping[str, str], settings: Settings) -> dic
     for name, value in values_of(settings):
         if name.partition(".")[0] in _SECTIONS:
             found[f"UPRMC_{name.replace('.', '_').upper()}"] = _text(value)
+    if settings.server.users:
+        found["UPRMC_SERVER_USERS"] = settings.server.users
     return found
 
 

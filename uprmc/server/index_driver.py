@@ -138,6 +138,11 @@ class IndexDriver:
         self._timer = self._reactor.callLater(self.grace_s, self._process.signal, signal.SIGKILL)
         return self._gone
 
+    def reload(self) -> None:
+        """Have the process read the users again, and open the audit log again."""
+        if self._process is not None and self._ready_at is not None:
+            self._process.signal(signal.SIGHUP)
+
     def _has_designs(self) -> bool:
         try:
             return bool(os.listdir(directory(self._settings)))

@@ -216,7 +216,12 @@ class Node:
     def _listen(self) -> Generator[Deferred[Any], Any, None]:
         server = self.settings.server
         http = yield listen_http(
-            self._reactor, server.http, self.statistics, server.listen_backlog, self._live
+            self._reactor,
+            server.http,
+            self.statistics,
+            server.listen_backlog,
+            self._live,
+            self.access,
         )
         if http is not None:
             self._listeners["http"] = http
@@ -374,6 +379,7 @@ class Node:
         if self.access is not None:
             self.access.reload(self.settings.server.users)
         self._audit.reopen(self.settings.log.audit)
+        self.index.reload()
         self.settings = replace(
             self.settings, log=replace(self.settings.log, level=settings.log.level)
         )

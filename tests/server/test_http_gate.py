@@ -1,0 +1,185 @@
+"""Basic auth in front of pages: who may see what, what it costs, and what strangers learn."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.testing import StringTransport
+
+from tests.server.support import PEER, Loop
+from tests.server.test_http import Reply
+from uprmc.engine.stats import Stats
+from uprmc.login.credentials import Credentials
+from uprmc.login.scram import ITERATIONS_MIN
+from uprmc.login.users import HASH_NAMES, Role, Users, new_user
+from uprmc.login.users_file import write_users
+from uprmc.server.access import REMEMBERED_MAX, Access
+from uprmc.server.audit import Audit
+from uprmc.server.http_gate import Gated, role_of_page, role_of_views
+from uprmc.web import LimitedSite
+
+
+class Inner:
+    """Answers every path."""
+
+    isLeaf = True  # noqa: N815  # Twisted's name
+
+    def render(self, request) -> bytes:
+        if request.path == b"/broken":
+            raise ValueError("a defect")
+        return b"" if request.method == b"HEAD" else b"inside"
+
+    def getChildWithDefault(self, name, request):  # noqa: N802  # Twisted's name
+        return self
+
+
+class Web:
+    """A gated site in memory, with real users."""
+
+    def __init__(self, loop: Loop, directory: Path) -> None:
+        self.loop = loop
+        self.file = str(directory / "users.json")
+        self.audit_file = directory / "audit.log"
+        self.users(ann={Role.MONITOR}, bob={Role.READ})
+        self.stats = Stats()
+        audit = Audit(str(self.audit_file), lambda: 1e9)
+        self.access = Access(loop.reactor, self.file, self.stats, audit)
+        self.checks = 0
+        root = Gated(Inner(), self.access, "http", role_of_page)
+        self.site = LimitedSite(
+            root, loop.reactor, hint=bytes, request_s=10, clients_max=9, body_max=9
+        )
+
+    def users(self, **roles: set[Role]) -> None:
+        salts = [b"salt"] * len(HASH_NAMES)
+        write_users(
+            self.file,
+            [
+                new_user(Credentials(name, "pencil"), granted, salts, ITERATIONS_MIN)
+                for name, granted in roles.items()
+            ],
+        )
+
+    def get(self, path: str, login: str | bytes | None = None, method: str = "GET") -> Reply:
+        """Ask and wait for the answer."""
+        channel = self.site.buildProtocol(PEER)
+        channel.makeConnection(StringTransport(IPv4Address("TCP", "127.0.0.1", 80), PEER))
+        head = f"{method} {path} HTTP/1.1\r\nHost: h\r\n".encode()
+        if login is not None:
+            given = login if isinstance(login, bytes) else b64encode(login.encode())
+            head += b"Authorization: Basic " + given + b"\r\n"
+        channel.dataReceived(head + b"\r\n")
+        self.loop.until(lambda: channel.transport.value() != b"")
+        reply = Reply(channel)
+        channel.connectionLost()
+        return reply
+
+    def noted(self) -> list[tuple[str, str, str]]:
+        lines = map(json.loads, self.audit_file.read_text().splitlines())
+        return [(line["user"], line["action"], line["outcome"]) for line in lines]
+
+
+@pytest.fixture
+def web(loop: Loop, tmp_path: Path):
+    web = Web(loop, tmp_path)
+    yield web
+    web.access.stop()
+    web.access.audit.close()
+
+
+def test_probes_need_no_login_and_everything_else_does(web: Web) -> None:
+    assert web.get("/healthz").body == web.get("/readyz").body == b"inside"
+    for path in ("/", "/metrics", "/status.json", "/changes", "/bogus"):
+        reply = web.get(path)
+        assert reply.code == 401
+        assert reply.headers["www-authenticate"].startswith("basic realm=")
+        assert b"inside" not in reply.body
+
+
+def test_the_role_decides(web: Web) -> None:
+    assert web.get("/metrics", "ann:pencil").body == b"inside"
+    assert web.get("/metrics", "ann:pencil", "HEAD").code == 200
+    reply = web.get("/metrics", "bob:pencil")
+    assert reply.code == 403
+    assert json.loads(reply.body)["error"] == "this page needs the role monitor"
+    assert web.get("/changes", "ann:pencil").code == 403
+    assert web.stats.auth_denied == 2
+    assert web.noted() == [
+        ("ann", "login", "allowed"),
+        ("bob", "login", "allowed"),
+        ("bob", "GET /metrics", "refused"),
+        ("ann", "GET /changes", "refused"),
+    ]
+
+
+def test_a_password_is_checked_once(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    knows = Users.knows
+
+    def counted(self: Users, credentials: Credentials) -> bool:
+        checked.append(credentials.username)
+        return knows(self, credentials)
+
+    monkeypatch.setattr(Users, "knows", counted)
+    for _ in range(5):
+        assert web.get("/metrics", "ann:pencil").code == 200
+    assert checked == ["ann"]
+    assert web.stats.auth_cmds == 1
+
+
+def test_what_is_remembered_is_bounded(web: Web) -> None:
+    for number in range(REMEMBERED_MAX + 1):
+        web.access._remembered[b"%d" % number] = "x"
+    web.get("/metrics", "ann:pencil")
+    assert len(web.access._remembered) <= REMEMBERED_MAX + 1
+
+
+@pytest.mark.parametrize("login", ["ann:wrong", "eve:pencil", "ann:Pencil"])
+def test_a_wrong_password_is_refused_later_and_counted(web: Web, login: str) -> None:
+    began = web.loop.reactor.seconds()
+    assert web.get("/metrics", login).code == 401
+    assert web.loop.reactor.seconds() - began >= 0.09
+    assert (web.stats.auth_cmds, web.stats.auth_errors) == (1, 1)
+    assert web.noted()[0][1:] == ("login", "refused")
+
+
+@pytest.mark.parametrize("given", [b"", b"!!", b64encode(b"ann"), b64encode(b":x"), b"A" * 9_000])
+def test_what_is_no_basic_auth_is_no_login(web: Web, given: bytes) -> None:
+    assert web.get("/metrics", given).code == 401
+    assert web.stats.auth_errors == 0
+
+
+def test_a_user_who_is_removed_is_out_after_a_reload(web: Web) -> None:
+    assert web.get("/metrics", "ann:pencil").code == 200
+    web.users(bob={Role.READ, Role.MONITOR})
+    web.access.reload(web.file)
+    assert web.get("/metrics", "ann:pencil").code == 401
+    assert web.get("/metrics", "bob:pencil").code == 200
+
+
+def test_a_page_that_fails_behind_the_gate_is_a_500(web: Web, caplog) -> None:
+    assert web.get("/broken", "ann:pencil").code == 500
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "role"),
+    [
+        ("OPTIONS", "/default/_design/d", None),
+        ("GET", "/", Role.MONITOR),
+        ("GET", "/metrics", Role.MONITOR),
+        ("GET", "/default/_design/d/_view/v", Role.READ),
+        ("POST", "/default/_design/d/_view/v", Role.READ),
+        ("GET", "/default/_design", Role.READ),
+        ("PUT", "/default/_design/d", Role.MANAGE),
+        ("DELETE", "/default/_design/d", Role.MANAGE),
+        ("POST", "/default/_design/d/_compact", Role.MANAGE),
+    ],
+)
+def test_an_index_needs_these_roles(method: str, path: str, role: Role | None) -> None:
+    request = SimpleNamespace(method=method.encode(), path=path.encode())
+    assert role_of_views(request) == role

@@ -1,0 +1,167 @@
+"""Who may ask for pages over HTTP: basic auth against the node's users, and a role for each page.
+
+A password that was right is remembered for a while (`Access.check_once`), so that a program that
+asks every few seconds costs no key derivation each time.
+"""
+
+# ruff: noqa: N815  # Twisted's names
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Callable
+from typing import Any, cast
+
+from twisted.python.failure import Failure
+from twisted.web import http
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET, Request
+
+from uprmc.errors import ConfigError
+from uprmc.login.credentials import NAME_MAX_BYTES, PASSWORD_MAX_BYTES, Credentials
+from uprmc.login.users import Role
+from uprmc.server.access import Access
+from uprmc.server.adapter import peer_text
+
+#: Returns the role that a request needs, ``None`` = none, not even a login.
+RoleOf = Callable[[Request], Role | None]
+
+_HEADER_MAX_BYTES = 2 * (NAME_MAX_BYTES + PASSWORD_MAX_BYTES)
+_ACTION_MAX = 200
+_CHALLENGE = b'Basic realm="uprmc", charset="UTF-8"'
+
+#: Pages of a node that probes ask for, and those that show documents; others need `MONITOR`.
+_OPEN = frozenset({b"/healthz", b"/readyz"})
+_DOCUMENTS = frozenset({b"/changes"})
+
+
+def role_of_page(request: Request) -> Role | None:
+    """Return the role that a page of a node needs."""
+    if request.path in _OPEN:
+        return None
+    return Role.STREAM if request.path in _DOCUMENTS else Role.MONITOR
+
+
+def role_of_views(request: Request) -> Role | None:
+    """Return the role that a request to an index needs."""
+    method, path = request.method, request.path
+    if method == b"OPTIONS":
+        return None  # browsers ask without a login what they may ask
+    if path in (b"/", b"/metrics"):
+        return Role.MONITOR
+    asks = method in (b"GET", b"HEAD") or (method == b"POST" and b"/_view/" in path)
+    return Role.READ if asks else Role.MANAGE
+
+
+class Gated(Resource):
+    """Lets requests through to a resource.
+
+    Args:
+        root: answers every path.
+        access: the users.
+        listener: its name, for the audit log.
+        role_of: tells what a request needs.
+    """
+
+    isLeaf = True
+
+    def __init__(self, root: IResource, access: Access, listener: str, role_of: RoleOf) -> None:
+        super().__init__()
+        self._root: Any = root
+        self._access, self._listener = access, listener
+        self._role_of = role_of
+
+    def render(self, request: Request) -> Any:
+        """Answer, now or when the password has been checked."""
+        role = self._role_of(request)
+        if role is None:
+            return self._root.render(request)
+        given = _given(request)
+        if given is None:
+            return _refusal(request, http.UNAUTHORIZED, "log in with the name of a user")
+        credentials = given
+        gone: list[Failure] = []
+        request.notifyFinish().addErrback(lambda failure: gone.append(failure))
+        known = self._access.remembers(credentials)
+
+        def checked(right: bool | None) -> None:
+            if gone:
+                return
+            if right and not known:
+                self._access.stats.auth_cmds += 1
+                self._note(request, credentials.username, "login", "allowed")
+            if right:
+                self._let_through(request, credentials.username, role)
+            elif right is None:
+                _finish(request, _refusal(request, http.SERVICE_UNAVAILABLE, "too many logins"))
+            else:
+                self._refuse(request, credentials.username, gone)
+
+        self._access.check_once(credentials, checked)
+        return NOT_DONE_YET
+
+    def _let_through(self, request: Request, name: str, role: Role) -> None:
+        user = self._access.find(name)
+        answer: Any
+        try:
+            if user is None or role not in user.roles:
+                self._access.stats.auth_denied += 1
+                action = f"{request.method.decode('latin-1')} {request.path.decode('latin-1')}"
+                self._note(request, name, action[:_ACTION_MAX], "refused")
+                answer = _refusal(request, http.FORBIDDEN, f"this page needs the role {role}")
+            else:
+                answer = self._root.render(request)
+            if answer is not NOT_DONE_YET:
+                _finish(request, answer)
+        except Exception:
+            request.processingFailed(Failure())
+
+    def _refuse(self, request: Request, name: str, gone: list[Failure]) -> None:
+        stats = self._access.stats
+        stats.auth_cmds += 1
+        stats.auth_errors += 1
+
+        def answer() -> None:
+            if not gone:
+                reason = "wrong name or password"
+                _finish(request, _refusal(request, http.UNAUTHORIZED, reason))
+
+        peer = peer_text(request.getClientAddress())
+        delay_s = self._access.refuse(peer, self._listener, name, "wrong name or password")
+        self._access.later(delay_s, answer)
+
+    def _note(self, request: Request, name: str, action: str, outcome: str) -> None:
+        peer = peer_text(request.getClientAddress())
+        self._access.audit.note(peer, self._listener, name, action, outcome)
+
+
+def _given(request: Request) -> Credentials | None:
+    """Return the name and password of a request, ``None`` if it has none."""
+    kind, _, encoded = cast(str, request.getHeader("authorization") or "").partition(" ")
+    if kind.lower() != "basic" or len(encoded) > _HEADER_MAX_BYTES:
+        return None
+    try:
+        name, colon, password = b64decode(encoded.strip(), validate=True).decode().partition(":")
+        return Credentials(name, password) if colon else None
+    except (Base64Error, ValueError, ConfigError):
+        return None
+
+
+def _refusal(request: Request, code: int, reason: str) -> bytes:
+    body = json.dumps({"error": reason, "reason": reason}).encode() + b"\n"
+    request.setResponseCode(code)
+    if code == http.UNAUTHORIZED:
+        request.setHeader(b"WWW-Authenticate", _CHALLENGE)
+    request.setHeader(b"Content-Type", b"application/json")
+    request.setHeader(b"Content-Length", b"%d" % len(body))
+    request.setHeader(b"Cache-Control", b"no-store")
+    return b"" if request.method == b"HEAD" else body
+
+
+def _finish(request: Request, body: bytes) -> None:
+    if body:
+        request.setHeader(b"Content-Length", b"%d" % len(body))
+        request.write(body)
+    request.finish()
