@@ -25,12 +25,15 @@ from pyspark.sql.datasource import (
 
 from uprmc.columnar.lease import Held
 from uprmc.columnar.read_state import Range
+from uprmc.columnar.schema import PERMISSIVE, Columns
 from uprmc.spark.batch import skipping
 from uprmc.spark.pushdown import Wanted, meeting, push
 
+TEXT, BINARY = Columns(), Columns(key_type="binary")
 
-def pushed(*filters: Any, text_keys: bool = True) -> Wanted:
-    wanted, rest = push(filters, text_keys=text_keys)
+
+def pushed(*filters: Any, columns: Columns = TEXT) -> Wanted:
+    wanted, rest = push(filters, columns)
     assert rest == []
     return wanted
 
@@ -51,6 +54,19 @@ def test_ops_and_prefixes() -> None:
         EqualTo(("_op",), "set"), StringStartsWith(("key",), "a"), StringStartsWith(("key",), "ab")
     )
     assert wanted == Wanted(ops=frozenset({"set"}), prefixes=("a", "ab"))
+
+
+def test_keys_that_are_named_are_those_in_each_filter() -> None:
+    assert pushed(EqualTo(("key",), "a")).keys == {b"a"}
+    assert pushed(In(("key",), ("a", "\xe4")), EqualTo(("key",), "\xe4")).keys == {b"\xc3\xa4"}
+    assert pushed(EqualTo(("key",), b"\xff"), columns=BINARY).keys == {b"\xff"}
+
+
+def test_a_key_that_may_stand_for_other_bytes_is_left_to_spark() -> None:
+    each = EqualTo(("key",), "\\xff")
+    assert push([each], Columns(mode=PERMISSIVE)) == (Wanted(), [each])
+    nothing = In(("key",), ("a", None))
+    assert push([nothing], TEXT) == (Wanted(), [nothing])
 
 
 def test_that_a_column_is_there_goes_without_saying() -> None:
@@ -77,12 +93,12 @@ def test_that_a_column_is_there_goes_without_saying() -> None:
     ids=repr,
 )
 def test_everything_else_is_left_to_spark(each: Any) -> None:
-    assert push([each], text_keys=True) == (Wanted(), [each])
+    assert push([each], TEXT) == (Wanted(), [each])
 
 
 def test_prefixes_of_binary_keys_are_left_to_spark() -> None:
     each = StringStartsWith(("key",), "a")
-    assert push([each], text_keys=False) == (Wanted(), [each])
+    assert push([each], BINARY) == (Wanted(), [each])
 
 
 def test_rows_are_left_that_meet_all() -> None:

@@ -11,7 +11,14 @@ import pytest
 
 pytest.importorskip("pyspark", reason="a sink is a class of Spark's")
 
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from uprmc.columnar.errors import (
     BadOption,
@@ -29,6 +36,11 @@ SERVERS = {"servers": "127.0.0.1:1"}
 
 def schema(*names: str) -> StructType:
     return StructType([StructField(name, StringType()) for name in names])
+
+
+def _type(kind: str) -> Any:
+    kinds = {"bigint": LongType, "string": StringType, "int": IntegerType, "double": DoubleType}
+    return kinds[kind]() if kind in kinds else StructType([StructField("a", IntegerType())])
 
 
 class Spark:
@@ -71,6 +83,25 @@ def test_a_column_that_is_missing_is_told_before_anything_is_written(
 ) -> None:
     with pytest.raises(BadSchema, match=f"there is no column '{missing}'"):
         sink_options({**SERVERS, **options}, schema(*names), False)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options", "says"),
+    [
+        ({"key": "bigint", "value": "string"}, {}, "column 'key' has type int64"),
+        ({"key": "string", "value": "struct<a: int>"}, {}, "column 'value' has type struct"),
+        ({"key": "string", "value": "string", "_op": "int"}, {}, "column '_op' has type int32"),
+        ({"key": "string", "value": "string", "t": "double"}, {"ttlColumn": "t"}, "column 't'"),
+        ({"key": "string", "value": "string", "_flags": "string"}, {}, "column '_flags'"),
+        ({"key": "string", "value": "string", "c": "string"}, {"casColumn": "c"}, "column 'c'"),
+    ],
+)
+def test_a_column_of_the_wrong_type_is_told_before_anything_is_written(
+    kinds: dict[str, str], options: dict[str, str], says: str
+) -> None:
+    fields = [StructField(name, _type(kind)) for name, kind in kinds.items()]
+    with pytest.raises(BadSchema, match=says):
+        sink_options({**SERVERS, **options}, StructType(fields), False)
 
 
 def test_a_delete_needs_no_values() -> None:

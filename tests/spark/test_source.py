@@ -19,6 +19,7 @@ import uprmc.spark
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk import here
 from uprmc.client.kv import KvClient
+from uprmc.spark.session import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -229,25 +230,30 @@ def test_json_documents_become_columns(spark: SparkSession, tmp_path: Path) -> N
 # --- filters --------------------------------------------------------------------------------------
 
 
-def test_filters_are_pushed_when_both_spark_and_the_user_say_so(
+def test_filters_are_pushed_once_the_format_is_registered(
     load: Callable[..., DataFrame], spark: SparkSession, node: ServerProcess
 ) -> None:
     def narrowed(rows: DataFrame) -> DataFrame:
         return rows.where("_vb in (3, 5) and _seq > 10 and _op = 'set' and key like 'still-1%'")
 
+    def plan(rows: DataFrame) -> str:
+        text: str = rows._jdf.queryExecution().executedPlan().toString()
+        return text
+
+    spark.conf.unset(PUSHDOWN)
     expected = sorted(keys(narrowed(load())))
     assert expected
-    asked = narrowed(load(pushdown="true"))
-    with pytest.raises(Exception, match="filterPushdown"):
-        asked.collect()
-    spark.conf.set(PUSHDOWN, "true")
+    assert "Filter (" in plan(narrowed(load()))
+    register(spark)
     try:
-        assert sorted(keys(narrowed(load()))) == expected
-        pushed = narrowed(load(pushdown="true"))
+        pushed = narrowed(load())
         assert sorted(keys(pushed)) == expected
-        plan = pushed._jdf.queryExecution().executedPlan().toString()
-        assert "Filter (" not in plan
-        assert load(pushdown="true").where("_vb = 70 and length(key) > 1").count() == 0
+        assert "Filter (" not in plan(pushed)
+        assert load().where("_vb = 70 and length(key) > 1").count() == 0
+        by_key = load().where(f"key in ('{expected[0]}', 'never was') and key is not null")
+        assert keys(by_key) == [expected[0]]
+        assert "Filter (" not in plan(by_key)
+        assert "Filter (" in plan(narrowed(load(pushdown="false")))
     finally:
         spark.conf.unset(PUSHDOWN)
 

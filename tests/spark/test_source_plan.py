@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from tests.bulk.world import ask
 from tests.spark.conftest import VBUCKETS
 from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, VBucketsChanged
 from uprmc.columnar.lease import of_token
+from uprmc.columnar.lookups import NotLookedUp
 from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.schema import DEFAULT
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.spark import batch
@@ -87,6 +90,45 @@ def test_only_the_vbuckets_asked_for_are_read(node: ServerProcess, servers: str)
     assert keys(rows(servers, Wanted(vbuckets=frozenset({1, 5, 900})))) == expected
     both = rows(servers, Wanted(vbuckets=frozenset({5, 6})), vbuckets="1,5")
     assert {row["_vb"] for row in both} == {5}
+
+
+@pytest.mark.parametrize("form", [{}, {"keyType": "binary", "u64": "decimal"}, {"noValue": "true"}])
+def test_keys_that_are_named_give_the_rows_of_a_read(
+    node: ServerProcess, servers: str, form: dict[str, str]
+) -> None:
+    here.put(node, {b"gone": b"x"})
+    here.remove(node, b"gone")
+    asked = frozenset((b"key-1", b"key-7", b"gone", b"never was"))
+    every = {"columns": ",".join(n for n in (*DEFAULT, "_datatype", "_time") if n != "value")}
+    options = {**form, **(every if "noValue" in form else {})}
+    text = [each if "keyType" in form else each.decode() for each in asked]
+    expected = [row for row in rows(servers, **options) if row["key"] in text]
+    found = rows(servers, Wanted(keys=asked), **options)
+    assert sorted(found, key=itemgetter("_seq")) == sorted(expected, key=itemgetter("_seq"))
+    assert len(found) == 3
+    for other in ({"columns": "key,_snap_end"}, {"snapshot": "held"}, {"vbuckets": "0-63"}):
+        read = rows(servers, Wanted(keys=asked), **other)
+        assert {row["key"] for row in read} == {"key-1", "key-7", "gone"}
+
+
+def test_looking_up_asks_for_no_more_than_the_keys(
+    node: ServerProcess, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "rows", None)
+    (row,) = rows(servers, Wanted(keys=frozenset({b"key-2"})))
+    assert row["key"] == "key-2"
+
+
+def test_a_node_that_does_not_look_up_is_read(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> Iterator[Any]:
+        raise NotLookedUp
+        yield
+
+    monkeypatch.setattr(batch, "looked_up", refused)
+    (row,) = rows(servers, Wanted(keys=frozenset({b"key-2"})))
+    assert row["key"] == "key-2"
 
 
 def test_nothing_to_read_is_one_task_that_does_nothing(servers: str) -> None:

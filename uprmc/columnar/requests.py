@@ -145,6 +145,13 @@ def packed(
     return _Packing(options, batch, first_row, now, item_limit_bytes).packed(vbuckets)
 
 
+def check_columns(options: WriteOptions, schema: pa.Schema) -> None:
+    """Raise `BadSchema` for what `packed` would refuse of every batch with this schema."""
+    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
+    packing = _Packing(options, empty, 0, 0.0, None)
+    packing.check_types()
+
+
 class _Packing:
     """One batch on its way."""
 
@@ -184,6 +191,14 @@ class _Packing:
         whole.errors = self._errors()
         whole.skipped = self._count - len(rows) - len(whole.errors)
         return whole
+
+    def check_types(self) -> None:
+        """Raise `BadSchema` also for columns that are looked at only if a row needs them."""
+        options = self._options
+        values = column_of(self._batch, options.value_column)
+        if values is not None and options.mode != "delete":
+            bytes_of(values, options.value_column)
+        self._fields()
 
     # --- what is in the rows --------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class WriteOptions:
         "ttl",
         units.seconds,
         "",
-        "Time to live of all documents, in seconds, such as 5m, instead of a column.",
+        "Time to live of all documents, such as 300 or 5m, instead of a column.",
         least=1,
         most=2**32 - 1,
     )

@@ -24,6 +24,7 @@ from uprmc.spark.options import (
     write_options,
 )
 from uprmc.spark.session import register
+from uprmc.spark.worker_errors import plainly
 
 Servers = str | Iterable[str]
 
@@ -88,9 +89,12 @@ def write(
     """
     if mode.lower() == "overwrite":
         raise OverwriteRefused("there is no overwrite; documents are replaced by mode upsert")
+    from uprmc.spark.sink import check_schema
+
     texts = as_texts({"servers": servers, "writeMode": mode, **options})
     sink = write_options(texts)
     refuse_speculation(rows.sparkSession, sink.write.mode)
+    check_schema(sink, rows.schema)
     if repartition:
         number = (partitions,) if partitions else ()
         rows = rows.repartition(*number, sink.write.key_column)
@@ -120,6 +124,7 @@ def _run(rows: Any, sink: SinkOptions) -> Report:
     return report
 
 
+@plainly
 def _write_task(sink: SinkOptions, batches: Iterator[Any]) -> Iterator[Any]:
     import pyarrow as pa
     from pyspark import TaskContext

@@ -14,15 +14,18 @@ Source: reference spark, section 3.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from uprmc.columnar.errors import BadOption, NoVBucket
 from uprmc.columnar.lease import Held, KeptLease, acquire, of_token
+from uprmc.columnar.lookups import NotLookedUp, looked_up, possible
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import OnDone, read
+from uprmc.model import vbucket_of
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting
@@ -70,6 +73,10 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
         if wanted.after is not None:
             ranges = skipping(ranges, lease.held, wanted.after)
     items = {number: standings[number].items if number in standings else 0 for number in ranges}
+    if wanted.keys is not None and _by_key(options, wanted.keys):
+        items = Counter(vbucket_of(key, count) for key in wanted.keys) & Counter(
+            dict.fromkeys(ranges, len(wanted.keys))
+        )
     owners = holders or {number: each.place for number, each in standings.items()}
     found = [
         Task(tuple(ranges[number] for number in group), token)
@@ -129,6 +136,12 @@ def skipping(ranges: Mapping[int, Range], held: Mapping[int, Held], after: int) 
 def _batches(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
     if not task.ranges:
         return
+    if wanted.keys is not None and _by_key(options, wanted.keys):
+        try:
+            yield from list(_looked_up(options, wanted.keys, task))
+            return
+        except NotLookedUp:
+            pass  # the vBuckets have the rows, too
     if wanted.after is None or task.lease is not None or options.snapshot == "bounded":
         yield from rows(options, task.ranges, lease=task.lease)
         return
@@ -136,6 +149,21 @@ def _batches(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
     with KeptLease(options.access, ranges, options.lease_s) as kept:
         left = skipping(ranges, kept.lease.held, wanted.after)
         yield from rows(options, tuple(left.values()), lease=kept.token)
+
+
+def _by_key(options: ReadOptions, keys: frozenset[bytes]) -> bool:
+    """Tell whether keys may be asked for one by one: nothing says which moment is to be read."""
+    now = options.snapshot == "complete" and options.starting_offsets.strip().lower() == "earliest"
+    return now and possible(options.columns, tuple(keys))
+
+
+def _looked_up(options: ReadOptions, keys: frozenset[bytes], task: Task) -> Iterator[Any]:
+    with Nodes(options.access) as nodes:
+        count = nodes.vbuckets
+    numbers = {each.vbucket for each in task.ranges}
+    mine = [key for key in keys if vbucket_of(key, count) in numbers]
+    no_value = options.no_value or not options.columns.wants_value
+    return looked_up(options.access, options.columns, mine, no_value=no_value)
 
 
 def _chosen(
@@ -147,6 +175,9 @@ def _chosen(
         asked = options.vbuckets
         if asked[-1] >= nodes.vbuckets:
             raise BadOption(f"vbuckets: there is no {asked[-1]}, there are {nodes.vbuckets}")
+    if wanted.keys is not None:
+        theirs = {vbucket_of(key, nodes.vbuckets) for key in wanted.keys}
+        asked = [number for number in asked if number in theirs]
     if wanted.vbuckets is not None:
         asked = [number for number in asked if number in wanted.vbuckets]
     missing = [number for number in asked if number not in (holders or nodes.owners)]

@@ -66,9 +66,9 @@ class ReadOptions:
     pushdown: bool = option(
         "pushdown",
         units.switch,
-        "false",
-        "Apply filters on _vb, _seq, _op and the beginning of key in the source. Spark "
-        "needs spark.sql.python.filterPushdown.enabled for it.",
+        "true",
+        "Apply filters on key, _vb, _seq and _op in the source, if Spark hands them over: see "
+        "Filters.",
         only=BATCH,
     )
     snapshot: str = choice(
@@ -198,8 +198,16 @@ ACCESS = (*(each for each in table(Access) if each not in _RETRIES), _TLS, *tabl
 READ = (*ACCESS, *_RETRIES, *table(ReadOptions), *table(Columns))
 WRITE = (*ACCESS, *table(WriteOptions), *table(SinkOptions))
 
-#: What Spark itself puts among the options of a source or sink.
-OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode", "pathoptionbeforesetcheck"})
+#: What Spark itself puts among the options of a source or sink, those of SQL tables included.
+OF_SPARK = frozenset(
+    {
+        *("checkpointlocation", "queryname", "outputmode", "pathoptionbeforesetcheck"),
+        *("owner", "provider", "external", "location", "comment", "ismanagedlocation"),
+    }
+)
+
+#: What shapes the rows of a view into which rows are inserted, too; writing goes by their columns.
+_OF_VIEWS = frozenset(plain(each.name) for each in table(Columns))
 
 
 def read_options(options: Mapping[str, Any], *, kind: str = "") -> ReadOptions:
@@ -230,7 +238,8 @@ def write_options(options: Mapping[str, Any]) -> SinkOptions:
     Raises:
         BadOption: a name or a value is wrong, or two contradict each other.
     """
-    found = _chosen(options, WRITE, "writing", other=READ)
+    mine = {name: text for name, text in options.items() if plain(name) not in _OF_VIEWS}
+    found = _chosen(mine, WRITE, "writing", other=READ)
     if found["ttlColumn"] is not None and found["expColumn"] is not None:
         raise BadOption("ttlColumn and expColumn contradict each other")
     if (found["onError"] == "file") != (found["errorsPath"] is not None):

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+from uprmc.columnar.schema import PERMISSIVE, Columns
+
 _INT64_MAX = 2**63 - 1
 
 
@@ -27,28 +29,30 @@ class Wanted:
         after: with a seqno above this.
         ops: with one of these in ``_op``.
         prefixes: whose key begins with all of these.
+        keys: with one of these keys.
     """
 
     vbuckets: frozenset[int] | None = None
     after: int | None = None
     ops: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
+    keys: frozenset[bytes] | None = None
 
 
 #: No filter at all.
 EVERYTHING = Wanted()
 
 
-def push(filters: Sequence[Any], *, text_keys: bool) -> tuple[Wanted, list[Any]]:
+def push(filters: Sequence[Any], columns: Columns) -> tuple[Wanted, list[Any]]:
     """Return what the filters want, and those of them that Spark has to apply.
 
     Args:
         filters: of `pyspark.sql.datasource`.
-        text_keys: whether column key is a string.
+        columns: of the read.
     """
     wanted, rest = EVERYTHING, []
     for each in filters:
-        narrower = _narrower(wanted, each, text_keys)
+        narrower = _narrower(wanted, each, columns)
         if narrower is None:
             rest.append(each)
         else:
@@ -56,12 +60,14 @@ def push(filters: Sequence[Any], *, text_keys: bool) -> tuple[Wanted, list[Any]]
     return wanted, rest
 
 
-def _narrower(wanted: Wanted, each: Any, text_keys: bool) -> Wanted | None:
+def _narrower(wanted: Wanted, each: Any, columns: Columns) -> Wanted | None:
     attribute: tuple[str, ...] = getattr(each, "attribute", ())
     if len(attribute) != 1:
         return None
     rule = _RULES.get((attribute[0], type(each).__name__))
-    if rule is None or (attribute[0] == "key" and not text_keys):
+    if rule is None or (rule in (_key_in, _key_is) and columns.mode == PERMISSIVE):
+        return None  # the text of a key that is no UTF-8 stands for other bytes
+    if rule is _prefix and columns.key_type != "string":
         return None
     return rule(wanted, getattr(each, "value", None))
 
@@ -95,6 +101,17 @@ def _prefix(wanted: Wanted, value: Any) -> Wanted | None:
     return replace(wanted, prefixes=(*wanted.prefixes, value))
 
 
+def _key_in(wanted: Wanted, value: Any) -> Wanted | None:
+    if not all(isinstance(each, (str, bytes)) for each in value):
+        return None
+    keys = (each.encode() if isinstance(each, str) else each for each in value)
+    return replace(wanted, keys=_both(wanted.keys, keys))
+
+
+def _key_is(wanted: Wanted, value: Any) -> Wanted | None:
+    return _key_in(wanted, (value,))
+
+
 def _always(wanted: Wanted, value: Any) -> Wanted:
     return wanted
 
@@ -115,6 +132,8 @@ _RULES: dict[tuple[str, str], Callable[[Wanted, Any], Wanted | None]] = {
     ("_op", "EqualTo"): _one(_op_in),
     ("_op", "In"): _op_in,
     ("key", "StringStartsWith"): _prefix,
+    ("key", "EqualTo"): _key_is,
+    ("key", "In"): _key_in,
     **{(name, "IsNotNull"): _always for name in ("key", "_op", "_vb", "_seq", "_vbuuid")},
 }
 
@@ -134,7 +153,16 @@ def meeting(wanted: Wanted) -> Callable[[Any], Any]:
         if wanted.ops is not None:
             ops = pa.array(sorted(wanted.ops), pa.string())
             masks.append(pc.is_in(batch.column("_op"), value_set=ops))
+        if wanted.keys is not None:
+            column = batch.column("key")
+            masks.append(pc.is_in(column, value_set=_as_column(wanted.keys, column.type)))
         masks += [pc.starts_with(batch.column("key"), each) for each in wanted.prefixes]
         return batch.filter(reduce(pc.and_, masks)) if masks else batch
 
     return meets
+
+
+def _as_column(keys: Iterable[bytes], kind: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.array(sorted(keys), pa.binary()).cast(kind)

@@ -34,11 +34,14 @@ _ADVICE = (
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _JAVA_TIMEOUT_S = 60.0
 
+#: Spark's setting for filters of Python's sources. It is off by default, and harmless to others.
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
 #: What is set unless the user says otherwise. A local Spark stays on this machine.
 _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    "spark.sql.python.filterPushdown.enabled": "true",
+    PUSHDOWN: "true",
 }
 _LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
@@ -116,10 +119,11 @@ def require(module: str, advice: str) -> None:
 
 
 def register(spark: Any) -> None:
-    """Make ``format("uprmc")`` known to a session: needed where the package is not installed."""
+    """Make ``format("uprmc")`` known to a session, and have Spark hand filters to its sources."""
     from uprmc.spark.source import UprmcDataSource
 
     spark.dataSource.register(UprmcDataSource)
+    spark.conf.set(PUSHDOWN, "true")
 
 
 def ship(spark: Any) -> None:

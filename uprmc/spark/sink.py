@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -22,8 +23,10 @@ from pyspark.sql.datasource import (
 
 from uprmc.columnar.errors import BadSchema, OverwriteRefused, TooManyErrors
 from uprmc.columnar.report import Report, TaskReport, merge
+from uprmc.columnar.requests import check_columns
 from uprmc.columnar.writing import Writer
 from uprmc.spark.options import SinkOptions, write_options
+from uprmc.spark.worker_errors import plainly
 
 _OVERWRITE = (
     "there is no transaction that empties a bucket and fills it again: for a batch say "
@@ -50,20 +53,24 @@ def sink_options(options: Mapping[str, Any], schema: Any, overwrite: bool) -> Si
     Raises:
         OverwriteRefused: always, with `overwrite`.
         BadOption: as `write_options`.
-        BadSchema: a column is missing.
+        BadSchema: as `check_schema`.
     """
     if overwrite:
         raise OverwriteRefused(_OVERWRITE)
     found = write_options(options)
+    check_schema(found, schema)
+    return found
+
+
+def check_schema(options: SinkOptions, schema: Any) -> None:
+    """Raise `BadSchema` when a column is missing or has the wrong type.
+
+    Tasks would find the same, one after the other: an empty batch goes the way of theirs.
+    """
+    write = options.write
     names = schema.fieldNames()
-    write = found.write
-    wanted = [
-        write.key_column,
-        write.flags_column,
-        write.ttl_column,
-        write.exp_column,
-        write.cas_column,
-    ]
+    wanted = [write.key_column, write.flags_column, write.ttl_column, write.exp_column]
+    wanted.append(write.cas_column)
     if write.mode in ("upsert", "insert", "replace"):
         wanted.append(write.value_column)
     if write.mode == "append-meta":
@@ -71,7 +78,18 @@ def sink_options(options: Mapping[str, Any], schema: Any, overwrite: bool) -> Si
     for name in wanted:
         if name is not None and name not in names:
             raise BadSchema(f"there is no column {name!r}; there are {', '.join(names)}")
-    return found
+    nothing = pa.schema([(each.name, _arrow_type(each.dataType)) for each in schema.fields])
+    check_columns(write, nothing)
+
+
+def _arrow_type(kind: Any) -> Any:
+    """Return a column's Arrow type; one that Arrow does not know is no type that is written."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    try:
+        return to_arrow_type(kind)
+    except Exception:
+        return pa.list_(pa.null())
 
 
 class _Sink:
@@ -80,6 +98,7 @@ class _Sink:
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
+    @plainly
     def write(self, iterator: Iterator[Any]) -> Written:
         """Write the batches of one task."""
         from pyspark import TaskContext
@@ -109,6 +128,7 @@ class _Sink:
 class BatchSink(_Sink, DataSourceArrowWriter):
     """Writes a batch."""
 
+    @plainly
     def commit(self, messages: list[Any]) -> None:
         """Report what all tasks did.
 
@@ -125,6 +145,7 @@ class BatchSink(_Sink, DataSourceArrowWriter):
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
     """Writes micro-batches. One that is replayed is written again, with the same number."""
 
+    @plainly
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Report what all tasks of a micro-batch did; as `BatchSink.commit`."""
         self._committed(messages, batch=batchId)

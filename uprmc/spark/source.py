@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from uprmc.spark.worker_errors import plainly
+
 if TYPE_CHECKING:
     from uprmc.spark.batch import Task
     from uprmc.spark.options import ReadOptions
@@ -31,12 +33,14 @@ class UprmcDataSource(DataSource):
         """Return the name of the format."""
         return NAME
 
+    @plainly
     def schema(self) -> str:
         """Return the columns of a read, if the user gives no schema of his own."""
         from uprmc.spark.options import read_options
 
         return read_options(self.options).columns.ddl
 
+    @plainly
     def reader(self, schema: Any) -> UprmcReader:
         """Return what reads a batch."""
         from uprmc.spark.options import read_options
@@ -44,12 +48,14 @@ class UprmcDataSource(DataSource):
         options = fitted(read_options(self.options, kind="batch"), schema)
         return (PushingReader if options.pushdown else UprmcReader)(options)
 
+    @plainly
     def writer(self, schema: Any, overwrite: bool) -> Any:
         """Return what writes a batch."""
         from uprmc.spark.sink import BatchSink, sink_options
 
         return BatchSink(sink_options(self.options, schema, overwrite))
 
+    @plainly
     def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
         """Return what follows changes."""
         from uprmc.spark.options import read_options
@@ -57,6 +63,7 @@ class UprmcDataSource(DataSource):
 
         return UprmcStreamReader(fitted(read_options(self.options, kind="stream"), schema))
 
+    @plainly
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         """Return what writes micro-batches."""
         from uprmc.spark.sink import StreamSink, sink_options
@@ -80,12 +87,14 @@ class UprmcReader(DataSourceReader):
         self._options = options
         self._wanted = EVERYTHING
 
+    @plainly
     def partitions(self) -> list[UprmcPartition]:
         """Plan the tasks; an empty read has one task without anything to do."""
         from uprmc.spark.batch import plan
 
         return [UprmcPartition(task) for task in plan(self._options, self._wanted)]
 
+    @plainly
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield Arrow batches."""
         from uprmc.spark.batch import run
@@ -94,19 +103,39 @@ class UprmcReader(DataSourceReader):
 
 
 class PushingReader(UprmcReader):
-    """A reader that applies filters itself.
+    """A reader that applies filters itself, when Spark asks it to.
 
-    A class of its own, because Spark refuses any reader that has this method while
-    ``spark.sql.python.filterPushdown.enabled`` is off, which is the default.
+    Note: while ``spark.sql.python.filterPushdown.enabled`` is off, which is the default, Spark
+    refuses every reader whose class has `pushFilters` of its own. So the object has it, in a form
+    that Spark takes for the inherited one, and is right with that setting and without.
     """
 
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        if hasattr(DataSourceReader, "pushFilters"):  # since Spark 4.1
+            self.pushFilters = _Pushing(self)  # Spark's name
+
+    @plainly
+    def push(self, filters: list[Any]) -> Iterable[Any]:
         """Take the filters that can be applied here; return the others."""
         from uprmc.spark.pushdown import push
 
-        text_keys = self._options.columns.key_type == "string"
-        self._wanted, rest = push(filters, text_keys=text_keys)
+        self._wanted, rest = push(filters, self._options.columns)
         return rest
+
+
+class _Pushing:
+    """`PushingReader.push` as Spark calls it."""
+
+    def __init__(self, reader: PushingReader) -> None:
+        self._reader = reader
+
+    @property
+    def __func__(self) -> Any:
+        return DataSourceReader.pushFilters
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        return self._reader.push(filters)
 
 
 def fitted(options: ReadOptions, schema: Any) -> ReadOptions:

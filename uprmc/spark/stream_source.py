@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from uprmc.spark.offsets import parsed
+from uprmc.spark.worker_errors import plainly
 
 if TYPE_CHECKING:
     from uprmc.spark.following import Follower
@@ -55,10 +56,12 @@ class UprmcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- the driver's side ----------------------------------------------------------------------
 
+    @plainly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a new query begins."""
         return self._driver().initial().to_dict()
 
+    @plainly
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return what the options say of the size of a batch."""
         if self._options.max_rows is not None:
@@ -67,6 +70,7 @@ class UprmcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.max_bytes)
         return ReadAllAvailable()
 
+    @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch; `start` itself if there is none."""
         begun = parsed(start)
@@ -77,6 +81,7 @@ class UprmcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What there is now is the end of the query."""
         self._driver().stop_at_now()
 
+    @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPartition]:
         """Return the tasks of a micro-batch."""
         tasks = self._driver().plan(parsed(start), parsed(end))
@@ -105,6 +110,7 @@ class UprmcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- the workers' side ----------------------------------------------------------------------
 
+    @plainly
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield Arrow batches."""
         from uprmc.spark.stream_task import run
