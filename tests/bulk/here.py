@@ -45,7 +45,8 @@ def contents(server: ServerProcess) -> dict[bytes, bytes]:
 def leased(server: ServerProcess, lease_id: int) -> list[tuple[bytes, int, bytes | None]]:
     """Return key, seqno and value of all that somebody else's lease holds."""
     lease = Lease.__new__(Lease)  # the class itself would acquire one of its own
-    lease._place, lease._tls, lease.id = str(server.upr), None, lease_id
+    lease._place, lease._tls, lease._credentials = str(server.upr), None, None
+    lease.id = lease_id
     with KvClient(str(server.upr)) as kv:
         numbers = range(kv.vbuckets)
     return sorted((each.key, each.seqno, each.value) for each in lease.read(numbers))

@@ -63,7 +63,8 @@ def test_a_name_that_resembles_nothing_gets_the_list_of_all() -> None:
 
 def test_an_option_of_the_other_side_is_told_as_such() -> None:
     assert "writeMode is no option of reading" in refusal(reading, writemode="upsert")
-    assert "columns is no option of writing" in refusal(writing, columns="key")
+    assert "snapshot is no option of writing" in refusal(writing, snapshot="held")
+    assert writing(columns="key").mode == "upsert"  # of a view that is read and written
 
 
 def test_an_option_of_streams_is_refused_for_a_batch_and_the_other_way_round() -> None:

@@ -45,6 +45,7 @@ _PACKAGES = (
     "uprmc.consume",
     "uprmc.jobs",
     "uprmc.load",
+    "uprmc.login",
     "uprmc.protocol",
     "uprmc.spark",
     "construct",
