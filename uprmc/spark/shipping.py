@@ -34,6 +34,7 @@ _ABOVE = (
     "errors.py",
     "model.py",
     "places.py",
+    "ports.py",
     "py.typed",
     "rollback.py",
     "units.py",
