@@ -1,8 +1,8 @@
 """What a monitoring system may scrape: plain numbers in, Prometheus exposition out.
 
 Other modules describe a number as a `Metric`; only this file knows the library that writes the
-page. Names start with ``uprmc_``, but for those of the process itself, which every exporter calls
-``process_...``.
+page. Names start with ``uprmc_``, but for those of the process and of Python, which every exporter
+calls ``process_...`` and ``python_...``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+)
 from prometheus_client import Metric as Family
 from prometheus_client.exposition import choose_encoder
 
 PREFIX = "uprmc_"
+
+#: Labels and value of each sample of a metric.
+Samples = Iterator[tuple[Mapping[str, str], float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,8 @@ class Exposition:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Collector(metrics))
         ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page and its content type, in the form that the Accept header prefers."""

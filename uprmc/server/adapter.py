@@ -126,6 +126,10 @@ class SessionProtocol(Protocol):
         self._wire = self.transport
         self._number = self._connections.add(self)
         self._wire.registerProducer(self, True)
+        below = getattr(self._wire, "transport", None)  # of TLS
+        for wire in (self._wire, below):
+            if isinstance(wire, Direct):
+                wire.times = self._connections.op_times
         try:
             self._follow(self._owner.make_session(self._peer, self.wake))
             self._pump()

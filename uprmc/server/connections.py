@@ -15,8 +15,10 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import LoopingCall
 
 from uprmc.config import BUFFER_BYTES
+from uprmc.engine.stats import Stats
 from uprmc.server.buffers import Buffers
 from uprmc.server.log import Log, Throttle
+from uprmc.server.op_times import OpTimes
 from uprmc.server.slices import InSlices, LongWork
 
 TICK_S = 1.0
@@ -77,6 +79,7 @@ class Connections:
     Attributes:
         limit: connections allowed at a time.
         buffers: what they hold, all together.
+        op_times: how long commands took.
         total: connections accepted since the start.
         heard: chunks received on all of them together.
         yields: times that a connection let others have their turn before all its replies were sent.
@@ -85,9 +88,14 @@ class Connections:
     """
 
     def __init__(
-        self, limit: int, monotonic: Callable[[], float], buffer_bytes: int = BUFFER_BYTES
+        self,
+        limit: int,
+        monotonic: Callable[[], float],
+        buffer_bytes: int = BUFFER_BYTES,
+        stats: Stats | None = None,
     ) -> None:
         self.limit = limit
+        self.op_times = OpTimes(stats or Stats())
         self.buffers = Buffers(buffer_bytes, monotonic)
         self.total = self.heard = 0
         self.rejected = self.yields = 0

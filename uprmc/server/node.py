@@ -120,7 +120,9 @@ class Node:
         self.verbosity = 0
         self.origins: dict[str, str] = {}
         limit = raise_file_limit(settings.server.max_connections)
-        self.connections = Connections(limit, self._clock.monotonic, settings.server.buffer_bytes)
+        self.connections = Connections(
+            limit, self._clock.monotonic, settings.server.buffer_bytes, self.bucket.stats
+        )
         self._work = LongWork(reactor, collector.tend)
         self.statistics = Statistics(self)
         panels = {name: partial(panel, self) for name, panel in PANELS.items()}

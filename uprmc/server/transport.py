@@ -22,6 +22,7 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IListeningPort
 
 from uprmc.core.serving import Line
+from uprmc.server.op_times import OpTimes
 
 #: Connections accepted in one turn; each takes 45 us.
 ACCEPTS_MAX = 64
@@ -36,12 +37,19 @@ class Direct(tcp.Server):
 
     Attributes:
         line: receives and answers most chunks in one call of the compiled core.
+        times: measures some of the chunks; ``None`` = none.
     """
 
     line: Line | None = None
+    times: OpTimes | None = None
 
     def read(self) -> ConnectionLost | ConnectionDone | None:
         """Pass what has arrived to the protocol; return why the connection is over, if it is."""
+        times = self.times
+        if times is not None:
+            times.left -= 1
+            if not times.left:
+                return times.measure(self.read)
         line = self.line
         try:
             data = self.socket.recv(self.bufferSize) if line is None else line.exchange()

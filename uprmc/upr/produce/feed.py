@@ -95,6 +95,8 @@ class Feed:
         self._followed_up = 0
         self.disk_readings = 0
         self._held_since: dict[Stream, float] = {}
+        self._reading_since: dict[Stream, float] = {}
+        self._cookies_since: deque[float] = deque()
         self._now = 0.0
         self._completed = False
         self._cookies = 0
@@ -106,6 +108,7 @@ class Feed:
         """Serve in rounds from now on, or no more; only while there is no stream."""
         assert not self.streams
         self._return_cookies()
+        self._cookies_since.clear()
         limit = self._hub.settings.barriers
         self._rounds = Rounds() if wanted else None
         self._schedule = self._rounds or self._turns
@@ -190,6 +193,8 @@ class Feed:
             self._parked[stream] = None
             return None
         self._held_since[stream] = self._now
+        if reading.from_disk:
+            self._reading_since[stream] = self._hub.bucket.clock.monotonic()
         return reading
 
     def _give_permit_back(self) -> None:
@@ -214,7 +219,12 @@ class Feed:
         reading.close()
         del self._held_since[stream]
         if reading.from_disk:
+            self._measure("backfill", self._reading_since.pop(stream))
             self._give_permit_back()
+
+    def _measure(self, what: str, since: float) -> None:
+        bucket = self._hub.bucket
+        getattr(bucket.timings, what).add(bucket.clock.monotonic() - since)
 
     def may_read_on(self, stream: Stream) -> bool:
         """See `stream.Host`."""
@@ -326,12 +336,14 @@ class Feed:
             for number, stream in self.streams.items():
                 barriers.passed(number, stream.complete_seqno)
         barriers.add(cookie, opaque, highs, self.frames_sent)
+        self._cookies_since.append(self._hub.bucket.clock.monotonic())
         self._cookies = len(barriers)
 
     def _return_cookies(self) -> None:
         if not self._cookies:
             return
         for barrier in self.barriers.reached():
+            self._measure("barrier", self._cookies_since.popleft())
             since = (self.frames_sent + len(self._frames) - barrier.frames) & 0xFFFFFFFF
             extras = BARRIER_REACHED_EXTRAS.pack(self.cycle, since)
             frame = encode_request(
