@@ -24,7 +24,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip docs wheel man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-index bench-growth bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs wheel deb man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-index bench-growth bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -90,6 +90,9 @@ wheel: | $(BIN)/python ## build dist/uprmc-*.whl for this Python and platform
 
 man: $(VENV)/installed ## make the manual pages dist/man/man1/uprmc*.1
 	@$(BIN)/uprmc manual --dir dist/man/man1
+
+deb: wheel ## build dist/uprmc_*.deb for this release of Debian
+	@packaging/deb.sh "$$(ls -t dist/uprmc-*.whl | head -n 1)"
 
 system-packages: ## install what the interop tests need from the system, if that is possible
 	@tools/system_packages.sh

@@ -44,3 +44,20 @@ def test_the_unit_gives_the_node_little_more_than_it_needs() -> None:
     found = re.search(r"exposure level for uprmc\.service: ([\d.]+)", ended.stdout)
     assert found is not None, ended
     assert float(found[1]) <= _EXPOSURE_MAX
+
+
+def test_the_image_has_what_its_build_copies_and_settings_that_exist() -> None:
+    text = (_PACKAGING / "Dockerfile").read_text(encoding="utf-8")
+    given = dict(re.findall(r"\b(UPRMC_\w+)=(\S+) ?", text.partition("\nENV ")[2]))
+    ended = subprocess.run(
+        [sys.executable, "-m", "uprmc", "settings", "--effective"],
+        env={"PATH": "/usr/bin:/bin", **given},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    for variable, value in given.items():
+        assert re.search(rf"= {re.escape(value)} +\({variable}\)", ended.stdout)
+    wanted = re.findall(r"^!(.+)$", (_PACKAGING / "Dockerfile.dockerignore").read_text(), re.M)
+    assert [name for name in wanted if not (_PACKAGING.parent / name).exists()] == []
