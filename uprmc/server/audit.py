@@ -18,8 +18,14 @@ from uprmc.server.log import Log, time_text
 
 _log = Log("audit")
 
-#: A refusal that a stranger can cause as often as he likes is written so often in a second.
-LINES_A_SECOND = 1_000
+#: Refusals that are written in a second; a stranger can cause as many as he likes.
+REFUSALS_A_SECOND = 1_000
+
+#: A pipe that takes no more must not keep the node.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+
+#: Outcome of what no stranger can cause, which is always written.
+ALLOWED = "allowed"
 
 
 class Audit:
@@ -41,7 +47,7 @@ class Audit:
         self._file = -1
         self._second = 0
         self._lines = 0
-        self._failing = False
+        self._failing = self._torn = False
         self.reopen(path)
 
     def reopen(self, path: str) -> None:
@@ -49,11 +55,12 @@ class Audit:
         file = -1
         if path:
             try:
-                file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                file = os.open(path, _FLAGS, 0o600)
             except OSError as error:
                 raise ConfigError(f"log.audit: {path}: {error.strerror}") from None
         self.close()
-        self._path, self._file, self._failing = path, file, False
+        self._path, self._file = path, file
+        self._failing = self._torn = False
 
     def close(self) -> None:
         """Write no more."""
@@ -66,10 +73,7 @@ class Audit:
         if self._file < 0:
             return
         now = self._now()
-        if int(now) != self._second:
-            self._second, self._lines = int(now), 0
-        self._lines += 1
-        if self._lines > LINES_A_SECOND:
+        if outcome != ALLOWED and not self._has_room(now):
             self.lost += 1
             return
         line = {
@@ -82,13 +86,29 @@ class Audit:
         }
         self._write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
+    def _has_room(self, now: float) -> bool:
+        """Count a line that strangers can cause; tell whether it is not one too many."""
+        if int(now) != self._second:
+            self._second, self._lines = int(now), 0
+        self._lines += 1
+        return self._lines <= REFUSALS_A_SECOND
+
     def _write(self, line: bytes) -> None:
+        if self._torn:
+            line = b"\n" + line
         try:
-            whole = os.write(self._file, line) == len(line)
+            written = os.write(self._file, line)
         except OSError as error:
-            whole = False
-            if not self._failing:
-                _log.error("failed", path=self._path, error=error.strerror)
-        self._failing = not whole
-        if not whole:
-            self.lost += 1
+            self._lose(error.strerror)
+            return
+        self._torn = written != len(line)
+        if self._torn:
+            self._lose("the file takes no more")
+        else:
+            self._failing = False
+
+    def _lose(self, why: str | None) -> None:
+        if not self._failing:
+            _log.error("failed", path=self._path, error=why)
+        self._failing = True
+        self.lost += 1

@@ -1,0 +1,209 @@
+"""Users of a running node: brakes for guessers, passwords in a thread, reloads, the audit log."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.support import Loop
+from uprmc.engine.stats import Stats
+from uprmc.errors import ConfigError
+from uprmc.login.credentials import Credentials
+from uprmc.login.scram import ITERATIONS_MIN
+from uprmc.login.users import HASH_NAMES, Role, new_user
+from uprmc.login.users_file import write_users
+from uprmc.server.access import DELAY_MAX_S, DELAY_S, PEERS_MAX, WAITING_MAX, Access
+from uprmc.server.audit import REFUSALS_A_SECOND, Audit
+
+ANN, WRONG = Credentials("ann", "pencil"), Credentials("ann", "wrong")
+
+
+def write(path: Path, **passwords: str) -> str:
+    salts = [b"salt"] * len(HASH_NAMES)
+    users = [
+        new_user(Credentials(name, password), {Role.READ}, salts, ITERATIONS_MIN)
+        for name, password in passwords.items()
+    ]
+    write_users(str(path), users)
+    return str(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return write(tmp_path / "users.json", ann="pencil", bob="pencil")
+
+
+@pytest.fixture
+def access(loop: Loop, path: str) -> Iterator[Access]:
+    made = Access(loop.reactor, path, Stats(), Audit("", lambda: 1e9))
+    yield made
+    made.stop()
+
+
+# --- brakes -------------------------------------------------------------------------------------
+
+
+def test_who_goes_on_failing_waits_longer_until_a_login_succeeds(access: Access) -> None:
+    delays = [access.refuse(f"10.0.0.7:{port}", "upr", "ann", "wrong") for port in range(12)]
+    assert delays[0] == DELAY_S
+    assert delays == sorted(delays)
+    assert delays[-1] == DELAY_MAX_S
+    assert access.refuse("10.0.0.8:1", "upr", "ann", "wrong") == DELAY_S
+    access.forgive("10.0.0.7:9")
+    assert access.refuse("10.0.0.7:1", "upr", "ann", "wrong") == DELAY_S
+
+
+def test_addresses_that_fail_are_remembered_up_to_a_limit(access: Access) -> None:
+    for number in range(PEERS_MAX + 1):
+        access.refuse(f"10.1.{number}:1", "upr", "ann", "wrong")
+    assert len(access._failures) == PEERS_MAX
+    assert access.refuse("10.1.0:1", "upr", "ann", "wrong") == DELAY_S  # the oldest is forgotten
+
+
+def test_a_flood_of_failures_is_one_line_in_the_log(access: Access, lines: io.StringIO) -> None:
+    for _ in range(50):
+        access.refuse("10.0.0.7:1", "upr", "a\nnn", "wrong name or password")
+    found = lines.getvalue().splitlines()
+    assert len(found) == 1
+    assert 'access.login_refused peer=10.0.0.7:1 user="a\\nnn"' in found[0]
+
+
+# --- passwords ----------------------------------------------------------------------------------
+
+
+def test_passwords_wait_for_the_thread_up_to_a_limit(access: Access, loop: Loop) -> None:
+    answers: list[bool | None] = []
+    for _ in range(WAITING_MAX + 1):
+        access.check(ANN, answers.append)
+    assert answers == [None]  # the one too many, at once
+    loop.until(lambda: len(answers) == WAITING_MAX + 1)
+    assert answers.count(True) == WAITING_MAX
+    access.check(WRONG, answers.append)
+    loop.until(lambda: answers[-1] is False)
+
+
+def test_a_password_in_clear_is_taken_where_nobody_listens(access: Access) -> None:
+    def plain(peer: str, *, tls: bool = False) -> bool:
+        return access.door(peer, "upr", tls=tls).plain
+
+    assert plain("127.0.0.1:5")
+    assert plain("[::1]:5")
+    assert plain("unix")
+    assert plain("10.0.0.7:5", tls=True)
+    assert not plain("10.0.0.7:5")
+    assert not plain("[2001:db8::1]:5")
+    assert not plain("[::ffff:10.0.0.7]:5")
+
+
+# --- reloads ------------------------------------------------------------------------------------
+
+
+def test_a_reload_revokes_those_who_changed_and_nobody_else(access: Access, path: str) -> None:
+    doors = {name: access.door("127.0.0.1:5", "upr", tls=False) for name in ("ann", "bob")}
+    for name, door in doors.items():
+        door.admit(name)
+    access.reload(path)
+    assert not any(door.revoked for door in doors.values())
+    write(Path(path), ann="other", bob="pencil", eve="pencil")
+    access.reload(path)
+    assert [doors["ann"].revoked, doors["bob"].revoked] == [True, False]
+    write(Path(path), eve="pencil")
+    access.reload(path)
+    assert doors["bob"].revoked
+
+
+@pytest.mark.parametrize("flaw", ["torn", "open", "gone"])
+def test_a_bad_file_keeps_the_users(access: Access, path: str, flaw: str) -> None:
+    file = Path(path)
+    if flaw == "torn":
+        file.write_bytes(file.read_bytes()[:-20])
+    elif flaw == "open":
+        file.chmod(0o644)
+    else:
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"^server\.users: "):
+        access.reload(path)
+    assert access.find("ann") is not None
+    assert access.users.knows(ANN)
+
+
+# --- the audit log ------------------------------------------------------------------------------
+
+
+def noted(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_says_who_did_what_from_where(tmp_path: Path) -> None:
+    audit = Audit(str(tmp_path / "audit"), lambda: 1_764_158_400.5)
+    audit.note("10.0.0.7:5", "upr", 'a"\nb', "SET_VBUCKET", "allowed")
+    audit.close()
+    assert noted(tmp_path / "audit") == [
+        {
+            "time": "2025-11-26T12:00:00.500Z",
+            "peer": "10.0.0.7:5",
+            "listener": "upr",
+            "user": 'a"\nb',
+            "action": "SET_VBUCKET",
+            "outcome": "allowed",
+        }
+    ]
+    assert (tmp_path / "audit").stat().st_mode & 0o777 == 0o600
+
+
+def test_strangers_cannot_fill_it_and_cannot_drown_what_managers_do(tmp_path: Path) -> None:
+    now = [1e9]
+    audit = Audit(str(tmp_path / "audit"), lambda: now[0])
+    for _ in range(REFUSALS_A_SECOND + 5):
+        audit.note("p", "upr", "", "GET", "refused")
+    audit.note("p", "upr", "ann", "FLUSH", "allowed")
+    now[0] += 1
+    audit.note("p", "upr", "", "GET", "refused")
+    assert audit.lost == 5
+    assert len(noted(tmp_path / "audit")) == REFUSALS_A_SECOND + 2
+    audit.close()
+
+
+def test_a_full_disk_loses_lines_and_says_so_once(lines: io.StringIO) -> None:
+    audit = Audit("/dev/full", lambda: 1e9)
+    for _ in range(3):
+        audit.note("p", "upr", "ann", "login", "allowed")
+    assert audit.lost == 3
+    assert lines.getvalue().count("audit.failed") == 1
+    audit.close()
+
+
+def test_a_line_behind_a_torn_one_is_whole(tmp_path: Path, monkeypatch) -> None:
+    audit = Audit(str(tmp_path / "audit"), lambda: 1e9)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:10]))
+    audit.note("p", "upr", "ann", "login", "allowed")
+    monkeypatch.undo()
+    audit.note("p", "upr", "bob", "login", "allowed")
+    audit.close()
+    _torn, whole = (tmp_path / "audit").read_text().splitlines()
+    assert json.loads(whole)["user"] == "bob"
+    assert audit.lost == 1
+
+
+def test_it_goes_on_in_a_new_file_after_a_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    audit = Audit(str(path), lambda: 1e9)
+    audit.note("p", "upr", "ann", "login", "allowed")
+    path.rename(tmp_path / "old")
+    audit.reopen(str(path))
+    audit.note("p", "upr", "bob", "login", "allowed")
+    assert [each["user"] for each in noted(path)] == ["bob"]
+    with pytest.raises(ConfigError, match=r"log\.audit"):
+        audit.reopen(str(tmp_path / "none" / "audit"))
+    audit.note("p", "upr", "eve", "login", "allowed")  # the old one is kept
+    assert [each["user"] for each in noted(path)] == ["bob", "eve"]
+    audit.close()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"log\.audit"):
+        Audit(str(tmp_path / "pipe"), lambda: 1e9)
