@@ -6,8 +6,8 @@ want it. Headers tell ``op``, ``vbucket``, ``seqno``, ``vb_uuid``, ``cas``, ``re
 order.
 
 A rollback puts the right document, or a tombstone, behind what was lost, with the header ``undo``.
-One to zero is a record with an empty key and the header ``op`` = ``rollback``: drop what you have
-of this ``vbucket``; everything comes again.
+One to zero is a record with an empty key and the header ``op`` = ``rollback`` in each partition:
+drop what you have of this ``vbucket`` from there; everything comes again.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ class Kafka(Sink):
         }
         try:
             self._producer = confluent_kafka.Producer(given)
-            found = self._producer.list_topics(topic, timeout=_TOPIC_S).topics[topic].error
+            told = self._producer.list_topics(topic, timeout=_TOPIC_S).topics[topic]
         except self._errors as error:
             raise SinkError(f"{self._where}: {_words(error)}") from None
-        if found is not None:
-            raise SinkError(f"{self._where}: {found.str()}")
+        if told.error is not None:
+            raise SinkError(f"{self._where}: {told.error.str()}")
+        self._partitions = sorted(told.partitions)
 
     def changes(self, batch: Batch) -> None:
         for change in batch:
@@ -82,8 +83,9 @@ class Kafka(Sink):
             self._produce(change.key, change.value, fields)
 
     def rollback(self, vbucket: int, seqno: int) -> None:
-        if seqno == 0:
-            self._produce(b"", b"", [("op", b"rollback"), ("vbucket", b"%d" % vbucket)])
+        fields = [("op", b"rollback"), ("vbucket", b"%d" % vbucket)]
+        for partition in self._partitions if seqno == 0 else ():
+            self._produce(b"", b"", fields, partition=partition)
 
     def undo(self, vbucket: int, key: bytes, document: Document | None) -> None:
         fields = [
@@ -109,11 +111,13 @@ class Kafka(Sink):
             self._producer.purge()
             self._producer.flush(_LOOK_S)
 
-    def _produce(self, key: bytes, value: bytes | None, headers: list[tuple[str, bytes]]) -> None:
+    def _produce(
+        self, key: bytes, value: bytes | None, headers: list[tuple[str, bytes]], **more: int
+    ) -> None:
         while True:
             try:
                 self._producer.produce(
-                    self._topic, value, key, headers=headers, on_delivery=self._delivered
+                    self._topic, value, key, headers=headers, on_delivery=self._delivered, **more
                 )
             except BufferError:  # the queue is full; acknowledgements make room
                 self._look()
