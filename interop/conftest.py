@@ -13,7 +13,7 @@ from interop.replica_steps import OPTIONS
 from interop.server_process import ServerProcess, memcached_program, start_memcached, start_uprmc
 from interop.wire import Wire
 
-pytest_plugins = ["tests.acceptance_report", "tests.interrupts"]
+pytest_plugins = ["tests.acceptance_report", "tests.interrupts", "tests.isolation"]
 
 # memdump reads `stats cachedump`, which shows new items only with the maintainer off.
 _PEER_OPTIONS = ("-m", "256", "-c", "12000", "-o", "no_lru_maintainer,no_lru_crawler")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["seeds"]
 
-pytest_plugins = ["tests.acceptance_report", "tests.interrupts"]
+pytest_plugins = ["tests.acceptance_report", "tests.interrupts", "tests.isolation"]
 
 settings.register_profile(
     "uprmc",

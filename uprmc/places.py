@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from ipaddress import ip_address
 from typing import NamedTuple
 
 _TCP = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([\w.-]+)):([0-9]{1,5})")
 _PORT_MAX = 0xFFFF
 _UNIX = "unix:"
-_LOCAL = frozenset({"localhost", "::1"})
+_LOCAL = "localhost"
 
 #: What stands in a cluster map for the host by which the client reached the node.
 _HOST = "$HOST"
@@ -40,7 +41,12 @@ class Place(NamedTuple):
     @property
     def is_local(self) -> bool:
         """Whether what is sent there does not leave the machine."""
-        return bool(self.path) or self.host in _LOCAL or self.host.startswith("127.")
+        if self.path or self.host == _LOCAL:
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:  # a name, such as 127.example.org
+            return False
 
 
 def parsed(text: str, *, least_port: int = 1) -> Place:

@@ -20,7 +20,8 @@ import click
 
 from uprmc import units
 from uprmc.cli.arguments import Read, whole
-from uprmc.cli.node_access import DEFAULT_NODE, TLS_OPTIONS
+from uprmc.cli.client_file import from_file
+from uprmc.cli.node_access import ANSWER_S, DEFAULT_NODE, login_options, tls_options
 from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadOption, SparkError
 from uprmc.columnar.option import table
@@ -84,20 +85,27 @@ _CONNECTING = (
         "--servers",
         "--node",
         "servers",
-        default=DEFAULT_NODE,
-        show_default=True,
+        default=from_file("node", DEFAULT_NODE),
         envvar="UPRMC_NODE",
         metavar="HOST:PORT,...",
-        help="upr listeners of the nodes. One of a cluster is enough.",
+        help=f"upr listeners of the nodes. One of a cluster is enough.  [default: {DEFAULT_NODE}]",
     ),
     declared(Access, "bucket"),
-    declared(Access, "username"),
-    declared(Access, "password_file", type=_FILE),
+    *login_options(user="username", more_names=("--username",)),
     declared(Access, "password_env"),
-    *TLS_OPTIONS,
+    *tls_options(),
     declared(Tls, "cert_file", type=_FILE),
     declared(Tls, "key_file", type=_FILE),
-    declared(Access, "connect_timeout_s"),
+    declared(
+        Access,
+        "connect_timeout_s",
+        "--timeout",
+        "--connect-timeout",
+        "connect_timeout",
+        envvar="UPRMC_TIMEOUT",
+        default=from_file("timeout", f"{ANSWER_S:g}"),
+        show_default=f"{ANSWER_S:g}",
+    ),
     declared(Access, "read_timeout_s"),
 )
 

@@ -10,16 +10,15 @@ import click
 
 from uprmc.cli.former_names import warn
 from uprmc.cli.lifeline import Lifeline
-from uprmc.cli.node_access import TLS_OPTIONS
+from uprmc.cli.node_access import login_options, tls_options, with_options
 from uprmc.cli.serve import from_pairs
 from uprmc.config import VIEWS_DEFAULT, Settings, load
 from uprmc.errors import ConfigError
+from uprmc.login.credentials import credentials_from
 
 
-def _with_tls(function: Any) -> Any:
-    for option in reversed(TLS_OPTIONS):
-        function = option(function)
-    return function
+def _reaching(function: Any) -> Any:
+    return with_options(function, [*tls_options(), *login_options()])
 
 
 @click.command(name="serve")
@@ -46,7 +45,7 @@ def _with_tls(function: Any) -> Any:
     help="A listening socket, from a node that ends standard input when it ends.",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
-@_with_tls
+@_reaching
 @click.option(
     "--set",
     "changes",
@@ -64,6 +63,8 @@ def serve(
     tls: bool,
     tls_ca: str | None,
     no_tls_verify: bool,
+    user: str | None,
+    password_file: str | None,
     changes: tuple[str, ...],
     debug: bool,
 ) -> int:
@@ -87,7 +88,8 @@ def serve(
     from uprmc.server.reactor import install
 
     reactor = install()
-    nodes = source_nodes(sources, tls, tls_ca, verify=not no_tls_verify)
+    credentials = credentials_from(user, password_file)
+    nodes = source_nodes(sources, tls, tls_ca, credentials, verify=not no_tls_verify)
     process = IndexProcess(reactor, read_settings, nodes, data, listen_fd)
     if lifeline is not None:
         lifeline.stop = process.stop_from_thread

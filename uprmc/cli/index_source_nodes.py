@@ -18,12 +18,18 @@ from uprmc.client.nodes import check_place
 from uprmc.client.twisted_link import over_tls
 from uprmc.errors import ConfigError
 from uprmc.index.source_nodes import SourceNodes
+from uprmc.login.credentials import Credentials
 
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
 def source_nodes(
-    sources: tuple[str, ...], tls: bool, ca_file: str | None, *, verify: bool
+    sources: tuple[str, ...],
+    tls: bool,
+    ca_file: str | None,
+    credentials: Credentials | None,
+    *,
+    verify: bool,
 ) -> SourceNodes:
     """Return how to reach the nodes.
 
@@ -37,9 +43,9 @@ def source_nodes(
     context: ssl.SSLContext | None = tls_context(tls, ca_file, verify)
     found = tuple(dict.fromkeys(places))
     if context is None:
-        return SourceNodes(found)
+        return SourceNodes(found, credentials=credentials)
     options = _trusting(ca_file) if verify else _Unverified
-    return SourceNodes(found, over_tls(options), context)
+    return SourceNodes(found, over_tls(options), context, credentials)
 
 
 def _trusting(ca_file: str | None) -> Callable[[str], Any]:

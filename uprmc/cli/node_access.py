@@ -1,12 +1,13 @@
 """How verbs reach nodes: the options that all of them share, and what these come to.
 
-Each option may be an environment variable as well, so that a shell is set up once for all verbs.
+Each option may be an environment variable or stand in the client file (`client_file`), so that a
+shell or a user is set up once for all verbs.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import update_wrapper
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from uprmc.cli.arguments import seconds
+from uprmc.cli.client_file import from_file
 from uprmc.client.connection import NodeConnection
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials, credentials_from
@@ -36,7 +38,7 @@ class NodeAccess:
         places: all of them.
         tls: ``None`` = no TLS.
         timeout_s: a node that says nothing for so long is given up.
-        credentials: who logs in, ``None`` = nobody.
+        credentials: who logs in, ``None`` = nobody does.
     """
 
     places: tuple[str, ...]
@@ -53,52 +55,36 @@ class NodeAccess:
         return replace(self, places=(place,), timeout_s=timeout_s or self.timeout_s)
 
     def connected(self) -> NodeConnection:
-        """Connect; raises `NodeError`, or `ConfigError` for what is no place."""
+        """Connect and log in; raises `NodeError`, or `ConfigError` for what is no place."""
         return NodeConnection(self.place, self.timeout_s, self.tls, self.credentials)
 
 
 def talks_to_a_node(
-    json_help: str, *, several: bool = False, timeout: bool = True, own_tls_ca: bool = False
+    json_help: str, *, several: bool = False, timeout: bool = True, own_target: bool = False
 ) -> Callable[[_Function], _Function]:
     """Add the options of every verb that asks a node; the verb gets `node` and `as_json`.
 
     Args:
         json_help: what ``--json`` prints.
         several: the verb can use several nodes.
-        timeout: without it the verb has a ``--timeout`` of its own, for something else.
-        own_tls_ca: the verb has a ``--tls-ca``, a ``--user`` and a ``--password-file`` of its own,
-            for another node; those of the node begin with ``--node-``.
+        timeout: without it the verb has a ``--timeout`` of its own, for something else; that of
+            the node is ``--node-timeout``.
+        own_target: the verb has a ``--tls-ca``, ``--user`` and ``--password-file`` of its own;
+            those of the node begin with ``--node``.
     """
+    before = "--node-" if own_target else "--"
     options = [
-        click.option(
-            "--node",
-            "places",
-            multiple=True,
-            envvar="UPRMC_NODE",
-            metavar="HOST:PORT",
-            help="The node's upr listener: HOST:PORT or unix:/path"
-            + ("; repeat it for several nodes." if several else ".")
-            + f"  [default: {DEFAULT_NODE}]",
-        ),
-        *(_NODE_OPTIONS if own_tls_ca else (*TLS_OPTIONS, *LOGIN_OPTIONS)),
-    ]
-    if timeout:
-        options.append(
-            click.option(
-                "--timeout",
-                "answer_s",
-                type=seconds(0.001),
-                default=f"{ANSWER_S:g}s",
-                show_default=True,
-                help="Give up when a node is silent for this long.",
-            )
-        )
-    options += [
+        node_option("places", several=several),
+        *tls_options(before),
+        *login_options(before),
+        timeout_option("--timeout" if timeout else "--node-timeout"),
         click.option("--json", "as_json", is_flag=True, help=json_help),
         click.option(
             "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
         ),
     ]
+
+    names = ("node_user", "node_password_file") if own_target else ("user", "password_file")
 
     def decorate(function: _Function) -> _Function:
         def verb(
@@ -106,36 +92,63 @@ def talks_to_a_node(
             tls: bool,
             tls_ca: str | None,
             no_tls_verify: bool,
-            login_user: str | None,
-            login_file: str | None,
-            answer_s: float = ANSWER_S,
+            answer_s: float,
             **given: Any,
         ) -> Any:
             found = NodeAccess(
                 _named(places, several),
                 tls_context(tls, tls_ca, not no_tls_verify),
                 answer_s,
-                credentials_from(login_user, login_file),
+                credentials_from(*[given.pop(name) for name in names]),
             )
             return function(node=found, **given)
 
-        decorated: Any = update_wrapper(verb, function)
-        for option in reversed(options):
-            decorated = option(decorated)
-        typed: _Function = decorated
+        typed: _Function = with_options(update_wrapper(verb, function), options)
         return typed
 
     return decorate
 
 
-def _tls_options(*ca_names: str) -> tuple[Callable[[_Function], _Function], ...]:
-    return (
-        click.option("--tls", is_flag=True, envvar="UPRMC_TLS", help="Use TLS."),
+def with_options(function: Any, options: Sequence[Any]) -> Any:
+    """Return a verb with options, which its help shows in this order."""
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def node_option(name: str, *, several: bool = False, more_names: tuple[str, ...] = ()) -> Any:
+    """Return ``--node``."""
+    return click.option(
+        "--node",
+        *more_names,
+        name,
+        multiple=True,
+        envvar="UPRMC_NODE",
+        default=lambda: tuple(filter(None, [from_file("node")()])),
+        metavar="HOST:PORT",
+        help="The node's upr listener: HOST:PORT or unix:/path"
+        + ("; repeat it for several nodes." if several else ".")
+        + f"  [default: {DEFAULT_NODE}]",
+    )
+
+
+def tls_options(before: str = "--") -> list[Any]:
+    """Return the options of TLS; the name of the one for authorities begins with `before`."""
+    ca_names = ("--tls-ca", "--tls-ca-file") if before == "--" else (f"{before}tls-ca",)
+    return [
+        click.option(
+            "--tls",
+            is_flag=True,
+            envvar="UPRMC_TLS",
+            default=from_file("tls", otherwise=False),
+            help="Use TLS.",
+        ),
         click.option(
             *ca_names,
             "tls_ca",
             type=click.Path(exists=True, dir_okay=False),
             envvar="UPRMC_TLS_CA",
+            default=from_file("tls_ca"),
             metavar="FILE",
             help="Use TLS, and trust the certificates in this PEM file instead of the system's.",
         ),
@@ -143,36 +156,49 @@ def _tls_options(*ca_names: str) -> tuple[Callable[[_Function], _Function], ...]
             "--no-tls-verify",
             is_flag=True,
             envvar="UPRMC_NO_TLS_VERIFY",
+            default=from_file("no_tls_verify", otherwise=False),
             help="Use TLS, and accept any certificate.",
         ),
-    )
+    ]
 
 
-def _login_options(prefix: str) -> tuple[Callable[[_Function], _Function], ...]:
-    return (
+def login_options(
+    before: str = "--", user: str = "", more_names: tuple[str, ...] = ()
+) -> list[Any]:
+    """Return ``--user`` and ``--password-file``."""
+    name = "" if before == "--" else "node_"
+    return [
         click.option(
-            f"{prefix}user",
-            "login_user",
+            f"{before}user",
+            *more_names,
+            user or f"{name}user",
             envvar="UPRMC_USER",
+            default=from_file("user"),
             metavar="NAME",
             help="Log in to the node as this user.",
         ),
         click.option(
-            f"{prefix}password-file",
-            "login_file",
-            type=click.Path(exists=True, dir_okay=False),
+            f"{before}password-file",
+            f"{name}password_file",
+            type=click.Path(dir_okay=False),
             envvar="UPRMC_PASSWORD_FILE",
+            default=from_file("password_file"),
             metavar="FILE",
-            help="The first line of this file is the user's password.",
+            help="File whose first line is the user's password.",
         ),
+    ]
+
+
+def timeout_option(flag: str = "--timeout", name: str = "answer_s") -> Any:
+    """Return the option for how long a node may be silent."""
+    return click.option(
+        flag,
+        name,
+        type=seconds(0.001),
+        envvar="UPRMC_TIMEOUT",
+        default=from_file("timeout", f"{ANSWER_S:g}s"),
+        help=f"Give up when a node is silent for this long.  [default: {ANSWER_S:g}s]",
     )
-
-
-LOGIN_OPTIONS = _login_options("--")
-
-#: `debug` of a verb is the affair of `main.run`.
-TLS_OPTIONS = _tls_options("--tls-ca", "--tls-ca-file")
-_NODE_OPTIONS = (*_tls_options("--node-tls-ca"), *_login_options("--node-"))
 
 
 def _named(given: tuple[str, ...], several: bool) -> tuple[str, ...]:

@@ -94,11 +94,11 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     metavar="FILE",
     help="Dial the target with TLS and trust this PEM file, which the node reads.",
 )
-@click.option("--user", default="", help="Log in to the target with SASL PLAIN.")
+@click.option("--user", default="", help="Log in to the target as this user.")
 @click.option(
     "--password-file", default="", metavar="FILE", help="Its password, in a file of the node."
 )
-@talks_to_a_node("Print one JSON object.", own_tls_ca=True)
+@talks_to_a_node("Print one JSON object.", own_target=True)
 def create(
     name: str,
     to: str,

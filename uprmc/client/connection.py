@@ -224,6 +224,8 @@ def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket
         return tls.wrap_socket(plain, server_hostname=where.tls_name)
     except (OSError, ValueError) as error:
         plain.close()
+        if isinstance(error, TimeoutError):
+            raise NodeError(f"the node at {place} says nothing for {timeout_s:g} s") from None
         why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
         raise NodeError(
             f"the node at {place} does not agree on TLS: {why}; see whether its listener speaks "

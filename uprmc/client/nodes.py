@@ -139,7 +139,11 @@ class Nodes:
         if any(node.polled or node.session is not None for node in self._nodes.values()):
             return None
         errors = [node.error for node in self._nodes.values() if node.error is not None]
-        return errors[-1] if errors else NodeUnreachable("no node has answered yet")
+        return (
+            errors[-1]
+            if errors
+            else NodeUnreachable(f"the node at {', '.join(self._nodes)} has not answered yet")
+        )
 
     def all_asked(self) -> bool:
         """Return whether every node has told what it has, or has failed."""

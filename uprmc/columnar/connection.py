@@ -222,6 +222,9 @@ class Connection:
             return context.wrap_socket(plain, server_hostname=where.tls_name)
         except (OSError, ssl.SSLError, ValueError) as error:
             plain.close()
+            if isinstance(error, TimeoutError):
+                limit_s = self._access.connect_timeout_s
+                raise Silent(f"{self.place} said nothing for {limit_s:g} s") from None
             said = isinstance(error, (ssl.SSLError, ValueError))
             kind = TlsFailed if said and not isinstance(error, ssl.SSLEOFError) else TlsCut
             raise kind(f"{self.place} does not agree on TLS: {why(error)}") from None

@@ -64,7 +64,9 @@ class DocumentReader:
 
     def _at(self, place: str) -> NodeConnection:
         if place not in self._connections:
-            self._connections[place] = NodeConnection(place, _ANSWER_S, self._tls)
+            self._connections[place] = NodeConnection(
+                place, _ANSWER_S, self._tls, self._source.credentials
+            )
         return self._connections[place]
 
     def close(self) -> None:

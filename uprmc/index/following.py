@@ -296,6 +296,7 @@ class Following:
             name=f"index-{_ascii(self._name)[:_NAME_CHARACTERS]}",
             vbuckets=numbers(followed),
             endpoint=self._endpoint,
+            credentials=self._source.credentials,
             patience_s=None,
             register="index",
             instance=store.instance,

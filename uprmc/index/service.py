@@ -89,7 +89,9 @@ class Service:
         self._reactor, self._root, self._nodes = reactor, root, nodes
         self._settings, self._now = settings, now
         limit_cache(settings.cache_bytes)
-        self.source = Source(reactor, nodes.places, settings.poll_s, nodes.tls, self._look)
+        self.source = Source(
+            reactor, nodes.places, settings.poll_s, nodes.tls, self._look, nodes.credentials
+        )
         self._documents = DocumentReader(self.source, nodes.tls)
         self._modules = named_modules(settings.python_modules)
         self._slots: dict[str, _Slot] = {}
@@ -382,7 +384,13 @@ class Service:
     async def _unregister(self, instance: str) -> None:
         """Have the nodes keep no deletions for an index that is gone; its rows expire otherwise."""
         try:
-            await self._in_thread(forget, self._nodes.places, instance, tls=self._nodes.tls)
+            await self._in_thread(
+                forget,
+                self._nodes.places,
+                instance,
+                tls=self._nodes.tls,
+                credentials=self._nodes.credentials,
+            )
         except ClientError as error:
             _LOG.warning("%s stays registered until it expires: %s", instance, error)
 

@@ -21,6 +21,7 @@ from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.cluster_map import parsed_map
 from uprmc.consume.history import read_log
 from uprmc.errors import RemoteProtocolError
+from uprmc.login.credentials import Credentials
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.header import RequestFrame
@@ -65,9 +66,10 @@ class Source:
         poll_s: they are asked this often.
         tls: how to speak to them, ``None`` = without TLS.
         on_change: called when other vBuckets are active or replicas than before.
+        credentials: who logs in to them, ``None`` = nobody.
 
     Attributes:
-        places, tls: as given.
+        places, tls, credentials: as given.
         error: why the node that failed last did, ``""`` = all have answered.
         version: counts the changes of what they have.
         active: vBuckets that are active on any of the nodes.
@@ -83,7 +85,9 @@ class Source:
         poll_s: float,
         tls: ssl.SSLContext | None,
         on_change: Callable[[], None],
+        credentials: Credentials | None = None,
     ) -> None:
+        self.credentials = credentials
         self.places = list(places)
         self.error = ""
         self.version = 0
@@ -293,7 +297,7 @@ class Source:
     def _at(self, place: str) -> NodeConnection:
         connection = self._connections.get(place)
         if connection is None:
-            connection = NodeConnection(place, _ANSWER_S, self.tls)
+            connection = NodeConnection(place, _ANSWER_S, self.tls, self.credentials)
             self._connections[place] = connection
             value = encode_hello([Feature.TERMS])
             answer = connection.ask(RequestFrame(Opcode.HELLO, key=b"uprmc-index", value=value))
