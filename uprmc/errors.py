@@ -8,10 +8,23 @@ and text lines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 
 class UprmcError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of everything this package raises on purpose.
+
+    Attributes:
+        doubtful_place: where something answers that may be no node, or not the listener that was
+            meant: who talks to people may look what it is. Empty = that is no question.
+    """
+
+    doubtful_place = ""
+
+    def doubting(self, place: str) -> Self:
+        """Return this with a `doubtful_place`."""
+        self.doubtful_place = place
+        return self
 
 
 class ConfigError(UprmcError):

@@ -22,6 +22,20 @@ _HOST = "$HOST"
 #: First bytes of what answers in place of a node.
 _HTTP, _TLS_ALERT = b"HTTP/", b"\x15\x03"
 
+#: OpenSSL's words of an answer that is no TLS, with blanks for underscores.
+_NO_TLS = ("wrong version number", "record layer failure", "packet length too long", "http request")
+
+#: First bytes of what some servers say to a line of text.
+_OTHERS = {
+    b"-ERR": "a Redis server",
+    b"-NOAUTH": "a Redis server",
+    b"ERROR\r\n": "a memcached server",
+    b"SSH-": "an SSH server",
+}
+
+#: How the views listener of a node begins its answer.
+_VIEWS = b'{"uprmc": '
+
 #: How a node's HTTP listener names the listener that was meant.
 _UPR = b"upr="
 
@@ -95,11 +109,31 @@ def stranger(place: str, data: bytes) -> str:
     """Return what answers at a place with bytes that are no frame, in words; empty = not known."""
     if data.startswith(_TLS_ALERT):
         return f"the listener at {place} speaks TLS: connect with TLS"
+    for beginning, name in _OTHERS.items():
+        if data.startswith(beginning):
+            return f"{name} answers at {place}, not a node: name the node's upr listener"
     if not data.startswith(_HTTP):
         return ""
+    if _VIEWS in data:
+        return f"the views listener of a node answers at {place}: name the node's upr listener"
     meant = _meant(place, data)
     return f"an HTTP server answers at {place}, not an upr listener" + (
         f"; this node's upr listener is {meant}" if meant else ": name the node's upr listener"
+    )
+
+
+def speaks_no_tls(reason: str) -> bool:
+    """Return whether OpenSSL's reason for a failure means that the other end speaks no TLS."""
+    return any(words in reason.lower().replace("_", " ") for words in _NO_TLS)
+
+
+def tls_refusal(place: str, reason: str) -> str:
+    """Return why a listener does not agree on TLS, in words; `reason` is OpenSSL's."""
+    if speaks_no_tls(reason):
+        return f"the listener at {place} does not speak TLS: connect without TLS"
+    return (
+        f"the node at {place} does not agree on TLS: {reason}; see whether its listener speaks "
+        "TLS, and whether its certificate is trusted here"
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from interop.server_process import ServerProcess, start_uprmc
 from tests.cli.here import Here, runner
 from tests.cli.support import uprmc
+from tests.cli.tap_support import start_adapter
 from tests.server.certificates import make_certificate
 
 VBUCKETS = 4
@@ -102,11 +105,9 @@ def test_the_environment_names_the_node_and_whom_to_trust(secured: Secured, tmp_
 
 def test_without_tls_a_tls_listener_is_recognised(secured: Secured, here: Here) -> None:
     place = secured.server.upr
-    said = here("stats", "--node", place).line()
-    assert said in (
-        f"the listener at {place} speaks TLS: connect with TLS",
-        f"the node at {place} closed the connection; does its listener speak TLS?",
-    )
+    words = f"the listener at {place} speaks TLS: connect with TLS"
+    for verb in (["stats"], ["tail", "--until-now"]):
+        assert here(*verb, "--node", place).line() == words
 
 
 def test_tls_to_a_plain_listener_and_an_unknown_authority_are_told(
@@ -114,7 +115,7 @@ def test_tls_to_a_plain_listener_and_an_unknown_authority_are_told(
 ) -> None:
     ended = here("stats", "--node", plain.upr, "--tls", "--timeout", "2s")
     assert ended.code == 1
-    assert "does not agree on TLS" in ended.line()
+    assert ended.line() == f"the listener at {plain.upr} does not speak TLS: connect without TLS"
     ended = here("stats", "--node", secured.server.upr, "--tls")
     assert "certificate" in ended.line()
     ended = here("stats", "vbucket", "--node", secured.server.upr, "--no-tls-verify")
@@ -172,6 +173,61 @@ def test_spark_names_the_upr_listener_as_well(plain: ServerProcess, tmp_path: Pa
     ended = uprmc(*command, "--servers", plain.http)
     assert ended.code == 1
     assert f"this node's upr listener is {plain.upr}" in ended.err
+
+
+@contextmanager
+def _saying(line: bytes) -> Iterator[str]:
+    """Listen, answer each connection's first bytes with a line, and hang up; yields the place."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(4_096)
+                        connection.sendall(line)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        host, port = listener.getsockname()
+        try:
+            yield f"{host}:{port}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (b"-ERR unknown command\r\n", "a Redis server"),
+        (b"ERROR\r\n", "a memcached server"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "an SSH server"),
+    ],
+)
+@pytest.mark.parametrize(
+    "verb", [["stats"], ["tail", "--until-now"], ["backup", "BACKUP", "--engine", "local"]]
+)
+def test_servers_that_are_no_nodes_are_named(
+    here: Here, tmp_path: Path, line: bytes, name: str, verb: list[str]
+) -> None:
+    words = [str(tmp_path / "backup") if word == "BACKUP" else word for word in verb]
+    with _saying(line) as place:
+        ended = here(*words, "--node", place, "--timeout", "2s")
+        assert ended.code == 1
+        said = f"{name} answers at {place}, not a node: name the node's upr listener"
+        assert ended.err.rstrip().endswith(said), ended
+
+
+def test_a_tap_adapter_names_its_upstream(plain: ServerProcess, here: Here) -> None:
+    adapter = start_adapter(plain.upr)
+    for verb in (["vbucket", "list"], ["tail", "--until-now"]):
+        assert here(*verb, "--node", adapter.memcached).line() == (
+            f"a TAP adapter answers at {adapter.memcached}, which speaks no UPR: name its upstream "
+            f"{plain.upr}"
+        )
+    adapter.stop()
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=NAMES)

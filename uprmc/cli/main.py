@@ -137,9 +137,23 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(_one_line(error.format_message()), EXIT_USAGE, arguments)
     except (ConfigError, StoreRefused) as error:
         return _failed(str(error), EXIT_USAGE, arguments)
-    except (UprmcError, OSError) as error:
+    except UprmcError as error:
+        return _failed(_explained(error), EXIT_FAILED, arguments)
+    except OSError as error:
         return _failed(_one_line(str(error)), EXIT_FAILED, arguments)
     return result if isinstance(result, int) else EXIT_OK
+
+
+def _explained(error: UprmcError) -> str:
+    """Return an error's line; where another listener answers, it says which."""
+    place = error.doubtful_place
+    if place:
+        from uprmc.cli.wrong_listener import listener_at
+
+        words = listener_at(place)
+        code = getattr(error, "code", "")
+        return f"{code} {words}".strip() if words else _one_line(str(error))
+    return _one_line(str(error))
 
 
 def _failed(message: str, code: int, arguments: Sequence[str]) -> int:

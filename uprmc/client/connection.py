@@ -121,7 +121,8 @@ class NodeConnection:
             yield response.key.decode(), response.value.decode()
         self._questions.answered(response.opcode, response.opaque)
         if response.status == Status.KEY_NOT_FOUND:
-            raise NodeError(f"the node has no statistics group {group!r}")
+            error = NodeError(f"the node has no statistics group {group!r}")
+            raise error.doubting(self.place)
         if response.status:
             raise NodeError(f"statistics {group!r} refused: {response.reason}")
 
@@ -171,11 +172,13 @@ class NodeConnection:
         """Wait for data and return the frames that it completes, perhaps none."""
         data = self.receive_some(_READ_BYTES)
         try:
-            return self._framer.feed(data)
+            frames = self._framer.feed(data)
+            self._heard = self._heard or bool(frames)
+            return frames
         except RemoteProtocolError as error:
             words = places.stranger(self.place, data)
             words = words or f"what answers at {self.place} is no node of ours: {error}"
-            raise NodeError(words) from None
+            raise NodeError(words).doubting(self.place) from None
 
     # --- for those who look after frames themselves ---------------------------------------------
 
@@ -196,17 +199,23 @@ class NodeConnection:
             data = self._socket.recv(limit_bytes)
         except TimeoutError:
             limit_s = self._socket.gettimeout() or 0.0
-            raise NodeError(f"the node at {self.place} says nothing for {limit_s:g} s") from None
+            raise self._doubted(f"says nothing for {limit_s:g} s") from None
         except OSError as error:
-            raise NodeError(f"the node at {self.place} does not answer: {error}") from None
+            raise self._doubted(f"does not answer: {error}") from None
         if not data:
-            raise NodeError(f"the node at {self.place} closed the connection{self._hint()}")
-        self._heard = True
+            raise self._doubted(f"closed the connection{self._hint()}")
         return data
 
+    def _doubted(self, what: str) -> NodeError:
+        error = NodeError(f"the node at {self.place} {what}")
+        return error.doubting(self.place) if self._is_doubtful else error
+
     def _hint(self) -> str:
-        plain = not isinstance(self._socket, ssl.SSLSocket)
-        return "; does its listener speak TLS?" if plain and not self._heard else ""
+        return "; does its listener speak TLS?" if self._is_doubtful else ""
+
+    @property
+    def _is_doubtful(self) -> bool:
+        return not self._heard and not isinstance(self._socket, ssl.SSLSocket)
 
 
 def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
@@ -225,9 +234,8 @@ def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket
     except (OSError, ValueError) as error:
         plain.close()
         if isinstance(error, TimeoutError):
-            raise NodeError(f"the node at {place} says nothing for {timeout_s:g} s") from None
-        why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
-        raise NodeError(
-            f"the node at {place} does not agree on TLS: {why}; see whether its listener speaks "
-            "TLS, and whether its certificate is trusted here"
-        ) from None
+            silent = NodeError(f"the node at {place} says nothing for {timeout_s:g} s")
+            raise silent.doubting(place) from None
+        why = str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or error)
+        failed = NodeError(places.tls_refusal(place, why))
+        raise (failed.doubting(place) if places.speaks_no_tls(why) else failed) from None

@@ -168,7 +168,8 @@ class Decoder:
         magic, opcode, _, _, _, _, length, _, _ = unpack_request(data, position)
         if magic not in _MAGICS:
             words = stranger(self.place, bytes(data[position:]))
-            raise NotANode(words or f"what answers at {self.place} is no UPR: magic {magic:#04x}")
+            words = words or f"what answers at {self.place} is no UPR: magic {magic:#04x}"
+            raise NotANode(words).doubting(self.place)
         if length > FRAME_MAX_BYTES:
             raise self._nonsense(f"opcode {opcode:#04x} with a body of {length} bytes")
         return HEADER_BYTES + int(length)

@@ -433,10 +433,11 @@ class NodeSession:
         if opened.status == Status.AUTH_ERROR:
             raise OpenRefused(f"the node at {self.place} {WANTS_LOGIN}")
         if opened.status:
-            raise OpenRefused(
+            refused = OpenRefused(
                 f"the node at {self.place} refuses to open a stream connection: {opened.reason}; "
                 "see its log and the consumer's name"
             )
+            raise refused.doubting(self.place)
         self.grant(features.granted(controls, granted))
         self.knows_terms = features.tells_terms(greeted.status, greeted.value)
         if not self.knows_terms:  # some producers grant every CONTROL

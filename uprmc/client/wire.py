@@ -18,7 +18,8 @@ from collections import deque
 from typing import Any
 
 from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable, TlsFailed
-from uprmc.places import Place, parsed
+from uprmc.places import Place, parsed, speaks_no_tls, tls_refusal
+from uprmc.protocol.opcodes import HEADER_BYTES
 
 #: So much is read for a batch if it is there: a batch is one commit.
 BATCH_BYTES = 1024 * 1024
@@ -122,10 +123,9 @@ class Wire:
         except _WANTS:
             return False
         except (ssl.SSLError, OSError) as error:
-            raise TlsFailed(
-                f"the node at {self.place} does not agree on TLS: {_why(error)}; see whether its "
-                "listener speaks TLS, and whether its certificate is trusted here"
-            ) from None
+            why = _why(error)
+            failed = TlsFailed(tls_refusal(self.place, why))
+            raise (failed.doubting(self.place) if speaks_no_tls(why) else failed) from None
         self.ready = True
         return True
 
@@ -135,7 +135,8 @@ class Wire:
         An answer that waits to be read is in time: our handler may have kept us.
         """
         if not ready and now > self.deadline and not self._readable():
-            raise NodeUnreachable(f"no node answers at {self.place} in time; see the network")
+            late = NodeUnreachable(f"no node answers at {self.place} in time; see the network")
+            raise late.doubting(self.place)
 
     def _readable(self) -> bool:
         poll = select.poll()
@@ -174,7 +175,7 @@ class Wire:
             return b""
         if not first:
             raise self._lost("it closed the connection")
-        self._heard = True
+        self._heard = self._heard or len(first) >= HEADER_BYTES
         if len(first) < _SMALL_BYTES and self._tls is None:
             return first  # nothing more is there, or so little that the next read may have it
         return self._read_on(first, limit_bytes)
@@ -244,7 +245,8 @@ class Wire:
 
     def _lost(self, why: str) -> ClientError:
         words = "" if self._tls or self._heard else "; does its listener speak TLS?"
-        return ConnectionLost(f"the connection to the node at {self.place} ended: {why}{words}")
+        lost = ConnectionLost(f"the connection to the node at {self.place} ended: {why}{words}")
+        return lost.doubting(self.place) if words else lost
 
 
 def _addresses(place: Place) -> list[tuple[int, Any]]:

@@ -30,7 +30,7 @@ from uprmc.consume.conversation import KEEP_ALIVES, Questions, keep_alive_answer
 from uprmc.consume.login import login
 from uprmc.login import mechanisms
 from uprmc.login.credentials import Credentials
-from uprmc.places import stranger
+from uprmc.places import speaks_no_tls, stranger, tls_refusal
 from uprmc.protocol.header import RESPONSE_HEADER, RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
@@ -160,7 +160,9 @@ class Connection:
     def refusal(self, answer: ResponseFrame, what: str) -> Refused:
         """Return what to raise of an answer that is no success."""
         kind = Busy if answer.status in _BUSY else Refused
-        return kind(f"{self.place} answers {what} with: {answer.reason}")
+        refused = kind(f"{self.place} answers {what} with: {answer.reason}")
+        unknown = answer.status == Status.UNKNOWN_COMMAND
+        return refused.doubting(self.place) if unknown else refused
 
     def protocol_error(self, what: str) -> ProtocolError:
         """Return what to raise of bytes that make no sense."""
@@ -193,7 +195,7 @@ class Connection:
         except (OSError, ssl.SSLError) as error:
             raise self._lost(error) from None
         if not count:
-            raise Unreachable(f"{self.place} closed the connection{self._hint()}")
+            raise self._doubted(Unreachable(f"{self.place} closed the connection{self._hint()}"))
         return count
 
     def close(self) -> None:
@@ -227,7 +229,9 @@ class Connection:
                 raise Silent(f"{self.place} said nothing for {limit_s:g} s") from None
             said = isinstance(error, (ssl.SSLError, ValueError))
             kind = TlsFailed if said and not isinstance(error, ssl.SSLEOFError) else TlsCut
-            raise kind(f"{self.place} does not agree on TLS: {why(error)}") from None
+            words = tls_refusal(self.place, why(error)).removeprefix("the node at ")
+            failed = kind(words)
+            raise (failed.doubting(self.place) if speaks_no_tls(why(error)) else failed) from None
 
     def _introduce(self) -> None:
         access = self._access
@@ -285,8 +289,9 @@ class Connection:
         )
         if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
             if words := stranger(self.place, bytes(received)):
-                raise ProtocolError(words)
-            raise self.protocol_error(f"what is no frame (magic {magic:#04x})")
+                raise ProtocolError(words).doubting(self.place)
+            strange = self.protocol_error(f"what is no frame (magic {magic:#04x})")
+            raise strange.doubting(self.place)
         if length > FRAME_MAX_BYTES or key_length + extras_length > length:
             raise self.protocol_error(
                 f"{opcode_name(opcode)} with a body of {length} bytes, a key of {key_length} and "
@@ -306,14 +311,22 @@ class Connection:
             except (OSError, ssl.SSLError) as error:
                 raise self._lost(error) from None
             if not piece:
-                raise Unreachable(f"{self.place} closed the connection{self._hint()}")
+                raise self._doubted(
+                    Unreachable(f"{self.place} closed the connection{self._hint()}")
+                )
             received += piece
 
     def _lost(self, error: OSError) -> Unreachable:
         if isinstance(error, TimeoutError):
             limit = self.socket.gettimeout() or 0.0
-            return Silent(f"{self.place} said nothing for {limit:g} s{self._hint()}")
-        return Unreachable(f"the connection to {self.place} was lost: {why(error)}{self._hint()}")
+            silent = Silent(f"{self.place} said nothing for {limit:g} s{self._hint()}")
+            return self._doubted(silent)
+        return self._doubted(
+            Unreachable(f"the connection to {self.place} was lost: {why(error)}{self._hint()}")
+        )
+
+    def _doubted(self, error: Unreachable) -> Unreachable:
+        return error if self._heard or self._access.tls else error.doubting(self.place)
 
     def _hint(self) -> str:
         if self._heard or self._access.tls:

@@ -334,4 +334,4 @@ def details(connection: Connection, wanted: str) -> dict[int, int]:
 
 def _summed_up(errors: list[SparkError]) -> SparkError:
     text = "; ".join(dict.fromkeys(each.text for each in errors))
-    return type(errors[0])(text)
+    return type(errors[0])(text).doubting(errors[0].doubtful_place)

@@ -24,10 +24,7 @@ _OF_VERBS = frozenset(
         "UPRMC_PASSWORD_FILE",
         "UPRMC_CLIENT_FILE",
         "UPRMC_NO_TLS_VERIFY",
-        "UPRMC_USER",
-        "UPRMC_PASSWORD_FILE",
         "UPRMC_TIMEOUT",
-        "UPRMC_CLIENT_FILE",
     }
 )
 
