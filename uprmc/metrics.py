@@ -7,9 +7,9 @@ calls ``process_...`` and ``python_...``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,6 +21,10 @@ from prometheus_client import Metric as Family
 from prometheus_client.exposition import choose_encoder
 
 PREFIX = "uprmc_"
+
+#: How a page in the form of OpenMetrics ends, and how its content type begins.
+_END = b"# EOF\n"
+_OPENMETRICS = "application/openmetrics-text"
 
 #: Labels and value of each sample of a metric.
 Samples = Iterator[tuple[Mapping[str, str], float]]
@@ -89,5 +93,31 @@ class Exposition:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page and its content type, in the form that the Accept header prefers."""
+        steps = self.steps(accept)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                page, content_type = end.value
+                return page, content_type
+
+    def steps(self, accept: str) -> Generator[None, None, tuple[bytes, str]]:
+        """Return the same, a metric at each step."""
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        pieces: list[bytes] = []
+        for family in self._registry.collect():
+            pieces.append(encode(cast(CollectorRegistry, _One(family))).removesuffix(_END))
+            yield
+        if content_type.startswith(_OPENMETRICS):
+            pieces.append(_END)
+        return b"".join(pieces), content_type
+
+
+class _One:
+    """What an encoder needs of a registry, with a single metric in it."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+
+    def collect(self) -> list[Family]:
+        return [self._family]

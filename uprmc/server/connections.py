@@ -95,7 +95,7 @@ class Connections:
         stats: Stats | None = None,
     ) -> None:
         self.limit = limit
-        self.op_times = OpTimes(stats or Stats())
+        self.op_times = OpTimes(stats or Stats(), lambda: self.heard)
         self.buffers = Buffers(buffer_bytes, monotonic)
         self.total = self.heard = 0
         self.rejected = self.yields = 0

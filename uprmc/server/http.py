@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, Protocol, cast
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.python.failure import Failure
 from twisted.web import http
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
@@ -26,6 +27,7 @@ from uprmc.server.http_gate import Gated, role_of_page
 from uprmc.server.listener import Listener, listen
 from uprmc.server.live import Live
 from uprmc.server.log import Log
+from uprmc.server.slices import LongWork
 from uprmc.web import LimitedSite
 
 MAX_BODY_BYTES = 16 * 1024
@@ -94,11 +96,17 @@ def json_answer(code: int, value: object) -> Answer:
     return code, _JSON, json.dumps(value, default=str).encode() + b"\n"
 
 
+_FAILED = json_answer(http.INTERNAL_SERVER_ERROR, {"error": "this page failed; see log"})
+
+
 class Pages:
     """The pages by path, without HTTP around them."""
 
-    def __init__(self, view: NodeView, live: Live | None = None) -> None:
+    def __init__(
+        self, view: NodeView, live: Live | None = None, work: LongWork | None = None
+    ) -> None:
         self._view = view
+        self._work = work
         self._live = live
         self._exposition = Exposition(view.metrics)
         self.by_path: dict[bytes, Page] = {
@@ -129,7 +137,7 @@ class Pages:
             return page(request)
         except Exception:
             _log.failure("page_failed", path=request.path)
-            return json_answer(http.INTERNAL_SERVER_ERROR, {"error": "this page failed; see log"})
+            return _FAILED
 
     def listeners(self) -> str:
         """Return where the node listens, in one line."""
@@ -173,9 +181,26 @@ class Pages:
         except InvalidArguments:
             return json_answer(http.BAD_REQUEST, {"error": "say ?vbucket= and its number"})
 
-    def _metrics(self, request: Request) -> Answer:
-        page, content_type = self._exposition.render(request.getHeader("accept") or "")
-        return http.OK, content_type, page
+    def _metrics(self, request: Request) -> Answer | None:
+        accept = request.getHeader("accept") or ""
+        if self._work is None:
+            page, content_type = self._exposition.render(accept)
+            return http.OK, content_type, page
+        gone: list[object] = []
+        request.notifyFinish().addErrback(gone.append)
+
+        def answer(made: Answer) -> None:
+            if not gone:
+                request.write(_put(request, made))
+                request.finish()
+
+        def failed(why: Failure) -> Answer:
+            _log.error("page_failed", path=request.path, error=why.getErrorMessage())
+            return _FAILED
+
+        done = self._work.do(self._exposition.steps(accept))
+        done.addCallbacks(lambda made: (http.OK, made[1], made[0]), failed).addCallback(answer)
+        return None
 
 
 class _Root(Resource):
@@ -191,14 +216,19 @@ class _Root(Resource):
         answer = self._pages.answer(request)
         if answer is None:
             return cast(bytes, NOT_DONE_YET)
-        code, content_type, body = answer
-        request.setResponseCode(code)
-        request.setHeader(b"Content-Type", content_type.encode())
-        request.setHeader(b"Content-Length", b"%d" % len(body))
-        request.setHeader(b"Cache-Control", b"no-store")
-        request.setHeader(b"Content-Security-Policy", _POLICY)
-        request.setHeader(b"X-Content-Type-Options", b"nosniff")
-        return b"" if request.method == b"HEAD" else body
+        return _put(request, answer)
+
+
+def _put(request: Request, answer: Answer) -> bytes:
+    """Set the headers of an answer; return what follows them."""
+    code, content_type, body = answer
+    request.setResponseCode(code)
+    request.setHeader(b"Content-Type", content_type.encode())
+    request.setHeader(b"Content-Length", b"%d" % len(body))
+    request.setHeader(b"Cache-Control", b"no-store")
+    request.setHeader(b"Content-Security-Policy", _POLICY)
+    request.setHeader(b"X-Content-Type-Options", b"nosniff")
+    return b"" if request.method == b"HEAD" else body
 
 
 def _static(name: str, content_type: str) -> Page:
@@ -206,9 +236,11 @@ def _static(name: str, content_type: str) -> Page:
     return lambda _: (http.OK, content_type, body)
 
 
-def node_site(view: NodeView, reactor: Any, live: Live | None = None) -> LimitedSite:
+def node_site(
+    view: NodeView, reactor: Any, live: Live | None = None, work: LongWork | None = None
+) -> LimitedSite:
     """Return the site of one node."""
-    pages = Pages(view, live)
+    pages = Pages(view, live, work)
     return LimitedSite(
         cast(IResource, _Root(pages)),
         reactor,
@@ -226,14 +258,16 @@ def listen_http(
     backlog: int,
     live: Live | None = None,
     access: Access | None = None,
+    work: LongWork | None = None,
 ) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
-    `access` knows who may see them, ``None`` = everybody. Fails as `listener.listen` does.
+    `access` knows who may see them, ``None`` = everybody. `work` takes what is long. Fails as
+    `listener.listen` does.
     """
     if text == "off":
         return succeed(None)
-    site = node_site(view, reactor, live)
+    site = node_site(view, reactor, live, work)
     if access is not None:
         site.resource = Gated(site.resource, access, "http", role_of_page)
     return listen(reactor, text, site, setting=SETTING, backlog=backlog).addCallback(lambda it: it)

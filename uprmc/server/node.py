@@ -224,6 +224,7 @@ class Node:
             server.listen_backlog,
             self._live,
             self.access,
+            self._work,
         )
         if http is not None:
             self._listeners["http"] = http

@@ -41,20 +41,25 @@ class OpTimes:
         by_op: operation -> its histogram.
     """
 
-    __slots__ = ("_stats", "by_op", "left")
+    __slots__ = ("_heard", "_stats", "by_op", "left")
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: Stats, heard: Callable[[], int]) -> None:
+        """Make empty histograms; `heard` returns how many pieces have been received."""
         self.left = SAMPLED_EVERY
         self.by_op = {op: Histogram() for op in (*_COUNTERS, _MIXED, _OTHER)}
-        self._stats = stats
+        self._stats, self._heard = stats, heard
 
     def measure(self, read: Callable[[], T]) -> T:
         """Have a piece read, and time it."""
         self.left = SAMPLED_EVERY + 1  # `read` counts down, too
-        before = self._counts()
+        before, heard = self._counts(), self._heard()
         began = perf_counter()
         result = read()
-        self._add(perf_counter() - began, before)
+        seconds = perf_counter() - began
+        if self._heard() == heard:
+            self.left = 1  # nothing had come: the next one
+        else:
+            self._add(seconds, before)
         return result
 
     def _add(self, seconds: float, before: list[int]) -> None:

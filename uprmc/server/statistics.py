@@ -19,6 +19,7 @@ from uprmc.metrics import Metric
 from uprmc.server import (
     stat_engine,
     stat_general,
+    stat_holders,
     stat_index,
     stat_memcached,
     stat_metrics,
@@ -51,6 +52,7 @@ _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "conns": stat_memcached.connections,
     "warmup": stat_node.warmup,
     "memory": stat_node.memory,
+    "memory-holders": stat_holders.memory_holders,
     "uprmc": stat_node.own,
     "timings": stat_node.timings,
     "vbucket": stat_vbuckets.states,
