@@ -17,7 +17,10 @@ from uprmc.cli.client_file import KEYS
 from uprmc.cli.main import uprmc
 
 #: Verbs that talk to no node, or start one themselves.
-_WITHOUT_A_NODE = set("serve tap-adapter data settings demo user spark manual completion".split())
+_WITHOUT_A_NODE = {
+    *("serve", "tap-adapter", "data", "settings", "demo", "user", "spark"),
+    *("manual", "completion"),
+}
 #: What verbs say otherwise: nodes are arguments, or --source; a server dials for ever.
 _OTHERWISE = {"verify": ("--node",), "index serve": ("--node", "--timeout")}
 _OPTIONS = ("--node", "--tls", "--tls-ca", "--no-tls-verify", "--user", "--password-file")
