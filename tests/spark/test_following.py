@@ -15,7 +15,7 @@ from tests.spark.stream_rows import Stream, options_for
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import BadFile, DataLost, NoVBucket, RolledBack, VBucketsChanged
-from uprmc.columnar.lease import of_token
+from uprmc.columnar.lease import Lease, of_token
 from uprmc.model import vbucket_of
 from uprmc.protocol.opcodes import Opcode
 from uprmc.spark.offsets import parsed
@@ -488,3 +488,24 @@ def test_what_was_read_after_a_failover_does_not_count_as_complete(pair: Replica
         found.catch_up()
         assert {row["_seq"] for row in found.sink.controls} == {0}
         check(found, Calm(pair.b.server))
+
+
+def test_a_limit_counts_rows_and_not_what_was_overwritten(calm: Calm) -> None:
+    for number in range(20):
+        put(calm.server, numbered(100, value=f"v{number}-"))
+    put(calm.server, numbered(1, prefix="single"))
+    with stream(calm) as found:
+        sizes = [len(found.batch(30) or ()) for _ in range(6)]
+    assert sizes == [30, 30, 30, 11, 0, 0]
+
+
+def test_an_older_node_s_seqnos_are_counted_instead(
+    calm: Calm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "reached", lambda *_: None)
+    put(calm.server, numbered(100))
+    put(calm.server, numbered(100))
+    with stream(calm) as found:
+        sizes = [len(found.batch(30) or ()) for _ in range(9)]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 30

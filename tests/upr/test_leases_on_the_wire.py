@@ -140,6 +140,32 @@ def test_what_is_read_from_a_lease_is_the_same_bytes_each_time(rig: Rig, on_disk
     assert not rig.services.upr.leases.open
 
 
+def lease_rows(lease: int, after: int, count: int, vbucket: int = 0) -> bytes:
+    return frame(0xDC, vbucket=vbucket, extras=struct.pack(">QQI", lease, after, count))
+
+
+def test_a_lease_tells_where_a_number_of_rows_is_reached(rig: Rig) -> None:
+    fill(rig, 0, 2_500)
+    rig.flush()
+    for _ in range(3):
+        write(rig, 0, b"hot")
+    fill(rig, 0, 20)
+    peer = Peer(rig)
+    lease, _ = granted(peer.ask(acquire(0)))
+    fill(rig, 0, 10)
+    read = seqnos(reader(rig).say(leased(0, lease))[1:])
+    for after in (0, read[10], read[-30], read[-1]):
+        above = [each for each in read if each > after]
+        for count in (1, 63, 64, 65, 999, 1_000, 1_001, 2_500, len(above) + 1):
+            answer = peer.ask(lease_rows(lease, after, count))
+            end = above[count - 1] if count <= len(above) else read[-1]
+            expected = (end, min(count, len(above)))
+            assert struct.unpack(">QI", answer.extras) == expected, (after, count)
+    assert peer.ask(lease_rows(lease, 0, 0)).status == INVALID
+    assert peer.ask(lease_rows(lease, 0, 1, vbucket=1)).status == NOT_MY_VBUCKET
+    assert peer.ask(lease_rows(lease + 1, 0, 1)).status == NOT_FOUND
+
+
 def test_both_readers_may_read_at_the_same_time_and_from_anywhere(rig: Rig) -> None:
     fill(rig, 0, 50, b"x" * 200)
     rig.flush()

@@ -105,6 +105,29 @@ class Lease:
         grants = [each for each in self.grants if wanted.intersection(each.vbuckets)]
         return Lease(self._access, grants, self.held, self.seconds)
 
+    def reached(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]] | None:
+        """Return up to which seqno vBuckets have a number of rows, and how many up to there.
+
+        Args:
+            wanted: by vBucket, the seqno to begin after and the number of rows.
+
+        Returns:
+            By vBucket; ``None`` if a node does not count rows, or cannot now.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        for grant in self.grants:
+            mine = [number for number in grant.vbuckets if number in wanted]
+            requests = [messages.rows_reached(grant.id, n, *wanted[n]) for n in mine]
+            with Connection(grant.place, self._access) as connection:
+                answers = connection.ask(requests)
+                if any(each.status for each in answers):
+                    return None
+                try:
+                    found |= {n: messages.reached(a) for n, a in zip(mine, answers, strict=True)}
+                except RemoteProtocolError as error:
+                    raise connection.protocol_error(str(error)) from None
+        return found
+
     def release(self) -> None:
         """End it. One that has ended, or a node that does not answer, is no error."""
         for grant in self.grants:

@@ -24,6 +24,8 @@ from uprmc.protocol.upr_extensions import (
     LEASE_GRANT_EXTRAS,
     LEASE_RELEASE_EXTRAS,
     LEASE_RENEW_EXTRAS,
+    LEASE_ROWS_EXTRAS,
+    LEASE_ROWS_REPLY_EXTRAS,
     LeasedVBucket,
     decode_lease_grant,
     encode_lease_vbuckets,
@@ -79,6 +81,21 @@ def renew(lease: int, seconds: int) -> RequestFrame:
 def release(lease: int) -> RequestFrame:
     """End it."""
     return RequestFrame(Opcode.LEASE_RELEASE, extras=LEASE_RELEASE_EXTRAS.pack(lease))
+
+
+def rows_reached(lease: int, vbucket: int, after: int, rows: int) -> RequestFrame:
+    """Ask at which seqno this number of changes after `after` is reached."""
+    extras = LEASE_ROWS_EXTRAS.pack(lease, after, min(rows, 2**32 - 1))
+    return RequestFrame(Opcode.LEASE_ROWS, extras=extras, vbucket=vbucket)
+
+
+def reached(answer: ResponseFrame) -> tuple[int, int]:
+    """Return the seqno, and how many changes there are; raises `RemoteProtocolError`."""
+    try:
+        seqno, rows = LEASE_ROWS_REPLY_EXTRAS.unpack(answer.extras)
+        return seqno, rows
+    except struct.error:
+        raise RemoteProtocolError("a torn number of rows") from None
 
 
 def granted(answer: ResponseFrame) -> tuple[int, int, list[LeasedVBucket]]:

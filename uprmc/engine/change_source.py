@@ -16,7 +16,7 @@ Source: seed 000, "how a client is served"; seed 003; design, decision 8; rows D
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreError
@@ -96,6 +96,39 @@ class Reading:
     def queued(self, after: int) -> Iterator[bytes]:
         """Yield the queue's part above seqno `after`; raises as `changes`."""
         return self._queued(max(after, self._handover))
+
+    def reached(self, after: int, rows: int, slice_records: int) -> Iterator[tuple[int, int]]:
+        """Count changes above seqno `after`, a slice at a time.
+
+        Args:
+            after: see `changes`.
+            rows: stop when this number of them is reached.
+            slice_records: records to look at in a slice.
+
+        Yields:
+            After each slice how far the count is: a seqno, and the number of changes up to it. The
+            last one is the answer; its seqno is the reading's end if there are no more changes.
+
+        Raises:
+            As `changes`.
+        """
+        stored = ((each, key_of(each) not in self.newer) for each in self.records(after))
+        looked = chain(stored, ((each, True) for each in self.queued(after)))
+        seqno, found = after, 0
+        while found < rows:
+            number = 0
+            for record, counts in islice(looked, slice_records):
+                number += 1
+                if counts:
+                    seqno, found = seqno_of(record), found + 1
+                    if found == rows:
+                        break
+            if number < slice_records and found < rows:
+                seqno = max(after, self.end_seqno)
+                break
+            if found < rows:
+                yield seqno, found
+        yield seqno, found
 
     def close(self) -> None:
         """Close the views; items that were read stay valid. Closing twice is harmless."""

@@ -5,19 +5,30 @@ Source: design, decision 12; the bytes are our own, see ``docs/extensions.md``.
 
 from __future__ import annotations
 
-from uprmc.errors import InvalidArguments, StoreError, TemporaryFailure
+from collections.abc import Iterator
+
+from uprmc.errors import InvalidArguments, NotMyVBucket, StoreError, TemporaryFailure
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
-from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.header import ResponseFrame
+from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import (
     LEASE_ACQUIRE_EXTRAS,
     LEASE_GRANT_EXTRAS,
     LEASE_RELEASE_EXTRAS,
     LEASE_RENEW_EXTRAS,
+    LEASE_ROWS_EXTRAS,
+    LEASE_ROWS_REPLY_EXTRAS,
     LeasedVBucket,
     decode_lease_vbuckets,
     encode_lease_grant,
 )
 from uprmc.protocol.watermarks import ID_MAX_BYTES
+
+#: Records that LEASE_ROWS looks at in one turn: about a millisecond.
+SLICE_RECORDS = 1_000
+
+#: So few are counted in the turn of the request.
+AT_ONCE_RECORDS = 64
 
 
 def acquire(session: BinaryConversation, request: Request) -> None:
@@ -52,8 +63,46 @@ def release(session: BinaryConversation, request: Request) -> None:
     session.reply(request)
 
 
+def rows(session: BinaryConversation, request: Request) -> None:
+    """Tell at which seqno of a lease's vBucket a number of changes is reached."""
+    number, after, wanted = LEASE_ROWS_EXTRAS.unpack(request.extras)
+    lease = session.services.upr.leases.find(number)
+    reading = lease.readings.get(request.number)
+    if reading is None:
+        raise NotMyVBucket(request.number)
+    if not wanted:
+        raise InvalidArguments("0 rows")
+    few = wanted <= AT_ONCE_RECORDS
+    slices = reading.reached(after, wanted, AT_ONCE_RECORDS if few else SLICE_RECORDS)
+    if few:
+        try:
+            reached = next(slices)
+        except StoreError as error:
+            raise TemporaryFailure(str(error)) from None
+        if reached[1] == wanted or reached[0] >= reading.end_seqno:
+            session.reply(request, extras=LEASE_ROWS_REPLY_EXTRAS.pack(*reached))
+            return
+    session.send_from(_counted(request, slices))
+
+
+def _counted(request: Request, slices: Iterator[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield nothing after each slice, so that others have their turn, and then the answer."""
+    reached = (0, 0)
+    try:
+        for each in slices:
+            reached = each
+            yield b""
+    except StoreError:  # the lease has ended meanwhile, or the disk cannot be read
+        status = Status.TEMPORARY_FAILURE
+        yield ResponseFrame(request.opcode, status=status, opaque=request.opaque).encode()
+        return
+    extras = LEASE_ROWS_REPLY_EXTRAS.pack(*reached)
+    yield ResponseFrame(request.opcode, extras=extras, opaque=request.opaque).encode()
+
+
 LEASE_COMMANDS: dict[int, Handler] = {
     Opcode.LEASE_ACQUIRE: acquire,
     Opcode.LEASE_RENEW: renew,
     Opcode.LEASE_RELEASE: release,
+    Opcode.LEASE_ROWS: rows,
 }

@@ -56,6 +56,7 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
             *(Opcode.UPR_CONTROL, Opcode.TAP_CONNECT),
             *(Opcode.LAST_CLOSED_CHECKPOINT, Opcode.VBUCKET_FACTS, Opcode.STREAM_REQUESTS),
             *(Opcode.SNAPSHOTS, Opcode.LEASE_ACQUIRE, Opcode.LEASE_RENEW, Opcode.LEASE_RELEASE),
+            Opcode.LEASE_ROWS,
             *(Opcode.BARRIER_ADD, Opcode.BARRIER_REACHED, Opcode.HWT_REPORT, Opcode.HWT_REPORTS),
             *(Opcode.HWT_READ, Opcode.UPR_SEQNO_ACKNOWLEDGED),
             *(Opcode.PARTITION_START, Opcode.ROUND_COMPLETE, Opcode.SNAPSHOT_END),

@@ -80,6 +80,14 @@ LEASE_RENEW_EXTRAS = derive(LeaseRenewExtras)
 LeaseReleaseExtras = Layout("lease" / Int64ub)
 LEASE_RELEASE_EXTRAS = derive(LeaseReleaseExtras)
 
+#: Extras of LEASE_ROWS: at which seqno this number of changes after `seqno` is reached.
+LeaseRowsExtras = Layout("lease" / Int64ub, "seqno" / Int64ub, "rows" / Int32ub)
+LEASE_ROWS_EXTRAS = derive(LeaseRowsExtras)
+
+#: Extras of its reply: the seqno, and how many changes there are up to it.
+LeaseRowsReplyExtras = Layout("seqno" / Int64ub, "rows" / Int32ub)
+LEASE_ROWS_REPLY_EXTRAS = derive(LeaseRowsReplyExtras)
+
 #: Extras of the reply to LEASE_ACQUIRE and LEASE_RENEW: what was granted.
 LeaseGrantExtras = Layout("lease" / Int64ub, "lifetime_s" / Int32ub)
 LEASE_GRANT_EXTRAS = derive(LeaseGrantExtras)

@@ -26,14 +26,25 @@ Source: ``docs/streams.md``, rollback; ``docs/extensions.md``, leases; Spark ref
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from uprmc import rollback
 from uprmc.columnar.errors import DataLost, NoVBucket, RolledBack, VBucketsChanged
 from uprmc.consume.history import history_of, newest_boundary
 from uprmc.model import FailoverLog, SnapshotRange
 from uprmc.spark.offsets import Offset, Position, thinned
+
+#: By vBucket, after which seqno and how many rows; and up to which seqno there were how many.
+Wanted = Mapping[int, tuple[int, int]]
+Reached = Mapping[int, tuple[int, int]]
+
+#: Counts rows in the lease of an offset; ``None`` = its nodes cannot.
+Count = Callable[[Offset, Wanted], Reached | None]
+
+#: Rounds of counting for one batch.
+_ROUNDS_MAX = 8
 
 FAIL, REWIND, RESTART = "fail", "rewind", "restart"
 
@@ -175,7 +186,12 @@ def checked(start: Offset, vbuckets: int) -> None:
 
 
 def advanced(
-    here: Settled, seen: Mapping[int, Seen], lease: str, rules: Rules, rows: int | None = None
+    here: Settled,
+    seen: Mapping[int, Seen],
+    lease: str,
+    rules: Rules,
+    rows: int | None = None,
+    count: Count | None = None,
 ) -> Offset:
     """Return the end of a batch that begins to read a new lease.
 
@@ -184,7 +200,8 @@ def advanced(
         seen: what the lease holds.
         lease: its token.
         rules: what to do about branches and losses.
-        rows: which the batch may have, about; ``None`` = as many as there are.
+        rows: which the batch may have; ``None`` = as many as there are.
+        count: counts rows of the lease; without it, rows are taken for as many as seqnos.
 
     Raises:
         RolledBack, DataLost, NoVBucket: as the rules want it.
@@ -197,7 +214,7 @@ def advanced(
     opened = {number: here.offset.at(number) for number in gone}
     for number, each in seen.items():
         opened[number] = _opened(here, number, each, rules)
-    return _taken(replace(here.offset, positions=opened, lease=lease), rows)
+    return _taken(replace(here.offset, positions=opened, lease=lease), rows, count)
 
 
 def _opened(here: Settled, number: int, seen: Seen, rules: Rules) -> Position:
@@ -264,24 +281,56 @@ def _target(point: int, boundaries: Iterable[int], origin: int, rules: Rules) ->
 # --- parts of a lease -----------------------------------------------------------------------------
 
 
-def carried_on(start: Offset, rows: int | None = None) -> Offset:
+def carried_on(start: Offset, rows: int | None = None, count: Count | None = None) -> Offset:
     """Return the end of a batch that goes on reading the lease of the one before."""
     positions = {number: each.quiet() for number, each in start.positions.items()}
-    return _taken(replace(start, positions=positions), rows)
+    return _taken(replace(start, positions=positions), rows, count)
 
 
-def _taken(opened: Offset, rows: int | None) -> Offset:
+def _taken(opened: Offset, rows: int | None, count: Count | None) -> Offset:
     lags = {
         number: each.snapshot[1] - each.seqno
         for number, each in opened.positions.items()
         if each.snapshot is not None
     }
-    parts = shares(lags, rows)
+    parts = None
+    if count is not None and rows is not None and sum(lags.values()) > rows:
+        parts = _counted(opened, lags, rows, partial(count, opened))
+    if parts is None:
+        parts = shares(lags, rows)
     positions = {
         number: each if number not in parts else _read(each, parts[number])
         for number, each in opened.positions.items()
     }
     return replace(opened, positions=positions)
+
+
+def _counted(
+    opened: Offset, lags: Mapping[int, int], rows: int, count: Callable[[Wanted], Reached | None]
+) -> dict[int, int] | None:
+    """Return how many seqnos of each vBucket have this number of rows together.
+
+    What a vBucket lacks of its share goes to the others, so a batch has fewer rows only at the end
+    of the lease or after `_ROUNDS_MAX` rounds.
+    """
+    parts = dict.fromkeys(lags, 0)
+    left, open_lags = max(1, rows), dict(lags)
+    for _ in range(_ROUNDS_MAX):
+        wanted = {
+            number: (opened.at(number).seqno + parts[number], share)
+            for number, share in shares(open_lags, left).items()
+            if share
+        }
+        found = count(wanted) if wanted else {}
+        if found is None:
+            return None
+        for number, (seqno, got) in found.items():
+            parts[number] = min(lags[number], seqno - opened.at(number).seqno)
+            left -= got
+        open_lags = {n: lags[n] - parts[n] for n in lags if lags[n] > parts[n]}
+        if left <= 0 or not open_lags:
+            break
+    return parts
 
 
 def _read(position: Position, count: int) -> Position:

@@ -108,7 +108,7 @@ class Follower:
         places = self._places(start)
         live = self._lives_on(start, places, standings)
         if live and start.under_way:
-            return batch_planner.carried_on(start, rows)
+            return batch_planner.carried_on(start, rows, self._count)
         here = batch_planner.settled(start, live, places, self._rules)
         seen = {number: _seen(each) for number, each in standings.items()}
         if batch_planner.unchanged(here, seen, self._rules):
@@ -123,7 +123,7 @@ class Follower:
         kept, seen = self._held(standings, here.offset.instance)
         seen = {number: self._with_reason(number, each) for number, each in seen.items()}
         try:
-            end = batch_planner.advanced(here, seen, kept.token, self._rules, rows)
+            end = batch_planner.advanced(here, seen, kept.token, self._rules, rows, self._count)
         except BaseException:
             kept.close()
             kept.lease.release()
@@ -131,6 +131,13 @@ class Follower:
         self._kept[kept.token] = kept
         self._has_seen_now = self._until_now
         return end
+
+    def _count(self, opened: Offset, wanted: batch_planner.Wanted) -> batch_planner.Reached | None:
+        assert opened.lease is not None
+        try:
+            return of_token(self._options.access, opened.lease).reached(wanted)
+        except Unreachable:
+            return None  # what it does not tell now is estimated
 
     # --- tasks ----------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class ReadOptions:
         "maxRowsPerTrigger",
         units.whole,
         "",
-        "Approximate number of rows in a micro-batch.",
+        "Maximum number of rows in a micro-batch, control rows not counted.",
         least=1,
         only=STREAM,
     )
