@@ -34,6 +34,7 @@ def rig() -> Rig:
     rig = Rig()
     rig.bucket.of_key(b"k").store_record(b"k", b"value", 0, 0)
     rig.groups["secret"] = [("name", "value")]
+    rig.groups["settings"] = [("limit", "1")]
     return rig
 
 
@@ -105,6 +106,13 @@ def test_a_writer_writes_and_reads_nothing(rig: Rig) -> None:
     assert statuses(visitor.say(frame(0x1D, b"k", extras=bytes(4)))) == [NO_ACCESS]  # GAT
 
 
+def test_statistics_of_a_node_are_for_those_who_look_after_it(rig: Rig) -> None:
+    for roles, secret in (("read write", NO_ACCESS), ("monitor", OK), ("stream", OK)):
+        visitor = binary(rig, roles)
+        assert {*statuses(visitor.say(frame(STAT, b"settings")))} == {OK}
+        assert {*statuses(visitor.say(frame(STAT, b"secret")))} == {secret}
+
+
 def test_a_refused_value_of_any_size_is_skipped(rig: Rig) -> None:
     visitor = binary(rig, "read")
     huge = store(SET, b"k", bytes(3_000_000))
@@ -123,7 +131,9 @@ def test_a_refused_value_of_any_size_is_skipped(rig: Rig) -> None:
         ("read", b"mg k v T30\r\n", b"-"),
         ("read", b"mg new N30\r\nget new\r\n", b"-END\r\n"),
         ("read", b"gat 30 k\r\ntouch k 30\r\ndelete k\r\nincr k 1\r\n", b"----"),
-        ("read", b"stats cachedump 1 1\r\n", b"-"),
+        ("read", b"stats\r\nstats secret\r\nstats reset\r\n", b"---"),
+        ("write", b"stats cachedump 1 1\r\n", b"-"),
+        ("write", b"stats settings\r\n", b"STAT limit 1\r\nEND\r\n"),
         ("read", b"flush_all\r\ncache_memlimit 64\r\nverbosity 2\r\nshutdown\r\n", b"----"),
         ("write", b"set k 0 0 1\r\nv\r\n", b"STORED\r\n"),
         ("write", b"get k\r\nmg k v\r\nlru_crawler metadump all\r\n", b"---"),

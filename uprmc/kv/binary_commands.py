@@ -25,7 +25,7 @@ from uprmc.errors import (
     TooLarge,
 )
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
-from uprmc.kv.door import require
+from uprmc.kv.door import require, require_statistics
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.login.users import Role
 from uprmc.model import Item, VBucketState
@@ -448,6 +448,7 @@ def stat(session: BinaryConversation, request: Request) -> None:
     elif words in _STATS_DETAIL:
         rows = _STATS_DETAIL[words]
     else:
+        require_statistics(session.services.door, words)
         rows = session.services.stats(words)
     if rows is None:
         session.reply(request, Status.KEY_NOT_FOUND)

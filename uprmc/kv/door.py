@@ -72,3 +72,17 @@ def require(door: Door | None, role: Role, command: str) -> None:
         raise AccessDenied(command)
     if role is Role.MANAGE:
         door.managed(command)
+
+
+#: Groups of statistics that programs need who only read or write, and who sees the others.
+_OPEN_GROUPS = frozenset({"settings", "index"})
+_SEES_STATISTICS = frozenset({Role.MONITOR, Role.STREAM, Role.REPLICATE, Role.MANAGE})
+_GROUP_MAX_LETTERS = 32
+
+
+def require_statistics(door: Door | None, group: str) -> None:
+    """Refuse a group of statistics to who may not see it; raises as `require`."""
+    if door is None or group in _OPEN_GROUPS or _SEES_STATISTICS & (door.roles or frozenset()):
+        return
+    door.denied(f"STAT {group[:_GROUP_MAX_LETTERS]}".rstrip())
+    raise AccessDenied(group)

@@ -3,8 +3,8 @@
 Where a command is in the sets of several roles, any of these is enough. The tables are turned round
 once: a session knows what its user may *not* use, which is nothing where nobody logs in.
 
-A few commands ask for more by themselves (`door.require`): ``mg`` that changes an expiry time, a
-reset of statistics, a list of keys among them, and XDCR's verbs for managers.
+A few commands ask for more by themselves (`door.require`): ``mg`` that changes an expiry time,
+groups of statistics, their reset, a list of keys among them, and XDCR's verbs for managers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _USERS = frozenset(
     {
         *(Opcode.SELECT_BUCKET, Opcode.GET_CLUSTER_CONFIG, Opcode.GET_VBUCKET),
         *(Opcode.GET_SESSION_TOKEN, Opcode.GET_FAILOVER_LOG, Opcode.GET_ALL_VB_SEQNOS),
-        *(Opcode.OBSERVE_SEQNO, Opcode.SEQNO_PERSISTENCE),
+        *(Opcode.OBSERVE_SEQNO, Opcode.SEQNO_PERSISTENCE, Opcode.STAT),
     }
 )
 
@@ -61,13 +61,13 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
             *(Opcode.HWT_READ, Opcode.UPR_SEQNO_ACKNOWLEDGED),
             *(Opcode.PARTITION_START, Opcode.ROUND_COMPLETE, Opcode.SNAPSHOT_END),
             # Undoing needs the present versions of keys, which the stream has shown, too.
-            *(Opcode.GET_KEYS, Opcode.GET_VERSION, Opcode.GET_META, Opcode.STAT),
+            *(Opcode.GET_KEYS, Opcode.GET_VERSION, Opcode.GET_META),
         }
     ),
     Role.REPLICATE: frozenset(
         {
             *(Opcode.SET_WITH_META, Opcode.ADD_WITH_META, Opcode.DEL_WITH_META),
-            *(Opcode.GET_META, Opcode.STAT, Opcode.XDCR),
+            *(Opcode.GET_META, Opcode.XDCR),
             *(Opcode.UPR_OPEN, Opcode.UPR_CLOSE_STREAM, Opcode.UPR_NOOP, Opcode.UPR_BUFFER_ACK),
             *(Opcode.UPR_CONTROL, Opcode.VBUCKET_FACTS),
             *(Opcode.UPR_ADD_STREAM, Opcode.UPR_STREAM_END, Opcode.UPR_SNAPSHOT_MARKER),
@@ -84,17 +84,17 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
             *(Opcode.ENABLE_TRAFFIC, Opcode.DISABLE_TRAFFIC, Opcode.CHANGE_VB_FILTER),
             *(Opcode.COMPACT_DB, Opcode.SET_CLUSTER_CONFIG, Opcode.DEREGISTER_TAP_CLIENT),
             *(Opcode.RESET_REPLICATION_CHAIN, Opcode.XDCR, Opcode.REPLICATE, Opcode.TAKEOVER),
-            *(Opcode.FAILOVER, Opcode.SET_SESSION_TOKEN, Opcode.VERBOSITY, Opcode.STAT),
+            *(Opcode.FAILOVER, Opcode.SET_SESSION_TOKEN, Opcode.VERBOSITY),
         }
     ),
-    Role.MONITOR: frozenset({Opcode.STAT}),
+    Role.MONITOR: frozenset(),
 }
 
 #: What needs two roles: it reads, and changes an expiry time or takes a lock.
 _BOTH = frozenset({Opcode.GAT, Opcode.GATK, Opcode.GETL})
 
 #: What goes into the audit log; XDCR's verbs get there by themselves.
-MANAGEMENT = _OPCODES_OF[Role.MANAGE] - {Opcode.XDCR, Opcode.STAT}
+MANAGEMENT = _OPCODES_OF[Role.MANAGE] - {Opcode.XDCR}
 
 _WORDS_OF: dict[Role, frozenset[bytes]] = {
     Role.READ: frozenset({b"get", b"gets", b"mg", b"me", b"lru_crawler"}),
@@ -104,16 +104,13 @@ _WORDS_OF: dict[Role, frozenset[bytes]] = {
             *(b"delete", b"incr", b"decr", b"touch"),
         }
     ),
-    Role.STREAM: frozenset({b"stats"}),
-    Role.REPLICATE: frozenset({b"stats"}),
-    Role.MANAGE: frozenset({b"flush_all", b"cache_memlimit", b"verbosity", b"shutdown", b"stats"}),
-    Role.MONITOR: frozenset({b"stats"}),
+    Role.MANAGE: frozenset({b"flush_all", b"cache_memlimit", b"verbosity", b"shutdown"}),
 }
-MANAGEMENT_WORDS = _WORDS_OF[Role.MANAGE] - {b"stats"}
+MANAGEMENT_WORDS = _WORDS_OF[Role.MANAGE]
 _BOTH_WORDS = frozenset({b"gat", b"gats"})
 
 #: Words that anybody may say who has logged in.
-USERS_WORDS = frozenset({b"version", b"quit", b"mn"})
+USERS_WORDS = frozenset({b"version", b"quit", b"mn", b"stats"})
 
 _ALL = frozenset(range(256))
 

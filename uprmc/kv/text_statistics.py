@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from uprmc.kv.door import require
+from uprmc.kv.door import require, require_statistics
 from uprmc.kv.services import Services, StatRows
 from uprmc.login.users import Role
 from uprmc.model import Item
@@ -42,7 +42,9 @@ def statistics(services: Services, words: list[bytes]) -> bytes | Iterator[bytes
     own = _OWN_STATISTICS.get(words[1]) if len(words) > 1 else None
     if own is not None:
         return own(services, words)
-    group = services.stats(b" ".join(words[1:]).decode("latin-1"))
+    name = b" ".join(words[1:]).decode("latin-1")
+    require_statistics(services.door, name)
+    group = services.stats(name)
     if group is None:
         return ERROR
     return _lines(group)
