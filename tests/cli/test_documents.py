@@ -1,4 +1,4 @@
-"""Documents by hand: get, set, del, incr, touch, keys, watch and ping at a node with users."""
+"""Documents by hand, and what else is done with them, at a node with users."""
 
 from __future__ import annotations
 
@@ -89,6 +89,24 @@ def test_ping_tells_how_fast_a_node_answers(ask: Ask) -> None:
     found = json.loads(ask("ping", "-c", 3, "--every", 0, "--json").out)
     assert found["count"] == 3
     assert 0 < found["min_ms"] <= found["avg_ms"] <= found["max_ms"]
+
+
+def test_a_bench_tells_percentiles_and_leaves_other_documents_alone(ask: Ask) -> None:
+    ask("set", "b:mine", "x")
+    shape = ("-n", 300, "-c", 4, "-P", 8, "--ratio", "0.5", "--keys", 50, "--processes", 2)
+    ended = ask("bench", *shape, "--prefix", "b:", "--json", "--cleanup")
+    assert ended.code == 0
+    assert "only those whose keys begin with b: are written" in ended.err
+    found = json.loads(ended.out)
+    assert (found["requests"], found["misses"], found["refused"]) == (300, 0, {})
+    commands = found["commands"]
+    assert commands["get"]["count"] + commands["set"]["count"] == 300
+    for each in commands.values():
+        assert 0 < each["p50_ms"] <= each["p99_ms"] <= each["p99_9_ms"] <= each["max_ms"]
+    assert ask("keys", "b:").out == "b:mine\n"
+    people = ask("bench", "-n", 10, "--keys", 5, "--prefix", "b:", "--ttl", "5m").out
+    assert people.startswith("10 requests in ")
+    assert "p99.9 ms" in people
 
 
 def test_who_may_only_read_cannot_write(ask: Ask) -> None:

@@ -39,6 +39,7 @@ _VERBS = {
     "touch": "documents:touch",
     "keys": "keys:keys",
     "ping": "ping:ping",
+    "bench": "bench:bench",
     "stats": "stats:stats",
     "vbucket": "vbucket:vbucket",
     "watermarks": "watermarks:watermarks",
