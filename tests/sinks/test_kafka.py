@@ -1,11 +1,14 @@
 """Changes as records of a Kafka topic, against librdkafka's own mock of a cluster.
 
 It is a listener that speaks the protocol, in the process of the client that made it; the sink and
-the reader reach it as they would reach brokers.
+the reader reach it as they would reach brokers. ``UPRMC_KAFKA_BROKERS=HOST:PORT,...`` names real
+ones, which must create topics on demand.
 """
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,16 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 _LIMIT_S = 20.0
 
+#: Real brokers keep the topics of other runs.
+_RUN = uuid.uuid4().hex
+
 
 @pytest.fixture(scope="module", name="brokers")
 def _brokers() -> Iterator[str]:
+    given = os.environ.get("UPRMC_KAFKA_BROKERS")
+    if given:
+        yield given
+        return
     owner = confluent_kafka.Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1})
     found = owner.list_topics(timeout=_LIMIT_S).brokers.values()
     yield ",".join(f"{each.host}:{each.port}" for each in found)
@@ -62,7 +72,7 @@ class TestKafka(SinkContract):
         return Kafka(self._topic(place), self.brokers)
 
     def _topic(self, place: Path) -> str:
-        return "-".join(place.parts[-3:]).replace("[", "-").replace("]", "-")
+        return "-".join([*place.parts[-3:], _RUN]).replace("[", "-").replace("]", "-")
 
     def documents(self, place: Path) -> Documents:
         found: dict[tuple[int, int], dict[bytes, bytes | None]] = {}
