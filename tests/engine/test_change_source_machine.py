@@ -26,7 +26,7 @@ from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import StorageSettings, UprSettings
 from uprmc.engine import change_source, compaction, replica, write_queue
 from uprmc.engine.change_source import Reading
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.engine.leases import Lease, Leases
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.vbucket import VBucket

@@ -24,7 +24,7 @@ from tests.engine.support import Node, settings_of
 from uprmc.engine import compaction
 from uprmc.engine.compaction import Scan
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Limit

@@ -10,7 +10,8 @@ import pytest
 from tests.contents import decoded, got, queued, table_of
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flusher import Flush, Flusher
+from uprmc.engine.flush import Flush
+from uprmc.engine.flusher import Flusher
 from uprmc.engine.write_queue import SEGMENT_BITS
 from uprmc.errors import StoreError, StoreFull, StoreMapFull, TemporaryFailure
 from uprmc.model import SnapshotRange

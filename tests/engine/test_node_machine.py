@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.contents import queued, table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.engine.numbers import counter_text, parse_counter, shifted
 from uprmc.engine.vbucket import StoreMode
 from uprmc.engine.write_queue import QueueView

@@ -10,7 +10,7 @@ from tests.contents import table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine import flusher
 from uprmc.engine.evictor import Evictor
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.warmup import POPULATED_MARK
 from uprmc.errors import InvalidArguments, NotMyVBucket, StoreError, StoreFull

@@ -10,7 +10,7 @@ from tests.contents import receive_all, table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import UprSettings
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.engine.leases import Leases
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target

@@ -24,7 +24,7 @@ from tests.engine.readings import judge, open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import replica, rewind
 from uprmc.engine.failover_log import branched, new_log
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreFull
 from uprmc.model import FailoverLog, Item, Life, SnapshotRange, VBucketState

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.contents import table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine.fetcher import Fetch
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import KeyExists, NotResident
 from uprmc.model import Item, Life

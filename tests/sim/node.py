@@ -26,7 +26,7 @@ from tests.sim.world import Timer, World, WorldClock, WorldEntropy
 from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.fetcher import Fetch
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
 from uprmc.errors import StoreError
@@ -53,7 +53,8 @@ _GROW_MAX_S = 0.3
 SMALL = (
     ("uprmc.engine.write_queue", "SEGMENT_BITS", 2),
     ("uprmc.engine.flusher", "_TAKE_ITEMS", 1),
-    ("uprmc.engine.flusher", "_SETTLE_ITEMS", 1),
+    ("uprmc.engine.flusher", "SETTLE_ITEMS", 1),
+    ("uprmc.engine.flush", "SETTLE_ITEMS", 1),
     ("uprmc.engine.expiry", "_STEP_ENTRIES", 3),
     ("uprmc.engine.expiry", "SPARE_ENTRIES", 10),
     ("uprmc.engine.leftovers", "_STEP_ENTRIES", 3),

@@ -23,7 +23,8 @@ from tests.sim.noticing import notice
 from tests.sim.run import Run
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.evictor import Evictor
-from uprmc.engine.flusher import Flush, Flusher
+from uprmc.engine.flush import Flush
+from uprmc.engine.flusher import Flusher
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.table import Table
 from uprmc.engine.vbucket import VBucket

@@ -24,7 +24,8 @@ from uprmc.engine.evictor import Evictor
 from uprmc.engine.expiry import Expirer
 from uprmc.engine.failover_log import branched, last_complete_seqno
 from uprmc.engine.fetcher import Fetcher
-from uprmc.engine.flusher import Flusher, Waiter
+from uprmc.engine.flush import Waiter
+from uprmc.engine.flusher import Flusher
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.meta_marks import MetaMarks
 from uprmc.engine.purge_rule import Compacted, PurgeRule, shown

@@ -42,7 +42,8 @@ from typing import NamedTuple, Protocol
 from uprmc.config import KIB, PurgeSettings
 from uprmc.engine.disposal import Record
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flusher import Flusher, Waiter
+from uprmc.engine.flush import Waiter
+from uprmc.engine.flusher import Flusher
 from uprmc.engine.purge_rule import Compacted, PurgeRule
 from uprmc.engine.tombstones import pick
 from uprmc.engine.vbucket import Interruption, VBucket

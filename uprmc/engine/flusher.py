@@ -20,29 +20,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from uprmc.config import FlushSettings
 from uprmc.core.fronts import queued_in
 from uprmc.engine.commit_room import CommitRoom
 from uprmc.engine.disposal import Disposals, Record
 from uprmc.engine.failover_log import last_complete_seqno
+from uprmc.engine.flush import SETTLE_ITEMS, Begun, Cursor, Flush, LocalDocument, Part, Waiter
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
-from uprmc.engine.table import Table
 from uprmc.engine.tombstone_count import Tombstones
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.write_queue import QueueView, WriteQueue
 from uprmc.errors import StoreError
-from uprmc.model import SnapshotRange, VBucketHeader
+from uprmc.model import SnapshotRange
 from uprmc.record import seqno_of
 from uprmc.storage.interface import Batch, Store, VBucketChange
-
-Waiter = Callable[[bool], None]
-
-#: A local document, ``None`` to delete it, or what makes it when its commit begins.
-LocalDocument = bytes | None | Callable[[], bytes | None]
 
 #: Shortest time between two questions whether a flush is due.
 _LEAST_LOOK_S = 0.001
@@ -58,92 +50,6 @@ _LATER_KEYS = 16
 
 #: What a vBucket counts for beside its items when others may run after so many of them.
 _VBUCKET_AS_ITEMS = 8
-
-#: Most items of one vBucket that are marked persisted, or freed, before others may run.
-_SETTLE_ITEMS = 256
-
-
-@dataclass(slots=True)
-class _Cursor:
-    """How far one view of one queue has been written.
-
-    Attributes:
-        start: the persisted seqno when the view was opened.
-        whole: the end of the last complete snapshot that was persisted then.
-        snapshot: the range to which the view's newest items belong.
-    """
-
-    queue: WriteQueue
-    view: QueueView
-    start: int
-    whole: int
-    snapshot: SnapshotRange
-    position: int
-
-
-class _Begun(NamedTuple):
-    """A vBucket whose header is in the flush, even if the vBucket changes in the meantime.
-
-    Attributes:
-        table: the table of its history when the flush was begun.
-        header: what is stored if that history ends before its items are taken.
-        reset: whether the store must delete what precedes that history.
-    """
-
-    vbucket: VBucket
-    table: Table
-    header: VBucketHeader
-    reset: bool
-
-
-@dataclass(slots=True)
-class _Part:
-    """One vBucket's share of a flush.
-
-    Attributes:
-        table: the table of the history that it belongs to.
-        queue: where the records come from; ``None`` = only the header of an ended history.
-        cursor: the view that they come from; ``None`` = all that was in the queue.
-    """
-
-    vbucket: VBucket
-    table: Table
-    queue: WriteQueue | None
-    cursor: _Cursor | None
-    records: list[bytes]
-    upto: int
-    snapshot: SnapshotRange
-    reset: bool
-    header: bool
-
-
-@dataclass(slots=True)
-class Flush:
-    """One flush under way: what to commit, and what to do afterwards."""
-
-    waiters: deque[Waiter]
-    removed: list[int] = field(default_factory=list)
-    local: dict[bytes, LocalDocument] = field(default_factory=dict)
-    parts: list[_Part] = field(default_factory=list)
-    changes: list[VBucketChange] = field(default_factory=list)
-    batch: Batch = field(default_factory=Batch)
-
-    @property
-    def item_count(self) -> int:
-        """Number of items in the batch."""
-        return sum(len(part.records) for part in self.parts)
-
-    def tell(self, ok: bool) -> None:
-        """Report the result to the waiters, each once. If one raises, call again for the others."""
-        while self.waiters:
-            self.waiters.popleft()(ok)
-
-    def let_go(self) -> Iterator[None]:
-        """Free what was written in steps: of tombstones and old versions it has the last."""
-        for part in self.parts:
-            while part.records:
-                del part.records[-_SETTLE_ITEMS:]
-                yield
 
 
 class Flusher:
@@ -170,7 +76,7 @@ class Flusher:
         self._account = account
         self._stats = stats
         self._settings = settings
-        self._cursors: dict[int, _Cursor] = {}
+        self._cursors: dict[int, Cursor] = {}
         self._waiters: list[Waiter] = []
         self._impatient: list[Waiter] = []
         self._local: dict[bytes, LocalDocument] = {}
@@ -401,7 +307,7 @@ class Flusher:
         room = self.commit_room(flush.removed)
         self._batch_items = room.items
         dirty = [each for each in dirty if not self._is_gone(each)]
-        begun = [_begun(each) for each in dirty if each.header_dirty or each.reset_pending]
+        begun = [Begun.of(each) for each in dirty if each.header_dirty or each.reset_pending]
         later = [each for each in dirty if not (each.header_dirty or each.reset_pending)]
         resets = sum(each.reset for each in begun)
         reset_all = 0 < resets == len(self._vbuckets)
@@ -433,14 +339,14 @@ class Flusher:
         flush.batch = Batch(flush.changes, local, reset_all)
 
     def _take_begun(
-        self, flush: Flush, begun: _Begun, room: CommitRoom
+        self, flush: Flush, begun: Begun, room: CommitRoom
     ) -> Generator[None, None, None]:
         """Add a vBucket's share, or only the header if its history has ended."""
         vbucket, table, header, reset = begun
         if vbucket.table is table and (yield from self._take(flush, vbucket, room, reset=reset)):
             return
         flush.parts.append(
-            _Part(vbucket, table, None, None, [], header.high_seqno, header.snapshot, reset, True)
+            Part(vbucket, table, None, None, [], header.high_seqno, header.snapshot, reset, True)
         )
         flush.changes.append(VBucketChange(vbucket.id, header, [], reset))
         self._take_next_time(vbucket)
@@ -559,7 +465,7 @@ class Flusher:
         self,
         flush: Flush,
         vbucket: VBucket,
-        cursor: _Cursor | None,
+        cursor: Cursor | None,
         records: list[bytes],
         upto: int,
         snapshot: SnapshotRange,
@@ -570,7 +476,7 @@ class Flusher:
         """Add a part to a flush, and what it does to the store."""
         reset = vbucket.reset_pending
         flush.parts.append(
-            _Part(
+            Part(
                 vbucket,
                 vbucket.table,
                 vbucket.queue,
@@ -587,7 +493,7 @@ class Flusher:
         vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
 
     def _portion(
-        self, cursor: _Cursor, vbucket: VBucket, room: CommitRoom
+        self, cursor: Cursor, vbucket: VBucket, room: CommitRoom
     ) -> Generator[None, None, list[bytes] | None]:
         """Return the next records of a view, as many as there is room for.
 
@@ -608,7 +514,7 @@ class Flusher:
             upto = seqno_of(found[-1])
         return records
 
-    def _cursor(self, vbucket: VBucket) -> _Cursor:
+    def _cursor(self, vbucket: VBucket) -> Cursor:
         cursor = self._cursors.get(vbucket.id)
         if cursor is not None and cursor.queue is vbucket.queue:
             return cursor
@@ -617,11 +523,11 @@ class Flusher:
         start = vbucket.persisted_seqno
         whole = last_complete_seqno(start, vbucket.persisted_snapshot)
         view = vbucket.queue.open_view()
-        cursor = _Cursor(vbucket.queue, view, start, whole, vbucket.snapshot, start)
+        cursor = Cursor(vbucket.queue, view, start, whole, vbucket.snapshot, start)
         self._cursors[vbucket.id] = cursor
         return cursor
 
-    def _settle(self, part: _Part) -> Iterator[None]:
+    def _settle(self, part: Part) -> Iterator[None]:
         """Tell a vBucket what is on disk, a little at a time if that is much."""
         vbucket, cursor = part.vbucket, part.cursor
         if cursor is None or self._cursors.get(vbucket.id) is not cursor:
@@ -635,8 +541,8 @@ class Flusher:
         settled = 0
         if not vbucket.rewinding:
             between = SnapshotRange(cursor.whole, cursor.snapshot.end)
-            while len(part.records) - settled > _SETTLE_ITEMS and part.queue is vbucket.queue:
-                few = part.records[settled : settled + _SETTLE_ITEMS]
+            while len(part.records) - settled > SETTLE_ITEMS and part.queue is vbucket.queue:
+                few = part.records[settled : settled + SETTLE_ITEMS]
                 settled += len(few)
                 vbucket.persisted(few, seqno_of(few[-1]), between)
                 yield
@@ -644,7 +550,7 @@ class Flusher:
             del self._cursors[vbucket.id]
         self._persisted(part, part.records[settled:])
 
-    def _persisted(self, part: _Part, records: list[bytes]) -> None:
+    def _persisted(self, part: Part, records: list[bytes]) -> None:
         """Tell a vBucket what is on disk now, unless that belongs to a former history."""
         vbucket = part.vbucket
         if part.queue is not vbucket.queue or part.table is not vbucket.table:
@@ -667,8 +573,3 @@ class Flusher:
 
 def _has_other_history(vbucket: VBucket) -> bool:
     return vbucket.reset_pending or vbucket.rewinding
-
-
-def _begun(vbucket: VBucket) -> _Begun:
-    header = vbucket.header(vbucket.persisted_seqno, vbucket.persisted_snapshot)
-    return _Begun(vbucket, vbucket.table, header, vbucket.reset_pending)

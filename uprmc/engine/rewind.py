@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.flusher import Waiter
+from uprmc.engine.flush import Waiter
 from uprmc.engine.replica import NUMBER_MAX
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments

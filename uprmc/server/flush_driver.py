@@ -16,7 +16,7 @@ from twisted.python.threadpool import ThreadPool
 
 from uprmc.config import FlushSettings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.flusher import Flush
+from uprmc.engine.flush import Flush
 from uprmc.errors import StoreError, StoreFull, StoreMapFull
 from uprmc.server.log import Log
 from uprmc.server.slices import LongWork

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
 from uprmc.engine.disposal import Record
-from uprmc.engine.flusher import Flusher, Waiter
+from uprmc.engine.flush import Waiter
+from uprmc.engine.flusher import Flusher
 from uprmc.engine.purge_rule import shown
 from uprmc.engine.tombstone_count import Amount
 from uprmc.engine.vbucket import VBucket

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from functools import partial, reduce
 
 from uprmc.consume.ranges import named
-from uprmc.engine.flusher import Waiter
+from uprmc.engine.flush import Waiter
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import VBucketState
 from uprmc.places import parsed

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from uprmc.engine.flusher import Waiter
+from uprmc.engine.flush import Waiter
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
