@@ -256,7 +256,7 @@ def test_the_table_of_pages_has_every_page(used_node: HandDrivenNode) -> None:
 
 def test_metrics_that_the_page_mentions_exist(used_node: HandDrivenNode) -> None:
     page, _ = Exposition(used_node.node.statistics.metrics).render("")
-    exposed = set(re.findall(r"^(\w+)", page.decode(), re.M))
+    exposed = set(re.findall(r"^(?:# TYPE )?(\w+)", page.decode(), re.M))
     told = set(re.findall(r"`((?:uprmc|process)_\w+)`", section(OPERATIONS, "## Metrics")))
     assert told - {"uprmc_"} <= exposed
 

@@ -12,6 +12,7 @@ import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
 from tests.cli.support import uprmc
+from uprmc.cli.memory_why import memory_of, sentences
 from uprmc.config import describe
 
 
@@ -52,6 +53,41 @@ def test_stats_as_json(server: ServerProcess, group: list[str]) -> None:
     found = json.loads(uprmc("stats", *group, "--json", "--node", server.upr).out)
     assert found
     assert all(isinstance(value, str) for value in found.values())
+
+
+def test_why_memory_is_full_is_said_in_sentences_and_in_numbers(server: ServerProcess) -> None:
+    ended = uprmc("stats", "memory", "--why", "--node", server.upr)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("Documents take 0 bytes of the quota of 1.0 GiB (0 %).")
+    found = json.loads(uprmc("stats", "memory", "--why", "--json", "--node", server.upr).out)
+    assert sum(use["bytes"] for use in found["uses"]) == pytest.approx(found["process"], rel=0.2)
+    assert found["why"][0] == ended.out.splitlines()[0]
+    refused = uprmc("stats", "--why", "--node", server.upr)
+    assert (refused.code, refused.out) == (2, "")
+    assert "uprmc stats memory --why" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("used", "keys", "queued", "said"),
+    [
+        (50, 10, 0, "Values are evicted above 85 bytes."),
+        (90, 10, 0, "Values that are persisted are being evicted; writes are accepted."),
+        (95, 10, 0, "Writes are refused until there is room."),
+        (95, 90, 0, "Keys and bookkeeping of 7 documents alone are above the mark"),
+        (95, 10, 6, "6 changes are not persisted yet, so their values cannot be evicted"),
+    ],
+)
+def test_why_names_what_fills_the_quota(used: int, keys: int, queued: int, said: str) -> None:
+    memory = {"mem_used": used, "ep_max_size": 100, "ep_mem_high_wat": 85}
+    memory |= {"ep_mutation_mem_limit": 93, "total_rss_bytes": 300}
+    uses = {"values": (used - keys, 7), "keys": (keys, 7), "queue": (1, queued)}
+    holders = {"leases:bytes": "200", "leases:number": "3", "leases:what": "snapshot leases"}
+    for name, (size, number) in uses.items():
+        holders |= {f"{name}:bytes": f"{size}", f"{name}:number": f"{number}"}
+        holders[f"{name}:what"] = name
+    told = list(sentences(memory_of({name: str(value) for name, value in memory.items()}, holders)))
+    assert any(said in each for each in told)
+    assert any("most of it snapshot leases. `uprmc stats leases`" in each for each in told)
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,13 @@ from uprmc.xdcr.reading import PREFIX as LINK_PREFIX
 INTERVAL_S = 1.0
 
 #: With more streams than this they are looked at less often.
-_STREAMS_PER_S = 20_000
+_STREAMS_PER_S = 5_000
 
 #: Streams that are looked at in one step.
 _STREAMS_AT_ONCE = 256
 
 #: What a stream takes, and a key that it remembers of a reading, measured in the compiled form.
-_STREAM_BYTES, _READING_KEY_BYTES = 1_500, 120
+_STREAM_BYTES, _READING_KEY_BYTES = 1_000, 120
 
 #: Name of the row that stands for all consumers beyond the largest.
 OTHERS = "other"
@@ -81,12 +81,20 @@ class _Mark(NamedTuple):
 
 
 class _Standing:
-    """What is remembered of a consumer from one look to the next."""
+    """What is remembered of a consumer from one look to the next.
 
-    __slots__ = ("looked_at", "mark", "took_s")
+    Attributes:
+        mark: what it has to get until it gets a new mark.
+        look: what the last look has found.
+        seen: what was looked at then; as long as it is the same there is no need to look again.
+    """
+
+    __slots__ = ("look", "looked_at", "mark", "seen", "took_s")
 
     def __init__(self, mark: _Mark) -> None:
         self.mark = mark
+        self.look: _Look | None = None
+        self.seen: tuple[int, ...] = ()
         self.looked_at = mark.at
         self.took_s = 0.0
 
@@ -119,13 +127,14 @@ class ConsumerLags:
         if now < self._due_at:
             return
         mark = _Mark(now, {one.id: one.high_seqno for one in self._hub.bucket.vbuckets.values()})
+        changes = sum(mark.seqnos.values())
         producers = [each for each in self._hub.producers.values() if isinstance(each, Producer)]
         known, self._standings = self._standings, {}
         found: list[ConsumerLag] = []
         for producer in producers:
             standing = known.get(producer) or _Standing(mark)
             self._standings[producer] = standing
-            look = yield from _look(producer, standing.mark)
+            look = yield from _look_again(producer, standing, changes)
             found.append(self._lag(producer, look, standing.seconds(look, mark)))
         self.found = found
         streams = sum(each.streams for each in found)
@@ -171,6 +180,20 @@ def remaining(stream: Stream) -> int:
     """Return how many items are left at most: seqnos have holes."""
     reach = max(stream.reach_seqno, stream.vbucket.high_seqno)
     return max(0, min(reach, stream.end_seqno) - stream.last_seqno)
+
+
+def _look_again(
+    producer: Producer, standing: _Standing, changes: int
+) -> Generator[None, None, _Look]:
+    """Look at a consumer, unless nothing has happened since the last look."""
+    feed, look = producer.feed, standing.look
+    seen = (changes, feed.bytes_sent, feed.frames_sent, len(feed.streams))
+    if look is None or seen != standing.seen:
+        look = yield from _look(producer, standing.mark)
+    standing.seen = seen
+    # What has passed this mark has to be looked at with the next one, if anything is left.
+    standing.look = look if not (look.passed and look.items) else None
+    return look
 
 
 def _look(producer: Producer, mark: _Mark) -> Generator[None, None, _Look]:

@@ -22,7 +22,7 @@ from uprmc.server.observed import ObservedNode
 
 #: What one of a kind takes, measured in the compiled form.
 _SEGMENT_BYTES = 160 + (8 << SEGMENT_BITS)
-_VBUCKET_BYTES = 6_000
+_VBUCKET_BYTES = 4_200
 _READING_BYTES = 700
 _READING_KEY_BYTES = 120
 _CONNECTION_BYTES = 12_000
