@@ -121,7 +121,7 @@ def bench(
     node: NodeAccess,
     as_json: bool,
 ) -> int:
-    """Measure how many gets and sets a node answers in a second, and how fast.
+    """Measure how many gets and sets a node answers per second.
 
     It writes documents whose keys begin with --prefix, and leaves them there unless you say
     --cleanup. All other documents stay as they are. Press Ctrl-C to end early.
