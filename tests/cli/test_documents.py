@@ -109,6 +109,16 @@ def test_a_bench_tells_percentiles_and_leaves_other_documents_alone(ask: Ask) ->
     assert "p99.9 ms" in people
 
 
+def test_top_tells_what_a_node_does(ask: Ask) -> None:
+    ask("set", "t:1", "x")
+    found = json.loads(ask("top", "--once", "--every", "0.1", "--json").out)
+    assert found["ready"] is True
+    assert found["vbuckets"]["active"] == 4
+    assert found["items"] > 0 < found["memory"]["used"] < found["memory"]["quota"]
+    assert found["index"]
+    assert "hits " in ask("top", "--once", "--every", "0.1").out
+
+
 def test_who_may_only_read_cannot_write(ask: Ask) -> None:
     ended = ask("set", "k", "v", user="bob")
     assert ended.code == 1

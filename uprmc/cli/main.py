@@ -40,6 +40,7 @@ _VERBS = {
     "keys": "keys:keys",
     "ping": "ping:ping",
     "bench": "bench:bench",
+    "top": "top:top",
     "stats": "stats:stats",
     "vbucket": "vbucket:vbucket",
     "watermarks": "watermarks:watermarks",

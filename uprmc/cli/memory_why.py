@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from uprmc.cli.shown import size_text
+
 #: Holders that take less than this part of the process's memory are not mentioned.
 _WORTH_SAYING = 0.01
 
@@ -66,15 +68,15 @@ def as_plain(memory: Memory) -> dict[str, object]:
 def sentences(memory: Memory) -> Iterator[str]:
     """Yield the answer for people."""
     share = _percent(memory.used, memory.quota)
-    taken = f"{_size(memory.used)} of the quota of {_size(memory.quota)} ({share})"
+    taken = f"{size_text(memory.used)} of the quota of {size_text(memory.quota)} ({share})"
     yield f"Documents take {taken}. {_state(memory)}"
     yield from _advice(memory)
-    yield f"The process has {_size(memory.process)}, apart from the mapped file:"
+    yield f"The process has {size_text(memory.process)}, apart from the mapped file:"
     worth = max(1, int(memory.process * _WORTH_SAYING))
     for use in memory.uses:
         if use.bytes >= worth:
             part = _percent(use.bytes, memory.process)
-            yield f"  {_size(use.bytes):>10}  {part:>5}  {_told(use)}"
+            yield f"  {size_text(use.bytes):>10}  {part:>5}  {_told(use)}"
 
 
 def _state(memory: Memory) -> str:
@@ -82,7 +84,7 @@ def _state(memory: Memory) -> str:
         return "Writes are refused until there is room."
     if memory.used > memory.high_mark:
         return "Values that are persisted are being evicted; writes are accepted."
-    return f"Values are evicted above {_size(memory.high_mark)}."
+    return f"Values are evicted above {size_text(memory.high_mark)}."
 
 
 def _advice(memory: Memory) -> Iterator[str]:
@@ -103,7 +105,7 @@ def _advice(memory: Memory) -> Iterator[str]:
     largest = max((use for use in memory.uses if use.name not in _IN_QUOTA), key=lambda it: it[1])
     if outside > memory.quota / 2 and largest.name != "program":
         yield (
-            f"{_size(outside)} are outside of the quota, most of it {largest.what}."
+            f"{size_text(outside)} are outside of the quota, most of it {largest.what}."
             f"{_remedy(largest.name)}"
         )
 
@@ -124,13 +126,3 @@ def _told(use: Use) -> str:
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "0 %"
-
-
-def _size(number: float) -> str:
-    """Return about how many bytes these are: ``1.5 GiB``."""
-    unit = "bytes"
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if number < 1024 or unit == "TiB":
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "bytes" or number >= 100 else f"{number:.1f} {unit}"

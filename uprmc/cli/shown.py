@@ -19,3 +19,13 @@ def readable(data: bytes, most: int | None = None) -> str:
 
 def _escaped(character: str) -> str:
     return character if character.isprintable() else ascii(character)[1:-1]
+
+
+def size_text(number: float) -> str:
+    """Return about how many bytes these are: ``1.5 GiB``."""
+    unit = "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if number < 1024 or unit == "TiB":
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if unit == "bytes" or number >= 100 else f"{number:.1f} {unit}"

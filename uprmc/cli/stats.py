@@ -22,8 +22,8 @@ def stats(group: tuple[str, ...], node: NodeAccess, why: bool, as_json: bool) ->
     \b
     settings, settings-origins, items, slabs, sizes, conns, warmup, memory,
     memory-holders, extstore, uprmc, timings,
-    tap, tapagg, dcp, upr, dcpagg, upragg, leases, replication, uuid,
-    kvstore, kvtimings, scheduler, runtimes, dispatcher, workload, config,
+    tap, tapagg, dcp, upr, dcpagg, upragg, consumers, leases, replication,
+    uuid, kvstore, kvtimings, scheduler, runtimes, dispatcher, workload, config,
     vbucket, prev-vbucket, vbucket-details, vbucket-seqno, failovers,
     checkpoint, hash
 

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Iterator
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.protocol.opcodes import MarkerFlag
-from uprmc.server.consumer_lag import remaining
+from uprmc.server.consumer_lag import largest, remaining
 from uprmc.server.observed import ObservedNode
 from uprmc.upr.hub import Hub
 from uprmc.upr.produce.producer import Producer
 from uprmc.upr.produce.stream import Stream
 from uprmc.upr.receive.consumer import Consumer
+
+#: Consumers that are shown one by one.
+_CONSUMERS = 50
 
 
 def dcp(node: ObservedNode) -> StatRows:
@@ -67,6 +70,15 @@ def takeover(node: ObservedNode, words: str) -> StatGroup:
         ("chk_items", str(queued)),
         ("vb_items", str(vbucket.item_count)),
         ("on_disk_deletes", str(deletions)),
+    ]
+
+
+def consumers(node: ObservedNode) -> StatGroup:
+    """Return the consumers that are furthest behind, and the sum of the others."""
+    return [
+        (f"{number}:{name}", f"{value:.3f}" if isinstance(value, float) else str(value))
+        for number, lag in enumerate(largest(node.consumer_lags.found, _CONSUMERS))
+        for name, value in lag._asdict().items()
     ]
 
 

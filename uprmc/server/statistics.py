@@ -60,6 +60,7 @@ _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "tap": stat_tap.tap,
     "dcp": stat_upr.dcp,
     "upr": stat_upr.upr,
+    "consumers": stat_upr.consumers,
     "leases": stat_upr.leases,
     "replication": stat_replication.replication,
     "xdcr": stat_xdcr.xdcr,
