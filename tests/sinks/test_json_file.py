@@ -108,7 +108,7 @@ def test_a_file_is_anothers_while_it_is_open(made: Path) -> None:
 
 
 def test_the_position_is_one_consumers(made: Path) -> None:
-    with pytest.raises(StateRefused, match="it is consumer 'json-file'"):
+    with pytest.raises(StateRefused, match=r"x\.jsonl\.position: it is consumer 'json-file'"):
         JsonFile(made, name="other")
 
 

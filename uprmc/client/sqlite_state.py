@@ -115,6 +115,7 @@ class SqliteState:
             of the process; after a power failure the last commits may be missing, which is safe
             only if the handler's own effects are lost with them.
         lock_timeout_s: how long to wait for another process to close the file.
+        called: what messages call the database of a connection.
 
     Raises:
         StateRefused: it belongs to another consumer, another application, another number of
@@ -129,6 +130,7 @@ class SqliteState:
         vbuckets: int = 0,
         sync: Literal["full", "normal"] = "full",
         lock_timeout_s: float = _LOCK_TIMEOUT_S,
+        called: str = "in your database",
     ) -> None:
         if sync not in ("full", "normal"):
             raise StateRefused(f"sync {sync!r}: say 'full' or 'normal'")
@@ -142,7 +144,7 @@ class SqliteState:
         self.instance = ""
         self.vbuckets = vbuckets
         if isinstance(where, sqlite3.Connection):
-            self._place = "in your database"
+            self._place = called
             self._connection = where
         else:
             self._place = os.path.abspath(where)

@@ -61,7 +61,8 @@ class JsonFile(Sink):
             with told(position, StateRefused):
                 self._learn()
             self._cut()
-            self.state = _FileState(self._database, name, self._sync, self._synced, self._cut)
+            steps = self._sync, self._synced, self._cut
+            self.state = _FileState(self._database, name, position, *steps)
         except BaseException:
             self.close()
             raise
@@ -169,12 +170,13 @@ class _FileState(SqliteState):
         self,
         database: sqlite3.Connection,
         name: str,
+        called: str,
         before: Callable[[], None],
         after: Callable[[], None],
         undone: Callable[[], None],
     ) -> None:
         self._before, self._after, self._undone = before, after, undone
-        super().__init__(database, name=name)
+        super().__init__(database, name=name, called=called)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -52,7 +52,7 @@ class SqliteMirror(Sink):
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute(_TABLE)
                 self._database.execute(f"SELECT {_COLUMNS} FROM documents LIMIT 0")
-            self.state = SqliteState(self._database, name=name)
+            self.state = SqliteState(self._database, name=name, called=place)
         except BaseException:
             self.close()
             raise
