@@ -140,6 +140,9 @@ def test_who_does_not_log_in_is_told_so(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["get"], "Missing argument 'KEY...'; say uprmc get [OPTIONS] KEY..."),
+        (["set", "k", "v", "w"], "extra argument (w); say uprmc set [OPTIONS] KEY [VALUE]"),
+        (["incr", "k", "--by", "x"], "'x' is not a whole number"),
         (["get", ""], "a key has 1 to 250 bytes, this one 0"),
         (["set", "k", "v", "--add", "--replace"], "--add, --replace and --cas exclude each other"),
         (["set", "k", "v", "--file", __file__], "a value and --file exclude each other"),

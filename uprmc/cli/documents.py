@@ -180,7 +180,13 @@ def del_verb(keys: tuple[str, ...], node: NodeAccess, as_json: bool) -> int:
 
 @click.command()
 @click.argument("key")
-@click.option("--by", type=int, default=1, show_default=True, help="What to add; may be negative.")
+@click.option(
+    "--by",
+    type=whole(least=-_U64_MAX, most=_U64_MAX),
+    default="1",
+    show_default=True,
+    help="What to add; may be negative.",
+)
 @click.option("--initial", type=whole(most=_U64_MAX), help="Value of a document that is missing.")
 @click.option("--ttl", "ttl_s", type=_TTL, default="0", help="With --initial: time to live.")
 @talks_to_a_node("Print one JSON object.", several=True)

@@ -136,7 +136,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:
         return _failed("interrupted", EXIT_FAILED, arguments)
     except click.ClickException as error:
-        return _failed(_one_line(error.format_message()), EXIT_USAGE, arguments)
+        return _failed(_one_line(_with_usage(error)), EXIT_USAGE, arguments)
     except (ConfigError, StoreRefused) as error:
         return _failed(str(error), EXIT_USAGE, arguments)
     except UprmcError as error:
@@ -156,6 +156,15 @@ def _explained(error: UprmcError) -> str:
         code = getattr(error, "code", "")
         return f"{code} {words}".strip() if words else _one_line(str(error))
     return _one_line(str(error))
+
+
+def _with_usage(error: click.ClickException) -> str:
+    """Return what is wrong; of missing or surplus arguments also which ones the verb takes."""
+    text = error.format_message()
+    context = getattr(error, "ctx", None)
+    if context is None or not text.startswith(("Missing argument", "Got unexpected extra")):
+        return text
+    return f"{text.rstrip('.')}; {context.get_usage().replace('Usage: ', 'say ')}"
 
 
 def _failed(message: str, code: int, arguments: Sequence[str]) -> int:

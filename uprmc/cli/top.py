@@ -43,7 +43,7 @@ _Show = Callable[[dict[str, Any], str], None]
 @click.option("--once", is_flag=True, help="Print one sample and end.")
 @talks_to_a_node("Print one JSON object for each sample.")
 def top(every_s: float, once: bool, node: NodeAccess, as_json: bool) -> int:
-    """Show what a node does: operations, memory, disk, consumers and links.
+    """Show what a node does at the moment.
 
     On a terminal the screen is refreshed until you press q or Ctrl-C; elsewhere each sample is a
     line. When the node restarts, it goes on. Rates are those of the time between two samples.
