@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -85,6 +86,7 @@ def test_a_mutation_has_every_column() -> None:
         "_snap_end": 100,
         "_backfill": True,
         "_meta": b"\x01\x02",
+        "_time": datetime(2262, 4, 11, 23, 47, 16, 854775, tzinfo=UTC),
     }
 
 

@@ -31,7 +31,8 @@ PIPELINE_MAX = 64
 #: What is said where nobody has logged in and somebody has to.
 WANTS_LOGIN = "serves users only: log in with a user name and a password file"
 
-_LOGIN = frozenset({Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP})
+#: Requests of a login.
+LOGIN = frozenset({Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP})
 
 
 class NodeError(ClientError):
@@ -157,7 +158,7 @@ class NodeConnection:
             try:
                 question = self._questions.answered(frame.opcode, frame.opaque)
                 if question is not None:
-                    if frame.status == Status.AUTH_ERROR and question.opcode not in _LOGIN:
+                    if frame.status == Status.AUTH_ERROR and question.opcode not in LOGIN:
                         raise NodeError(f"the node at {self.place} {WANTS_LOGIN}")
                     return question, frame
             except RemoteProtocolError as error:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from uprmc.client.ahead import Ahead
-from uprmc.client.connection import WANTS_LOGIN
+from uprmc.client.connection import LOGIN, WANTS_LOGIN
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.events import Event
@@ -159,6 +159,7 @@ class NodeSession:
     ) -> None:
         self.place = place
         self._credentials = credentials
+        self._tls = tls
         self._safe = tls or parsed(place).is_local
         self.open = False
         self.error: ClientError | None = None
@@ -326,6 +327,8 @@ class NodeSession:
                 f"the node at {self.place} sent nonsense: {error}. Look at the node's version and "
                 "log, then start again"
             ) from None
+        if frame.status == Status.AUTH_ERROR and not self.open and frame.opcode not in LOGIN:
+            self.error = self.error or OpenRefused(f"the node at {self.place} {WANTS_LOGIN}")
         if found is None:
             return None
         if isinstance(found, RequestFrame):
@@ -437,7 +440,7 @@ class NodeSession:
                 f"the node at {self.place} refuses to open a stream connection: {opened.reason}; "
                 "see its log and the consumer's name"
             )
-            raise refused.doubting(self.place)
+            raise refused if self._tls else refused.doubting(self.place)
         self.grant(features.granted(controls, granted))
         self.knows_terms = features.tells_terms(greeted.status, greeted.value)
         if not self.knows_terms:  # some producers grant every CONTROL
