@@ -1,4 +1,4 @@
-"""What ``uprmc top`` makes of two readings, and at a node that says nothing."""
+"""What ``uprmc top`` makes of two readings; verbs at a node that says nothing."""
 
 from __future__ import annotations
 
@@ -42,9 +42,12 @@ def test_after_a_reset_or_a_restart_no_rate_is_negative(pid: int) -> None:
     assert found["hit_share"] is None
 
 
-def test_a_node_that_says_nothing_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("verb", ["top", "keys"])
+def test_a_node_that_says_nothing_is_given_up(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with _Silent() as node:
-        ended = runner(capsys)("top", "--node", node.place, "--timeout", "0.1")
+        ended = runner(capsys)(verb, "--node", node.place, "--timeout", "0.1")
     assert ended.code == 1
     assert ended.line() == f"the node at {node.place} says nothing for 0.1 s"
 

@@ -48,7 +48,14 @@ def keys(prefix: str, limit: int | None, count: bool, node: NodeAccess, as_json:
 
 def _found(node: NodeAccess, beginning: bytes) -> Generator[Change, None, None]:
     for place in node.places:
-        lease = Lease(place, (), _LEASE_S, tls=node.tls, credentials=node.credentials)
+        lease = Lease(
+            place,
+            (),
+            _LEASE_S,
+            tls=node.tls,
+            credentials=node.credentials,
+            timeout_s=node.timeout_s,
+        )
         with lease, closing(lease.read(values=False)) as changes:
             for number, change in enumerate(changes, 1):
                 if not number % _RENEW_ITEMS:

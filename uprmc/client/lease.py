@@ -53,6 +53,7 @@ class Lease:
         credentials: who logs in, ``None`` = nobody.
         reader: the id of the registered client that reads it: to the node it is then no consumer
             for which deletions must be kept by age.
+        timeout_s: a node that says nothing for so long is given up.
 
     Attributes:
         id: the node's number for it.
@@ -72,8 +73,10 @@ class Lease:
         tls: ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
         reader: bytes = b"",
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self._place, self._tls, self._credentials = place, tls, credentials
+        self._timeout_s = timeout_s
         answer = self._acquired(list(vbuckets), _seconds(lifetime_s), reader)
         try:
             self.id, self.lifetime_s, leased = messages.granted(answer)
@@ -147,7 +150,8 @@ class Lease:
                 raise LeaseRefused(f"vBucket {number} of the lease: {answer.reason}")
 
     def _talk(self, *, values: bool = True) -> _Talk:
-        return _Talk(self._place, self._tls, self._credentials, values=values)
+        given = self._place, self._tls, self._credentials
+        return _Talk(*given, values=values, timeout_s=self._timeout_s)
 
     def _ask(self, frame: RequestFrame, *allowed: int) -> ResponseFrame:
         with self._talk() as talk:
@@ -180,7 +184,9 @@ class _Talk:
         credentials: Credentials | None,
         *,
         values: bool,
+        timeout_s: float,
     ) -> None:
+        self._timeout_s = timeout_s
         self.session = NodeSession(
             check_place(place),
             "uprmc-lease",
@@ -188,7 +194,7 @@ class _Talk:
             credentials=credentials,
             tls=tls is not None,
         )
-        self._wire = Wire(place, tls, time.monotonic() + _TIMEOUT_S)
+        self._wire = Wire(place, tls, time.monotonic() + timeout_s)
         self._early: list[Event] = []
 
     def __enter__(self) -> Self:
@@ -239,6 +245,6 @@ class _Talk:
     def _wait(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wire, self._wire.wants())
-            if not selector.select(_TIMEOUT_S):
+            if not selector.select(self._timeout_s):
                 kind = ConnectionLost if self._wire.ready else NodeUnreachable
-                raise kind(f"the node at {self._wire.place} does not answer")
+                raise kind(f"the node at {self._wire.place} says nothing for {self._timeout_s:g} s")
