@@ -250,7 +250,10 @@ def test_a_refused_data_directory_is_refused_in_the_words_of_the_document(tmp_pa
 
 
 def test_the_table_of_pages_has_every_page(used_node: HandDrivenNode) -> None:
-    pages = {path.decode() for path in Pages(used_node.node.statistics).by_path}
+    pages = {path.decode() for path in Pages(used_node.node.statistics).by_path} | {
+        "/live",
+        "/changes",
+    }
     assert set(names(section(OPERATIONS, "## HTTP"))) == pages
 
 

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from uprmc.cli.shown import readable
+from uprmc.client.change_fields import (
+    Rollback,
+    Shown,
+    SnapshotBegin,
+    SnapshotEnd,
+    as_fields,
+)
 from uprmc.client.handler import Change
-from uprmc.consume.json_fields import text_or_base64
 
+__all__ = ["Rollback", "Shown", "SnapshotBegin", "SnapshotEnd", "as_json_line", "plain"]
 
-class SnapshotBegin(NamedTuple):
-    """Changes from `start` to `end` follow; only together are they consistent."""
-
-    vbucket: int
-    start: int
-    end: int
-    from_disk: bool
-
-
-class SnapshotEnd(NamedTuple):
-    """All changes of the snapshot were sent, `items` in number."""
-
-    vbucket: int
-    end: int
-    items: int
-
-
-class Rollback(NamedTuple):
-    """The stream did not begin: the node shares our history only up to `seqno`."""
-
-    vbucket: int
-    seqno: int
-
-
-Shown = Change | SnapshotBegin | SnapshotEnd | Rollback
 
 #: A value is cut after so many characters on a line for people.
 _VALUE_CHARACTERS = 60
@@ -79,16 +60,4 @@ def time_text(seconds: int) -> str:
 
 def as_json_line(event: Shown) -> str:
     """Return an event as one line of JSON."""
-    if isinstance(event, Change):
-        fields = {
-            **event._asdict(),
-            **text_or_base64("key", event.key),
-            **text_or_base64("value", event.value),
-        }
-    elif isinstance(event, SnapshotBegin):
-        fields = {"op": "snapshot-begin", **event._asdict()}
-    elif isinstance(event, SnapshotEnd):
-        fields = {"op": "snapshot-end", **event._asdict()}
-    else:
-        fields = {"op": "rollback", **event._asdict()}
-    return json.dumps(fields)
+    return json.dumps(as_fields(event))

@@ -23,10 +23,11 @@ from twisted.web.server import NOT_DONE_YET, Request
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.metrics import Exposition, Metric
 from uprmc.server.access import Access
+from uprmc.server.endless import Admit, Endless
 from uprmc.server.http_gate import Gated, role_of_page
 from uprmc.server.listener import Listener, listen
-from uprmc.server.live import Live
 from uprmc.server.log import Log
+from uprmc.server.outflow import EVENT_STREAM, BadQuestion
 from uprmc.server.slices import LongWork
 from uprmc.web import LimitedSite
 
@@ -34,12 +35,12 @@ MAX_BODY_BYTES = 16 * 1024
 REQUEST_S = 10.0
 MAX_CLIENTS = 256
 
+#: When a client that was refused for lack of room may come again.
+RETRY_S = 5
+
 SETTING = "server.http"
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
-
-#: The stream of samples that the page at ``/`` shows.
-LIVE = b"/live"
 
 _FILES = {
     b"/": ("page.html", "text/html; charset=utf-8"),
@@ -103,11 +104,11 @@ class Pages:
     """The pages by path, without HTTP around them."""
 
     def __init__(
-        self, view: NodeView, live: Live | None = None, work: LongWork | None = None
+        self, view: NodeView, endless: Endless | None = None, work: LongWork | None = None
     ) -> None:
         self._view = view
         self._work = work
-        self._live = live
+        self._endless = endless or Endless({}, {})
         self._exposition = Exposition(view.metrics)
         self.by_path: dict[bytes, Page] = {
             b"/healthz": self._healthz,
@@ -117,7 +118,6 @@ class Pages:
             b"/watermarks.json": self._watermarks,
             b"/vbucket.json": self._vbucket,
             b"/metrics": self._metrics,
-            LIVE: self._watch,
             **{path: _static(*file) for path, file in _FILES.items()},
         }
 
@@ -126,15 +126,18 @@ class Pages:
 
         ``None`` = the request is answered bit by bit.
         """
+        endless = self._endless.find(request)
         page = self.by_path.get(request.path)
-        if page is None:
-            known = [path.decode() for path in self.by_path]
+        if page is None and endless is None:
+            known = [path.decode() for path in (*self.by_path, *self._endless.paths)]
             return json_answer(http.NOT_FOUND, {"error": "no such page", "pages": known})
         if request.method not in (b"GET", b"HEAD"):
             request.setHeader(b"Allow", b"GET, HEAD")
             return json_answer(http.NOT_ALLOWED, {"error": "only GET and HEAD work here"})
         try:
-            return page(request)
+            return page(request) if endless is None and page else _begun(request, endless)
+        except BadQuestion as error:
+            return json_answer(http.BAD_REQUEST, {"error": str(error)})
         except Exception:
             _log.failure("page_failed", path=request.path)
             return _FAILED
@@ -158,13 +161,6 @@ class Pages:
 
     def _events(self, request: Request) -> Answer:
         return json_answer(http.OK, {"events": self._view.events()})
-
-    def _watch(self, request: Request) -> Answer | None:
-        if self._live is None or request.method != b"GET":
-            return json_answer(http.NOT_FOUND, {"error": "nothing is live here"})
-        if self._live.admit(request):
-            return None
-        return json_answer(http.SERVICE_UNAVAILABLE, {"error": "too many viewers"})
 
     def _vbucket(self, request: Request) -> Answer:
         return self._of_vbucket(request, self._view.vbucket)
@@ -203,6 +199,16 @@ class Pages:
         return None
 
 
+def _begun(request: Request, admit: Admit | None) -> Answer | None:
+    """Begin an answer without an end."""
+    if request.method == b"HEAD" or admit is None:
+        return http.OK, EVENT_STREAM, b""
+    if admit(request):
+        return None
+    request.setHeader(b"Retry-After", b"%d" % RETRY_S)
+    return json_answer(http.SERVICE_UNAVAILABLE, {"error": "too many readers; try again later"})
+
+
 class _Root(Resource):
     """Every path ends here."""
 
@@ -237,10 +243,10 @@ def _static(name: str, content_type: str) -> Page:
 
 
 def node_site(
-    view: NodeView, reactor: Any, live: Live | None = None, work: LongWork | None = None
+    view: NodeView, reactor: Any, endless: Endless | None = None, work: LongWork | None = None
 ) -> LimitedSite:
     """Return the site of one node."""
-    pages = Pages(view, live, work)
+    pages = Pages(view, endless, work)
     return LimitedSite(
         cast(IResource, _Root(pages)),
         reactor,
@@ -256,7 +262,7 @@ def listen_http(
     text: str,
     view: NodeView,
     backlog: int,
-    live: Live | None = None,
+    endless: Endless | None = None,
     access: Access | None = None,
     work: LongWork | None = None,
 ) -> Deferred[Listener | None]:
@@ -267,7 +273,7 @@ def listen_http(
     """
     if text == "off":
         return succeed(None)
-    site = node_site(view, reactor, live, work)
+    site = node_site(view, reactor, endless, work)
     if access is not None:
         site.resource = Gated(site.resource, access, "http", role_of_page)
     return listen(reactor, text, site, setting=SETTING, backlog=backlog).addCallback(lambda it: it)

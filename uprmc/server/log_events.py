@@ -199,6 +199,9 @@ EVENTS = {
         "how many seconds it is started again. Its own lines above say more."
     ),
     "index.stopped": _info("That process has ended with the node: its pid, and how."),
+    "http.changes_ended": _warn(
+        "The stream behind a reader of `/changes` failed, and its answer was ended: the reason."
+    ),
     "http.page_failed": _BUG,
     "twisted.message": _warn("A warning or an error of a library."),
     "twisted.failure": _error("An exception in a library, logged with a traceback."),

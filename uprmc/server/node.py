@@ -32,10 +32,13 @@ from uprmc.server import collector
 from uprmc.server.access import Access
 from uprmc.server.adapter import SessionFactory
 from uprmc.server.audit import Audit
+from uprmc.server.changes import Changes
 from uprmc.server.connections import Connections, raise_file_limit
 from uprmc.server.consumer_lag import ConsumerLags
 from uprmc.server.dialer import Dialer, dialling_as, trust_root
 from uprmc.server.disk_work import DiskWork
+from uprmc.server.endless import Endless
+from uprmc.server.event_stream import EventStream
 from uprmc.server.events import Events
 from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import listen_http
@@ -49,6 +52,7 @@ from uprmc.server.slices import LongWork
 from uprmc.server.statistics import Statistics
 from uprmc.server.tap_driver import TapDriver
 from uprmc.server.tls import tls_options
+from uprmc.server.transport import adopt_directly
 from uprmc.server.upgrade_log import log_new_history, upgrade_log
 from uprmc.server.wake_list import WakeList
 from uprmc.server.world import SystemClock, SystemEntropy
@@ -126,7 +130,13 @@ class Node:
         self._work = LongWork(reactor, collector.tend)
         self.statistics = Statistics(self)
         panels = {name: partial(panel, self) for name, panel in PANELS.items()}
-        self._live = Live(reactor, self._work, panels)
+        self._endless = Endless(
+            {
+                b"/live": Live(reactor, self._work, panels),
+                b"/changes": Changes(reactor, self._adopt, self.bucket.vbuckets),
+            },
+            {b"/events": EventStream(reactor, self.events, f"{entropy.uuid48():012x}")},
+        )
         self._started_at = self._clock.monotonic()
         threads = 3 + settings.flush.fetch_rounds  # a flush, a compaction, a stream
         self._pool = ThreadPool(minthreads=1, maxthreads=threads, name="uprmc-disk")
@@ -191,7 +201,7 @@ class Node:
         for listener in self._listeners.values():
             yield listener.stop()
         yield self.index.stop()
-        self._live.stop()
+        self._endless.stop()
         self._housekeeping.stop()
         self._replication_driver.stop()
         self._xdcr_driver.stop()
@@ -222,7 +232,7 @@ class Node:
             server.http,
             self.statistics,
             server.listen_backlog,
-            self._live,
+            self._endless,
             self.access,
             self._work,
         )
@@ -244,6 +254,10 @@ class Node:
 
     def _open_private(self, path: str) -> Listener:
         return listen_private(self._reactor, path, self._session_factory(_PRIVATE, by_key=False))
+
+    def _adopt(self, socket: Any) -> None:
+        """Make a socket a connection of the node's own, without a login."""
+        adopt_directly(self._reactor, socket, self._session_factory(_PRIVATE, by_key=False))
 
     def _warm_up(self) -> Generator[Deferred[Any], Any, None]:
         self._warming = self._timed_warm_up()

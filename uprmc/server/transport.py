@@ -137,3 +137,8 @@ def send_directly(port: object) -> None:
         port.transport = DirectServer  # type: ignore[assignment]
     elif type(port) is unix.Port:
         port.transport = DirectUnixServer
+
+
+def adopt_directly(reactor: Any, socket: Any, factory: Any) -> None:
+    """Make a connected unix socket a direct connection; the caller closes its own."""
+    DirectUnixServer._fromConnectedSocket(socket.fileno(), factory, reactor)

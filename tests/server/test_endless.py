@@ -1,0 +1,208 @@
+"""Answers without an end: samples, events and changes, how they are bounded, how they stop."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+
+from tests.server.support import PEER
+from tests.server.test_http import FakeNode
+from uprmc.client.position import Position
+from uprmc.model import FailoverEntry
+from uprmc.server import live as live_module
+from uprmc.server.change_tokens import decoded, encoded, position_of
+from uprmc.server.changes import READERS_MAX, Changes
+from uprmc.server.endless import Endless
+from uprmc.server.event_stream import EventStream
+from uprmc.server.events import Events
+from uprmc.server.http import node_site
+from uprmc.server.live import VIEWERS_MAX, Live
+from uprmc.server.outflow import KEEPALIVE_S, STUCK_S
+from uprmc.server.slices import LongWork
+
+SSE = "Accept: text/event-stream"
+
+
+class Site:
+    """The http listener in memory, with one panel that the test sets."""
+
+    def __init__(self) -> None:
+        self.reactor = MemoryReactorClock()
+        self.panels = {"name": "<b>", "vbuckets": [[0, "active", 1], [1, "active", 1]]}
+        self.made = 0
+        work = LongWork(self.reactor)
+        self.live = Live(self.reactor, work, {name: self._panel(name) for name in self.panels})
+        self.events = Events(lambda: 0.0)
+        changes = Changes(self.reactor, lambda _: None, {})
+        self.endless = Endless(
+            {b"/live": self.live, b"/changes": changes},
+            {b"/events": EventStream(self.reactor, self.events, "life")},
+        )
+        self.site = node_site(FakeNode(), self.reactor, self.endless)
+        self.channels = []
+
+    def _panel(self, name):
+        def panel():
+            self.made += 1
+            return self.panels[name]
+
+        return panel
+
+    def get(self, path: str, *headers: str, method: str = "GET"):
+        """Ask on a new connection; returns its transport."""
+        transport = StringTransport(IPv4Address("TCP", "127.0.0.1", 80), PEER)
+        channel = self.site.buildProtocol(PEER)
+        channel.makeConnection(transport)
+        self.channels.append(channel)
+        lines = [f"{method} {path} HTTP/1.1", "Host: h", *headers, "", ""]
+        channel.dataReceived("\r\n".join(lines).encode())
+        return transport
+
+    def pass_time(self, seconds: float = 1.0) -> None:
+        self.reactor.pump([seconds, *[0.0] * 20])
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    made.endless.stop()
+    for _ in range(5):
+        made.pass_time(0.2)
+    assert not [call for call in made.reactor.getDelayedCalls() if "Outflow" in str(call)]
+
+
+def samples(transport) -> list[dict]:
+    found = re.findall(rb"^data: (.*)$", transport.value(), re.MULTILINE)
+    return [json.loads(line) for line in found]
+
+
+def test_a_viewer_gets_everything_and_then_what_has_changed(site: Site) -> None:
+    transport = site.get("/live")
+    site.pass_time(0)
+    site.panels["vbuckets"] = [[0, "active", 1], [1, "dead", 2]]
+    site.pass_time()
+    first, second = samples(transport)
+    assert first["name"] == "<b>"
+    assert second == {"vbuckets": [[1, "dead", 2]], "gone": []}
+    assert b"text/event-stream" in transport.value()
+
+
+def test_nothing_is_sampled_while_nobody_looks_and_once_for_all_who_do(site: Site) -> None:
+    site.pass_time(10)
+    assert site.made == 0
+    for _ in range(3):
+        site.get("/live")
+    site.pass_time(0)
+    before = site.made
+    site.pass_time()
+    assert site.made - before == len(site.panels)
+    for channel in site.channels:
+        channel.connectionLost(Failure(ConnectionDone()))
+    before = site.made
+    site.pass_time(5)
+    assert site.made == before
+
+
+def test_a_slow_viewer_skips_samples_then_gets_everything(site: Site) -> None:
+    transport = site.get("/live")
+    site.pass_time(0)
+    transport.producer.pauseProducing()
+    transport.clear()
+    site.pass_time()
+    assert transport.value() == b""
+    transport.producer.resumeProducing()
+    site.pass_time()
+    assert set(samples(transport)[0]) == set(site.panels)
+
+
+def test_a_viewer_that_never_reads_is_disconnected(site: Site) -> None:
+    transport = site.get("/live")
+    transport.producer.pauseProducing()
+    for _ in range(int(STUCK_S / KEEPALIVE_S) + 1):
+        site.pass_time(KEEPALIVE_S)
+    assert transport.disconnected or transport.disconnecting or transport.aborting
+
+
+def test_one_viewer_too_many_is_refused(site: Site) -> None:
+    found = [site.get("/live").value() for _ in range(VIEWERS_MAX + 1)]
+    assert all(b" 200 " in each for each in found[:-1])
+    assert b" 503 " in found[-1]
+    assert b"Retry-After" in found[-1]
+
+
+def test_events_come_as_they_happen_and_go_on_from_the_last(site: Site) -> None:
+    site.events.tell("purge", {"vb": 1})
+    transport = site.get("/events", SSE)
+    site.events.tell("purge", {"vb": 2})
+    assert [each["vb"] for each in samples(transport)] == [1, 2]
+    later = site.get("/events", SSE, "Last-Event-ID: life-0")
+    assert [each["vb"] for each in samples(later)] == [2]
+    other = site.get("/events", SSE, "Last-Event-ID: before-7")
+    assert [each["vb"] for each in samples(other)] == [1, 2]
+    assert b"application/json" in site.get("/events").value()
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("since=soon", "since"),
+        ("since=%FF", "since"),
+        ("until=never", "until"),
+        ("vbuckets=9-1", "vbuckets"),
+        ("vbuckets=7", "vBucket 7"),
+        ("values=maybe", "values"),
+        ("from=0", "since"),
+    ],
+)
+def test_a_question_without_sense_is_a_400_that_says_what_to_say(
+    site: Site, query: str, word: str
+) -> None:
+    answer = site.get(f"/changes?{query}").value()
+    assert b" 400 " in answer
+    assert word.encode() in answer
+
+
+def test_a_silent_reader_of_changes_gets_an_empty_line_and_one_too_many_is_refused(
+    site: Site,
+) -> None:
+    first = site.get("/changes?since=now")
+    for _ in range(READERS_MAX - 1):
+        site.get("/changes")
+    assert b" 503 " in site.get("/changes").value()
+    assert b" 200 " in first.value()
+
+
+def test_head_of_an_answer_without_an_end_ends(site: Site) -> None:
+    assert b" 200 " in site.get("/live", method="HEAD").value()
+    assert b" 405 " in site.get("/changes", method="POST").value()
+
+
+@pytest.mark.parametrize("top", [1, 2**16 - 1, 2**16, 2**40, 2**63])
+def test_a_token_says_what_was_put_into_it(top: int) -> None:
+    token = encoded({5: Position(top, 0xABCDEF012345), 6: Position(0, 7)})
+    assert decoded(token) == {5: (top, 0xEF012345)}
+    log = (FailoverEntry(9, 4), FailoverEntry(0xABCDEF012345, 0))
+    assert position_of(log, top, 0xEF012345) == Position(top, 0xABCDEF012345)
+
+
+def test_a_token_of_1024_vbuckets_fits_into_the_head_of_a_request() -> None:
+    positions = {number: Position(2**31 + number, 2**47 + number) for number in range(1024)}
+    assert len(encoded(positions)) < 14_000
+
+
+@pytest.mark.parametrize("token", ["", "A", "é", "AQ", "AgAA", "////////", "A" * 15])
+def test_what_is_no_token_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="is no token"):
+        decoded(token)
+
+
+def test_limits_leave_room_for_probes() -> None:
+    assert live_module.VIEWERS_MAX + READERS_MAX < 256

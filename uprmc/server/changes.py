@@ -1,0 +1,323 @@
+"""``/changes``: the changes of this node, as lines of JSON or as server-sent events, without end.
+
+Each reader is a consumer of the node's own streams: the client library, over a socket pair that
+ends in the node's own sessions. So the guarantees are those of every stream; snapshots, going back
+and flow control included. While a reader does not read, its stream is held back.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.python.failure import Failure
+from twisted.web.server import Request
+from zope.interface import implementer  # type: ignore[import-untyped]
+
+from uprmc.client.change_fields import Rollback, Shown, SnapshotBegin, SnapshotEnd, as_fields
+from uprmc.client.handler import Change, Handler
+from uprmc.client.options import Start
+from uprmc.client.position import Position
+from uprmc.client.twisted_client import TwistedUprClient
+from uprmc.consume.ranges import parsed
+from uprmc.engine.vbucket import VBucket
+from uprmc.server.change_tokens import decoded, encoded, position_of
+from uprmc.server.log import Log
+from uprmc.server.outflow import BadQuestion, Outflow, wants_events
+
+READERS_MAX = 16
+
+#: What the node may be ahead of a reader.
+BUFFER_BYTES = 128 * 1024
+
+#: Changes that are sent in one turn.
+_AT_ONCE = 32
+
+#: Readers of no more vBuckets than this get a token with each line.
+_TOKEN_VBUCKETS = 8
+
+#: Readers of more get one this often, while there is something new.
+POSITION_S = 1.0
+
+_NODE = "node:1"
+
+_log = Log("http")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a reader asks for.
+
+    Attributes:
+        since: ``now``, ``0``, or a token.
+        vbuckets: which, ``None`` = all that are active.
+        prefix: of the keys.
+        values: whether lines have them.
+        once: end when everything has come that was there.
+    """
+
+    since: str = "now"
+    vbuckets: tuple[int, ...] | None = None
+    prefix: bytes = b""
+    values: bool = True
+    once: bool = False
+
+
+_NAMES = ("since", "vbuckets", "prefix", "values", "until")
+
+
+def question_of(request: Request) -> Question:
+    """Read the question of a request; raises `BadQuestion`."""
+    given = {name.decode("utf-8", "replace"): values[-1] for name, values in request.args.items()}
+    for name in given:
+        if name not in _NAMES:
+            raise BadQuestion(f"{name}: say one of {', '.join(_NAMES)}")
+    text = {name: value.decode("utf-8", "replace") for name, value in given.items()}
+    last = request.getHeader("last-event-id")
+    return Question(
+        last or text.get("since", "now"),
+        _vbuckets(text.get("vbuckets", "")),
+        given.get("prefix", b""),
+        _word("values", text.get("values", "yes"), {"yes": True, "no": False}),
+        _word("until", text.get("until", "stopped"), {"now": True, "stopped": False}),
+    )
+
+
+def _vbuckets(text: str) -> tuple[int, ...] | None:
+    if not text:
+        return None
+    try:
+        return parsed(text)
+    except ValueError as error:
+        raise BadQuestion(f"vbuckets={text}: say {error}") from None
+
+
+def _word(name: str, text: str, words: Mapping[str, bool]) -> bool:
+    if text not in words:
+        raise BadQuestion(f"{name}={text}: say {' or '.join(words)}")
+    return words[text]
+
+
+class Changes:
+    """Answers the readers of one node.
+
+    Args:
+        adopt: makes a socket a connection of the node's own sessions.
+        vbuckets: of the node.
+    """
+
+    def __init__(
+        self, reactor: Any, adopt: Callable[[Any], None], vbuckets: Mapping[int, VBucket]
+    ) -> None:
+        self._reactor = reactor
+        self._adopt = adopt
+        self._vbuckets = vbuckets
+        self._readers: dict[Outflow, TwistedUprClient] = {}
+
+    def admit(self, request: Request) -> bool:
+        """Answer a request with changes until it ends; ``False`` = there are too many readers.
+
+        Raises:
+            BadQuestion: the question makes no sense.
+        """
+        question = question_of(request)
+        start, wanted = self._start(question), self._wanted(question)
+        if len(self._readers) >= READERS_MAX:
+            return False
+        outflow = Outflow(self._reactor, request, self._left, events=wants_events(request))
+        followed = wanted or [each.id for each in self._vbuckets.values()]
+        feed = Feed(self._reactor, outflow, question, each_token=len(followed) <= _TOKEN_VBUCKETS)
+        client = TwistedUprClient(
+            _NODE,
+            feed,
+            name="http-changes",
+            vbuckets=wanted,
+            start=start,
+            values=question.values,
+            buffer_bytes=BUFFER_BYTES,
+            replicas=True,
+            endpoint=lambda reactor, *_: _Pair(reactor, self._adopt),
+            reactor=self._reactor,
+            patience_s=None,
+        )
+        feed.positions = client.positions
+        feed.known = dict(start) if isinstance(start, Mapping) else {}
+        self._readers[outflow] = client
+        client.run("now" if question.once else None).addBoth(self._ended, outflow, feed)
+        return True
+
+    def stop(self) -> None:
+        """End all answers."""
+        for outflow in list(self._readers):
+            outflow.close()
+
+    def _start(self, question: Question) -> Start:
+        since = question.since
+        if since == "now":
+            return "now"
+        if since == "0":
+            return "beginning"
+        try:
+            rows = decoded(since)
+        except ValueError:
+            raise BadQuestion("since: say now, 0, or the token of a line") from None
+        return {
+            number: position_of(tuple(self._vbuckets[number].failover_log), seqno, short)
+            for number, (seqno, short) in rows.items()
+            if number in self._vbuckets and seqno
+        }
+
+    def _wanted(self, question: Question) -> list[int] | None:
+        if question.vbuckets is None:
+            return None
+        absent = [number for number in question.vbuckets if number not in self._vbuckets]
+        if absent:
+            raise BadQuestion(f"vBucket {absent[0]}: this node does not have it")
+        return list(question.vbuckets)
+
+    def _left(self, outflow: Outflow) -> None:
+        client = self._readers.pop(outflow, None)
+        if client is not None:
+            client.stop()
+
+    def _ended(self, result: object, outflow: Outflow, feed: Feed) -> None:
+        if isinstance(result, Failure) and outflow.open:
+            reason = result.getErrorMessage()
+            _log.warn("changes_ended", reason=reason)
+            outflow.say(json.dumps({"op": "error", "reason": reason}).encode(), b"error")
+        elif outflow.open:
+            feed.tell_position()
+        feed.stop_telling()
+        outflow.close()
+
+
+class Feed(Handler):
+    """Writes what a stream brings to an endless answer.
+
+    Attributes:
+        positions: tells the last complete snapshot of each vBucket.
+        known: positions that the reader came with.
+    """
+
+    native_rollback = True
+    returns_anywhere = True
+
+    def __init__(
+        self, reactor: Any, outflow: Outflow, question: Question, *, each_token: bool
+    ) -> None:
+        self.positions: Callable[[], dict[int, Position]] = dict
+        self.known: dict[int, Position] = {}
+        self._reactor = reactor
+        self._outflow = outflow
+        self._prefix = question.prefix
+        self._each_token = each_token
+        self._position_at = reactor.seconds()
+        self._telling: Any = None
+        self._token = ""
+        self._count = 0
+        self._items: dict[int, int] = {}
+
+    def snapshot_begin(self, vbucket: int, start: int, end: int, from_disk: bool) -> None:
+        self._items[vbucket] = 0
+        self._say(SnapshotBegin(vbucket, start, end, from_disk))
+
+    def mutation(self, change: Change) -> Any:
+        return self._change(change)
+
+    def deletion(self, change: Change) -> Any:
+        return self._change(change)
+
+    def snapshot_end(self, vbucket: int, end: int) -> Any:
+        self._say(SnapshotEnd(vbucket, end, self._items.pop(vbucket, 0)))
+        self._count += 1
+        if self._telling is None:
+            delay_s = 0.0 if self._each_token else self._position_at - self._reactor.seconds()
+            self._telling = self._reactor.callLater(max(0.0, delay_s), self.tell_position)
+        return self._breath()
+
+    def rollback(self, vbucket: int, seqno: int) -> bool:
+        self._items.pop(vbucket, None)
+        self._say(Rollback(vbucket, seqno))
+        return True
+
+    def stop_telling(self) -> None:
+        """Say nothing later."""
+        if self._telling is not None and self._telling.active():
+            self._telling.cancel()
+        self._telling = None
+
+    def _change(self, change: Change) -> Any:
+        if change.key.startswith(self._prefix):
+            self._say(change)
+        self._items[change.vbucket] = self._items.get(change.vbucket, 0) + 1
+        self._count += 1
+        return self._breath()
+
+    def _breath(self) -> Any:
+        """Return what is to be waited for: the reader, or the next turn now and then."""
+        if self._outflow.paused:
+            return self._outflow.room()
+        if self._count >= _AT_ONCE:
+            self._count = 0
+            turn: Deferred[None] = Deferred()
+            self._reactor.callLater(0, turn.callback, None)
+            return turn
+        return None
+
+    def _say(self, event: Shown) -> None:
+        fields = as_fields(event)
+        self._outflow.say(json.dumps(fields).encode(), str(fields["op"]).encode())
+
+    def tell_position(self) -> None:
+        """Say how far the reader has everything."""
+        self.stop_telling()
+        self._position_at = self._reactor.seconds() + POSITION_S
+        token = encoded({**self.known, **self.positions()})
+        if token != self._token and self._outflow.open:
+            self._token = token
+            line = json.dumps({"op": "position", "token": token}).encode()
+            self._outflow.say(line, b"position", token.encode())
+
+
+@implementer(IStreamClientEndpoint)
+class _Pair:
+    """Connects to the node's own sessions, within the process."""
+
+    def __init__(self, reactor: Any, adopt: Callable[[Any], None]) -> None:
+        self._reactor = reactor
+        self._adopt = adopt
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        """See `IStreamClientEndpoint`."""
+        ours, nodes = socket.socketpair()
+        with ours, nodes:
+            for each in (ours, nodes):
+                each.setblocking(False)
+            self._adopt(nodes)
+            client = _Kept(factory)
+            self._reactor.adoptStreamConnection(ours.fileno(), socket.AF_UNIX, client)
+        return succeed(client.protocol)
+
+
+class _Kept:
+    """A factory of one connection that was there before; knows the protocol that it has made."""
+
+    noisy = False
+
+    def __init__(self, factory: Any) -> None:
+        self._factory = factory
+        self.protocol: Any = None
+
+    def buildProtocol(self, addr: Any) -> Any:  # noqa: N802  # Twisted's name
+        """Make the protocol."""
+        self.protocol = self._factory.buildProtocol(addr)
+        return self.protocol
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._factory, name)
