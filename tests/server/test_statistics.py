@@ -24,6 +24,7 @@ from uprmc.metrics import Exposition
 from uprmc.model import VBucketState
 from uprmc.server.node import Node
 from uprmc.server.stat_watermarks import ROWS_MAX
+from uprmc.server.statistics import numbered
 
 #: What test suites of memcached clients read, reference 3.6.
 GENERAL = """
@@ -387,3 +388,10 @@ def test_the_page_of_a_vbucket_shows_the_rows_that_its_statistics_have(
     for wrong in ("", "x", "99"):
         with pytest.raises((InvalidArguments, NotMyVBucket)):
             node.statistics.watermarks(wrong)
+
+
+def test_numbers_of_the_status_page_are_numbers() -> None:
+    rows = [("used", "324"), ("ratio", "1.50"), ("clean", "true"), ("state", "key dump")]
+    found = numbered(rows)
+    assert found == {"used": 324, "ratio": 1.5, "clean": True, "state": "key dump"}
+    assert [type(value) for value in found.values()] == [int, float, bool, str]

@@ -139,8 +139,8 @@ class Statistics:
             "ready": self.ready(),
             "listeners": node.addresses(),
             "components": stat_node.components(node),
-            "warmup": dict(stat_node.warmup(node)),
-            "memory": dict(stat_node.memory(node)),
+            "warmup": numbered(stat_node.warmup(node)),
+            "memory": numbered(stat_node.memory(node)),
             "items": node.bucket.item_count,
             "connections": node.connections.current,
             "disk": {"error": node.bucket.account.disk_reason, **stat_node.disk(node.bucket)},
@@ -194,6 +194,20 @@ class Statistics:
         if len(rest) > _MOST_DIGITS or int(rest) not in vbuckets:
             raise NotMyVBucket(rest)
         return [int(rest)]
+
+
+def numbered(rows: Iterable[tuple[str, str]]) -> dict[str, object]:
+    """Return rows of statistics with numbers as numbers, and words as they are."""
+    return {name: _value(text) for name, text in rows}
+
+
+def _value(text: str) -> object:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
 
 
 def _in_slices(rows: StatRows) -> StatRows:
