@@ -206,3 +206,15 @@ def test_what_is_no_token_is_refused(token: str) -> None:
 
 def test_limits_leave_room_for_probes() -> None:
     assert live_module.VIEWERS_MAX + READERS_MAX < 256
+
+
+def test_the_page_sets_text_only_and_loads_nothing_from_elsewhere(site: Site) -> None:
+    page = site.get("/").value()
+    assert (
+        b"Content-Security-Policy: default-src 'none'; style-src 'self'; script-src 'self'" in page
+    )
+    script = site.get("/page.js").value()
+    for word in (b"innerHTML", b"outerHTML", b"insertAdjacentHTML", b"document.write", b"eval("):
+        assert word not in script
+    for text in (page, script, site.get("/page.css").value()):
+        assert not re.search(rb"(src|href|url)\W{1,3}(https?:)?//", text)
