@@ -499,7 +499,7 @@ class ApiContract:
         self, make: MakeApi, shared: ServerProcess, tmp_path: Path, handler: Recorder
     ) -> None:
         certificate, _ = certificate_for(tmp_path, "127.0.0.1")
-        with pytest.raises(TlsFailed, match="see whether its listener speaks TLS"):
+        with pytest.raises(TlsFailed, match="does not speak TLS"):
             make(str(shared.upr), handler, tls=certificate, patience_s=0.3).run()
 
 

@@ -1,0 +1,67 @@
+"""``/changes`` as a consumer: curl reads it, and a token continues after a kill of the node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymemcache.client.base import Client
+
+from interop.server_process import ServerProcess, start_uprmc
+
+_LIMIT_S = 60
+
+
+def lines(server: ServerProcess, query: str, *options: str) -> list[dict[str, Any]]:
+    """Read an answer that ends by itself; returns its lines."""
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("no curl: apt-get install curl")
+    command = [curl, "-sSN", *options, f"http://{server.http}/changes?until=now&{query}"]
+    done = subprocess.run(command, capture_output=True, timeout=_LIMIT_S, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
+
+
+def keys(found: list[dict[str, Any]]) -> list[str]:
+    """Return the keys of documents that were set."""
+    return [line["key"] for line in found if line["op"] == "set"]
+
+
+def test_curl_reads_everything_and_continues_after_a_kill(tmp_path: Path) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "4", "--sync") as server:
+        with Client(str(server.memcached)) as client:
+            client.set_many({f"a{number}": "x" * 100 for number in range(50)})
+            client.set("b", "1")
+            client.delete("a0")
+        found = lines(server, "since=0")
+        assert sorted(keys(found)) == sorted([*(f"a{number}" for number in range(1, 50)), "b"])
+        assert [line["key"] for line in found if line["op"] == "delete"] == ["a0"]
+        assert found[-1]["op"] == "position"
+        assert keys(lines(server, "since=0&prefix=b")) == ["b"]
+        (bare,) = (each for each in lines(server, "since=0&prefix=b&values=no") if "key" in each)
+        assert bare["value"] is None
+        token = found[-1]["token"]
+        assert keys(lines(server, f"since={token}")) == []
+        server.stop()
+    with start_uprmc(tmp_path, "--vbuckets", "4", "--sync") as server:
+        with Client(str(server.memcached)) as client:
+            client.set("c", "2")
+        assert keys(lines(server, f"since={token}")) == ["c"]
+        server.kill()
+    with start_uprmc(tmp_path, "--vbuckets", "4", "--sync") as server:
+        again = lines(server, f"since={token}")
+        assert set(keys(again)) <= {"c"}
+        assert not [line for line in again if line["op"] == "rollback"]
+        server.stop()
+
+
+def test_what_is_asked_wrongly_is_said_in_one_line(tmp_path: Path) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "4") as server:
+        for query in ("since=nonsense", "since=0&vbuckets=x", "since=0&values=maybe"):
+            (line,) = lines(server, query)
+            assert line["error"], query
+        server.stop()

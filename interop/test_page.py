@@ -1,0 +1,69 @@
+"""The page at ``/`` in a real browser: live, escaped, narrow and dark; it notices a lost node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pymemcache.client.base import Client
+
+from interop.browser import Browser, found_browser
+from interop.server_process import start_uprmc
+from uprmc.client import UprClient
+from uprmc.client.handler import Handler
+
+_HOSTILE = "<img src=x onerror=alert(1)>"
+_PANELS = "document.querySelectorAll('section').length"
+_TEXT = "document.body.textContent"
+_SETS = "document.querySelector('#panel-operations tr:nth-child(3) td:nth-child(2)').textContent"
+_VBUCKET = "document.getElementById('vbucket').textContent"
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    program = found_browser()
+    if program is None:
+        pytest.skip("no browser: apt-get install chromium")
+    with Browser(program, tmp_path / "profile") as found:
+        yield found
+
+
+class _Nothing(Handler):
+    """Takes changes and forgets them."""
+
+
+def test_the_page_follows_a_node_and_says_when_it_is_lost(browser: Browser, tmp_path: Path) -> None:
+    with start_uprmc(tmp_path / "data", "--vbuckets", "16") as server:
+        assert server.upr is not None
+        consumer = UprClient(str(server.upr), _Nothing(), name=_HOSTILE)
+        with consumer, Client(str(server.memcached)) as client:
+            consumer.start()
+            browser.open(f"http://{server.http}/", 1400, 900)
+            browser.wait_for(f"{_PANELS} >= 13")
+            assert browser.value("document.querySelectorAll('.map button').length") == 16
+            client.set("k", "v")
+            browser.wait_for(f"{_SETS} === '1'")
+            browser.wait_for(f"{_TEXT}.includes('onerror=alert(1)')")
+            assert browser.value("document.images.length") == 0
+            browser.value("document.querySelector('.map button').click()")
+            browser.wait_for(
+                "document.getElementById('vbucket').textContent.includes('high seqno')"
+            )
+            assert browser.value("document.getElementById('contact').dataset.state") == "live"
+            consumer.stop()
+        server.kill()
+        browser.wait_for("document.getElementById('contact').dataset.state === 'lost'")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_on_a_phone_in_light_and_dark(
+    browser: Browser, tmp_path: Path, dark: bool
+) -> None:
+    with start_uprmc(tmp_path / "data", "--vbuckets", "1024") as server:
+        browser.open(f"http://{server.http}/", 390, 844, dark=dark)
+        browser.wait_for(f"{_PANELS} >= 13")
+        assert browser.value("document.documentElement.scrollWidth") <= 390
+        ground = browser.value("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, ground[4:-1].split(","))) < 200) is dark
+        server.stop()
