@@ -6,6 +6,7 @@ that ends with a zero byte.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -33,14 +34,24 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
-        options = (
-            "--headless=new --no-sandbox --disable-gpu --no-first-run --remote-debugging-pipe "
-            f"--user-data-dir='{profile}'"
-        )
-        line = f"exec '{program}' {options} about:blank 3<&{theirs_in} 4>&{theirs_out}"
+
+        def connect() -> None:
+            # Both may be 3 or 4 themselves, so they are out of the way first.
+            far = [fcntl.fcntl(each, fcntl.F_DUPFD, 64) for each in (theirs_in, theirs_out)]
+            for number, each in zip((3, 4), far, strict=True):
+                os.dup2(each, number)
+
+        options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run")
         self._process = subprocess.Popen(
-            ["sh", "-c", line],
-            pass_fds=(theirs_in, theirs_out),
+            [
+                program,
+                *options,
+                "--remote-debugging-pipe",
+                f"--user-data-dir={profile}",
+                "about:blank",
+            ],
+            preexec_fn=connect,
+            pass_fds=(3, 4),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def keys(found: list[dict[str, Any]]) -> list[str]:
 
 def test_curl_reads_everything_and_continues_after_a_kill(tmp_path: Path) -> None:
     with start_uprmc(tmp_path, "--vbuckets", "4", "--sync") as server:
-        with Client(str(server.memcached)) as client:
+        with closing(Client(str(server.memcached))) as client:
             client.set_many({f"a{number}": "x" * 100 for number in range(50)})
             client.set("b", "1")
             client.delete("a0")
@@ -48,7 +49,7 @@ def test_curl_reads_everything_and_continues_after_a_kill(tmp_path: Path) -> Non
         assert keys(lines(server, f"since={token}")) == []
         server.stop()
     with start_uprmc(tmp_path, "--vbuckets", "4", "--sync") as server:
-        with Client(str(server.memcached)) as client:
+        with closing(Client(str(server.memcached))) as client:
             client.set("c", "2")
         assert keys(lines(server, f"since={token}")) == ["c"]
         server.kill()

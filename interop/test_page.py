@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_the_page_follows_a_node_and_says_when_it_is_lost(browser: Browser, tmp_
     with start_uprmc(tmp_path / "data", "--vbuckets", "16") as server:
         assert server.upr is not None
         consumer = UprClient(str(server.upr), _Nothing(), name=_HOSTILE)
-        with consumer, Client(str(server.memcached)) as client:
+        with consumer, closing(Client(str(server.memcached))) as client:
             consumer.start()
             browser.open(f"http://{server.http}/", 1400, 900)
             browser.wait_for(f"{_PANELS} >= 13")

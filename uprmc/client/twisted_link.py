@@ -36,6 +36,7 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable, TlsFailed
 from uprmc.client.node_session import NodeSession
+from uprmc.places import tls_refusal
 
 #: Makes what connects to a node: of reactor, host, port.
 MakeEndpoint = Callable[[Any, str, int], Any]
@@ -162,12 +163,7 @@ class Link(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The socket is closed."""
         if self._tls and not self.ready:
-            self._end(
-                TlsFailed(
-                    f"the node at {self.place} does not agree on TLS: {_why(reason)}; see whether "
-                    "its listener speaks TLS, and whether its certificate is trusted here"
-                )
-            )
+            self._end(TlsFailed(tls_refusal(self.place, _why(reason))))
         else:
             words = "" if self._tls else "; does its listener speak TLS?"
             self._end(
