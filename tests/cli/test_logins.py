@@ -178,6 +178,21 @@ def test_over_tls_nodes_and_verbs_log_in_too(directory: Path, tmp_path: Path, he
         b.stop()
 
 
+def test_verbs_of_the_index_log_in_at_the_node_and_its_views(
+    directory: Path, tmp_path: Path, here: Here
+) -> None:
+    options = ["--vbuckets", "4", "--set", f"server.users={directory}/users.json"]
+    with start_uprmc(tmp_path / "a", *options, "--views", "127.0.0.1:0") as node:
+        ann = ["--node", node.upr, *_as(directory, "ann")]
+        listed = here("index", "list", *ann)
+        assert (listed.code, listed.err) == (0, "")
+        views = ["index", "list", "--views", node.views]
+        assert "wants a login: say --user" in here(*views).line()
+        said = here(*views, *_as(directory, "ann", "wrong")).line()
+        assert said.endswith("does not let 'ann' in: wrong name or password")
+        node.stop()
+
+
 # --- servers that want the password -------------------------------------------------------------
 
 

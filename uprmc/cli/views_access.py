@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import update_wrapper
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import click
@@ -36,7 +37,8 @@ class ViewsAccess:
     Attributes:
         place: HOST:PORT.
         timeout_s: a listener that is silent for so long is given up.
-        credentials: who logs in, ``None`` = as a stranger.
+        credentials: who logs in, ``None`` = as a stranger. The listener has no TLS, so that no
+            password is sent to another machine.
     """
 
     place: str
@@ -60,7 +62,7 @@ class ViewsAccess:
         place = parsed(self.place)
         connection = http.client.HTTPConnection(place.host, place.port, timeout=self.timeout_s)
         headers = {"Content-Type": "application/json"} if body is not None else {}
-        if self.credentials is not None:
+        if self.credentials is not None and parsed(self.place).is_local:
             headers["Authorization"] = basic_auth(self.credentials)
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -83,7 +85,16 @@ class ViewsAccess:
         finally:
             connection.close()
 
+    def _not_let_in(self) -> str:
+        if self.credentials is None:
+            return "wants a login: say --user and --password-file"
+        if not parsed(self.place).is_local:
+            return "wants a login, and a password is not sent without TLS: ask on its own machine"
+        return f"does not let {self.credentials.username!r} in: wrong name or password"
+
     def _refuse(self, response: http.client.HTTPResponse) -> None:
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            raise NodeError(f"the views listener at {self.place} {self._not_let_in()}")
         try:
             found = json.loads(response.read(_ANSWER_MAX))
         except ValueError:
