@@ -45,6 +45,7 @@ CODES = (
     "BAD_NUMBER",
     "BAD_OPERATION",
     "EXISTS",
+    "CONFLICT",
     "REFUSED",
     "BAD_LINE",
 )
