@@ -43,6 +43,23 @@ def test_times_have_units(text: str, found: float) -> None:
     assert units.seconds(text) == found
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1780000000123", "2026-05-28T20:26:40.123Z", "2026-05-28 22:26:40.123000+02:00"),
+        *("20260528T202640.123Z", " 2026-05-28T20:26:40.123+00:00 "),
+    ],
+)
+def test_a_point_in_time_has_a_zone_or_is_milliseconds(text: str) -> None:
+    assert units.moment(text) == 1_780_000_000_123_000
+
+
+@pytest.mark.parametrize("text", ["2026-05-28", "2026-05-28T20:26:40", "1.5", "9" * 18, "now"])
+def test_a_point_in_time_without_a_zone_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a time with its zone"):
+        units.moment(text)
+
+
 @pytest.mark.parametrize("text", ["on", "YES", "true", "1", " On "])
 def test_a_switch_is_on(text: str) -> None:
     assert units.switch(text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 
@@ -29,6 +30,8 @@ _SECONDS = {
     "d": 86_400.0,
 }
 _TIME = re.compile(_NUMBER + r"\s*([a-z]*)", re.ASCII)
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 _SWITCHES = {
     **dict.fromkeys(("on", "yes", "true", "1"), True),
@@ -63,6 +66,22 @@ def seconds(text: str) -> float:
     if found is None or found[2] not in _SECONDS or math.isinf(number):
         raise ValueError("a time such as 5, 0.5, 500ms, 5s, 5m or 2h")
     return number * _SECONDS[found[2]]
+
+
+def moment(text: str) -> int:
+    """Return microseconds since 1970 of a point in time; a whole number is milliseconds."""
+    words = text.strip()
+    try:
+        if words.isascii() and words.lstrip("-").isdecimal():
+            found = _EPOCH + timedelta(milliseconds=int(words))
+        else:
+            found = datetime.fromisoformat(words)
+        return (found - _EPOCH) // timedelta(microseconds=1)
+    except (ValueError, TypeError, OverflowError):  # TypeError: a time without a zone
+        raise ValueError(
+            "a time with its zone such as 2026-11-26T15:00:00Z or 2026-11-26T16:00:00+01:00, or "
+            "milliseconds since 1970"
+        ) from None
 
 
 def switch(text: str) -> bool:

@@ -14,26 +14,16 @@ import pytest
 from interop.replica_pair import Node, ReplicaPair, replicate, take_over, wait_until_level
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk.here import changes, contents, numbered, put
-from tests.columnar.write_rows import documents, versions
+from tests.columnar.write_rows import documents, versions, written
 from tests.server.certificates import make_certificate
 from uprmc.client.handler import DELETE, EXPIRE
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadRow
-from uprmc.columnar.report import TaskReport
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
-
-
-def written(place: object, *batches: pa.RecordBatch, **options: Any) -> TaskReport:
-    with Writer(WriteOptions(Access((str(place),)), **options)) as writer:
-        for batch in batches:
-            writer.write(batch)
-        report = writer.finish()
-    assert report.balanced
-    return report
 
 
 def of(found: Mapping[bytes, Any], prefix: bytes) -> dict[bytes, Any]:

@@ -7,6 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from uprmc.columnar.access import Access
+from uprmc.columnar.report import TaskReport
+from uprmc.columnar.write_options import WriteOptions
+from uprmc.columnar.writing import Writer
+
 
 def documents(pairs: Mapping[Any, Any] | Iterable[tuple[Any, Any]], **more: Any) -> pa.RecordBatch:
     """Return a batch with keys and values as binary, and further columns."""
@@ -32,6 +37,16 @@ def versions(rows: Sequence[tuple[bytes, bytes | None, str, int, int]]) -> pa.Re
             "_cas": pa.array(cas, pa.int64()),
         }
     )
+
+
+def written(place: object, *batches: pa.RecordBatch, **options: Any) -> TaskReport:
+    """Write batches to a node as one task."""
+    with Writer(WriteOptions(Access((str(place),)), **options)) as writer:
+        for batch in batches:
+            writer.write(batch)
+        report = writer.finish()
+    assert report.balanced
+    return report
 
 
 class HandClock:

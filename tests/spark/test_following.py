@@ -11,6 +11,7 @@ from interop.replica_pair import Node, ReplicaPair, fail_over, replicate, wait_u
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk.here import changes, contents, numbered, put, remove
 from tests.bulk.world import ask, compact, flush, persist, stop_persistence
+from tests.columnar.write_rows import versions, written
 from tests.spark.stream_rows import Stream, options_for
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
@@ -175,6 +176,55 @@ def test_a_stream_begins_where_json_says(calm: Calm) -> None:
     with stream(calm, starting_offsets=place) as found:
         found.catch_up()
         assert found.sink.documents() == numbered(3, value="new")
+
+
+def since(node: Calm, moment_us: int) -> set[tuple[int, int]]:
+    """Every change from the first one on that is at or after a time, by vBucket and seqno."""
+    found: set[tuple[int, int]] = set()
+    for number in range(VBUCKETS):
+        there = [each for each in changes(node.server).values() if each.vbucket == number]
+        new = [each.seqno for each in there if each.cas // 1_000 >= moment_us]
+        found |= {(number, each.seqno) for each in there if new and each.seqno >= min(new)}
+    return found
+
+
+def test_a_stream_begins_at_a_point_in_time(calm: Calm) -> None:
+    put(calm.server, numbered(60))
+    remove(calm.server, *numbered(8))
+    put(calm.server, numbered(60, prefix="later"))
+    moment_us = changes(calm.server)[b"later-0"].cas // 1_000
+    old = [(f"old-{n}".encode(), b"x", "set", 1, 1_000_000) for n in range(20)]
+    written(calm.upr, versions(old), mode="append-meta")  # made elsewhere, long ago
+    expected = since(calm, moment_us)
+    with stream(calm, starting_timestamp=moment_us, batch_rows=7) as found:
+        assert found.catch_up() == 1
+        rows = found.sink.rows.values()
+        assert {(row["_vb"], row["_seq"]) for row in rows} == expected
+        assert numbered(60, prefix="later").keys() <= found.sink.documents().keys()
+        assert not numbered(60).keys() & {row["key"] for row in rows}
+        assert any(row["key"].startswith(b"old") for row in rows)
+        put(calm.server, numbered(5))
+        found.catch_up()
+        assert len(found.sink.rows) == len(expected) + 5
+    with stream(calm, starting_timestamp=2**52) as found:
+        assert found.batch() is None
+    with stream(calm, starting_timestamp=0) as found:
+        found.catch_up()
+        check(found, calm)
+
+
+def test_a_point_in_time_before_deletions_that_were_dropped(calm: Calm) -> None:
+    put(calm.server, numbered(60))
+    moment_us = max(each.cas for each in changes(calm.server).values()) // 1_000 + 1
+    delete_and_drop(calm, last="other")
+    with (
+        stream(calm, starting_timestamp=moment_us) as found,
+        pytest.raises(DataLost, match="were dropped for good"),
+    ):
+        found.catch_up()
+    with stream(calm, starting_timestamp=moment_us, on_purged="restart") as found:
+        found.catch_up()
+        check(found, calm)
 
 
 def test_only_the_vbuckets_that_are_named_are_followed(calm: Calm) -> None:

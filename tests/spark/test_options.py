@@ -244,6 +244,7 @@ def test_one_password_and_a_name_belong_together() -> None:
     [
         ({"lease": "x", "snapshot": "bounded"}, "contradict"),
         ({"endingOffsets": "{}"}, "needs snapshot=bounded"),
+        ({"starting_timestamp": "0", "StartingOffsets": "earliest"}, "contradict"),
     ],
 )
 def test_reading_options_that_contradict_each_other(options: dict[str, str], expected: str) -> None:

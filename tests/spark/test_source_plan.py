@@ -16,9 +16,16 @@ import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk import here
-from tests.bulk.world import ask
+from tests.bulk.world import ask, compact
 from tests.spark.conftest import VBUCKETS
-from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, VBucketsChanged
+from uprmc.columnar.errors import (
+    BadOption,
+    DataLost,
+    LeaseEnded,
+    NoVBucket,
+    RolledBack,
+    VBucketsChanged,
+)
 from uprmc.columnar.lease import of_token
 from uprmc.columnar.lookups import NotLookedUp
 from uprmc.columnar.nodes import Nodes
@@ -237,6 +244,42 @@ def test_offsets_are_where_a_bounded_read_ends_and_the_next_begins(
     nothing = rows(servers, snapshot="bounded", startingOffsets=noted, endingOffsets=noted)
     assert nothing == []
     here.remove(node, *here.numbered(40, prefix="more"))
+
+
+def test_a_read_begins_at_a_point_in_time(node: ServerProcess, servers: str) -> None:
+    here.put(node, here.numbered(40, prefix="late"))
+    everything = here.changes(node)
+    moment_us = everything[b"late-0"].cas // 1_000
+    first: dict[int, int] = {}
+    for each in everything.values():
+        if each.cas // 1_000 >= moment_us:
+            first[each.vbucket] = min(each.seqno, first.get(each.vbucket, each.seqno))
+    expected = {
+        key
+        for key, each in everything.items()
+        if each.vbucket in first and each.seqno >= first[each.vbucket]
+    }
+    assert set(here.numbered(40, prefix="late")) <= expected < set(everything)
+    since = {
+        "startingTimestamp": f"{datetime.fromtimestamp(0, UTC) + timedelta(microseconds=moment_us)}"
+    }
+    assert keys(rows(servers, **since)) == expected
+    assert keys(rows(servers, Wanted(keys=frozenset(expected)), **since)) == expected
+    assert rows(servers, Wanted(keys=frozenset({b"key-1"})), **since) == []
+    with hold(servers) as lease:
+        here.remove(node, *here.numbered(40, prefix="late"))
+        for snapshot in ({"snapshot": "held"}, {"snapshot": "bounded"}):
+            found = rows(servers, **snapshot, **since)
+            assert {row["_op"] for row in found if row["key"].startswith("late")} == {"delete"}
+        assert keys(rows(servers, lease=lease.token, **since)) == expected
+    options = read_options({"servers": servers, **since})
+    here.put(node, here.numbered(60, prefix="other"))  # newest changes are never dropped
+    compact(node)
+    with pytest.raises(DataLost, match=r"^UPRMC_DATA_LOSS vb=\d+: deletions up to seqno \d+ were"):
+        plan(options)
+    left = rows(servers, failOnDataLoss="false", **since)
+    assert keys(left) >= set(here.numbered(60, prefix="other"))
+    here.remove(node, *here.numbered(60, prefix="other"))
 
 
 def test_from_the_latest_on_there_is_nothing_yet(servers: str) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from uprmc.columnar.errors import BadOption, NoVBucket
+from uprmc.columnar.errors import BadOption, DataLost, NoVBucket
 from uprmc.columnar.lease import Held, KeptLease, acquire, of_token
 from uprmc.columnar.lookups import NotLookedUp, looked_up, possible
 from uprmc.columnar.nodes import Nodes
@@ -29,7 +29,8 @@ from uprmc.model import vbucket_of
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting
-from uprmc.spark.starting import ends_of, starts_of
+from uprmc.spark.since import begins
+from uprmc.spark.starting import ends_of, range_from, starts_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
         count = nodes.vbuckets
     if not chosen:
         return [Task()]
-    ranges = starts_of(options.starting_offsets, chosen, standings, count)
+    if options.starting_timestamp is None:
+        ranges = starts_of(options.starting_offsets, chosen, standings, count)
+    else:
+        ranges = _since(options, chosen, token)
     if options.snapshot == "bounded":
         ranges = ends_of(options.ending_offsets, ranges, standings, count)
     elif options.snapshot == "held" and token is None:
@@ -83,6 +87,24 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
         for group in groups(items, owners, tasks_for(options.partitions, items))
     ]
     return found or [Task()]
+
+
+def _since(options: ReadOptions, vbuckets: Iterable[int], lease: str | None) -> dict[int, Range]:
+    """Return the ranges from `ReadOptions.starting_timestamp` on.
+
+    Raises:
+        DataLost: deletions may have been dropped since then, and ``failOnDataLoss`` is set.
+    """
+    found = {}
+    for number, begin in begins(options, vbuckets, lease).items():
+        if begin.lossy and options.fail_on_data_loss:
+            raise DataLost(
+                f"vb={number}: deletions up to seqno {begin.purge_seqno} were dropped for good, "
+                f"some perhaps since startingTimestamp (seqno {begin.position.seqno}); "
+                "failOnDataLoss=false reads what there is"
+            )
+        found[number] = replace(range_from(number, begin.position), resumed=begin.lossy)
+    return found
 
 
 def run(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
@@ -154,6 +176,7 @@ def _batches(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
 def _by_key(options: ReadOptions, keys: frozenset[bytes]) -> bool:
     """Tell whether keys may be asked for one by one: nothing says which moment is to be read."""
     now = options.snapshot == "complete" and options.starting_offsets.strip().lower() == "earliest"
+    now = now and options.starting_timestamp is None
     return now and possible(options.columns, tuple(keys))
 
 

@@ -24,6 +24,7 @@ from uprmc.spark.batch_planner import Seen, Settled, Slice
 from uprmc.spark.offsets import Offset, starting_at
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
+from uprmc.spark.since import begins
 from uprmc.spark.starting import latest
 from uprmc.spark.stream_task import BatchTask, rules_of, seen_of
 
@@ -62,9 +63,12 @@ class Follower:
 
     def _beginning(self) -> Offset:
         nodes = self._asked()
+        if self._options.starting_timestamp is not None:
+            found = begins(self._options, self._standings(nodes))
+            return _origins(Offset(nodes.vbuckets, {n: each.position for n, each in found.items()}))
         named = starting_at(self._options.starting_offsets, nodes.vbuckets)
         if named is None:
-            return self._latest_of(nodes)
+            return _origins(latest(nodes.vbuckets, self._standings(nodes)))
         batch_planner.checked(named, nodes.vbuckets)
         wanted = self._options.vbuckets
         positions = {
@@ -73,12 +77,6 @@ class Follower:
             if wanted is None or number in wanted
         }
         return replace(named, positions=positions)
-
-    def _latest_of(self, nodes: Nodes) -> Offset:
-        """Return the present as a place at or below which nothing was handed over."""
-        found = latest(nodes.vbuckets, self._standings(nodes))
-        positions = {n: replace(each, origin=each.seqno) for n, each in found.positions.items()}
-        return replace(found, positions=positions)
 
     def stop_at_now(self) -> None:
         """From now on `latest` ends with what there is when it is next asked."""
@@ -318,6 +316,12 @@ class Follower:
                 nodes.close()
             self._nodes = None
             raise
+
+
+def _origins(found: Offset) -> Offset:
+    """Return a place at or below which nothing was handed over."""
+    positions = {n: replace(each, origin=each.seqno) for n, each in found.positions.items()}
+    return replace(found, positions=positions)
 
 
 def _seen(now: Standing) -> Seen:

@@ -95,6 +95,13 @@ class ReadOptions:
         "earliest",
         "Where to begin: earliest, latest, JSON, or the path of a backup's manifest.",
     )
+    starting_timestamp: int | None = option(
+        "startingTimestamp",
+        units.moment,
+        "",
+        "Begin with the changes made at or after this time, such as 2026-11-26T15:00:00Z or "
+        "milliseconds since 1970: see Where it begins.",
+    )
     ending_offsets: str = option(
         "endingOffsets",
         units.text,
@@ -222,6 +229,8 @@ def read_options(options: Mapping[str, Any], *, kind: str = "") -> ReadOptions:
     """
     found = _chosen(options, READ, "reading", other=WRITE)
     _refuse_other(options, kind)
+    if found["startingTimestamp"] is not None and "startingoffsets" in map(plain, options):
+        raise BadOption("startingTimestamp and startingOffsets contradict each other")
     if found["lease"] is not None and found["snapshot"] == "bounded":
         raise BadOption("lease and snapshot=bounded contradict each other")
     if found["endingOffsets"] != "latest" and found["snapshot"] != "bounded":

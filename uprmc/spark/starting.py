@@ -33,7 +33,7 @@ def starts_of(
         VBucketsChanged: it is about another number of vBuckets.
     """
     offset = _offset(text, count, standings)
-    return {number: _range(number, offset.at(number)) for number in vbuckets}
+    return {number: range_from(number, offset.at(number)) for number in vbuckets}
 
 
 def ends_of(
@@ -80,7 +80,8 @@ def latest(count: int, standings: Mapping[int, Standing]) -> Offset:
     return Offset(count, positions)
 
 
-def _range(number: int, position: Position) -> Range:
+def range_from(number: int, position: Position) -> Range:
+    """Return everything of a vBucket above a position."""
     start, end = position.snapshot or (position.seqno, position.seqno)
     return Range(number, position.seqno, position.uuid, start, end)
 
