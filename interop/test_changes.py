@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from pymemcache.client.base import Client
 
 from interop.server_process import ServerProcess, start_uprmc
+from interop.waiting import wait_until
 
 _LIMIT_S = 60
 
@@ -25,6 +28,15 @@ def lines(server: ServerProcess, query: str, *options: str) -> list[dict[str, An
     command = [curl, "-sSN", *options, f"http://{server.http}/changes?until=now&{query}"]
     done = subprocess.run(command, capture_output=True, timeout=_LIMIT_S, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
+
+
+@contextmanager
+def raw_reader(server: ServerProcess, query: str) -> Iterator[socket.socket]:
+    """Ask for changes; the test reads the answer, or does not."""
+    host, _, port = str(server.http).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=_LIMIT_S) as reader:
+        reader.sendall(f"GET /changes?{query} HTTP/1.0\r\n\r\n".encode())
+        yield reader
 
 
 def keys(found: list[dict[str, Any]]) -> list[str]:
@@ -57,6 +69,30 @@ def test_curl_reads_everything_and_continues_after_a_kill(tmp_path: Path) -> Non
         again = lines(server, f"since={token}")
         assert set(keys(again)) <= {"c"}
         assert not [line for line in again if line["op"] == "rollback"]
+        server.stop()
+
+
+def test_a_reader_that_does_not_read_is_held_back_and_counted(tmp_path: Path) -> None:
+    limit = ("--set", "http.change_readers=1")
+    with (
+        start_uprmc(tmp_path, "--vbuckets", "4", *limit) as server,
+        closing(Client(str(server.memcached))) as client,
+    ):
+        for number in range(40):
+            client.set(f"k{number}", "x" * 500_000)
+
+        def held() -> list[int]:
+            """Return bytes that came over a stream, bytes that do not leave, and at how many ends."""
+            found = client.stats()
+            names = (b"conn_received_bytes", b"conn_unsent_bytes", b"response_obj_count")
+            return [int(found[name]) for name in names]
+
+        with raw_reader(server, "since=0"):
+            wait_until(lambda: held()[0] and held()[2] == 2)  # the answer, and the stream behind it
+            assert sum(held()) < 4_000_000
+            (refused,) = lines(server, "since=0")
+            assert refused["error"] == "too many readers; try again later"
+        wait_until(lambda: held() == [0, 0, 0])
         server.stop()
 
 

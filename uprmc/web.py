@@ -1,8 +1,9 @@
 """A site over HTTP with limits: what a stranger can make it hold or wait for is bounded.
 
 There are 16 KiB of headers (Twisted's limit), a limit for the body, a time for a request however
-slowly it trickles in, and a limit of connections. What speaks another protocol gets one line that
-names the listeners it may have meant.
+slowly it trickles in, and a limit of connections. What a client does not read is counted where the
+site has an account: there it may be closed so that all stay within a limit. What speaks another
+protocol gets one line that names the listeners it may have meant.
 """
 
 # ruff: noqa: N802, N815  # Twisted's names
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from twisted.internet.interfaces import IAddress, ITCPTransport
 from twisted.internet.protocol import connectionDone
@@ -63,12 +64,59 @@ class LimitedRequest(Request):
         cast(LimitedChannel, self.channel).refuse(_refusal("413 Content Too Large", reason))
 
 
+class Account(Protocol):
+    """Counts what connections hold; see `uprmc.server.buffers`."""
+
+    def note(self, holder: Any, received: int, unsent: int, *, began: bool, took: bool) -> None:
+        """Learn what a connection holds now; it may be shed."""
+
+    def forget(self, holder: Any) -> None:
+        """The connection is gone."""
+
+
 class LimitedChannel(http.HTTPChannel):
     """A connection whose time runs per request: trickling bytes in does not prolong it."""
 
     site: Any
     refused = False
     _first = True
+    _blocked = _shed = False
+    _unsent = 0
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        self._count(len(data))
+
+    def writeSequence(self, iovec: Any) -> None:
+        super().writeSequence(iovec)
+        self._count(sum(map(len, iovec)))
+
+    def pauseProducing(self) -> None:
+        self._blocked = True
+        super().pauseProducing()
+
+    def resumeProducing(self) -> None:
+        self._blocked = False
+        self._forget()
+        super().resumeProducing()
+
+    def shed(self) -> None:
+        """Close now: the node holds too much."""
+        self._shed = True
+        cast(Any, self.transport).abortConnection()
+
+    def _count(self, size: int) -> None:
+        """Tell the account what the client does not read; as long as it reads, that is little."""
+        account = cast(LimitedSite, self.site).account
+        if self._blocked and not self._shed and account is not None:
+            self._unsent += size
+            account.note(self, 0, self._unsent, began=False, took=False)
+
+    def _forget(self) -> None:
+        account = cast(LimitedSite, self.site).account
+        if self._unsent and account is not None:
+            self._unsent = 0
+            account.forget(self)
 
     def resetTimeout(self) -> None:
         """Ignored: Twisted calls it for every received byte."""
@@ -100,6 +148,7 @@ class LimitedChannel(http.HTTPChannel):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         cast(LimitedSite, self.site).clients -= 1
+        self._forget()
         super().connectionLost(reason)
         self._transferDecoder = None  # of a body that never came; it knows this channel
 
@@ -112,6 +161,7 @@ class LimitedSite(Site):
         clients_max: more are closed at once.
         body_max: bytes of the body of a request.
         hint: what a client reads that speaks another protocol.
+        account: counts what clients have not read, ``None`` = nobody does.
     """
 
     noisy = False
@@ -127,9 +177,11 @@ class LimitedSite(Site):
         request_s: float,
         clients_max: int,
         body_max: int,
+        account: Account | None = None,
     ) -> None:
         super().__init__(root, LimitedRequest, timeout=cast(Any, request_s), reactor=reactor)
         self.clients = 0
+        self.account = account
         self.clients_max, self.body_max, self.hint = clients_max, body_max, hint
 
     def buildProtocol(self, addr: IAddress | None) -> Any:

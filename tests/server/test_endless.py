@@ -15,19 +15,21 @@ from twisted.python.failure import Failure
 from tests.server.support import PEER
 from tests.server.test_http import FakeNode
 from uprmc.client.position import Position
+from uprmc.config import HttpSettings
 from uprmc.model import FailoverEntry
-from uprmc.server import live as live_module
+from uprmc.server.buffers import Buffers
 from uprmc.server.change_tokens import decoded, encoded, position_of
-from uprmc.server.changes import READERS_MAX, Changes
+from uprmc.server.changes import Changes
 from uprmc.server.endless import Endless
 from uprmc.server.event_stream import EventStream
 from uprmc.server.events import Events
-from uprmc.server.http import node_site
-from uprmc.server.live import VIEWERS_MAX, Live
-from uprmc.server.outflow import KEEPALIVE_S, STUCK_S
+from uprmc.server.http import MAX_CLIENTS, node_site
+from uprmc.server.live import Live
+from uprmc.server.outflow import KEEPALIVE_S
 from uprmc.server.slices import LongWork
 
 SSE = "Accept: text/event-stream"
+SETTINGS = HttpSettings(change_readers=2, event_readers=3, viewers=4)
 
 
 class Site:
@@ -38,14 +40,18 @@ class Site:
         self.panels = {"name": "<b>", "vbuckets": [[0, "active", 1], [1, "active", 1]]}
         self.made = 0
         work = LongWork(self.reactor)
-        self.live = Live(self.reactor, work, {name: self._panel(name) for name in self.panels})
+        panels = {name: self._panel(name) for name in self.panels}
+        self.live = Live(self.reactor, work, panels, SETTINGS)
         self.events = Events(lambda: 0.0)
-        changes = Changes(self.reactor, lambda _: None, {})
+        self.buffers = Buffers(1_000_000, self.reactor.seconds)
+        changes = Changes(self.reactor, lambda _: None, {}, SETTINGS, self.buffers)
         self.endless = Endless(
             {b"/live": self.live, b"/changes": changes},
-            {b"/events": EventStream(self.reactor, self.events, "life")},
+            {b"/events": EventStream(self.reactor, self.events, "life", SETTINGS)},
         )
-        self.site = node_site(FakeNode(), self.reactor, self.endless)
+        self.site = node_site(
+            FakeNode(), self.reactor, self.endless, settings=SETTINGS, account=self.buffers
+        )
         self.channels = []
 
     def _panel(self, name):
@@ -126,13 +132,16 @@ def test_a_slow_viewer_skips_samples_then_gets_everything(site: Site) -> None:
 def test_a_viewer_that_never_reads_is_disconnected(site: Site) -> None:
     transport = site.get("/live")
     transport.producer.pauseProducing()
-    for _ in range(int(STUCK_S / KEEPALIVE_S) + 1):
+    for _ in range(int(SETTINGS.reader_timeout_s / KEEPALIVE_S) + 1):
         site.pass_time(KEEPALIVE_S)
     assert transport.disconnected or transport.disconnecting or transport.aborting
 
 
-def test_one_viewer_too_many_is_refused(site: Site) -> None:
-    found = [site.get("/live").value() for _ in range(VIEWERS_MAX + 1)]
+@pytest.mark.parametrize(("path", "limit"), [("/changes", 2), ("/events", 3), ("/live", 4)])
+def test_one_reader_above_the_limit_of_its_kind_is_refused(
+    site: Site, path: str, limit: int
+) -> None:
+    found = [site.get(path, SSE).value() for _ in range(limit + 1)]
     assert all(b" 200 " in each for each in found[:-1])
     assert b" 503 " in found[-1]
     assert b"Retry-After" in found[-1]
@@ -170,14 +179,29 @@ def test_a_question_without_sense_is_a_400_that_says_what_to_say(
     assert word.encode() in answer
 
 
-def test_a_silent_reader_of_changes_gets_an_empty_line_and_one_too_many_is_refused(
-    site: Site,
-) -> None:
-    first = site.get("/changes?since=now")
-    for _ in range(READERS_MAX - 1):
-        site.get("/changes")
-    assert b" 503 " in site.get("/changes").value()
-    assert b" 200 " in first.value()
+def test_what_a_client_does_not_read_is_in_the_account_until_it_has_read_it(site: Site) -> None:
+    transport = site.get("/healthz")
+    assert site.buffers.unsent == 0
+    channel = site.channels[-1]
+    channel.pauseProducing()
+    transport.clear()
+    channel.dataReceived(b"GET /status.json HTTP/1.1\r\nHost: h\r\n\r\n")
+    body = transport.value().partition(b"\r\n\r\n")[2]
+    assert site.buffers.unsent == len(body) > 0
+    channel.resumeProducing()
+    assert site.buffers.unsent == 0
+
+
+def test_a_client_that_does_not_read_is_closed_when_the_node_holds_too_much(site: Site) -> None:
+    transport = site.get("/healthz")
+    channel = site.channels[-1]
+    channel.pauseProducing()
+    channel.write(b"x" * site.buffers.limit)
+    assert not transport.disconnecting
+    channel.write(b"x")
+    assert transport.disconnecting
+    channel.write(b"x")
+    assert (site.buffers.unsent, site.buffers.shed) == (0, 1)
 
 
 def test_head_of_an_answer_without_an_end_ends(site: Site) -> None:
@@ -204,8 +228,8 @@ def test_what_is_no_token_is_refused(token: str) -> None:
         decoded(token)
 
 
-def test_limits_leave_room_for_probes() -> None:
-    assert live_module.VIEWERS_MAX + READERS_MAX < 256
+def test_readers_leave_room_for_probes(site: Site) -> None:
+    assert site.site.clients_max == SETTINGS.readers + MAX_CLIENTS
 
 
 def test_the_page_sets_text_only_and_loads_nothing_from_elsewhere(site: Site) -> None:

@@ -10,6 +10,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from tests.server.support import PEER, Loop
+from uprmc.config import HttpSettings
 from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket
 from uprmc.metrics import Metric
 from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, listen_http, node_site
@@ -211,7 +212,7 @@ def test_a_silent_client_is_cut_off_after_its_answer_too(web: Web) -> None:
 
 
 def test_clients_are_limited_and_counted_down(web: Web) -> None:
-    channels = [web.connect() for _ in range(MAX_CLIENTS)]
+    channels = [web.connect() for _ in range(MAX_CLIENTS + HttpSettings().readers)]
     assert web.site.buildProtocol(PEER) is None
     channels[0].connectionLost()
     assert web.site.buildProtocol(PEER) is not None

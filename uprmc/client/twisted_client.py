@@ -225,6 +225,11 @@ class TwistedUprClient:
             credentials=self._options.credentials,
         )
 
+    @property
+    def held_bytes(self) -> int:
+        """What has come and was not handed over yet."""
+        return 0 if self._loop is None else self._loop.held_bytes
+
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""
         return {} if self._loop is None else self._loop.core.positions()

@@ -228,6 +228,13 @@ class Link(Protocol):
             self.paused = True
             cast(Any, self.transport).pauseProducing()
 
+    @property
+    def held_bytes(self) -> int:
+        """What has come, from the batch that is being handed over on."""
+        decoder = self.session.decoder if self.session is not None else None
+        handed = decoder.counted_bytes + len(decoder.begun) if decoder is not None else 0
+        return self._size + handed
+
     def take(self) -> bytes:
         """Return what has come."""
         data = b"".join(self._pieces)

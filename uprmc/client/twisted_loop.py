@@ -288,6 +288,11 @@ class Loop:
         for stopped in self._stopped:
             stopped.callback(None)
 
+    @property
+    def held_bytes(self) -> int:
+        """What has come and was not handed over yet."""
+        return sum(link.held_bytes for link in self._links)
+
     def end(self) -> None:
         """Nothing is left of it: another run may have the state."""
         self.ended = True

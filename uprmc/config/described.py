@@ -15,7 +15,7 @@ from uprmc.config.keeping import (
     StorageSettings,
 )
 from uprmc.config.linking import XdcrSettings
-from uprmc.config.serving import KvSettings, LogSettings, ServerSettings
+from uprmc.config.serving import HttpSettings, KvSettings, LogSettings, ServerSettings
 from uprmc.config.streaming import TapSettings, UprSettings
 
 
@@ -24,6 +24,7 @@ class Settings:
     """All sections. Build it with `load`, or directly in tests."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
     kv: KvSettings = field(default_factory=KvSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
@@ -52,6 +53,7 @@ class SettingInfo:
 
 SECTIONS: dict[str, type[Any]] = {
     "server": ServerSettings,
+    "http": HttpSettings,
     "kv": KvSettings,
     "engine": EngineSettings,
     "memory": MemorySettings,

@@ -78,6 +78,49 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Limits of answers over HTTP that have no end."""
+
+    change_readers: int = setting(
+        16, "readers", "Readers of /changes above this limit get 503; 0 = none may read.", 0, 1_000
+    )
+    event_readers: int = setting(
+        64,
+        "readers",
+        "Readers of /events as server-sent events above this limit get 503; 0 = none may read.",
+        0,
+        1_000,
+    )
+    viewers: int = setting(
+        32, "pages", "Open pages (readers of /live) above this limit get 503; 0 = none.", 0, 1_000
+    )
+    reader_buffer_bytes: int = setting(
+        128 * KIB,
+        "bytes",
+        "What the node's streams may be ahead of a reader of /changes.",
+        16 * KIB,
+        64 * MIB,
+    )
+    reader_timeout_s: float = setting(
+        60.0,
+        "seconds",
+        "Disconnect a reader that leaves unread what was sent, for this long.",
+        1,
+        3_600,
+    )
+
+    @property
+    def readers(self) -> int:
+        """How many readers there may be of all kinds together."""
+        return self.change_readers + self.event_readers + self.viewers
+
+    @property
+    def files(self) -> int:
+        """How many descriptors they take: a reader of changes has a stream of its own, too."""
+        return self.readers + 2 * self.change_readers
+
+
+@dataclass(frozen=True, slots=True)
 class KvSettings:
     """Limits of one client conversation."""
 

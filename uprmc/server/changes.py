@@ -12,6 +12,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -25,16 +26,13 @@ from uprmc.client.handler import Change, Handler
 from uprmc.client.options import Start
 from uprmc.client.position import Position
 from uprmc.client.twisted_client import TwistedUprClient
+from uprmc.config import HttpSettings
 from uprmc.consume.ranges import parsed
 from uprmc.engine.vbucket import VBucket
+from uprmc.server.buffers import Buffers
 from uprmc.server.change_tokens import decoded, encoded, position_of
 from uprmc.server.log import Log
 from uprmc.server.outflow import BadQuestion, Outflow, wants_events
-
-READERS_MAX = 16
-
-#: What the node may be ahead of a reader.
-BUFFER_BYTES = 128 * 1024
 
 #: Changes that are sent in one turn.
 _AT_ONCE = 32
@@ -110,11 +108,20 @@ class Changes:
     Args:
         adopt: makes a socket a connection of the node's own sessions.
         vbuckets: of the node.
+        settings: how many readers there may be, and what each may hold.
+        buffers: counts what they hold.
     """
 
     def __init__(
-        self, reactor: Any, adopt: Callable[[Any], None], vbuckets: Mapping[int, VBucket]
+        self,
+        reactor: Any,
+        adopt: Callable[[Any], None],
+        vbuckets: Mapping[int, VBucket],
+        settings: HttpSettings,
+        buffers: Buffers,
     ) -> None:
+        self._settings = settings
+        self._buffers = buffers
         self._reactor = reactor
         self._adopt = adopt
         self._vbuckets = vbuckets
@@ -128,9 +135,17 @@ class Changes:
         """
         question = question_of(request)
         start, wanted = self._start(question), self._wanted(question)
-        if len(self._readers) >= READERS_MAX:
+        settings = self._settings
+        if len(self._readers) >= settings.change_readers:
             return False
-        outflow = Outflow(self._reactor, request, self._left, events=wants_events(request))
+        outflow = Outflow(
+            self._reactor,
+            request,
+            self._left,
+            events=wants_events(request),
+            timeout_s=settings.reader_timeout_s,
+        )
+        outflow.on_room = partial(self._buffers.forget, outflow)
         followed = wanted or [each.id for each in self._vbuckets.values()]
         feed = Feed(self._reactor, outflow, question, each_token=len(followed) <= _TOKEN_VBUCKETS)
         client = TwistedUprClient(
@@ -140,13 +155,14 @@ class Changes:
             vbuckets=wanted,
             start=start,
             values=question.values,
-            buffer_bytes=BUFFER_BYTES,
+            buffer_bytes=settings.reader_buffer_bytes,
             replicas=True,
             endpoint=lambda reactor, *_: _Pair(reactor, self._adopt),
             reactor=self._reactor,
             patience_s=None,
         )
         feed.positions = client.positions
+        feed.on_hold = partial(self._holds, outflow, client)
         feed.known = dict(start) if isinstance(start, Mapping) else {}
         self._readers[outflow] = client
         client.run("now" if question.once else None).addBoth(self._ended, outflow, feed)
@@ -183,8 +199,13 @@ class Changes:
 
     def _left(self, outflow: Outflow) -> None:
         client = self._readers.pop(outflow, None)
+        self._buffers.forget(outflow)
         if client is not None:
             client.stop()
+
+    def _holds(self, outflow: Outflow, client: TwistedUprClient) -> None:
+        """A reader does not read: count what its stream has brought meanwhile."""
+        self._buffers.note(outflow, client.held_bytes, 0, began=False, took=False)
 
     def _ended(self, result: object, outflow: Outflow, feed: Feed) -> None:
         if isinstance(result, Failure) and outflow.open:
@@ -201,6 +222,7 @@ class Feed(Handler):
     """Writes what a stream brings to an endless answer.
 
     Attributes:
+        on_hold: called when the reader is waited for.
         positions: tells the last complete snapshot of each vBucket.
         known: positions that the reader came with.
     """
@@ -211,6 +233,7 @@ class Feed(Handler):
     def __init__(
         self, reactor: Any, outflow: Outflow, question: Question, *, each_token: bool
     ) -> None:
+        self.on_hold: Callable[[], None] = lambda: None
         self.positions: Callable[[], dict[int, Position]] = dict
         self.known: dict[int, Position] = {}
         self._reactor = reactor
@@ -262,7 +285,9 @@ class Feed(Handler):
     def _breath(self) -> Any:
         """Return what is to be waited for: the reader, or the next turn now and then."""
         if self._outflow.paused:
-            return self._outflow.room()
+            room = self._outflow.room()
+            self.on_hold()
+            return room
         if self._count >= _AT_ONCE:
             self._count = 0
             turn: Deferred[None] = Deferred()

@@ -24,7 +24,8 @@ from uprmc.server.slices import InSlices, LongWork
 TICK_S = 1.0
 REJECTION_LOG_S = 10.0
 
-#: Descriptors that are not client connections: files, listeners, HTTP, replication, spare ones.
+#: Descriptors that are not client connections: files, listeners, HTTP without its readers that
+#: stay, replication, spare ones.
 RESERVED_FILES = 512
 
 _log = Log("connections")
@@ -224,14 +225,19 @@ class Connections:
         emptied.callback(None)
 
 
-def raise_file_limit(connections: int) -> int:
+def raise_file_limit(connections: int, readers: int = 0) -> int:
     """Raise this process's soft limit of open files towards what `connections` need.
+
+    Args:
+        connections: that may be open.
+        readers: descriptors of readers over HTTP, besides.
 
     Returns:
         how many connections fit now: `connections`, or fewer when the hard limit is in the way,
         which is also logged. It is the limit to give to `Connections`.
     """
-    needed = connections + RESERVED_FILES
+    reserved = RESERVED_FILES + readers
+    needed = connections + reserved
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _at_least(soft, needed):
         return connections
@@ -239,7 +245,7 @@ def raise_file_limit(connections: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if _at_least(soft, needed):
         return connections
-    fitting = max(1, soft - RESERVED_FILES)
+    fitting = max(1, soft - reserved)
     _log.warn("file_limit_low", files=soft, wanted=needed, max_connections=fitting)
     return fitting
 

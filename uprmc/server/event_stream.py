@@ -12,10 +12,9 @@ from typing import Any
 
 from twisted.web.server import Request
 
+from uprmc.config import HttpSettings
 from uprmc.server.events import Events
 from uprmc.server.outflow import Outflow
-
-READERS_MAX = 64
 
 #: Events that are sent in one turn.
 _AT_ONCE = 64
@@ -26,9 +25,11 @@ class EventStream:
 
     Args:
         life: names this life of the node.
+        settings: how many readers there may be.
     """
 
-    def __init__(self, reactor: Any, events: Events, life: str) -> None:
+    def __init__(self, reactor: Any, events: Events, life: str, settings: HttpSettings) -> None:
+        self._settings = settings
         self._reactor = reactor
         self._events = events
         self._life = life
@@ -37,12 +38,13 @@ class EventStream:
 
     def admit(self, request: Request) -> bool:
         """Answer a request with events until it ends; ``False`` = there are too many readers."""
-        if len(self._next) >= READERS_MAX:
+        if len(self._next) >= self._settings.event_readers:
             return False
         last = request.getHeader("last-event-id") or ""
         life, _, number = last.partition("-")
         known = life == self._life and number.isdecimal() and len(number) < 20
-        reader = Outflow(self._reactor, request, self._left, events=True)
+        timeout_s = self._settings.reader_timeout_s
+        reader = Outflow(self._reactor, request, self._left, events=True, timeout_s=timeout_s)
         self._next[reader] = int(number) + 1 if known else 0
         reader.on_room = lambda: self._pump(reader)
         self._pump(reader)

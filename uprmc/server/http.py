@@ -2,7 +2,8 @@
 
 Everything is read only and answers at once from memory. What a stranger can make it do is bounded
 by `uprmc.web`: no more than `MAX_BODY_BYTES` of body, `REQUEST_S` seconds for a request, and
-`MAX_CLIENTS` connections.
+`MAX_CLIENTS` connections besides those of readers that stay. What answers wait for their clients is
+in the node's account of buffers.
 """
 
 # ruff: noqa: N815  # Twisted's names
@@ -20,6 +21,7 @@ from twisted.web import http
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
+from uprmc.config import HttpSettings
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.metrics import Exposition, Metric
 from uprmc.server.access import Access
@@ -29,11 +31,11 @@ from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log
 from uprmc.server.outflow import EVENT_STREAM, BadQuestion
 from uprmc.server.slices import LongWork
-from uprmc.web import LimitedSite
+from uprmc.web import Account, LimitedSite
 
 MAX_BODY_BYTES = 16 * 1024
 REQUEST_S = 10.0
-MAX_CLIENTS = 256
+MAX_CLIENTS = 144
 
 #: When a client that was refused for lack of room may come again.
 RETRY_S = 5
@@ -243,17 +245,24 @@ def _static(name: str, content_type: str) -> Page:
 
 
 def node_site(
-    view: NodeView, reactor: Any, endless: Endless | None = None, work: LongWork | None = None
+    view: NodeView,
+    reactor: Any,
+    endless: Endless | None = None,
+    work: LongWork | None = None,
+    settings: HttpSettings | None = None,
+    account: Account | None = None,
 ) -> LimitedSite:
     """Return the site of one node."""
+    readers = (settings or HttpSettings()).readers
     pages = Pages(view, endless, work)
     return LimitedSite(
         cast(IResource, _Root(pages)),
         reactor,
         hint=lambda: _WRONG_LISTENER + pages.listeners().encode(),
         request_s=REQUEST_S,
-        clients_max=MAX_CLIENTS,
+        clients_max=MAX_CLIENTS + readers,
         body_max=MAX_BODY_BYTES,
+        account=account,
     )
 
 
@@ -265,15 +274,17 @@ def listen_http(
     endless: Endless | None = None,
     access: Access | None = None,
     work: LongWork | None = None,
+    settings: HttpSettings | None = None,
+    account: Account | None = None,
 ) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
-    `access` knows who may see them, ``None`` = everybody. `work` takes what is long. Fails as
-    `listener.listen` does.
+    `access` knows who may see them, ``None`` = everybody. `work` takes what is long. `account`
+    counts what answers hold. Fails as `listener.listen` does.
     """
     if text == "off":
         return succeed(None)
-    site = node_site(view, reactor, endless, work)
+    site = node_site(view, reactor, endless, work, settings, account)
     if access is not None:
         site.resource = Gated(site.resource, access, "http", role_of_page)
     return listen(reactor, text, site, setting=SETTING, backlog=backlog).addCallback(lambda it: it)

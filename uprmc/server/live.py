@@ -15,14 +15,12 @@ from typing import Any
 import orjson
 from twisted.web.server import Request
 
+from uprmc.config import HttpSettings
 from uprmc.server.outflow import Outflow
 from uprmc.server.slices import InSlices, LongWork
 
 #: Samples are so far apart.
 EVERY_S = 1.0
-
-#: More viewers are refused.
-VIEWERS_MAX = 32
 
 #: The panel of which only changed rows are sent; its rows begin with a number.
 _BY_ROW = "vbuckets"
@@ -37,10 +35,14 @@ class Live:
         reactor: calls later.
         work: the node's long work.
         panels: by name, what makes each.
+        settings: how many viewers there may be.
     """
 
-    def __init__(self, reactor: Any, work: LongWork, panels: Panels) -> None:
+    def __init__(
+        self, reactor: Any, work: LongWork, panels: Panels, settings: HttpSettings
+    ) -> None:
         self._reactor = reactor
+        self._settings = settings
         self._panels = panels
         self._making = InSlices(work, self._sample)
         self._viewers: dict[Outflow, bool] = {}  # whether it gets everything next
@@ -49,9 +51,12 @@ class Live:
 
     def admit(self, request: Request) -> bool:
         """Let a request be a viewer until it is gone; ``False`` = there are too many."""
-        if len(self._viewers) >= VIEWERS_MAX:
+        settings = self._settings
+        if len(self._viewers) >= settings.viewers:
             return False
-        self._viewers[Outflow(self._reactor, request, self._gone, events=True)] = True
+        timeout_s = settings.reader_timeout_s
+        viewer = Outflow(self._reactor, request, self._gone, events=True, timeout_s=timeout_s)
+        self._viewers[viewer] = True
         if self._timer is None:
             self._tick()
         else:

@@ -132,4 +132,6 @@ def _clients(node: ObservedNode) -> Iterator[Holder]:
     yield Holder("streams", size, sum(lag.streams for lag in lags), False, "streams")
     connections = node.connections
     size = connections.current * _CONNECTION_BYTES + connections.buffers.total
-    yield Holder("connections", size, connections.current, False, "connections and their buffers")
+    yield Holder(
+        "connections", size, connections.current, False, "connections; buffers, also of HTTP"
+    )

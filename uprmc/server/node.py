@@ -123,19 +123,26 @@ class Node:
         self.warmup_s = 0.0
         self.verbosity = 0
         self.origins: dict[str, str] = {}
-        limit = raise_file_limit(settings.server.max_connections)
+        limit = raise_file_limit(settings.server.max_connections, settings.http.files)
         self.connections = Connections(
             limit, self._clock.monotonic, settings.server.buffer_bytes, self.bucket.stats
         )
         self._work = LongWork(reactor, collector.tend)
         self.statistics = Statistics(self)
+        life = f"{entropy.uuid48():012x}"
         panels = {name: partial(panel, self) for name, panel in PANELS.items()}
         self._endless = Endless(
             {
-                b"/live": Live(reactor, self._work, panels),
-                b"/changes": Changes(reactor, self._adopt, self.bucket.vbuckets),
+                b"/live": Live(reactor, self._work, panels, settings.http),
+                b"/changes": Changes(
+                    reactor,
+                    self._adopt,
+                    self.bucket.vbuckets,
+                    settings.http,
+                    self.connections.buffers,
+                ),
             },
-            {b"/events": EventStream(reactor, self.events, f"{entropy.uuid48():012x}")},
+            {b"/events": EventStream(reactor, self.events, life, settings.http)},
         )
         self._started_at = self._clock.monotonic()
         threads = 3 + settings.flush.fetch_rounds  # a flush, a compaction, a stream
@@ -235,6 +242,8 @@ class Node:
             self._endless,
             self.access,
             self._work,
+            self.settings.http,
+            self.connections.buffers,
         )
         if http is not None:
             self._listeners["http"] = http

@@ -1,7 +1,8 @@
 """One endless answer: what leaves waits while the client does not read, so little is kept.
 
 An answer is server-sent events or lines of JSON. When nothing else is said for `KEEPALIVE_S`, a
-comment or an empty line is; a client that has read nothing for `STUCK_S` is disconnected.
+comment or an empty line is. A client that leaves unread what was sent, for a time that is set, is
+disconnected.
 """
 
 # ruff: noqa: N802  # Twisted's names
@@ -17,7 +18,6 @@ from twisted.web.server import Request
 from zope.interface import implementer  # type: ignore[import-untyped]
 
 KEEPALIVE_S = 15.0
-STUCK_S = 60.0
 
 EVENT_STREAM = "text/event-stream"
 JSON_LINES = "application/x-ndjson"
@@ -39,6 +39,7 @@ class Outflow:
     Args:
         gone: called once when the client is gone or the answer has ended.
         events: send server-sent events.
+        timeout_s: a client may leave unread what was sent for this long.
 
     Attributes:
         paused: the client does not read for now.
@@ -46,7 +47,13 @@ class Outflow:
     """
 
     def __init__(
-        self, reactor: Any, request: Request, gone: Callable[[Outflow], None], *, events: bool
+        self,
+        reactor: Any,
+        request: Request,
+        gone: Callable[[Outflow], None],
+        *,
+        events: bool,
+        timeout_s: float,
     ) -> None:
         self.events = events
         self.paused = False
@@ -62,8 +69,9 @@ class Outflow:
         request.setHeader(b"X-Accel-Buffering", b"no")
         request.notifyFinish().addBoth(lambda _: self._ended())
         request.registerProducer(self, True)
-        self._timer = reactor.callLater(KEEPALIVE_S, self._look)
-        self._stuck_at = 0.0
+        self._timeout_s, self._stuck_at = timeout_s, 0.0
+        self._look_s = min(KEEPALIVE_S, timeout_s)
+        self._timer = reactor.callLater(self._look_s, self._look)
         if events:
             self.write(b"retry: 2000\n\n")
         else:
@@ -97,12 +105,16 @@ class Outflow:
         if self.open:
             cast(Any, self._request.transport).abortConnection()
 
+    def shed(self) -> None:
+        """See `buffers.Holder`."""
+        self.abort()
+
     # --- what Twisted calls ---------------------------------------------------------------------
 
     def pauseProducing(self) -> None:
         """The client reads too slowly."""
         self.paused = True
-        self._stuck_at = self._reactor.seconds() + STUCK_S
+        self._stuck_at = self._reactor.seconds() + self._timeout_s
 
     def resumeProducing(self) -> None:
         """The client has read."""
@@ -114,7 +126,7 @@ class Outflow:
         """The connection is lost; `notifyFinish` tells."""
 
     def _look(self) -> None:
-        self._timer = self._reactor.callLater(KEEPALIVE_S, self._look)
+        self._timer = self._reactor.callLater(self._look_s, self._look)
         if self.paused:
             if self._reactor.seconds() >= self._stuck_at:
                 self.abort()

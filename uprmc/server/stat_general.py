@@ -120,7 +120,7 @@ def _memcached(node: ObservedNode) -> StatGroup:
     slots = int(entries / _FILLING)
     return [
         ("connection_structures", str(node.connections.current)),
-        ("reserved_fds", str(RESERVED_FILES)),
+        ("reserved_fds", str(RESERVED_FILES + node.settings.http.files)),
         ("conn_yields", str(node.connections.yields)),
         ("read_buf_count", str(buffers.receiving)),
         ("read_buf_bytes", str(buffers.received)),
