@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -25,8 +26,15 @@ class Answer(NamedTuple):
 class Views:
     """One kept connection. Use it in a ``with`` statement."""
 
-    def __init__(self, address: Address, limit_s: float = _LIMIT_S) -> None:
-        self._connection = http.client.HTTPConnection(address.host, address.port, timeout=limit_s)
+    def __init__(
+        self, address: Address, limit_s: float = _LIMIT_S, tls: ssl.SSLContext | None = None
+    ) -> None:
+        host, port = address.host, address.port
+        self._connection = (
+            http.client.HTTPConnection(host, port, timeout=limit_s)
+            if tls is None
+            else http.client.HTTPSConnection(host, port, timeout=limit_s, context=tls)
+        )
 
     def ask(
         self,

@@ -29,6 +29,9 @@ _NO_HTTP = b"\x80\x81\x16"
 _HEAD = "HTTP/1.1 {}\r\nContent-Type: {}\r\nConnection: close\r\n\r\n"
 _BAD_REQUEST = _HEAD.format("400 Bad Request", "text/plain").encode()
 
+#: What a client of plain HTTP reads where HTTPS is spoken.
+NOT_HTTPS = _BAD_REQUEST + b"This listener speaks HTTPS: begin the URL with https://\n"
+
 
 def _refusal(status: str, reason: str) -> bytes:
     """Return an answer that is the last one of a connection."""
@@ -139,16 +142,17 @@ class LimitedChannel(http.HTTPChannel):
         self.refused = True
         transport = cast(Any, self.transport)
         transport.write(answer)
-        if ITCPTransport.providedBy(transport):
+        if self.isSecure() or not ITCPTransport.providedBy(transport):
+            self.loseConnection()
+        else:
             # A client that is still sending would lose the answer if what it sends met no reader.
             transport.loseWriteConnection()
             self.setTimeout(LINGER_S)
-        else:
-            transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         cast(LimitedSite, self.site).clients -= 1
         self._forget()
+        cast(Any, self.transport).unregisterProducer()  # which is this; TLS would keep it for ever
         super().connectionLost(reason)
         self._transferDecoder = None  # of a body that never came; it knows this channel
 

@@ -157,6 +157,7 @@ def test_a_replica_that_is_not_let_in_tries_slowly_and_says_so(
 def test_over_tls_nodes_and_verbs_log_in_too(directory: Path, tmp_path: Path, here: Here) -> None:
     certificate, key = make_certificate(tmp_path)
     options = ["--tls-cert", certificate, "--tls-key", key, "--vbuckets", "4"]
+    options += ["--views", "127.0.0.1:0"]
     for name, value in (
         ("server.users", directory / "users.json"),
         ("upr.dial_ca", certificate),
@@ -167,13 +168,20 @@ def test_over_tls_nodes_and_verbs_log_in_too(directory: Path, tmp_path: Path, he
     ask = ["--tls-ca", certificate, *_as(directory, "ann")]
     with (
         start_uprmc(tmp_path / "a", *options) as a,
-        start_uprmc(tmp_path / "b", *options) as b,
+        start_uprmc(tmp_path / "b", *options, "--set", f"index.nodes={a.views}") as b,
     ):
         wait = ["replicate", "--source", a.upr, "--wait", "--node", b.upr]
         assert here(*wait, *ask).code == 0
         moved = here("takeover", "--vbuckets", "0", "--to", b.upr, "--node", a.upr, *ask)
         assert (moved.code, moved.err) == (0, "")
         assert here("failover", "--vbuckets", "1-3", "--node", b.upr, *ask).code == 0
+        for node in (a, b):  # of which b asks a
+            listed = here("index", "list", "--node", node.upr, *ask)
+            assert (listed.code, listed.err) == (0, "")
+        views = ["index", "list", "--views", a.views]
+        assert here(*views, *ask).code == 0
+        assert here(*views, *_as(directory, "ann")).line().endswith("connect with TLS")
+        assert "is trusted here" in here(*views, "--tls").line()
         a.stop()
         b.stop()
 

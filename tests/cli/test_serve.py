@@ -130,7 +130,7 @@ def test_sighup_reloads_the_certificate_for_connections_to_come(tmp_path: Path) 
     certificate, key = make_certificate(tmp_path)
     pair = ("--tls-cert", certificate, "--tls-key", key)
     with start_uprmc(tmp_path / "data", *pair) as server:
-        places = (server.memcached, upr(server))
+        places = (server.memcached, upr(server), server.http, server.views)
         first = Path(certificate).read_text()
         assert {shown(place) for place in places} == {first}
         with encrypted(server.memcached) as connection:

@@ -382,6 +382,12 @@ def test_traffic_that_is_shut_out_moves_no_vbucket(rig: Rig) -> None:
 def test_with_tls_and_without_http_the_services_have_other_names(rig: Rig) -> None:
     rig.services.control.cluster_map = ClusterMap(lambda: {"upr": "[::1]:7"}, tls=True)
     assert cluster_map(Peer(rig))["nodesExt"] == [{"thisNode": True, "services": {"kvSSL": 7}}]
+    places = {"upr": "h:7", "http": "h:8", "views": "h:9"}
+    rig.services.control.cluster_map = ClusterMap(lambda: places, tls=True, https=True)
+    found = cluster_map(Peer(rig))
+    assert found["nodesExt"][0]["services"] == {"kvSSL": 7, "mgmtSSL": 8, "capiSSL": 9}
+    assert found["nodes"][0]["couchApiBaseHTTPS"] == "https://$HOST:9/default"
+    assert "couchApiBase" not in found["nodes"][0]
 
 
 @pytest.mark.parametrize("addresses", [{}, {"upr": "unix:/run/uprmc"}, {"memcached": "h:1"}])

@@ -23,6 +23,8 @@ from uprmc.server.audit import Audit
 from uprmc.server.http_gate import Gated, role_of_page, role_of_views
 from uprmc.web import LimitedSite
 
+HERE = IPv4Address("TCP", "127.0.0.1", 4711)
+
 
 class Inner:
     """Answers every path."""
@@ -65,10 +67,16 @@ class Web:
             ],
         )
 
-    def get(self, path: str, login: str | bytes | None = None, method: str = "GET") -> Reply:
+    def get(
+        self,
+        path: str,
+        login: str | bytes | None = None,
+        method: str = "GET",
+        peer: IPv4Address = HERE,
+    ) -> Reply:
         """Ask and wait for the answer."""
-        channel = self.site.buildProtocol(PEER)
-        channel.makeConnection(StringTransport(IPv4Address("TCP", "127.0.0.1", 80), PEER))
+        channel = self.site.buildProtocol(peer)
+        channel.makeConnection(StringTransport(HERE, peer))
         head = f"{method} {path} HTTP/1.1\r\nHost: h\r\n".encode()
         if login is not None:
             given = login if isinstance(login, bytes) else b64encode(login.encode())
@@ -146,6 +154,16 @@ def test_a_wrong_password_is_refused_later_and_counted(web: Web, login: str) -> 
     assert web.loop.reactor.seconds() - began >= 0.09
     assert (web.stats.auth_cmds, web.stats.auth_errors) == (1, 1)
     assert web.noted()[0][1:] == ("login", "refused")
+
+
+def test_a_password_in_clear_from_another_machine_is_refused_and_never_asked_for(web: Web) -> None:
+    for login in (None, "ann:pencil", "ann:wrong"):
+        reply = web.get("/metrics", login, peer=PEER)
+        assert reply.code == 403
+        assert "use https://" in json.loads(reply.body)["reason"]
+        assert "www-authenticate" not in reply.headers
+    assert web.noted() == [("", "login", "refused")] * 2
+    assert web.get("/healthz", peer=PEER).body == b"inside"
 
 
 @pytest.mark.parametrize("given", [b"", b"!!", b64encode(b"ann"), b64encode(b":x"), b"A" * 9_000])

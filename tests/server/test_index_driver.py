@@ -135,8 +135,28 @@ def test_it_gets_the_sockets_and_settings_that_it_needs_and_nothing_else(
     assert told["UPRMC_INDEX_WORKERS"] == "3"
     assert told["UPRMC_INDEX_REPLICAS"] == "yes"
     assert told["UPRMC_LOG_FORMAT"] == "json"
-    assert all(name.startswith(("UPRMC_INDEX_", "UPRMC_LOG_", "UPRMC_CORE")) for name in told)
+    others = {name for name in told if not name.startswith(("UPRMC_INDEX_", "UPRMC_LOG_"))}
+    assert others - {"UPRMC_CORE"} == {
+        *("UPRMC_SERVER_USERS", "UPRMC_SERVER_HTTP_TLS"),
+        *("UPRMC_UPR_DIAL_CA", "UPRMC_UPR_DIAL_USER", "UPRMC_UPR_DIAL_PASSWORD_FILE"),
+    }
     assert found["nice"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 7, 19)
+
+
+def test_it_finds_the_certificate_under_a_name_that_stays(rig: Rig) -> None:
+    for name in ("a", "b"):
+        (rig.directory / name).write_text(name)
+    files = {"server.tls_cert": str(rig.directory / "a"), "server.tls_key": "key"}
+    driver = rig.begun(**files)
+    told = rig.ask()["environment"]
+    shown = Path(told["UPRMC_SERVER_TLS_CERT"])
+    assert shown.read_text() == "a"
+    driver.reload(build({**files, "server.tls_cert": str(rig.directory / "b")}).server)
+    assert shown.read_text() == "b"
+    rig.stop()
+    plain = rig.begun(**files, **{"server.http_tls": False})
+    assert not plain.https
+    assert "UPRMC_SERVER_TLS_CERT" not in rig.ask()["environment"]
 
 
 def test_a_data_directory_with_a_long_path_has_its_socket_elsewhere(rig: Rig) -> None:
@@ -161,7 +181,7 @@ def test_what_a_killed_node_has_left_is_replaced(rig: Rig) -> None:
 def test_the_environment_gives_the_same_settings_again() -> None:
     changes = {"index.map_timeout_s": 0.25, "index.python_modules": "a, b", "index.replicas": True}
     given = build({**changes, "log.level": "warn"})
-    found = child_environment({"UPRMC_KV_MAX_ITEM_BYTES": "5", "PATH": "p"}, given)
+    found = child_environment({"UPRMC_KV_MAX_ITEM_BYTES": "5", "PATH": "p"}, given, Path("room"))
     assert found["PATH"] == "p"
     from uprmc.config import load
 

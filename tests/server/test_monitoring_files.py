@@ -19,6 +19,7 @@ from uprmc.server.stat_metrics import METRICS
 FOLDER = ROOT / "packaging" / "monitoring"
 DASHBOARD = FOLDER / "grafana-uprmc.json"
 RULES = FOLDER / "prometheus-rules.yml"
+SCRAPE = FOLDER / "prometheus.yml"
 
 #: Labels that Prometheus adds, and that of a histogram's classes.
 OUTSIDE = {"job", "instance", "le"}
@@ -105,12 +106,12 @@ def test_panels_have_titles_legends_of_their_labels_and_places_that_do_not_overl
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels
 
 
-def test_promtool_accepts_the_rules() -> None:
+def test_promtool_accepts_the_scrape_and_its_rules() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: apt-get install prometheus")
     checked = subprocess.run(
-        [promtool, "check", "rules", str(RULES)],
+        [promtool, "check", "config", str(SCRAPE)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -39,6 +39,7 @@ def test_health_lists_every_component_of_a_node(tmp_path: Path) -> None:
         }
         assert found["index"] == {
             "views": str(server.views),
+            "views_tls": "no",
             "state": "idle",
             "pid": 0,
             "restarts": 0,
@@ -73,21 +74,22 @@ def test_an_address_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
     assert ended.refused().startswith("server.views: '8092' is no listener")
 
 
+NOT_HTTPS = b"This listener speaks HTTPS: begin the URL with https://\n"
 PEOPLE = {"by_age": {"map": {"emit": [{"key": "$.age", "value": "$.name"}]}}}
 
 
-def ages(server: ServerProcess) -> list[int]:
+def ages(server: ServerProcess, tls: ssl.SSLContext | None = None) -> list[int]:
     """Return the keys of the view as of now."""
     assert server.views is not None
-    with Views(server.views) as views:
+    with Views(server.views, tls=tls) as views:
         answer = views.query("people/by_age", stale="false")
     assert answer.status == 200, answer
     return [row["key"] for row in answer.body["rows"]]
 
 
-def put_design(server: ServerProcess) -> None:
+def put_design(server: ServerProcess, tls: ssl.SSLContext | None = None) -> None:
     assert server.views is not None
-    with Views(server.views) as views:
+    with Views(server.views, tls=tls) as views:
         assert views.put("people", PEOPLE).status == 201
 
 
@@ -179,7 +181,7 @@ def test_a_node_that_is_stopped_while_it_waits_for_the_address_stops_at_once(
         loop.close()
 
 
-def test_a_node_with_tls_is_indexed_without_a_certificate(tmp_path: Path) -> None:
+def test_a_node_with_tls_serves_its_views_over_https(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     options = ["--tls-cert", certificate, "--tls-key", key, "--vbuckets", "4"]
     with start_uprmc(tmp_path / "data", *options) as server:
@@ -189,6 +191,9 @@ def test_a_node_with_tls_is_indexed_without_a_certificate(tmp_path: Path) -> Non
         client = Pymemcache(place, tls_context=context, timeout=10)
         client.set("ada", b'{"age": 36}', noreply=False)
         client.close()
-        put_design(server)
-        assert ages(server) == [36]
+        put_design(server, context)
+        assert ages(server, context) == [36]
+        with Views(server.views) as plain:
+            refused = plain.ask("GET", "/_design")
+        assert (refused.status, refused.body) == (400, NOT_HTTPS)
         server.stop()

@@ -12,6 +12,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_connections_over_tls_leave_nothing(tmp_path: Path) -> None:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
 
-    def talk(loop: Loop, address: str) -> socket.socket:
+    def talk(loop: Loop, address: str, data: bytes = frame(NOOP)) -> socket.socket:
         client = loop.client(address)
         loop._sockets.remove(client.socket)
         wrapped = context.wrap_socket(client.socket, do_handshake_on_connect=False)
@@ -190,13 +191,15 @@ def test_connections_over_tls_leave_nothing(tmp_path: Path) -> None:
             return attempt
 
         loop.until(done(wrapped.do_handshake))
-        wrapped.send(frame(NOOP))
+        wrapped.send(data)
         loop.until(done(lambda: wrapped.recv(24)))
         return wrapped
 
     tls = {"server__tls_cert": certificate, "server__tls_key": key}
     with quiet_node(tmp_path / "data", **tls) as (node, loop):
         rounds(node, loop, "memcached", 200, [talk, say(b"no TLS at all\r\n" * 9, b"")])
+        ask = partial(talk, data=b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        visit(loop, node.addresses()["http"], [ask, say(b"GET / HTTP/1.1\r\n\r\n", b"https")])
         collector.tend()  # a TLS connection's end is an exception in a young cycle of its own
         assert alive() == Counter()
 
@@ -212,14 +215,18 @@ def test_connections_over_tls_leave_nothing(tmp_path: Path) -> None:
 )
 def test_probes_of_the_http_pages_leave_nothing(tmp_path: Path, talk: Talk) -> None:
     with quiet_node(tmp_path) as (node, loop):
-        address = node.addresses()["http"]
-        for _ in range(4):
-            opened = [talk(loop, address) for _ in range(25)]
-            loop.reactor.iterate(0)
-            collector.tend()
-            for client in opened:
-                loop._sockets.remove(client)
-                client.close()
-            for _ in range(100):
-                loop.reactor.iterate(0)
+        visit(loop, node.addresses()["http"], [talk])
         assert alive() == Counter()
+
+
+def visit(loop: Loop, address: str, talks: list[Talk]) -> None:
+    """Open and close connections to the pages, keeping each a while."""
+    for _ in range(4):
+        opened = [talks[number % len(talks)](loop, address) for number in range(25)]
+        loop.reactor.iterate(0)
+        collector.tend()
+        for client in opened:
+            loop._sockets.remove(client)
+            client.close()
+        for _ in range(100):
+            loop.reactor.iterate(0)

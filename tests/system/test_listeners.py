@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import urllib.request
 from pathlib import Path
 
 from pymemcache.client.base import Client as Pymemcache
@@ -11,7 +12,7 @@ from interop.server_process import start_uprmc
 from interop.waiting import wait_until
 from interop.wire import GET, NOOP, OK, SET, Wire, frame, split_replies, store
 from tests.server.certificates import make_certificate
-from tests.system.support import Client, stats, upr
+from tests.system.support import Client, get_page, stats, upr
 
 
 def trusting(certificate: str) -> ssl.SSLContext:
@@ -20,7 +21,7 @@ def trusting(certificate: str) -> ssl.SSLContext:
     return context
 
 
-def test_both_listeners_speak_tls(tmp_path: Path) -> None:
+def test_all_listeners_speak_tls(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     options = ["--tls-cert", certificate, "--tls-key", key]
     with start_uprmc(tmp_path / "data", *options) as server:
@@ -40,6 +41,11 @@ def test_both_listeners_speak_tls(tmp_path: Path) -> None:
             while len(split_replies(data)[0]) < 2:
                 data += wire.recv(1_000)
             assert [reply.value for reply in split_replies(data)[0]] == [b"", b"value"]
+        url = f"https://{server.http}/healthz"
+        with urllib.request.urlopen(url, context=trusting(certificate), timeout=10) as page:
+            assert page.read() == b"ok\n"
+        code, body = get_page(server, "/healthz")
+        assert (code, b"begin the URL with https://" in body) == (400, True)
         with Wire(server.memcached) as wire_without:
             wire_without.send(b"version\r\n" * 10)
             assert b"VERSION" not in wire_without.read_until_closed()

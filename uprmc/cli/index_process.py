@@ -28,15 +28,18 @@ from uprmc.engine.stats import Stats
 from uprmc.errors import ConfigError
 from uprmc.index.design_folder import InUse
 from uprmc.index.http import views_site
+from uprmc.index.node_client import NodeClient
 from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
 from uprmc.index.source_nodes import SourceNodes
 from uprmc.places import several
 from uprmc.server.access import Access
 from uprmc.server.audit import Audit
+from uprmc.server.dialer import dialling_as, trust_root
 from uprmc.server.http_gate import Gated, role_of_views
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
+from uprmc.server.tls import https_options, over_tls, tls_options
 from uprmc.server.views_listener import chosen
 
 _log = Log("index")
@@ -52,7 +55,7 @@ class IndexProcess:
 
     Args:
         reactor: the process's, not running yet.
-        read_settings: reads those of ``index``, ``log`` and ``server.views``; called again after a
+        read_settings: reads those of ``index``, ``log`` and some of others; called again after a
             SIGHUP.
         nodes: the nodes whose documents are indexed.
         data: directory of designs.
@@ -78,6 +81,7 @@ class IndexProcess:
         self._scatter = self._new_scatter()
         self._audit = Audit(settings.log.audit, time.time)
         self._access = self._new_access(settings.server.users)
+        self._tls = https_options(settings.server, tls_options(settings.server))
         self._listener: Listener | None = None
         self._address = ""
         self._error: BaseException | None = None
@@ -91,12 +95,15 @@ class IndexProcess:
             nodes = several(named)
         except ValueError as error:
             raise ConfigError(f"index.nodes: say {error}") from None
+        upr = self._settings.upr
+        trust = trust_root(upr) if self._settings.server.http_tls else None
         return Scatter(
             nodes,
             self._service,
             self._settings.index,
             self._reactor,
             self._queries,
+            client=NodeClient(self._reactor, trust=trust, credentials=dialling_as(upr)),
             source=lambda: self._address,
         )
 
@@ -156,10 +163,13 @@ class IndexProcess:
                 site,
                 setting="server.views",
                 backlog=server.listen_backlog,
+                tls=self._tls,
             )
         else:
             given = socket.socket(fileno=self._listen_fd)
             given.setblocking(False)
+            if self._tls is not None:
+                site = over_tls(self._reactor, self._tls, site)
             port = self._reactor.adoptStreamPort(given.fileno(), given.family, site)
             given.close()
             self._listener = Listener(port)
@@ -173,6 +183,8 @@ class IndexProcess:
     def _reload(self, settings: Settings) -> None:
         if self._access is not None:
             self._access.reload(self._settings.server.users)
+        if self._tls is not None:
+            self._tls.reload(settings.server)
         self._audit.reopen(self._settings.log.audit)
         set_level(settings.log.level)
 

@@ -51,7 +51,8 @@ def _reaching(function: Any) -> Any:
     "changes",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change any setting; those of `index`, `log` and `server.views` count here.",
+    help="Change any setting. Those of `index` and `log` count here, and `server.views`, "
+    "`server.users`, `server.tls_cert`, `server.tls_key`.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def serve(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials, basic_auth
-from uprmc.places import parsed
+from uprmc.places import parsed, tls_refusal
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -29,6 +30,9 @@ _ANSWER_MAX = 256 * 1024 * 1024
 
 _BAD_REQUEST = 400
 
+#: What a listener for HTTPS says to a client of HTTP.
+_HTTPS = b"This listener speaks HTTPS"
+
 
 @dataclass(frozen=True)
 class ViewsAccess:
@@ -37,13 +41,15 @@ class ViewsAccess:
     Attributes:
         place: HOST:PORT.
         timeout_s: a listener that is silent for so long is given up.
-        credentials: who logs in, ``None`` = as a stranger. The listener has no TLS, so that no
-            password is sent to another machine.
+        credentials: who logs in, ``None`` = as a stranger. Without TLS no password is sent to
+            another machine.
+        tls: ``None`` = no TLS.
     """
 
     place: str
     timeout_s: float
     credentials: Credentials | None = None
+    tls: ssl.SSLContext | None = None
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """Return an answer in one piece; raise `NodeError`, or `ConfigError` for a refusal."""
@@ -59,10 +65,9 @@ class ViewsAccess:
         self, method: str, path: str, body: bytes | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """Open an answer that is no refusal."""
-        place = parsed(self.place)
-        connection = http.client.HTTPConnection(place.host, place.port, timeout=self.timeout_s)
+        connection = self._connection()
         headers = {"Content-Type": "application/json"} if body is not None else {}
-        if self.credentials is not None and parsed(self.place).is_local:
+        if self.credentials is not None and self._is_safe:
             headers["Authorization"] = basic_auth(self.credentials)
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -77,6 +82,9 @@ class ViewsAccess:
             ) from None
         except http.client.HTTPException as error:
             raise NodeError(self._stranger(error)) from None
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", "") or error.reason or str(error)
+            raise NodeError(tls_refusal(self.place, reason)) from None
         except (ConnectionError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
@@ -85,18 +93,32 @@ class ViewsAccess:
         finally:
             connection.close()
 
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port, _ = parsed(self.place)
+        if self.tls is None:
+            return http.client.HTTPConnection(host, port, timeout=self.timeout_s)
+        return http.client.HTTPSConnection(host, port, timeout=self.timeout_s, context=self.tls)
+
+    @property
+    def _is_safe(self) -> bool:
+        """Whether a password may be sent."""
+        return self.tls is not None or parsed(self.place).is_local
+
     def _not_let_in(self) -> str:
         if self.credentials is None:
             return "wants a login: say --user and --password-file"
-        if not parsed(self.place).is_local:
-            return "wants a login, and a password is not sent without TLS: ask on its own machine"
+        if not self._is_safe:
+            return "wants a login, and a password is not sent without TLS: connect with TLS"
         return f"does not let {self.credentials.username!r} in: wrong name or password"
 
     def _refuse(self, response: http.client.HTTPResponse) -> None:
         if response.status == HTTPStatus.UNAUTHORIZED:
             raise NodeError(f"the views listener at {self.place} {self._not_let_in()}")
+        answer = response.read(_ANSWER_MAX)
+        if _HTTPS in answer:
+            raise NodeError(f"the listener at {self.place} speaks TLS: connect with TLS")
         try:
-            found = json.loads(response.read(_ANSWER_MAX))
+            found = json.loads(answer)
         except ValueError:
             found = None
         reason = found.get("reason") if isinstance(found, dict) else None
@@ -150,16 +172,16 @@ def talks_to_views(json_help: str, *, timeout: bool = True) -> Callable[[_Functi
 
 def found_views(place: str | None, node: NodeAccess, timeout_s: float) -> ViewsAccess:
     """Return the views listener that was named, or else the node's own."""
-    place = place or _told(node)
+    place, tls = (place, node.tls) if place else _told(node)
     try:
         if parsed(place).path:
             raise ConfigError(f"{place}: views have no unix socket, say HOST:PORT")
     except ValueError as error:
         raise ConfigError(f"{place}: say {error}") from None
-    return ViewsAccess(place, timeout_s, node.credentials)
+    return ViewsAccess(place, timeout_s, node.credentials, tls)
 
 
-def _told(node: NodeAccess) -> str:
+def _told(node: NodeAccess) -> tuple[str, ssl.SSLContext | None]:
     with node.connected() as connection:
         found = dict(connection.statistics("index"))
     place = found.get("views", "")
@@ -168,4 +190,4 @@ def _told(node: NodeAccess) -> str:
     if place.startswith(_WILDCARDS):
         host = node.place.rpartition(":")[0]
         place = f"{host or '127.0.0.1'}:{place.rpartition(':')[2]}"
-    return place
+    return place, None if found.get("views_tls") == "no" else node.tls

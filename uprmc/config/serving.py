@@ -43,9 +43,15 @@ class ServerSettings:
         f"off; 'auto' is {VIEWS_DEFAULT}, or off if that address is in use.",
     )
     tls_cert: str = setting(
-        "", "path", "PEM certificate chain; with tls_key it turns on TLS for both listeners."
+        "", "path", "PEM certificate chain; with tls_key it turns on TLS for all listeners."
     )
     tls_key: str = setting("", "path", "PEM private key that belongs to tls_cert.")
+    http_tls: bool = setting(
+        True,
+        "yes/no",
+        "With tls_cert, the listeners http and views speak HTTPS; 'no' leaves them at HTTP, for a "
+        "proxy on the same machine that adds TLS.",
+    )
     users: str = setting(
         "",
         "path",

@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from twisted.internet.abstract import isIPAddress
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, succeed
-from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, wrapClientTLS
 from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.ssl import optionsForClientTLS
 from twisted.python.failure import Failure
 from twisted.web.client import URI, Agent, HTTPConnectionPool, ResponseDone
 from twisted.web.http_headers import Headers
@@ -25,6 +26,8 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.index.errors import Refused
 from uprmc.index.json_text import strict_json
+from uprmc.login.credentials import Credentials, basic_auth
+from uprmc.places import parsed
 
 CONNECT_S = 5.0
 
@@ -151,26 +154,42 @@ class _Body:
 class _Endpoints:
     """Where nodes are; an address needs no resolver."""
 
-    def __init__(self, reactor: Any) -> None:
-        self._reactor = reactor
+    def __init__(self, reactor: Any, trust: Any) -> None:
+        self._reactor, self._trust = reactor, trust
 
     def endpointForURI(self, uri: URI) -> Any:
         host = uri.host.decode("ascii")
-        if isIPAddress(host):
-            return TCP4ClientEndpoint(self._reactor, host, uri.port, CONNECT_S)
-        return HostnameEndpoint(self._reactor, host, uri.port, CONNECT_S)
+        kind = TCP4ClientEndpoint if isIPAddress(host) else HostnameEndpoint
+        endpoint = kind(self._reactor, host, uri.port, CONNECT_S)
+        if self._trust is None:
+            return endpoint
+        return wrapClientTLS(optionsForClientTLS(host, self._trust), cast(Any, endpoint))
 
 
 class NodeClient:
-    """Speaks to other nodes; keeps connections for the next request."""
+    """Speaks to other nodes; keeps connections for the next request.
 
-    def __init__(self, reactor: Any, agent: IAgent | None = None) -> None:
+    Args:
+        trust: whose certificates are trusted, ``None`` = it is HTTP.
+        credentials: who logs in. Without TLS no password is sent to another machine.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        agent: IAgent | None = None,
+        *,
+        trust: Any = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._reactor = reactor
+        self._scheme = "http" if trust is None else "https"
+        self._credentials = credentials
         self._pool = HTTPConnectionPool(reactor)
         self._pool.maxPersistentPerHost = _KEPT
         self._pool.retryAutomatically = False
         self._agent: Any = agent or Agent.usingEndpointFactory(
-            reactor, _Endpoints(reactor), self._pool
+            reactor, _Endpoints(reactor, trust), self._pool
         )
 
     def close(self) -> Deferred[None]:
@@ -186,9 +205,11 @@ class NodeClient:
             NodeFailed: there is none.
         """
         headers = Headers({b"Content-Type": [b"application/json"]} if body is not None else {})
+        if self._credentials is not None and (self._scheme == "https" or parsed(node).is_local):
+            headers.addRawHeader("Authorization", basic_auth(self._credentials))
         asking: Deferred[IResponse] = self._agent.request(
             method.encode(),
-            f"http://{node}{path}".encode(),
+            f"{self._scheme}://{node}{path}".encode(),
             headers,
             None if body is None else _Body(body),
         )

@@ -32,21 +32,23 @@ class ClusterMap:
 
     Attributes:
         addresses: where the node listens, by listener's name (``upr``, ``http``), as HOST:PORT.
-        tls: whether the node's listeners speak TLS.
+        tls: whether the node's listeners for documents speak TLS.
+        https: whether those for HTTP do.
         uuid: identity of the data, 0 = unknown.
     """
 
-    __slots__ = ("_epoch", "_own", "_rev", "_seen", "_set", "addresses", "tls", "uuid")
+    __slots__ = ("_epoch", "_own", "_rev", "_seen", "_set", "addresses", "https", "tls", "uuid")
 
     def __init__(
         self,
         addresses: Callable[[], Mapping[str, str]] = dict,
         *,
         tls: bool = False,
+        https: bool = False,
         uuid: int = 0,
     ) -> None:
         self.addresses = addresses
-        self.tls = tls
+        self.tls, self.https = tls, https
         self.uuid = uuid
         self._set = b""
         self._own = b""
@@ -91,14 +93,18 @@ class ClusterMap:
         kv = ports["upr"]
         services = {"kvSSL" if self.tls else "kv": kv}
         if "http" in ports:
-            services["mgmt"] = ports["http"]
+            services["mgmtSSL" if self.https else "mgmt"] = ports["http"]
         node: dict[str, Any] = {
             "hostname": f"$HOST:{ports.get('http', kv)}",
             "ports": {"direct": kv},
         }
         if "views" in ports:
-            services["capi"] = ports["views"]
-            node["couchApiBase"] = f"http://$HOST:{ports['views']}/{BUCKET_NAME}"
+            services["capiSSL" if self.https else "capi"] = ports["views"]
+            base = f"$HOST:{ports['views']}/{BUCKET_NAME}"
+            if self.https:
+                node["couchApiBaseHTTPS"] = f"https://{base}"
+            else:
+                node["couchApiBase"] = f"http://{base}"
         return {
             "rev": self._rev,
             "revEpoch": self._epoch,

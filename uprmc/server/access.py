@@ -57,6 +57,11 @@ def load_users(path: str, secret: bytes) -> Users:
         raise ConfigError(f"{SETTING}: {error}") from None
 
 
+def stays_here(peer: str) -> bool:
+    """Tell whether what a peer sends does not leave the machine."""
+    return peer.startswith(_LOOPBACK)
+
+
 class Access:
     """The logins of one node.
 
@@ -94,7 +99,7 @@ class Access:
 
     def door(self, peer: str, listener: str, *, tls: bool) -> ConnectionDoor:
         """Return the door of a connection."""
-        return ConnectionDoor(self, peer, listener, plain=tls or peer.startswith(_LOOPBACK))
+        return ConnectionDoor(self, peer, listener, plain=tls or stays_here(peer))
 
     def find(self, name: str) -> User | None:
         """Return a user, ``None`` if there is no such user any more."""

@@ -31,6 +31,7 @@ from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log
 from uprmc.server.outflow import EVENT_STREAM, BadQuestion
 from uprmc.server.slices import LongWork
+from uprmc.server.tls import ServedTls
 from uprmc.web import Account, LimitedSite
 
 MAX_BODY_BYTES = 16 * 1024
@@ -276,15 +277,17 @@ def listen_http(
     work: LongWork | None = None,
     settings: HttpSettings | None = None,
     account: Account | None = None,
+    tls: ServedTls | None = None,
 ) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
     `access` knows who may see them, ``None`` = everybody. `work` takes what is long. `account`
-    counts what answers hold. Fails as `listener.listen` does.
+    counts what answers hold. With `tls` it is HTTPS. Fails as `listener.listen` does.
     """
     if text == "off":
         return succeed(None)
     site = node_site(view, reactor, endless, work, settings, account)
     if access is not None:
         site.resource = Gated(site.resource, access, "http", role_of_page)
-    return listen(reactor, text, site, setting=SETTING, backlog=backlog).addCallback(lambda it: it)
+    listening = listen(reactor, text, site, setting=SETTING, backlog=backlog, tls=tls)
+    return listening.addCallback(lambda it: it)

@@ -22,7 +22,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import NAME_MAX_BYTES, PASSWORD_MAX_BYTES, Credentials
 from uprmc.login.users import Role
-from uprmc.server.access import Access
+from uprmc.server.access import Access, stays_here
 from uprmc.server.adapter import peer_text
 
 #: Returns the role that a request needs, ``None`` = none, not even a login.
@@ -30,6 +30,10 @@ RoleOf = Callable[[Request], Role | None]
 
 _HEADER_MAX_BYTES = 2 * (NAME_MAX_BYTES + PASSWORD_MAX_BYTES)
 _ACTION_MAX = 200
+_IN_CLEAR = (
+    "a password is not taken over plain HTTP from another machine: use https:// (server.tls_cert), "
+    "or ask on the node's own machine"
+)
 _CHALLENGE = b'Basic realm="uprmc", charset="UTF-8"'
 
 #: Pages of a node that probes ask for, and those that show documents; others need `MONITOR`.
@@ -78,6 +82,9 @@ class Gated(Resource):
         role = self._role_of(request)
         if role is None:
             return self._root.render(request)
+        peer = peer_text(request.getClientAddress())
+        if not (request.isSecure() or stays_here(peer)):
+            return self._refuse_in_clear(request, peer)
         given = _given(request)
         if given is None:
             return _refusal(request, http.UNAUTHORIZED, "log in with the name of a user")
@@ -101,6 +108,13 @@ class Gated(Resource):
 
         self._access.check_once(credentials, checked)
         return NOT_DONE_YET
+
+    def _refuse_in_clear(self, request: Request, peer: str) -> bytes:
+        """Refuse without asking for a password: anyone on the way could read it."""
+        if request.getHeader("authorization") is not None:
+            self._access.stats.auth_errors += 1
+            self._access.audit.note(peer, self._listener, "", "login", "refused")
+        return _refusal(request, http.FORBIDDEN, _IN_CLEAR)
 
     def _let_through(self, request: Request, name: str, role: Role) -> None:
         user = self._access.find(name)

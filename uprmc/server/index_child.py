@@ -26,7 +26,7 @@ from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from uprmc.config import Settings, values_of
+from uprmc.config import ServerSettings, Settings, values_of
 from uprmc.server.listener import Listener
 
 #: What is started, before its options.
@@ -35,6 +35,14 @@ COMMAND = (sys.executable, "-m", "uprmc", "index", "serve")
 #: Sections whose settings it gets.
 _SECTIONS = ("index", "log")
 
+#: Other settings that it gets: who may log in, and how it reaches and enters other nodes.
+_SETTINGS = frozenset(
+    {
+        *("server.users", "server.http_tls"),
+        *("upr.dial_ca", "upr.dial_user", "upr.dial_password_file"),
+    }
+)
+
 _READY = b"uprmc index ready "
 _READY_MAX_BYTES = 4_096
 
@@ -42,6 +50,9 @@ _LISTEN_FD = 3
 
 #: Where the node listens for it, in the data directory.
 _ROOM, _SOCKET = "sockets", "upr"
+
+#: Names there of the files of TLS, which are those of settings.
+_CERT, _KEY = "tls_cert", "tls_key"
 
 #: Paths of unix sockets are not longer.
 _PATH_MAX_BYTES = 107
@@ -79,11 +90,13 @@ class IndexChild(ProcessProtocol):
         command: tuple[str, ...] = COMMAND,
     ) -> None:
         """Start it; raises `OSError`, or Twisted's `CannotListenError`."""
-        self._room = _Room(_made_directory(Path(settings.storage.data)), open_upr)
+        path = _made_directory(Path(settings.storage.data))
+        self._room = _Room(path, open_upr)
         try:
+            self._room.link(settings.server)
             words = [*command, *_options(settings, self._room.place)]
             descriptors = {0: "w", 1: "r", 2: 2, _LISTEN_FD: listen_fd}
-            environment = child_environment(os.environ, settings)
+            environment = child_environment(os.environ, settings, path)
             reactor.spawnProcess(self, words[0], words, environment, childFDs=descriptors)
             self.pid = self.transport.pid
             with suppress(OSError):  # it is not worth a process that only is not as polite
@@ -92,6 +105,11 @@ class IndexChild(ProcessProtocol):
         except BaseException:
             self._room.close()
             raise
+
+    def link(self, server: ServerSettings) -> None:
+        """Have it find the files that TLS has now when it reads them again."""
+        if self._room is not None:
+            self._room.link(server)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; harmless when it has ended."""
@@ -130,6 +148,14 @@ class _Room:
             raise
         self.place = self._listener.address
 
+    def link(self, server: ServerSettings) -> None:
+        """Have names here stand for the files of TLS, wherever these are at the time."""
+        for name, target in _tls_files(server).items():
+            new = self._path / f"{name}.new"
+            new.unlink(missing_ok=True)
+            new.symlink_to(Path(target).absolute())
+            new.replace(self._path / name)
+
     def close(self) -> Deferred[None]:
         """Fires when nothing is left of it; never fails."""
         stopping = self._listener.stop()
@@ -159,18 +185,29 @@ def _options(settings: Settings, source: str) -> list[str]:
     return ["--source", source, "--data", data, "--listen-fd", str(_LISTEN_FD)]
 
 
-def child_environment(environment: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return an environment that has the node's settings of the index, and where its users are."""
+def _tls_files(server: ServerSettings) -> dict[str, str]:
+    """Return the files of TLS by what they are called in the room; none if views have no TLS."""
+    if not (server.tls_cert and server.http_tls):
+        return {}
+    return {_CERT: server.tls_cert, _KEY: server.tls_key}
+
+
+def child_environment(
+    environment: Mapping[str, str], settings: Settings, room: Path
+) -> dict[str, str]:
+    """Return an environment with the node's settings that the index needs.
+
+    Other files may be used for TLS later, so the child knows those by their names in the room.
+    """
     found = {
         name: value
         for name, value in environment.items()
         if name == "UPRMC_CORE" or not name.startswith("UPRMC_")
     }
+    tls = {f"server.{name}": str(room / name) for name in _tls_files(settings.server)}
     for name, value in values_of(settings):
-        if name.partition(".")[0] in _SECTIONS:
-            found[f"UPRMC_{name.replace('.', '_').upper()}"] = _text(value)
-    if settings.server.users:
-        found["UPRMC_SERVER_USERS"] = settings.server.users
+        if name.partition(".")[0] in _SECTIONS or name in _SETTINGS or name in tls:
+            found[f"UPRMC_{name.replace('.', '_').upper()}"] = tls.get(name, _text(value))
     return found
 
 

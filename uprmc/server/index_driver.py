@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 from twisted.internet.defer import Deferred, inlineCallbacks, succeed
 from twisted.internet.task import deferLater
 
-from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, Settings
+from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, ServerSettings, Settings
 from uprmc.consume.retry import Backoff
 from uprmc.server.index_child import COMMAND, IndexChild, OpenUpr, directory
 from uprmc.server.log import Log
@@ -70,6 +71,7 @@ class IndexDriver:
         self._timer: Any = None
         self._gone: Deferred[None] | None = None
         self._stopped = False
+        self._is_outdated = False  # something was reloaded while the process started
 
     # --- what others may ask --------------------------------------------------------------------
 
@@ -77,6 +79,12 @@ class IndexDriver:
     def address(self) -> str:
         """Where it listens, ``off`` = nowhere."""
         return "off" if self._listener is None else self._listener.address
+
+    @property
+    def https(self) -> bool:
+        """Whether it speaks HTTPS."""
+        server = self._settings.server
+        return bool(server.tls_cert) and server.http_tls
 
     @property
     def pid(self) -> int:
@@ -138,10 +146,16 @@ class IndexDriver:
         self._timer = self._reactor.callLater(self.grace_s, self._process.signal, signal.SIGKILL)
         return self._gone
 
-    def reload(self) -> None:
-        """Have the process read the users again, and open the audit log again."""
-        if self._process is not None and self._ready_at is not None:
-            self._process.signal(signal.SIGHUP)
+    def reload(self, server: ServerSettings) -> None:
+        """Have the process read the users, the certificate and the key again."""
+        own = self._settings.server
+        server = replace(own, tls_cert=server.tls_cert, tls_key=server.tls_key)
+        self._settings = replace(self._settings, server=server)
+        if self._process is not None:
+            self._process.link(server)
+            self._is_outdated = self._ready_at is None
+            if not self._is_outdated:
+                self._process.signal(signal.SIGHUP)
 
     def _has_designs(self) -> bool:
         try:
@@ -167,6 +181,9 @@ class IndexDriver:
     def _is_ready(self) -> None:
         self._ready_at = self._monotonic()
         self.error = ""
+        if self._is_outdated and self._process is not None:
+            self._is_outdated = False
+            self._process.signal(signal.SIGHUP)
 
     def _ended(self, reason: str) -> None:
         pid, self._process = self.pid, None

@@ -11,20 +11,19 @@ from __future__ import annotations
 import errno
 import re
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from twisted.internet import address
 from twisted.internet.defer import Deferred, fail, maybeDeferred, succeed
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
-from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
 from uprmc.errors import ConfigError
 from uprmc.places import Place, parsed
 from uprmc.server.adapter import peer_text
 from uprmc.server.address_holder import who_has_path, who_has_port
-from uprmc.server.tls import ServedTls
+from uprmc.server.tls import ServedTls, over_tls
 from uprmc.server.transport import listen_direct, send_directly
 
 _NO_ADDRESS = re.compile(r"(?:\[\]|\*)?(:\d+)")
@@ -153,7 +152,7 @@ def _with_tls(
         raise ConfigError(
             f"{setting}: {place.description!r} brings its own TLS; leave server.tls_cert out"
         )
-    return TLSMemoryBIOFactory(cast(Any, tls), False, factory, reactor)
+    return over_tls(reactor, tls, factory)
 
 
 def _listen_tcp(reactor: Any, place: Place, factory: Any, backlog: int) -> Any:

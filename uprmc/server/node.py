@@ -51,7 +51,7 @@ from uprmc.server.replication_driver import ReplicationDriver
 from uprmc.server.slices import LongWork
 from uprmc.server.statistics import Statistics
 from uprmc.server.tap_driver import TapDriver
-from uprmc.server.tls import tls_options
+from uprmc.server.tls import https_options, tls_options
 from uprmc.server.transport import adopt_directly
 from uprmc.server.upgrade_log import log_new_history, upgrade_log
 from uprmc.server.wake_list import WakeList
@@ -90,6 +90,7 @@ class Node:
         self._clock = SystemClock()
         entropy = SystemEntropy()
         self._tls = tls_options(settings.server)
+        self._https = https_options(settings.server, self._tls)
         trust = trust_root(settings.upr)
         store = open_directory(
             Path(settings.storage.data),
@@ -154,7 +155,12 @@ class Node:
             reactor, self.bucket, self.upr, self.consumer_lags, self._work
         )
         self._control = Control(
-            ClusterMap(self.addresses, tls=self._tls is not None, uuid=self.uuid),
+            ClusterMap(
+                self.addresses,
+                tls=self._tls is not None,
+                https=self._https is not None,
+                uuid=self.uuid,
+            ),
             self._housekeeping.expire_every,
         )
         self._control.crawler.expire_now = self._housekeeping.expire_now
@@ -244,6 +250,7 @@ class Node:
             self._work,
             self.settings.http,
             self.connections.buffers,
+            self._https,
         )
         if http is not None:
             self._listeners["http"] = http
@@ -405,7 +412,7 @@ class Node:
         if self.access is not None:
             self.access.reload(self.settings.server.users)
         self._audit.reopen(self.settings.log.audit)
-        self.index.reload()
+        self.index.reload(settings.server)
         self.settings = replace(
             self.settings, log=replace(self.settings.log, level=settings.log.level)
         )

@@ -11,6 +11,7 @@ def index(node: ObservedNode) -> StatGroup:
     driver = node.index
     return [
         ("views", driver.address),
+        ("views_tls", "yes" if driver.https else "no"),
         ("state", driver.state),
         ("pid", str(driver.pid)),
         ("restarts", str(driver.restarts)),

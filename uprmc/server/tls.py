@@ -1,22 +1,28 @@
-"""The certificate and key that both listeners show when they serve TLS; they may be renewed."""
+"""The certificate and key that listeners show when they serve TLS; they may be renewed."""
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from OpenSSL import SSL
 from twisted.internet.interfaces import IOpenSSLContextFactory
 from twisted.internet.ssl import CertificateOptions, TLSVersion
+from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory
 from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.config import ServerSettings
 from uprmc.errors import ConfigError
+from uprmc.web import NOT_HTTPS, LimitedSite
 
 _CERT = "server.tls_cert"
 _KEY = "server.tls_key"
+
+#: First byte of what a client says that speaks TLS.
+_TLS_HANDSHAKE = 0x16
 
 
 @implementer(IOpenSSLContextFactory)
@@ -46,6 +52,35 @@ class ServedTls:
 def tls_options(settings: ServerSettings) -> ServedTls | None:
     """Return what `listener.listen` wants, None when TLS is not asked for; raises `ConfigError`."""
     return ServedTls(settings) if settings.tls_cert or settings.tls_key else None
+
+
+def https_options(settings: ServerSettings, tls: ServedTls | None) -> ServedTls | None:
+    """Return what the listeners for HTTP want: `tls`, None when they are to stay without."""
+    return tls if settings.http_tls else None
+
+
+def over_tls(reactor: Any, tls: ServedTls, factory: Any) -> Any:
+    """Return a factory whose connections speak TLS below those of `factory`."""
+    wrapped = TLSMemoryBIOFactory(cast(Any, tls), False, factory, reactor)
+    if isinstance(factory, LimitedSite):
+        wrapped.protocol = _Https
+    return wrapped
+
+
+class _Https(BufferingTLSTransport):
+    """A connection of a site; a client that speaks plain HTTP reads what it should do instead."""
+
+    _first = True
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802  # Twisted's name
+        """Look at the first byte."""
+        first, self._first = self._first, False
+        if first and data[0] != _TLS_HANDSHAKE:
+            transport = cast(Any, self.transport)
+            transport.write(NOT_HTTPS)
+            transport.loseConnection()
+        else:
+            super().dataReceived(data)
 
 
 def _loaded(settings: ServerSettings) -> CertificateOptions:
