@@ -564,11 +564,11 @@ def test_many_batches_may_gather_while_replicas_are_filled() -> None:
     node = delayed_node()
     flusher = node.bucket.flusher
     write(node, 1_000)
-    flusher.filling = 1
+    flusher.pace.filling = 1
     assert flusher.delay(0.0, 0.05) > 0
     write(node, 32_000)
     assert flusher.delay(0.0, 0.05) == 0.0
-    flusher.filling = 0
+    flusher.pace.filling = 0
     assert flusher.delay(0.0, 0.05) == 0.0
 
 
@@ -670,7 +670,7 @@ def test_a_rest_ends_when_somebody_asks_whether_a_change_is_on_disk() -> None:
     write(node, 10)
     flusher = node.bucket.flusher
     assert flusher.delay(0.4, 0.05) > 0
-    flusher.hurry()
+    flusher.pace.hurry()
     assert flusher.delay(0.019, 0.05) > 0
     assert flusher.delay(0.02, 0.05) == 0
     node.flush()

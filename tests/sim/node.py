@@ -52,8 +52,9 @@ _GROW_MAX_S = 0.3
 #: drivers log is looked into.
 SMALL = (
     ("uprmc.engine.write_queue", "SEGMENT_BITS", 2),
-    ("uprmc.engine.flusher", "_TAKE_ITEMS", 1),
-    ("uprmc.engine.flusher", "SETTLE_ITEMS", 1),
+    ("uprmc.engine.gathering", "STEP_ITEMS", 1),
+    ("uprmc.engine.settling", "STEP_ITEMS", 1),
+    ("uprmc.engine.settling", "SETTLE_ITEMS", 1),
     ("uprmc.engine.flush", "SETTLE_ITEMS", 1),
     ("uprmc.engine.expiry", "_STEP_ENTRIES", 3),
     ("uprmc.engine.expiry", "SPARE_ENTRIES", 10),

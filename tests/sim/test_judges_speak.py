@@ -25,6 +25,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.evictor import Evictor
 from uprmc.engine.flush import Flush
 from uprmc.engine.flusher import Flusher
+from uprmc.engine.gathering import Gathering
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.table import Table
 from uprmc.engine.vbucket import VBucket
@@ -159,7 +160,7 @@ def _report_the_queue_as_on_disk(patch: pytest.MonkeyPatch) -> None:
 
 def _flush_by_views(patch: pytest.MonkeyPatch) -> None:
     """Take no vBucket at once: what is broken concerns flushes in several commits."""
-    patch.setattr(Flusher, "_is_short", lambda flusher, vbucket: False)
+    patch.setattr(Gathering, "_is_short", lambda gathering, vbucket: False)
 
 
 def _report_parts_of_a_flush_as_on_disk(patch: pytest.MonkeyPatch) -> None:
@@ -223,7 +224,7 @@ def _skip_a_failed_batch(patch: pytest.MonkeyPatch) -> None:
     def skip(flusher: Flusher, flush: Flush, error: StoreError) -> None:
         failed(flusher, flush, error)
         for part in flush.parts:
-            flusher._cursors[part.vbucket.id].position = part.upto
+            part.cursor.position = part.upto
 
     patch.setattr(Flusher, "failed", skip)
 

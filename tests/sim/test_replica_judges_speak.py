@@ -32,7 +32,7 @@ from uprmc.engine import replica as replica_module
 from uprmc.engine import rewind as rewind_module
 from uprmc.engine import terms as terms_module
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.flusher import Flusher
+from uprmc.engine.gathering import Gathering
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
@@ -271,17 +271,18 @@ def _fall_too_far(patch: pytest.MonkeyPatch) -> None:
 
 def _leave_old_records_on_disk(patch: pytest.MonkeyPatch) -> None:
     """Roll back in memory only."""
-    take = Flusher._take
+    take = Gathering._take_portion
 
     def careless(
-        flusher: Flusher, flush: Any, vbucket: VBucket, room: Any, *, reset: bool
+        gathering: Gathering, vbucket: VBucket, *, reset: bool
     ) -> Generator[None, None, bool]:
-        taken = yield from take(flusher, flush, vbucket, room, reset=reset)
-        if flush.changes:
-            flush.changes[-1] = flush.changes[-1]._replace(rewind=None, forget=())
+        taken = yield from take(gathering, vbucket, reset=reset)
+        changes = gathering._flush.changes
+        if changes:
+            changes[-1] = changes[-1]._replace(rewind=None, forget=())
         return taken
 
-    patch.setattr(Flusher, "_take", careless)
+    patch.setattr(Gathering, "_take_portion", careless)
 
 
 # --- failing over, handing over -------------------------------------------------------------------

@@ -18,7 +18,7 @@ Record = tuple[bytes, int]
 
 
 class Disposals:
-    """See the module docstring."""
+    """Collects what the next commit removes, until the flusher takes it."""
 
     def __init__(self, vbuckets: Mapping[int, VBucket]) -> None:
         self._vbuckets = vbuckets
@@ -29,6 +29,10 @@ class Disposals:
     def pending(self) -> bool:
         """Whether a vBucket is to be removed. Callers that drop tombstones mark it dirty."""
         return bool(self._removed)
+
+    def is_gone(self, vbucket: VBucket) -> bool:
+        """Tell whether a vBucket was removed, even if another one has its number now."""
+        return self._vbuckets.get(vbucket.id) is not vbucket
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Schedule vBuckets for removal, or again after a failure."""

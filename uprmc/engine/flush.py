@@ -1,4 +1,4 @@
-"""One flush under way: the vBuckets' shares of it, their views, and who waits for the result."""
+"""One flush under way: the vBuckets' shares of it, and who waits for the result."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+from uprmc.engine.queue_cursors import Cursor
 from uprmc.engine.table import Table
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.write_queue import QueueView, WriteQueue
+from uprmc.engine.write_queue import WriteQueue
 from uprmc.model import SnapshotRange, VBucketHeader
 from uprmc.storage.interface import Batch, VBucketChange
 
@@ -18,26 +19,14 @@ Waiter = Callable[[bool], None]
 #: A local document, ``None`` to delete it, or what makes it when its commit begins.
 LocalDocument = bytes | None | Callable[[], bytes | None]
 
+#: Most items taken from a queue before the room is checked again and others may run.
+STEP_ITEMS = 64
+
+#: A vBucket counts for this many items beside its own when steps are measured.
+VBUCKET_AS_ITEMS = 8
+
 #: Most items of one vBucket that are marked persisted, or freed, before others may run.
 SETTLE_ITEMS = 256
-
-
-@dataclass(slots=True)
-class Cursor:
-    """How far one view of one queue has been written.
-
-    Attributes:
-        start: the persisted seqno when the view was opened.
-        whole: the end of the last complete snapshot that was persisted then.
-        snapshot: the range to which the view's newest items belong.
-    """
-
-    queue: WriteQueue
-    view: QueueView
-    start: int
-    whole: int
-    snapshot: SnapshotRange
-    position: int
 
 
 class Begun(NamedTuple):

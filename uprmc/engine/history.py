@@ -237,7 +237,7 @@ class History(VBucketFront):
         elif expiry and self.state == VBucketState.ACTIVE:
             self._enter_expiry(key, expiry, old)
         self.queue.put(seqno, record, 0 if old is None else seqno_of(old))
-        self._become_dirty()
+        self.mark_dirty()
         self.locks.pop(key, None)
         if self.waiting and self.receiving is None:
             self.tell_waiting()
@@ -260,7 +260,7 @@ class History(VBucketFront):
         self.high_seqno = seqno_of(records[-1])
         self.know_cas(highest_cas)
         self.queue.put_all(records, seqnos_of([old for old in replaced if old is not None]))
-        self._become_dirty()
+        self.mark_dirty()
         if self.locks:
             for record in records:
                 self.locks.pop(key_of(record), None)
@@ -411,7 +411,7 @@ class History(VBucketFront):
     def change_header(self) -> None:
         """Write the header with the next commit although no item changed."""
         self.header_dirty = True
-        self._become_dirty()
+        self.mark_dirty()
 
     def header(self, high_seqno: int, snapshot: SnapshotRange) -> VBucketHeader:
         """Return the header to store with items up to `high_seqno`."""
@@ -445,6 +445,6 @@ class History(VBucketFront):
                 if table.get(key) is record:
                     table.remove(key)
 
-    def _become_dirty(self) -> None:
+    def mark_dirty(self) -> None:
         """Put this on the flusher's list; only a `VBucket` is ever there."""
         raise NotImplementedError

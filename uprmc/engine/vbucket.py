@@ -357,7 +357,8 @@ class VBucket(History):
             self.tell_waiting()
         return record
 
-    def _become_dirty(self) -> None:
+    def mark_dirty(self) -> None:
+        """Put this on the flusher's list unless it is there."""
         if not self.dirty:
             self.dirty = True
             self._account.mark_dirty(self)

@@ -105,7 +105,7 @@ class Progress:
         """Tell the flusher whether this link is far behind."""
         if far is not self._far and self._link is not None:
             self._far = far
-            self._link.hub.bucket.flusher.filling += 1 if far else -1
+            self._link.hub.bucket.flusher.pace.filling += 1 if far else -1
 
     def _seqnos_came(self, reply: ResponseFrame) -> None:
         self._waiting = False
