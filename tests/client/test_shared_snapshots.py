@@ -12,10 +12,11 @@ from tests.client.consumer_world import BatchMirror, Mirror, World, live, node, 
 from tests.client.test_decoder import _batches, _changes, _decoder, _deletion
 from tests.upr import peer
 from tests.upr.peer import frame, mutation
+from uprmc.client.bursts import GATHER_GAP_S, GATHER_MAX_S
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import ClientError
 from uprmc.client.events import Event
-from uprmc.client.node_session import GATHER_GAP_S, GATHER_MAX_S, NodeSession
+from uprmc.client.node_session import NodeSession
 from uprmc.client.quiet import PATIENCE
 
 SNAPSHOTS, MORE = 0xDF, 0x01
@@ -168,16 +169,16 @@ def test_a_piece_waits_for_the_rest() -> None:
     session.dealt_with()
     assert session.decoder.counted_bytes == len(_FIRST), "acknowledged before it is handed over"
     assert [change.key for change in _changes(session.receive(_LAST, 5.001))] == [b"a", b"b"]
-    assert session.gathering_until is None
+    assert session.bursts.until is None
 
 
 def test_it_waits_no_longer_than_a_few_milliseconds() -> None:
     session = _session()
     session.receive(_FIRST, 5.0)
-    assert not session.is_overdue(5.0 + GATHER_GAP_S / 2)
-    assert session.is_overdue(5.0 + 2 * GATHER_GAP_S)
+    assert not session.bursts.is_overdue(5.0 + GATHER_GAP_S / 2)
+    assert session.bursts.is_overdue(5.0 + 2 * GATHER_GAP_S)
     assert [change.key for change in _changes(session.receive(b"", 6.0))] == [b"a"]
-    assert not session.is_overdue(9.0)
+    assert not session.bursts.is_overdue(9.0)
 
 
 _STREAMS = range(1, 41)
@@ -193,8 +194,8 @@ def test_changes_of_many_streams_wait_a_little_for_the_rest_of_their_burst() -> 
     session = _session()
     session.decoder = _decoder(*_STREAMS)
     assert session.receive(_piece(1), 5.0) == []
-    assert not session.is_overdue(5.0 + GATHER_GAP_S / 2)
-    assert session.is_overdue(5.0 + 2 * GATHER_GAP_S)
+    assert not session.bursts.is_overdue(5.0 + GATHER_GAP_S / 2)
+    assert session.bursts.is_overdue(5.0 + 2 * GATHER_GAP_S)
     last = snapshots((1, 2, 2), items=mutation(1, 1, 2, b"last"))
     assert len(_changes(session.receive(last, 5.001))) == 41
 

@@ -581,7 +581,7 @@ def _follow_the_longest_log(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(nodes, "chosen", longest)
     patch.setattr(
-        Nodes, "disputed", lambda found: {n for each in found.sessions() for n in each.active}
+        Nodes, "disputed", lambda found: {n for each in found.sessions() for n in each.facts.active}
     )
 
 

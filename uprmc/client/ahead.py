@@ -1,7 +1,7 @@
 """Keep-alives among bytes that cannot be dealt with yet, because a handler works.
 
 A node hangs up on a client that leaves keep-alives unanswered for two intervals, and a handler may
-take longer than that. So whoever owns the socket reads on meanwhile, as far as the node may be
+take longer than that. So the owner of the socket reads on meanwhile, as far as the node may be
 ahead, and keeps the bytes; here it is found out where frames begin among them.
 
 Source: UPR reference 4.7.
@@ -12,6 +12,9 @@ from __future__ import annotations
 from uprmc.consume.conversation import KEEP_ALIVES, keep_alive_answer
 from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST
+
+#: Of what flow control does not count there is little.
+_SLACK_BYTES = 64 * 1024
 
 
 class Ahead:
@@ -50,3 +53,47 @@ class Ahead:
                     found.append(keep_alive_answer(opcode, opaque))
                 header.clear()
         return found
+
+
+class ReadAhead:
+    """Answers keep-alives ahead of their turn, each once."""
+
+    def __init__(self) -> None:
+        self._ahead: Ahead | None = None
+        self._answered = 0
+
+    def room(self, buffer_bytes: int) -> int:
+        """Return how many bytes may be read ahead; the node sends no more than that.
+
+        Args:
+            buffer_bytes: what flow control allows the node to send; 0 = any amount.
+        """
+        waiting = self._ahead.size if self._ahead is not None else 0
+        return max(0, buffer_bytes + _SLACK_BYTES - waiting) if buffer_bytes else 0
+
+    def hear(self, data: bytes, begun: bytes) -> bytes:
+        """Return the answers to keep-alives in `data`, which comes behind all that was read ahead.
+
+        Args:
+            data: what was read now.
+            begun: what the decoder has of a frame whose rest is yet to come.
+        """
+        if self._ahead is None:
+            self._ahead = Ahead(begun)
+        answers = self._ahead.take(data)
+        self._answered += len(answers)
+        return b"".join(answers)
+
+    def was_answered(self) -> bool:
+        """Tell whether the next keep-alive in the decoder's order was answered ahead."""
+        if self._answered:
+            self._answered -= 1
+            return True
+        return False
+
+    def taken(self, size: int) -> None:
+        """Take note that the decoder has dealt with so many bytes."""
+        if self._ahead is not None:
+            self._ahead.size -= size
+            if self._ahead.size <= 0:
+                self._ahead = None

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ClientError, MisuseError
-from uprmc.client.node_session import Ask, NodeSession, Task
+from uprmc.client.node_session import NodeSession
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES

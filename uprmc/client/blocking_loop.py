@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from uprmc.client.barriers import Barrier
+from uprmc.client.bursts import GATHER_GAP_S
 from uprmc.client.core import UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
 from uprmc.client.keeper import Keeper
-from uprmc.client.node_session import GATHER_GAP_S, NodeSession
+from uprmc.client.node_session import NodeSession
 from uprmc.client.starting import FAREWELL_S, check_patience, connection_ended
 from uprmc.client.wire import Wire
 

@@ -24,6 +24,7 @@ import math
 from collections.abc import Generator, Iterable
 from typing import Any, cast
 
+from uprmc.client.ask import Ask, Task
 from uprmc.client.barriers import Barrier, Barriers
 from uprmc.client.completeness import Completeness
 from uprmc.client.documents import NotNow
@@ -34,7 +35,7 @@ from uprmc.client.handler import Handler
 from uprmc.client.intake import Intake
 from uprmc.client.measuring import measured
 from uprmc.client.metrics import Metrics
-from uprmc.client.node_session import Ask, NodeSession, Task
+from uprmc.client.node_session import NodeSession
 from uprmc.client.nodes import Nodes
 from uprmc.client.options import Options, Start
 from uprmc.client.position import Position
@@ -125,7 +126,7 @@ class UprCore:
         )
         self.nodes.named(place).connected(session, now)
         self._following[session] = 0
-        session.polling = True
+        session.facts.polling = True
         yield from self._advance(session, self._open(session), None)
         return session
 
@@ -167,14 +168,14 @@ class UprCore:
                     node.session.was_not_listened_to(deaf_s)
                 node.session.tick(now)
         for session in sessions:
-            if session.is_overdue(now):
+            if session.bursts.is_overdue(now):
                 yield from self.received(session, b"", now)
         disputed = self.nodes.disputed()
         for session in sessions:
-            if session.poll_at <= now and not session.polling:
-                session.polling = True
+            if session.facts.poll_at <= now and not session.facts.polling:
+                session.facts.polling = True
                 self.nodes.named(session.place).asked_at = now
-                wanted = sorted(disputed & session.active.keys())
+                wanted = sorted(disputed & session.facts.active.keys())
                 yield from self._advance(session, self._poll(session, wanted), None)
         yield from self._try_all(sessions, now)
         if self.options.instance is not None and now - self._reported >= REPORT_INTERVAL_S:
@@ -211,13 +212,13 @@ class UprCore:
             raise
         self._check_count(session)
         self._polled(session)
-        self.nodes.learn(session.servers)
+        self.nodes.learn(session.facts.servers)
 
     def _check_count(self, session: NodeSession) -> None:
         """Refuse a node with another number of vBuckets: other documents would be in them."""
-        if session.map is None:
+        if session.facts.map is None:
             return
-        there, state = session.map.vbuckets, self.writer.state
+        there, state = session.facts.map.vbuckets, self.writer.state
         for known, whose in (
             (self.options.total_vbuckets, "as total_vbuckets says"),
             (getattr(state, "vbuckets", 0), "as the state: it belongs to another node"),
@@ -238,29 +239,29 @@ class UprCore:
         for vbucket, route in list(self._routes.items()):
             if not route.streaming:
                 continue
-            if route.session is session and not session.has(vbucket):
+            if route.session is session and not session.facts.has(vbucket):
                 yield from self._move(route)  # it is active no more, and did not say so
-            elif route.session is not session and vbucket in session.active:
+            elif route.session is not session and vbucket in session.facts.active:
                 better = self.nodes.choice(route.place).place
                 if better and self.nodes.session_at(better) is not route.session:
                     yield from self._move(route)
 
     def _polled(self, session: NodeSession) -> None:
-        session.polling = False
+        session.facts.polling = False
         node = self.nodes.named(session.place)
-        node.told(failed=not session.polls)
+        node.told(failed=not session.facts.polls)
         pause = _SEARCH_S if self._table.waiting or self._barriers else self.options.poll_s
-        session.poll_at = self._now + min(pause, self.options.poll_s)
+        session.facts.poll_at = self._now + min(pause, self.options.poll_s)
         if self.options.vbuckets is None:
-            there = (session.active or session.replicas).keys()
+            there = (session.facts.active or session.facts.replicas).keys()
             everything = self.nodes.numbers() if self.options.until_now else frozenset()
             for vbucket in sorted((there | everything) - self._routes.keys()):
                 self._table.add(vbucket, self._now)
-        for vbucket, term in session.terms.items():
+        for vbucket, term in session.facts.terms.items():
             route = self._routes.get(vbucket)
             if route is not None and route.place.term < term:
                 route.place.term = term
-        for vbucket, high_seqno in (session.replicas | session.active).items():
+        for vbucket, high_seqno in (session.facts.replicas | session.facts.active).items():
             route = self._routes.get(vbucket)
             if route is not None and route.session in (session, None):
                 route.high_seqno = high_seqno
@@ -299,7 +300,7 @@ class UprCore:
             self._refused(route, choice.why)
         session = self.nodes.session_at(choice.place or choice.deposed)
         session = session or self.nodes.replica(route.place.vbucket)
-        if choice.deposed and session is not None and not session.knows_terms:
+        if choice.deposed and session is not None and not session.facts.knows_terms:
             return  # it would stream
         if session is None or self._following[session] >= session.starts_max:
             return
@@ -323,10 +324,10 @@ class UprCore:
         except NotNow as error:
             if not self.options.redial:
                 raise ConnectionLost(str(error)) from None
-            if session.terms.get(route.place.vbucket, 0) >= route.place.term:
+            if session.facts.terms.get(route.place.vbucket, 0) >= route.place.term:
                 self._refused(route, str(error))  # else it was said why it is not followed
             session.gone(route.place.vbucket)
-            session.poll_at = min(session.poll_at, self._now + _SEARCH_S)
+            session.facts.poll_at = min(session.facts.poll_at, self._now + _SEARCH_S)
             self._table.off(route, self._now, pause=True)
         finally:
             if session in self._following:
@@ -378,7 +379,7 @@ class UprCore:
         except ClientError as error:
             session.error = error
             raise
-        if session.gathering_until is not None:
+        if session.bursts.until is not None:
             self._collector.hold()
         if len(events) == 1 and self.writer.may_follow:
             event = events[0]
@@ -402,7 +403,7 @@ class UprCore:
     def is_gathering(self) -> bool:
         """Whether something has come that waits for more, `GATHER_MAX_S` at most."""
         sessions = self.nodes.sessions()
-        return any(session.gathering_until is not None for session in sessions)
+        return any(session.bursts.until is not None for session in sessions)
 
     def idle(self, now: float = math.inf) -> Task:
         """Save what was reached: nothing more is there to be read, nor was for a while.
@@ -436,7 +437,7 @@ class UprCore:
         session, vbucket = route.session, route.place.vbucket
         if session is not None:
             session.gone(vbucket)
-            session.poll_at = self._now
+            session.facts.poll_at = self._now
             words = f"the stream of vBucket {vbucket} ended with reason {why}"
             if not self.options.redial:
                 raise ConnectionLost(f"{session.place}: {words}")
@@ -471,8 +472,8 @@ class UprCore:
         """
         barrier = self._barriers.add(text, self._now)
         for session in self.nodes.sessions():
-            barrier.polls[session.place] = session.polls + (2 if session.polling else 1)
-            session.poll_at = 0.0
+            barrier.polls[session.place] = session.facts.polls + (2 if session.facts.polling else 1)
+            session.facts.poll_at = 0.0
         return barrier
 
     def forget_barrier(self, barrier: Barrier) -> None:
@@ -484,7 +485,7 @@ class UprCore:
         ready = (
             bool(sessions)
             and self.nodes.all_asked()
-            and all(session.polls >= barrier.polls.get(session.place, 1) for session in sessions)
+            and all(each.facts.polls >= barrier.polls.get(each.place, 1) for each in sessions)
             and not self.completeness.lacking()
         )
         if not ready:

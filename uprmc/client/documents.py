@@ -12,9 +12,10 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ProducerError
 from uprmc.client.handler import Document
-from uprmc.client.node_session import Ask, NodeSession, Task
+from uprmc.client.node_session import NodeSession
 from uprmc.consume import undo
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import VBucketState
@@ -110,7 +111,7 @@ def _document(key: bytes, body: ResponseFrame, meta: ResponseFrame) -> Document:
 
 
 def _high_seqno(session: NodeSession, vbucket: int) -> Task:
-    seqnos: dict[int, int] = yield from session.high_seqnos(VBucketState.ACTIVE)
+    seqnos: dict[int, int] = yield from session.facts.high_seqnos(VBucketState.ACTIVE)
     if vbucket not in seqnos:
         raise NotNow(f"vBucket {vbucket} is not active at {session.place}")
     return seqnos[vbucket]

@@ -24,10 +24,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from uprmc.client.ask import PIPELINE_MAX, Ask, Task
 from uprmc.client.documents import NotNow, fetch
 from uprmc.client.errors import DeletionsPurged, ProducerError, RollbackRefused
 from uprmc.client.handler import Handler
-from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task
+from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
 from uprmc.consume import features
@@ -152,7 +153,7 @@ class Follower:
         This happens once: what comes while there is no stream is new, too.
         """
         log = yield from self._log(session, place)
-        seqnos = yield from session.high_seqnos(_ANY_STATE)
+        seqnos = yield from session.facts.high_seqnos(_ANY_STATE)
         if place.vbucket not in seqnos:
             raise NotNow(f"vBucket {place.vbucket} is not at {session.place}")
         seqno = seqnos[place.vbucket] if place.begin_at is None else place.begin_at

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
+from uprmc.client.ask import Task
 from uprmc.client.events import Accepted, Event
 from uprmc.client.handler import SET, Handler
-from uprmc.client.node_session import NodeSession, Task
+from uprmc.client.node_session import NodeSession
 from uprmc.client.position_writer import PositionWriter
 from uprmc.client.routes import Route
 from uprmc.consume.batch import Batch, Run

@@ -17,10 +17,11 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Self
 
+from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
 from uprmc.client.events import Event, StreamEnded
 from uprmc.client.handler import Change
-from uprmc.client.node_session import Ask, NodeSession, Task
+from uprmc.client.node_session import NodeSession
 from uprmc.client.nodes import check_place
 from uprmc.client.position import Asked
 from uprmc.client.wire import Wire
@@ -155,7 +156,7 @@ class Lease:
 
     def _ask(self, frame: RequestFrame, *allowed: int) -> ResponseFrame:
         with self._talk() as talk:
-            talk.run(talk.session.log_in())
+            talk.run(talk.session.opening.log_in())
             answer: ResponseFrame = talk.run(_asking(frame))
         if answer.status and answer.status not in allowed:
             raise LeaseRefused(f"the node at {self._place} refuses the lease: {answer.reason}")

@@ -66,7 +66,7 @@ class Node:
         session = self.session
         if session is not None and now - self.since > _GOOD_S:
             self.backoff.good()
-        self._endings = 1 if session is not None and session.polls else self._endings + 1
+        self._endings = 1 if session is not None and session.facts.polls else self._endings + 1
         self.failed = session is None or self._endings > 1
         self.told_at = self.asked_at
         self.session, self.dialling, self.error = None, False, error
@@ -74,7 +74,7 @@ class Node:
 
     def look(self, now: float) -> None:
         """Learn the time."""
-        if self.session is not None and not self.session.polls and now - self.since > _TELL_S:
+        if self.session is not None and not self.session.facts.polls and now - self.since > _TELL_S:
             self.failed, self.told_at = True, now
 
     def told(self, *, failed: bool) -> None:
@@ -85,14 +85,14 @@ class Node:
     def hasten(self, now: float) -> None:
         """Ask it soon: what it said is too old."""
         if self.session is not None:
-            self.session.poll_at = min(self.session.poll_at, now)
+            self.session.facts.poll_at = min(self.session.facts.poll_at, now)
         else:
             self.backoff.at = min(self.backoff.at, now + DELAY_MIN_S)
 
     @property
     def settled(self) -> bool:
         """Whether it has told what it has, or has failed."""
-        return self.failed or (self.session is not None and bool(self.session.polls))
+        return self.failed or (self.session is not None and bool(self.session.facts.polls))
 
 
 class Nodes:
@@ -170,10 +170,10 @@ class Nodes:
         """Return the vBuckets of the bucket: those of the cluster map, else all that nodes have."""
         found: frozenset[int] = frozenset()
         for session in self.sessions():
-            if session.map is not None:
-                found |= frozenset(range(session.map.vbuckets))
+            if session.facts.map is not None:
+                found |= frozenset(range(session.facts.map.vbuckets))
             else:
-                found |= session.numbers | session.active.keys()
+                found |= session.facts.numbers | session.facts.active.keys()
         return found
 
     def disputed(self) -> set[int]:
@@ -182,8 +182,8 @@ class Nodes:
         twice: set[int] = set()
         sessions = self.sessions()
         for session in sessions if len(sessions) > 1 else ():
-            for vbucket in session.active:
-                term = session.terms.get(vbucket, 0)
+            for vbucket in session.facts.active:
+                term = session.facts.terms.get(vbucket, 0)
                 highest = seen.get(vbucket, -1)
                 if term > highest:
                     seen[vbucket] = term
@@ -196,11 +196,11 @@ class Nodes:
         """Return which node to stream a vBucket from; it means something once `all_asked`."""
         vbucket, known, claims = place.vbucket, place.term, []
         for session in self.sessions():
-            if vbucket in session.active:
-                log = session.logs.get(vbucket, ())
-                claims.append(Claim(session.place, session.terms.get(vbucket, 0), log))
-            if session.map is not None:
-                known = max(known, session.map.term(vbucket))
+            if vbucket in session.facts.active:
+                log = session.facts.logs.get(vbucket, ())
+                claims.append(Claim(session.place, session.facts.terms.get(vbucket, 0), log))
+            if session.facts.map is not None:
+                known = max(known, session.facts.map.term(vbucket))
         return chosen(vbucket, claims, known)
 
     def session_at(self, place: str) -> NodeSession | None:
@@ -210,10 +210,10 @@ class Nodes:
 
     def replica(self, vbucket: int) -> NodeSession | None:
         """Return the node with the newest replica of a vBucket that is active at none."""
-        if not self.all_asked() or any(vbucket in one.active for one in self.sessions()):
+        if not self.all_asked() or any(vbucket in one.facts.active for one in self.sessions()):
             return None
-        found = [session for session in self.sessions() if vbucket in session.replicas]
-        return max(found, key=lambda session: session.replicas[vbucket], default=None)
+        found = [session for session in self.sessions() if vbucket in session.facts.replicas]
+        return max(found, key=lambda session: session.facts.replicas[vbucket], default=None)
 
 
 def check_places(places: Iterable[str]) -> list[str]:

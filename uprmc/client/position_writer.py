@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from uprmc.client.ask import Task
 from uprmc.client.handler import Handler
-from uprmc.client.node_session import Task
 from uprmc.client.position import Place, Position
 from uprmc.client.ring_columns import BOUNDARY, RingColumns
 from uprmc.client.state import MemoryState, RingChunk, Saved, StateStore

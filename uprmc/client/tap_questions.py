@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from uprmc import __version__
+from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import OpenRefused, ProducerError
-from uprmc.client.node_session import Ask, NodeSession, Task
+from uprmc.client.node_session import NodeSession
 from uprmc.consume import features, undo
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, Item, Life, VBucketState
@@ -48,7 +49,7 @@ def handshake(session: NodeSession, name: bytes, buffer_bytes: int, *, values: b
     Raises:
         OpenRefused: the producer does not want us.
     """
-    yield from session.log_in()
+    yield from session.opening.log_in()
     asked = features.TAP_UPSTREAM
     hello = asked.hello(b"uprmc tap-adapter/" + __version__.encode())
     _, opened = yield Ask([hello, asked.open(name, 0 if values else OpenFlag.NO_VALUE)])

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ClientError, ProducerError
 from uprmc.client.events import Accepted, Event
-from uprmc.client.node_session import Ask, Task
 from uprmc.client.tap_connection import ProducerSession
 from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
 from uprmc.consume.conversation import Questions

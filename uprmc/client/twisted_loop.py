@@ -15,10 +15,11 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from uprmc.client.ask import Task
 from uprmc.client.barriers import Barrier
+from uprmc.client.bursts import GATHER_GAP_S
 from uprmc.client.core import UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
-from uprmc.client.node_session import GATHER_GAP_S, Task
 from uprmc.client.starting import FAREWELL_S, check_patience, connection_ended
 from uprmc.client.twisted_link import Link, MakeEndpoint
 from uprmc.places import parsed

@@ -1,0 +1,107 @@
+"""Opening a connection to a node: the login, and the handshake with the features to be used."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from uprmc.client.ask import Ask, Task
+from uprmc.client.connection import WANTS_LOGIN
+from uprmc.client.errors import OpenRefused
+from uprmc.connecting import new_nonce
+from uprmc.consume import features
+from uprmc.consume.cluster_map import ClusterMap, parsed_map
+from uprmc.consume.login import login
+from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import LoginRefused
+from uprmc.places import parsed
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
+
+
+class Opened(NamedTuple):
+    """What a handshake has found out.
+
+    Attributes:
+        granted: CONTROL keys that the node accepted.
+        knows_terms: the node tells the terms of vBuckets.
+        map: its cluster map; ``None`` = it has none that makes sense.
+    """
+
+    granted: set[bytes]
+    knows_terms: bool
+    map: ClusterMap | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How to open a connection to the node at `place` (HOST:PORT), as the consumer `name`."""
+
+    place: str
+    name: str
+    wants_values: bool
+    buffer_bytes: int
+    noop_interval_s: float
+    credentials: Credentials | None
+    tls: bool
+
+    def log_in(self) -> Task:
+        """Log in if there are credentials.
+
+        Raises:
+            OpenRefused: the node does not let this user in.
+        """
+        if self.credentials is None:
+            return
+        steps = login(self.credentials, new_nonce(), safe=self.tls or parsed(self.place).is_local)
+        try:
+            request = next(steps)
+            while True:
+                (answer,) = yield Ask([request])
+                request = steps.send(answer)
+        except StopIteration:
+            return
+        except LoginRefused as error:
+            raise OpenRefused(f"the node at {self.place} {error}") from None
+
+    def handshake(self, *, registering: bool) -> Task:
+        """Send everything at once, after a login if there is one; return what is `Opened`.
+
+        Raises:
+            OpenRefused: the node refuses the connection.
+        """
+        yield from self.log_in()
+        name = self.name.encode()
+        profile = features.PROGRAM.registering() if registering else features.PROGRAM
+        controls = profile.controls(buffer_bytes=self.buffer_bytes, interval_s=self.noop_interval_s)
+        greeted, opened, *granted, cluster_map = yield Ask(
+            [
+                features.PROGRAM.hello(name),
+                features.PROGRAM.open(name, 0 if self.wants_values else OpenFlag.NO_VALUE),
+                *controls,
+                RequestFrame(Opcode.GET_CLUSTER_CONFIG),
+            ]
+        )
+        self._check(opened)
+        return _opened(greeted, features.granted(controls, granted), cluster_map)
+
+    def _check(self, opened: ResponseFrame) -> None:
+        if opened.status == Status.AUTH_ERROR:
+            raise OpenRefused(f"the node at {self.place} {WANTS_LOGIN}")
+        if opened.status:
+            refused = OpenRefused(
+                f"the node at {self.place} refuses to open a stream connection: {opened.reason}; "
+                "see its log and the consumer's name"
+            )
+            raise refused if self.tls else refused.doubting(self.place)
+
+
+def _opened(greeted: ResponseFrame, granted: set[bytes], cluster_map: ResponseFrame) -> Opened:
+    knows_terms = features.tells_terms(greeted.status, greeted.value)
+    if not knows_terms:  # some producers grant every CONTROL
+        granted -= {features.STREAM_REQUESTS, features.WATERMARKS, features.REPORTS}
+    found = None
+    with suppress(ValueError):  # an operator may set any JSON object as map
+        found = parsed_map(cluster_map.value)
+    return Opened(granted, knows_terms, found)
