@@ -162,6 +162,16 @@ def test_totals_are_told_as_json(server: ServerProcess, tmp_path: Path, here: He
     assert json.loads(again.out) == {"changes": 0, "skipped": 0}
 
 
+@pytest.mark.parametrize("target", ["-", "jsonl:-"])
+def test_a_hyphen_is_standard_output(
+    target: str, server: ServerProcess, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = here("mirror", "--to", target, "--until-now", "--node", server.upr)
+    assert json.loads(ended.out)["key"] == "a"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -173,6 +183,15 @@ def test_totals_are_told_as_json(server: ServerProcess, tmp_path: Path, here: He
         (["--to", "sqlite:x", "--rotate", "1M"], "--rotate is for jsonl, not for sqlite"),
         (["--to", "http://h/", "--state", "s", "--header", "x"], "say 'NAME: VALUE', or @FILE"),
         (["--to", "-", "--json"], "standard output has the changes already"),
+        (["--to", "sqlite:"], "say sqlite:FILE"),
+        (["--to", "jsonl:."], "is no file: name one, or say - for standard output"),
+        (["--to", "jsonl:/dev/fd/0/x"], "see that the directory exists"),
+        (["--to", "sqlite:."], "see that the directory exists"),
+        (["--to", "http://h:x/", "--state", "s"], "'http://h:x/' is no URL"),
+        (["--to", "http://h/a b", "--state", "s"], "'/a b' cannot be asked for"),
+        (["--to", "http://h/", "--state", "s", "--header", "é: c"], "'é' is no header"),
+        (["--to", "http://h/", "--state", "s", "--header", "@x"], "--header @x: cannot be read"),
+        (["--to", "http://h/", "--state", "no/s"], "see that the directory exists"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(
@@ -188,4 +207,4 @@ def test_a_state_belongs_to_one_target(server: ServerProcess, tmp_path: Path, he
     given = ["--state", tmp_path / "s", "--until-now", "--node", server.upr]
     assert here("mirror", "--to", "http://127.0.0.1:1/a", "--retry", "0.1", *given).code == 1
     other = here("mirror", "--to", "http://127.0.0.1:1/b", *given)
-    assert (other.code, "give each consumer a state of its own" in other.line()) == (1, True)
+    assert (other.code, "give each consumer a state of its own" in other.line()) == (2, True)

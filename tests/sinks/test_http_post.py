@@ -107,7 +107,9 @@ class TestHttpPost(SinkContract):
             receiver.close()
 
     def open(self, place: Path) -> Sink:
-        receiver = self.receivers.setdefault(place, Receiver())
+        if place not in self.receivers:
+            self.receivers[place] = Receiver()
+        receiver = self.receivers[place]
         receiver.answers = [(503, {}), hangs_up]
         return HttpPost(receiver.url, batch_items=3)
 

@@ -20,9 +20,9 @@ from uprmc.client.blocking import UprClient
 from uprmc.client.follow import RollbackWord
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.starting import Until
-from uprmc.client.state import StateStore
+from uprmc.client.state import StateRefused, StateStore
 from uprmc.errors import ConfigError
-from uprmc.sinks.sink import PATIENCE_S, Sink, SinkStopped
+from uprmc.sinks.sink import PATIENCE_S, Sink, SinkRefused, SinkStopped
 from uprmc.units import nearest
 
 _KINDS = ("-", "jsonl:FILE", "sqlite:FILE", "http://...", "https://...", "kafka:TOPIC@BROKERS")
@@ -40,7 +40,11 @@ _OWN = {
 
 @click.command()
 @click.option(
-    "--to", "target", required=True, metavar="TARGET", help=f"One of {', '.join(_KINDS)}."
+    "--to",
+    "target",
+    required=True,
+    metavar="TARGET",
+    help=f"One of {', '.join(_KINDS)}; - is standard output.",
 )
 @click.option(
     "--state",
@@ -101,9 +105,11 @@ def mirror(
     _check(kind, own, state_path)
     if kind == "-" and as_json:
         raise ConfigError("--json: standard output has the changes already: leave it out")
-    sink = _sink(kind, place, own)
+    with _refusals():
+        sink = _sink(kind, place, own)
     try:
-        state = sink.state or _state(kind, place, state_path)
+        with _refusals():
+            state = sink.state or _state(kind, place, state_path)
         wanted = each_once(vbuckets) or None
         count = _run(sink, state, node, wanted, on_rollback, "now" if until_now else None)
     finally:
@@ -173,14 +179,17 @@ def _ended_by_signals(client: UprClient, sink: Sink) -> Iterator[None]:
 
 def _kind(target: str) -> tuple[str, str]:
     """Return what kind of target it is, and what the sink is to be given."""
-    if target == "-":
-        return "-", ""
     kind, _, place = target.partition(":")
     kind = kind.lower()
+    if target == "-" or (kind, place) == ("jsonl", "-"):
+        return "-", ""
     if kind in ("http", "https"):
         return kind, target
     if kind in ("jsonl", "sqlite", "kafka") and place:
         return kind, place
+    for each in _KINDS:
+        if each.startswith(f"{kind}:"):
+            raise ConfigError(f"--to {target}: say {each}")
     meant = nearest(kind, ["jsonl", "sqlite", "http", "https", "kafka"])
     hint = f"did you mean {meant}:{place or '...'}?" if meant else f"say {', '.join(_KINDS)}"
     raise ConfigError(f"--to {target}: there is no such target: {hint}")
@@ -243,9 +252,27 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
 def _lines(given: Sequence[str]) -> Iterator[str]:
     for each in given:
         if each.startswith("@"):
-            yield from filter(None, Path(each[1:]).read_text().splitlines())
+            yield from filter(None, _text(each[1:], f"--header {each}").splitlines())
         else:
             yield each
+
+
+def _text(path: str, option: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{option}: is no text") from None
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Let what a target or its state cannot be, be an error of the command line."""
+    try:
+        yield
+    except (SinkRefused, StateRefused) as error:
+        raise ConfigError(str(error)) from None
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -71,6 +71,7 @@ _START_OVER = "move it away to start over"
 _NOT_WRITABLE = "it cannot be written: check the permissions of file and directory"
 _IN_USE = "another process uses it: stop that one, or give this one its own"
 _TORN = f"it is torn: {_START_OVER}, or put a copy back"
+_NO_DATABASE = f"it is no SQLite file, or a torn one: give another path, or {_START_OVER}"
 
 _ADVICE = {
     sqlite3.SQLITE_BUSY: _IN_USE,
@@ -79,7 +80,7 @@ _ADVICE = {
     sqlite3.SQLITE_PERM: _NOT_WRITABLE,
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened: see that the directory exists and is writable",
     sqlite3.SQLITE_CORRUPT: _TORN,
-    sqlite3.SQLITE_NOTADB: _TORN,
+    sqlite3.SQLITE_NOTADB: _NO_DATABASE,
     sqlite3.SQLITE_FULL: "there is no room: make some; what was kept before is intact",
     sqlite3.SQLITE_IOERR: "the disk does not take it: see to room, limits and the disk's health",
 }
@@ -162,10 +163,7 @@ def _check_header(path: str, header: bytes, application_id: int) -> None:
     if not header:
         return
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
-        raise StateRefused(
-            f"state {path}: it is no SQLite file, or a torn one: give another path, or "
-            f"{_START_OVER}; nothing was changed"
-        )
+        raise StateRefused(f"state {path}: {_NO_DATABASE}; nothing was changed")
     if _APPLICATION_ID.unpack_from(header)[0] != application_id:
         raise StateRefused(
             f"state {path}: it is another application's database: give another path; "

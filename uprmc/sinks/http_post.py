@@ -33,7 +33,7 @@ from uprmc.client.handler import Document
 from uprmc.consume.batch import Batch
 from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.sinks.records import change_line, rollback_line, undo_line
-from uprmc.sinks.sink import PATIENCE_S, Sink, SinkError
+from uprmc.sinks.sink import PATIENCE_S, Sink, SinkError, SinkRefused
 
 #: What to do about a line that is refused.
 Refused = Literal["stop", "skip"]
@@ -74,7 +74,7 @@ class HttpPost(Sink):
         skipped: how many lines were left out.
 
     Raises:
-        SinkError: the URL or a header makes no sense.
+        SinkRefused: the URL or a header makes no sense.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class HttpPost(Sink):
         self.skipped = 0
         self._place, self._target, login = _parsed(url)
         self._headers = {"Content-Type": "application/x-ndjson", **login, **(headers or {})}
+        _try(self._target, self._headers)
         secure = url.lower().startswith("https:")
         self._tls = tls or (ssl.create_default_context() if secure else None)
         self._secure = secure
@@ -238,9 +239,9 @@ def _parsed(url: str) -> tuple[str, str, dict[str, str]]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise SinkError(f"{url!r} is no URL: {error}") from None
+        raise SinkRefused(f"{url!r} is no URL: {error}") from None
     if parts.scheme.lower() not in ("http", "https") or not host:
-        raise SinkError(f"{url!r} is no URL: say http://HOST:PORT/PATH, or https")
+        raise SinkRefused(f"{url!r} is no URL: say http://HOST:PORT/PATH, or https")
     place = f"[{host}]" if ":" in host else host
     place += f":{port}" if port else ""
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -248,6 +249,23 @@ def _parsed(url: str) -> tuple[str, str, dict[str, str]]:
         return place, target, {}
     login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
     return place, target, {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
+
+
+def _try(target: str, headers: Mapping[str, str]) -> None:
+    """Refuse what cannot stand in a request; nothing is sent."""
+    trial = http.client.HTTPConnection("localhost")
+    try:
+        trial.putrequest("POST", target)
+    except (ValueError, http.client.HTTPException) as error:
+        raise SinkRefused(f"{target!r} cannot be asked for: {error}") from None
+    for name, value in headers.items():
+        try:
+            trial.putheader(name, value)
+        except ValueError:
+            raise SinkRefused(
+                f"{name!r} is no header: its name has letters, digits and hyphens, "
+                "its value is one line of Latin-1"
+            ) from None
 
 
 def _retry_after(text: str | None) -> float:

@@ -23,7 +23,7 @@ from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import StateRefused
 from uprmc.consume.batch import Batch
 from uprmc.sinks.records import change_line, rollback_line, undo_line
-from uprmc.sinks.sink import Sink, SinkError
+from uprmc.sinks.sink import Sink, SinkError, SinkRefused
 
 _TABLE = """CREATE TABLE IF NOT EXISTS json_file
     (id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL, length INTEGER NOT NULL)"""
@@ -40,7 +40,7 @@ class JsonFile(Sink):
         rotate_bytes: a file of this size gets a number, and a new one is begun; 0 = never.
 
     Raises:
-        SinkError: the file cannot be written, or is not what the position knows.
+        SinkRefused: the file cannot be written, or is not what the position knows.
         StateRefused: the position cannot be used.
     """
 
@@ -55,12 +55,15 @@ class JsonFile(Sink):
         self._out: BinaryIO | None = None
         self._kept = self._there = (1, 0)
         position = f"{self._path}.position"
+        if not os.path.exists(position):
+            self._check_new()
         with told(position, StateRefused):
             self._database = _opened(position)
         try:
             with told(position, StateRefused):
                 self._learn()
-            self._cut()
+            with self._told(SinkRefused):
+                self._cut()
             steps = self._sync, self._synced, self._cut
             self.state = _FileState(self._database, name, position, *steps)
         except BaseException:
@@ -124,14 +127,22 @@ class JsonFile(Sink):
         self._database.execute(_TABLE)
         row = self._database.execute("SELECT number, length FROM json_file").fetchone()
         if row is None:
-            if self._path.exists() and self._path.stat().st_size:
-                raise SinkError(
-                    f"{self._path} has lines in it that {self._path}.position does not know: "
-                    "give another path, or move it away"
-                )
+            self._check_new()
             self._database.execute("INSERT INTO json_file VALUES (1, 1, 0)")
         self._database.commit()
         self._kept = row or (1, 0)
+
+    def _check_new(self) -> None:
+        """Refuse what cannot be a file that no position knows."""
+        if not self._path.exists():
+            return
+        if not self._path.is_file():
+            raise SinkRefused(f"{self._path} is no file: name one, or say - for standard output")
+        if self._path.stat().st_size:
+            raise SinkRefused(
+                f"{self._path} has lines in it that {self._path}.position does not know: "
+                "give another path, or move it away"
+            )
 
     def _cut(self) -> None:
         """Drop what belongs to no position."""
@@ -145,7 +156,7 @@ class JsonFile(Sink):
             self._out = open(self._path, "ab")  # noqa: SIM115
             size = os.fstat(self._out.fileno()).st_size
             if size < length:
-                raise SinkError(
+                raise SinkRefused(
                     f"{self._path} has {size} bytes, {self._path}.position knows {length}: put "
                     "the file back, or move both away to start over"
                 )
@@ -156,11 +167,11 @@ class JsonFile(Sink):
         return self._path.with_name(f"{self._path.name}.{number}")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self, kind: type[SinkError] = SinkError) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise SinkError(f"{self._path}: {error.strerror}") from None
+            raise kind(f"{self._path}: {error.strerror}") from None
 
 
 class _FileState(SqliteState):

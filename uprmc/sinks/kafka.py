@@ -18,7 +18,7 @@ from typing import Any
 
 from uprmc.client.handler import Document
 from uprmc.consume.batch import Batch
-from uprmc.sinks.sink import PATIENCE_S, Sink, SinkError, SinkStopped
+from uprmc.sinks.sink import PATIENCE_S, Sink, SinkError, SinkRefused, SinkStopped
 
 _TOPIC_S = 10.0
 _LOOK_S = 0.1
@@ -37,7 +37,8 @@ class Kafka(Sink):
         patience_s: how long a record may take to be acknowledged by all replicas.
 
     Raises:
-        SinkError: no broker answers, or there is no such topic; or the client is not installed.
+        SinkRefused: librdkafka is not installed, or refuses a setting.
+        SinkError: no broker answers, or there is no such topic.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Kafka(Sink):
         try:
             import confluent_kafka
         except ImportError:
-            raise SinkError("Kafka needs a client: pip install 'uprmc[kafka]'") from None
+            raise SinkRefused("Kafka needs a client: pip install 'uprmc[kafka]'") from None
         self._topic = topic
         self._error: str | None = None
         self._errors: tuple[type[Exception], ...] = (confluent_kafka.KafkaException,)
@@ -69,6 +70,9 @@ class Kafka(Sink):
         }
         try:
             self._producer = confluent_kafka.Producer(given)
+        except self._errors as error:
+            raise SinkRefused(f"{self._where}: {_words(error)}") from None
+        try:
             told = self._producer.list_topics(topic, timeout=_TOPIC_S).topics[topic]
         except self._errors as error:
             raise SinkError(f"{self._where}: {_words(error)}") from None

@@ -16,6 +16,10 @@ class SinkError(UprmcError):
     """A sink cannot take what it is given; the text says why and what to do."""
 
 
+class SinkRefused(SinkError):
+    """A sink cannot be what its arguments say: a path, a URL, a setting. Nothing was changed."""
+
+
 class SinkStopped(SinkError):
     """It was told to stop while it waited for another attempt; nothing is lost."""
 
