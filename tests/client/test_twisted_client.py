@@ -324,10 +324,14 @@ def test_a_node_that_never_ends_its_handshake_is_given_up(
 def test_what_stop_breaks_says_so(make: MakeApi, loop: Loop) -> None:
     client = make(NOWHERE, Recorder()).client
     ended = client.run()
+    asked_again: list[Deferred[None]] = []
     barrier = client.barrier()
+    barrier.addBoth(lambda broken: (asked_again.append(client.barrier()), broken)[1])
     loop.result(client.stop())
-    with pytest.raises(ConnectionLost, match="was stopped"):
-        loop.result(barrier)
+    for waiting in (barrier, *asked_again):
+        with pytest.raises(ConnectionLost, match="was stopped"):
+            loop.result(waiting)
+    assert asked_again
     loop.result(ended)
 
 

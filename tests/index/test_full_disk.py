@@ -99,8 +99,8 @@ def test_a_first_build_without_room_begins_again_until_there_is_room(
             else:
                 assert answer.body["error"] in ("unavailable", "timeout")
         no_limit(server)
-        views.until("it is well", lambda info: not info["error"])
         assert views.count() == 3_000
+        views.until("it is well", lambda info: not info["error"])
         assert len(lines_of(data, FAILED)) == 1
         assert not lines_of(data, "Traceback")
 

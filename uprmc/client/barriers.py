@@ -57,12 +57,13 @@ class Barriers:
     def __init__(self) -> None:
         self._waiting: dict[bytes, Barrier] = {}
         self._last = 0
+        self._closed: ClientError | None = None
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def add(self, text: str | None, now: float) -> Barrier:
-        """Return a new barrier.
+        """Return a new barrier, which is broken already if `close` was called.
 
         Raises:
             MisuseError: one of that name waits, or too many do, or the name is empty or too long.
@@ -76,6 +77,8 @@ class Barriers:
         if len(self._waiting) >= BARRIERS_MAX:
             raise MisuseError(f"{BARRIERS_MAX} barriers wait already")
         barrier = self._waiting[cookie] = Barrier(cookie, now)
+        if self._closed is not None:
+            self._fail(barrier, self._closed)
         return barrier
 
     def unsent(self) -> list[Barrier]:
@@ -120,7 +123,8 @@ class Barriers:
         self._waiting.pop(barrier.cookie, None)
 
     def close(self, error: ClientError) -> None:
-        """Nothing comes any more."""
+        """Break those that wait, and all that are asked for later: nothing comes any more."""
+        self._closed = error
         for barrier in list(self._waiting.values()):
             self._fail(barrier, error)
 

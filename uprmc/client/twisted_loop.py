@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, fail
 
 from uprmc.client.ask import Task
 from uprmc.client.barriers import Barrier
@@ -84,6 +84,8 @@ class Loop:
     def barrier(self, text: str | None) -> Deferred[None]:
         """Return what fires when a barrier is reached, or broken."""
         barrier = self.core.barrier(text)
+        if barrier.error is not None:
+            return fail(barrier.error)
         waiting: Deferred[None] = Deferred(lambda _: self.core.forget_barrier(barrier))
         self._barriers.append((barrier, waiting))
         self.hear()
