@@ -19,7 +19,7 @@ from uprmc.config import HttpSettings
 from uprmc.model import FailoverEntry
 from uprmc.server.buffers import Buffers
 from uprmc.server.change_tokens import decoded, encoded, position_of
-from uprmc.server.changes import Changes
+from uprmc.server.changes import Changes, Feed, Question
 from uprmc.server.endless import Endless
 from uprmc.server.event_stream import EventStream
 from uprmc.server.events import Events
@@ -45,6 +45,7 @@ class Site:
         self.events = Events(lambda: 0.0)
         self.buffers = Buffers(1_000_000, self.reactor.seconds)
         changes = Changes(self.reactor, lambda _: None, {}, SETTINGS, self.buffers)
+        self.changes = changes
         self.endless = Endless(
             {b"/live": self.live, b"/changes": changes},
             {b"/events": EventStream(self.reactor, self.events, "life", SETTINGS)},
@@ -202,6 +203,19 @@ def test_a_client_that_does_not_read_is_closed_when_the_node_holds_too_much(site
     assert transport.disconnecting
     channel.write(b"x")
     assert (site.buffers.unsent, site.buffers.shed) == (0, 1)
+
+
+def test_changes_do_not_wait_for_a_reader_that_has_gone_without_reading(site: Site) -> None:
+    transport = site.get("/changes")
+    (outflow,) = site.changes._readers
+    feed = Feed(site.reactor, outflow, Question(), each_token=False)
+    transport.producer.pauseProducing()
+    waiting = feed.snapshot_end(0, 1)
+    assert not waiting.called
+    site.channels[-1].connectionLost(Failure(ConnectionDone()))
+    assert waiting.called
+    assert feed.snapshot_end(0, 2) is None
+    feed.stop_telling()
 
 
 def test_head_of_an_answer_without_an_end_ends(site: Site) -> None:

@@ -137,7 +137,7 @@ class Outflow:
     def _ended(self) -> None:
         if not self.open:
             return
-        self.open = False
+        self.open = self.paused = False
         if self._timer.active():
             self._timer.cancel()
         self._tell_room()
