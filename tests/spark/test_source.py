@@ -104,6 +104,20 @@ def test_a_read_during_writes_has_every_key_once_and_no_torn_state(
     here.remove(node, *moving)
 
 
+def test_a_table_of_the_catalog_is_told_what_works_instead(
+    spark: SparkSession, servers: str
+) -> None:
+    form = "UPRMC_OPTION .*Say CREATE TEMPORARY VIEW name USING uprmc"
+    with pytest.raises(Exception, match=form):
+        spark.sql(f"CREATE TABLE documents USING uprmc OPTIONS (servers '{servers}')")
+    spark.sql("CREATE TABLE documents (key STRING, value BINARY) USING uprmc")
+    try:
+        with pytest.raises(Exception, match=form):
+            spark.table("documents").collect()
+    finally:
+        spark.sql("DROP TABLE documents")
+
+
 def test_a_task_that_fails_once_or_is_killed_gives_each_key_once(
     load: Callable[..., DataFrame], node: ServerProcess
 ) -> None:

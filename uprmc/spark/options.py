@@ -205,12 +205,18 @@ ACCESS = (*(each for each in table(Access) if each not in _RETRIES), _TLS, *tabl
 READ = (*ACCESS, *_RETRIES, *table(ReadOptions), *table(Columns))
 WRITE = (*ACCESS, *table(WriteOptions), *table(SinkOptions))
 
-#: What Spark itself puts among the options of a source or sink, those of SQL tables included.
-OF_SPARK = frozenset(
-    {
-        *("checkpointlocation", "queryname", "outputmode", "pathoptionbeforesetcheck"),
-        *("owner", "provider", "external", "location", "comment", "ismanagedlocation"),
-    }
+#: What Spark itself puts among the options of a source or sink.
+OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode", "pathoptionbeforesetcheck"})
+
+#: What Spark puts among them only where a table is created in its catalog.
+_OF_TABLES = frozenset({"provider", "owner"})
+
+_NO_SERVERS = "servers is missing: say HOST:PORT of a node's upr listener"
+
+_NO_TABLES = (
+    "Spark does not pass the OPTIONS of CREATE TABLE on to a source in Python. Say CREATE "
+    "TEMPORARY VIEW name USING uprmc OPTIONS (servers 'HOST:PORT'), or name them in each query: "
+    "FROM name WITH (servers 'HOST:PORT')"
 )
 
 #: What shapes the rows of a view into which rows are inserted, too; writing goes by their columns.
@@ -227,6 +233,7 @@ def read_options(options: Mapping[str, Any], *, kind: str = "") -> ReadOptions:
     Raises:
         BadOption: a name or a value is wrong, or two contradict each other.
     """
+    _refuse_table(options)
     found = _chosen(options, READ, "reading", other=WRITE)
     _refuse_other(options, kind)
     if found["startingTimestamp"] is not None and "startingoffsets" in map(plain, options):
@@ -247,6 +254,7 @@ def write_options(options: Mapping[str, Any]) -> SinkOptions:
     Raises:
         BadOption: a name or a value is wrong, or two contradict each other.
     """
+    _refuse_table(options)
     mine = {name: text for name, text in options.items() if plain(name) not in _OF_VIEWS}
     found = _chosen(mine, WRITE, "writing", other=READ)
     if found["ttlColumn"] is not None and found["expColumn"] is not None:
@@ -329,6 +337,14 @@ def _unknown(name: str, known: Sequence[Option], doing: str, other: Sequence[Opt
     return f"there is no option {name} of {doing}{hint}"
 
 
+def _refuse_table(options: Mapping[str, Any]) -> None:
+    """Raise `BadOption` where Spark asks for a table of its catalog: its reader gets no options."""
+    if _OF_TABLES.intersection(map(plain, options)):
+        raise BadOption(_NO_TABLES)
+    if not options:
+        raise BadOption(f"{_NO_SERVERS}. Is it a table? {_NO_TABLES}")
+
+
 def _refuse_other(options: Mapping[str, Any], kind: str) -> None:
     named = {plain(name) for name in options}
     for each in READ:
@@ -339,7 +355,7 @@ def _refuse_other(options: Mapping[str, Any], kind: str) -> None:
 
 def _access(found: Mapping[str, Any], *, reading: bool = False) -> Access:
     if found["servers"] is None:
-        raise BadOption("servers is missing: say HOST:PORT of a node's upr listener")
+        raise BadOption(_NO_SERVERS)
     secrets = [name for name in _PASSWORDS if found[name] is not None]
     if len(secrets) > 1:
         raise BadOption(f"{' and '.join(secrets)} contradict each other")
