@@ -15,7 +15,9 @@ import pytest
 from pymemcache.client.base import Client
 
 from interop.server_process import ServerProcess, start_uprmc
+from interop.upr_wire import STOP_PERSISTENCE, UprWire
 from interop.waiting import wait_until
+from interop.wire import frame
 
 _LIMIT_S = 60
 
@@ -69,6 +71,54 @@ def test_curl_reads_everything_and_continues_after_a_kill(tmp_path: Path) -> Non
         again = lines(server, f"since={token}")
         assert set(keys(again)) <= {"c"}
         assert not [line for line in again if line["op"] == "rollback"]
+        server.stop()
+
+
+def cut_after_a_token(server: ServerProcess, query: str) -> list[dict[str, Any]]:
+    """Read up to the first token, and hang up; returns the lines."""
+    with raw_reader(server, query) as reader, reader.makefile("rb") as answer:
+        found = []
+        for line in answer:
+            if line.startswith(b"{"):
+                found.append(json.loads(line))
+                if found[-1]["op"] == "position":
+                    return found
+    raise AssertionError("no token")
+
+
+def test_a_reader_that_is_cut_inside_of_a_snapshot_goes_on_behind_its_last_token(
+    tmp_path: Path,
+) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "1") as server:
+        with closing(Client(str(server.memcached))) as client:
+            client.set_many({f"k{number}": "x" * 50 for number in range(5_000)})
+        first = cut_after_a_token(server, "since=0")
+        assert not [line for line in first if line["op"] == "snapshot-end"]
+        with closing(Client(str(server.memcached))) as client:
+            client.set_many({"k0": "again", "k4999": "again"})
+        rest = lines(server, f"since={first[-1]['token']}")
+        assert [*keys(first), *keys(rest)] == [*(f"k{n}" for n in range(4_999)), "k0", "k4999"]
+        assert (rest[0]["op"], rest[-2]["op"]) == ("snapshot-begin", "snapshot-end")
+        server.stop()
+
+
+def test_a_token_of_a_lost_branch_is_sent_back_to_what_is_left(tmp_path: Path) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "1", "--sync") as server:
+        assert server.upr is not None
+        with UprWire(server.upr) as kv:
+            kv.put_many(0, [(b"a", b"1"), (b"b", b"2")])
+            kv.wait_until_persisted(0, 2)
+            kv.command(frame(STOP_PERSISTENCE))
+            kv.put_many(0, [(b"lost", b"3"), (b"too", b"4")])
+        found = lines(server, "since=0")
+        assert keys(found) == ["a", "b", "lost", "too"]
+        server.kill()
+    with start_uprmc(tmp_path, "--vbuckets", "1", "--sync") as server:
+        with closing(Client(str(server.memcached))) as client:
+            client.set("new", "5")
+        again = lines(server, f"since={found[-1]['token']}")
+        assert again[0] == {"op": "rollback", "vbucket": 0, "seqno": 2}
+        assert keys(again) == ["new"]
         server.stop()
 
 

@@ -1,6 +1,6 @@
 """A site over HTTP with limits: what a stranger can make it hold or wait for is bounded.
 
-There are 16 KiB of headers (Twisted's limit), a limit for the body, a time for a request however
+There are a limit for headers, one for the body, a time for a request however
 slowly it trickles in, and a limit of connections. What a client does not read is counted where the
 site has an account: there it may be closed so that all stay within a limit. What speaks another
 protocol gets one line that names the listeners it may have meant.
@@ -20,6 +20,9 @@ from twisted.python.failure import Failure
 from twisted.web import http
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
+
+#: The longest URL, or header, where nothing else is said.
+LINE_MAX_BYTES = 16 * 1024
 
 #: What a client goes on sending after a refusal is read, and dropped, for this long.
 LINGER_S = 2.0
@@ -164,6 +167,7 @@ class LimitedSite(Site):
         clients: connections that are open.
         clients_max: more are closed at once.
         body_max: bytes of the body of a request.
+        line_max: bytes of the URL, and of each header; all of them may have twice as many.
         hint: what a client reads that speaks another protocol.
         account: counts what clients have not read, ``None`` = nobody does.
     """
@@ -181,18 +185,22 @@ class LimitedSite(Site):
         request_s: float,
         clients_max: int,
         body_max: int,
+        line_max: int = LINE_MAX_BYTES,
         account: Account | None = None,
     ) -> None:
         super().__init__(root, LimitedRequest, timeout=cast(Any, request_s), reactor=reactor)
         self.clients = 0
         self.account = account
         self.clients_max, self.body_max, self.hint = clients_max, body_max, hint
+        self.line_max = line_max
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         if self.clients >= self.clients_max:
             return None
         self.clients += 1
-        return super().buildProtocol(addr)
+        channel: Any = super().buildProtocol(addr)
+        channel.MAX_LENGTH, channel.totalHeadersSize = self.line_max, 2 * self.line_max
+        return channel
 
     def log(self, request: http.Request) -> None:
         """Say nothing: probes come every few seconds."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import MemoryReactorClock, StringTransport
@@ -14,11 +17,11 @@ from twisted.python.failure import Failure
 
 from tests.server.support import PEER
 from tests.server.test_http import FakeNode
-from uprmc.client.position import Position
+from uprmc.client.state import Saved
 from uprmc.config import HttpSettings
-from uprmc.model import FailoverEntry
+from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
 from uprmc.server.buffers import Buffers
-from uprmc.server.change_tokens import decoded, encoded, position_of
+from uprmc.server.change_tokens import decoded, encoded
 from uprmc.server.changes import Changes, Feed, Question
 from uprmc.server.endless import Endless
 from uprmc.server.event_stream import EventStream
@@ -208,7 +211,7 @@ def test_a_client_that_does_not_read_is_closed_when_the_node_holds_too_much(site
 def test_changes_do_not_wait_for_a_reader_that_has_gone_without_reading(site: Site) -> None:
     transport = site.get("/changes")
     (outflow,) = site.changes._readers
-    feed = Feed(site.reactor, outflow, Question(), each_token=False)
+    feed = Feed(site.reactor, outflow, Question(), {}, each_token=False)
     transport.producer.pauseProducing()
     waiting = feed.snapshot_end(0, 1)
     assert not waiting.called
@@ -223,23 +226,61 @@ def test_head_of_an_answer_without_an_end_ends(site: Site) -> None:
     assert b" 405 " in site.get("/changes", method="POST").value()
 
 
-@pytest.mark.parametrize("top", [1, 2**16 - 1, 2**16, 2**40, 2**63])
+UUID = 0xFEDCBA9876543210
+
+
+def place(seqno: int, uuid: int, start: int, end: int) -> Saved:
+    return Saved(seqno, SnapshotRange(start, end), (FailoverEntry(uuid, 0),), seqno)
+
+
+@pytest.mark.parametrize("top", [3, 2**16 - 1, 2**16, 2**40, 2**63])
 def test_a_token_says_what_was_put_into_it(top: int) -> None:
-    token = encoded({5: Position(top, 0xABCDEF012345), 6: Position(0, 7)})
-    assert decoded(token) == {5: (top, 0xEF012345)}
-    log = (FailoverEntry(9, 4), FailoverEntry(0xABCDEF012345, 0))
-    assert position_of(log, top, 0xEF012345) == Position(top, 0xABCDEF012345)
+    places = {
+        5: place(top, UUID, top, top),
+        6: place(2, 1, 0, top),
+        7: place(1, 9, 0, 1),  # everything of the snapshot has come
+        8: Saved(0, SnapshotRange(0, 0), (), 0),
+    }
+    ends = {7: place(1, 9, 1, 1)}
+    assert decoded(encoded(places)) == {5: places[5], 6: places[6], **ends}
+    log = (FailoverEntry(4, top), FailoverEntry(UUID, 0))
+    assert decoded(encoded({5: places[5]._replace(log=log)})) == {5: places[5]}
 
 
-def test_a_token_of_1024_vbuckets_fits_into_the_head_of_a_request() -> None:
-    positions = {number: Position(2**31 + number, 2**47 + number) for number in range(1024)}
-    assert len(encoded(positions)) < 14_000
+def test_tokens_of_1024_vbuckets_are_as_long_as_promised_and_a_request_can_have_them(
+    site: Site,
+) -> None:
+    def token(seqno: int, uuid: int, begin: int) -> str:
+        return encoded({n: place(seqno, uuid, seqno - begin, seqno + begin) for n in range(1024)})
+
+    assert len(token(2**32 - 1, 2**48 - 1, 0)) <= 16 * 1024 + 16
+    assert len(token(2**32 - 9, 2**48 - 1, 1)) <= 28 * 1024
+    longest = token(SEQNO_MAX - 9, 2**64 - 1, 1)
+    assert len(longest) <= 47 * 1024
+    for asks in ((f"/changes?since={longest}",), ("/changes", f"Last-Event-ID: {longest}")):
+        assert b" 200 " in site.get(*asks).value()
 
 
-@pytest.mark.parametrize("token", ["", "A", "é", "AQ", "AgAA", "////////", "A" * 15])
+@pytest.mark.parametrize("token", ["", "A", "é", "AQ", "gQIC", "////////", "gQEBAAABAAE" * 3])
 def test_what_is_no_token_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="is no token"):
         decoded(token)
+
+
+def test_a_token_that_names_half_of_a_history_is_refused_with_the_reason(site: Site) -> None:
+    answer = site.get("/changes?since=AgAFAAHvASNF").value()
+    assert b" 400 " in answer
+    assert b"an earlier version does not name its histories completely" in answer
+
+
+@given(st.binary(max_size=80))
+def test_a_token_of_any_bytes_is_refused_or_names_possible_places(data: bytes) -> None:
+    try:
+        found = decoded(urlsafe_b64encode(b"\x81" + data).decode())
+    except ValueError:
+        return
+    for saved in found.values():
+        assert saved.snapshot.start <= saved.seqno <= saved.snapshot.end <= SEQNO_MAX
 
 
 def test_readers_leave_room_for_probes(site: Site) -> None:

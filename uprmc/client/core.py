@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, cast
 
 from uprmc.client.ask import Ask, Task
@@ -43,7 +43,7 @@ from uprmc.client.position_writer import PositionWriter
 from uprmc.client.quiet import PatientCollector
 from uprmc.client.route_table import RouteTable
 from uprmc.client.routes import Route
-from uprmc.client.state import StateStore
+from uprmc.client.state import Saved, StateStore
 from uprmc.consume.batch import Batch
 from uprmc.consume.registering import REPORT_INTERVAL_S, Registering
 from uprmc.consume.stream import StreamState
@@ -506,6 +506,18 @@ class UprCore:
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, a place to begin from."""
         return {number: route.place.position for number, route in self._routes.items()}
+
+    def places(self, handed: Mapping[int, int]) -> dict[int, Saved]:
+        """Return where each vBucket stands, also inside of a snapshot, as a state keeps it.
+
+        Args:
+            handed: the last seqnos that the handler knows of; places are noted later.
+        """
+        places = {number: route.place for number, route in self._routes.items()}
+        return {
+            number: place.saved_at(max(place.seqno, handed.get(number, 0)))
+            for number, place in places.items()
+        }
 
     def metrics(self, now: float) -> Metrics:
         """Return what can be told in numbers."""

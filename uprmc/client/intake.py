@@ -84,12 +84,13 @@ class Intake:
             if run.stream.dropped:
                 continue
             place = self.routes[run.stream.vbucket].place
-            if run.begun is not None and not place.inside:
-                place.inside = True
-                start, end, kind, _ = run.begun
-                waited_for = handler.snapshot_begin(place.vbucket, start, end, bool(kind & _DISK))
-                if waited_for is not None:
-                    yield waited_for
+            if run.begun is not None:
+                start, place.end, kind, _ = run.begun
+                if not place.inside:
+                    place.inside, from_disk = True, bool(kind & _DISK)
+                    waited_for = handler.snapshot_begin(place.vbucket, start, place.end, from_disk)
+                    if waited_for is not None:
+                        yield waited_for
             for change in batch.changes_of(run):
                 waited_for = mutation(change) if change[0] is SET else deletion(change)
                 if waited_for is not None:

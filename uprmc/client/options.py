@@ -9,13 +9,14 @@ from typing import Any, Literal, get_args
 from uprmc.client.errors import MisuseError
 from uprmc.client.follow import FORMER_WORDS, OnPurged, OnRollback, PurgedWord, RollbackWord
 from uprmc.client.position import Position
+from uprmc.client.state import Saved
 from uprmc.consume.registering import Instance
 from uprmc.login.credentials import Credentials
 from uprmc.model import SEQNO_MAX
 from uprmc.units import nearest
 
 StartWord = Literal["checkpoint", "beginning", "now"]
-Start = StartWord | int | Mapping[int, Position]
+Start = StartWord | int | Mapping[int, Position] | Mapping[int, Saved]
 
 _VBUCKETS_MAX = 0x10000
 _UUID_MAX = 2**64 - 1
@@ -31,7 +32,8 @@ class Options:
         total_vbuckets: how many the documents are spread over; 0 = the state says, or the nodes.
         start: where to begin: ``checkpoint`` = where the state says, else the beginning;
             ``beginning`` and ``now`` whatever the state says; after a seqno of the newest history,
-            in each vBucket; or positions for some vBuckets, the others as ``checkpoint``.
+            in each vBucket; or positions for some vBuckets, the others as ``checkpoint``. What
+            another state has saved is a position, too, also inside of a snapshot.
         until_now: end when everything has come that was there.
         replicas: stream a vBucket that is active nowhere from a replica.
         redial: go on when a connection or a stream is lost; without it that is an error.
@@ -106,6 +108,8 @@ def _check_start(start: Any) -> None:
 
 
 def _check_position(vbucket: Any, position: Any) -> None:
+    if isinstance(position, Saved):
+        return
     try:
         seqno, uuid = position
         there_is = 0 <= seqno <= SEQNO_MAX and 0 <= uuid <= _UUID_MAX

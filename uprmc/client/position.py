@@ -107,7 +107,10 @@ class Place:
 
     def saved(self, *, inside: bool) -> Saved:
         """Return what to save: the place, or only its last whole snapshot unless `inside`."""
-        seqno = self.seqno if inside else self.whole
+        return self.saved_at(self.seqno if inside else self.whole)
+
+    def saved_at(self, seqno: int) -> Saved:
+        """Return what to save of a place that is at `seqno` of the present snapshot."""
         end = seqno if seqno == self.whole else self.end
         snapshot = tuple.__new__(SnapshotRange, (self.whole, end))
         numbers = (seqno, snapshot, self.log, self.ring_from, self.purge_seqno, self.term)
@@ -225,11 +228,15 @@ class Place:
         self._chunks.clear()
         self.kept, self.durable = False, None
 
-    def stand_at(self, seqno: int, log: FailoverLog) -> None:
-        """Stand where the program says, or the node's present is; nothing came before that."""
+    def stand_at(self, seqno: int, log: FailoverLog, snapshot: SnapshotRange | None = None) -> None:
+        """Stand where the program says, or the node's present is; nothing came before that.
+
+        Without `snapshot`, that is at the end of one.
+        """
         self.log = log
-        self.seqno = self.whole = self.end = self.applied = self.ring_from = seqno
-        self.stood_at = seqno
+        self.seqno = self.applied = self.ring_from = seqno
+        self.whole, self.end = snapshot or (seqno, seqno)
+        self.stood_at = self.whole
 
     # --- going on -------------------------------------------------------------------------------
 

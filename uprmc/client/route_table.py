@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from uprmc.client.options import Options
-from uprmc.client.position import Place
+from uprmc.client.position import Place, Position
 from uprmc.client.position_writer import PositionWriter
 from uprmc.client.routes import Route
-from uprmc.model import FailoverEntry
+from uprmc.client.state import Saved
+from uprmc.model import FailoverEntry, FailoverLog, SnapshotRange
 
 
 class RouteTable:
@@ -47,8 +48,7 @@ class RouteTable:
         if place is None:
             place = Place(vbucket)
             if isinstance(start, Mapping) and vbucket in start:
-                seqno, uuid = start[vbucket]
-                place.stand_at(seqno, (FailoverEntry(uuid, 0),) if uuid else ())
+                place.stand_at(*_standing(start[vbucket]))
             place.at_now = start == "now" or isinstance(start, int)
             place.begin_at = start if isinstance(start, int) else None
         self._writer.places[vbucket] = place
@@ -70,3 +70,12 @@ class RouteTable:
             route.backoff.failed(now, self._jitter())
         if not route.done:
             self.waiting.add(route.place.vbucket)
+
+
+def _standing(position: Position | Saved) -> tuple[int, FailoverLog, SnapshotRange]:
+    """Return the seqno of a position, the log of its history, and its snapshot."""
+    if isinstance(position, Saved):
+        return position.seqno, position.log, position.snapshot
+    seqno, uuid = position
+    log = (FailoverEntry(uuid, 0),) if uuid else ()
+    return seqno, log, SnapshotRange(seqno, seqno)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -48,7 +48,7 @@ from uprmc.client.starting import (
     ends_level,
     opened_and_registered,
 )
-from uprmc.client.state import StateStore
+from uprmc.client.state import Saved, StateStore
 from uprmc.client.twisted_link import MakeEndpoint, over_tcp, over_tls
 from uprmc.client.twisted_loop import Loop
 
@@ -233,6 +233,14 @@ class TwistedUprClient:
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""
         return {} if self._loop is None else self._loop.core.positions()
+
+    def places(self, handed: Mapping[int, int]) -> dict[int, Saved]:
+        """Return where each vBucket stands, also inside of a snapshot, as a state keeps it.
+
+        Args:
+            handed: the last seqnos that the handler knows of; places are noted later.
+        """
+        return {} if self._loop is None else self._loop.core.places(handed)
 
     def metrics(self) -> Metrics:
         """Return how it goes, in numbers."""

@@ -1,64 +1,94 @@
-"""Tokens of ``/changes``: how far a reader has each vBucket, as text that a URL can have.
+"""Tokens of ``/changes``: where a reader stands in each vBucket, as text that a URL can have.
 
-A token says that the snapshots up to a seqno of a history have arrived completely. One for a few
-vBuckets is short; one for 1,024 fits the head of a request, because of a history's number only
-four bytes are in it. They tell the histories of one vBucket apart; what names none of a node's
-starts over.
+A token says of each vBucket which seqno the reader has, the snapshot that this seqno lies in, and
+the complete number of its history. So a reader goes on behind the last change that it has, also
+inside of a snapshot, and a node never takes another history for the reader's.
+
+    byte 0    `_FORMAT`
+    byte 1    width of seqnos
+    byte 2    width of numbers of histories
+    3 bytes   how many vBuckets stand at the end of a snapshot
+    of each   vBucket (2 bytes), seqno, history
+    of each inside of a snapshot   vBucket, seqno, history, start and end of the snapshot
+
+All in base64. With 1,024 vBuckets, seqnos below 2^32 and histories of a node of this library it
+takes 16 KiB, 27 KiB if the reader is inside of a snapshot in all of them, and never more than 47.
 """
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from uprmc.client.position import Position
-from uprmc.model import FailoverLog
+from uprmc.client.state import Saved
+from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
 
-_SHORT = 0xFFFFFFFF
+_FORMAT = 0x81
+_HEAD_BYTES = 6
 
-#: The widths that seqnos of a token may have; a token is as short as its highest seqno allows.
-_WIDTHS = (2, 3, 4, 5, 6, 8)
-
-
-def encoded(positions: Mapping[int, Position]) -> str:
-    """Return the token of some positions; what is at the beginning is left out."""
-    top = max((each.seqno for each in positions.values()), default=0)
-    width = next(one for one in _WIDTHS if top < 1 << 8 * one)
-    rows = b"".join(
-        vbucket.to_bytes(2) + seqno.to_bytes(width) + (uuid & _SHORT).to_bytes(4)
-        for vbucket, (seqno, uuid) in sorted(positions.items())
-        if seqno
-    )
-    return urlsafe_b64encode(bytes([width]) + rows).rstrip(b"=").decode()
+#: First bytes of tokens of the first format; these had a part of a history's number.
+_FORMER = frozenset({2, 3, 4, 5, 6, 8})
 
 
-def decoded(token: str) -> dict[int, tuple[int, int]]:
-    """Return the seqno and the short number of the history of each vBucket.
+def encoded(places: Mapping[int, Saved]) -> str:
+    """Return the token of some places; a vBucket at the beginning is left out."""
+    rows = [(vbucket, *place[:2], _history(place)) for vbucket, place in sorted(places.items())]
+    whole = [row for row in rows if row[1] and not row[2].start < row[1] < row[2].end]
+    inside = [row for row in rows if row[2].start < row[1] < row[2].end]
+    width = _width(max((max(row[1], row[2].end) for row in rows), default=0))
+    uuid_width = _width(max((row[3] for row in rows), default=0))
+    pieces = [bytes([_FORMAT, width, uuid_width]), len(whole).to_bytes(3)]
+    for vbucket, seqno, snapshot, uuid in (*whole, *inside):
+        pieces += vbucket.to_bytes(2), seqno.to_bytes(width), uuid.to_bytes(uuid_width)
+        if snapshot.start < seqno < snapshot.end:
+            pieces += snapshot.start.to_bytes(width), snapshot.end.to_bytes(width)
+    return urlsafe_b64encode(b"".join(pieces)).rstrip(b"=").decode()
+
+
+def decoded(token: str) -> dict[int, Saved]:
+    """Return where a token stands in each vBucket that it names.
 
     Raises:
-        ValueError: it is no token.
+        ValueError: it is no token, or one of the first format; the text says which.
     """
     try:
         data = urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
     except (UnicodeEncodeError, Base64Error):
-        raise ValueError(f"{token!r} is no token") from None
-    width = data[0] if data else 0
-    size = width + 6
-    if width not in _WIDTHS or (len(data) - 1) % size:
-        raise ValueError(f"{token!r} is no token")
-    rows = (data[at : at + size] for at in range(1, len(data), size))
-    return {
-        int.from_bytes(row[:2]): (int.from_bytes(row[2:-4]), int.from_bytes(row[-4:]))
-        for row in rows
-    }
+        raise ValueError("this is no token") from None
+    if data[:1] and data[0] in _FORMER:
+        raise ValueError("a token of an earlier version does not name its histories completely")
+    if len(data) < _HEAD_BYTES or data[0] != _FORMAT:
+        raise ValueError("this is no token")
+    width, uuid_width, whole = data[1], data[2], int.from_bytes(data[3:_HEAD_BYTES])
+    row_bytes = 2 + width + uuid_width
+    middle = _HEAD_BYTES + whole * row_bytes
+    ends, insides = data[_HEAD_BYTES:middle], data[middle:]
+    if len(ends) != whole * row_bytes or len(insides) % (row_bytes + 2 * width):
+        raise ValueError("this is no token")
+    found = dict(_rows(ends, width, row_bytes, row_bytes))
+    found |= _rows(insides, width, row_bytes, row_bytes + 2 * width)
+    return found
 
 
-def position_of(log: FailoverLog, seqno: int, short: int) -> Position:
-    """Return a position of a token in full, by a vBucket's failover log.
+def _rows(data: bytes, width: int, row_bytes: int, step: int) -> Iterator[tuple[int, Saved]]:
+    for at in range(0, len(data), step):
+        seqno = int.from_bytes(data[at + 2 : at + 2 + width])
+        uuid = int.from_bytes(data[at + 2 + width : at + row_bytes])
+        start = end = seqno
+        if step > row_bytes:
+            start = int.from_bytes(data[at + row_bytes : at + row_bytes + width])
+            end = int.from_bytes(data[at + row_bytes + width : at + step])
+        if not (seqno > 0 and start <= seqno <= end <= SEQNO_MAX and 0 <= uuid < 1 << 64):
+            raise ValueError("this is no token")
+        log = (FailoverEntry(uuid, 0),) if uuid else ()
+        yield int.from_bytes(data[at : at + 2]), Saved(seqno, SnapshotRange(start, end), log, seqno)
 
-    A history that the log does not have gets a number that no history has, so that the node sends
-    the reader back.
-    """
-    full = next((entry.uuid for entry in log if entry.uuid & _SHORT == short), short)
-    return Position(seqno, full)
+
+def _history(place: Saved) -> int:
+    """Return the number of the history in which the seqno of a place was given."""
+    return next((entry.uuid for entry in place.log if entry.seqno < place.seqno), 0)
+
+
+def _width(most: int) -> int:
+    return max(1, (most.bit_length() + 7) // 8)

@@ -23,24 +23,24 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.client.change_fields import Rollback, Shown, SnapshotBegin, SnapshotEnd, as_fields
 from uprmc.client.handler import Change, Handler
-from uprmc.client.options import Start
-from uprmc.client.position import Position
+from uprmc.client.state import Saved
 from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.config import HttpSettings
 from uprmc.consume.ranges import parsed
 from uprmc.engine.vbucket import VBucket
+from uprmc.model import SnapshotRange
 from uprmc.server.buffers import Buffers
-from uprmc.server.change_tokens import decoded, encoded, position_of
+from uprmc.server.change_tokens import decoded, encoded
 from uprmc.server.log import Log
 from uprmc.server.outflow import BadQuestion, Outflow, wants_events
 
 #: Changes that are sent in one turn.
 _AT_ONCE = 32
 
-#: Readers of no more vBuckets than this get a token with each line.
+#: Readers of no more vBuckets than this get a token after each snapshot.
 _TOKEN_VBUCKETS = 8
 
-#: Readers of more get one this often, while there is something new.
+#: Everybody gets one this often, while there is something new; also inside of snapshots.
 POSITION_S = 1.0
 
 _NODE = "node:1"
@@ -134,7 +134,8 @@ class Changes:
             BadQuestion: the question makes no sense.
         """
         question = question_of(request)
-        start, wanted = self._start(question), self._wanted(question)
+        wanted = self._wanted(question)
+        known = self._known(question.since)
         settings = self._settings
         if len(self._readers) >= settings.change_readers:
             return False
@@ -147,13 +148,15 @@ class Changes:
         )
         outflow.on_room = partial(self._buffers.forget, outflow)
         followed = wanted or [each.id for each in self._vbuckets.values()]
-        feed = Feed(self._reactor, outflow, question, each_token=len(followed) <= _TOKEN_VBUCKETS)
+        feed = Feed(
+            self._reactor, outflow, question, known, each_token=len(followed) <= _TOKEN_VBUCKETS
+        )
         client = TwistedUprClient(
             _NODE,
             feed,
             name="http-changes",
             vbuckets=wanted,
-            start=start,
+            start=known,
             values=question.values,
             buffer_bytes=settings.reader_buffer_bytes,
             replicas=True,
@@ -161,9 +164,8 @@ class Changes:
             reactor=self._reactor,
             patience_s=None,
         )
-        feed.positions = client.positions
+        feed.places = client.places
         feed.on_hold = partial(self._holds, outflow, client)
-        feed.known = dict(start) if isinstance(start, Mapping) else {}
         self._readers[outflow] = client
         client.run("now" if question.once else None).addBoth(self._ended, outflow, feed)
         return True
@@ -173,21 +175,17 @@ class Changes:
         for outflow in list(self._readers):
             outflow.close()
 
-    def _start(self, question: Question) -> Start:
-        since = question.since
+    def _known(self, since: str) -> dict[int, Saved]:
+        """Return where a reader stands; it stands at the beginning of what is left out."""
         if since == "now":
-            return "now"
+            return {one.id: _present(one) for one in self._vbuckets.values() if one.high_seqno}
         if since == "0":
-            return "beginning"
+            return {}
         try:
-            rows = decoded(since)
-        except ValueError:
-            raise BadQuestion("since: say now, 0, or the token of a line") from None
-        return {
-            number: position_of(tuple(self._vbuckets[number].failover_log), seqno, short)
-            for number, (seqno, short) in rows.items()
-            if number in self._vbuckets and seqno
-        }
+            places = decoded(since)
+        except ValueError as error:
+            raise BadQuestion(f"since: {error}: say now, 0, or the token of a line") from None
+        return {number: place for number, place in places.items() if number in self._vbuckets}
 
     def _wanted(self, question: Question) -> list[int] | None:
         if question.vbuckets is None:
@@ -218,33 +216,49 @@ class Changes:
         outflow.close()
 
 
+def _present(vbucket: VBucket) -> Saved:
+    """Return the place behind everything that a vBucket has."""
+    seqno = vbucket.high_seqno
+    return Saved(seqno, SnapshotRange(seqno, seqno), tuple(vbucket.failover_log), seqno)
+
+
 class Feed(Handler):
     """Writes what a stream brings to an endless answer.
 
+    Args:
+        known: where the reader stands.
+        each_token: it gets a token after each snapshot.
+
     Attributes:
         on_hold: called when the reader is waited for.
-        positions: tells the last complete snapshot of each vBucket.
-        known: positions that the reader came with.
+        places: tells where each vBucket stands; is told the last seqnos that were said.
     """
 
     native_rollback = True
     returns_anywhere = True
 
     def __init__(
-        self, reactor: Any, outflow: Outflow, question: Question, *, each_token: bool
+        self,
+        reactor: Any,
+        outflow: Outflow,
+        question: Question,
+        known: dict[int, Saved],
+        *,
+        each_token: bool,
     ) -> None:
         self.on_hold: Callable[[], None] = lambda: None
-        self.positions: Callable[[], dict[int, Position]] = dict
-        self.known: dict[int, Position] = {}
+        self.places: Callable[[Mapping[int, int]], dict[int, Saved]] = lambda _: {}
         self._reactor = reactor
         self._outflow = outflow
         self._prefix = question.prefix
+        self._known = known
         self._each_token = each_token
         self._position_at = reactor.seconds()
         self._telling: Any = None
         self._token = ""
         self._count = 0
         self._items: dict[int, int] = {}
+        self._said: dict[int, int] = {}  # the last seqno that was said
 
     def snapshot_begin(self, vbucket: int, start: int, end: int, from_disk: bool) -> None:
         self._items[vbucket] = 0
@@ -258,16 +272,24 @@ class Feed(Handler):
 
     def snapshot_end(self, vbucket: int, end: int) -> Any:
         self._say(SnapshotEnd(vbucket, end, self._items.pop(vbucket, 0)))
+        self._said[vbucket] = end
         self._count += 1
+        if self._each_token:
+            self.stop_telling()
+            self._position_at = 0.0
         if self._telling is None:
-            delay_s = 0.0 if self._each_token else self._position_at - self._reactor.seconds()
-            self._telling = self._reactor.callLater(max(0.0, delay_s), self.tell_position)
+            self._tell_soon()
         return self._breath()
 
     def rollback(self, vbucket: int, seqno: int) -> bool:
         self._items.pop(vbucket, None)
+        self._said.pop(vbucket, None)
         self._say(Rollback(vbucket, seqno))
         return True
+
+    def _tell_soon(self) -> None:
+        delay_s = max(0.0, self._position_at - self._reactor.seconds())
+        self._telling = self._reactor.callLater(delay_s, self.tell_position)
 
     def stop_telling(self) -> None:
         """Say nothing later."""
@@ -279,7 +301,10 @@ class Feed(Handler):
         if change.key.startswith(self._prefix):
             self._say(change)
         self._items[change.vbucket] = self._items.get(change.vbucket, 0) + 1
+        self._said[change.vbucket] = change.seqno
         self._count += 1
+        if self._telling is None:
+            self._tell_soon()
         return self._breath()
 
     def _breath(self) -> Any:
@@ -300,10 +325,10 @@ class Feed(Handler):
         self._outflow.say(json.dumps(fields).encode(), str(fields["op"]).encode())
 
     def tell_position(self) -> None:
-        """Say how far the reader has everything."""
+        """Say where the reader stands."""
         self.stop_telling()
         self._position_at = self._reactor.seconds() + POSITION_S
-        token = encoded({**self.known, **self.positions()})
+        token = encoded({**self._known, **self.places(self._said)})
         if token != self._token and self._outflow.open:
             self._token = token
             line = json.dumps({"op": "position", "token": token}).encode()

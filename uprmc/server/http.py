@@ -35,6 +35,9 @@ from uprmc.server.tls import ServedTls
 from uprmc.web import Account, LimitedSite
 
 MAX_BODY_BYTES = 16 * 1024
+
+#: A URL, or a header, may have a token of `/changes` for 1,024 vBuckets.
+MAX_LINE_BYTES = 48 * 1024
 REQUEST_S = 10.0
 MAX_CLIENTS = 144
 
@@ -263,6 +266,7 @@ def node_site(
         request_s=REQUEST_S,
         clients_max=MAX_CLIENTS + readers,
         body_max=MAX_BODY_BYTES,
+        line_max=MAX_LINE_BYTES,
         account=account,
     )
 
