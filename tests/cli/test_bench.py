@@ -86,6 +86,8 @@ def test_a_node_that_answers_more_than_it_is_asked_is_left(
         (["--size", "1G"], "is more than 64 MiB for each connection"),
         (["--prefix", "p" * 241], "--prefix has 1 to 240 bytes, this one 241"),
         (["-c", "0"], "'0' is less than 1"),
+        (["-t", "get,gte"], "--tests gte: there is no such test: did you mean get?"),
+        (["--csv", "-q"], "--csv and --quiet exclude each other"),
     ],
 )
 def test_misuse_is_one_line(

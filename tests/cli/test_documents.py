@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ from tests.cli.support import Ended
 from tests.login.files import password_file, users_file
 
 Ask = Callable[..., Ended]
+
+
+TESTS_IN_ORDER = ["get", "set", "incr", "touch", "ping", "del"]
 
 
 class Site(NamedTuple):
@@ -89,6 +93,11 @@ def test_ping_tells_how_fast_a_node_answers(ask: Ask) -> None:
     found = json.loads(ask("ping", "-c", 3, "--every", 0, "--json").out)
     assert found["count"] == 3
     assert 0 < found["min_ms"] <= found["avg_ms"] <= found["max_ms"]
+    assert found["connected_ms"] > 0
+    assert (found["listener"], found["tls_version"]) == ("upr", None)
+    first, _, last = ask("ping", "-c", 1).out.splitlines()
+    assert ", logged in as ann; connected in " in first
+    assert last.startswith("1 answer: min ")
 
 
 def test_a_bench_tells_percentiles_and_leaves_other_documents_alone(ask: Ask) -> None:
@@ -107,6 +116,19 @@ def test_a_bench_tells_percentiles_and_leaves_other_documents_alone(ask: Ask) ->
     people = ask("bench", "-n", 10, "--keys", 5, "--prefix", "b:", "--ttl", "5m").out
     assert people.startswith("10 requests in ")
     assert "p99.9 ms" in people
+
+
+@pytest.mark.parametrize("protocol", [[], ["--text"]])
+def test_a_bench_measures_each_command_by_name(ask: Ask, protocol: list[str]) -> None:
+    shape = ("-t", "get,set,incr,touch,ping,del", "-n", 40, "-c", 3, "-P", 4, "-r", 5, *protocol)
+    ended = ask("bench", *shape, "--prefix", "n:", "--csv", "--cleanup")
+    assert ended.code == 0, ended.err
+    head, *rows = [line.split(",") for line in ended.out.splitlines()]
+    assert head[:3] == ["test", "count", "per_s"]
+    assert [row[:2] for row in rows] == [[test, "40"] for test in TESTS_IN_ORDER]
+    assert ask("keys", "n:").out == ""
+    short = ask("bench", *shape, "-t", "get", "-q", "--prefix", "n:", "--no-fill", "--cleanup")
+    assert re.match(r"get: [\d,]+ per second, p50 [\d.]+ ms\n40 requests found no", short.out)
 
 
 def test_top_tells_what_a_node_does(ask: Ask) -> None:

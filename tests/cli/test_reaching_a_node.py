@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from tests.cli.here import Here, runner
 from tests.cli.support import uprmc
 from tests.cli.tap_support import start_adapter
 from tests.server.certificates import make_certificate
+from uprmc import __version__
 
 VBUCKETS = 4
 
@@ -78,6 +80,19 @@ def test_spark_verbs_have_the_same_options(secured: Secured, tmp_path: Path) -> 
     environment = {"UPRMC_NODE": str(secured.server.upr), "UPRMC_TLS_CA": secured.ca_file}
     command = ["backup", tmp_path / "backup", "--engine", "local", "--progress", "none"]
     assert uprmc(*command, environment=environment).code == 0
+
+
+def test_a_ping_names_listener_versions_and_cipher(
+    plain: ServerProcess, secured: Secured, here: Here
+) -> None:
+    options = ["-c", "1", "--node", secured.server.upr, "--tls-ca", secured.ca_file]
+    first = here("ping", *options).out.splitlines()[0]
+    words = f"{secured.server.upr} is the upr listener of uprmc {__version__} (as memcached 1."
+    assert first.startswith(words)
+    assert ", TLSv1.3 with TLS_" in first
+    assert json.loads(here("ping", *options, "--json").out)["tls_cipher"].startswith("TLS_")
+    first = here("ping", "-c", 1, "--node", plain.memcached).out.splitlines()[0]
+    assert f"{plain.memcached} is the memcached listener of uprmc" in first
 
 
 def test_a_failover_and_a_takeover_go_over_tls(tmp_path: Path, here: Here) -> None:

@@ -13,7 +13,9 @@ import pytest
 from interop.server_process import ServerProcess, start_uprmc
 from tests.cli.support import uprmc
 from uprmc.cli.memory_why import memory_of, sentences
+from uprmc.cli.stats import BY_VBUCKET, GROUPS
 from uprmc.config import describe
+from uprmc.server import statistics
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,8 @@ def test_why_names_what_fills_the_quota(used: int, keys: int, queued: int, said:
 @pytest.mark.parametrize(
     ("group", "said"),
     [
-        (["bogus"], "the node has no statistics group 'bogus'"),
+        (["bogus"], "the node has no statistics group 'bogus': 'uprmc stats --help' lists them"),
+        (["memry"], "the node has no statistics group 'memry': did you mean memory?"),
         (["failovers", "4"], "statistics 'failovers 4' refused: Not my vbucket (0007)"),
         (["failovers", "x"], "statistics 'failovers x' refused: Invalid arguments (0004)"),
     ],
@@ -104,6 +107,12 @@ def test_a_group_that_cannot_be_had_is_one_line_and_exit_code_1(
     ended = uprmc("stats", *group, "--node", server.upr)
     assert ended.code == 1
     assert ended.line() == said
+
+
+def test_help_lists_the_groups_that_a_node_has() -> None:
+    whole_names = {"", *GROUPS}
+    assert whole_names == {*statistics._GROUPS, "tapagg", "dcpagg", "upragg"}
+    assert {*BY_VBUCKET} == {*statistics._BY_VBUCKET}
 
 
 def test_nobody_listening_is_one_line_and_exit_code_1() -> None:

@@ -1,8 +1,7 @@
-"""``uprmc bench``: how many gets and sets a node answers, and how fast."""
+"""``uprmc bench``: how many requests a node answers, and how fast."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,16 +10,17 @@ from random import Random
 
 import click
 
-from uprmc.cli.arguments import SIZE, Read, seconds, whole
-from uprmc.cli.bench_load import GET, SET, Frames, Outcome, Plan, frames_for, passed
+from uprmc.cli.arguments import NAMES, SIZE, Read, seconds, whole
+from uprmc.cli.bench_load import Frames, Plan, frames_for, passed
 from uprmc.cli.bench_processes import run_all
+from uprmc.cli.bench_report import FORMS, Report
+from uprmc.cli.bench_wire import DEL, GET, INCR, PING, TESTS, TOUCH
 from uprmc.cli.documents import expiry_of
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.errors import ConfigError
-from uprmc.protocol.opcodes import KEY_MAX_BYTES, status_text
-
-_NAMES = {GET: "get", SET: "set"}
+from uprmc.protocol.opcodes import KEY_MAX_BYTES
+from uprmc.units import nearest
 
 _REQUESTS = 100_000
 _CONNECTIONS_MAX, _DEPTH_MAX, _PROCESSES_MAX, _KEYS_MAX = 10_000, 10_000, 64, 10_000_000
@@ -28,8 +28,8 @@ _CONNECTIONS_MAX, _DEPTH_MAX, _PROCESSES_MAX, _KEYS_MAX = 10_000, 10_000, 64, 10
 #: A batch of more bytes than this is refused: each connection keeps one in memory.
 _BATCH_MAX_BYTES = 64 * 1024 * 1024
 
-#: A generator that worked for this share of the time may have been slower than the node.
-_BUSY = 0.9
+#: Commands that find something only if documents are there.
+_NEED_DOCUMENTS = {GET, TOUCH, DEL}
 
 #: Digits of a key's number.
 _NUMBER_BYTES = 10
@@ -49,6 +49,7 @@ def _share(text: str) -> float:
 @click.option(
     "-c",
     "--connections",
+    "--clients",
     type=whole(least=1, most=_CONNECTIONS_MAX),
     default="50",
     show_default=True,
@@ -70,19 +71,27 @@ def _share(text: str) -> float:
     help="Requests that a connection sends before it waits for replies.",
 )
 @click.option(
+    "-t",
+    "--tests",
+    type=NAMES,
+    help=f"Measure these commands, one after the other: {', '.join(TESTS)}.  "
+    "[default: a mixture of gets and sets]",
+)
+@click.option(
     "--ratio",
     "sets",
     type=Read(_share, "SHARE"),
     default="0.1",
     show_default=True,
-    help="Share of sets, 0 to 1; the rest are gets.",
+    help="Share of sets in the mixture, 0 to 1; the rest are gets.",
 )
 @click.option(
+    "-r",
     "--keys",
     type=whole(least=1, most=_KEYS_MAX),
     default="10000",
     show_default=True,
-    help="How many different keys.",
+    help="How many different keys; they are chosen at random.",
 )
 @click.option(
     "-d", "--size", type=SIZE, default="100", show_default=True, help="Bytes of each value."
@@ -103,12 +112,18 @@ def _share(text: str) -> float:
     show_default=True,
     help="Processes that generate load; each uses one core.",
 )
+@click.option(
+    "--text", is_flag=True, help="Use the text protocol, and the node's memcached listener."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print one short line for each command.")
+@click.option("--csv", is_flag=True, help="Print a line of CSV for each command.")
 @talks_to_a_node("Print one JSON object at the end.")
 def bench(
     connections: int,
     requests: int | None,
     duration_s: float | None,
     pipeline: int,
+    tests: list[str] | None,
     sets: float,
     keys: int,
     size: int,
@@ -118,10 +133,13 @@ def bench(
     cleanup: bool,
     seed: int,
     processes: int,
+    text: bool,
+    quiet: bool,
+    csv: bool,
     node: NodeAccess,
     as_json: bool,
 ) -> int:
-    """Measure how many gets and sets a node answers per second.
+    """Measure how many requests a node answers per second.
 
     It writes documents whose keys begin with --prefix, and leaves them there unless you say
     --cleanup. All other documents stay as they are. Press Ctrl-C to end early.
@@ -139,21 +157,46 @@ def bench(
         expiry_of(ttl_s),
         seed,
     )
+    named = _tests(tests)
+    report = Report(plan, _form(json=as_json, csv=csv, quiet=quiet))
+    fill = fill and (not named or not _NEED_DOCUMENTS.isdisjoint(named))
+    writes = fill or (bool({*named} - {GET, PING}) if named else sets > 0)
     with node.connected() as connection:
-        frames = frames_for(connection, plan)
-        writes = fill or sets > 0
+        frames = frames_for(connection, plan, text=text)
         if writes:
             _say_what_is_there(connection, plan)
-        if fill:
-            _fill(connection, frames)
-    outcome = run_all(
-        node, list(_shared(plan, min(processes, connections, wanted or connections))), frames
-    )
-    _report(plan, outcome, as_json)
-    _clean_up(node, plan, frames, wanted=cleanup, writes=writes)
-    if outcome.error:
-        raise NodeError(outcome.error)
-    return 1 if outcome.refused else 0
+    if fill:
+        _fill(node, frames)
+    count = min(processes, connections, wanted or connections)
+    for test in named or [""]:
+        outcome = run_all(node, list(_shared(replace(plan, test=test), count)), frames)
+        report.add(outcome)
+        if outcome.error or outcome.interrupted:
+            break
+    report.end()
+    if cleanup:
+        passed(node, frames, frames.deleted(counters=INCR in named))
+    elif writes and not plan.expiry:
+        _say_what_stays(len(frames.numbers) * (2 if INCR in named else 1))
+    if report.error:
+        raise NodeError(report.error)
+    return 1 if report.refused else 0
+
+
+def _tests(names: list[str] | None) -> list[str]:
+    for name in names or ():
+        if name not in TESTS:
+            meant = nearest(name, list(TESTS))
+            hint = f"did you mean {meant}?" if meant else f"say some of {', '.join(TESTS)}"
+            raise ConfigError(f"--tests {name}: there is no such test: {hint}")
+    return list(dict.fromkeys(names or ()))
+
+
+def _form(**given: bool) -> str:
+    wanted = [form for form in FORMS if given.get(form)]
+    if len(wanted) > 1:
+        raise ConfigError(f"{' and '.join(f'--{form}' for form in wanted)} exclude each other")
+    return wanted[0] if wanted else ""
 
 
 def _prefix(text: str) -> bytes:
@@ -193,94 +236,26 @@ def _say_what_is_there(connection: NodeConnection, plan: Plan) -> None:
         items = int(dict(connection.statistics("")).get("curr_items", 0))
         if items:
             prefix = plan.prefix.decode("utf-8", "backslashreplace")
+            some = f"{items:,} document{'s' if items > 1 else ''}"
             click.echo(
-                f"uprmc: the node has {items:,} documents; only those whose keys begin with "
-                f"{prefix} are written",
+                f"uprmc: the node has {some}; only those whose keys begin with {prefix} are "
+                "written",
                 err=True,
             )
 
 
-def _fill(connection: NodeConnection, frames: Frames) -> None:
-    refused = passed(connection, frames.stored()).refused
+def _fill(node: NodeAccess, frames: Frames) -> None:
+    refused = passed(node, frames, frames.stored()).refused
     if refused:
-        status, times = refused.most_common(1)[0]
+        reason, times = refused.most_common(1)[0]
         raise NodeError(
-            f"the node at {connection.place} refused {times:,} of {len(frames.numbers):,} "
-            f"documents: {status_text(status)}"
+            f"the node at {node.place} refused {times:,} of {len(frames.numbers):,} "
+            f"documents: {reason}"
         )
 
 
-def _clean_up(node: NodeAccess, plan: Plan, frames: Frames, *, wanted: bool, writes: bool) -> None:
-    if wanted:
-        with node.connected() as connection:
-            passed(connection, frames.deleted())
-    elif writes and not plan.expiry:
-        click.echo(
-            f"uprmc: up to {len(frames.numbers):,} documents stay; --cleanup deletes them", err=True
-        )
-
-
-# --- the report ---------------------------------------------------------------------------------
-
-
-def _report(plan: Plan, outcome: Outcome, as_json: bool) -> None:
-    commands = {
-        _NAMES[opcode]: {"count": each.count, **each.summary_ms()}
-        for opcode, each in sorted(outcome.latencies.items())
-        if opcode in _NAMES
-    }
-    done = sum(each.count for each in outcome.latencies.values())
-    busy = 1 - outcome.waited_s / outcome.elapsed_s if outcome.elapsed_s else 0.0
-    per_s = done / outcome.elapsed_s if outcome.elapsed_s else 0.0
-    if as_json:
-        found = {
-            "requests": done,
-            "seconds": round(outcome.elapsed_s, 6),
-            "requests_per_s": round(per_s, 1),
-            "connections": plan.connections,
-            "pipeline": plan.depth,
-            "size": len(plan.value),
-            "misses": outcome.misses,
-            "refused": {status_text(each): times for each, times in outcome.refused.items()},
-            "generator_busy": round(busy, 3),
-            "commands": {name: _rounded(each) for name, each in commands.items()},
-        }
-        click.echo(json.dumps(found))
-    else:
-        click.echo(
-            f"{done:,} requests in {outcome.elapsed_s:.2f} s: {per_s:,.0f} per second"
-            f" ({plan.connections} connections, pipeline {plan.depth}, {len(plan.value)} bytes)"
-        )
-        click.echo("\n".join(_table(commands)))
-        _echo_exceptions(outcome)
-    if busy >= _BUSY:
-        click.echo(
-            f"uprmc: the generator was busy for {busy:.0%} of the time: the node may be "
-            "faster than that; use --processes if there are more cores",
-            err=True,
-        )
-
-
-def _rounded(values: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in values.items()}
-
-
-def _table(commands: dict[str, dict[str, float]]) -> Iterator[str]:
-    if not commands:
-        return
-    names = list(next(iter(commands.values())))
-    heads = [name.replace("p99_9", "p99.9").replace("_", " ") for name in names]
-    yield "     " + "".join(f"{head:>12}" for head in heads)
-    for command, values in commands.items():
-        cells = (
-            f"{values[name]:>12,}" if name == "count" else f"{values[name]:>12.3f}"
-            for name in names
-        )
-        yield f"{command:<5}" + "".join(cells)
-
-
-def _echo_exceptions(outcome: Outcome) -> None:
-    if outcome.misses:
-        click.echo(f"{outcome.misses:,} gets found no document")
-    for status, times in outcome.refused.most_common():
-        click.echo(f"{times:,} requests were refused: {status_text(status)}")
+def _say_what_stays(number: int) -> None:
+    click.echo(
+        f"uprmc: up to {number:,} documents stay; --cleanup deletes them",
+        err=True,
+    )

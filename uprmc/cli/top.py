@@ -16,7 +16,7 @@ from uprmc.cli.arguments import seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.top_sample import Group, Reading, sample
 from uprmc.cli.top_screen import line, screen
-from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.client.connection import NodeConnection, NodeError, NoSuchGroup
 
 _EVERY_MIN_S = 0.1
 
@@ -88,11 +88,8 @@ def _read(connection: NodeConnection) -> Reading:
     more: dict[str, Group] = {}
     follows = general.get("vb_replica_num", "0") != "0"
     for name in (*_GROUPS, *((_REPLICATION,) if follows else ())):
-        try:
+        with contextlib.suppress(NoSuchGroup):
             more[name] = dict(connection.statistics(name))
-        except NodeError as error:
-            if "no statistics group" not in str(error):
-                raise
     return Reading(time.monotonic(), general, more)
 
 

@@ -39,6 +39,10 @@ class NodeError(ClientError):
     """The node cannot be reached, or its answer makes no sense."""
 
 
+class NoSuchGroup(NodeError):
+    """The node has no group of statistics with this name."""
+
+
 class NodeConnection:
     """One conversation with a node's listener; use it in a ``with`` statement.
 
@@ -88,6 +92,14 @@ class NodeConnection:
         """Hang up; doing so twice is no error."""
         self._socket.close()
 
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        """Version and cipher of TLS, ``None`` = there is no TLS."""
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return None
+        cipher = self._socket.cipher()
+        return self._socket.version() or "TLS", cipher[0] if cipher else "no cipher"
+
     def ask(self, request: RequestFrame) -> ResponseFrame:
         """Send a request and return its response."""
         self._send(self._numbered(request))
@@ -115,14 +127,15 @@ class NodeConnection:
         """Yield (name, value) of one group.
 
         Raises:
-            NodeError: there is no such group, or the node will not say.
+            NoSuchGroup: there is none of that name.
+            NodeError: the node will not say.
         """
         self._send(self._numbered(RequestFrame(Opcode.STAT, key=group.encode())))
         while (response := self._receive()).key:
             yield response.key.decode(), response.value.decode()
         self._questions.answered(response.opcode, response.opaque)
         if response.status == Status.KEY_NOT_FOUND:
-            error = NodeError(f"the node has no statistics group {group!r}")
+            error = NoSuchGroup(f"the node has no statistics group {group!r}")
             raise error.doubting(self.place)
         if response.status:
             raise NodeError(f"statistics {group!r} refused: {response.reason}")
