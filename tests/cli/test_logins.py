@@ -19,6 +19,7 @@ from tests.cli.fake_node import FakeNode
 from tests.cli.here import Here, runner
 from tests.cli.tap_support import start_adapter
 from tests.codec.frames import Frame
+from tests.index.running import BY_CITY, index_server
 from tests.login.files import password_file, users_file
 from tests.server.certificates import make_certificate
 from uprmc.client import UprClient, changes
@@ -198,6 +199,12 @@ def test_verbs_of_the_index_log_in_at_the_node_and_its_views(
         assert "wants a login: say --user" in here(*views).line()
         said = here(*views, *_as(directory, "ann", "wrong")).line()
         assert said.endswith("does not let 'ann' in: wrong name or password")
+        asks = {"index.nodes": node.views}
+        login = _as(directory, "ann")
+        with index_server(tmp_path / "b", node.upr, settings=asks, options=login) as merger:
+            merger.views.put("d", BY_CITY)
+            assert merger.views.rows() == []
+        assert "d" in here("index", "list", *ann).out.split()
         node.stop()
 
 

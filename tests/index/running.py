@@ -110,9 +110,11 @@ class IndexServer:
         views: its listener.
     """
 
-    def __init__(self, data: Path, *sources: object, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, data: Path, *sources: object, settings: Mapping[str, object], options: Iterable[str]
+    ) -> None:
         words = [sys.executable, "-m", "uprmc", "index", "serve", "--data", str(data)]
-        words += ["--views", ANY_PORT]
+        words += ["--views", ANY_PORT, *options]
         for source in sources:
             words += ["--source", str(source)]
         for name, value in settings.items():
@@ -155,10 +157,13 @@ class IndexServer:
 
 @contextmanager
 def index_server(
-    data: Path, *sources: object, settings: Mapping[str, object] | None = None
+    data: Path,
+    *sources: object,
+    settings: Mapping[str, object] | None = None,
+    options: Iterable[str] = (),
 ) -> Iterator[IndexServer]:
     """Run an index process."""
-    server = IndexServer(data, *sources, settings=settings or {})
+    server = IndexServer(data, *sources, settings=settings or {}, options=options)
     try:
         yield server
     finally:

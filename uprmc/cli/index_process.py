@@ -32,6 +32,7 @@ from uprmc.index.node_client import NodeClient
 from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
 from uprmc.index.source_nodes import SourceNodes
+from uprmc.login.credentials import Credentials
 from uprmc.places import several
 from uprmc.server.access import Access
 from uprmc.server.audit import Audit
@@ -78,7 +79,7 @@ class IndexProcess:
         self._reactor, self._settings, self._listen_fd = reactor, settings, listen_fd
         self._service = Service(reactor, data, nodes, settings.index)
         self._queries = ThreadPool(0, settings.index.query_threads, "uprmc-index-query")
-        self._scatter = self._new_scatter()
+        self._scatter = self._new_scatter(nodes.credentials)
         self._audit = Audit(settings.log.audit, time.time)
         self._access = self._new_access(settings.server.users)
         self._tls = https_options(settings.server, tls_options(settings.server))
@@ -86,8 +87,12 @@ class IndexProcess:
         self._address = ""
         self._error: BaseException | None = None
 
-    def _new_scatter(self) -> Scatter | None:
-        """Return what asks other nodes, too, if the settings name any."""
+    def _new_scatter(self, credentials: Credentials | None) -> Scatter | None:
+        """Return what asks other nodes, too, if the settings name any.
+
+        Args:
+            credentials: who logs in there, ``None`` = `upr.dial_user`.
+        """
         named = self._settings.index.nodes
         if not named.strip():
             return None
@@ -97,13 +102,14 @@ class IndexProcess:
             raise ConfigError(f"index.nodes: say {error}") from None
         upr = self._settings.upr
         trust = trust_root(upr) if self._settings.server.http_tls else None
+        credentials = credentials or dialling_as(upr)
         return Scatter(
             nodes,
             self._service,
             self._settings.index,
             self._reactor,
             self._queries,
-            client=NodeClient(self._reactor, trust=trust, credentials=dialling_as(upr)),
+            client=NodeClient(self._reactor, trust=trust, credentials=credentials),
             source=lambda: self._address,
         )
 
