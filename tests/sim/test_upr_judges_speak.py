@@ -28,11 +28,13 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
 from uprmc.record import seqno_of, unpack
 from uprmc.upr.hub import Slots
-from uprmc.upr.produce import admission, frames, producer, stream
+from uprmc.upr.produce import admission, frames, markers, producer
 from uprmc.upr.produce import feed as feed_module
+from uprmc.upr.produce import stream as stream_module
 from uprmc.upr.produce.barrier import ByCycle, ByVector, Place
 from uprmc.upr.produce.feed import Feed
 from uprmc.upr.produce.lease_stream import LeaseStream
+from uprmc.upr.produce.missing_deletions import MissingDeletions
 from uprmc.upr.produce.notifier import NotifierStream
 from uprmc.upr.produce.schedule import Rounds
 from uprmc.upr.produce.stream import Stream
@@ -136,7 +138,7 @@ def _send_a_key_at_both_places(patch: pytest.MonkeyPatch) -> None:
 def _send_deletions_without_cas(patch: pytest.MonkeyPatch) -> None:
     """Lose a deletion's number."""
     pack = frames._pack_deletion
-    patch.setattr(stream, "new_item_writer", frames.ItemWriter)
+    patch.setattr(stream_module, "new_item_writer", frames.ItemWriter)
     patch.setattr(frames, "_pack_deletion", lambda *values: pack(*values[:5], 0, *values[6:]))
 
 
@@ -144,12 +146,12 @@ def _send_deletions_without_cas(patch: pytest.MonkeyPatch) -> None:
 
 
 def _announce(patch: pytest.MonkeyPatch, change: Callable[[int, int], tuple[int, int]]) -> None:
-    marker = stream.snapshot_marker
+    marker = markers.snapshot_marker
 
     def changed(number: int, opaque: int, start: int, end: int, kind: int) -> bytes:
         return marker(number, opaque, *change(start, end), kind)
 
-    patch.setattr(stream, "snapshot_marker", changed)
+    patch.setattr(markers, "snapshot_marker", changed)
 
 
 def _announce_one_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -168,7 +170,7 @@ def _announce_the_rest_as_new(patch: pytest.MonkeyPatch) -> None:
 
     def careless(each: Stream) -> None:
         release(each)
-        each._floor = None
+        each.markers.floor = None
 
     patch.setattr(Stream, "release", careless)
 
@@ -205,7 +207,8 @@ def _never_mind_what_was_purged(patch: pytest.MonkeyPatch) -> None:
     """Neither look when a stream is asked for, nor when a reading is opened, nor judge answers."""
     _forget_what_was_purged(patch)
     _silence_requests(patch)
-    patch.setattr(Stream, "_ignores_purged", True)
+    whole = MissingDeletions.concern
+    patch.setattr(MissingDeletions, "concern", lambda *given: bool(whole(*given) and False))
 
 
 def _keep_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:

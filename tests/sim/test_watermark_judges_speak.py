@@ -27,7 +27,7 @@ from uprmc.engine.watermarks import rows as rows_module
 from uprmc.engine.watermarks import table as table_module
 from uprmc.engine.watermarks.registry import Reported, Watermarks
 from uprmc.model import SEQNO_MAX, SnapshotRange, VBucketHeader
-from uprmc.upr.produce.stream import Stream
+from uprmc.upr.produce.missing_deletions import MissingDeletions
 
 pytestmark = pytest.mark.sim
 
@@ -88,10 +88,8 @@ def _raise_the_floor(patch: pytest.MonkeyPatch) -> None:
 
 def _ask_once_only(patch: pytest.MonkeyPatch) -> None:
     """Do not look again when the snapshot is opened."""
-    whole = Stream._misses_deletions
-    patch.setattr(
-        Stream, "_misses_deletions", lambda stream, reading: bool(whole(stream, reading) and False)
-    )
+    whole = MissingDeletions.concern
+    patch.setattr(MissingDeletions, "concern", lambda *given: bool(whole(*given) and False))
 
 
 # --- what is on disk ------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from tests.upr.test_watermarks_on_the_wire import HWT_REPORT, purge, report
 from uprmc.engine.history import History
 from uprmc.engine.watermarks import rows, table
 from uprmc.model import VBucketState
-from uprmc.upr.produce.stream import Stream
+from uprmc.upr.produce.missing_deletions import MissingDeletions
 
 KEYS = [b"k%d" % number for number in range(5)]
 NAMES = [b"a", b"b", b"c"]
@@ -342,9 +342,9 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     ),
     "an expired row still limits": (rows.Row, "is_expired", lambda _: lambda self, now: False),
     "the check is not repeated": (
-        Stream,
-        "_misses_deletions",
-        lambda whole: lambda self, reading: bool(whole(self, reading) and False),
+        MissingDeletions,
+        "concern",
+        lambda whole: lambda *given: bool(whole(*given) and False),
     ),
 }
 

@@ -10,11 +10,12 @@ from uprmc.engine.leases import Lease
 from uprmc.protocol.opcodes import EndReason, MarkerFlag
 from uprmc.protocol.upr import StreamRequest
 from uprmc.upr.produce.frames import Form
-from uprmc.upr.produce.stream import Host, Stream, StreamState
+from uprmc.upr.produce.host import Host, StreamState
+from uprmc.upr.produce.stream import Stream
 
 
 class LeaseStream(Stream):
-    """See the module docstring.
+    """Sends the reading that a lease keeps.
 
     What happens to the vBucket meanwhile does not matter: it may be handed over, or removed.
     """
@@ -23,7 +24,7 @@ class LeaseStream(Stream):
 
     def __init__(
         self,
-        host: Host,
+        host: Host[Stream],
         number: int,
         opaque: int,
         request: StreamRequest,
@@ -53,7 +54,7 @@ class LeaseStream(Stream):
         """See `Stream`."""
         return self.end_seqno
 
-    def _take_reading(self, host: Host) -> Reading | None:
+    def _take_reading(self, host: Host[Stream]) -> Reading | None:
         assert self._lease is not None
         return self._lease.readings[self.vbucket.id]
 
@@ -70,7 +71,7 @@ class LeaseStream(Stream):
         return MarkerFlag.DISK
 
     def _let_reading_go(self, reading: Reading) -> None:
-        """It is the lease's."""
+        """Leave the reading open: it belongs to the lease."""
 
     def close(self) -> None:
         """See `Stream`."""

@@ -31,7 +31,7 @@ class Sent(NamedTuple):
 def send_news(
     turns: deque[Stream], out: list[bytes], limit: int, *, shared: bool, pausing: bool
 ) -> Sent:
-    """Serve streams from the front of `turns`, up to one that this is not for, or to the limit.
+    """Serve streams from the front of `turns`, up to one that needs a reading, or to the limit.
 
     Args:
         turns: streams that are ready; those that are served rest afterwards.
@@ -54,7 +54,10 @@ def send_news(
         turns.popleft().queued = False
         before = stream.frames
         if shared:
-            facts += stream.tell_facts(stream.vbucket.purge_seqno, out)
+            told = stream.markers.tell_facts(stream.vbucket.purge_seqno, out)
+            if told:
+                facts += told
+                stream.frames += 1
         sent = stream.send_news(news, pieces, rows)
         size += sent
         room -= sent + ANNOUNCED_SNAPSHOT.size

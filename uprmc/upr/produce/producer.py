@@ -320,12 +320,12 @@ class Producer:
         """
         registration, vbucket = self.registration, stream.vbucket
         if registration.merges:
-            stream.merges(floor if request.start_seqno else vbucket.purge_seqno)
+            stream.deletions.merges(floor if request.start_seqno else vbucket.purge_seqno)
         if not registration.accepted(vbucket, request, end_seqno):
             if not self._hub.bucket.watermarks.is_registered(vbucket, reader):
                 self._hub.serve_unregistered(self)
         elif not registration.merges:
-            stream.builds(floor, partial(registration.building, vbucket))
+            stream.deletions.builds(floor, partial(registration.building, vbucket))
 
     def _die(self, vbucket: VBucket, on_disk: Waiter) -> None:
         bucket = self._hub.bucket

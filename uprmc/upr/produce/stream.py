@@ -1,8 +1,8 @@
 """One stream on the producer's side: the changes of one vBucket, snapshot by snapshot.
 
 A stream repeats one step: take a reading of the vBucket (`engine.change_source`), announce it as a
-snapshot, send its items as the connection pulls, let the reading go. Between snapshots it holds
-nothing; it stands on the vBucket's `waiting` list and costs no time until something changes.
+snapshot, send its items as the connection pulls, close the reading. Between snapshots it has no
+reading; it stands on the vBucket's `waiting` list and costs no time until something changes.
 
 Note: a stream may give up a reading in the middle, when the peer is slow and the reading pins too
 much. The stream then takes a new reading from where it stands, and announces the same snapshot
@@ -14,26 +14,25 @@ Source: UPR reference 4; seed 000; rows D27 to D33, D40 to D43.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
-from typing import Protocol
+from collections.abc import Sequence
 
 from uprmc.engine.change_source import Reading
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments
-from uprmc.protocol.header import encode_request
-from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, StreamFlag
-from uprmc.protocol.upr import StreamRequest, snapshot_marker, versioned_marker
-from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
-from uprmc.protocol.upr_many import ANNOUNCED_SNAPSHOT
+from uprmc.protocol.opcodes import EndReason, MarkerFlag, StreamFlag
+from uprmc.protocol.upr import StreamRequest
 from uprmc.record import seqno_of
-from uprmc.upr.produce.frames import ITEM_FRAME_BYTES, Form, Written, new_item_writer
+from uprmc.upr.produce.frames import ITEM_FRAME_BYTES, Form, new_item_writer
+from uprmc.upr.produce.host import Host, StreamState
+from uprmc.upr.produce.markers import Markers
+from uprmc.upr.produce.missing_deletions import MissingDeletions
+from uprmc.upr.produce.reading_items import ReadingItems
 
 #: Plain numbers: an enum takes a microsecond for each operation.
 _IGNORE_PURGED = int(StreamFlag.IGNORE_PURGED)
 _MEMORY, _DISK, _CHECKPOINT = map(int, (MarkerFlag.MEMORY, MarkerFlag.DISK, MarkerFlag.CHECKPOINT))
 
-#: So little that it is sent without a reading.
+#: So few new items are sent without a reading.
 _FEW_ITEMS = 32
 
 #: A limit that few items do not reach.
@@ -47,44 +46,8 @@ _HEAD_BYTES = 161
 _CHECKPOINT_ITEMS = 5_000
 
 
-class StreamState(Enum):
-    """Where a stream stands; the texts are those of statistics."""
-
-    PENDING = "pending"
-    BACKFILLING = "backfilling"
-    IN_MEMORY = "in-memory"
-    TAKEOVER_SEND = "takeover-send"
-    TAKEOVER_WAIT = "takeover-wait"
-    DEAD = "dead"
-
-
-class Host(Protocol):
-    """What a stream needs of its connection."""
-
-    def ready(self, stream: Stream) -> None:
-        """Learn that `stream` has something to send, or may have."""
-
-    def open_reading(self, stream: Stream) -> Reading | None:
-        """Take a reading for `stream`; ``None`` = not now, it is called `ready` when it may."""
-
-    def close_reading(self, stream: Stream, reading: Reading) -> None:
-        """Let the reading of `stream` go."""
-
-    def may_read_on(self, stream: Stream) -> bool:
-        """Tell whether `stream` may read the disk now; if not it is called `ready` when it may."""
-
-    def snapshot_begins(self, stream: Stream, end_seqno: int, out: list[bytes]) -> int:
-        """Put out what precedes a snapshot's first marker; returns its bytes."""
-
-    def snapshot_complete(self, stream: Stream, items: int, out: list[bytes]) -> int:
-        """Put out what follows a snapshot's last item; returns its bytes."""
-
-    def ended(self, stream: Stream, reason: EndReason) -> None:
-        """Forget `stream` and tell the peer."""
-
-
 class Stream:
-    """See the module docstring.
+    """The changes of one vBucket for one peer.
 
     Attributes:
         vbucket: what is streamed.
@@ -100,36 +63,32 @@ class Stream:
         frames: sent so far.
         from_disk, from_memory: items sent so far, by where they came from.
         let_go: how often a reading was given up half way.
-        touched_seqno: up to here somebody has read the disk already, so that it is quick.
+        touched_seqno: up to here the disk was read already, so that reading it again is quick.
         persisted_seqno: what the peer said last that it has on disk, 0 = it has not said.
+        deletions: judges whether a reading lacks deletions.
+        markers: announce the snapshots.
     """
 
     __slots__ = (
-        "_built_seqno",
-        "_facts",
-        "_first_generation",
-        "_floor",
         "_host",
         "_hurries",
         "_in_snapshot",
+        "_items",
         "_marker_due",
-        "_merges",
-        "_on_build",
-        "_queued",
         "_reading",
-        "_records",
         "_since_checkpoint",
-        "_versioned",
         "_waiting",
         "_writer",
         "announced",
         "complete_seqno",
+        "deletions",
         "end_seqno",
         "frames",
         "from_disk",
         "from_memory",
         "last_seqno",
         "let_go",
+        "markers",
         "opaque",
         "persisted_seqno",
         "queued",
@@ -142,7 +101,7 @@ class Stream:
 
     def __init__(
         self,
-        host: Host,
+        host: Host[Stream],
         vbucket: VBucket,
         opaque: int,
         request: StreamRequest,
@@ -150,7 +109,7 @@ class Stream:
         *,
         first_generation: bool = False,
     ) -> None:
-        self._host: Host | None = host
+        self._host: Host[Stream] | None = host
         self.vbucket = vbucket
         self.opaque = opaque
         self.request = request
@@ -162,35 +121,18 @@ class Stream:
         self.announced = False
         self.frames = self.from_disk = self.from_memory = self.let_go = 0
         self.persisted_seqno = self.touched_seqno = 0
-        self._first_generation = first_generation
-        self._versioned = form.versioned_markers
-        self._facts: tuple[int, int] | None = (-1, -1) if form.facts else None
+        self.deletions = MissingDeletions(ignored=bool(request.flags & _IGNORE_PURGED))
+        self.markers = Markers(
+            vbucket, opaque, form, request.snapshot_start, first_generation=first_generation
+        )
         self._writer = new_item_writer(vbucket.id, opaque, form)
-        self._floor: int | None = request.snapshot_start
-        self._built_seqno = 0
-        self._merges = False
-        self._on_build: Callable[[int], None] | None = None
         self._reading: Reading | None = None
-        self._records: Iterator[bytes] | None = None
-        self._queued: Iterator[bytes] | None = None
+        self._items: ReadingItems | None = None
         self._in_snapshot = 0
         self._waiting = False
         self._hurries = False
         self._marker_due = False
         self._since_checkpoint = _CHECKPOINT_ITEMS
-
-    def builds(self, floor: int, on_build: Callable[[int], None]) -> None:
-        """Continue a build whose first snapshot ended at `floor`, 0 = there is none.
-
-        `on_build` is called with the end of the first snapshot of a stream from zero.
-        """
-        self._built_seqno = floor
-        self._on_build = on_build
-
-    def merges(self, floor: int) -> None:
-        """Send no reading that lacks deletions above `floor`: the peer may hold other documents."""
-        self._built_seqno = floor
-        self._merges = True
 
     def begin(self) -> None:
         """Start, after the request was answered: follow the vBucket from now on."""
@@ -203,7 +145,7 @@ class Stream:
     # --- what the vBucket tells -----------------------------------------------------------------
 
     def changed(self) -> None:
-        """There is something new.
+        """Learn that the vBucket has something new.
 
         A busy replica may be whole for the time of this call only: its next snapshot begins before
         the stream has its turn. A stream that has seen that takes its reading now.
@@ -216,7 +158,7 @@ class Stream:
             self.tell_ready()
 
     def interrupted(self, why: Interruption) -> None:
-        """The vBucket changed its state, rolled back, began anew or is gone."""
+        """Learn that the vBucket changed its state, was rolled back or reset, or is gone."""
         rolled_back = why is Interruption.ROLLED_BACK
         self.end(EndReason.ROLLBACK if rolled_back else EndReason.STATE_CHANGED)
 
@@ -239,7 +181,7 @@ class Stream:
 
     @property
     def reach_seqno(self) -> int:
-        """Up to where it could send now."""
+        """The seqno up to which the stream could send now."""
         return self.vbucket.whole_seqno
 
     @property
@@ -259,7 +201,7 @@ class Stream:
 
     @property
     def reading(self) -> Reading | None:
-        """The reading that is held at present."""
+        """The reading that is open at present."""
         return self._reading
 
     def fill(self, out: list[bytes], limit: int) -> int:
@@ -278,7 +220,7 @@ class Stream:
                 return sent
             if not self._begin_snapshot(host):
                 return 0
-        if self._records is not None and not host.may_read_on(self):
+        if self._items is not None and self._items.reads_disk and not host.may_read_on(self):
             return 0
         if not self.announced:
             self.announced = True
@@ -289,7 +231,7 @@ class Stream:
             return sent
         return sent + self._send_items(host, out, limit - sent)
 
-    def _send_at_once(self, host: Host, out: list[bytes], limit: int) -> int:
+    def _send_at_once(self, host: Host[Stream], out: list[bytes], limit: int) -> int:
         """Send what is new as a complete snapshot, without a reading, if that is little."""
         news = self.news(limit)
         if not news:
@@ -326,24 +268,24 @@ class Stream:
 
         Returns their bytes. `end_if_complete` must follow.
         """
-        vbucket, after = self.vbucket, self.last_seqno
+        vbucket, after, markers = self.vbucket, self.last_seqno, self.markers
         end_seqno = self.snapshot_end = vbucket.high_seqno
         assert seqno_of(news[-1]) == end_seqno, "a snapshot lacks its newest item"
         self.state = StreamState.IN_MEMORY
         kind = self._marker_kind(from_disk=False)
         if rows is None:
-            sent = self._announce(end_seqno, kind, vbucket.purge_seqno, out)
+            frames = len(out)
+            sent = markers.announce(after, end_seqno, kind, vbucket.purge_seqno, out)
+            self.frames += len(out) - frames
         else:
-            start = after + 1 if self._floor is None else min(self._floor, after + 1)
-            row = (self.opaque, kind, start, end_seqno, vbucket.purge_seqno)
-            rows.append(ANNOUNCED_SNAPSHOT.pack(*row))
+            rows.append(markers.row(after, end_seqno, kind, vbucket.purge_seqno))
             sent = 0
         sent += self._writer.write(news, out, _ALL, after).size
         count = len(news)
         self.frames += count
         self.from_memory += count
         self._since_checkpoint += count
-        self._floor = None
+        markers.floor = None
         self.last_seqno = self.complete_seqno = end_seqno
         return sent
 
@@ -352,7 +294,7 @@ class Stream:
         if self.last_seqno >= self.end_seqno:
             self.end(EndReason.OK)
 
-    def _begin_snapshot(self, host: Host) -> bool:
+    def _begin_snapshot(self, host: Host[Stream]) -> bool:
         """Take a reading; says whether there is one."""
         if not self._has_news():
             self._hurries |= self.vbucket.receiving is not None
@@ -361,11 +303,10 @@ class Stream:
         reading = self._reading = self._take_reading(host)
         if reading is None:
             return False
-        if self._misses_deletions(reading):
+        if self.deletions.concern(reading, self.last_seqno):
             self.end(EndReason.ROLLBACK)
             return False
-        self._records = reading.records(self.last_seqno) if reading.from_disk else None
-        self._queued = None
+        self._items = ReadingItems(reading, self.last_seqno)
         self.snapshot_end = reading.end_seqno
         self._settle_state(reading)
         self._marker_due = True
@@ -375,33 +316,19 @@ class Stream:
         reading = self._reading
         assert reading is not None
         self._marker_due = False
-        kind = self._marker_kind(from_disk=reading.from_disk)
-        return self._announce(self.snapshot_end, kind, reading.purge_seqno, out)
+        kind, frames = self._marker_kind(from_disk=reading.from_disk), len(out)
+        size = self.markers.announce(
+            self.last_seqno, self.snapshot_end, kind, reading.purge_seqno, out
+        )
+        self.frames += len(out) - frames
+        return size
 
     def _has_news(self) -> bool:
         # What a replica holds in mid-snapshot is no state that may be passed on.
         return self.vbucket.receiving is None and self.vbucket.high_seqno > self.last_seqno
 
-    def _take_reading(self, host: Host) -> Reading | None:
+    def _take_reading(self, host: Host[Stream]) -> Reading | None:
         return host.open_reading(self)
-
-    def _misses_deletions(self, reading: Reading) -> bool:
-        """Tell whether deletions were dropped whose documents the peer may hold.
-
-        A peer that began with nothing holds none that was deleted before the end of its first
-        reading. Without that a slow one would be sent back to 0 for ever (ruling R5).
-        """
-        if not self.last_seqno and not self._merges:
-            self._built_seqno = reading.end_seqno
-            if self._on_build is not None:
-                self._on_build(reading.end_seqno)
-            return False
-        safe_seqno = max(self.last_seqno, self._built_seqno)
-        return safe_seqno < reading.purge_seqno and not self._ignores_purged
-
-    @property
-    def _ignores_purged(self) -> bool:
-        return bool(self.request.flags & _IGNORE_PURGED)
 
     def rest(self) -> None:
         """Wait for the next change: the connection need not ask before `Host.ready`."""
@@ -415,38 +342,6 @@ class Stream:
         if self.state in (StreamState.PENDING, StreamState.BACKFILLING, StreamState.IN_MEMORY):
             self.state = StreamState.BACKFILLING if reading.from_disk else StreamState.IN_MEMORY
 
-    def _announce(self, end_seqno: int, kind: int, purge_seqno: int, out: list[bytes]) -> int:
-        first = self.last_seqno + 1
-        start = first if self._floor is None else min(self._floor, first)
-        self._floor = start
-        number, opaque = self.vbucket.id, self.opaque
-        if self._first_generation:
-            marker = encode_request(Opcode.UPR_SNAPSHOT_MARKER, vbucket=number, opaque=opaque)
-        elif self._versioned:
-            marker = versioned_marker(number, opaque, start, end_seqno, kind, purge_seqno)
-        else:
-            marker = snapshot_marker(number, opaque, start, end_seqno, kind)
-        sent = self.tell_facts(purge_seqno, out)
-        out.append(marker)
-        self.frames += 1
-        return sent + len(marker)
-
-    def tell_facts(self, purge_seqno: int, out: list[bytes]) -> int:
-        """Put out what goes with the snapshots from here on, if the peer wants and lacks it."""
-        facts = (purge_seqno, self.vbucket.max_deleted_rev)
-        if self._facts is None or self._facts == facts:
-            return 0
-        self._facts = facts
-        frame = encode_request(
-            Opcode.VBUCKET_FACTS,
-            extras=VBUCKET_FACTS_EXTRAS.pack(*facts),
-            vbucket=self.vbucket.id,
-            opaque=self.opaque,
-        )
-        out.append(frame)
-        self.frames += 1
-        return len(frame)
-
     def _marker_kind(self, *, from_disk: bool) -> int:
         if from_disk:
             return _DISK
@@ -455,10 +350,11 @@ class Stream:
         self._since_checkpoint = 0
         return _MEMORY | _CHECKPOINT
 
-    def _send_items(self, host: Host, out: list[bytes], limit: int) -> int:
-        reading = self._reading
+    def _send_items(self, host: Host[Stream], out: list[bytes], limit: int) -> int:
+        reading, items = self._reading, self._items
         assert reading is not None
-        written = self._write(reading, out, limit)
+        assert items is not None
+        written = items.write(self._writer, out, limit, self.last_seqno)
         self.last_seqno = written.last_seqno
         self._count(written.items, from_disk=reading.from_disk)
         if written.error is not None:
@@ -467,18 +363,6 @@ class Stream:
             assert written.last_seqno == reading.end_seqno, "a snapshot lacks its newest item"
             return written.size + self._complete_snapshot(host, out)
         return written.size
-
-    def _write(self, reading: Reading, out: list[bytes], limit: int) -> Written:
-        """Put out the next items: what is stored first, what is queued when that is at its end."""
-        last = self.last_seqno
-        if self._records is not None:
-            written = self._writer.write(self._records, out, limit, last, reading.newer)
-            if not written.exhausted or written.items:
-                return written
-            self._records = None
-        if self._queued is None:
-            self._queued = reading.queued(last)
-        return self._writer.write(self._queued, out, limit, last)
 
     def _count(self, items: int, *, from_disk: bool) -> None:
         self._in_snapshot += items
@@ -489,10 +373,10 @@ class Stream:
             self.from_memory += items
             self._since_checkpoint += items
 
-    def _complete_snapshot(self, host: Host, out: list[bytes]) -> int:
+    def _complete_snapshot(self, host: Host[Stream], out: list[bytes]) -> int:
         self._close_reading()
         items, self._in_snapshot = self._in_snapshot, 0
-        self._floor = None
+        self.markers.floor = None
         self.announced = False
         self.complete_seqno = self.last_seqno
         sent = host.snapshot_complete(self, items, out)
@@ -516,18 +400,19 @@ class Stream:
             host.ended(self, reason)
 
     def close(self) -> None:
-        """End it without a word: let go of everything."""
+        """End the stream without telling the peer, and close its reading."""
         self._close_reading()
         self.vbucket.unwatch(self)
         self._waiting = False
-        self._host = self._on_build = None
+        self._host = None
+        self.deletions.close()
         self.state = StreamState.DEAD
 
     def _close_reading(self) -> None:
         reading = self._reading
         if reading is not None:
             self._reading = None
-            self._records = self._queued = None
+            self._items = None
             self._let_reading_go(reading)
 
     def _let_reading_go(self, reading: Reading) -> None:

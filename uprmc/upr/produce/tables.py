@@ -21,8 +21,9 @@ from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, encode_records
+from uprmc.upr.produce.host import StreamState
 from uprmc.upr.produce.options import Options
-from uprmc.upr.produce.stream import Stream, StreamState
+from uprmc.upr.produce.stream import Stream
 
 
 class _Key(NamedTuple):

@@ -4,7 +4,7 @@ Every marker asks for a reply, so that the source knows what the target holds. W
 everything, it is told to become pending; then writes stop here (the vBucket is dead), what was
 written meanwhile follows, and the target is told to become active. Nothing acknowledged is lost and
 the failover log stays as it is. The target is told so only when the death is on disk here: after a
-crash in between nobody is active, rather than two.
+crash in between no node is active, rather than two.
 
 Note: the stream of a busy vBucket would never catch up. So after a few snapshots no more are begun,
 and what is written from then on follows when writes have stopped.
@@ -23,20 +23,21 @@ from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, StreamRequest
 from uprmc.upr.produce.frames import Form
-from uprmc.upr.produce.stream import Host, Stream, StreamState
+from uprmc.upr.produce.host import Host, StreamState
+from uprmc.upr.produce.stream import Stream
 
-#: So many are sent before writes stop; each holds what was written during the one before.
+#: So many snapshots are sent before writes stop; each holds what was written during the one before.
 _SNAPSHOTS = 8
 
 
 class TakeoverStream(Stream):
-    """See the module docstring."""
+    """A stream that ends with the peer being active instead of this node."""
 
     __slots__ = ("_die", "_dying", "_snapshots", "_target", "_unanswered")
 
     def __init__(
         self,
-        host: Host,
+        host: Host[Stream],
         vbucket: VBucket,
         opaque: int,
         request: StreamRequest,
@@ -104,7 +105,7 @@ class TakeoverStream(Stream):
     def _has_sent_enough(self) -> bool:
         return self._target is VBucketState.PENDING and self._snapshots >= _SNAPSHOTS
 
-    def _complete_snapshot(self, host: Host, out: list[bytes]) -> int:
+    def _complete_snapshot(self, host: Host[Stream], out: list[bytes]) -> int:
         self._snapshots += 1
         return super()._complete_snapshot(host, out)
 
@@ -116,9 +117,9 @@ class TakeoverStream(Stream):
             vbucket=self.vbucket.id,
             opaque=self.opaque,
         )
-        sent = self.tell_facts(self.vbucket.purge_seqno, out)
+        sent = self.markers.tell_facts(self.vbucket.purge_seqno, out)
         out.append(frame)
-        self.frames += 1
+        self.frames += 2 if sent else 1
         return sent + len(frame)
 
     def rest(self) -> None:
