@@ -8,7 +8,7 @@ from interop.wire import frame, store
 from tests.kv.door import EVERY_ROLE, HandDoor, Visitor
 from tests.kv.harness import Rig
 from tests.kv.test_login import NO_ACCESS, OK, plain, replies, statuses
-from uprmc.kv import meta_commands, text_commands, text_session
+from uprmc.kv import meta_commands, text_commands, text_conversation
 from uprmc.kv.command_table import HANDLERS
 from uprmc.kv.roles import USERS_WORDS, denied_opcodes, denied_words, role_of
 from uprmc.login.users import Role
@@ -21,9 +21,9 @@ PRODUCER, CONSUMER = 1, 0
 
 NONE: frozenset[Role] = frozenset()
 WORDS = {
-    *text_session._BLOCKS,
-    *text_session._ALWAYS_ANSWERED,
-    *text_session._OWN,
+    *text_conversation._BLOCKS,
+    *text_conversation._ALWAYS_ANSWERED,
+    *text_conversation._OWN,
     *text_commands.COMMANDS,
     *meta_commands.COMMANDS,
 }

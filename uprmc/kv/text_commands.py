@@ -3,8 +3,8 @@
 Each returns the reply to a client that wants one; omitting it for ``noreply`` is the session's job.
 Refusals of the engine are raised; `refusal_line` turns them into text.
 
-Neighbours: `text_session` finds lines and data blocks and calls the functions in the tables at the
-end; retrieval (`text_retrieval`) and meta commands (`meta_commands`) have files of their own.
+Neighbours: `text_conversation` finds lines and data blocks and calls the functions in the tables at
+the end; retrieval (`text_retrieval`) and meta commands (`meta_commands`) have files of their own.
 
 Note: the text protocol has no word for a locked document. The storage commands answer ``EXISTS``,
 as ep-engine did ("another client's CAS counts"), and the others a server error.

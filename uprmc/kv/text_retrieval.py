@@ -4,7 +4,7 @@ Job: remember which keys of a retrieval are still unanswered, and answer some of
 the order of the line. A value that is only on disk raises `NotResident`; `missing` then returns it
 and the missing ones among the next keys, so that one round of reading serves them all.
 
-Neighbours: `text_session` decides when to go on, and waits for the disk.
+Neighbours: `text_conversation` decides when to go on, and waits for the disk.
 
 Note: keys that are far from their turn are kept as one string, because a list of many short keys
 takes ten times the memory of the line.

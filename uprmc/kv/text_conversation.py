@@ -1,0 +1,332 @@
+"""A client's conversation in the text protocol, one command at a time.
+
+Job: cut a command and its data block out of the input, check it, carry it out by the tables of
+`text_commands` and `meta_commands`, send the reply. Commands that change the conversation itself
+(retrievals, ``flush_all``, statistics, ``quit``) are here.
+
+Neighbours: `text_session` calls this for all that it cannot do directly; `text_retrieval` answers
+many keys.
+
+Note: a command whose value is only on disk changes nothing and is not consumed; its line (and data
+block) stays in the input and is carried out again once the value has been read. A retrieval is the
+exception: its line is consumed, and a `Retrieval` remembers its progress.
+
+Source: memcached reference, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from uprmc.engine.expiry import absolute_expiry
+from uprmc.errors import CommandError, NotResident
+from uprmc.kv import meta_commands, text_commands
+from uprmc.kv.conversation import Conversation
+from uprmc.kv.roles import MANAGEMENT_WORDS, denied_words
+from uprmc.kv.services import Services
+from uprmc.kv.text_commands import most_value_bytes, refusal_line, remove
+from uprmc.kv.text_crawler import crawl
+from uprmc.kv.text_retrieval import Retrieval
+from uprmc.kv.text_statistics import statistics
+from uprmc.protocol.text import (
+    StorageLine,
+    TextSyntaxError,
+    parse_flush_all,
+    parse_retrieval,
+    parse_storage,
+    parse_touch_and_get,
+    split_words,
+)
+from uprmc.protocol.text_meta import STORE_MODES, MetaLine, parse_meta
+from uprmc.protocol.text_replies import (
+    BAD_DATA_CHUNK,
+    ERROR,
+    NOT_AUTHORIZED,
+    OK,
+    TEMPORARY_FAILURE,
+    TOO_LARGE,
+)
+
+LINE_END = b"\r\n"
+
+#: Pages of a retrieval that are answered before other connections have their turn.
+_PAGES_A_TURN = 4
+
+#: Spaces that may precede a long ``get``, as in memcached.
+_INDENT_MOST = 100
+
+_NOTHING: frozenset[bytes] = frozenset()
+
+
+class TextConversation(Conversation):
+    """Carries out single commands."""
+
+    __slots__ = ("_bucket", "_denied", "_in_line", "_retrieval")
+
+    def __init__(self, services: Services, wake: Callable[[], None]) -> None:
+        super().__init__(services, wake)
+        self._bucket = services.bucket
+        self._in_line = False
+        self._retrieval: Retrieval | None = None
+        door = services.door
+        self._denied = denied_words(door.roles) if door is not None else _NOTHING
+
+    def connection_lost(self) -> None:
+        """Release everything."""
+        super().connection_lost()
+        self._retrieval = None
+
+    def _halted(self) -> bool:
+        if self._retrieval is not None and not self.closing:
+            self.input_full = True
+            return True
+        return super()._halted()
+
+    def _expiry(self, exptime: int) -> int:
+        return absolute_expiry(exptime, self._bucket.clock.now())
+
+    def _one(self, data: bytes, position: int) -> int:
+        """Carry out the command at `position`.
+
+        Returns:
+            The position of the next one; `position` itself when this one must be carried out again;
+            the negative number of bytes that are needed first when it is not complete.
+        """
+        end = data.find(b"\n", position)
+        if end < 0:
+            return -self._line_wanted(data, position)
+        words = split_words(data[position:end])
+        after = end + 1
+        word = words[0] if words else b""
+        if word in self._denied:
+            return self._deny(words, data, after)
+        try:
+            if word in MANAGEMENT_WORDS and self._services.door is not None:
+                self._services.door.managed(word.decode())
+            if word in _BLOCKS:
+                parse, act = _BLOCKS[word]
+                return self._with_block(parse(words), act, data, position, after)
+            if word in text_commands.COMMANDS:
+                parse, act = text_commands.COMMANDS[word]
+                line = parse(words)
+                return self._answer(act, (line,), line.noreply, position, after)
+            if word in _ALWAYS_ANSWERED:
+                return self._answer(_ALWAYS_ANSWERED[word], (words,), False, position, after)
+            own = _OWN.get(word)
+            if own is not None:
+                own(self, words)
+            elif _is_http(words):
+                self._close("the peer speaks HTTP")
+            else:
+                self._send(ERROR)
+        except TextSyntaxError as error:
+            if error.reply:
+                self._send(error.reply)
+            return self._swallow(data, after + error.swallow)
+        return after
+
+    def _answer(
+        self,
+        act: Callable[..., bytes],
+        arguments: tuple[Any, ...],
+        noreply: bool,
+        position: int,
+        after: int,
+    ) -> int:
+        """Carry out `act` and send its reply; what is returned is as for `_one`."""
+        try:
+            reply = act(self._services, *arguments)
+        except NotResident as missing:
+            if not self._fetch_failed:
+                self._fetch(missing)
+                return position
+            self._fetch_failed = False
+            reply = TEMPORARY_FAILURE
+        except CommandError as error:
+            reply = refusal_line(error)
+        if reply and not noreply:
+            self._send(reply)
+        return after
+
+    def _with_block(
+        self,
+        line: StorageLine | MetaLine,
+        act: Callable[..., bytes],
+        data: bytes,
+        position: int,
+        start: int,
+    ) -> int:
+        """Carry out a command whose data block begins at `start`."""
+        noreply = isinstance(line, StorageLine) and line.noreply
+        end = start + line.length
+        if line.length > most_value_bytes(self._services, line.key):
+            self._bucket.stats.store_too_large += 1
+            if _sets(line):
+                remove(self._services, line.key)
+            if not noreply:
+                self._send(TOO_LARGE)
+            if line.length > self._services.settings.max_frame_bytes:
+                self._close(f"a data block of {line.length} bytes is announced")
+            return self._swallow(data, end + 2)
+        if len(data) < end + 2:
+            return position - (end + 2)
+        if not data.startswith(LINE_END, end):
+            if not noreply:
+                self._send(BAD_DATA_CHUNK)
+            return end + 2
+        return self._answer(act, (line, data[start:end]), noreply, position, end + 2)
+
+    def _deny(self, words: list[bytes], data: bytes, after: int) -> int:
+        """Refuse a command that the user may not use, together with its data block."""
+        door = self._services.door
+        assert door is not None
+        door.denied(words[0].decode())
+        self._send(NOT_AUTHORIZED)
+        if words[0] not in _BLOCKS:
+            return after
+        try:
+            length = _BLOCKS[words[0]][0](words).length
+        except TextSyntaxError as error:
+            return self._swallow(data, after + error.swallow)
+        if length > self._services.settings.max_frame_bytes:
+            self._close(f"a data block of {length} bytes is announced")
+        return self._swallow(data, after + length + 2)
+
+    def _swallow(self, data: bytes, until: int) -> int:
+        """Skip to `until`; bytes that have not arrived yet are dropped when they do."""
+        self._discard = max(0, until - len(data))
+        return min(until, len(data))
+
+    def _line_wanted(self, data: bytes, position: int) -> int:
+        """Return the number of bytes at which a line without an end is checked again."""
+        held = len(data) - position
+        limit = self._services.settings.max_line_bytes
+        if held > limit:
+            head = data[position : position + _INDENT_MOST + 5].lstrip(b" ")
+            limit = self._services.settings.max_retrieval_line_bytes
+            if held > limit or not head.startswith((b"get ", b"gets ")):
+                self._close("text line too long")
+        self._in_line = True
+        return limit + 1
+
+    # --- commands that change the conversation ----------------------------------------------------
+
+    def _stats(self, words: list[bytes]) -> None:
+        try:
+            self._send_made(statistics(self._services, words))
+        except CommandError as error:
+            self._send(refusal_line(error))
+
+    def _crawl(self, words: list[bytes]) -> None:
+        self._send_made(crawl(self._services, words))
+
+    def _send_made(self, reply: bytes | Iterator[bytes]) -> None:
+        if isinstance(reply, bytes):
+            self._send(reply)
+        else:
+            self._send_from(reply)
+
+    def _get(self, words: list[bytes]) -> None:
+        self._begin(parse_retrieval(words), words[0] == b"gets", None)
+
+    def _gat(self, words: list[bytes]) -> None:
+        line = parse_touch_and_get(words)
+        self._begin(line.keys, words[0] == b"gats", self._expiry(line.exptime))
+
+    def _begin(self, keys: list[bytes], with_cas: bool, expiry: int | None) -> None:
+        self._retrieval = Retrieval(self._bucket, keys, with_cas=with_cas, expiry=expiry)
+        self._retrieve(self._retrieval)
+
+    def _retrieve(self, retrieval: Retrieval) -> None:
+        """Continue a retrieval until it is done or nothing more may be sent now."""
+        turns = 0
+        while not retrieval.done:
+            if self._waiting or self._unsent > self._max_unsent:
+                return
+            if turns == _PAGES_A_TURN:
+                self._wake()
+                return
+            turns += 1
+            try:
+                self._send(*retrieval.answer(self._max_unsent - self._unsent))
+            except NotResident:
+                if self._fetch_failed:
+                    self._fetch_failed = False
+                    self._send(TEMPORARY_FAILURE)
+                    break
+                self._waiting = True
+                self._bucket.fetcher.want(retrieval.missing(), self._fetched)
+            except CommandError as error:
+                self._send(refusal_line(error))
+                break
+        self._retrieval = None
+
+    def _flush_all(self, words: list[bytes]) -> None:
+        line = parse_flush_all(words)
+        bucket = self._bucket
+        if not bucket.traffic:
+            if not line.noreply:
+                self._send(TEMPORARY_FAILURE)
+            return
+        bucket.stats.cmd_flush += 1
+        now = bucket.clock.now()
+        at = absolute_expiry(line.number, now) if line.number > 0 else now
+        if line.noreply:
+            bucket.flush(at, _ignore)
+            return
+        resume = self._suspend()
+
+        def done(ok: bool) -> None:
+            if not self._lost:
+                self._send(OK if ok else TEMPORARY_FAILURE)
+            resume()
+
+        bucket.flush(at, done)
+
+    def _quit(self, words: list[bytes]) -> None:
+        self._close()
+
+
+def _is_http(words: list[bytes]) -> bool:
+    """Tell whether an unknown command is a line of HTTP, whose body must not be executed.
+
+    memcached checks the last word; the first words are those for which Redis closes the connection,
+    in case a request line passes for a command.
+    """
+    return bool(words) and (
+        words[-1].startswith(b"HTTP/") or words[0].lower() in (b"post", b"host:")
+    )
+
+
+def _ignore(ok: bool) -> None:
+    """Ignore the result."""
+
+
+def _sets(line: StorageLine | MetaLine) -> bool:
+    """Tell whether the command replaces any existing document."""
+    if isinstance(line, StorageLine):
+        return line.command == b"set"
+    return STORE_MODES[line.flags.mode or b"S"] == b"set"
+
+
+_BLOCKS: dict[bytes, tuple[Callable[[list[bytes]], Any], Callable[..., bytes]]] = {
+    **dict.fromkeys(
+        (b"set", b"add", b"replace", b"append", b"prepend", b"cas"),
+        (parse_storage, text_commands.store),
+    ),
+    b"ms": (parse_meta, meta_commands.store),
+}
+
+_ALWAYS_ANSWERED = {**text_commands.ALWAYS_ANSWERED, **meta_commands.COMMANDS}
+
+_OWN: dict[bytes, Callable[[TextConversation, list[bytes]], None]] = {
+    b"get": TextConversation._get,
+    b"gets": TextConversation._get,
+    b"gat": TextConversation._gat,
+    b"gats": TextConversation._gat,
+    b"flush_all": TextConversation._flush_all,
+    b"quit": TextConversation._quit,
+    b"stats": TextConversation._stats,
+    b"lru_crawler": TextConversation._crawl,
+}
