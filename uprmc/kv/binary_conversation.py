@@ -1,7 +1,7 @@
 """A client's conversation in the binary protocol, as its commands see it.
 
 A command gets this and a `Request`. It answers here, or raises what the engine raises.
-`binary_session` finds the frames.
+`binary_frames` finds the frames.
 
 Source: memcached reference, section 2.
 """
@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
 
 class BinaryConversation(Conversation):
-    """See the module docstring.
+    """What a command may ask and answer.
 
     Attributes:
         by_key: whether the vBucket is computed from the key (the header field is ignored) or taken

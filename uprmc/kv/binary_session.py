@@ -1,14 +1,10 @@
 """A client's conversation in the binary protocol: frames in, replies out.
 
 Job: find the frames in the input, carry out each command, collect the replies. Get and set, which
-are nearly all of the traffic, are done directly in the loop from the header's fields; everything
-else goes through `command_table.HANDLERS`, after its layout was checked.
+are nearly all of the traffic, are done directly in the loop from the header's fields;
+`binary_frames` carries out everything else.
 
-Neighbours: `conversation` holds buffers and backpressure, `binary_conversation` what commands use,
-`binary_commands` the commands.
-
-Note: no command is answered twice. A command whose value is only on disk raises before it changes
-anything; its frame stays in the input and is carried out again once the value has been read.
+Neighbours: `conversation` holds buffers and backpressure, `binary_conversation` what commands use.
 
 Source: memcached reference, section 2.
 """
@@ -20,45 +16,19 @@ from zlib import crc32
 
 from uprmc.core.serving import Line, Serving, binary_serving, line
 from uprmc.engine.expiry import absolute_expiry
-from uprmc.errors import (
-    CommandError,
-    NotResident,
-    OutOfPlace,
-    RemoteProtocolError,
-    TemporaryFailure,
-)
-from uprmc.kv.binary_commands import STORE_OPCODES, count_cas_failure, refuse_too_large
-from uprmc.kv.binary_conversation import BinaryConversation, Request
-from uprmc.kv.command_table import HANDLERS
-from uprmc.kv.door import STRANGER_MAX_BYTES
-from uprmc.kv.refusals import REFUSALS, refusal_of
-from uprmc.kv.roles import MANAGEMENT, denied_opcodes
-from uprmc.kv.services import Services, TapPush
-from uprmc.protocol.binary import (
-    GET_REPLY_EXTRAS,
-    STORE_EXTRAS,
-)
+from uprmc.errors import CommandError
+from uprmc.kv.binary_commands import count_cas_failure
+from uprmc.kv.binary_frames import BinaryFrames
+from uprmc.kv.services import Services
+from uprmc.protocol.binary import GET_REPLY_EXTRAS, STORE_EXTRAS
 from uprmc.protocol.header import (
     MERGED_REQUEST_HEADER,
     MERGED_RESPONSE_BEGIN,
     MERGED_RESPONSE_HEADER,
-    pack_response,
     request_head,
     response_head,
-    unpack_request,
 )
-from uprmc.protocol.opcodes import (
-    HEADER_BYTES,
-    KEY_MAX_BYTES,
-    MAGIC_REQUEST,
-    MAGIC_RESPONSE,
-    STATUS_TEXT,
-    Opcode,
-    Status,
-    opcode_name,
-)
-from uprmc.protocol.shapes import shape_error
-from uprmc.protocol.tap import PUSHED
+from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, STATUS_TEXT, Opcode, Status
 from uprmc.record import (
     EXPIRY,
     READ_PLAIN,
@@ -90,54 +60,21 @@ _pack_reply = MERGED_RESPONSE_HEADER.pack
 _pack_begin = MERGED_RESPONSE_BEGIN.pack
 _unpack_store = STORE_EXTRAS.unpack_from
 
-#: Versions created elsewhere, which may have to be compared with tombstones on disk.
-_WITH_META = frozenset(
-    {
-        *(Opcode.SET_WITH_META, Opcode.SETQ_WITH_META),
-        *(Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
-        *(Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META),
-    }
-)
-#: What the loop carries out by itself, so that it may only run for those who may do both.
+#: What the loop carries out by itself; it may only do so for users who may do both.
 _DIRECT = frozenset({Opcode.GET, Opcode.SET})
-_NOTHING: frozenset[int] = frozenset()
-#: Tombstones that are read in one round for one connection.
-_AHEAD_MAX = 256
-
-#: TAP_CONNECT and what producers of TAP send: the adapter judges their shapes.
-TAP_OPCODES = frozenset({Opcode.TAP_CONNECT, *PUSHED})
-
-#: Extras, section and key of a pushed message are no longer than this.
-_PUSH_MOST_BESIDE_VALUE = HEADER_BYTES + 2 * KEY_MAX_BYTES
 
 
-def _unheard(_: bool) -> None:
-    """Ignore the result: the command that needs an unreadable value asks for it again."""
+class BinarySession(BinaryFrames):
+    """A conversation whose gets and sets take the short way."""
 
-
-class BinarySession(BinaryConversation):
-    """See the module docstring."""
-
-    __slots__ = (
-        "_denied",
-        "_direct",
-        "_mask",
-        "_max_store_body_bytes",
-        "_most_body_bytes",
-        "_push",
-    )
+    __slots__ = ("_direct", "_mask", "_max_store_body_bytes")
 
     def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
         super().__init__(services, wake, by_key=by_key)
         self._mask = services.bucket.settings.engine.vbuckets - 1
         self._max_store_body_bytes = services.most_value_bytes(0) + STORE_EXTRAS.size
-        self._push: TapPush | None = None
         bucket = services.bucket
-        door = services.door
-        self._denied = denied_opcodes(door.roles) if door is not None else _NOTHING
         self._direct = not self._denied & _DIRECT
-        stranger = door is not None and door.roles is None
-        self._most_body_bytes = STRANGER_MAX_BYTES if stranger else 2**32
         if self._direct:
             self._serving = binary_serving(bucket.lookups, bucket.active, bucket.account)
 
@@ -303,204 +240,3 @@ class BinarySession(BinaryConversation):
         stats.get_misses += misses
         stats.cmd_set += sets
         stats.total_items += sets - refused
-
-    def _one(self, data: bytes, position: int, size: int) -> int:
-        """Carry out the frame at `position`; return its length.
-
-        0 means that the frame waits for something (or did) and must be carried out again; a
-        negative number means that this many bytes are needed first.
-        """
-        magic, opcode, key_length, extras_length, datatype, number, body_length, opaque, cas = (
-            unpack_request(data, position)
-        )
-        if magic != MAGIC_REQUEST:
-            self._close(f"magic {magic:#04x} in a binary conversation")
-            return size - position
-        length = HEADER_BYTES + body_length
-        if opcode in self._denied or body_length > self._most_body_bytes:
-            self._deny(opcode, opaque)
-            return self._skip(length, size - position)
-        refusal = shape_error(opcode, extras_length, key_length, body_length)
-        if opcode in TAP_OPCODES and self._speaks_tap and not (refusal and refusal.closes):
-            if opcode == Opcode.TAP_CONNECT:
-                return self._open_tap()
-            return self._take_push(data, position, size)
-        if refusal is not None:
-            self._send_status(opcode, refusal.status, opaque)
-            if refusal.closes:
-                self._close(f"opcode {opcode:#04x}: {refusal.status.name.lower()}")
-            return self._skip(length, size - position)
-        middle = HEADER_BYTES + extras_length + key_length
-        too_large = length - middle > self._services.settings.max_item_bytes
-        needed: int = middle if too_large else length
-        if size - position < needed:
-            return -needed
-        body = data[position + HEADER_BYTES : position + needed]
-        key = body[extras_length : extras_length + key_length]
-        request = Request(
-            opcode,
-            self._number_in(opcode, number, key),
-            opaque,
-            cas,
-            datatype,
-            body[:extras_length],
-            key,
-            body[extras_length + key_length :],
-        )
-        if too_large:
-            return self._refuse_large_value(request, length, size - position)
-        if self._carry_out(request):
-            return int(length)
-        if opcode in _WITH_META:
-            self._want_ahead(data, position + length, size)
-        return 0
-
-    def _want_ahead(self, data: bytes, position: int, size: int) -> None:
-        """Ask for the tombstones of the versions that follow one that waits for a tombstone.
-
-        The answers are available while it and the versions behind it are carried out again.
-        """
-        wanted: list[tuple[int, bytes]] = []
-        while position + HEADER_BYTES <= size and len(wanted) < _AHEAD_MAX:
-            magic, opcode, key_length, extras_length, _, number, body_length, *_ = unpack_request(
-                data, position
-            )
-            start = position + HEADER_BYTES + extras_length
-            key = data[start : start + key_length]
-            if magic != MAGIC_REQUEST or opcode not in _WITH_META or len(key) < key_length:
-                break
-            number = self._number_in(opcode, number, key)
-            if 0 < key_length <= KEY_MAX_BYTES and self._may_have_tombstone(number, key):
-                wanted.append((number, key))
-            position += HEADER_BYTES + body_length
-        if wanted:
-            self.bucket.fetcher.want(wanted, _unheard)
-
-    def _may_have_tombstone(self, number: int, key: bytes) -> bool:
-        """Tell whether a key may have a tombstone that is only on disk."""
-        vbucket = self.bucket.active.get(number)
-        return vbucket is not None and vbucket.max_deleted_rev > 0 and key not in vbucket.table
-
-    def _number_in(self, opcode: int, number: int, key: bytes) -> int:
-        """Return the vBucket of a request."""
-        return self.number_of(number, key)
-
-    def _carry_out(self, request: Request) -> bool:
-        """Run the command; ``False`` if it must be run again later."""
-        door = self._services.door
-        if door is not None and request.opcode in MANAGEMENT:
-            door.managed(opcode_name(request.opcode))
-        handler = HANDLERS.get(request.opcode)
-        if handler is None:
-            self._send_status(request.opcode, Status.UNKNOWN_COMMAND, request.opaque)
-            return True
-        try:
-            handler(self, request)
-        except NotResident as missing:
-            if self._fetch_failed:
-                self._fetch_failed = False
-                self._refuse(request.opcode, request.opaque, TemporaryFailure("disk"))
-                return True
-            self._fetch(missing)
-            return False
-        except OutOfPlace as error:
-            self._close(str(error))
-        except REFUSALS as error:
-            self._refuse(request.opcode, request.opaque, error)
-        self._fetch_failed = False
-        return True
-
-    def _hand_over(self, rest: bytes) -> None:
-        """See `Conversation`; also ends a push by TAP."""
-        self._end_push()
-        super()._hand_over(rest)
-
-    # --- TAP ------------------------------------------------------------------------------------
-
-    @property
-    def _speaks_tap(self) -> bool:
-        return self._services.tap is not None
-
-    def _open_tap(self) -> int:
-        """Let the adapter continue the conversation, beginning with the TAP_CONNECT."""
-        assert self._services.tap is not None
-        self.successor = self._services.tap.connect(self._wake, self._services.report_misuse)
-        return 0
-
-    def _take_push(self, data: bytes, position: int, size: int) -> int:
-        """Pass a message of a TAP producer to the consumer; returns as `_one`."""
-        _, opcode, key_length, extras_length, _, number, body_length, opaque, cas = unpack_request(
-            data, position
-        )
-        length = int(HEADER_BYTES + body_length)
-        if length > self._services.settings.max_item_bytes + _PUSH_MOST_BESIDE_VALUE:
-            self._send_status(opcode, Status.TOO_LARGE, opaque)
-            return self._skip(length, size - position)
-        if size - position < length:
-            return -length
-        middle = position + HEADER_BYTES + extras_length
-        extras, rest = data[middle - extras_length : middle], data[middle : position + length]
-        if self._push is None:
-            assert self._services.tap is not None
-            self._push = self._services.tap.consumer()
-        try:
-            answer = self._push.take(opcode, number, opaque, cas, extras, key_length, rest)
-        except (OutOfPlace, RemoteProtocolError) as error:
-            self._close(str(error))
-        else:
-            if answer is not None:
-                self._send(answer)
-        return length
-
-    def _end_push(self) -> None:
-        push, self._push = self._push, None
-        if push is not None:
-            push.close()
-
-    def connection_lost(self) -> None:
-        """See `Conversation`; also ends a push by TAP."""
-        super().connection_lost()
-        self._end_push()
-
-    def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
-        if request.opcode in STORE_OPCODES:
-            refuse_too_large(self, request)
-        else:
-            self._send_status(request.opcode, Status.TOO_LARGE, request.opaque)
-        return self._skip(length, available)
-
-    def _skip(self, length: int, available: int) -> int:
-        """Drop a frame of which only a part may have arrived; return the size of that part.
-
-        A peer that exceeds the frame limit is disconnected, because reading on is not worth it.
-        """
-        if length > self._services.settings.max_frame_bytes and not self.closing:
-            self._close(f"a frame of {length} bytes is announced")
-        self._discard = max(0, length - available)
-        return min(length, available)
-
-    def _deny(self, opcode: int, opaque: int) -> None:
-        """Refuse a command that the user may not use; who has not logged in is disconnected."""
-        door = self._services.door
-        assert door is not None
-        door.denied(opcode_name(opcode))
-        if door.roles is None:
-            self._send_status(opcode, Status.AUTH_ERROR, opaque)
-            self.closing = True
-        else:
-            self._send_status(opcode, Status.ACCESS_DENIED, opaque)
-
-    def _refuse(self, opcode: int, opaque: int, error: Exception) -> None:
-        self._send(self._refusal(opcode, opaque, error))
-
-    def _refusal(self, opcode: int, opaque: int, error: Exception) -> bytes:
-        status, text = refusal_of(error, opcode, with_lock_errors=self.with_lock_errors)
-        return _error_reply(opcode, status, opaque, text)
-
-    def _send_status(self, opcode: int, status: Status, opaque: int) -> None:
-        self._send(_error_reply(opcode, status, opaque, STATUS_TEXT[status]))
-
-
-def _error_reply(opcode: int, status: Status, opaque: int, text: bytes) -> bytes:
-    header = pack_response(MAGIC_RESPONSE, opcode, 0, 0, 0, status, len(text), opaque, 0)
-    return header + text
