@@ -28,7 +28,7 @@ from tests.documents import (
     section,
 )
 from uprmc.errors import RangeExceeded
-from uprmc.kv.binary_commands import _GRANTED
+from uprmc.kv.connection_commands import _GRANTED
 from uprmc.kv.parameters import _PARAMETERS
 from uprmc.kv.upr_commands import _KNOWN_FLAGS, NAME_MAX_BYTES
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketState

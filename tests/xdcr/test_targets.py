@@ -11,7 +11,7 @@ from tests.server.test_dialer import certificate_for
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.errors import InvalidArguments
-from uprmc.kv import binary_commands
+from uprmc.kv import connection_commands
 from uprmc.kv.command_table import HANDLERS
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
@@ -29,7 +29,7 @@ _OURS = (
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make nodes answer others as a server that knows only metadata; links of their own work."""
-    monkeypatch.setattr(binary_commands, "_GRANTED", frozenset())
+    monkeypatch.setattr(connection_commands, "_GRANTED", frozenset())
     for opcode in _OURS:
         monkeypatch.delitem(HANDLERS, opcode)
 

@@ -11,11 +11,7 @@ from uprmc.consume.cluster_map import ClusterMap
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.places import of_cluster_map
 from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.management import (
-    VBUCKET_SEQNO,
-    VBUCKET_SEQNO_TERM,
-    VBUCKET_SEQNOS_EXTRAS,
-)
+from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNO_TERM, VBUCKET_SEQNOS_EXTRAS
 from uprmc.protocol.opcodes import Opcode
 
 

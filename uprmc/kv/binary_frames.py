@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uprmc.errors import NotResident, OutOfPlace, RemoteProtocolError, TemporaryFailure
-from uprmc.kv.binary_commands import STORE_OPCODES, refuse_too_large
 from uprmc.kv.binary_conversation import BinaryConversation, Request
+from uprmc.kv.change_commands import STORE_OPCODES, refuse_too_large
 from uprmc.kv.command_table import HANDLERS
 from uprmc.kv.door import STRANGER_MAX_BYTES
 from uprmc.kv.refusals import REFUSALS, refusal_of

@@ -17,8 +17,8 @@ from zlib import crc32
 from uprmc.core.serving import Line, Serving, binary_serving, line
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.errors import CommandError
-from uprmc.kv.binary_commands import count_cas_failure
 from uprmc.kv.binary_frames import BinaryFrames
+from uprmc.kv.change_commands import count_cas_failure
 from uprmc.kv.services import Services
 from uprmc.protocol.binary import GET_REPLY_EXTRAS, STORE_EXTRAS
 from uprmc.protocol.header import (
@@ -29,14 +29,7 @@ from uprmc.protocol.header import (
     response_head,
 )
 from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, STATUS_TEXT, Opcode, Status
-from uprmc.record import (
-    EXPIRY,
-    READ_PLAIN,
-    READ_PLAIN_FOREVER,
-    TAIL_BYTES,
-    expiry_bytes,
-    tail_at,
-)
+from uprmc.record import EXPIRY, READ_PLAIN, READ_PLAIN_FOREVER, TAIL_BYTES, expiry_bytes, tail_at
 
 _GET_HEAD = request_head(Opcode.GET)
 _SET_HEAD = request_head(Opcode.SET)

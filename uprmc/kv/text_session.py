@@ -22,13 +22,7 @@ from uprmc.kv.text_commands import storage_refusal
 from uprmc.kv.text_conversation import LINE_END, TextConversation
 from uprmc.kv.text_retrieval import COPIED_BYTES
 from uprmc.protocol.text_replies import END, STORED
-from uprmc.record import (
-    READ_PLAIN_FOREVER,
-    RECORD_OVERHEAD_BYTES,
-    TAIL,
-    TAIL_BYTES,
-    tail_at,
-)
+from uprmc.record import READ_PLAIN_FOREVER, RECORD_OVERHEAD_BYTES, TAIL, TAIL_BYTES, tail_at
 
 _unpack_tail = TAIL.unpack_from
 #: Records that are copied into their reply are not longer than this.
