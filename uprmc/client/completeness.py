@@ -14,7 +14,7 @@ from uprmc.client.route_table import RouteTable
 
 
 class Completeness:
-    """See the module docstring.
+    """Compares what has come with what there was.
 
     Attributes:
         began: when the consumer began to run, 0 = it has not.

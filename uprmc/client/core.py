@@ -1,6 +1,6 @@
 """The consumer without sockets, threads and clocks: nodes, streams, batches, handlers.
 
-Whoever owns sockets and time calls these doors, one at a time, never one within another:
+The loop that owns sockets and time calls these methods, one at a time, never one within another:
 
 - `due` tells which nodes to dial; `connected`, `failed`, `lost` say what came of it;
 - `received` takes bytes, `turn` the time, `idle` that nothing more is there to be read;
@@ -19,16 +19,14 @@ Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
-from uprmc.client.ask import Ask, Task
+from uprmc.client.ask import Task
 from uprmc.client.barriers import Barrier, Barriers
 from uprmc.client.completeness import Completeness
-from uprmc.client.documents import NotNow
-from uprmc.client.errors import ClientError, ConnectionLost, MisuseError
+from uprmc.client.errors import ClientError, ConnectionLost
 from uprmc.client.events import Accepted, Event, StreamEnded
 from uprmc.client.follow import Follower
 from uprmc.client.handler import Handler
@@ -38,44 +36,37 @@ from uprmc.client.metrics import Metrics
 from uprmc.client.node_session import NodeSession
 from uprmc.client.nodes import Nodes
 from uprmc.client.options import Options, Start
+from uprmc.client.polling import Polling
 from uprmc.client.position import Position
 from uprmc.client.position_writer import PositionWriter
 from uprmc.client.quiet import PatientCollector
 from uprmc.client.route_table import RouteTable
 from uprmc.client.routes import Route
 from uprmc.client.state import Saved, StateStore
+from uprmc.client.stream_starts import StreamStarts
+from uprmc.client.watermark_reports import WatermarkReports
 from uprmc.consume.batch import Batch
-from uprmc.consume.registering import REPORT_INTERVAL_S, Registering
-from uprmc.consume.stream import StreamState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import EndReason, Opcode, StreamFlag
+from uprmc.protocol.opcodes import EndReason, Opcode
 
 __all__ = ["Options", "Start", "UprCore"]
 
-#: So many reasons of refusals are remembered as logged.
-_LOGGED_MAX = 100
-
-#: Who listens tells the time more often than this.
+#: A loop that listens to its nodes tells the time more often than this.
 _LISTENING_S = 1.0
 
 #: What was reached is saved with the next batch; by itself when none has come for this long.
 _SAVE_AFTER_S = 0.1
 
-#: While a vBucket is nowhere, nodes are asked so often.
-_SEARCH_S = 0.25
-
 #: A piece of this size may make so many objects that the collector is told to wait.
 _MANY_BYTES = 4_096
 
-_LOG = logging.getLogger("uprmc.client")
-
 
 class UprCore:
-    """See the module docstring.
+    """One consumer: gives bytes of nodes to a handler as changes.
 
     Attributes:
-        nodes: those it knows.
-        writer: what is kept.
+        nodes: the nodes that it knows.
+        writer: keeps positions.
         options: how it behaves.
         completeness: what of "everything up to now" is lacking.
         failure: what `received` has raised, if the connection is not to blame for it.
@@ -94,16 +85,16 @@ class UprCore:
         self._intake = Intake(handler, self.writer)
         self._routes = self._intake.routes
         self._follower = Follower(handler, self.writer, options.on_rollback, options.on_purged)
-        self._barriers = Barriers()
+        self._barriers = barriers = Barriers()
         self.failure: ClientError | None = None
         self._collector = PatientCollector()
-        self._following: dict[NodeSession, int] = {}
-        self._logged: set[str] = set()
-        self._now = self._turned = self._reported = 0.0
-        self._total = 0
+        self._turned = 0.0
         options.check()
-        self._table = RouteTable(self._routes, self.writer, options)
-        self.completeness = Completeness(self.nodes, self._table, self._barriers, options)
+        self._table = table = RouteTable(self._routes, self.writer, options)
+        self._starts = StreamStarts(self.nodes, table, self._follower, barriers, options)
+        self._polling = Polling(self.nodes, table, self._starts, barriers, state, options)
+        self._reports = WatermarkReports(self.nodes, self._routes, self.writer)
+        self.completeness = Completeness(self.nodes, table, barriers, options)
 
     # --- nodes come and go ----------------------------------------------------------------------
 
@@ -125,22 +116,21 @@ class UprCore:
             tls=self.options.tls,
         )
         self.nodes.named(place).connected(session, now)
-        self._following[session] = 0
-        session.facts.polling = True
-        yield from self._advance(session, self._open(session), None)
+        self._starts.connected(session)
+        yield from session.advance(self._polling.open(session))
         return session
 
     def failed(self, place: str, error: ClientError, now: float) -> None:
-        """A node could not be reached."""
+        """Learn that a node could not be reached."""
         self.nodes.named(place).lost(error, now, self.options.jitter())
 
     def lost(self, session: NodeSession, error: ClientError, now: float) -> None:
-        """A connection has ended; its streams are asked for again, here or elsewhere."""
+        """Learn that a connection has ended; its streams are asked for again, here or elsewhere."""
         node = self.nodes.named(session.place)
         if node.session is not session:
             return
-        self._now = now
-        self._following.pop(session, None)
+        self._table.now = now
+        self._starts.lost(session)
         node.lost(error, now, self.options.jitter())
         self._leave_collector()
         self._barriers.broken(session.place, ConnectionLost(str(error)))
@@ -148,7 +138,7 @@ class UprCore:
             task.close()
         for route in self._routes.values():
             if route.session is session:
-                self._table.off(route, self._now)
+                self._table.off(route)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -159,7 +149,7 @@ class UprCore:
             for route in self._routes.values():
                 route.level_at = route.off_at = now
         deaf_s = now - self._turned if self._turned else 0.0
-        self._now = self._turned = now
+        self._table.now = self._turned = now
         sessions = self.nodes.sessions()
         for node in self.nodes.all():
             node.look(now)
@@ -170,180 +160,16 @@ class UprCore:
         for session in sessions:
             if session.bursts.is_overdue(now):
                 yield from self.received(session, b"", now)
-        disputed = self.nodes.disputed()
-        for session in sessions:
-            if session.facts.poll_at <= now and not session.facts.polling:
-                session.facts.polling = True
-                self.nodes.named(session.place).asked_at = now
-                wanted = sorted(disputed & session.facts.active.keys())
-                yield from self._advance(session, self._poll(session, wanted), None)
-        yield from self._try_all(sessions, now)
-        if self.options.instance is not None and now - self._reported >= REPORT_INTERVAL_S:
-            self._reported = now
-            self._note_watermarks()
-            for session in sessions:
-                session.report(now)
+        yield from self._polling.poll_due(sessions)
+        yield from self._starts.try_all(sessions)
+        if self.options.instance is not None:
+            self._reports.report_due(sessions, now)
         for barrier in self._barriers.unsent():
             yield from self._send_barrier(barrier)
 
-    def _note_watermarks(self) -> None:
-        """Have reported what the state has of the vBuckets that are registered."""
-        for registered in self._registered():
-            for vbucket in registered.vbuckets:
-                place = self._routes[vbucket].place
-                registered.reached(vbucket, *self.writer.watermark(place))
-
     def report_rest(self) -> bool:
         """Report all that the state has; return whether an answer is to be waited for."""
-        self._note_watermarks()
-        for session in self.nodes.sessions():
-            session.report_rest()
-        return any(registered.unanswered for registered in self._registered())
-
-    def _registered(self) -> list[Registering]:
-        found = [session.registered for session in self.nodes.sessions()]
-        return [registered for registered in found if registered is not None]
-
-    def _open(self, session: NodeSession) -> Task:
-        try:
-            yield from session.handshake()
-        except ClientError as error:
-            session.error = error
-            raise
-        self._check_count(session)
-        self._polled(session)
-        self.nodes.learn(session.facts.servers)
-
-    def _check_count(self, session: NodeSession) -> None:
-        """Refuse a node with another number of vBuckets: other documents would be in them."""
-        if session.facts.map is None:
-            return
-        there, state = session.facts.map.vbuckets, self.writer.state
-        for known, whose in (
-            (self.options.total_vbuckets, "as total_vbuckets says"),
-            (getattr(state, "vbuckets", 0), "as the state: it belongs to another node"),
-            (self._total, "as another node"),
-        ):
-            if known and known != there:
-                raise MisuseError(
-                    f"the node at {session.place} has {there} vBuckets, not {known} {whose}"
-                )
-        self.options.check_numbers(there)
-        self._total = there
-        if getattr(state, "vbuckets", there) != there:
-            cast(Any, state).name_vbuckets(there)
-
-    def _poll(self, session: NodeSession, disputed: list[int]) -> Task:
-        yield from session.poll(disputed)
-        self._polled(session)
-        for vbucket, route in list(self._routes.items()):
-            if not route.streaming:
-                continue
-            if route.session is session and not session.facts.has(vbucket):
-                yield from self._move(route)  # it is active no more, and did not say so
-            elif route.session is not session and vbucket in session.facts.active:
-                better = self.nodes.choice(route.place).place
-                if better and self.nodes.session_at(better) is not route.session:
-                    yield from self._move(route)
-
-    def _polled(self, session: NodeSession) -> None:
-        session.facts.polling = False
-        node = self.nodes.named(session.place)
-        node.told(failed=not session.facts.polls)
-        pause = _SEARCH_S if self._table.waiting or self._barriers else self.options.poll_s
-        session.facts.poll_at = self._now + min(pause, self.options.poll_s)
-        if self.options.vbuckets is None:
-            there = (session.facts.active or session.facts.replicas).keys()
-            everything = self.nodes.numbers() if self.options.until_now else frozenset()
-            for vbucket in sorted((there | everything) - self._routes.keys()):
-                self._table.add(vbucket, self._now)
-        for vbucket, term in session.facts.terms.items():
-            route = self._routes.get(vbucket)
-            if route is not None and route.place.term < term:
-                route.place.term = term
-        for vbucket, high_seqno in (session.facts.replicas | session.facts.active).items():
-            route = self._routes.get(vbucket)
-            if route is not None and route.session in (session, None):
-                route.high_seqno = high_seqno
-                if high_seqno <= route.place.seqno:
-                    route.level_at = self._now
-
-    def _move(self, route: Route) -> Task:
-        """Leave a node for the one that has better reason to call itself active."""
-        session, stream = route.session, route.stream
-        self._table.off(route, self._now)
-        if session is not None and stream is not None:
-            self._barriers.broken(session.place, ConnectionLost("a vBucket has moved"))
-            yield from self._advance(session, _closing(session, stream), None)
-
-    # --- streams come about ---------------------------------------------------------------------
-
-    def _try_all(self, sessions: list[NodeSession], now: float) -> Task:
-        if not self.nodes.all_asked():
-            return  # one that has not told yet may have what another only believes to have
-        connected = [self.nodes.named(session.place).since for session in sessions]
-        if not any(self.nodes.asked_since(since, now) for since in connected):
-            return  # see `_try`
-        room = sum(session.starts_max - self._following[session] for session in sessions)
-        for vbucket in sorted(self._table.waiting) if room else ():
-            route = self._routes[vbucket]
-            yield from self._try(route, now)
-            room -= route.session is not None
-            if not room:
-                break
-
-    def _try(self, route: Route, now: float) -> Task:
-        if route.backoff.at > now:
-            return
-        choice = self.nodes.choice(route.place)
-        if choice.disputed:
-            self._refused(route, choice.why)
-        session = self.nodes.session_at(choice.place or choice.deposed)
-        session = session or self.nodes.replica(route.place.vbucket)
-        if choice.deposed and session is not None and not session.facts.knows_terms:
-            return  # it would stream
-        if session is None or self._following[session] >= session.starts_max:
-            return
-        # An old active may say so again although another one was promoted since the others told.
-        claimed_at = self.nodes.named(session.place).since
-        if not self.nodes.asked_since(max(route.lost_at, claimed_at), now):
-            return
-        self._table.waiting.discard(route.place.vbucket)
-        self._following[session] += 1
-        route.session = session
-        yield from self._advance(session, self._follow(session, route), None)
-
-    def _follow(self, session: NodeSession, route: Route) -> Task:
-        flags = 0 if self.options.replicas else StreamFlag.ACTIVE_ONLY
-        flags |= StreamFlag.LATEST if self.options.until_now else 0
-        try:
-            yield from self._follower.follow(session, route.place, flags, route.opening)
-            route.streaming = True
-            route.backoff.good()
-            route.refusal = ""
-        except NotNow as error:
-            if not self.options.redial:
-                raise ConnectionLost(str(error)) from None
-            if session.facts.terms.get(route.place.vbucket, 0) >= route.place.term:
-                self._refused(route, str(error))  # else it was said why it is not followed
-            session.gone(route.place.vbucket)
-            session.facts.poll_at = min(session.facts.poll_at, self._now + _SEARCH_S)
-            self._table.off(route, self._now, pause=True)
-        finally:
-            if session in self._following:
-                self._following[session] -= 1
-
-    def _refused(self, route: Route, why: str) -> None:
-        """Keep why a vBucket is not streamed; what many have in common is logged for one."""
-        if route.refusal == why:
-            return
-        route.refusal = why
-        common = why.partition(": ")[2]
-        if common not in self._logged:
-            if len(self._logged) >= _LOGGED_MAX:
-                self._logged.clear()
-            self._logged.add(common)
-            _LOG.warning("%s", why)
+        return self._reports.report_rest()
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -354,8 +180,7 @@ class UprCore:
             ClientError: it makes no sense, or the program does not want to go on.
             StateError: the state could not be written; nothing of it was handed over.
         """
-        self._now = now
-        self._intake.now = now
+        self._table.now = self._intake.now = now
         try:
             if len(data) >= _MANY_BYTES:
                 self._collector.hold()
@@ -375,7 +200,7 @@ class UprCore:
 
     def _deal_with_batch(self, session: NodeSession, data: bytes) -> Task:
         try:
-            events = session.receive(data, self._now)
+            events = session.receive(data, self._table.now)
         except ClientError as error:
             session.error = error
             raise
@@ -432,35 +257,22 @@ class UprCore:
     def _ended(self, route: Route, why: int) -> None:
         if why == EndReason.OK and self.options.until_now:
             route.done = True
-            self._table.off(route, self._now)
+            self._table.off(route)
             return
         session, vbucket = route.session, route.place.vbucket
         if session is not None:
             session.gone(vbucket)
-            session.facts.poll_at = self._now
+            session.facts.poll_at = self._table.now
             words = f"the stream of vBucket {vbucket} ended with reason {why}"
             if not self.options.redial:
                 raise ConnectionLost(f"{session.place}: {words}")
             self._barriers.broken(session.place, ConnectionLost(words))
-        self._table.off(route, self._now, pause=True)
+        self._table.off(route, pause=True)
 
     def _answered(self, session: NodeSession, answer: ResponseFrame) -> Task:
         ask = session.answered(answer)
         if ask is not None and ask.task is not None:
-            yield from self._advance(session, ask.task, ask.answers)
-
-    def _advance(self, session: NodeSession, task: Task, value: Any) -> Task:
-        """Run a task until it asks the node, or ends."""
-        while True:
-            try:
-                wanted = task.send(value)
-            except StopIteration:
-                return
-            if type(wanted) is Ask:
-                wanted.task = task
-                session.ask(wanted)
-                return
-            value = yield wanted
+            yield from session.advance(ask.task, ask.answers)
 
     # --- barriers -------------------------------------------------------------------------------
 
@@ -470,14 +282,14 @@ class UprCore:
         Raises:
             MisuseError: its text is in use, empty or too long, or too many wait.
         """
-        barrier = self._barriers.add(text, self._now)
+        barrier = self._barriers.add(text, self._table.now)
         for session in self.nodes.sessions():
             barrier.polls[session.place] = session.facts.polls + (2 if session.facts.polling else 1)
             session.facts.poll_at = 0.0
         return barrier
 
     def forget_barrier(self, barrier: Barrier) -> None:
-        """Nobody waits for it any more."""
+        """Drop a barrier for which nothing waits any more."""
         self._barriers.drop(barrier)
 
     def _send_barrier(self, barrier: Barrier) -> Task:
@@ -494,10 +306,10 @@ class UprCore:
         found = [session for session in sessions if session in streaming]
         tasks = self._barriers.send(barrier, found)
         for session, task in zip(found, tasks, strict=True):
-            yield from self._advance(session, task, None)
+            yield from session.advance(task)
 
     def close(self) -> None:
-        """Nothing more is handed over; whoever waits is told."""
+        """End: nothing more is handed over, and waiting barriers are broken."""
         self._collector.release()
         self._barriers.close(ConnectionLost("the consumer was stopped"))
 
@@ -520,9 +332,5 @@ class UprCore:
         }
 
     def metrics(self, now: float) -> Metrics:
-        """Return what can be told in numbers."""
+        """Return the consumer's figures."""
         return measured(self.nodes, self._routes.values(), self._follower, now)
-
-
-def _closing(session: NodeSession, stream: StreamState) -> Task:
-    yield Ask([session.close_stream(stream)])

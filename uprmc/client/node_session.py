@@ -9,6 +9,7 @@ Source: ``docs/streams.md``, how to write a consumer; UPR reference 2, 4.6, 4.7.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from uprmc.client.ahead import ReadAhead
 from uprmc.client.ask import PIPELINE_MAX, Ask, Task
@@ -188,6 +189,19 @@ class NodeSession:
         for _ in range(PIPELINE_MAX):
             if not self._send_next(ask):
                 break
+
+    def advance(self, task: Task, answers: Any = None) -> Task:
+        """Run a task until it asks the node, or ends; yield what it yields for others."""
+        while True:
+            try:
+                wanted = task.send(answers)
+            except StopIteration:
+                return
+            if type(wanted) is Ask:
+                wanted.task = task
+                self.ask(wanted)
+                return
+            answers = yield wanted
 
     def answered(self, frame: ResponseFrame) -> Ask | None:
         """Take an answer out of the events; returns the `Ask` that has all its answers now.

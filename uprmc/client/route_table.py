@@ -13,9 +13,10 @@ from uprmc.model import FailoverEntry, FailoverLog, SnapshotRange
 
 
 class RouteTable:
-    """See the module docstring.
+    """The routes of one consumer.
 
     Attributes:
+        now: monotonic seconds, as the consumer was told last.
         routes: by vBucket.
         waiting: vBuckets for which a stream is to be asked for.
     """
@@ -26,6 +27,7 @@ class RouteTable:
         Raises:
             StateError: the state cannot be read.
         """
+        self.now = 0.0
         self.routes = routes
         self.waiting: set[int] = set()
         self._writer = writer
@@ -35,9 +37,9 @@ class RouteTable:
         known = writer.load()
         self._known = {n: place for n, place in known.items() if wanted is None or n in wanted}
         for vbucket in sorted(self._known if wanted is None else wanted):
-            self.add(vbucket, 0.0)
+            self.add(vbucket)
 
-    def add(self, vbucket: int, now: float) -> None:
+    def add(self, vbucket: int) -> None:
         """Follow a vBucket, from where the state or the program says."""
         if vbucket in self.routes:
             return
@@ -52,7 +54,7 @@ class RouteTable:
             place.at_now = start == "now" or isinstance(start, int)
             place.begin_at = start if isinstance(start, int) else None
         self._writer.places[vbucket] = place
-        self.routes[vbucket] = Route(place, now)
+        self.routes[vbucket] = Route(place, self.now)
         self.waiting.add(vbucket)
 
     def _begun_anew(self, place: Place) -> Place | None:
@@ -63,11 +65,11 @@ class RouteTable:
         place.seqno = place.whole = place.end = 0  # kept, at zero: the handler is told to drop it
         return place
 
-    def off(self, route: Route, now: float, *, pause: bool = False) -> None:
-        """A route has no stream any more; `pause` = wait before the next is asked for."""
-        route.off(now)
+    def off(self, route: Route, *, pause: bool = False) -> None:
+        """Take a route's stream away; `pause` = wait before the next is asked for."""
+        route.off(self.now)
         if pause:
-            route.backoff.failed(now, self._jitter())
+            route.backoff.failed(self.now, self._jitter())
         if not route.done:
             self.waiting.add(route.place.vbucket)
 
