@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.protocol.strategies import FRAMES, cut
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
-from uprmc.protocol.framer import BinaryFramer, ByteBuffer, LineFramer
+from uprmc.protocol.framer import BinaryFramer, ByteBuffer
 from uprmc.protocol.header import Frame, RequestFrame, encode_request
 
 LIMIT = 1024
@@ -43,10 +43,6 @@ class BufferAgainstBytes(RuleBasedStateMachine):
     def peek(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(0, len(self.model)))
         assert self.buffer.peek(count) == self.model[:count]
-
-    @rule()
-    def find_newline(self) -> None:
-        assert self.buffer.find_newline() == self.model.find(b"\n")
 
     @rule(count=st.integers(0, 6000))
     def need(self, count: int) -> None:
@@ -82,7 +78,6 @@ def test_tiny_pieces_do_not_pile_up_as_chunks() -> None:
     buffer = ByteBuffer()
     for _ in range(50_000):
         buffer.append(b"x")
-        assert buffer.find_newline() == -1
     assert len(buffer._chunks) < 20
     assert buffer.take(50_000) == b"x" * 50_000
 
@@ -178,69 +173,3 @@ def _noting(calls: list[tuple[str, int]], name: str) -> Callable[[ByteBuffer, in
 
 def _pieces(stream: bytes, size: int) -> Iterator[bytes]:
     return (stream[at : at + size] for at in range(0, len(stream), size))
-
-
-# --- LineFramer ---------------------------------------------------------------------------------
-
-
-@st.composite
-def answer_in_pieces(draw: st.DrawFn) -> tuple[list[bytes], list[bytes]]:
-    """Values of any bytes, as get answers them, and that answer cut up."""
-    values = draw(st.lists(st.one_of(st.binary(max_size=50), st.just(b"\r\n\r\n")), max_size=5))
-    parts = [b"VALUE k 0 %d\r\n%b\r\n" % (len(value), value) for value in values]
-    return values, draw(cut(b"".join([*parts, b"END\r\n"])))
-
-
-@given(answer_in_pieces())
-def test_lines_and_blocks_come_out_for_every_way_of_cutting(
-    case: tuple[list[bytes], list[bytes]],
-) -> None:
-    values, pieces = case
-    framer = LineFramer(LIMIT)
-    found: list[bytes] = []
-    length: int | None = None
-    ended = False
-    for piece in pieces:
-        framer.feed(piece)
-        while (
-            got := framer.next_line() if length is None else framer.next_block(length)
-        ) is not None:
-            if length is not None:
-                found.append(got)
-                length = None
-            elif got == b"END":
-                ended = True
-            else:
-                length = int(got.split()[-1])
-    assert (found, ended) == (values, True)
-
-
-def test_a_line_ends_at_its_newline_with_or_without_a_carriage_return() -> None:
-    framer = LineFramer(LIMIT)
-    framer.feed(b"one\r\ntwo\n\r\n\n\r\r\nrest")
-    assert [framer.next_line() for _ in range(6)] == [b"one", b"two", b"", b"", b"\r", None]
-
-
-def test_a_line_at_the_limit_passes_and_one_byte_more_is_refused() -> None:
-    framer = LineFramer(8)
-    framer.feed(b"12345678\r\n")
-    assert framer.next_line() == b"12345678"
-    framer.feed(b"123456789\n")
-    with pytest.raises(RemoteProtocolError, match="exceeds 8 bytes"):
-        framer.next_line()
-
-
-def test_a_line_that_never_ends_is_refused_without_its_end() -> None:
-    framer = LineFramer(8)
-    framer.feed(b"123456789")
-    assert framer.next_line() is None
-    framer.feed(b"0")
-    with pytest.raises(RemoteProtocolError, match="exceeds 8 bytes"):
-        framer.next_line()
-
-
-def test_a_block_without_its_line_end_is_refused() -> None:
-    framer = LineFramer(8)
-    framer.feed(b"abcd\n\n")
-    with pytest.raises(RemoteProtocolError, match="does not end"):
-        framer.next_block(4)

@@ -117,7 +117,6 @@ OBSERVED_KEY_HEAD = derive(Layout("vbucket" / Int16ub, "key_length" / Int16ub))
 OBSERVED_STATE = derive(Layout("state" / Int8ub, "cas" / Int64ub))
 
 #: Value of HELLO and of its reply: feature numbers.
-HelloValue = Layout("entries" / GreedyRange(Int16ub), Terminated)
 HELLO_FEATURE = derive(Layout("feature" / Int16ub))
 
 

@@ -1,8 +1,8 @@
 """Complete messages from any split of the stream, without a socket.
 
 `ByteBuffer` keeps what has arrived until it is enough; nothing is copied more than a few times,
-however small the pieces are. `BinaryFramer` and `LineFramer` use it and are for tools, tests and
-clients; the server's hot loop reads its chunks in place and uses the buffer only for the rest.
+however small the pieces are. `BinaryFramer` uses it and is for tools, tests and clients; the
+server's hot loop reads its chunks in place and uses the buffer only for the rest.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ class ByteBuffer:
     Appending is cheap at any size; `take` copies each byte once.
     """
 
-    __slots__ = ("_chunks", "_first_used", "_searched", "_size")
+    __slots__ = ("_chunks", "_first_used", "_size")
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
         self._first_used = 0
         self._size = 0
-        self._searched = 0
 
     def __len__(self) -> int:
         return self._size
@@ -76,22 +75,7 @@ class ByteBuffer:
             missing -= len(piece)
             pieces.append(piece)
         self._size -= count
-        self._searched = max(0, self._searched - count)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def find_newline(self) -> int:
-        r"""Return the index of the first ``\n``, or -1. Bytes are searched only once."""
-        place = -self._first_used
-        for chunk in self._chunks:
-            end = place + len(chunk)
-            if end > self._searched:
-                found = chunk.find(b"\n", max(0, self._searched - place))
-                if found >= 0:
-                    self._searched = place + found
-                    return place + found
-            place = end
-        self._searched = self._size
-        return -1
 
     def _check(self, count: int) -> None:
         if not 0 <= count <= self._size:
@@ -179,52 +163,3 @@ class BinaryFramer:
                 f"opcode {opcode:#x}: a body of {body} bytes exceeds {self._limit_bytes}"
             )
         return int(HEADER_BYTES + body)
-
-
-class LineFramer:
-    """Lines and data blocks of the text protocol out of a stream of bytes.
-
-    The previous line decides which of the two is next, so the reader asks for one of them.
-    """
-
-    __slots__ = ("_buffer", "_limit_bytes")
-
-    def __init__(self, limit_bytes: int) -> None:
-        """Refuse lines that are longer than `limit_bytes`, their end not counted."""
-        self._buffer = ByteBuffer()
-        self._limit_bytes = limit_bytes
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes, cut anywhere."""
-        self._buffer.append(data)
-
-    def next_line(self) -> bytes | None:
-        r"""Return the next line without ``\n`` or ``\r\n``; ``None`` when it is not complete.
-
-        Raises:
-            RemoteProtocolError: the line is longer than the limit, or continues beyond it.
-        """
-        end = self._buffer.find_newline()
-        if end < 0:
-            self._check_length(max(0, len(self._buffer) - 1))
-            return None
-        line = self._buffer.take(end + 1)[:-1].removesuffix(b"\r")
-        self._check_length(len(line))
-        return line
-
-    def next_block(self, count: int) -> bytes | None:
-        r"""Return `count` bytes that ``\r\n`` follows; ``None`` when they are incomplete.
-
-        Raises:
-            RemoteProtocolError: something other than ``\r\n`` follows.
-        """
-        if self._buffer.need(count + 2):
-            return None
-        block = self._buffer.take(count + 2)
-        if not block.endswith(b"\r\n"):
-            raise RemoteProtocolError(f"a data block of {count} bytes does not end where it should")
-        return block[:-2]
-
-    def _check_length(self, length: int) -> None:
-        if length > self._limit_bytes:
-            raise RemoteProtocolError(f"a line exceeds {self._limit_bytes} bytes")

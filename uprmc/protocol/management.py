@@ -9,30 +9,26 @@ Source: UPR reference, section 6.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from construct import (
     Bytes,
-    Const,
     Default,
     GreedyRange,
     Int8ub,
     Int16ub,
     Int32ub,
     Int64ub,
-    Rebuild,
     Terminated,
-    len_,
-    this,
 )
 from construct import Struct as Layout
 
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import VBucketState
 from uprmc.protocol.derive import derive
-from uprmc.protocol.rows import build_rows, pack_rows, parse_rows, unpack_rows
+from uprmc.protocol.rows import pack_rows, unpack_rows
 
 # --- vBuckets -----------------------------------------------------------------------------------
 
@@ -63,7 +59,6 @@ VBUCKET_SEQNO = derive(_VBucketSeqno)
 
 #: The same after `Feature.TERMS` was granted.
 _VBucketSeqnoTerm = Layout("vbucket" / Int16ub, "seqno" / Int64ub, "term" / Int64ub)
-VBucketSeqnoTermsValue = Layout("entries" / GreedyRange(_VBucketSeqnoTerm), Terminated)
 VBUCKET_SEQNO_TERM = derive(_VBucketSeqnoTerm)
 
 #: Extras of SEQNO_PERSISTENCE: everything up to here shall be on disk.
@@ -110,14 +105,7 @@ SESSION_TOKEN_EXTRAS = derive(SessionTokenExtras)
 GetKeysExtras = Layout("count" / Int32ub)
 GET_KEYS_EXTRAS = derive(GetKeysExtras)
 
-#: Value of its reply.
-GetKeysValue = Layout(
-    "entries"
-    / GreedyRange(
-        Layout("key_length" / Rebuild(Int16ub, len_(this.key)), "key" / Bytes(this.key_length))
-    ),
-    Terminated,
-)
+#: Its reply has this and a key for each key.
 KEY_LENGTH = derive(Layout("key_length" / Int16ub))
 
 # --- metadata -----------------------------------------------------------------------------------
@@ -162,22 +150,9 @@ RETURN_META_EXTRAS = derive(ReturnMetaExtras)
 ReturnMetaReplyExtras = Layout("flags" / Int32ub, "exptime" / Int32ub, "rev" / Int64ub)
 RETURN_META_REPLY_EXTRAS = derive(ReturnMetaReplyExtras)
 
-#: The head of each entry of extended metadata, of which there may be thousands.
+#: The head of each entry of extended metadata, which follows the value when `nmeta` is not 0: the
+#: byte 1 for its version, then entries.
 EXTENDED_META_HEAD = derive(Layout("id" / Int8ub, "length" / Int16ub))
-
-#: Extended metadata, version 1: it follows the value when `nmeta` is not 0.
-ExtendedMeta = Layout(
-    "version" / Const(1, Int8ub),
-    "entries"
-    / GreedyRange(
-        Layout(
-            "id" / Int8ub,
-            "length" / Rebuild(Int16ub, len_(this.data)),
-            "data" / Bytes(this.length),
-        )
-    ),
-    Terminated,
-)
 
 
 class ParamGroup(IntEnum):
@@ -279,11 +254,6 @@ def encode_keys(keys: Iterable[bytes]) -> bytes:
         raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
 
 
-def decode_keys(value: bytes) -> list[bytes]:
-    """Read the value of the reply to GET_KEYS; raises `RemoteProtocolError` when it is torn."""
-    return [bytes(each.key) for each in parse_rows(GetKeysValue, value)]
-
-
 def decode_extended_meta(value: bytes) -> list[tuple[int, bytes]]:
     """Read extended metadata as (id, bytes); raises `RemoteProtocolError` when it is malformed."""
     entries: list[tuple[int, bytes]] = []
@@ -299,8 +269,3 @@ def decode_extended_meta(value: bytes) -> list[tuple[int, bytes]]:
             raise RemoteProtocolError(f"extended metadata of {end} bytes is malformed")
         entries.append((number, value[position - length : position]))
     return entries
-
-
-def encode_extended_meta(entries: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return extended metadata; raises `LocalProtocolError` when a number does not fit."""
-    return build_rows(ExtendedMeta, [{"id": number, "data": data} for number, data in entries])

@@ -63,7 +63,7 @@ class Outflow:
         self._request = request
         self._gone = gone
         self._waiting: list[Deferred[None]] = []
-        self._said = self._stuck = False
+        self._said = False
         request.setHeader(b"Content-Type", (EVENT_STREAM if events else JSON_LINES).encode())
         request.setHeader(b"Cache-Control", b"no-store")
         request.setHeader(b"X-Accel-Buffering", b"no")
