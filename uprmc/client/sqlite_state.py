@@ -18,18 +18,19 @@ from __future__ import annotations
 import os
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
-from zlib import crc32
 
 from uprmc.client.commit_record import pack_record, unpack_record
+from uprmc.client.position_rows import position_row, saved_in, signed, unsigned
 from uprmc.client.ring_chunk import pack_entries, unpack_entries
 from uprmc.client.ring_columns import RingColumns
 from uprmc.client.ring_rows import Row, RowChanges
 from uprmc.client.sqlite_file import TABLES, UPGRADES, VERSION, check_shared, open_file, told
 from uprmc.client.state import RingChunk, Saved, StateError, StateRefused
-from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
+from uprmc.client.state_log import StateLog
+from uprmc.model import SEQNO_MAX, SnapshotRange
 
 #: A chunk with this many entries is a row of the ring at once.
 DIRECT_ENTRIES = 32
@@ -40,59 +41,6 @@ FOLD_RECORDS = 1_024
 
 _LOCK_TIMEOUT_S = 1.0
 _NO_FLOOR = -1
-_U64 = 2**64
-_NUMBERS = struct.Struct("<6Q")
-_SIGNED_NUMBERS = struct.Struct("<6q")
-_ENTRY = struct.Struct("<QQ")
-_TERM = struct.Struct("<Q")
-
-
-class _Log:
-    """What the log's rows say, in memory.
-
-    Attributes:
-        size: how many entries of the ring there are.
-        records: how many rows.
-        moved: vBuckets whose positions have moved.
-    """
-
-    def __init__(self) -> None:
-        self.size = self.records = 0
-        self.moved: set[int] = set()
-        self._entries: dict[int, tuple[list[int], list[bytes]]] = {}
-        self._new: list[RingColumns] = []
-
-    def add(self, moved: Iterable[int], ring: RingColumns) -> None:
-        """Take in a record."""
-        self.records += 1
-        self.moved.update(moved)
-        self.size += len(ring.seqnos)
-        self._new.append(ring)
-
-    @property
-    def entries(self) -> Mapping[int, tuple[list[int], list[bytes]]]:
-        """Seqnos and keys by vBucket, in the order in which they came."""
-        found = self._entries
-        for ring in self._new:
-            seqnos, keys, last = ring.seqnos, ring.keys, 0
-            for vbucket, length in zip(ring.vbuckets, ring.lengths, strict=True):
-                first, last = last, last + length
-                columns = found.get(vbucket)
-                if columns is None:
-                    found[vbucket] = seqnos[first:last], keys[first:last]
-                elif length == 1:
-                    columns[0].append(seqnos[first])
-                    columns[1].append(keys[first])
-                else:
-                    columns[0].extend(seqnos[first:last])
-                    columns[1].extend(keys[first:last])
-        self._new.clear()
-        return found
-
-    def after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
-        """Return a vBucket's entries above a seqno."""
-        columns = self.entries.get(vbucket)
-        return [each for each in zip(*columns, strict=True) if each[0] > seqno] if columns else []
 
 
 class SqliteState:
@@ -108,7 +56,7 @@ class SqliteState:
             handler's connection. That one is committed and rolled back here, and stays open; it
             must be in a mode in which writing begins a transaction (the default), and keeps its own
             settings of journal and synchronisation.
-        name: whose state this is.
+        name: the consumer's name.
         vbuckets: over how many the documents are spread; 0 = as the state says, and the nodes tell
             a new one.
         sync: ``full`` = a commit is on the disk when it returns. ``normal`` = it survives a crash
@@ -138,7 +86,7 @@ class SqliteState:
         self._saved: dict[int, Saved] = {}
         self._rows: dict[int, list[Row]] = {}
         self._floors: dict[int, int] = {}
-        self._log = _Log()
+        self._log = StateLog()
         self._next_id = 1
         self._commits = 0
         self.instance = ""
@@ -162,7 +110,7 @@ class SqliteState:
             self._recognise(name, vbuckets)
             found = self._select("SELECT id, vbucket, first, last, entries FROM uprmc_ring")
             for number, vbucket, first, last, entries in found:
-                row = Row(number, first % _U64, last % _U64, int(entries))
+                row = Row(number, unsigned(first), unsigned(last), int(entries))
                 self._rows.setdefault(vbucket, []).append(row)
             self._next_id = 1 + max((row[0] for row in found), default=0)
             with self._reading("a position"):
@@ -174,7 +122,7 @@ class SqliteState:
             "SELECT vbucket, seqno, snapshot_start, snapshot_end, ring_from, purge_seqno, "
             "log, crc, term FROM uprmc_position"
         )
-        self._saved = {row[0]: _saved(row) for row in rows}
+        self._saved = {row[0]: saved_in(row) for row in rows}
 
     def _read_log(self) -> None:
         for (data,) in self._select("SELECT data FROM uprmc_log ORDER BY id"):
@@ -211,6 +159,15 @@ class SqliteState:
                 self.instance = self._kept_instance()
                 if vbuckets and not count:
                     self._keep_vbuckets(vbuckets)
+        self._check_owner(version, owner, name)
+        if not fits:
+            raise StateRefused(
+                f"state {self._place}: it is of {count} vBuckets, not {vbuckets}: it belongs to "
+                "another node; give another path"
+            )
+        self.vbuckets = count or vbuckets
+
+    def _check_owner(self, version: int, owner: str, name: str) -> None:
         if version != VERSION:
             raise StateRefused(
                 f"state {self._place}: its layout has version {version}, this program knows "
@@ -221,12 +178,6 @@ class SqliteState:
                 f"state {self._place}: it is consumer {owner!r}'s, not {name!r}'s: give each "
                 "consumer a state of its own"
             )
-        if not fits:
-            raise StateRefused(
-                f"state {self._place}: it is of {count} vBuckets, not {vbuckets}: it belongs to "
-                "another node; give another path"
-            )
-        self.vbuckets = count or vbuckets
 
     def _kept_instance(self) -> str:
         """Return the id that the state keeps; make one if it is of an earlier version."""
@@ -318,7 +269,7 @@ class SqliteState:
             for vbucket, seqno in trims.items():
                 changes.drop_below(vbucket, seqno)
             if folds:
-                log, floors = _Log(), dict(floors)
+                log, floors = StateLog(), dict(floors)
                 self._fold(changes, floors)
                 for vbucket in {*below, *cuts}:
                     limits = floors.pop(vbucket, _NO_FLOOR), cuts.get(vbucket, SEQNO_MAX)
@@ -352,7 +303,7 @@ class SqliteState:
             if floors:
                 self._insert_record(pack_record({}, floors, RingColumns()))
         changes.applied()
-        self._log, self._floors, self._next_id = _Log(), floors, changes.next_id
+        self._log, self._floors, self._next_id = StateLog(), floors, changes.next_id
         for number in numbers:
             self._saved.pop(number, None)
 
@@ -384,7 +335,7 @@ class SqliteState:
             self._connection.executemany(
                 "INSERT INTO uprmc_ring VALUES (?, ?, ?, ?, ?, ?)",
                 [
-                    (row.id, vbucket, _signed(row.first), _signed(row.last), row.entries,
+                    (row.id, vbucket, signed(row.first), signed(row.last), row.entries,
                      pack_entries(seqnos, keys))
                     for row, vbucket, seqnos, keys in changes.added.values()
                 ],
@@ -400,7 +351,7 @@ class SqliteState:
         if saved:
             self._connection.executemany(
                 "INSERT OR REPLACE INTO uprmc_position VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_position_row(vbucket, position) for vbucket, position in saved.items()],
+                [position_row(vbucket, position) for vbucket, position in saved.items()],
             )
 
     def _insert_record(self, data: bytes) -> None:
@@ -408,7 +359,7 @@ class SqliteState:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Write in a transaction that is refused when somebody else wrote since the last one."""
+        """Write in a transaction that is refused when another process wrote since the last one."""
         with told(self._place), self._transaction():
             changed = self._connection.execute(
                 "UPDATE uprmc_state SET commits = commits + 1 WHERE commits = ?", (self._commits,)
@@ -437,31 +388,3 @@ class SqliteState:
             if connection.in_transaction:
                 connection.rollback()
             raise
-
-
-def _saved(row: Sequence[Any]) -> Saved:
-    *numbers, log, crc, term = row
-    vbucket, seqno, start, end, ring_from, purge_seqno = (number % _U64 for number in numbers)
-    packed = _NUMBERS.pack(vbucket, seqno, start, end, ring_from, purge_seqno) + log
-    if crc != crc32(packed + _packed_term(term)):
-        raise ValueError("a wrong checksum")
-    entries = tuple(FailoverEntry(*entry) for entry in _ENTRY.iter_unpack(log))
-    return Saved(seqno, SnapshotRange(start, end), entries, ring_from, purge_seqno, term)
-
-
-def _position_row(vbucket: int, saved: Saved) -> tuple[int | bytes, ...]:
-    seqno, (start, end), log, ring_from, purge_seqno, term = saved
-    numbers = (vbucket, seqno, start, end, ring_from, purge_seqno)
-    packed_log = b"".join([_ENTRY.pack(*entry) for entry in log])
-    packed = _NUMBERS.pack(*numbers)
-    crc = crc32(packed + packed_log + _packed_term(term))
-    return (*_SIGNED_NUMBERS.unpack(packed), packed_log, crc, term)
-
-
-def _packed_term(term: int) -> bytes:
-    """Return what a checksum covers of a term: nothing if there is none, as before terms."""
-    return _TERM.pack(term) if term else b""
-
-
-def _signed(number: int) -> int:
-    return number if number < _U64 // 2 else number - _U64
