@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from uprmc.columnar.requests import ORIGIN_COLUMN
+from uprmc.columnar.request_rows import ORIGIN_COLUMN
 from uprmc.protocol.origins import ORIGIN_META_BYTES, ORIGIN_META_HEAD
 
 #: (vb_uuid, seqno after which the branch begins), newest first.

@@ -1,12 +1,8 @@
-"""From an Arrow batch to request frames, and which rows cannot become any.
+"""From an Arrow batch to request frames.
 
 All heads of a batch are packed at once by numpy, as the records say; then each row costs
 three slices, one checksum and one concatenation. A frame's opaque is its place in its piece: that
 is how an answer finds its row, however the rows are spread over nodes and windows.
-
-Note: an expiry of at most 30 days counts from the moment the node gets it, as memcached
-has it. So a time to live is sent as it is up to there and as Unix time above, and an absolute time
-that small is an error.
 
 Source: reference memcached, sections 2.1, 2.3 and 4.1; reference UPR, section 6.
 """
@@ -20,7 +16,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
+from uprmc.columnar.error_rows import ErrorRow
 from uprmc.columnar.records import (
     BARE,
     STORE,
@@ -29,36 +25,16 @@ from uprmc.columnar.records import (
     WITH_META_OPTIONS,
     WITH_META_OPTIONS_NMETA,
 )
-from uprmc.columnar.write_columns import (
-    Array,
-    Bytes,
-    Numbers,
-    bytes_of,
-    column_of,
-    no_bytes,
-    numbers_of,
-    required,
-    texts_of,
-)
+from uprmc.columnar.request_rows import DELETE, EXPIRE, SET, RequestRows
+from uprmc.columnar.write_columns import Array, Bytes
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.protocol.management import WithMetaOption
-from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, MAGIC_REQUEST, DataType, Opcode
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, Opcode
 
 #: Limits of a piece of a batch, which is packed and kept until it is answered; it has at least
 #: one row.
 PIECE_ROWS = 10_000
 PIECE_BYTES = 16 * 1024 * 1024
-
-#: Expiries up to this count from now.
-RELATIVE_EXPIRY_MAX_S = 30 * 24 * 3600
-
-#: Column of a restore: extended metadata that says where each version was first accepted.
-ORIGIN_COLUMN = "_origin"
-
-_SET, _DELETE, _EXPIRE, _SKIP = range(4)
-_OPERATIONS = {None: _SET, "set": _SET, "delete": _DELETE, "expire": _EXPIRE}
-
-_CAS_LOCKED = 2**64 - 1
 
 #: How a mode stores, if not by SETQ.
 _STORES = {"insert": Opcode.ADDQ, "replace": Opcode.REPLACEQ}
@@ -142,222 +118,37 @@ def packed(
     Raises:
         BadSchema: a column is missing or has the wrong type.
     """
-    return _Packing(options, batch, first_row, now, item_limit_bytes).packed(vbuckets)
+    rows = RequestRows(options, batch, first_row, now, item_limit_bytes)
+    return _Packing(options, rows).packed(first_row, vbuckets)
 
 
 def check_columns(options: WriteOptions, schema: pa.Schema) -> None:
     """Raise `BadSchema` for what `packed` would refuse of every batch with this schema."""
     empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
-    packing = _Packing(options, empty, 0, 0.0, None)
-    packing.check_types()
+    RequestRows(options, empty, 0, 0.0, None).check_types()
 
 
 class _Packing:
     """One batch on its way."""
 
-    def __init__(
-        self,
-        options: WriteOptions,
-        batch: pa.RecordBatch,
-        first_row: int,
-        now: float,
-        item_limit_bytes: int | None,
-    ) -> None:
+    def __init__(self, options: WriteOptions, rows: RequestRows) -> None:
         self._options = options
-        self._item_limit_bytes = item_limit_bytes
-        self._batch = batch
-        self._first_row = first_row
-        self._now = now
-        self._count = batch.num_rows
-        self._faults: dict[int, tuple[str, str]] = {}
-        self._keys = bytes_of(required(batch, options.key_column, "the keys"), options.key_column)
-        self._kinds = self._operations()
-        self._values = self._read_values()
-        self._metas = self._read_metas()
-        self._check_keys()
-        self._check_values()
+        self._found = rows
+        self._keys, self._kinds = rows.keys, rows.kinds
+        self._values, self._metas = rows.values, rows.metas
 
-    def packed(self, vbuckets: int) -> Piece:
-        fields = self._fields()  # finds the last faults
-        good = self._kinds != _SKIP
-        if self._faults:
-            good[list(self._faults)] = False
-        rows = np.flatnonzero(good)
+    def packed(self, first_row: int, vbuckets: int) -> Piece:
+        found = self._found
+        fields = found.fields()  # finds the last faults
+        rows = found.good()
         keys = _slices(self._keys, rows)
         numbers = vbuckets_of(keys, vbuckets)
-        whole = Piece([b""] * len(rows), keys, numbers, rows + self._first_row)
-        for kind in (_SET, _DELETE, _EXPIRE):
+        whole = Piece([b""] * len(rows), keys, numbers, rows + first_row)
+        for kind in (SET, DELETE, EXPIRE):
             self._pack_kind(kind, rows, fields, whole)
-        whole.errors = self._errors()
-        whole.skipped = self._count - len(rows) - len(whole.errors)
+        whole.errors = found.errors()
+        whole.skipped = found.count - len(rows) - len(whole.errors)
         return whole
-
-    def check_types(self) -> None:
-        """Raise `BadSchema` also for columns that are looked at only if a row needs them."""
-        options = self._options
-        values = column_of(self._batch, options.value_column)
-        if values is not None and options.mode != "delete":
-            bytes_of(values, options.value_column)
-        self._fields()
-
-    # --- what is in the rows --------------------------------------------------------------------
-
-    def _operations(self) -> Array:
-        mode = self._options.mode
-        if mode == "delete":
-            return np.full(self._count, _DELETE, np.uint8)
-        column = column_of(self._batch, "_op")
-        if column is None:
-            return np.full(self._count, _SET, np.uint8)
-        words, places = texts_of(column, "_op")
-        kinds = np.array([_OPERATIONS.get(word, _SKIP) for word in words], np.uint8)[places]
-        for place, word in enumerate(words):
-            if word not in _OPERATIONS:
-                why = f"_op is {word!r}, not set, delete or expire"
-                self._fault(places == place, "BAD_OPERATION", why)
-        if mode == "insert":
-            deleting = (kinds == _DELETE) | (kinds == _EXPIRE)
-            self._fault(deleting, "BAD_OPERATION", "mode insert deletes nothing")
-        return kinds
-
-    def _read_values(self) -> Bytes:
-        name = self._options.value_column
-        if self._options.mode == "delete":
-            return no_bytes(self._count)
-        if not (self._kinds == _SET).any():
-            return no_bytes(self._count)
-        return bytes_of(required(self._batch, name, "the values"), name)
-
-    def _read_metas(self) -> Bytes:
-        if self._options.mode != "append-meta" or not self._has(ORIGIN_COLUMN):
-            return no_bytes(self._count)
-        return bytes_of(required(self._batch, ORIGIN_COLUMN, "origins"), ORIGIN_COLUMN)
-
-    def _check_keys(self) -> None:
-        sizes = self._keys.sizes
-        self._fault(self._keys.null, "NO_KEY", "the key is NULL")
-        self._fault(sizes == 0, "EMPTY_KEY", "the key is empty")
-        long = sizes > KEY_MAX_BYTES
-        self._fault(long, "KEY_TOO_LONG", f"a key has {KEY_MAX_BYTES} bytes at most")
-
-    def _check_values(self) -> None:
-        options = self._options
-        sets = self._kinds == _SET
-        without = sets & self._values.null
-        if options.ignore_null == "fail":
-            self._fault(without, "NO_VALUE", "the value is NULL")
-        else:
-            self._kinds[without] = _DELETE if options.ignore_null == "delete" else _SKIP
-        large = sets & (self._values.sizes > options.value_limit_bytes)
-        limit = f"a value has {options.value_limit_bytes} bytes at most"
-        self._fault(large, "VALUE_TOO_LARGE", limit)
-        most = self._item_limit_bytes
-        if most is not None:
-            large = sets & (self._values.sizes + self._keys.sizes > most)
-            self._fault(large, "VALUE_TOO_LARGE", f"the nodes' kv.max_item_bytes is {most}")
-
-    def _fields(self) -> dict[str, Array]:
-        """Return what goes into the extras, by the layouts' names."""
-        options = self._options
-        compared = {} if options.cas_column is None else {"cas": self._compared_cas()}
-        if options.mode == "delete":
-            return compared
-        datatype = self._numbers("_datatype", 8, default=0)
-        alien = datatype > DataType.JSON
-        self._fault(alien, "BAD_NUMBER", "_datatype: a node takes none but 0 and 1")
-        if options.mode == "append-meta":
-            return {"datatype": datatype, **self._meta()}
-        flags = self._numbers(options.flags_column or "_flags", 32, default=0)
-        return {"datatype": datatype, "flags": flags, "expiration": self._expiry(), **compared}
-
-    def _compared_cas(self) -> Array:
-        """Return the CAS that documents must have, 0 = any."""
-        name = self._options.cas_column
-        assert name is not None
-        column = required(self._batch, name, "the CAS")
-        found = numbers_of(column, name, 64)
-        self._fault(
-            found.wrong & self._sent, "BAD_NUMBER", f"{name}: not between 0 and {2**64 - 1}"
-        )
-        locked = (found.values == _CAS_LOCKED) & ~found.null
-        self._fault(locked & self._sent, "BAD_NUMBER", f"{name}: no version has this CAS")
-        return np.where(found.null, 0, found.values)
-
-    def _meta(self) -> dict[str, Array]:
-        cas = self._numbers("_cas", 64)
-        none = (cas == 0) | (cas == _CAS_LOCKED)
-        self._fault(none & self._sent, "BAD_NUMBER", "_cas: no version has this CAS")
-        return {
-            "flags": self._numbers("_flags", 32, default=0),
-            "exptime": self._numbers("_exp", 32, default=0),
-            "rev": self._numbers("_rev", 64),
-            "document_cas": cas,
-        }
-
-    def _expiry(self) -> Array:
-        if self._options.ttl_s is not None:
-            whole = np.full(self._count, int(self._options.ttl_s), np.uint64)
-            return self._from_now(whole, "ttl")
-        ttl, exp = self._options.ttl_column, self._options.exp_column
-        if ttl is None and exp is None:
-            ttl = "_ttl" if self._has("_ttl") else None
-        if ttl is not None:
-            return self._from_ttl(ttl)
-        name = exp or "_exp"
-        times = self._numbers(name, 32, default=0)
-        early = (times > 0) & (times <= RELATIVE_EXPIRY_MAX_S)
-        why = f"{name}: no Unix time but seconds from now: use a ttl column"
-        self._fault(early & self._sent, "BAD_NUMBER", why)
-        return times
-
-    def _from_ttl(self, name: str) -> Array:
-        return self._from_now(self._numbers(name, 32, default=0), name)
-
-    def _from_now(self, times: Array, name: str) -> Array:
-        absolute = np.where(times > RELATIVE_EXPIRY_MAX_S, times + np.uint64(self._now), times)
-        late = absolute >= 2**32
-        why = f"{name}: more seconds than an expiry can have"
-        self._fault(late & self._sent, "BAD_NUMBER", why)
-        return np.where(late, 0, absolute)
-
-    def _numbers(self, name: str, bits: int, default: int | None = None) -> Array:
-        """Return a column's numbers; without a default none may be NULL.
-
-        A column that the user named must be there; one of ours, with an underscore, only if there
-        is no default.
-        """
-        if default is not None and name.startswith("_") and not self._has(name):
-            return np.full(self._count, default, np.uint64)
-        found: Numbers = numbers_of(required(self._batch, name, "the metadata"), name, bits)
-        why = f"{name}: not between 0 and {2**bits - 1}"
-        self._fault(found.wrong & self._sent, "BAD_NUMBER", why)
-        if default is None:
-            self._fault(found.null & self._sent, "BAD_NUMBER", f"{name} is NULL")
-        return found.values
-
-    def _has(self, name: str) -> bool:
-        return name in self._batch.schema.names
-
-    @property
-    def _sent(self) -> Array:
-        return self._kinds != _SKIP
-
-    # --- faults ---------------------------------------------------------------------------------
-
-    def _fault(self, where: Array, code: str, reason: str) -> None:
-        """Note rows that cannot be written; the first fault of a row is the one that counts."""
-        if where.any():
-            for row in np.flatnonzero(where).tolist():
-                self._faults.setdefault(row, (code, reason))
-
-    def _errors(self) -> list[ErrorRow]:
-        first, keys, values = self._first_row, self._keys, self._values
-        return [
-            ErrorRow(first + row, code, reason, keys.at(row), values.at(row, VALUE_SHOWN_BYTES))
-            for row, (code, reason) in sorted(self._faults.items())
-        ]
-
-    # --- packing --------------------------------------------------------------------------------
 
     def _pack_kind(self, kind: int, rows: Array, fields: dict[str, Array], whole: Piece) -> None:
         """Put the frames of one operation to their places."""
@@ -367,7 +158,7 @@ class _Packing:
             return
         chosen = rows[places]
         key_sizes = self._keys.sizes[chosen]
-        value_sizes = self._values.sizes[chosen] if kind == _SET else 0
+        value_sizes = self._values.sizes[chosen] if kind == SET else 0
         heads = self._heads(kind, chosen, fields)
         extras_bytes = heads.dtype.itemsize - HEADER_BYTES
         heads["magic"] = MAGIC_REQUEST
@@ -393,12 +184,12 @@ class _Packing:
         mode = self._options.mode
         options = WithMetaOption.SKIP_CONFLICT_RESOLUTION if self._options.force else 0
         if mode == "append-meta":
-            options |= WithMetaOption.IS_EXPIRATION if kind == _EXPIRE else 0
+            options |= WithMetaOption.IS_EXPIRATION if kind == EXPIRE else 0
             layout = WITH_META_OPTIONS if options else WITH_META
             if self._metas.data:
                 layout = WITH_META_OPTIONS_NMETA if options else WITH_META_NMETA
-            opcode = Opcode.SETQ_WITH_META if kind == _SET else Opcode.DELQ_WITH_META
-        elif kind == _SET:
+            opcode = Opcode.SETQ_WITH_META if kind == SET else Opcode.DELQ_WITH_META
+        elif kind == SET:
             layout = STORE
             opcode = _STORES.get(mode, Opcode.SETQ)
         else:
@@ -406,7 +197,7 @@ class _Packing:
         heads: Array = np.zeros(len(rows), layout)
         heads["opcode"] = opcode
         for name, values in fields.items():
-            if name in heads.dtype.fields and (kind == _SET or name != "datatype"):
+            if name in heads.dtype.fields and (kind == SET or name != "datatype"):
                 heads[name] = values[rows]
         if options:
             heads["options"] = options
@@ -414,7 +205,7 @@ class _Packing:
 
     def _joined(self, kind: int, rows: Array, heads: Array, keys: list[bytes]) -> list[bytes]:
         begins = _cut(heads)
-        if kind != _SET:
+        if kind != SET:
             frames = [begin + key for begin, key in zip(begins, keys, strict=True)]
         else:
             data = self._values.data
