@@ -155,7 +155,8 @@ class LimitedChannel(http.HTTPChannel):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         cast(LimitedSite, self.site).clients -= 1
         self._forget()
-        cast(Any, self.transport).unregisterProducer()  # which is this; TLS would keep it for ever
+        if self.isSecure():
+            cast(Any, self.transport).unregisterProducer()  # TLS would keep this for ever
         super().connectionLost(reason)
         self._transferDecoder = None  # of a body that never came; it knows this channel
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import base64
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from interop.server_process import ServerProcess, start_uprmc
+from interop.server_process import Address, ServerProcess, start_uprmc
+from interop.tap_wire import connect as tap_connect
 from interop.waiting import wait_until
+from interop.wire import Wire
+from interop.wire import frame as request
 from tests.cli.fake_node import FakeNode
 from tests.cli.here import Here, runner
 from tests.cli.tap_support import start_adapter
@@ -27,13 +31,13 @@ from uprmc.client.errors import ClientError
 from uprmc.client.handler import Handler
 from uprmc.client.kv import KvClient
 from uprmc.consume.login import login
-from uprmc.login.credentials import Credentials
+from uprmc.login.credentials import Credentials, basic_auth
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.places import parsed
 from uprmc.protocol.header import ResponseFrame
 
 _ALL = "read,write,stream,replicate,manage,monitor"
-_LIST, _AUTH, _STEP = 0x20, 0x21, 0x22
+_NOOP, _LIST, _AUTH, _STEP, _UPR_OPEN = 0x0A, 0x20, 0x21, 0x22, 0x50
 _CONTINUE = 0x21
 _PASSWORD = "ann's word"
 
@@ -206,6 +210,55 @@ def test_verbs_of_the_index_log_in_at_the_node_and_its_views(
             assert merger.views.rows() == []
         assert "d" in here("index", "list", *ann).out.split()
         node.stop()
+
+
+def test_whatever_a_user_follows_ends_when_the_user_is_gone(
+    nodes: tuple[ServerProcess, ServerProcess], directory: Path
+) -> None:
+    node = nodes[0]
+
+    def reload(**more: str) -> None:
+        users_file(directory, ann=_ALL, bob="read", **more)
+        before = node.log().count("node.reloaded")
+        node._process.send_signal(signal.SIGHUP)
+        wait_until(lambda: node.log().count("node.reloaded") > before, "the log line", 10)
+
+    def following(place: Address | None, name: str, *words: bytes) -> Wire:
+        assert place is not None
+        wire = Wire(place)
+        wire.send(request(_AUTH, b"PLAIN", value=f"\0{name}\0{name}'s word".encode()))
+        assert wire.reply().status == 0
+        wire.send(*words)
+        return wire
+
+    def page(path: str) -> Wire:
+        assert node.http is not None
+        wire = Wire(node.http)
+        login = basic_auth(Credentials("eve", "eve's word"))
+        head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {login}\r\n"
+        wire.send(f"{head}Accept: text/event-stream\r\n\r\n".encode())
+        assert wire.line() == b"HTTP/1.1 200 OK\r\n"
+        return wire
+
+    reload(eve="stream,monitor")
+
+    def upr_open(name: str) -> bytes:
+        return request(_UPR_OPEN, name.encode(), extras=bytes(7) + b"\1")
+
+    stays = following(node.upr, "ann", upr_open("ann"))
+    wires = [page(path) for path in ("/live", "/events", "/changes")]
+    wires += [
+        following(node.upr, "eve", upr_open("eve")),
+        following(node.memcached, "eve", tap_connect(b"eve")),
+        following(node.memcached, "eve"),
+    ]
+    reload()
+    for wire in wires:
+        wire.read_until_closed()
+        wire.close()
+    stays.send(request(_NOOP))
+    assert [stays.reply().opcode for _ in range(2)] == [_UPR_OPEN, _NOOP]
+    stays.close()
 
 
 # --- servers that want the password -------------------------------------------------------------

@@ -44,6 +44,9 @@ class HandDoor:
         self.delayed: list[Callable[[], None]] = []
         self.by_hand = self.busy = False
 
+    def over(self, now: float) -> bool:
+        return self.revoked
+
     def begin(self, mechanism: Mechanism) -> ServerExchange:
         name = mechanism.hash_name
         return ServerExchange(name, lambda who: self.users.verifier(who, name), NONCE)

@@ -363,6 +363,15 @@ def test_who_is_removed_is_disconnected(visitor: Visitor, door: HandDoor) -> Non
         door.leave()
 
 
+def test_who_says_nothing_is_disconnected_too(rig: Rig, door: HandDoor) -> None:
+    silent = Visitor(rig, door)
+    silent.session.tick(1.0)
+    assert not silent.closed
+    door.revoked = True
+    silent.session.tick(2.0)
+    assert silent.closed
+
+
 # --- nothing is open ----------------------------------------------------------------------------
 
 #: What a stranger may be answered with success.

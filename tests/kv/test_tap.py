@@ -91,7 +91,12 @@ class Guest(SideCommands):
         self.streams: list[Stream] = []
         self.pushes: list[Push] = []
 
-    def connect(self, wake: Callable[[], None], report: Callable[[str], None]) -> Stream:
+    def connect(
+        self,
+        wake: Callable[[], None],
+        report: Callable[[str], None],
+        over: Callable[[float], bool] | None = None,
+    ) -> Stream:
         self.streams.append(Stream(self))
         return self.streams[-1]
 

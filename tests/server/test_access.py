@@ -14,10 +14,18 @@ from tests.server.support import Loop
 from uprmc.engine.stats import Stats
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import Mechanism
 from uprmc.login.scram import ITERATIONS_MIN
 from uprmc.login.users import HASH_NAMES, Role, new_user
 from uprmc.login.users_file import write_users
-from uprmc.server.access import DELAY_MAX_S, DELAY_S, PEERS_MAX, WAITING_MAX, Access
+from uprmc.server.access import (
+    DELAY_MAX_S,
+    DELAY_S,
+    LOGIN_TIMEOUT_S,
+    PEERS_MAX,
+    WAITING_MAX,
+    Access,
+)
 from uprmc.server.audit import REFUSALS_A_SECOND, Audit
 
 ANN, WRONG = Credentials("ann", "pencil"), Credentials("ann", "wrong")
@@ -108,13 +116,48 @@ def test_a_reload_revokes_those_who_changed_and_nobody_else(access: Access, path
     for name, door in doors.items():
         door.admit(name)
     access.reload(path)
-    assert not any(door.revoked for door in doors.values())
+    assert not any(door.over(1e9) for door in doors.values())
     write(Path(path), ann="other", bob="pencil", eve="pencil")
     access.reload(path)
-    assert [doors["ann"].revoked, doors["bob"].revoked] == [True, False]
+    assert [doors["ann"].over(1e9), doors["bob"].over(1e9)] == [True, False]
     write(Path(path), eve="pencil")
     access.reload(path)
-    assert doors["bob"].revoked
+    assert doors["bob"].over(1e9)
+
+
+def test_a_login_that_began_before_a_reload_does_not_outlive_it(access: Access, path: str) -> None:
+    begun, checked = (access.door("127.0.0.1:5", "upr", tls=False) for _ in range(2))
+    begun.begin(Mechanism.SCRAM_SHA1)
+    checked.check(ANN, lambda right: None)
+    write(Path(path), ann="other")
+    access.reload(path)
+    for door in (begun, checked):
+        door.admit("ann")
+        assert door.over(1.0)
+
+
+def test_a_password_of_http_that_changed_while_it_was_checked_is_checked_again(
+    access: Access, path: str, loop: Loop
+) -> None:
+    answers: list[bool | None] = []
+    access.check_once(ANN, answers.append)
+    write(Path(path), ann="other")
+    access.reload(path)
+    loop.until(lambda: answers)
+    assert answers == [False]
+    assert not access.remembers(ANN)
+
+
+def test_who_does_not_log_in_in_time_is_disconnected(access: Access) -> None:
+    door = access.door("127.0.0.1:5", "upr", tls=False)
+    assert not door.over(5.0)
+    assert not door.over(5.0 + LOGIN_TIMEOUT_S - 0.001)
+    assert door.over(5.0 + LOGIN_TIMEOUT_S)
+    door.admit("ann")
+    assert not door.over(1e9)
+    door.leave()  # a login that failed
+    assert not door.over(1e9 + 1)
+    assert door.over(1e9 + 1 + LOGIN_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("flaw", ["torn", "open", "gone"])

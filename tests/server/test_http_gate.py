@@ -20,7 +20,7 @@ from uprmc.login.users import HASH_NAMES, Role, Users, new_user
 from uprmc.login.users_file import write_users
 from uprmc.server.access import REMEMBERED_MAX, Access
 from uprmc.server.audit import Audit
-from uprmc.server.http_gate import Gated, role_of_page, role_of_views
+from uprmc.server.http_gate import gate, role_of_page, role_of_views
 from uprmc.web import LimitedSite
 
 HERE = IPv4Address("TCP", "127.0.0.1", 4711)
@@ -52,10 +52,10 @@ class Web:
         audit = Audit(str(self.audit_file), lambda: 1e9)
         self.access = Access(loop.reactor, self.file, self.stats, audit)
         self.checks = 0
-        root = Gated(Inner(), self.access, "http", role_of_page)
         self.site = LimitedSite(
-            root, loop.reactor, hint=bytes, request_s=10, clients_max=9, body_max=9
+            Inner(), loop.reactor, hint=bytes, request_s=10, clients_max=9, body_max=9
         )
+        gate(self.site, self.access, "http", role_of_page)
 
     def users(self, **roles: set[Role]) -> None:
         salts = [b"salt"] * len(HASH_NAMES)
@@ -178,6 +178,19 @@ def test_a_user_who_is_removed_is_out_after_a_reload(web: Web) -> None:
     web.access.reload(web.file)
     assert web.get("/metrics", "ann:pencil").code == 401
     assert web.get("/metrics", "bob:pencil").code == 200
+
+
+def test_a_stranger_has_a_connection_for_one_request_and_a_user_keeps_it(web: Web) -> None:
+    assert web.get("/metrics").headers["connection"] == "close"
+    assert web.get("/metrics", "ann:wrong").headers["connection"] == "close"
+    assert "connection" not in web.get("/metrics", "ann:pencil").headers
+    assert web.site.timeOut == 10
+
+
+def test_the_time_for_a_login_is_that_of_a_request_too(web: Web) -> None:
+    web.access.login_timeout_s = 3.0
+    gate(web.site, web.access, "http", role_of_page)
+    assert web.site.timeOut == 3.0
 
 
 def test_a_page_that_fails_behind_the_gate_is_a_500(web: Web, caplog) -> None:

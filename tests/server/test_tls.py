@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.server.certificates import make_certificate
-from tests.server.support import Client, FloodSession, Loop, Node, pattern
+from tests.server.support import PEER, Client, FloodSession, Loop, Node, SlowTransport, pattern
 from uprmc.config import ServerSettings
 from uprmc.errors import ConfigError
 from uprmc.server.listener import listen
-from uprmc.server.tls import tls_options
+from uprmc.server.tls import ServedTls, over_tls, tls_options
 
 
 def settings(cert: str, key: str) -> ServerSettings:
@@ -113,6 +113,9 @@ def test_a_session_is_served_over_tls_with_backpressure(
     client = TlsClient(loop.client(listener.address, receive_buffer=4_096), loop)
     client.socket.send(b"go")
     loop.until(lambda: node.turn() or node.states() == ["output-full"])
+    node.factory.login_timeout_s = 0.001
+    node.clock.advance(1.0)
+    node.connections.tick()  # no limit of handshakes counts any more
     assert node.connections.bytes_written < total / 2
     loop.until(lambda: client.poll() or node.turn() or len(client.received) == total, 10.0)
     assert client.received == pattern(0, total)
@@ -137,6 +140,18 @@ def test_a_plain_client_of_a_tls_listener_is_let_go(loop: Loop, tmp_path: Path) 
     loop.until(lambda: node.connections.current == 0)
     assert node.connections.session_errors == 0
     loop.result(listener.stop())
+
+
+def test_a_handshake_takes_no_longer_than_the_limit(tmp_path: Path) -> None:
+    node = Node(lambda wake: FloodSession(wake, 10))
+    node.factory.login_timeout_s = 10.0
+    served = ServedTls(settings(*make_certificate(tmp_path)))
+    transport = SlowTransport()
+    over_tls(node.clock, served, node.factory).buildProtocol(PEER).makeConnection(transport)
+    for now, aborted in ((9.999, False), (10.0, True)):
+        node.clock.rightNow = now
+        node.connections.tick()
+        assert transport.aborted is aborted
 
 
 def test_an_endpoint_with_its_own_tls_excludes_the_settings(loop: Loop, tmp_path: Path) -> None:

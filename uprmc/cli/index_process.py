@@ -37,7 +37,7 @@ from uprmc.places import several
 from uprmc.server.access import Access
 from uprmc.server.audit import Audit
 from uprmc.server.dialer import dialling_as, trust_root
-from uprmc.server.http_gate import Gated, role_of_views
+from uprmc.server.http_gate import gate, role_of_views
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
 from uprmc.server.tls import https_options, over_tls, tls_options
@@ -114,7 +114,10 @@ class IndexProcess:
         )
 
     def _new_access(self, path: str) -> Access | None:
-        return Access(self._reactor, path, Stats(), self._audit) if path else None
+        if not path:
+            return None
+        timeout_s = self._settings.server.login_timeout_s
+        return Access(self._reactor, path, Stats(), self._audit, timeout_s)
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code or raises what went wrong."""
@@ -155,7 +158,7 @@ class IndexProcess:
             self._scatter,
         )
         if self._access is not None:
-            site.resource = Gated(site.resource, self._access, "views", role_of_views)
+            gate(site, self._access, "views", role_of_views)
         await self._listen(site)
         sys.stdout.write(f"uprmc index ready views={self._address} pid={os.getpid()}\n")
         sys.stdout.flush()

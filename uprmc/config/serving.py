@@ -58,6 +58,14 @@ class ServerSettings:
         "File of users, made by 'uprmc user add'; with it everybody has to log in, on all "
         "listeners.",
     )
+    login_timeout_s: float = setting(
+        60.0,
+        "seconds",
+        "Close a connection that has not finished its TLS handshake, or that has not logged in to "
+        "a node with users, for this long.",
+        1,
+        3_600,
+    )
     max_connections: int = setting(
         10_000,
         "connections",

@@ -193,7 +193,9 @@ class BinaryFrames(BinaryConversation):
     def _open_tap(self) -> int:
         """Let the adapter continue the conversation, beginning with the TAP_CONNECT."""
         assert self._services.tap is not None
-        self.successor = self._services.tap.connect(self._wake, self._services.report_misuse)
+        services = self._services
+        over = None if services.door is None else services.door.over
+        self.successor = self._services.tap.connect(self._wake, services.report_misuse, over)
         return 0
 
     def _take_push(self, data: bytes, position: int, size: int) -> int:

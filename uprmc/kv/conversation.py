@@ -144,7 +144,7 @@ class Conversation:
     def tick(self, now: float) -> None:
         """Pass the time to the command that waits; end the conversation of a user who is gone."""
         door = self._services.door
-        if door is not None and door.revoked:
+        if door is not None and not self.closing and door.over(now):
             self._close()
         if self._pending is not None:
             self._pending.tick(now)

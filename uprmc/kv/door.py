@@ -26,16 +26,14 @@ class Door(Protocol):
         plain: whether a password may be sent in clear here: nobody can listen.
         roles: of the user who has logged in, ``None`` = nobody has.
         exchange: a login by SCRAM that has begun.
-        revoked: the user is gone or has changed since the login: hang up.
     """
 
     plain: bool
     roles: frozenset[Role] | None
     exchange: tuple[Mechanism, ServerExchange] | None
 
-    @property
-    def revoked(self) -> bool:
-        """See the class."""
+    def over(self, now: float) -> bool:
+        """Tell whether to hang up: who logged in is gone or has changed, or nobody does in time."""
 
     def begin(self, mechanism: Mechanism) -> ServerExchange:
         """Return a new exchange."""

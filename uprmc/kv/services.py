@@ -69,10 +69,16 @@ class TapStream(Session, Protocol):
 class TapGuest(Protocol):
     """The interface of the TAP adapter for conversations."""
 
-    def connect(self, wake: Callable[[], None], report: Callable[[str], None]) -> TapStream:
+    def connect(
+        self,
+        wake: Callable[[], None],
+        report: Callable[[str], None],
+        over: Callable[[float], bool] | None = None,
+    ) -> TapStream:
         """Return a session that gets the input from the TAP_CONNECT on.
 
         `wake` is called when it has something to send, `report` when the peer breaks the protocol.
+        `over` gets the time, and tells whether to hang up; ``None`` = never.
         """
 
     def consumer(self) -> TapPush:

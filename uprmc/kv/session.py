@@ -55,7 +55,10 @@ class Negotiation:
         self._services.report_misuse("TLS at a listener without it")
 
     def tick(self, now: float) -> None:
-        """Nothing to do before the first byte."""
+        """End a connection that stays silent where users log in."""
+        door = self._services.door
+        if door is not None and self.successor is None and door.over(now):
+            self.closing = True
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """Return nothing, unless the client is refused: it sends first."""

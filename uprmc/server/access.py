@@ -38,6 +38,9 @@ PEERS_MAX = 10_000
 DELAY_S = 0.1
 DELAY_MAX_S = 3.0
 
+#: Strangers are disconnected after this time if the settings do not say otherwise.
+LOGIN_TIMEOUT_S = 60.0
+
 #: Names and passwords of HTTP that were right and are not checked again.
 REMEMBERED_MAX = 64
 
@@ -67,12 +70,25 @@ class Access:
 
     Args:
         path: of the users file.
+        login_timeout_s: who has not logged in for this long is disconnected.
+
+    Attributes:
+        on_reload: called when the users have been read again.
 
     Raises:
         ConfigError: the file cannot be used.
     """
 
-    def __init__(self, reactor: Any, path: str, stats: Stats, audit: Audit) -> None:
+    def __init__(
+        self,
+        reactor: Any,
+        path: str,
+        stats: Stats,
+        audit: Audit,
+        login_timeout_s: float = LOGIN_TIMEOUT_S,
+    ) -> None:
+        self.on_reload: list[Callable[[], None]] = []
+        self.login_timeout_s = login_timeout_s
         self.audit = audit
         self.stats = stats
         self._reactor = reactor
@@ -91,6 +107,8 @@ class Access:
         """
         self.users = load_users(path, self._secret)
         self._remembered.clear()
+        for reloaded in self.on_reload:
+            reloaded()
 
     def stop(self) -> None:
         """End the thread."""
@@ -143,7 +161,10 @@ class Access:
         users = self.users
 
         def remember(right: bool | None) -> None:
-            if right and users is self.users:
+            if users is not self.users:  # they were read again meanwhile
+                self.check_once(credentials, checked)
+                return
+            if right:
                 self._remembered[token] = credentials.username
                 if len(self._remembered) > REMEMBERED_MAX:
                     self._remembered.popitem(last=False)
@@ -186,11 +207,23 @@ class ConnectionDoor:
         self._name = ""
         self._user: User | None = None
         self._users = access.users
+        self._stranger_since: float | None = None
 
-    @property
-    def revoked(self) -> bool:
-        """Whether the user is gone, or has changed, since the login."""
-        if self._users is not self._access.users and self.roles is not None:
+    def over(self, now: float) -> bool:
+        """Tell whether to hang up."""
+        return self._is_late(now) if self.roles is None else self._is_revoked()
+
+    def _is_late(self, now: float) -> bool:
+        if self._stranger_since is None:
+            self._stranger_since = now
+        late = now - self._stranger_since >= self._access.login_timeout_s
+        if late:
+            _log.debug("login_timeout", peer=self._peer, listener=self._listener)
+        return late
+
+    def _is_revoked(self) -> bool:
+        """Tell whether the user is gone, or has changed, since the login."""
+        if self._users is not self._access.users:
             if self._access.find(self._name) != self._user:
                 return True
             self._users = self._access.users
@@ -198,17 +231,19 @@ class ConnectionDoor:
 
     def begin(self, mechanism: Mechanism) -> ServerExchange:
         """Return a new exchange."""
+        self._users = self._access.users
         return self._access.begin(mechanism)
 
     def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
         """Check a password."""
+        self._users = self._access.users
         self._access.check(credentials, checked)
 
     def admit(self, name: str) -> None:
-        """Note that a user has logged in."""
+        """Note that a user has logged in, by what was known of users when the login began."""
         self._name = name
-        self._users = self._access.users
-        self._user = user = self._access.find(name)
+        self._stranger_since = None
+        self._user = user = self._users.find(name)
         self.roles = user.roles if user is not None else frozenset()
         self._access.forgive(self._peer)
         self._note("login", "allowed")
@@ -216,6 +251,7 @@ class ConnectionDoor:
     def leave(self) -> None:
         """Forget who has logged in."""
         self._name, self._user, self.roles = "", None, None
+        self._stranger_since = None
 
     def refuse(self, name: str, reason: str, then: Callable[[], None]) -> None:
         """Note that a login failed."""

@@ -23,9 +23,11 @@ from twisted.internet import address
 from twisted.internet.interfaces import (
     IAddress,
     IHalfCloseableProtocol,
+    IHandshakeListener,
     IPushProducer,
 )
 from twisted.internet.protocol import Protocol, ServerFactory, connectionDone
+from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer  # type: ignore[import-untyped]
 
@@ -80,7 +82,7 @@ _NO_SESSION: Session = _NoSession()
 _NOTHING = (0, 0)
 
 
-@implementer(IPushProducer, IHalfCloseableProtocol)
+@implementer(IPushProducer, IHalfCloseableProtocol, IHandshakeListener)
 class SessionProtocol(Protocol):
     """One connection. Made by `SessionFactory`; the session is made when it is connected.
 
@@ -92,6 +94,7 @@ class SessionProtocol(Protocol):
     """
 
     nothing = _NOTHING
+    _in_handshake = False  # of TLS
 
     def __init__(self, factory: SessionFactory, peer: str) -> None:
         self.session: Session = _NO_SESSION
@@ -124,6 +127,7 @@ class SessionProtocol(Protocol):
     def connectionMade(self) -> None:
         """Join the registry, take charge of the transport's backpressure, start the session."""
         self._wire = self.transport
+        self._in_handshake = isinstance(self._wire, TLSMemoryBIOProtocol)
         self._number = self._connections.add(self)
         self._wire.registerProducer(self, True)
         below = getattr(self._wire, "transport", None)  # of TLS
@@ -135,6 +139,10 @@ class SessionProtocol(Protocol):
             self._pump()
         except Exception:
             self._failed()
+
+    def handshakeCompleted(self) -> None:
+        """TLS is agreed on."""
+        self._in_handshake = False
 
     def dataReceived(self, data: bytes) -> None:
         """Feed the session and send what it answers."""
@@ -329,6 +337,10 @@ class SessionProtocol(Protocol):
             if now - self._active_at >= FAREWELL_S:
                 self.abort()
             return
+        limit = self._owner.login_timeout_s
+        if limit and self._in_handshake and now - self._since >= limit:
+            self.abort()
+            return
         limit = self._owner.idle_timeout_s
         if limit and now - self._active_at >= limit:
             self._idled_out(now)
@@ -411,6 +423,7 @@ class SessionFactory(ServerFactory):
         wake_list: the node's wake list, shared by all listeners.
         listener: its name, for statistics and logs.
         idle_timeout_s: 0 = never.
+        login_timeout_s: a TLS handshake takes no longer; 0 = it may.
     """
 
     noisy = False
@@ -422,12 +435,14 @@ class SessionFactory(ServerFactory):
         wake_list: WakeList,
         listener: str,
         idle_timeout_s: float = 0.0,
+        login_timeout_s: float = 0.0,
     ) -> None:
         self.make_session = make_session
         self.connections = connections
         self.wake_list = wake_list
         self.listener = listener
         self.idle_timeout_s = idle_timeout_s
+        self.login_timeout_s = login_timeout_s
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
         """Make the protocol of a connection from `addr`, or one that turns it away."""

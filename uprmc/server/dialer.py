@@ -31,7 +31,6 @@ from twisted.internet.error import (
 )
 from twisted.internet.interfaces import (
     IAddress,
-    IHandshakeListener,
     IOpenSSLClientConnectionCreator,
     IResolutionReceiver,
 )
@@ -42,7 +41,7 @@ from twisted.internet.ssl import (
     TLSVersion,
     trustRootFromCertificates,
 )
-from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
+from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer  # type: ignore[import-untyped]
 
@@ -185,12 +184,13 @@ class Call(ClientFactory):
 
     Attributes:
         host: the name or address that is dialled.
-        make_session, connections, wake_list, listener, idle_timeout_s: see `SessionFactory`.
+        make_session, connections, wake_list, listener, idle_timeout_s, login_timeout_s: see
+            `SessionFactory`.
     """
 
     noisy = False
     listener = _LISTENER
-    idle_timeout_s = 0.0
+    idle_timeout_s = login_timeout_s = 0.0
 
     def __init__(
         self,
@@ -343,26 +343,23 @@ def _tls_failure(error: SSL.Error) -> str:
     return f"TLS failed: {reasons}"
 
 
-@implementer(IHandshakeListener)
 class DialledProtocol(SessionProtocol):
     """One connection that we have opened; tells its call why it ended."""
 
     def __init__(self, call: Call, peer: str) -> None:
         super().__init__(cast(Any, call), peer)
         self._call = call
-        self._in_handshake = False
 
     def connectionMade(self) -> None:
         """See `SessionProtocol`; small frames leave at once, a silent death is found out."""
         transport = cast(Any, self.transport)
-        self._in_handshake = isinstance(transport, TLSMemoryBIOProtocol)
         transport.setTcpNoDelay(True)
         transport.setTcpKeepAlive(True)
         super().connectionMade()
 
     def handshakeCompleted(self) -> None:
         """Look whether the certificate is of who was dialled, before anything is heard."""
-        self._in_handshake = False
+        super().handshakeCompleted()
         connection, host = cast(Any, self.transport).getHandle(), self._call.host
         verify = verify_ip_address if _is_literal(host) else verify_hostname
         try:

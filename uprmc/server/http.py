@@ -26,7 +26,7 @@ from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.metrics import Exposition, Metric
 from uprmc.server.access import Access
 from uprmc.server.endless import Admit, Endless
-from uprmc.server.http_gate import Gated, role_of_page
+from uprmc.server.http_gate import gate, role_of_page
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log
 from uprmc.server.outflow import EVENT_STREAM, BadQuestion
@@ -292,6 +292,6 @@ def listen_http(
         return succeed(None)
     site = node_site(view, reactor, endless, work, settings, account)
     if access is not None:
-        site.resource = Gated(site.resource, access, "http", role_of_page)
+        gate(site, access, "http", role_of_page)
     listening = listen(reactor, text, site, setting=SETTING, backlog=backlog, tls=tls)
     return listening.addCallback(lambda it: it)

@@ -21,9 +21,10 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import NAME_MAX_BYTES, PASSWORD_MAX_BYTES, Credentials
-from uprmc.login.users import Role
+from uprmc.login.users import Role, User
 from uprmc.server.access import Access, stays_here
 from uprmc.server.adapter import peer_text
+from uprmc.web import LimitedSite
 
 #: Returns the role that a request needs, ``None`` = none, not even a login.
 RoleOf = Callable[[Request], Role | None]
@@ -39,6 +40,12 @@ _CHALLENGE = b'Basic realm="uprmc", charset="UTF-8"'
 #: Pages of a node that probes ask for, and those that show documents; others need `MONITOR`.
 _OPEN = frozenset({b"/healthz", b"/readyz"})
 _DOCUMENTS = frozenset({b"/changes"})
+
+
+def gate(site: LimitedSite, access: Access, listener: str, role_of: RoleOf) -> None:
+    """Let only users into a site; see `Gated`. A stranger has a connection for one request."""
+    site.resource = Gated(site.resource, access, listener, role_of)
+    site.timeOut = min(cast(float, site.timeOut), access.login_timeout_s)
 
 
 def role_of_page(request: Request) -> Role | None:
@@ -76,6 +83,14 @@ class Gated(Resource):
         self._root: Any = root
         self._access, self._listener = access, listener
         self._role_of = role_of
+        self._open: dict[Request, User] = {}
+        access.on_reload.append(self._look_again)
+
+    def _look_again(self) -> None:
+        """Cut off the answers to users who are gone or have changed; some have no end."""
+        for request, user in list(self._open.items()):
+            if self._access.find(user.name) != user:
+                cast(Any, request.transport).abortConnection()
 
     def render(self, request: Request) -> Any:
         """Answer, now or when the password has been checked."""
@@ -126,6 +141,8 @@ class Gated(Resource):
                 self._note(request, name, action[:_ACTION_MAX], "refused")
                 answer = _refusal(request, http.FORBIDDEN, f"this page needs the role {role}")
             else:
+                self._open[request] = user
+                request.notifyFinish().addBoth(lambda _: self._open.pop(request, None))
                 answer = self._root.render(request)
             if answer is not NOT_DONE_YET:
                 _finish(request, answer)
@@ -168,6 +185,8 @@ def _refusal(request: Request, code: int, reason: str) -> bytes:
     request.setResponseCode(code)
     if code == http.UNAUTHORIZED:
         request.setHeader(b"WWW-Authenticate", _CHALLENGE)
+        request.setHeader(b"Connection", b"close")
+        cast(Any, request.channel).persistent = False
     request.setHeader(b"Content-Type", b"application/json")
     request.setHeader(b"Content-Length", b"%d" % len(body))
     request.setHeader(b"Cache-Control", b"no-store")

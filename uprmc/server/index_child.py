@@ -38,7 +38,7 @@ _SECTIONS = ("index", "log")
 #: Other settings that it gets: who may log in, and how it reaches and enters other nodes.
 _SETTINGS = frozenset(
     {
-        *("server.users", "server.http_tls"),
+        *("server.users", "server.http_tls", "server.login_timeout_s"),
         *("upr.dial_ca", "upr.dial_user", "upr.dial_password_file"),
     }
 )

@@ -60,6 +60,9 @@ EVENTS = {
         "log was opened again."
     ),
     "access.login_refused": _warn("A login failed: the name and the reason." + _RATE),
+    "access.login_timeout": _debug(
+        "A connection was closed that had not logged in within `server.login_timeout_s`."
+    ),
     "audit.failed": _error(
         "The audit log cannot be written; lines are lost until it can be. Said once."
     ),

@@ -355,8 +355,11 @@ class Node:
         )
 
     def _new_access(self, reactor: Any) -> Access | None:
-        path = self.settings.server.users
-        return Access(reactor, path, self.bucket.stats, self._audit) if path else None
+        server = self.settings.server
+        if not server.users:
+            return None
+        stats, timeout_s = self.bucket.stats, server.login_timeout_s
+        return Access(reactor, server.users, stats, self._audit, timeout_s)
 
     def _session_factory(self, listener: str, by_key: bool) -> SessionFactory:
         access = None if listener == _PRIVATE else self.access
@@ -373,6 +376,7 @@ class Node:
             self._wake_list,
             listener,
             self.settings.server.idle_timeout_s,
+            self.settings.server.login_timeout_s,
         )
 
     def _services(self, peer: str, by_key: bool = True) -> Services:

@@ -13,7 +13,7 @@ from uprmc.tap_adapter.local import LocalUpstream
 from uprmc.tap_adapter.local_keeper import LocalKeeper
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.pushes import Pushes
-from uprmc.tap_adapter.session import Report, TapSession
+from uprmc.tap_adapter.session import Over, Report, TapSession, never
 from uprmc.tap_adapter.tap_registry import TapRegistry
 from uprmc.tap_adapter.upstream import Upstream
 from uprmc.upr.hub import Hub
@@ -60,9 +60,11 @@ class NodeTap:
 
     # --- for conversations ----------------------------------------------------------------------
 
-    def connect(self, wake: Callable[[], None], report: Report) -> TapSession:
+    def connect(
+        self, wake: Callable[[], None], report: Report, over: Over | None = None
+    ) -> TapSession:
         """See `kv.services.TapGuest`."""
-        return TapSession(self.registry, wake, report)
+        return TapSession(self.registry, wake, report, over or never)
 
     def consumer(self) -> TapConsumer:
         """See `kv.services.TapGuest`."""

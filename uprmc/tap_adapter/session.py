@@ -44,6 +44,7 @@ from uprmc.protocol.tap import (
 from uprmc.tap_adapter.tap_registry import Opened, TapRegistry
 
 Report = Callable[[str], None]
+Over = Callable[[float], bool]
 
 #: A longer frame nobody sends here: hang up.
 FRAME_MAX_BYTES = 64 * 1024
@@ -60,11 +61,20 @@ def _ignore(_reason: str) -> None:
     """Stand in where nobody wants to know."""
 
 
+def never(_now: float) -> bool:
+    """Stand in where nobody logs in."""
+    return False
+
+
 class TapSession:
     """See the module docstring. Implements `ports.Session`."""
 
     def __init__(
-        self, registry: TapRegistry, wake: Callable[[], None], report: Report = _ignore
+        self,
+        registry: TapRegistry,
+        wake: Callable[[], None],
+        report: Report = _ignore,
+        over: Over = never,
     ) -> None:
         """Begin; the first bytes may be a TAP_CONNECT, or any command that it knows.
 
@@ -72,6 +82,7 @@ class TapSession:
             registry: the adapter's.
             wake: called when there is something to send by itself.
             report: called with a short reason when the peer breaks the protocol.
+            over: gets the time, and tells whether to hang up.
         """
         self.closing = False
         self.input_full = False
@@ -79,6 +90,7 @@ class TapSession:
         self._registry = registry
         self._wake = wake
         self._report = report
+        self._over = over
         self._input = b""
         self._out: list[bytes] = []
         self._unsent = 0
@@ -99,6 +111,8 @@ class TapSession:
 
     def tick(self, now: float) -> None:
         """See `ports.Session`: NOOPs, and the patience with who does not acknowledge."""
+        if not self.closing and self._over(now):
+            self._end()
         if self._opened is not None and not self.closing:
             self._opened.producer.tick(now)
 
