@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.upr.peer import Peer, Rig, ack, fill, upr_rig, write
+from uprmc.errors import StreamNotFound
 from uprmc.server.consumer_lag import OTHERS, ConsumerLag, ConsumerLags, largest
+from uprmc.server.consumer_streams import ROWS_MAX, streams_of
 
 
 class Looker:
@@ -92,3 +94,43 @@ def test_the_rest_is_one_row(rig: Rig) -> None:
     assert [each.name for each in shown] == ["c4", "c3"]
     assert rest == ConsumerLag(OTHERS, OTHERS, 3, 3, 30, 2.0, 15)
     assert largest([], 2) == []
+
+
+def streams_named(rig: Rig, name: str) -> tuple[dict[str, object], int]:
+    """Return what the page shows of a consumer's streams, and the steps that it took."""
+    steps = streams_of(rig.services.upr, name)
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, count
+        count += 1
+
+
+def test_the_streams_of_a_consumer_are_shown_with_those_behind_first(rig: Rig) -> None:
+    peer = stalled(rig)
+    fill(rig, 1, 3)
+    peer.stream(1)
+    found, _ = streams_named(rig, "idx:1")
+    rows = found.pop("rows")
+    states = {"in-memory": 1, "pending": 1}
+    assert found == {"name": "idx:1", "streams": 2, "behind": 2, "states": states}
+    assert [(row["vbucket"], row["left"], row["high_seqno"]) for row in rows] == [
+        (0, 9, 10),
+        (1, 3, 3),
+    ]
+    assert (rows[0]["seqno"], rows[0]["vbucket_state"]) == (1, "active")
+
+
+def test_of_a_consumer_with_many_streams_the_furthest_are_shown_in_steps(rig: Rig) -> None:
+    peer = stalled(rig)
+    (stream,) = peer.side.feed.streams.values()
+    peer.side.feed.streams.update(dict.fromkeys(range(1, ROWS_MAX + 1), stream))
+    found, steps = streams_named(rig, "idx:1")
+    assert (found["streams"], len(found["rows"]), steps) == (ROWS_MAX + 1, ROWS_MAX, 2)
+
+
+def test_a_consumer_that_is_not_there_has_no_streams(rig: Rig) -> None:
+    with pytest.raises(StreamNotFound):
+        streams_named(rig, "idx:1")

@@ -292,7 +292,11 @@ def test_the_page_sets_text_only_and_loads_nothing_from_elsewhere(site: Site) ->
     assert (
         b"Content-Security-Policy: default-src 'none'; style-src 'self'; script-src 'self'" in page
     )
-    script = site.get("/page.js").value()
+    scripts = [
+        site.get(f"/{name.decode()}").value() for name in re.findall(rb"\b([a-z]+[.]js)\"", page)
+    ]
+    assert len(scripts) == 4
+    script = b"".join(scripts)
     for word in (b"innerHTML", b"outerHTML", b"insertAdjacentHTML", b"document.write", b"eval("):
         assert word not in script
     for text in (page, script, site.get("/page.css").value()):

@@ -11,7 +11,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from tests.server.support import PEER, Loop
 from uprmc.config import HttpSettings
-from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket
+from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Metric
 from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, listen_http, node_site
 
@@ -35,6 +35,12 @@ class FakeNode:
         if text != "5":
             raise NotMyVBucket(text) if text.isdecimal() else InvalidArguments(text)
         return {"vbucket": 5, "rows": []}
+
+    def consumer(self, name: str):
+        yield
+        if name != "é":
+            raise StreamNotFound(name)
+        return {"name": name, "rows": []}
 
     def metrics(self) -> list[Metric]:
         return [Metric("items", "gauge", "Documents.", [({}, 5)])]
@@ -110,6 +116,14 @@ def test_watermarks_of_one_vbucket_are_listed(web: Web) -> None:
     for query, code in (("?vbucket=6", 404), ("?vbucket=x", 400), ("?vbucket=%FF", 400), ("", 400)):
         reply = web.get("/watermarks.json" + query)
         assert reply.code == code
+        assert json.loads(reply.body)["error"]
+
+
+def test_the_streams_of_a_consumer_are_found_by_its_name(web: Web) -> None:
+    assert json.loads(web.get("/consumer.json?name=%C3%A9").body) == {"name": "é", "rows": []}
+    for query in ("?name=e", "?name=%FF", ""):
+        reply = web.get("/consumer.json" + query)
+        assert reply.code == 404
         assert json.loads(reply.body)["error"]
 
 

@@ -143,7 +143,7 @@ class ConsumerLags:
     def _lag(self, producer: Producer, look: _Look, seconds: float) -> ConsumerLag:
         streams, items = len(producer.feed.streams), look.items
         size = int(items * self._mean_bytes(producer)) if items else 0
-        name = producer.name.decode("utf-8", "backslashreplace")
+        name = consumer_name(producer)
         return ConsumerLag(name, _kind(producer), streams, items, size, seconds, look.memory)
 
     def _mean_bytes(self, producer: Producer) -> float:
@@ -153,6 +153,11 @@ class ConsumerLags:
         if sent:
             return feed.bytes_sent / sent
         return bucket.account.used / max(1, bucket.total_item_count)
+
+
+def consumer_name(producer: Producer) -> str:
+    """Return the name of a connection as text; no two have the same."""
+    return producer.name.decode("utf-8", "backslashreplace")
 
 
 def largest(lags: Iterable[ConsumerLag], most: int) -> list[ConsumerLag]:

@@ -11,7 +11,7 @@ in the node's account of buffers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from importlib.resources import files
 from typing import Any, Protocol, cast
 
@@ -22,7 +22,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
 from uprmc.config import HttpSettings
-from uprmc.errors import InvalidArguments, NotMyVBucket
+from uprmc.errors import InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Exposition, Metric
 from uprmc.server.access import Access
 from uprmc.server.endless import Admit, Endless
@@ -51,7 +51,10 @@ _TEXT = "text/plain; charset=utf-8"
 _FILES = {
     b"/": ("page.html", "text/html; charset=utf-8"),
     b"/page.css": ("page.css", "text/css; charset=utf-8"),
-    b"/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{
+        b"/%s.js" % name: (f"{name.decode()}.js", "text/javascript; charset=utf-8")
+        for name in (b"draw", b"panels", b"summary", b"page")
+    },
 }
 
 #: The page needs nothing from elsewhere, and nothing that somebody writes into it runs.
@@ -94,6 +97,13 @@ class NodeView(Protocol):
             CommandError: it is no number, or no vBucket has it.
         """
 
+    def consumer(self, name: str) -> Generator[None, None, dict[str, object]]:
+        """Return the steps of what ``/consumer.json`` shows of the consumer with this name.
+
+        Raises:
+            StreamNotFound: there is none, in the first step.
+        """
+
     def metrics(self) -> Iterable[Metric]:
         """Return every number of ``/metrics``."""
 
@@ -123,6 +133,7 @@ class Pages:
             b"/events": self._events,
             b"/watermarks.json": self._watermarks,
             b"/vbucket.json": self._vbucket,
+            b"/consumer.json": self._consumer,
             b"/metrics": self._metrics,
             **{path: _static(*file) for path, file in _FILES.items()},
         }
@@ -185,9 +196,28 @@ class Pages:
 
     def _metrics(self, request: Request) -> Answer | None:
         accept = request.getHeader("accept") or ""
-        if self._work is None:
-            page, content_type = self._exposition.render(accept)
+
+        def steps() -> Generator[None, None, Answer]:
+            page, content_type = yield from self._exposition.steps(accept)
             return http.OK, content_type, page
+
+        return self._in_steps(request, steps())
+
+    def _consumer(self, request: Request) -> Answer | None:
+        name = request.args.get(b"name", [b""])[-1].decode("utf-8", "replace")
+
+        def steps() -> Generator[None, None, Answer]:
+            try:
+                return json_answer(http.OK, (yield from self._view.consumer(name)))
+            except StreamNotFound:
+                return json_answer(http.NOT_FOUND, {"error": "no consumer has this name now"})
+
+        return self._in_steps(request, steps())
+
+    def _in_steps(self, request: Request, steps: Generator[None, None, Answer]) -> Answer | None:
+        """Answer a request with what is made in steps, a little in each turn."""
+        if self._work is None:
+            return _at_once(steps)
         gone: list[object] = []
         request.notifyFinish().addErrback(gone.append)
 
@@ -200,9 +230,16 @@ class Pages:
             _log.error("page_failed", path=request.path, error=why.getErrorMessage())
             return _FAILED
 
-        done = self._work.do(self._exposition.steps(accept))
-        done.addCallbacks(lambda made: (http.OK, made[1], made[0]), failed).addCallback(answer)
+        self._work.do(steps).addErrback(failed).addCallback(answer)
         return None
+
+
+def _at_once(steps: Generator[None, None, Answer]) -> Answer:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(Answer, end.value)
 
 
 def _begun(request: Request, admit: Admit | None) -> Answer | None:

@@ -1,6 +1,6 @@
 """What the page at ``/`` shows: one function for each panel, in one table.
 
-A panel of a later system is a function here, and one in ``page/page.js``. A function gives a JSON
+A panel of a later system is a function here, and one in ``page/panels.js``. A function gives a JSON
 value for a sample of the node; a long one is a generator that yields between short steps and
 returns the value. Numbers are numbers; what people call things (names of consumers, texts of
 errors) comes as it is, and the page escapes it.
@@ -72,6 +72,7 @@ def memory(node: ObservedNode) -> dict[str, object]:
         "quota": account.quota,
         "low_mark": account.low_mark,
         "high_mark": account.high_mark,
+        "refused": {"memory": account.refused_memory, "disk": account.refused_disk},
         "holders": [
             [each.name, each.bytes, each.number, each.in_quota, each.what] for each in holders(node)
         ],

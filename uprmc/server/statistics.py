@@ -8,7 +8,7 @@ a subject each. A group is a function of the node; it is made anew whenever some
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from time import perf_counter
 
 from uprmc import __version__
@@ -17,6 +17,7 @@ from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.metrics import Metric
 from uprmc.server import (
+    consumer_streams,
     stat_engine,
     stat_general,
     stat_holders,
@@ -157,6 +158,10 @@ class Statistics:
         """Return what ``/watermarks.json`` shows of a vBucket; raises as `group`."""
         (number,) = self._numbers(text or "-")
         return stat_watermarks.page(self._node, number)
+
+    def consumer(self, name: str) -> Generator[None, None, dict[str, object]]:
+        """Return the steps of what ``/consumer.json`` shows of a consumer."""
+        return consumer_streams.streams_of(self._node.upr, name)
 
     def metrics(self) -> Iterable[Metric]:
         """Return every number of ``/metrics``."""
