@@ -537,7 +537,7 @@ class XdcrRun(Judged[Plan]):
                 return False
         for route in self.plan.routes:
             link = self.sites[route.source].active.xdcr.by_name.get(route.name)
-            if link is None or link.state != "running" or link.changes_left:
+            if link is None or link.state != "running" or link.progress.changes_left:
                 return False
             if len(link.shipments) != self.plan.vbuckets:
                 return False
@@ -567,7 +567,8 @@ class XdcrRun(Judged[Plan]):
             else:
                 through = {n: s.through.seqno for n, s in link.shipments.items()}
                 told.append(
-                    f"{route.name} is {link.state}, {link.changes_left} left, through {through}, "
+                    f"{route.name} is {link.state}, {link.progress.changes_left} left, "
+                    f"through {through}, "
                     f"{link.nodes_shown()}, {link.errors.shown()[-2:]}"
                 )
         told += [f"{site.active.name}: {sorted(site.active.bucket.active)}" for site in self.sites]

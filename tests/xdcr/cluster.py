@@ -44,7 +44,7 @@ class DataCentres(Cluster):
 
 
 def is_level(link: Link) -> bool:
-    return link.state == "running" and not link.changes_left
+    return link.state == "running" and not link.progress.changes_left
 
 
 def documents(node: Node) -> dict[bytes, tuple[Any, ...]]:

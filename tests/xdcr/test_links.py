@@ -150,7 +150,7 @@ def test_a_paused_link_sends_nothing_keeps_its_rows_and_goes_on_where_it_was(
     centres.until_level(link)
     assert centres.command(a, "pause", name="west")["state"] == "paused"
     write(a, 100, 100)
-    assert link.changes_left == 100
+    assert link.progress.changes_left == 100
     rows = [a.bucket.watermarks.rows(each) for each in a.bucket.vbuckets.values()]
     assert [row.id for (row,) in rows] == [b"xdcr:west"] * 4
     assert centres.command(a, "resume", name="west")["state"] == "running"

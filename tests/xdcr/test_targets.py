@@ -167,7 +167,7 @@ def test_a_target_that_is_no_node_is_named_with_what_is_wrong(centres: DataCentr
     centres.loop.until(lambda: link.errors.shown())
     (node,) = centres.command(a, "status", name="west")["nodes"]
     assert node["error"] == "it breaks the protocol: unknown magic 0x48"
-    assert link.lag_seconds < 60, "it counts from when the link was made"
+    assert link.progress.lag_seconds < 60, "it counts from when the link was made"
 
 
 def test_a_target_that_offers_no_login_is_an_error(centres: DataCentres, tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_the_record_of_a_vbucket_waits_for_no_other_vbucket(centres: DataCentres
         return {row["vbucket"] for row in rows if row["source_bucket_uuid"] == bucket_uuid(a)}
 
     centres.loop.until(lambda: told() == {0, 2, 3})
-    assert link.changes_left == 25
+    assert link.progress.changes_left == 25
 
 
 def test_a_chain_of_four_passes_records_of_each_on(centres: DataCentres) -> None:

@@ -165,7 +165,7 @@ def links(node: ObservedNode) -> list[dict[str, object]]:
             "name": link.spec.name,
             "to": link.spec.to,
             "state": link.state,
-            "lag_s": round(link.lag_seconds, 1),
+            "lag_s": round(link.progress.lag_seconds, 1),
             "error": link.error,
         }
         for link in islice(node.links.by_name.values(), ROWS_MAX)

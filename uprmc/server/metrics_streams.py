@@ -187,19 +187,19 @@ LINKS = (
     gauge(
         "xdcr_lag_items",
         "Changes that have not arrived at the target of a link.",
-        _by_link(lambda link: link.left_at_last),
+        _by_link(lambda link: link.progress.left_at_last),
         "link",
     ),
     gauge(
         "xdcr_lag_bytes",
         "Their bytes, estimated by the mean size of what the link has sent.",
-        _by_link(lambda link: link.bytes_left),
+        _by_link(lambda link: link.progress.bytes_left),
         "link",
     ),
     gauge(
         "xdcr_lag_seconds",
         "Age of the oldest change that has not arrived.",
-        _by_link(lambda link: link.lag_seconds),
+        _by_link(lambda link: link.progress.lag_seconds),
         "link",
     ),
     *(

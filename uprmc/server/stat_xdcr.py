@@ -21,9 +21,9 @@ def _rows(links: list[Link]) -> Iterator[tuple[str, str]]:
         yield f"{name}:state", link.state
         yield f"{name}:to", link.spec.to
         yield f"{name}:error", link.error
-        yield f"{name}:changes_left", str(link.changes_left)
-        yield f"{name}:bytes_left", str(link.bytes_left)
-        yield f"{name}:lag_s", f"{link.lag_seconds:.3f}"
-        yield f"{name}:rate", f"{link.rate:g}"
+        yield f"{name}:changes_left", str(link.progress.changes_left)
+        yield f"{name}:bytes_left", str(link.progress.bytes_left)
+        yield f"{name}:lag_s", f"{link.progress.lag_seconds:.3f}"
+        yield f"{name}:rate", f"{link.progress.rate:g}"
         for what, value in link.counters.shown().items():
             yield f"{name}:{what}", str(value)

@@ -5,26 +5,25 @@ agree, send, and write checkpoints. Whatever goes wrong with a node or a vBucket
 vBucket's stream; it begins again from what has arrived, once the target was asked again what it
 has. So there is one way back, whatever the reason.
 
-Neighbours: `nodes` has the connections, `resuming` decides where a stream begins, `checkpointing`
-writes checkpoints, `reading` has the streams, `shipment` is one vBucket, `sender` sends the items.
-What these share is in `run`. Time comes by `tick`.
+Neighbours: `nodes` has the connections, `placing` begins streams, `resuming` decides where,
+`checkpointing` writes checkpoints, `reading` has the streams, `shipment` is one vBucket, `sender`
+sends the items, `progress` measures. What these share is in `run`. Time comes by `tick`.
 
 Source: systems reference b; contracts, section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from uprmc.consume.ranges import named
-from uprmc.consume.retry import Backoff
 from uprmc.errors import InvalidArguments, KeyExists, TemporaryFailure
 from uprmc.protocol.opcodes import Feature
 from uprmc.xdcr.checkpoint import Records
 from uprmc.xdcr.checkpointing import Checkpointing
-from uprmc.xdcr.lag import Lag
 from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.outbound import Outbound
+from uprmc.xdcr.placing import Placing
+from uprmc.xdcr.progress import Progress
 from uprmc.xdcr.reading import Reading
 from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
@@ -37,24 +36,23 @@ from uprmc.xdcr.world import World
 RUNNING, PAUSED, ERROR = "running", "paused", "error"
 WAITING, NEEDS_RECONCILE = "waiting", "needs_reconcile"
 
-#: How often vBuckets without a stream are looked at, rows are renewed, and rates are measured.
-_LOOK_S = 0.5
+#: How often the link's rows at the target and here are renewed.
 _RENEW_S = 300.0
-_RATE_S = 1.0
 
 #: A pause waits this long for answers, and then for its checkpoint.
 _SETTLE_S, _PAUSE_S = 2.0, 4.0
 
+#: Features from this number on are our extensions.
+_OURS = 0x5500
+
 
 class Link:
-    """See the module docstring. Implements `target.TargetOwner`.
+    """One link of this node. Implements `target.TargetOwner`.
 
     Attributes:
-        counters, errors, lag: of this run.
+        counters, errors, progress: of this run.
         error: why it is in state `error`; empty = it is not.
         shipments: vBuckets that are being sent, by number.
-        rate: items per second.
-        left_at_last: `changes_left` as of the last `tick`; costs nothing.
         branches: what was sent and is lost at the source, newest last.
         forwarded_from: by vBucket, where a checkpoint of others let it begin.
         reconciliation: the last one, which may be running.
@@ -66,6 +64,15 @@ class Link:
         self._run = Run(world, spec, self._outbound)
         self._resuming = Resuming(self._run)
         self._checkpointing = Checkpointing(self._run, self._nodes)
+        self._placing = Placing(
+            self._run,
+            self._nodes,
+            self._resuming,
+            may_send=self._may_send,
+            stop=self._stop,
+            write_checkpoint=self.write_checkpoint,
+        )
+        self.progress = Progress(self._run)
         self.sender = Sender(self._run, self._stop, self._is_halted)
         self.counters, self.errors = self._run.counters, self._run.errors
         self.shipments = self._run.shipments
@@ -73,28 +80,25 @@ class Link:
         self.forwarded_from = self._resuming.forwarded_from
         self.reconciliation: Reconciliation | None = None
         self.error = ""
-        self.rate = 0.0
-        self.left_at_last = 0
         self._world = world
         self._bucket = world.hub.bucket
         self._clock = world.hub.bucket.clock
         self._pausing: list[Callable[[], None]] = []
         self._pausing_since = 0.0
         self._closed = False
-        self._asking = Backoff(_LOOK_S, self._bucket.settings.xdcr.redial_max_s)
-        now = self._clock.monotonic()
-        self.lag = Lag(now)
-        self._looked_at = self._renewed_at = now
-        self._checked_at = self._rated = now
-        self._rated_items = 0
+        self._renewed_at = self._checked_at = self._clock.monotonic()
 
     @property
     def spec(self) -> LinkSpec:
-        """What the link is."""
+        """What the link is to do."""
         return self._run.spec
 
     def _is_halted(self) -> bool:
         return bool(self.error or self._resuming.stops)
+
+    def _may_send(self) -> bool:
+        halted = self.error or self.spec.paused or self._closed
+        return not halted and self._run.reading is not None
 
     def change(self, spec: LinkSpec) -> None:
         """Take over other settings while it runs."""
@@ -134,41 +138,10 @@ class Link:
         """Write checkpoints of all vBuckets that have got on; `done` is called afterwards."""
         self._checkpointing.write(done)
 
-    def _totals(self) -> tuple[int, int]:
-        """Return the sums of all high seqnos, and of how far each vBucket has arrived."""
-        high = through = 0
-        shipment_of = self.shipments.get
-        for number, vbucket in self._bucket.active.items():
-            shipment, top = shipment_of(number), vbucket.high_seqno
-            arrived = self._run.through(number) if shipment is None else shipment.through[0]
-            high += top
-            through += arrived if arrived < top else top
-        return high, through
-
-    @property
-    def changes_left(self) -> int:
-        """Number of seqnos that have not arrived."""
-        high, through = self._totals()
-        return high - through
-
     @property
     def bucket_uuid(self) -> str:
         """See `TargetOwner`."""
         return f"{self._world.bucket_uuid:032x}"
-
-    @property
-    def lag_seconds(self) -> float:
-        """Age of the oldest change that has not arrived."""
-        return self.lag.seconds(self._clock.monotonic())
-
-    @property
-    def bytes_left(self) -> int:
-        """Bytes of changes that have not arrived, estimated by the mean of what was sent.
-
-        As of the last `tick`.
-        """
-        items = self.counters.docs_written
-        return self.left_at_last * self.counters.data_bytes // items if items else 0
 
     @property
     def numbers(self) -> list[int]:
@@ -212,25 +185,14 @@ class Link:
             self._go_on_pausing(now)
         elif not (self.spec.paused or self.error):
             self._nodes.dial(self.spec, now)
-            if now - self._looked_at >= _LOOK_S:
-                self._looked_at = now
-                self._look(now)
+            self._placing.tick(now)
             if now - self._checked_at >= self.spec.settings.checkpoint_interval_s:
                 self._checked_at = now
                 self.write_checkpoint()
             if self._outbound.withheld:
                 self._nodes.wake()
             self._checkpointing.pass_on()
-        self._measure(now)
-
-    def _measure(self, now: float) -> None:
-        high, through = self._totals()
-        self.left_at_last = high - through
-        self.lag.note(now, high, through)
-        if now - self._rated >= _RATE_S:
-            items = self.counters.docs_written
-            self.rate = round((items - self._rated_items) / (now - self._rated), 1)
-            self._rated, self._rated_items = now, items
+        self.progress.measure(now)
 
     def _open_reading(self) -> bool:
         if self._run.reading is not None and not self._run.reading.closed:
@@ -341,10 +303,10 @@ class Link:
     def _node_failed(self, place: str, why: str) -> None:
         if not self._closed:
             self._run.trouble(f"{place}: {why}")
-            self._place()
+            self._placing.place()
 
     def _stop(self, why: str) -> None:
-        """Go to state `error`, until somebody resumes the link."""
+        """Go to state `error`, until the link is resumed."""
         self.error = why
         self._run.trouble(why)
         self._hang_up()
@@ -356,7 +318,7 @@ class Link:
             self._stop(why)
             return
         self._learn_way()
-        self._place()
+        self._placing.place()
 
     def _learn_way(self) -> None:
         """Find out whether what is sent may come back, and let the rows expire accordingly."""
@@ -385,55 +347,3 @@ class Link:
     def pause_target(self, target: Target, seconds: float) -> None:
         """Wake a connection after a while."""
         self._world.later(max(0.0, seconds), target.wake)
-
-    # --- which node has which vBucket -----------------------------------------------------------
-
-    def _look(self, now: float) -> None:
-        """Begin what has no stream, after the nodes were asked again what they have."""
-        self._run.stopped &= self._bucket.active.keys()
-        missing = self._bucket.active.keys() - self.shipments.keys() - self._run.stopped
-        if not missing:
-            self._asking.good()
-        elif self._asking.at <= now and "place" not in self._run.slices:
-            self._asking.failed(now)
-            for target in self.targets:
-                target.survey()
-        gone = [s for s in self.shipments.values() if s.vbucket.id not in self._bucket.active]
-        self._run.drop(gone)
-
-    def _place(self) -> None:
-        if self.error or self.spec.paused or self._closed or self._run.reading is None:
-            return
-        if not self._nodes.are_settled:
-            return
-        if self.targets:
-            self._run.slices.run("place", self._placements())
-
-    def _placements(self) -> Iterator[None]:
-        """Begin what has no stream; others may run between any two vBuckets."""
-        absent, why = [], ""
-        for number, vbucket in list(self._bucket.active.items()):
-            if self.error or self.spec.paused or self._run.reading is None:
-                return
-            if number in self.shipments or self._bucket.active.get(number) is not vbucket:
-                continue
-            target, reason = self._nodes.holder(number)
-            if target is not None:
-                self._resuming.begin(vbucket, target)
-                yield
-            else:
-                absent.append(number)
-                why = reason
-        stops, self._resuming.stops = self._resuming.stops, ""
-        if stops:
-            self._stop(stops)
-            return
-        if self._resuming.has_forwarded:
-            self._resuming.has_forwarded = False
-            self.write_checkpoint()  # its own records take the place of those of others
-        if absent:
-            self._run.trouble(why if len(absent) == 1 else f"{named(absent)}: {why}")
-        self._nodes.wake()
-
-
-_OURS = 0x5500

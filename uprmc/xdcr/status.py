@@ -20,9 +20,9 @@ def line_of(link: Link) -> dict[str, Any]:
         "id": spec.id,
         "to": spec.to,
         "state": link.state,
-        "changes_left": link.changes_left,
-        "lag_s": round(link.lag_seconds, 3),
-        "rate": link.rate,
+        "changes_left": link.progress.changes_left,
+        "lag_s": round(link.progress.lag_seconds, 3),
+        "rate": link.progress.rate,
         "error": link.error,
     }
 
