@@ -9,11 +9,14 @@ import importlib.metadata
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from uprmc import __version__
+from uprmc.columnar.errors import MissingPackage
+from uprmc.spark import versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,3 +67,23 @@ def test_an_installed_package_can_be_found_from_anywhere(tmp_path: Path) -> None
         pytest.skip("uprmc is installed by an import hook, which cannot list modules")
     program = "import pkgutil; print('pyspark_uprmc' in {m.name for m in pkgutil.iter_modules()})"
     assert told_by(program, tmp_path) == "True"
+
+
+@pytest.mark.parametrize(
+    ("missing", "required", "told"),
+    [
+        ("pyspark.sql.datasource", versions.require_sources, "has no data sources in Python"),
+        ("pyspark.sql.streaming.datasource", versions.require_streams, "where its last batch"),
+    ],
+)
+def test_a_spark_that_is_too_old_is_told_with_the_version_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch, missing: str, required: Callable[[], None], told: str
+) -> None:
+    pytest.importorskip("pyspark")
+    required()
+    found = versions.find_spec
+    monkeypatch.setattr(
+        versions, "find_spec", lambda name: None if name == missing else found(name)
+    )
+    with pytest.raises(MissingPackage, match=rf"^UPRMC_PACKAGES Spark 4\.\d.*{told}.* or newer"):
+        required()

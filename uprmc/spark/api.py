@@ -24,6 +24,7 @@ from uprmc.spark.options import (
     write_options,
 )
 from uprmc.spark.session import register
+from uprmc.spark.versions import require_sources, require_streams
 from uprmc.spark.worker_errors import plainly
 
 Servers = str | Iterable[str]
@@ -42,6 +43,7 @@ def read(spark: Any, servers: Servers, **options: Any) -> Any:
 
     Raises:
         BadOption: an option is wrong.
+        MissingPackage: this Spark has no data sources in Python.
     """
     texts = as_texts({"servers": servers, **options})
     read_options(texts, kind="batch")
@@ -53,6 +55,7 @@ def changes(spark: Any, servers: Servers, **options: Any) -> Any:
     """Return the changes of nodes as a streaming DataFrame; arguments as `read`."""
     texts = as_texts({"servers": servers, **options})
     read_options(texts, kind="stream")
+    require_streams()
     register(spark)
     return spark.readStream.format("uprmc").options(**texts).load()
 
@@ -89,6 +92,7 @@ def write(
     """
     if mode.lower() == "overwrite":
         raise OverwriteRefused("there is no overwrite; documents are replaced by mode upsert")
+    require_sources()
     from uprmc.spark.sink import check_schema
 
     texts = as_texts({"servers": servers, "writeMode": mode, **options})

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from uprmc.columnar.errors import JavaMissing, MissingPackage
+from uprmc.spark.versions import require_sources
 
 #: The oldest Java that Spark 4 runs on.
 JAVA_MIN = 17
@@ -106,6 +107,7 @@ def session(
     """
     require("pyspark", "pip install 'uprmc[spark]', or --engine local")
     require("pyarrow", "pip install 'uprmc[spark]'")
+    require_sources()
     if remote is not None:
         return _connected(remote, conf or {})
     find_java()
@@ -122,7 +124,11 @@ def register(spark: Any) -> None:
     """Make ``format("uprmc")`` known to a session, and have Spark hand filters to its sources."""
     from uprmc.spark.source import UprmcDataSource
 
-    spark.dataSource.register(UprmcDataSource)
+    try:
+        spark.dataSource.register(UprmcDataSource)
+    except Exception as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # Spark 4.0, which has found it itself
+            raise
     spark.conf.set(PUSHDOWN, "true")
 
 

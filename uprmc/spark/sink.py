@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from uprmc.columnar.errors import BadSchema, OverwriteRefused, TooManyErrors
 from uprmc.columnar.report import Report, TaskReport, merge
@@ -32,6 +29,14 @@ _OVERWRITE = (
     "there is no transaction that empties a bucket and fills it again: for a batch say "
     '.mode("append"), for a stream .outputMode("append") or "update"; documents are '
     "replaced by key (writeMode=upsert)"
+)
+
+
+#: Spark 4.0 lacks the class. There, a writer of streams gets batches if it is an Arrow writer, too.
+_STREAM_WRITERS: Any = (
+    (datasource.DataSourceStreamArrowWriter,)
+    if hasattr(datasource, "DataSourceStreamArrowWriter")
+    else (DataSourceArrowWriter, datasource.DataSourceStreamWriter)
 )
 
 
@@ -142,7 +147,7 @@ class BatchSink(_Sink, DataSourceArrowWriter):
         self._tell(messages, state="aborted")
 
 
-class StreamSink(_Sink, DataSourceStreamArrowWriter):
+class StreamSink(_Sink, *_STREAM_WRITERS):  # type: ignore[misc]
     """Writes micro-batches. One that is replayed is written again, with the same number."""
 
     @plainly

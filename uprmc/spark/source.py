@@ -14,9 +14,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-
+from uprmc.spark.versions import require_sources, require_streams
 from uprmc.spark.worker_errors import plainly
+
+require_sources()
+
+from pyspark.sql.datasource import (  # noqa: E402
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 
 if TYPE_CHECKING:
     from uprmc.spark.batch import Task
@@ -55,13 +63,19 @@ class UprmcDataSource(DataSource):
 
         return BatchSink(sink_options(self.options, schema, overwrite))
 
-    @plainly
     def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
         """Return what follows changes."""
+        from uprmc.columnar.errors import SparkError
         from uprmc.spark.options import read_options
+
+        try:
+            require_streams()
+            options = fitted(read_options(self.options, kind="stream"), schema)
+        except SparkError as error:
+            return RefusedStream(error)
         from uprmc.spark.stream_source import UprmcStreamReader
 
-        return UprmcStreamReader(fitted(read_options(self.options, kind="stream"), schema))
+        return UprmcStreamReader(options)
 
     @plainly
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
@@ -136,6 +150,22 @@ class _Pushing:
 
     def __call__(self, filters: list[Any]) -> Iterable[Any]:
         return self._reader.push(filters)
+
+
+class RefusedStream(DataSourceStreamReader):
+    """A stream that cannot be: it says why as soon as Spark asks it for anything.
+
+    What `UprmcDataSource.streamReader` itself raised, Spark would show as an UnboundLocalError.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    @plainly
+    def _refuse(self, *_: Any) -> Any:
+        raise self._error
+
+    initialOffset = latestOffset = partitions = commit = read = _refuse  # noqa: N815 - Spark's
 
 
 def fitted(options: ReadOptions, schema: Any) -> ReadOptions:
