@@ -18,8 +18,11 @@ from tests.scenarios.story import parse, same
 from uprmc.cli.main import run
 
 _PAGES = Path(__file__).parent.parent / "docs"
-_USUAL_NODE = "127.0.0.1:11210"
-_BLOCK = re.compile(r"^```(console|python|json)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_USUAL_NODE, _USUAL_HTTP = "127.0.0.1:11210", "127.0.0.1:8091"
+_BLOCK = re.compile(
+    r"^```(console|python|json|sh)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_PROGRAMS = {"python": sys.executable, "curl": "curl", "sh": "sh"}
 _SERVE = re.compile(r"\$ uprmc serve --data (\S+) (.*) &\n")
 
 
@@ -28,12 +31,14 @@ def page(name: str) -> str:
     return (_PAGES / name).read_text(encoding="utf-8")
 
 
-def typed(command: str) -> list[str]:
-    """Carry out a command of a page; return the lines that it prints."""
+def typed(command: str, node: ServerProcess | None = None) -> list[str]:
+    """Carry out a command of a page, which may mean a node; return the lines that it prints."""
+    if node is not None:
+        command = _of_node(command, node)
     name, *words = shlex.split(command)
-    if name == "python":
+    if name in _PROGRAMS:
         done = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, timeout=120, check=False
+            [_PROGRAMS[name], *words], capture_output=True, text=True, timeout=120, check=False
         )
         return (done.stdout + done.stderr).splitlines()
     assert name == "uprmc", command
@@ -59,7 +64,12 @@ def write_files(text: str, node: ServerProcess, here: Path) -> None:
     """Write the files of a page, which name the node that is really there."""
     for _, name, contents in _BLOCK.findall(text):
         if name:
-            (here / name).write_text(contents.replace(_USUAL_NODE, str(node.upr)))
+            (here / name).write_text(_of_node(contents, node))
+
+
+def _of_node(text: str, node: ServerProcess) -> str:
+    """Return a text with the addresses of the node that is really there."""
+    return text.replace(_USUAL_NODE, str(node.upr)).replace(_USUAL_HTTP, str(node.http))
 
 
 def type_session(text: str, node: ServerProcess, here: Path) -> None:
@@ -70,5 +80,5 @@ def type_session(text: str, node: ServerProcess, here: Path) -> None:
             continue
         for step in parse(_SERVE.sub("", commands)):
             if step.text:
-                printed = [" ".join(line.split()) for line in typed(step.text[2:])]
+                printed = [" ".join(line.split()) for line in typed(step.text[2:], node)]
                 assert same(step.expected, printed), (step.text, printed)
